@@ -1,0 +1,18 @@
+"""Training objectives (Eq. 6-7) and their companions."""
+
+from seps.losses.combined import SEPSLoss
+from seps.losses.contrastive import InfoNCELoss, SigmoidLoss, infonce, sigmoid_loss
+from seps.losses.ratio import RatioLoss, ratio_loss
+from seps.losses.triplet import ContrastiveLoss, triplet_loss
+
+__all__ = [
+    "ContrastiveLoss",
+    "InfoNCELoss",
+    "RatioLoss",
+    "SEPSLoss",
+    "SigmoidLoss",
+    "infonce",
+    "ratio_loss",
+    "sigmoid_loss",
+    "triplet_loss",
+]

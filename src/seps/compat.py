@@ -1,0 +1,150 @@
+"""The names and call shapes of the earlier releases (`seps_modules`), on top of the native network."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from seps.config import SlimmingConfig
+from seps.nn.checks import check_features
+from seps.nn.slimming import PatchSlimming, score_published_pairing
+
+
+class CrossSparseAggrNet(PatchSlimming):
+    """SDTPS and HRPA composed, in the call shape of the published systems (Eq. 1-5).
+
+    Flow for image v and caption t::
+
+        img_embs (B_v, [1 +] N, C), cap_embs (B_t, M, C)
+          TokenSparse          scores s (Eq. 1-3), D: the K best of N                       N -> K
+          TokenAggregation     merged patches (Eq. 4), then the extra token is appended     K -> N_c -> N_c + 1
+          HRPA                 S(v, t) (Eq. 5)                                              -> (B_v, B_t)
+
+    `use_paper_version=False` computes what the published code computes, `True` what the paper prints.
+
+    Args:
+        embed_size: width C.
+        num_patches: N; merged patches N_c = int(N * aggr_ratio * sparse_ratio).
+        sparse_ratio, aggr_ratio: parts kept and merged.
+        use_paper_version: learned scoring, both texts guiding, mean + top-k MLP, plain cosine.
+        top_k: how many of the best relevances the MLP of Eq. 5 reads.
+        use_gumbel_softmax, gumbel_tau: straight-through Gumbel decision and its temperature.
+        use_dual_aggr: two weight matrices (Eq. 4), with `use_paper_version`.
+        beta: b of Eq. 3.
+        has_cls: whether the first token is CLS. None falls back on the published guess (it is, unless the number
+            of tokens is a square), with a warning.
+        detach_patches: cut kept patches off from training as the published code does.
+    """
+
+    def __init__(
+        self,
+        embed_size: int = 512,
+        num_patches: int = 196,
+        sparse_ratio: float = 0.5,
+        aggr_ratio: float = 0.4,
+        use_paper_version: bool = False,
+        top_k: int = 5,
+        use_gumbel_softmax: bool = False,
+        gumbel_tau: float = 1.0,
+        use_dual_aggr: bool = True,
+        beta: float = 0.25,
+        has_cls: bool | None = None,
+        detach_patches: bool = False,
+    ) -> None:
+        preset = SlimmingConfig.paper if use_paper_version else SlimmingConfig.open_source
+        config = preset(
+            embed_size=embed_size,
+            num_patches=num_patches,
+            num_prefix_tokens=int(bool(has_cls)),
+            sparse_ratio=sparse_ratio,
+            aggr_ratio=aggr_ratio,
+            aggregation="dual" if use_paper_version and use_dual_aggr else "single",
+            decision="gumbel" if use_gumbel_softmax else "topk",
+            temperature=gumbel_tau,
+            beta=beta,
+            top_k=top_k,
+            detach_patches=detach_patches,
+        )
+        super().__init__(config)
+        self.has_cls = has_cls
+        if use_paper_version and not config.uses_dense_branch:
+            # The reference builds this predictor even where it has no use for it; its checkpoints hold the weights.
+            self.sparse_net_long = self._sparse_net(config.branches[0])
+
+    def _tell_prefix(self, num_tokens: int) -> None:
+        """Settle whether the first token is CLS where the caller did not say."""
+        if self.has_cls is not None:
+            return
+        square = math.isqrt(num_tokens) ** 2 == num_tokens
+        known = {self.config.num_patches: False, self.config.num_patches + 1: True}
+        guess = known.get(num_tokens, not square)
+        warnings.warn(
+            f"has_cls was not given; {num_tokens} tokens with num_patches={self.config.num_patches} are read as "
+            f"{'one CLS token and ' if guess else ''}{num_tokens - guess} patches. Pass has_cls={guess} to say so.",
+            UserWarning,
+        )
+        self.has_cls = guess
+        self.config = replace(self.config, num_prefix_tokens=int(guess))
+
+    def forward(  # type: ignore[override]
+        self,
+        img_embs: Tensor,
+        cap_embs: Tensor,
+        cap_lens: Tensor | Sequence[int] | None = None,
+        long_cap_embs: Tensor | None = None,
+        long_cap_lens: Tensor | Sequence[int] | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor | tuple[Tensor, ...]]:
+        """Similarity of every image with every caption.
+
+        Args:
+            img_embs: (B_v, [1 +] N, C) image tokens.
+            cap_embs, cap_lens: (B_t, M, C) caption words and their numbers (B_t,).
+            long_cap_embs, long_cap_lens: (B_t, L, C) dense texts *paired with the captions*, the published way.
+                It hands each caption the description of the image it should find: to reproduce published figures
+                only. Where the dense text belongs to the image, use `PatchSlimming`.
+
+        Returns:
+            In training (similarity (B_v, B_t), masks): D_s + D_d as one (B_t, B_v, N) tensor, or with
+            `use_paper_version` a tuple of one per branch. In evaluation the similarity.
+        """
+        check_features("img_embs", img_embs, "images, tokens, width", self.config.embed_size)
+        self._tell_prefix(img_embs.shape[1])
+        check_features("cap_embs", cap_embs, "texts, words, width", self.config.embed_size)
+        if long_cap_embs is None:
+            result = super().forward(img_embs, cap_embs, cap_lens)
+        else:
+            result = score_published_pairing(self, img_embs, cap_embs, cap_lens, long_cap_embs, long_cap_lens)
+        if isinstance(result, Tensor):
+            return result
+        similarity, masks = result
+        if self.config.scoring == "learned":
+            return similarity, masks
+        return similarity, masks[0] if len(masks) == 1 else masks[0] + masks[1]
+
+
+def create_seps_model(
+    embed_size: int = 512,
+    num_patches: int = 196,
+    sparse_ratio: float = 0.5,
+    aggr_ratio: float = 0.4,
+    use_paper_version: bool = False,
+    use_gumbel_softmax: bool = False,
+    gumbel_tau: float = 1.0,
+    *,
+    has_cls: bool | None = None,
+) -> CrossSparseAggrNet:
+    """Make a `CrossSparseAggrNet`, in the call shape of the earlier releases."""
+    return CrossSparseAggrNet(
+        embed_size,
+        num_patches,
+        sparse_ratio,
+        aggr_ratio,
+        use_paper_version,
+        use_gumbel_softmax=use_gumbel_softmax,
+        gumbel_tau=gumbel_tau,
+        has_cls=has_cls,
+    )

@@ -1,0 +1,226 @@
+"""Typed configuration of the method: the only place where a default of it lives.
+
+Each published difference between the paper and its code is one independent option of `SlimmingConfig`
+(differences 1-6) or `LossConfig` (difference 7). `paper()`, `open_source()` and `default()` are points in
+that space. A combination that cannot work is refused here, at construction, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+Scoring = Literal["sum", "learned"]
+DenseRole = Literal["none", "guide", "branch", "tokens"]
+Aggregation = Literal["single", "dual"]
+Alignment = Literal["mean", "topk"]
+Similarity = Literal["cosine", "leaky"]
+DecisionKind = Literal["topk", "gumbel", "binary"]
+RatioForm = Literal["unified", "separate", "printed"]
+LossKind = Literal["triplet", "infonce", "sigmoid"]
+
+
+class ConfigError(ValueError):
+    """A setting that cannot work; the message names the field, the value and the remedy."""
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise `ConfigError(message)` unless `condition` holds."""
+    if not condition:
+        raise ConfigError(message)
+
+
+def require_choice(name: str, value: object, choices: object) -> None:
+    """Raise `ConfigError` unless `value` is one of the values of the Literal type `choices`."""
+    allowed = get_args(choices)
+    require(value in allowed, f"{name} is {value!r}; choose one of {', '.join(map(repr, allowed))}.")
+
+
+@dataclass(frozen=True)
+class Branch:
+    """The weights of one selection branch in `s = w_p s^p + sum_g w_g s_g` (Eq. 3)."""
+
+    name: str
+    predictor_weight: float
+    guides: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class SlimmingConfig:
+    """Patch slimming and alignment (Eq. 1-5).
+
+    The six options in which paper and published code differ:
+
+    - `scoring`: "learned" (Eq. 1-3: predictor and min-max normalised attentions) or "sum" (of raw cosines).
+    - `dense`: what the image's description does. "none"; "guide" the selection; "branch", a second selection
+      aligned on its own; "tokens", guide and let its words stand beside the merged patches.
+    - `aggregation`: "dual" (Eq. 4, one weight matrix per kept set) or "single".
+    - `alignment`: "topk" (Eq. 5, mean + MLP over the `top_k` best) or "mean".
+    - `similarity`: "cosine", or "leaky" (LeakyReLU of slope 0.1 on the cosine).
+    - `decision`: "topk"; "gumbel", straight-through top-k with a relaxation that sums to K; "binary", a
+      keep/drop decision per patch whose number is learned.
+    """
+
+    embed_size: int = 512
+    num_patches: int = 196
+    num_prefix_tokens: int = 1
+    sparse_ratio: float = 0.5
+    aggr_ratio: float = 0.4
+    scoring: Scoring = "learned"
+    dense: DenseRole = "tokens"
+    aggregation: Aggregation = "single"
+    alignment: Alignment = "mean"
+    similarity: Similarity = "cosine"
+    decision: DecisionKind = "topk"
+    beta: float = 0.25
+    """Weight of one guidance in learned scoring; the image's own counts twice."""
+    extra_guides: Mapping[str, float] = field(default_factory=dict)
+    """Further guidance vectors by name, with weights: `{"audio": 0.25}`."""
+    top_k: int = 5
+    temperature: float = 1.0
+    """Temperature of the relaxation in the "gumbel" and "binary" decisions."""
+    sharpness: float = 10.0
+    """Scale from scores (about 0 to 1.5) to the logits of those decisions."""
+    detach_patches: bool = False
+    """Cut kept patches off from training, as the published code does. For reproduction only."""
+
+    def __post_init__(self) -> None:
+        self._check_numbers()
+        for name, choices in (
+            ("scoring", Scoring),
+            ("dense", DenseRole),
+            ("aggregation", Aggregation),
+            ("alignment", Alignment),
+            ("similarity", Similarity),
+            ("decision", DecisionKind),
+        ):
+            require_choice(name, getattr(self, name), choices)
+        require(
+            self.aggregation == "single" or self.dense in ("guide", "tokens"),
+            f"aggregation='dual' merges a second set of patches, kept for the dense text, but dense={self.dense!r} "
+            "gives it none; set dense='guide' or 'tokens', or aggregation='single'.",
+        )
+        require(
+            not (self.detach_patches and self.decision != "topk"),
+            f"detach_patches=True stops every gradient at the selection, so decision={self.decision!r} could not "
+            "learn; set detach_patches=False or decision='topk'.",
+        )
+
+    def _check_numbers(self) -> None:
+        for name, low in (("embed_size", 4), ("num_patches", 1), ("num_prefix_tokens", 0), ("top_k", 1)):
+            value = getattr(self, name)
+            require(
+                isinstance(value, int) and not isinstance(value, bool) and value >= low,
+                f"{name} is {value!r}; it must be a whole number of at least {low}.",
+            )
+        for name in ("sparse_ratio", "aggr_ratio"):
+            value = getattr(self, name)
+            require(0 < value <= 1, f"{name} is {value!r}; it must lie in (0, 1].")
+        for name in ("temperature", "sharpness"):
+            require(getattr(self, name) > 0, f"{name} is {getattr(self, name)!r}; it must be positive.")
+        require(
+            self.num_merged >= 1,
+            f"num_patches={self.num_patches}, sparse_ratio={self.sparse_ratio} and aggr_ratio={self.aggr_ratio} "
+            "leave no merged patch (their product is below 1); raise one of the ratios.",
+        )
+        require(self.beta >= 0, f"beta is {self.beta!r}; it must not be negative.")
+        reserved = {"image", "caption", "dense"} & set(self.extra_guides)
+        require(
+            not reserved, f"extra_guides names {sorted(reserved)}, which are built in; choose other names."
+        )
+        require(
+            self.scoring == "sum" or self.predictor_weight >= -1e-9,
+            f"beta={self.beta} and extra_guides={dict(self.extra_guides)} give the predictor the negative weight "
+            f"{self.predictor_weight:.3g}; lower them until 2 beta + the extra weights are at most 1.",
+        )
+
+    @property
+    def num_merged(self) -> int:
+        """N_c, the number of merged patches."""
+        return int(self.num_patches * self.aggr_ratio * self.sparse_ratio)
+
+    @property
+    def predictor_weight(self) -> float:
+        """Weight of `s^p` in Eq. 3: what the caption, the dense text and the extra guides leave over."""
+        return 1 - 2 * self.beta - sum(self.extra_guides.values()) if self.scoring == "learned" else 0.0
+
+    @property
+    def uses_dense_branch(self) -> bool:
+        """Whether a second set of patches is kept for the dense text."""
+        return self.aggregation == "dual" or self.dense == "branch"
+
+    @property
+    def branches(self) -> tuple[Branch, ...]:
+        """The selection branches: always "caption", and "dense" where a second set of patches is kept.
+
+        With learned scoring and `dense="guide"` both branches read both texts (Eq. 3, as printed); with the sum
+        of cosines, or as independent branches, each reads its own.
+        """
+        unit = self.beta if self.scoring == "learned" else 1.0
+        image = {"image": 2 * unit if self.scoring == "learned" else 1.0}
+        caption, dense = {"caption": unit}, {"dense": unit}
+        extra = dict(self.extra_guides)
+        shares = self.dense in ("guide", "tokens") and (
+            self.scoring == "learned" or self.aggregation == "single"
+        )
+        first = {**image, **caption, **(dense if shares else {}), **extra}
+        result = [Branch("caption", self.predictor_weight, first)]
+        if self.uses_dense_branch:
+            second = {**image, **dense, **(caption if shares else {}), **extra}
+            result.append(Branch("dense", self.predictor_weight, second))
+        return tuple(result)
+
+    @classmethod
+    def paper(cls, **overrides: Any) -> SlimmingConfig:
+        """The method as the paper prints it (Eq. 1-5)."""
+        preset: dict[str, Any] = {
+            "scoring": "learned",
+            "dense": "guide",
+            "aggregation": "dual",
+            "alignment": "topk",
+            "similarity": "cosine",
+        }
+        return cls(**{**preset, **overrides})
+
+    @classmethod
+    def open_source(cls, **overrides: Any) -> SlimmingConfig:
+        """The method as its published code computes it, with gradients to the patches."""
+        preset: dict[str, Any] = {
+            "scoring": "sum",
+            "dense": "branch",
+            "aggregation": "single",
+            "alignment": "mean",
+            "similarity": "leaky",
+        }
+        return cls(**{**preset, **overrides})
+
+    @classmethod
+    def default(cls, **overrides: Any) -> SlimmingConfig:
+        """What we recommend."""
+        return cls(**overrides)
+
+
+@dataclass(frozen=True)
+class LossConfig:
+    """The training objective (Eq. 6-7): `kind` of alignment loss, and `ratio_form`, the seventh difference."""
+
+    kind: LossKind = "infonce"
+    margin: float = 0.2
+    hardest: bool = True
+    """Triplet: hardest negative in the batch, or the sum of all violations."""
+    temperature: float = 0.05
+    """InfoNCE and sigmoid: initial temperature (learned)."""
+    ratio_form: RatioForm = "separate"
+    ratio_weight: float = 0.0
+    target_ratio: float = 0.5
+    lambda_sparse: float = 1.0
+    lambda_dense: float = 1.0
+
+    def __post_init__(self) -> None:
+        require_choice("kind", self.kind, LossKind)
+        require_choice("ratio_form", self.ratio_form, RatioForm)
+        require(self.margin >= 0, f"margin is {self.margin!r}; it must not be negative.")
+        require(self.temperature > 0, f"temperature is {self.temperature!r}; it must be positive.")
+        require(self.ratio_weight >= 0, f"ratio_weight is {self.ratio_weight!r}; it must not be negative.")
+        require(0 < self.target_ratio <= 1, f"target_ratio is {self.target_ratio!r}; it must lie in (0, 1].")

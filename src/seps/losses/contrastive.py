@@ -1,0 +1,61 @@
+"""Softmax and sigmoid alignment losses over the similarity matrix of a batch, with a learned temperature."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from seps.losses.triplet import check_square, same_image
+
+
+def infonce(scores: Tensor, scale: Tensor | float, img_ids: Tensor | None = None) -> Tensor:
+    """Symmetric InfoNCE of `scale * scores`, mean over the batch and both directions: (B, B) -> scalar.
+
+    Off-diagonal pairs that share an image id are left out of the softmax: they are no negatives.
+    """
+    check_square(scores, img_ids)
+    logits = scores.float() * scale
+    own = torch.eye(len(scores), dtype=torch.bool, device=scores.device)
+    logits = logits.masked_fill(same_image(scores, img_ids) & ~own, float("-inf"))
+    target = torch.arange(len(scores), device=scores.device)
+    return (F.cross_entropy(logits, target) + F.cross_entropy(logits.t(), target)) / 2
+
+
+def sigmoid_loss(
+    scores: Tensor, scale: Tensor | float, bias: Tensor | float, img_ids: Tensor | None = None
+) -> Tensor:
+    """Pairwise sigmoid loss (SigLIP): each pair its own yes/no question, summed, per image: (B, B) -> scalar."""
+    check_square(scores, img_ids)
+    logits = scores.float() * scale + bias
+    own = torch.eye(len(scores), dtype=torch.bool, device=scores.device)
+    sign = own.to(logits.dtype) * 2 - 1
+    losses = -F.logsigmoid(sign * logits).masked_fill(same_image(scores, img_ids) & ~own, 0.0)
+    return losses.sum() / len(scores)
+
+
+class InfoNCELoss(nn.Module):
+    """Symmetric InfoNCE with a learned temperature, bounded below at 0.01."""
+
+    def __init__(self, temperature: float = 0.05) -> None:
+        super().__init__()
+        self.log_scale = nn.Parameter(torch.tensor(-math.log(temperature)))
+
+    def forward(self, scores: Tensor, img_ids: Tensor | None = None) -> Tensor:
+        """(B, B) similarities -> scalar."""
+        return infonce(scores, self.log_scale.exp().clamp_max(100.0), img_ids)
+
+
+class SigmoidLoss(nn.Module):
+    """Pairwise sigmoid loss with a learned temperature and bias."""
+
+    def __init__(self, temperature: float = 0.1, bias: float = -10.0) -> None:
+        super().__init__()
+        self.log_scale = nn.Parameter(torch.tensor(-math.log(temperature)))
+        self.bias = nn.Parameter(torch.tensor(bias))
+
+    def forward(self, scores: Tensor, img_ids: Tensor | None = None) -> Tensor:
+        """(B, B) similarities -> scalar."""
+        return sigmoid_loss(scores, self.log_scale.exp().clamp_max(100.0), self.bias, img_ids)

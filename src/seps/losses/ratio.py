@@ -1,0 +1,95 @@
+"""Ratio loss (Eq. 7): hold the part of the patches that is kept near a target.
+
+It can act only where the *number* kept is learned (`decision="binary"`). With top-K the mean of D is K / N
+whatever the network does; the loss is then a constant, and says so once.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from seps.config import RatioForm
+from seps.nn.checks import InputError
+
+
+def ratio_loss(
+    masks: Sequence[Tensor],
+    *,
+    target: float,
+    form: RatioForm,
+    lambda_sparse: float = 1.0,
+    lambda_dense: float = 1.0,
+) -> Tensor:
+    """The three published forms, of the decisions D_s and (if any) D_d -> scalar.
+
+    - "unified": `(mean(D_s + D_d) - rho)^2`, the published code's;
+    - "separate": `l1 (mean D_s - rho)^2 + l2 (mean D_d - rho)^2`, the dual-mode code's;
+    - "printed": `(rho - l1 mean D_s - l2 mean D_d)^2`, the paper's Eq. 7 as printed.
+    """
+    if not 1 <= len(masks) <= 2:
+        raise InputError(f"the ratio loss takes one or two masks, but {len(masks)} came.")
+    means = [mask.float().mean() for mask in masks]
+    if form == "unified":
+        return (torch.stack(means).sum() - target) ** 2
+    weights = [lambda_sparse, lambda_dense][: len(means)]
+    if form == "printed":
+        return (target - torch.stack([w * m for w, m in zip(weights, means, strict=True)]).sum()) ** 2
+    return torch.stack([w * (m - target) ** 2 for w, m in zip(weights, means, strict=True)]).sum()
+
+
+def number_is_fixed(masks: Sequence[Tensor]) -> bool:
+    """Whether these decisions leave a ratio loss nothing to move: no gradient, or the same count in every row."""
+    for mask in masks:
+        counts = mask.detach().float().sum(dim=-1).flatten()
+        if mask.requires_grad and (counts.numel() < 2 or bool((counts != counts[0]).any())):
+            return False
+    return True
+
+
+class RatioLoss(nn.Module):
+    """Ratio loss over the decision masks of a batch (Eq. 7).
+
+    Args:
+        target_ratio: rho.
+        lambda_sparse, lambda_dense: weights of the two branches.
+        form: "unified", "separate" or "printed"; None takes "separate" for a tuple of masks and "unified" for a
+            single tensor, as the published systems do.
+    """
+
+    def __init__(
+        self,
+        target_ratio: float = 0.5,
+        lambda_sparse: float = 1.0,
+        lambda_dense: float = 1.0,
+        form: RatioForm | None = None,
+    ) -> None:
+        super().__init__()
+        self.target_ratio = target_ratio
+        self.lambda_sparse = lambda_sparse
+        self.lambda_dense = lambda_dense
+        self.form: RatioForm | None = form
+        self._checked = False
+
+    def forward(self, score_mask: Tensor | Sequence[Tensor]) -> Tensor:
+        """D, or a tuple (D_s, D_d), each (..., N) -> scalar loss."""
+        masks = [score_mask] if isinstance(score_mask, Tensor) else list(score_mask)
+        if not self._checked:
+            self._checked = True
+            if number_is_fixed(masks):
+                warnings.warn(
+                    "The ratio loss cannot act: this decision keeps a fixed number of patches, so the loss is a "
+                    "constant. Use decision='binary' to learn the number, or set its weight to 0.",
+                    UserWarning,
+                )
+        form = self.form or ("unified" if isinstance(score_mask, Tensor) else "separate")
+        return ratio_loss(
+            masks,
+            target=self.target_ratio,
+            form=form,
+            lambda_sparse=self.lambda_sparse,
+            lambda_dense=self.lambda_dense,
+        )

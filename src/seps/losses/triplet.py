@@ -1,0 +1,65 @@
+"""Triplet alignment loss (Eq. 6): the right pair above every wrong one by a margin, in both directions."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from seps.nn.checks import InputError
+
+
+def check_square(scores: Tensor, img_ids: Tensor | None) -> None:
+    """Raise `InputError` unless `scores` is (B, B), pair i on the diagonal, with B image ids if any."""
+    if scores.dim() != 2 or scores.shape[0] != scores.shape[1]:
+        raise InputError(
+            f"scores must be square, image i and text i being a pair, but its shape is {tuple(scores.shape)}."
+        )
+    if img_ids is not None and tuple(img_ids.shape) != (scores.shape[0],):
+        raise InputError(f"img_ids must hold {scores.shape[0]} ids, but its shape is {tuple(img_ids.shape)}.")
+
+
+def same_image(scores: Tensor, img_ids: Tensor | None) -> Tensor:
+    """(B, B) bool: pairs that are no negatives, because they are the diagonal or share an image id."""
+    same = torch.eye(scores.shape[0], dtype=torch.bool, device=scores.device)
+    return same if img_ids is None else same | (img_ids[:, None] == img_ids[None, :])
+
+
+def triplet_loss(scores: Tensor, img_ids: Tensor | None = None, *, margin: float, hardest: bool) -> Tensor:
+    """`sum_i [m - S_ii + S_ij]_+ + [m - S_ii + S_ji]_+` over the hardest or all negatives j: (B, B) -> scalar."""
+    check_square(scores, img_ids)
+    scores = scores.float()
+    positive = scores.diagonal()
+    excluded = same_image(scores, img_ids)
+    texts = (margin + scores - positive[:, None]).clamp_min(0).masked_fill(excluded, 0.0)
+    images = (margin + scores - positive[None, :]).clamp_min(0).masked_fill(excluded, 0.0)
+    if hardest:
+        return texts.amax(dim=1).sum() + images.amax(dim=0).sum()
+    return texts.sum() + images.sum()
+
+
+class ContrastiveLoss(nn.Module):
+    """Triplet loss with the hardest negative of the batch, or the sum of all violations (Eq. 6).
+
+    Pairs that share an image id are not negatives of each other.
+
+    Args:
+        margin: by how much the right pair must win.
+        max_violation: hardest negative alone; switch with `max_violation_on()` / `max_violation_off()`.
+    """
+
+    def __init__(self, margin: float = 0.2, max_violation: bool = False) -> None:
+        super().__init__()
+        self.margin = margin
+        self.max_violation = max_violation
+
+    def max_violation_on(self) -> None:
+        """Use the hardest negative alone."""
+        self.max_violation = True
+
+    def max_violation_off(self) -> None:
+        """Use the sum over all negatives."""
+        self.max_violation = False
+
+    def forward(self, scores: Tensor, img_ids: Tensor | None = None) -> Tensor:
+        """(B, B) similarities, image i and text i being a pair -> scalar loss, summed over the batch."""
+        return triplet_loss(scores, img_ids, margin=self.margin, hardest=self.max_violation)

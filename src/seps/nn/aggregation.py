@@ -1,0 +1,114 @@
+"""Stage 2 of SDTPS, the aggregation (Eq. 4): the kept patches merged into a few.
+
+The decision D enters as a weight before the softmax is normalised, `w_ik = D_i exp(L_ik) / sum_i D_i exp(L_ik)`.
+The value is the softmax over the kept patches; the derivative with respect to D is of the order of the weights
+themselves. (The published code subtracts `(1 - D) 1e10` from the logits, which multiplies the gradient of a
+straight-through D by 1e10.)
+
+Shapes: B images, N patches, C width, Q merged patches.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from seps.nn.checks import InputError
+
+
+def merge_weights(logits_BNQ: Tensor, keep_BN: Tensor | None = None) -> Tensor:
+    """Softmax over the kept patches, (B, N, Q) float32; each column sums to 1."""
+    logits = logits_BNQ.float()
+    if keep_BN is None:
+        return torch.softmax(logits, dim=1)
+    keep = keep_BN.float()[..., None]
+    top = logits.detach().masked_fill(keep.detach() <= 0, float("-inf")).amax(dim=1, keepdim=True)
+    # A dropped patch may have a logit far above the kept ones: its weight is zero, but not its derivative.
+    weights = keep * torch.exp((logits - top).clamp_max(0.0))
+    return weights / weights.sum(dim=1, keepdim=True)
+
+
+def merge(patches_BNC: Tensor, logits_BNQ: Tensor, keep_BN: Tensor | None = None) -> Tensor:
+    """`vhat_k = sum_i W_ik v_i` (Eq. 4): (B, N, C), (B, N, Q) -> (B, Q, C)."""
+    weights = merge_weights(logits_BNQ, keep_BN).to(patches_BNC.dtype)
+    return torch.bmm(weights.transpose(1, 2), patches_BNC)
+
+
+def _weight_mlp(dim: int, keeped_patches: int, dim_ratio: float) -> nn.Sequential:
+    hidden = max(1, int(dim * dim_ratio))
+    return nn.Sequential(
+        nn.LayerNorm(dim), nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, keeped_patches)
+    )
+
+
+def _check_merged(keeped_patches: int) -> None:
+    if keeped_patches < 1:
+        raise InputError(f"keeped_patches must be at least 1, but {keeped_patches!r} came; raise the ratios.")
+
+
+class TokenAggregation(nn.Module):
+    """Merge patches with one learned weight matrix (Eq. 4 with a single kept set).
+
+    Flow::
+
+        x (B, N, C) -> LayerNorm, Linear, GELU, Linear -> logits (B, N, Q) * scale
+          -> softmax over the kept patches -> W (B, N, Q) -> W^T x = (B, Q, C)
+
+    Args:
+        dim: width C.
+        keeped_patches: number Q of merged patches.
+        dim_ratio: hidden width of the MLP as a part of `dim`.
+    """
+
+    def __init__(self, dim: int = 512, keeped_patches: int = 64, dim_ratio: float = 0.2) -> None:
+        super().__init__()
+        _check_merged(keeped_patches)
+        self.weight = _weight_mlp(dim, keeped_patches, dim_ratio)
+        self.scale = nn.Parameter(torch.ones(1, 1, 1))
+
+    def logits(self, x: Tensor) -> Tensor:
+        """L: (B, N, C) -> (B, N, Q). A function of the image alone."""
+        logits: Tensor = self.weight(x)
+        return logits * self.scale
+
+    def forward(self, x: Tensor, keep_policy: Tensor | None = None) -> Tensor:
+        """Merge `x` (B, N, C) into (B, Q, C); `keep_policy` D (B, N) leaves patches out."""
+        return merge(x, self.logits(x), keep_policy)
+
+
+class DualTokenAggregation(nn.Module):
+    """Merge two kept sets with a weight matrix each and add the results (Eq. 4 as printed).
+
+    Flow::
+
+        tokens_sparse (B, N, C) -> W_s \\
+                                         W_s^T v^s + W_d^T v^d -> (B, Q, C)
+        tokens_dense (B, N', C) -> W_d /
+
+    Both MLPs share one `scale`.
+    """
+
+    def __init__(self, dim: int = 512, keeped_patches: int = 64, dim_ratio: float = 0.2) -> None:
+        super().__init__()
+        _check_merged(keeped_patches)
+        self.weight_sparse = _weight_mlp(dim, keeped_patches, dim_ratio)
+        self.weight_dense = _weight_mlp(dim, keeped_patches, dim_ratio)
+        self.scale = nn.Parameter(torch.ones(1, 1, 1))
+
+    def logits(self, x: Tensor, branch: str) -> Tensor:
+        """L of the "caption" or the "dense" branch: (B, N, C) -> (B, N, Q)."""
+        mlp = self.weight_sparse if branch == "caption" else self.weight_dense
+        logits: Tensor = mlp(x)
+        return logits * self.scale
+
+    def forward(
+        self,
+        tokens_sparse: Tensor,
+        tokens_dense: Tensor,
+        mask_sparse: Tensor | None = None,
+        mask_dense: Tensor | None = None,
+    ) -> Tensor:
+        """Merge both sets into (B, Q, C); the masks D (B, N) leave patches out."""
+        return merge(tokens_sparse, self.logits(tokens_sparse, "caption"), mask_sparse) + merge(
+            tokens_dense, self.logits(tokens_dense, "dense"), mask_dense
+        )

@@ -1,0 +1,172 @@
+"""HRPA, highly relevant patch-word alignment (Eq. 5).
+
+Shapes: B images, M words, K image tokens, C width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from seps.nn.checks import InputError, check_features
+
+
+def relevance_mlp(top_k: int) -> nn.Sequential:
+    """The MLP over the `top_k` best relevances (Eq. 5): (..., top_k) -> (..., 1)."""
+    return nn.Sequential(nn.Linear(top_k, 2 * top_k), nn.GELU(), nn.Linear(2 * top_k, 1))
+
+
+def pool_relevance(
+    best_BX: Tensor, mask_BX: Tensor | None = None, *, top_k: int = 0, mlp: nn.Module | None = None
+) -> Tensor:
+    """`mean(best) + MLP(top_k of best)` over the valid positions, in float32: (B, X) -> (B,).
+
+    Without `mlp` the mean alone. Fewer than `top_k` values are zero-padded.
+    """
+    best = best_BX.float()
+    if mask_BX is None:
+        pooled = best.mean(dim=-1)
+    else:
+        count = mask_BX.sum(dim=-1).clamp_min(1)
+        pooled = best.masked_fill(~mask_BX, 0.0).sum(dim=-1) / count
+    if mlp is None:
+        return pooled
+    ranked = best if mask_BX is None else best.masked_fill(~mask_BX, float("-inf"))
+    top = ranked.topk(min(top_k, best.shape[-1]), dim=-1).values
+    top = F.pad(torch.where(torch.isfinite(top), top, 0.0), (0, top_k - top.shape[-1]))
+    first = next(mlp.parameters())
+    relevance: Tensor = mlp(top.to(first.dtype))
+    return pooled + relevance.squeeze(-1).float()
+
+
+def align(
+    similarity_BMK: Tensor,
+    word_mask_BM: Tensor | None = None,
+    token_mask_BK: Tensor | None = None,
+    *,
+    leaky: bool = False,
+    bidirectional: bool = True,
+    top_k: int = 0,
+    mlp: nn.Module | None = None,
+) -> Tensor:
+    """`S` of Eq. 5 from the cosines `A_jk` of words and image tokens: (B, M, K) -> (B,).
+
+    word -> patch `r_j = max_k A_jk`, patch -> word `c_k = max_j A_jk`, each pooled by `pool_relevance`.
+    """
+    similarity = similarity_BMK.float()
+    if leaky:
+        similarity = F.leaky_relu(similarity, negative_slope=0.1)
+    lowest = torch.finfo(similarity.dtype).min
+    rows = similarity
+    if token_mask_BK is not None:
+        rows = similarity.masked_fill(~token_mask_BK[:, None, :], lowest)
+    score = pool_relevance(rows.amax(dim=2), word_mask_BM, top_k=top_k, mlp=mlp)
+    if not bidirectional:
+        return score
+    columns = similarity
+    if word_mask_BM is not None:
+        columns = similarity.masked_fill(~word_mask_BM[:, :, None], lowest)
+    return score + pool_relevance(columns.amax(dim=1), token_mask_BK, top_k=top_k, mlp=mlp)
+
+
+def mask_xattn_one_text(
+    img_embs: Tensor,
+    cap_i_expand: Tensor,
+    img_mask: Tensor | None = None,
+    i2t: bool = True,
+    scan: bool = True,
+    use_paper_version: bool = False,
+    top_k: int = 5,
+    relevance_mlp: nn.Module | None = None,
+) -> Tensor:
+    """Eq. 5 for one text against B images, in the call shape of the published function.
+
+    Args:
+        img_embs: (B, K, C) image tokens, L2-normalised.
+        cap_i_expand: (B, M, C) words, L2-normalised.
+        img_mask: (B, K), 1 at valid tokens.
+        i2t: add the patch -> word direction.
+        scan: LeakyReLU of slope 0.1 on the cosines.
+        use_paper_version: add `relevance_mlp` over the `top_k` best of each direction.
+
+    Returns:
+        (B, 1) similarities.
+    """
+    check_features("img_embs", img_embs, "images, tokens, width")
+    check_features("cap_i_expand", cap_i_expand, "images, words, width", img_embs.shape[-1])
+    similarity = torch.bmm(cap_i_expand, img_embs.transpose(1, 2))
+    token_mask = None if img_mask is None else img_mask > 0.5
+    mlp = relevance_mlp if use_paper_version else None
+    score = align(similarity, None, token_mask, leaky=scan, bidirectional=i2t, top_k=top_k, mlp=mlp)
+    return score[:, None]
+
+
+class HRPA(nn.Module):
+    """Highly relevant patch-word alignment (Eq. 5).
+
+    Flow::
+
+        A_jk = cos(word j, token k)                         (B, M, K), LeakyReLU(0.1) if `scan`
+        r_j = max_k A_jk   word -> patch                    (B, M)
+        c_k = max_j A_jk   patch -> word                    (B, K)
+        S = mean r + MLP(top-k r) + mean c + MLP(top-k c)   the MLP with `use_paper_version` alone
+
+    Args:
+        embed_dim: width C (kept for the published signature; no weight depends on it).
+        top_k: how many of the best relevances the MLP reads.
+        use_paper_version: with the MLP, one for both directions.
+        bidirectional: both directions, or word -> patch alone.
+        scan: LeakyReLU on the cosines.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int = 512,
+        top_k: int = 5,
+        use_paper_version: bool = False,
+        bidirectional: bool = True,
+        scan: bool = True,
+    ) -> None:
+        super().__init__()
+        if top_k < 1:
+            raise InputError(f"top_k must be at least 1, but {top_k!r} came.")
+        self.embed_dim = embed_dim
+        self.top_k = top_k
+        self.use_paper_version = use_paper_version
+        self.bidirectional = bidirectional
+        self.scan = scan
+        self.relevance_mlp = relevance_mlp(top_k) if use_paper_version else None
+
+    def pool(self, best: Tensor, mask: Tensor | None = None) -> Tensor:
+        """One direction of Eq. 5 from its maxima: (B, X) -> (B,)."""
+        return pool_relevance(best, mask, top_k=self.top_k, mlp=self.relevance_mlp)
+
+    def align(
+        self, similarity: Tensor, word_mask: Tensor | None = None, token_mask: Tensor | None = None
+    ) -> Tensor:
+        """S from cosines (B, M, K) -> (B,)."""
+        return align(
+            similarity,
+            word_mask,
+            token_mask,
+            leaky=self.scan,
+            bidirectional=self.bidirectional,
+            top_k=self.top_k,
+            mlp=self.relevance_mlp,
+        )
+
+    def forward(
+        self, patch_features: Tensor, word_features: Tensor, patch_mask: Tensor | None = None
+    ) -> Tensor:
+        """S of L2-normalised tokens (B, K, C) and words (B, M, C) -> (B, 1)."""
+        return mask_xattn_one_text(
+            patch_features,
+            word_features,
+            patch_mask,
+            i2t=self.bidirectional,
+            scan=self.scan,
+            use_paper_version=self.use_paper_version,
+            top_k=self.top_k,
+            relevance_mlp=self.relevance_mlp,
+        )

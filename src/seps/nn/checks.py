@@ -1,0 +1,74 @@
+"""Checks of what callers hand in: each failure is a sentence that names the argument and the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class InputError(ValueError):
+    """An argument the network cannot work with."""
+
+
+def _inspectable() -> bool:
+    """Whether values may be looked at: not while a compiler or an exporter traces the call."""
+    return not (torch.compiler.is_compiling() or torch.jit.is_tracing())
+
+
+def check_features(name: str, tensor: Tensor, dims: str, width: int | None = None) -> None:
+    """Check that `tensor` is a finite float tensor with the axes named in `dims`, e.g. "images, patches, width".
+
+    Raises `InputError` otherwise.
+    """
+    if not isinstance(tensor, Tensor):
+        raise InputError(f"{name} must be a tensor of shape ({dims}), but a {type(tensor).__name__} came.")
+    expected = dims.count(",") + 1
+    shape = tuple(tensor.shape)
+    if len(shape) != expected:
+        raise InputError(f"{name} must have {expected} axes ({dims}), but its shape is {shape}.")
+    if 0 in shape[1:]:
+        raise InputError(f"{name} must not be empty along any axis of ({dims}), but its shape is {shape}.")
+    if width is not None and shape[-1] != width:
+        raise InputError(
+            f"{name} must be {width} wide (the network's embed_size), but its shape is {shape}; "
+            "project it to that width first."
+        )
+    if not tensor.is_floating_point():
+        raise InputError(f"{name} must hold floating point features, but its dtype is {tensor.dtype}.")
+    if _inspectable() and not bool(torch.isfinite(tensor).all()):
+        raise InputError(f"{name} holds NaN or infinite values; check the encoder that made it.")
+
+
+def length_mask(
+    name: str, lengths: Tensor | Sequence[int] | None, tensor: Tensor, *, allow_empty: bool = False
+) -> Tensor:
+    """Turn `lengths` (one per row of `tensor`, (rows, longest, width)) into a boolean mask (rows, longest).
+
+    None means that every position is valid. Raises `InputError` for a wrong count, a zero length (unless
+    `allow_empty`) or one beyond the tensor.
+    """
+    rows, longest = tensor.shape[0], tensor.shape[1]
+    if lengths is None:
+        return torch.ones(rows, longest, dtype=torch.bool, device=tensor.device)
+    values = torch.as_tensor(lengths, device=tensor.device)
+    if values.is_floating_point() or values.dtype == torch.bool:
+        raise InputError(f"{name} must hold whole numbers, but its dtype is {values.dtype}.")
+    if values.dim() != 1 or values.shape[0] != rows:
+        raise InputError(
+            f"{name} must hold {rows} lengths, one per text, but its shape is {tuple(values.shape)}."
+        )
+    if rows and _inspectable():
+        least, most = int(values.min()), int(values.max())
+        if least < (0 if allow_empty else 1):
+            raise InputError(f"{name} holds the length {least}; every text needs at least one word.")
+        if most > longest:
+            raise InputError(f"{name} holds the length {most}, but the tensor has only {longest} positions.")
+    return torch.arange(longest, device=tensor.device)[None, :] < values[:, None]
+
+
+def check_ratio(name: str, value: float) -> None:
+    """Raise `InputError` unless `value` lies in (0, 1]."""
+    if not 0 < value <= 1:
+        raise InputError(f"{name} must lie in (0, 1], but {value!r} came.")

@@ -1,0 +1,69 @@
+"""Stage 1 of SDTPS, semantic scoring (Eq. 1-3): how much each patch matters to each source of meaning.
+
+Shapes: B images, N patches, C width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+def masked_mean(features_BLC: Tensor, mask_BL: Tensor | None) -> Tensor:
+    """Mean over the valid positions, in float32: (B, L, C), (B, L) -> (B, C); zero where none is valid."""
+    features = features_BLC.float()
+    if mask_BL is None:
+        return features.mean(dim=1)
+    total = features.masked_fill(~mask_BL[..., None], 0.0).sum(dim=1)
+    return total / mask_BL.sum(dim=1, keepdim=True).clamp_min(1)
+
+
+@torch.no_grad()
+def cosine_attention(patches_BNC: Tensor, vector_BC: Tensor) -> Tensor:
+    """`a(i) = cos(v_i, E)` (Eq. 2), float32 and without gradient: (B, N, C), (B or 1, C) -> (B, N)."""
+    patches = F.normalize(patches_BNC.detach().float(), dim=-1)
+    vector = F.normalize(vector_BC.detach().float(), dim=-1)
+    return (patches * vector[:, None, :]).sum(dim=-1)
+
+
+def min_max(attention_BN: Tensor, valid_BN: Tensor | None = None) -> Tensor:
+    """Scale each row to [0, 1] over its valid patches: `(a - min) / (max - min + 1e-8)`."""
+    if valid_BN is None:
+        low, high = attention_BN.amin(dim=-1, keepdim=True), attention_BN.amax(dim=-1, keepdim=True)
+        return (attention_BN - low) / (high - low + 1e-8)
+    low = attention_BN.masked_fill(~valid_BN, float("inf")).amin(dim=-1, keepdim=True)
+    high = attention_BN.masked_fill(~valid_BN, float("-inf")).amax(dim=-1, keepdim=True)
+    return ((attention_BN - low) / (high - low + 1e-8)).masked_fill(~valid_BN, 0.0)
+
+
+def score_predictor(embed_size: int) -> nn.Sequential:
+    """`s^p = sigmoid(Linear(GELU(Linear(v))))` (Eq. 1): (..., C) -> (..., 1)."""
+    hidden = embed_size // 4
+    return nn.Sequential(nn.Linear(embed_size, hidden), nn.GELU(), nn.Linear(hidden, 1), nn.Sigmoid())
+
+
+def combine_scores(
+    attentions: Mapping[str, Tensor],
+    weights: Mapping[str, float],
+    *,
+    predicted_BN: Tensor | None = None,
+    predictor_weight: float = 0.0,
+    normalise: bool = False,
+    valid_BN: Tensor | None = None,
+) -> Tensor:
+    """Eq. 3 for any set of guides: `s = w_p s^p + sum_g w_g s_g` -> (B, N), float32.
+
+    `attentions` maps a guide's name to its cosines (B, N); a guide that has a weight but no attention (an image
+    without dense text) contributes nothing. With `normalise` each attention is min-max scaled first.
+    """
+    terms = [
+        weight * (min_max(attentions[name], valid_BN) if normalise else attentions[name])
+        for name, weight in weights.items()
+        if name in attentions
+    ]
+    if predicted_BN is not None and predictor_weight:
+        terms.insert(0, predictor_weight * predicted_BN.float())
+    return torch.stack(torch.broadcast_tensors(*terms)).sum(dim=0)

@@ -1,0 +1,129 @@
+"""SDTPS across sensors: the other modalities' global vectors guide which patches of each are kept (method, 8).
+
+Shapes: B samples, N patches, C width, Q merged patches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from seps.config import DecisionKind
+from seps.nn.aggregation import TokenAggregation, merge
+from seps.nn.checks import InputError, check_features, check_ratio
+from seps.nn.guidance import combine_scores, cosine_attention
+from seps.nn.selection import TokenSparse, extra_token
+
+
+class MultiModalSDTPS(nn.Module):
+    """Select and merge the patches of each sensor, guided by its own and the others' global vectors.
+
+    Flow for one modality of M::
+
+        s = (1 - (M - 1) b) s^p + b (sum of s_other + 2 s_own)    cosines, min-max normalised  (Eq. 1-3)
+        keep the K = ceil(ratio N) best, merge them into Q (Eq. 4), append one extra token of the discarded
+        (B, N, C) -> (B, Q + 1, C)       128 -> 64 -> 25 -> 26 at 256 x 128 pixels with the defaults
+
+    Args:
+        embed_dim: width C.
+        num_patches: N, from which Q = int(N * aggr_ratio * sparse_ratio) follows.
+        sparse_ratio, aggr_ratio: parts kept and merged.
+        use_gumbel, gumbel_tau: straight-through Gumbel decision, and its temperature.
+        beta: b of Eq. 3.
+        modalities: names of the sensors, in the order of the arguments of `forward`.
+        decision: overrides `use_gumbel`: "topk", "gumbel" or "binary".
+    """
+
+    def __init__(
+        self,
+        embed_dim: int = 512,
+        num_patches: int = 128,
+        sparse_ratio: float = 0.5,
+        aggr_ratio: float = 0.4,
+        use_gumbel: bool = False,
+        gumbel_tau: float = 1.0,
+        beta: float = 0.25,
+        *,
+        modalities: Sequence[str] = ("rgb", "nir", "tir"),
+        decision: DecisionKind | None = None,
+    ) -> None:
+        super().__init__()
+        check_ratio("sparse_ratio", sparse_ratio)
+        check_ratio("aggr_ratio", aggr_ratio)
+        if len(modalities) < 2 or len(set(modalities)) != len(modalities):
+            raise InputError(f"modalities must be two or more different names, but {tuple(modalities)} came.")
+        self.embed_dim = embed_dim
+        self.beta = beta
+        self.modalities = tuple(modalities)
+        self.predictor_weight = 1 - (len(modalities) - 1) * beta
+        if self.predictor_weight < 0:
+            raise InputError(
+                f"beta={beta} with {len(modalities)} modalities gives the predictor the negative weight "
+                f"{self.predictor_weight:.3g}; use a beta of at most {1 / (len(modalities) - 1):.3g}."
+            )
+        chosen: DecisionKind = decision or ("gumbel" if use_gumbel else "topk")
+        total = self.predictor_weight + beta * (len(modalities) + 1)
+        for name in self.modalities:
+            sparse = TokenSparse(
+                embed_dim, sparse_ratio, True, decision=chosen, temperature=gumbel_tau, threshold=0.5 * total
+            )
+            self.add_module(f"{name}_sparse", sparse)
+            self.add_module(
+                f"{name}_aggr", TokenAggregation(embed_dim, int(num_patches * aggr_ratio * sparse_ratio))
+            )
+
+    def slim(
+        self,
+        name: str,
+        patches: Tensor,
+        vectors: Mapping[str, Tensor],
+        present: Mapping[str, Tensor] | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Slim modality `name`: patches (B, N, C), global vectors (B, C) by modality -> (B, Q + 1, C), D (B, N).
+
+        `present` says by modality which samples have it ((B,) bool); an absent sensor guides nothing.
+        """
+        sparse, aggregate = self.get_submodule(f"{name}_sparse"), self.get_submodule(f"{name}_aggr")
+        if not (isinstance(sparse, TokenSparse) and isinstance(aggregate, TokenAggregation)):
+            raise InputError(f"{name!r} is not one of the modalities {self.modalities}.")
+        attentions = {}
+        for other, vector in vectors.items():
+            attention = cosine_attention(patches, vector)
+            if present is not None:
+                # A constant attention is zero after min-max normalisation.
+                attention = attention * present[other][:, None]
+            attentions[other] = attention
+        scores = combine_scores(
+            attentions,
+            {other: 2 * self.beta if other == name else self.beta for other in vectors},
+            predicted_BN=sparse.predict(patches),
+            predictor_weight=self.predictor_weight,
+            normalise=True,
+        )
+        keep = sparse.decide(scores)
+        merged = merge(patches, aggregate.logits(patches), keep)
+        return torch.cat([merged, extra_token(patches, scores, keep)], dim=1), keep
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Slim all modalities.
+
+        Args:
+            inputs: M patch tensors (B, N, C), then M global vectors (B, C), in the order of `modalities`.
+
+        Returns:
+            M token tensors (B, Q + 1, C), then M masks D (B, N).
+        """
+        count = len(self.modalities)
+        if len(inputs) != 2 * count:
+            raise InputError(
+                f"{count} patch tensors and {count} global vectors are needed for {self.modalities}, but "
+                f"{len(inputs)} tensors came."
+            )
+        for name, patches, vector in zip(self.modalities, inputs[:count], inputs[count:], strict=True):
+            check_features(f"{name} patches", patches, "samples, patches, width", self.embed_dim)
+            check_features(f"{name} global vector", vector, "samples, width", self.embed_dim)
+        vectors = dict(zip(self.modalities, inputs[count:], strict=True))
+        slimmed = [self.slim(name, inputs[i], vectors) for i, name in enumerate(self.modalities)]
+        return (*(tokens for tokens, _ in slimmed), *(keep for _, keep in slimmed))

@@ -1,0 +1,295 @@
+"""Stage 2 of SDTPS, the decision: which patches are kept (D of Eq. 4), and what becomes of the others.
+
+Three decisions. `topk` keeps the K best. `gumbel` keeps K at random in training, the better the likelier, and
+hands the gradient to a relaxation that sums to K as D does. `binary` decides about each patch alone, so that the
+number kept is learned and a ratio loss can act on it.
+
+Shapes: B images, N patches, C width, K kept patches.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from seps.config import DecisionKind
+from seps.nn.checks import InputError, check_ratio
+from seps.nn.guidance import combine_scores, min_max, score_predictor
+
+_FAR = -1e9
+
+
+def num_kept(num_patches: int, ratio: float) -> int:
+    """K = max(1, ceil(ratio N))."""
+    return max(1, math.ceil(num_patches * ratio))
+
+
+def kept_counts(scores_BN: Tensor, ratio: float, valid_BN: Tensor | None) -> Tensor:
+    """K of each row, counted over its valid patches: (B, 1)."""
+    if valid_BN is None:
+        count = num_kept(scores_BN.shape[-1], ratio)
+        return torch.full_like(scores_BN[..., :1], count, dtype=torch.long)
+    return torch.ceil(valid_BN.sum(dim=-1, keepdim=True).double() * ratio).long().clamp_min(1)
+
+
+def rank_patches(scores_BN: Tensor) -> Tensor:
+    """Patch indices from the best score to the worst, (B, N); of equal scores the lower index comes first."""
+    return torch.sort(scores_BN, dim=-1, descending=True, stable=True).indices
+
+
+def hard_topk(scores_BN: Tensor, ratio: float, valid_BN: Tensor | None = None) -> Tensor:
+    """D: 1 at the K best-scored valid patches, 0 elsewhere, (B, N) float32, without gradient."""
+    scores = scores_BN.detach().float()
+    if valid_BN is not None:
+        scores = scores.masked_fill(~valid_BN, float("-inf"))
+    positions = torch.arange(scores.shape[-1], device=scores.device).expand_as(scores)
+    chosen = (positions < kept_counts(scores, ratio, valid_BN)).to(scores.dtype)
+    return torch.zeros_like(scores).scatter(-1, rank_patches(scores), chosen)
+
+
+def soft_topk(logits_BN: Tensor, count_B1: Tensor, temperature: float) -> Tensor:
+    """Relaxation of top-K that sums to K: `p_i = sigmoid((z_i - theta) / temperature)`, (B, N).
+
+    theta solves `sum_i p_i = K` for each row (bisection); its gradient is the implicit one, so that the gradient
+    of the sum is zero, as the sum is a constant.
+    """
+    logits = logits_BN.float()
+    count = count_B1.float()
+    with torch.no_grad():
+        reach = 40.0 * temperature
+        real = logits > _FAR / 2
+        low = logits.masked_fill(~real, float("inf")).amin(dim=-1, keepdim=True) - reach
+        high = logits.amax(dim=-1, keepdim=True) + reach
+        for _ in range(60):
+            middle = (low + high) / 2
+            above = torch.sigmoid((logits - middle) / temperature).sum(dim=-1, keepdim=True) > count
+            low, high = torch.where(above, middle, low), torch.where(above, high, middle)
+        theta = (low + high) / 2
+        probability = torch.sigmoid((logits - theta) / temperature)
+        slope = probability * (1 - probability)
+        share = slope / slope.sum(dim=-1, keepdim=True).clamp_min(1e-12)
+    moving = theta + (share * (logits - logits.detach())).sum(dim=-1, keepdim=True)
+    return torch.sigmoid((logits - moving) / temperature)
+
+
+def _uniform(like: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Uniform noise in (0, 1), its ends left out so that its logarithms are finite."""
+    noise = torch.rand(like.shape, generator=generator, device=like.device, dtype=torch.float32)
+    return noise.clamp(1e-6, 1 - 1e-6)
+
+
+def _straight_through(hard: Tensor, soft: Tensor) -> Tensor:
+    """The value of `hard` with the gradient of `soft`."""
+    return hard + (soft - soft.detach())
+
+
+def gumbel_topk(
+    scores_BN: Tensor,
+    ratio: float,
+    *,
+    temperature: float,
+    sharpness: float,
+    training: bool,
+    valid_BN: Tensor | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Straight-through Gumbel top-K: D (B, N) with K ones, its gradient that of `soft_topk`.
+
+    In evaluation there is no noise, and D is that of `hard_topk`.
+    """
+    if not training:
+        return hard_topk(scores_BN, ratio, valid_BN)
+    logits = scores_BN.float() * sharpness
+    logits = logits - torch.log(-torch.log(_uniform(logits, generator)))
+    if valid_BN is not None:
+        logits = logits.masked_fill(~valid_BN, _FAR)
+    soft = soft_topk(logits, kept_counts(logits, ratio, valid_BN), temperature)
+    return _straight_through(hard_topk(logits, ratio, valid_BN), soft)
+
+
+def binary_decision(
+    scores_BN: Tensor,
+    threshold: Tensor,
+    *,
+    temperature: float,
+    sharpness: float,
+    training: bool,
+    valid_BN: Tensor | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Keep every patch whose score passes the learned `threshold`, at least one: D (B, N).
+
+    In training, logistic noise makes it a sample of keep/drop with probability `sigmoid(logit)`, and the gradient
+    is that of `sigmoid((logit + noise) / temperature)`.
+    """
+    logits = (scores_BN.float() - threshold) * sharpness
+    if training:
+        noise = _uniform(logits, generator)
+        logits = logits + torch.log(noise) - torch.log1p(-noise)
+    if valid_BN is not None:
+        logits = logits.masked_fill(~valid_BN, _FAR)
+    best = hard_topk(logits, 1.0 / (2 * logits.shape[-1]), None)
+    hard = torch.maximum((logits.detach() > 0).float(), best)
+    return _straight_through(hard, torch.sigmoid(logits / temperature)) if training else hard
+
+
+def extra_token(
+    patches_BNC: Tensor, scores_BN: Tensor, keep_BN: Tensor, valid_BN: Tensor | None = None
+) -> Tensor:
+    """The discarded patches as one: softmax of their raw scores applied to their features, (B, 1, C).
+
+    With nothing discarded it is the zero vector.
+    """
+    dropped = 1 - keep_BN.float()
+    scores = scores_BN.float()
+    if valid_BN is not None:
+        dropped = dropped.masked_fill(~valid_BN, 0.0)
+    is_dropped = dropped.detach() > 0
+    top = scores.detach().masked_fill(~is_dropped, float("-inf")).amax(dim=-1, keepdim=True)
+    weights = dropped * torch.exp((scores - top.clamp_min(-1e4)).clamp_max(0.0))
+    weights = weights / weights.sum(dim=-1, keepdim=True).clamp_min(1e-30)
+    return torch.bmm(weights[:, None, :].to(patches_BNC.dtype), patches_BNC)
+
+
+class TokenSparse(nn.Module):
+    """SDTPS, stages 1 and 2: score the patches and keep the best (Eq. 1-3 and the decision D).
+
+    Flow::
+
+        tokens (B, N, C), attentions (B, N)
+          score   s = (1 - 2b) s^p + b (s_st + s_dt + 2 s_im)     learned, each attention min-max normalised
+                  s = a_im + a_st                                  sum of cosines (the published code)
+          decide  D (B, N): 1 at the K = max(1, ceil(ratio N)) best patches, ties to the lower index
+          gather  select_tokens (B, K, C), best first
+          merge   extra_token (B, 1, C): softmax of the discarded patches' scores on their features
+
+    Args:
+        embed_dim: width C of the patches.
+        sparse_ratio: part of the patches that is kept, in (0, 1].
+        use_paper_version: learned scoring with the predictor s^p (Eq. 1), otherwise the sum.
+        decision: "topk", "gumbel" or "binary"; see this module's head.
+        temperature, sharpness: of the relaxations.
+        threshold: where the "binary" decision starts.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int = 512,
+        sparse_ratio: float = 0.6,
+        use_paper_version: bool = False,
+        *,
+        decision: DecisionKind = "topk",
+        temperature: float = 1.0,
+        sharpness: float = 10.0,
+        threshold: float = 0.5,
+    ) -> None:
+        super().__init__()
+        check_ratio("sparse_ratio", sparse_ratio)
+        self.embed_dim = embed_dim
+        self.sparse_ratio = sparse_ratio
+        self.use_paper_version = use_paper_version
+        self.decision: DecisionKind = decision
+        self.temperature = temperature
+        self.sharpness = sharpness
+        if use_paper_version:
+            self.score_predictor = score_predictor(embed_dim)
+        if decision == "binary":
+            self.threshold = nn.Parameter(torch.tensor(float(threshold)))
+
+    def extra_repr(self) -> str:
+        """Settings shown by `print(module)`."""
+        return f"embed_dim={self.embed_dim}, sparse_ratio={self.sparse_ratio}, decision={self.decision!r}"
+
+    def predict(self, tokens: Tensor) -> Tensor | None:
+        """`s^p` of Eq. 1, (B, N, C) -> (B, N) float32, or None where scoring is the plain sum."""
+        if not self.use_paper_version:
+            return None
+        predicted: Tensor = self.score_predictor(tokens)
+        return predicted.squeeze(-1).float()
+
+    def decide(self, scores: Tensor, valid: Tensor | None = None) -> Tensor:
+        """D (B, N) for `scores` (B, N), by this module's decision."""
+        if self.decision == "topk":
+            return hard_topk(scores, self.sparse_ratio, valid)
+        if self.decision == "gumbel":
+            return gumbel_topk(
+                scores,
+                self.sparse_ratio,
+                temperature=self.temperature,
+                sharpness=self.sharpness,
+                training=self.training,
+                valid_BN=valid,
+            )
+        if not self.use_paper_version:
+            scores = min_max(scores, valid)  # a sum of cosines has no scale of its own to put a threshold on
+        return binary_decision(
+            scores,
+            self.threshold,
+            temperature=self.temperature,
+            sharpness=self.sharpness,
+            training=self.training,
+            valid_BN=valid,
+        )
+
+    def forward(
+        self,
+        tokens: Tensor,
+        attention_x: Tensor,
+        attention_y: Tensor,
+        attention_y_dense: Tensor | None = None,
+        beta: float = 0.25,
+        use_gumbel: bool = False,
+        gumbel_tau: float = 1.0,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Score, decide and gather, in the call shape of the published module.
+
+        Args:
+            tokens: (B, N, C) patches.
+            attention_x: (B, N) cosines with the image's own global vector, `a_im`.
+            attention_y: (B, N) cosines with the caption, `a_st`.
+            attention_y_dense: (B, N) cosines with the dense text, `a_dt`; learned scoring only.
+            beta: b of Eq. 3.
+            use_gumbel, gumbel_tau: take the straight-through Gumbel decision at that temperature in this call.
+
+        Returns:
+            select_tokens (B, K, C), extra_token (B, 1, C), score_mask D (B, N).
+        """
+        if self.decision == "binary":
+            raise InputError(
+                "decision='binary' keeps another number of patches in each image, so they cannot be gathered "
+                "into one tensor; use decide() and the masked aggregation instead."
+            )
+        if not attention_x.shape == attention_y.shape == tokens.shape[:2]:
+            raise InputError(
+                f"attention_x {tuple(attention_x.shape)} and attention_y {tuple(attention_y.shape)} must both have "
+                f"the shape (images, patches) of tokens, {tuple(tokens.shape[:2])}."
+            )
+        attentions = {"image": attention_x, "caption": attention_y}
+        if self.use_paper_version:
+            if attention_y_dense is not None:
+                attentions["dense"] = attention_y_dense
+            scores = combine_scores(
+                attentions,
+                {"image": 2 * beta, "caption": beta, "dense": beta},
+                predicted_BN=self.predict(tokens),
+                predictor_weight=1 - 2 * beta,
+                normalise=True,
+            )
+        else:
+            scores = combine_scores(attentions, {"image": 1.0, "caption": 1.0})
+        if use_gumbel and self.decision == "topk":
+            keep = gumbel_topk(
+                scores,
+                self.sparse_ratio,
+                temperature=gumbel_tau,
+                sharpness=self.sharpness,
+                training=self.training,
+            )
+        else:
+            keep = self.decide(scores)
+        kept_first = torch.where(keep.detach() > 0.5, scores.detach(), float("-inf"))
+        indices = rank_patches(kept_first)[:, : num_kept(tokens.shape[1], self.sparse_ratio)]
+        select_tokens = torch.gather(tokens, 1, indices[..., None].expand(-1, -1, tokens.shape[-1]))
+        return select_tokens, extra_token(tokens, scores, keep), keep

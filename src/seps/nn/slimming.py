@@ -1,0 +1,346 @@
+"""The composed network: guide -> select -> aggregate -> align (Eq. 1-5), for all pairs of images and texts.
+
+This is the readable form: everything of the image alone is computed once (`encode_images`), then one text at a
+time meets all images (`score_text`). `seps.scoring` computes the same scores without the loop over texts.
+
+Shapes: B images, T texts, P prefix tokens, N patches, M words of a caption, L words of a description, C width,
+Q merged patches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from seps.config import Branch, SlimmingConfig
+from seps.nn.aggregation import DualTokenAggregation, TokenAggregation, merge
+from seps.nn.alignment import HRPA
+from seps.nn.checks import InputError, check_features, length_mask
+from seps.nn.guidance import combine_scores, cosine_attention, masked_mean, min_max
+from seps.nn.selection import TokenSparse, extra_token
+
+
+@dataclass
+class ImageSide:
+    """Everything the score needs that is a function of the image (and its own description) alone."""
+
+    prefix: Tensor
+    """(B, P, C) prefix tokens such as CLS."""
+    patches: Tensor
+    """(B, N, C) spatial patches."""
+    valid: Tensor | None
+    """(B, N) bool: patches that are not padding; None when all are."""
+    fixed_scores: dict[str, Tensor]
+    """By branch: (B, N), the part of Eq. 3 no caption changes: `w_p s^p` and every guide but the caption."""
+    logits: dict[str, Tensor]
+    """By branch: (B, N, Q) aggregation logits L."""
+    dense_words: Tensor | None = None
+    """(B, L, C) L2-normalised words of the description, where they are tokens of the image."""
+    dense_mask: Tensor | None = None
+    """(B, L) bool: valid words of the description; a row without any is an image without description."""
+
+
+@dataclass
+class TextScore:
+    """One text against B images."""
+
+    similarity: Tensor
+    """(B,) S of Eq. 5."""
+    masks: tuple[Tensor, ...]
+    """D of each branch, (B, N)."""
+
+
+class PatchSlimming(nn.Module):
+    """Semantic-Enhanced Patch Slimming: the similarity of every image with every text.
+
+    Flow for one image and one caption::
+
+        patches (N, C) -- guide (Eq. 1-3) --> scores (N) -- select --> D (N), K ones
+              \\------- aggregate (Eq. 4) over the kept --> merged (Q, C), and one extra token of the discarded
+        [prefix, merged, extra], each L2-normalised, against the words -- align (Eq. 5) --> S
+
+    The image's description (`dense`) belongs to the image: it comes with the patches, guides their selection and,
+    with `dense="tokens"`, its words stand beside the merged patches as a second group of tokens, which a learned
+    trust weighs against the first: `S = (1 - g) S_patches + g S_words`.
+
+    Args:
+        config: see `SlimmingConfig`.
+    """
+
+    def __init__(self, config: SlimmingConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.sparse_net_cap = self._sparse_net(config.branches[0])
+        if config.uses_dense_branch:
+            self.sparse_net_long = self._sparse_net(config.branches[1])
+        self.aggr_net: TokenAggregation | DualTokenAggregation
+        if config.aggregation == "dual":
+            self.aggr_net = DualTokenAggregation(config.embed_size, config.num_merged)
+        else:
+            self.aggr_net = TokenAggregation(config.embed_size, config.num_merged)
+        self.hrpa = HRPA(
+            config.embed_size,
+            top_k=config.top_k,
+            use_paper_version=config.alignment == "topk",
+            scan=config.similarity == "leaky",
+        )
+        if config.dense == "tokens":
+            self.trust = nn.Parameter(torch.zeros(()))
+
+    def _sparse_net(self, branch: Branch) -> TokenSparse:
+        config = self.config
+        learned = config.scoring == "learned"
+        total = branch.predictor_weight + sum(branch.guides.values())
+        return TokenSparse(
+            config.embed_size,
+            config.sparse_ratio,
+            learned,
+            decision=config.decision,
+            temperature=config.temperature,
+            sharpness=config.sharpness,
+            threshold=0.5 * total if learned else 0.5,
+        )
+
+    def _branch_net(self, name: str) -> TokenSparse:
+        return self.sparse_net_cap if name == "caption" else self.sparse_net_long
+
+    def _logits(self, patches: Tensor, name: str) -> Tensor:
+        if isinstance(self.aggr_net, DualTokenAggregation):
+            return self.aggr_net.logits(patches, name)
+        return self.aggr_net.logits(patches)
+
+    @property
+    def description_weight(self) -> Tensor:
+        """g of `S = (1 - g) S_patches + g S_words`, in (0, 1)."""
+        return torch.sigmoid(self.trust.float())
+
+    def encode_images(
+        self,
+        images: Tensor,
+        *,
+        dense: Tensor | None = None,
+        dense_lengths: Tensor | Sequence[int] | None = None,
+        guides: Mapping[str, Tensor] | None = None,
+        patch_mask: Tensor | None = None,
+    ) -> ImageSide:
+        """Compute once per image what no caption changes.
+
+        Args:
+            images: (B, P + N, C) prefix tokens first, then the patches.
+            dense: (B, L, C) word features of each image's own description.
+            dense_lengths: (B,) valid words of each; 0 marks an image without description.
+            guides: further guidance vectors (B, C) by the names in `config.extra_guides`.
+            patch_mask: (B, N) bool, False at padding patches.
+        """
+        config = self.config
+        check_features("images", images, "images, tokens, width", config.embed_size)
+        images = images.to(self.aggr_net.scale.dtype)
+        if images.shape[1] <= config.num_prefix_tokens:
+            raise InputError(
+                f"images holds {images.shape[1]} tokens, of which {config.num_prefix_tokens} are prefix tokens; "
+                "no patch is left. Check num_prefix_tokens."
+            )
+        prefix, patches = images.split(
+            [config.num_prefix_tokens, images.shape[1] - config.num_prefix_tokens], dim=1
+        )
+        if patch_mask is not None:
+            patch_mask = self._check_patch_mask(patch_mask, patches)
+        if config.detach_patches:
+            patches = patches.detach()
+        attentions = {"image": cosine_attention(patches, masked_mean(patches, patch_mask))}
+        dense_words = dense_mask = None
+        if dense is not None and config.dense != "none":
+            dense_mask = self._check_dense(dense, dense_lengths, images.shape[0])
+            attentions["dense"] = cosine_attention(patches, masked_mean(dense, dense_mask))
+            if config.dense == "tokens":
+                dense_words = F.normalize(dense.float(), dim=-1)
+        attentions.update(self._guide_attentions(patches, guides or {}))
+        # Without any description an independent second branch has nothing to go by, and is left out.
+        branches = config.branches[:1] if config.dense == "branch" and dense is None else config.branches
+        return ImageSide(
+            prefix,
+            patches,
+            patch_mask,
+            {branch.name: self._fixed_scores(branch, patches, attentions, patch_mask) for branch in branches},
+            {branch.name: self._logits(patches, branch.name) for branch in branches},
+            dense_words,
+            dense_mask if dense_words is not None else None,
+        )
+
+    def _check_patch_mask(self, mask: Tensor, patches: Tensor) -> Tensor:
+        if mask.shape != patches.shape[:2] or mask.dtype != torch.bool:
+            raise InputError(
+                f"patch_mask must be a bool tensor of shape (images, patches) = {tuple(patches.shape[:2])}, but a "
+                f"{mask.dtype} tensor of shape {tuple(mask.shape)} came."
+            )
+        return mask
+
+    def _check_dense(self, dense: Tensor, lengths: Tensor | Sequence[int] | None, batch: int) -> Tensor:
+        check_features("dense", dense, "images, words, width", self.config.embed_size)
+        if dense.shape[0] != batch:
+            raise InputError(
+                f"dense holds {dense.shape[0]} descriptions for {batch} images; it belongs to the images, one each "
+                "(length 0 for an image without one)."
+            )
+        return length_mask("dense_lengths", lengths, dense, allow_empty=True)
+
+    def _guide_attentions(self, patches: Tensor, guides: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        unknown = sorted(set(guides) - set(self.config.extra_guides))
+        if unknown:
+            raise InputError(
+                f"guides names {unknown}, which config.extra_guides gives no weight; add them there."
+            )
+        for name, vector in guides.items():
+            check_features(f"guides[{name!r}]", vector, "images, width", self.config.embed_size)
+        return {name: cosine_attention(patches, vector) for name, vector in guides.items()}
+
+    def _fixed_scores(
+        self, branch: Branch, patches: Tensor, attentions: Mapping[str, Tensor], valid: Tensor | None
+    ) -> Tensor:
+        return combine_scores(
+            attentions,
+            branch.guides,
+            predicted_BN=self._branch_net(branch.name).predict(patches),
+            predictor_weight=branch.predictor_weight,
+            normalise=self.config.scoring == "learned",
+            valid_BN=valid,
+        )
+
+    def patch_scores(self, side: ImageSide, branch: Branch, caption_BC: Tensor) -> Tensor:
+        """s of Eq. 3 for captions with the mean word `caption_BC` ((B or 1, C)): (B, N)."""
+        scores = side.fixed_scores[branch.name]
+        weight = branch.guides.get("caption", 0.0)
+        if not weight:
+            return scores
+        attention = cosine_attention(side.patches, caption_BC)
+        if self.config.scoring == "learned":
+            attention = min_max(attention, side.valid)
+        return scores + weight * attention
+
+    def image_tokens(self, side: ImageSide, caption_BC: Tensor) -> tuple[list[Tensor], tuple[Tensor, ...]]:
+        """The tokens that go on to the alignment, L2-normalised, and D of each branch.
+
+        One (B, P + Q + 1, C) tensor, or two where `dense="branch"` keeps the branches apart.
+        """
+        merged, extras, masks = [], [], []
+        for branch in self.config.branches:
+            if branch.name not in side.fixed_scores:
+                continue
+            scores = self.patch_scores(side, branch, caption_BC)
+            keep = self._branch_net(branch.name).decide(scores, side.valid)
+            merged.append(merge(side.patches, side.logits[branch.name], keep))
+            extras.append(extra_token(side.patches, scores, keep, side.valid))
+            masks.append(keep)
+        if self.config.aggregation == "dual":
+            merged = [torch.stack(merged).sum(dim=0)]
+            extras = [torch.stack(extras).mean(dim=0)]
+        groups = [torch.cat([side.prefix, *pair], dim=1) for pair in zip(merged, extras, strict=True)]
+        return [F.normalize(group.float(), dim=-1) for group in groups], tuple(masks)
+
+    def _similarity(self, words_MC: Tensor, tokens_BKC: Tensor) -> Tensor:
+        """Cosines of normalised words and tokens: (M, C), (B, K, C) -> (B, M, K)."""
+        return torch.matmul(words_MC, tokens_BKC.transpose(1, 2))
+
+    def score_text(self, side: ImageSide, words: Tensor, mask: Tensor | None = None) -> TextScore:
+        """One caption, words (M, C) with `mask` (M,) bool, against the B images of `side`."""
+        batch = side.patches.shape[0]
+        word_mask = None if mask is None else mask[None, :]
+        caption = masked_mean(words[None], word_mask)
+        unit_words = F.normalize(words.float(), dim=-1)
+        groups, masks = self.image_tokens(side, caption)
+        expanded = None if word_mask is None else word_mask.expand(batch, -1)
+        scores = [self.hrpa.align(self._similarity(unit_words, group), expanded) for group in groups]
+        similarity = torch.stack(scores).sum(dim=0)
+        if side.dense_words is not None and side.dense_mask is not None:
+            described = self.hrpa.align(
+                self._similarity(unit_words, side.dense_words), expanded, side.dense_mask
+            )
+            # An image without description is judged by its patches alone, on the same scale.
+            weight = self.description_weight * side.dense_mask.any(dim=-1)
+            similarity = torch.where(weight > 0, similarity + weight * (described - similarity), similarity)
+        return TextScore(similarity, masks)
+
+    def forward(
+        self,
+        images: Tensor,
+        words: Tensor,
+        lengths: Tensor | Sequence[int] | None = None,
+        *,
+        dense: Tensor | None = None,
+        dense_lengths: Tensor | Sequence[int] | None = None,
+        guides: Mapping[str, Tensor] | None = None,
+        patch_mask: Tensor | None = None,
+    ) -> Tensor | tuple[Tensor, tuple[Tensor, ...]]:
+        """Similarity of every image with every caption.
+
+        Args:
+            images, dense, dense_lengths, guides, patch_mask: see `encode_images`.
+            words: (T, M, C) caption words; `lengths` (T,) valid words of each.
+
+        Returns:
+            In training (similarity (B, T), masks), one mask (T, B, N) per branch; in evaluation the similarity.
+        """
+        check_features("words", words, "texts, words, width", self.config.embed_size)
+        word_mask = length_mask("lengths", lengths, words)
+        words = words.to(self.aggr_net.scale.dtype)
+        side = self.encode_images(
+            images, dense=dense, dense_lengths=dense_lengths, guides=guides, patch_mask=patch_mask
+        )
+        scored = [self.score_text(side, text, mask) for text, mask in zip(words, word_mask, strict=True)]
+        return self.collect(scored)
+
+    def collect(self, scored: Sequence[TextScore]) -> Tensor | tuple[Tensor, tuple[Tensor, ...]]:
+        """Put the texts' scores side by side; see `forward` for what comes back."""
+        similarity = torch.stack([one.similarity for one in scored], dim=1)
+        if not self.training:
+            return similarity
+        return similarity, tuple(
+            torch.stack(masks) for masks in zip(*(one.masks for one in scored), strict=True)
+        )
+
+
+def score_published_pairing(
+    net: PatchSlimming,
+    images: Tensor,
+    words: Tensor,
+    lengths: Tensor | Sequence[int] | None,
+    paired_dense: Tensor,
+    paired_dense_lengths: Tensor | Sequence[int] | None,
+) -> Tensor | tuple[Tensor, tuple[Tensor, ...]]:
+    """Similarities as the published systems pair them: dense text i comes with *caption* i, not with an image.
+
+    This hands each query a description of the image it should find, and exists to reproduce published figures
+    and to show that leak. `paired_dense` is (T, L, C). With `dense="branch"` each image is also aligned with the
+    dense text's own words; otherwise the dense text guides the selection in every image.
+    """
+    check_features("words", words, "texts, words, width", net.config.embed_size)
+    check_features("paired_dense", paired_dense, "texts, words, width", net.config.embed_size)
+    if paired_dense.shape[0] != words.shape[0]:
+        raise InputError(
+            f"paired_dense holds {paired_dense.shape[0]} texts for {words.shape[0]} captions; the published pairing "
+            "needs one each."
+        )
+    word_mask = length_mask("lengths", lengths, words)
+    dense_mask = length_mask("paired_dense_lengths", paired_dense_lengths, paired_dense)
+    batch = images.shape[0]
+    scored = []
+    for text, mask, dense, valid in zip(words, word_mask, paired_dense, dense_mask, strict=True):
+        side = net.encode_images(
+            images,
+            dense=dense.expand(batch, -1, -1),
+            dense_lengths=valid.sum().expand(batch),
+        )
+        if net.config.dense != "branch":
+            scored.append(net.score_text(side, text, mask))
+            continue
+        groups, masks = net.image_tokens(side, masked_mean(text[None], mask[None]))
+        similarity = torch.zeros(batch, device=images.device)
+        for group, own, own_mask in zip(groups, (text, dense), (mask, valid), strict=True):
+            cosines = net._similarity(F.normalize(own.float(), dim=-1), group)
+            similarity = similarity + net.hrpa.align(cosines, own_mask[None].expand(batch, -1))
+        scored.append(TextScore(similarity, masks))
+    return net.collect(scored)
