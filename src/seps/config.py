@@ -126,9 +126,7 @@ class SlimmingConfig:
         )
         require(self.beta >= 0, f"beta is {self.beta!r}; it must not be negative.")
         reserved = {"image", "caption", "dense"} & set(self.extra_guides)
-        require(
-            not reserved, f"extra_guides names {sorted(reserved)}, which are built in; choose other names."
-        )
+        require(not reserved, f"extra_guides names {sorted(reserved)}, which are built in; choose other names.")
         require(
             self.scoring == "sum" or self.predictor_weight >= -1e-9,
             f"beta={self.beta} and extra_guides={dict(self.extra_guides)} give the predictor the negative weight "
@@ -161,9 +159,7 @@ class SlimmingConfig:
         image = {"image": 2 * unit if self.scoring == "learned" else 1.0}
         caption, dense = {"caption": unit}, {"dense": unit}
         extra = dict(self.extra_guides)
-        shares = self.dense in ("guide", "tokens") and (
-            self.scoring == "learned" or self.aggregation == "single"
-        )
+        shares = self.dense in ("guide", "tokens") and (self.scoring == "learned" or self.aggregation == "single")
         first = {**image, **caption, **(dense if shares else {}), **extra}
         result = [Branch("caption", self.predictor_weight, first)]
         if self.uses_dense_branch:

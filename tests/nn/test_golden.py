@@ -91,9 +91,7 @@ def test_dual_mode_network(golden, name):
     with pytest.warns(UserWarning, match="cannot act"):
         torch.testing.assert_close(torch.stack(loss_a(square, masks)), data["loss_a"], **TOLERANCE)
     with pytest.warns(UserWarning, match="cannot act"):
-        torch.testing.assert_close(
-            torch.stack(loss_b(square, masks, data["img_ids_b"])), data["loss_b"], **TOLERANCE
-        )
+        torch.testing.assert_close(torch.stack(loss_b(square, masks, data["img_ids_b"])), data["loss_b"], **TOLERANCE)
 
 
 def test_multimodal_module(golden):

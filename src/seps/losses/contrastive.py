@@ -24,9 +24,7 @@ def infonce(scores: Tensor, scale: Tensor | float, img_ids: Tensor | None = None
     return (F.cross_entropy(logits, target) + F.cross_entropy(logits.t(), target)) / 2
 
 
-def sigmoid_loss(
-    scores: Tensor, scale: Tensor | float, bias: Tensor | float, img_ids: Tensor | None = None
-) -> Tensor:
+def sigmoid_loss(scores: Tensor, scale: Tensor | float, bias: Tensor | float, img_ids: Tensor | None = None) -> Tensor:
     """Pairwise sigmoid loss (SigLIP): each pair its own yes/no question, summed, per image: (B, B) -> scalar."""
     check_square(scores, img_ids)
     logits = scores.float() * scale + bias

@@ -36,9 +36,7 @@ def merge(patches_BNC: Tensor, logits_BNQ: Tensor, keep_BN: Tensor | None = None
 
 def _weight_mlp(dim: int, keeped_patches: int, dim_ratio: float) -> nn.Sequential:
     hidden = max(1, int(dim * dim_ratio))
-    return nn.Sequential(
-        nn.LayerNorm(dim), nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, keeped_patches)
-    )
+    return nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, keeped_patches))
 
 
 def _check_merged(keeped_patches: int) -> None:

@@ -142,9 +142,7 @@ class HRPA(nn.Module):
         """One direction of Eq. 5 from its maxima: (B, X) -> (B,)."""
         return pool_relevance(best, mask, top_k=self.top_k, mlp=self.relevance_mlp)
 
-    def align(
-        self, similarity: Tensor, word_mask: Tensor | None = None, token_mask: Tensor | None = None
-    ) -> Tensor:
+    def align(self, similarity: Tensor, word_mask: Tensor | None = None, token_mask: Tensor | None = None) -> Tensor:
         """S from cosines (B, M, K) -> (B,)."""
         return align(
             similarity,
@@ -156,9 +154,7 @@ class HRPA(nn.Module):
             mlp=self.relevance_mlp,
         )
 
-    def forward(
-        self, patch_features: Tensor, word_features: Tensor, patch_mask: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, patch_features: Tensor, word_features: Tensor, patch_mask: Tensor | None = None) -> Tensor:
         """S of L2-normalised tokens (B, K, C) and words (B, M, C) -> (B, 1)."""
         return mask_xattn_one_text(
             patch_features,

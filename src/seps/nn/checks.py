@@ -14,7 +14,7 @@ class InputError(ValueError):
 
 def _inspectable() -> bool:
     """Whether values may be looked at: not while a compiler or an exporter traces the call."""
-    return not (torch.compiler.is_compiling() or torch.jit.is_tracing())
+    return not (torch.compiler.is_compiling() or torch.compiler.is_exporting())
 
 
 def check_features(name: str, tensor: Tensor, dims: str, width: int | None = None) -> None:
@@ -56,9 +56,7 @@ def length_mask(
     if values.is_floating_point() or values.dtype == torch.bool:
         raise InputError(f"{name} must hold whole numbers, but its dtype is {values.dtype}.")
     if values.dim() != 1 or values.shape[0] != rows:
-        raise InputError(
-            f"{name} must hold {rows} lengths, one per text, but its shape is {tuple(values.shape)}."
-        )
+        raise InputError(f"{name} must hold {rows} lengths, one per text, but its shape is {tuple(values.shape)}.")
     if rows and _inspectable():
         least, most = int(values.min()), int(values.max())
         if least < (0 if allow_empty else 1):

@@ -66,4 +66,7 @@ def combine_scores(
     ]
     if predicted_BN is not None and predictor_weight:
         terms.insert(0, predictor_weight * predicted_BN.float())
-    return torch.stack(torch.broadcast_tensors(*terms)).sum(dim=0)
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    return total

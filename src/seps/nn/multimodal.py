@@ -70,9 +70,7 @@ class MultiModalSDTPS(nn.Module):
                 embed_dim, sparse_ratio, True, decision=chosen, temperature=gumbel_tau, threshold=0.5 * total
             )
             self.add_module(f"{name}_sparse", sparse)
-            self.add_module(
-                f"{name}_aggr", TokenAggregation(embed_dim, int(num_patches * aggr_ratio * sparse_ratio))
-            )
+            self.add_module(f"{name}_aggr", TokenAggregation(embed_dim, int(num_patches * aggr_ratio * sparse_ratio)))
 
     def slim(
         self,

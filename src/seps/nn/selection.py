@@ -135,9 +135,7 @@ def binary_decision(
     return _straight_through(hard, torch.sigmoid(logits / temperature)) if training else hard
 
 
-def extra_token(
-    patches_BNC: Tensor, scores_BN: Tensor, keep_BN: Tensor, valid_BN: Tensor | None = None
-) -> Tensor:
+def extra_token(patches_BNC: Tensor, scores_BN: Tensor, keep_BN: Tensor, valid_BN: Tensor | None = None) -> Tensor:
     """The discarded patches as one: softmax of their raw scores applied to their features, (B, 1, C).
 
     With nothing discarded it is the zero vector.

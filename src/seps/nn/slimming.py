@@ -144,9 +144,7 @@ class PatchSlimming(nn.Module):
                 f"images holds {images.shape[1]} tokens, of which {config.num_prefix_tokens} are prefix tokens; "
                 "no patch is left. Check num_prefix_tokens."
             )
-        prefix, patches = images.split(
-            [config.num_prefix_tokens, images.shape[1] - config.num_prefix_tokens], dim=1
-        )
+        prefix, patches = images[:, : config.num_prefix_tokens], images[:, config.num_prefix_tokens :]
         if patch_mask is not None:
             patch_mask = self._check_patch_mask(patch_mask, patches)
         if config.detach_patches:
@@ -191,9 +189,7 @@ class PatchSlimming(nn.Module):
     def _guide_attentions(self, patches: Tensor, guides: Mapping[str, Tensor]) -> dict[str, Tensor]:
         unknown = sorted(set(guides) - set(self.config.extra_guides))
         if unknown:
-            raise InputError(
-                f"guides names {unknown}, which config.extra_guides gives no weight; add them there."
-            )
+            raise InputError(f"guides names {unknown}, which config.extra_guides gives no weight; add them there.")
         for name, vector in guides.items():
             check_features(f"guides[{name!r}]", vector, "images, width", self.config.embed_size)
         return {name: cosine_attention(patches, vector) for name, vector in guides.items()}
@@ -256,9 +252,7 @@ class PatchSlimming(nn.Module):
         scores = [self.hrpa.align(self._similarity(unit_words, group), expanded) for group in groups]
         similarity = torch.stack(scores).sum(dim=0)
         if side.dense_words is not None and side.dense_mask is not None:
-            described = self.hrpa.align(
-                self._similarity(unit_words, side.dense_words), expanded, side.dense_mask
-            )
+            described = self.hrpa.align(self._similarity(unit_words, side.dense_words), expanded, side.dense_mask)
             # An image without description is judged by its patches alone, on the same scale.
             weight = self.description_weight * side.dense_mask.any(dim=-1)
             similarity = torch.where(weight > 0, similarity + weight * (described - similarity), similarity)
@@ -298,9 +292,7 @@ class PatchSlimming(nn.Module):
         similarity = torch.stack([one.similarity for one in scored], dim=1)
         if not self.training:
             return similarity
-        return similarity, tuple(
-            torch.stack(masks) for masks in zip(*(one.masks for one in scored), strict=True)
-        )
+        return similarity, tuple(torch.stack(masks) for masks in zip(*(one.masks for one in scored), strict=True))
 
 
 def score_published_pairing(
