@@ -73,7 +73,7 @@ class CrossSparseAggrNet(PatchSlimming):
         self.has_cls = has_cls
         if use_paper_version and not config.uses_dense_branch:
             # The reference builds this predictor even where it has no use for it; its checkpoints hold the weights.
-            self.sparse_net_long = self._sparse_net(config.branches[0])
+            self.sparse_net_long = self._sparse_net()
 
     def _tell_prefix(self, num_tokens: int) -> None:
         """Settle whether the first token is CLS where the caller did not say."""

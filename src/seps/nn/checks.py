@@ -14,7 +14,7 @@ class InputError(ValueError):
 
 def _inspectable() -> bool:
     """Whether values may be looked at: not while a compiler or an exporter traces the call."""
-    return not (torch.compiler.is_compiling() or torch.compiler.is_exporting())
+    return not torch.compiler.is_compiling()
 
 
 def check_features(name: str, tensor: Tensor, dims: str, width: int | None = None) -> None:

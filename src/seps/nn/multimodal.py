@@ -64,11 +64,8 @@ class MultiModalSDTPS(nn.Module):
                 f"{self.predictor_weight:.3g}; use a beta of at most {1 / (len(modalities) - 1):.3g}."
             )
         chosen: DecisionKind = decision or ("gumbel" if use_gumbel else "topk")
-        total = self.predictor_weight + beta * (len(modalities) + 1)
         for name in self.modalities:
-            sparse = TokenSparse(
-                embed_dim, sparse_ratio, True, decision=chosen, temperature=gumbel_tau, threshold=0.5 * total
-            )
+            sparse = TokenSparse(embed_dim, sparse_ratio, True, decision=chosen, temperature=gumbel_tau)
             self.add_module(f"{name}_sparse", sparse)
             self.add_module(f"{name}_aggr", TokenAggregation(embed_dim, int(num_patches * aggr_ratio * sparse_ratio)))
 

@@ -145,9 +145,12 @@ def extra_token(patches_BNC: Tensor, scores_BN: Tensor, keep_BN: Tensor, valid_B
     if valid_BN is not None:
         dropped = dropped.masked_fill(~valid_BN, 0.0)
     is_dropped = dropped.detach() > 0
+    any_dropped = is_dropped.any(dim=-1, keepdim=True)
     top = scores.detach().masked_fill(~is_dropped, float("-inf")).amax(dim=-1, keepdim=True)
     weights = dropped * torch.exp((scores - top.clamp_min(-1e4)).clamp_max(0.0))
-    weights = weights / weights.sum(dim=-1, keepdim=True).clamp_min(1e-30)
+    # The zero vector has no direction: normalising it later must not send a gradient of 1e12 back through here.
+    weights = torch.where(any_dropped, weights, 0.0)
+    weights = weights / torch.where(any_dropped, weights.sum(dim=-1, keepdim=True), 1.0)
     return torch.bmm(weights[:, None, :].to(patches_BNC.dtype), patches_BNC)
 
 
@@ -169,7 +172,6 @@ class TokenSparse(nn.Module):
         use_paper_version: learned scoring with the predictor s^p (Eq. 1), otherwise the sum.
         decision: "topk", "gumbel" or "binary"; see this module's head.
         temperature, sharpness: of the relaxations.
-        threshold: where the "binary" decision starts.
     """
 
     def __init__(
@@ -181,7 +183,6 @@ class TokenSparse(nn.Module):
         decision: DecisionKind = "topk",
         temperature: float = 1.0,
         sharpness: float = 10.0,
-        threshold: float = 0.5,
     ) -> None:
         super().__init__()
         check_ratio("sparse_ratio", sparse_ratio)
@@ -194,7 +195,7 @@ class TokenSparse(nn.Module):
         if use_paper_version:
             self.score_predictor = score_predictor(embed_dim)
         if decision == "binary":
-            self.threshold = nn.Parameter(torch.tensor(float(threshold)))
+            self.threshold = nn.Parameter(torch.tensor(0.5))
 
     def extra_repr(self) -> str:
         """Settings shown by `print(module)`."""
@@ -220,10 +221,8 @@ class TokenSparse(nn.Module):
                 training=self.training,
                 valid_BN=valid,
             )
-        if not self.use_paper_version:
-            scores = min_max(scores, valid)  # a sum of cosines has no scale of its own to put a threshold on
         return binary_decision(
-            scores,
+            min_max(scores, valid),  # one scale for a threshold, whichever guides an image has
             self.threshold,
             temperature=self.temperature,
             sharpness=self.sharpness,

@@ -74,9 +74,9 @@ class PatchSlimming(nn.Module):
     def __init__(self, config: SlimmingConfig) -> None:
         super().__init__()
         self.config = config
-        self.sparse_net_cap = self._sparse_net(config.branches[0])
+        self.sparse_net_cap = self._sparse_net()
         if config.uses_dense_branch:
-            self.sparse_net_long = self._sparse_net(config.branches[1])
+            self.sparse_net_long = self._sparse_net()
         self.aggr_net: TokenAggregation | DualTokenAggregation
         if config.aggregation == "dual":
             self.aggr_net = DualTokenAggregation(config.embed_size, config.num_merged)
@@ -91,18 +91,15 @@ class PatchSlimming(nn.Module):
         if config.dense == "tokens":
             self.trust = nn.Parameter(torch.zeros(()))
 
-    def _sparse_net(self, branch: Branch) -> TokenSparse:
+    def _sparse_net(self) -> TokenSparse:
         config = self.config
-        learned = config.scoring == "learned"
-        total = branch.predictor_weight + sum(branch.guides.values())
         return TokenSparse(
             config.embed_size,
             config.sparse_ratio,
-            learned,
+            config.scoring == "learned",
             decision=config.decision,
             temperature=config.temperature,
             sharpness=config.sharpness,
-            threshold=0.5 * total if learned else 0.5,
         )
 
     def _branch_net(self, name: str) -> TokenSparse:
