@@ -1,0 +1,27 @@
+"""Retrieval and re-identification metrics: functions on tensors, chunked, on any device."""
+
+from .recall import (
+    DirectionMetrics,
+    RetrievalMetrics,
+    five_fold,
+    metrics_from_ranks,
+    ranks,
+    ranks_chunked,
+    recall,
+)
+from .reid import ReidMetrics, cmc_map, reid_metrics
+from .rerank import rerank
+
+__all__ = [
+    "DirectionMetrics",
+    "ReidMetrics",
+    "RetrievalMetrics",
+    "cmc_map",
+    "five_fold",
+    "metrics_from_ranks",
+    "ranks",
+    "ranks_chunked",
+    "recall",
+    "reid_metrics",
+    "rerank",
+]
