@@ -16,6 +16,7 @@ from seps.retrieval.data import (
     epoch_batches,
     mixed_seed,
 )
+from seps.retrieval.data.augment import _sample
 
 CLS, SEP, PAD, MASK, VOCABULARY = 101, 102, 0, 103, 1000
 SPECIAL = (PAD, CLS, SEP, MASK)
@@ -144,6 +145,18 @@ def test_image_augment_without_noise_is_the_identity_and_flips_exactly() -> None
     batch = pixels()
     assert torch.allclose(still(batch, 0), batch, atol=1e-5)
     assert torch.allclose(mirror(batch, 0), batch.flip(-1), atol=1e-5)
+
+
+def test_a_crop_is_a_slice_resized() -> None:
+    """The affine sampling against its slow twin; at the crop's edge it may see the pixels outside."""
+    batch = pixels(2, 48, 64)
+    top, left, height, width = 10, 20, 30, 40
+    theta = torch.zeros(2, 2, 3)
+    theta[:, 0, 0], theta[:, 0, 2] = width / 64, (2 * left + width) / 64 - 1
+    theta[:, 1, 1], theta[:, 1, 2] = height / 48, (2 * top + height) / 48 - 1
+    sliced = batch[:, :, top : top + height, left : left + width]
+    twin = torch.nn.functional.interpolate(sliced, size=(50, 60), mode="bilinear", align_corners=False)
+    assert torch.allclose(_sample(batch, theta, (50, 60))[..., 2:-2, 2:-2], twin[..., 2:-2, 2:-2], atol=1e-4)
 
 
 def test_crops_lie_inside_the_image_and_keep_their_share() -> None:

@@ -28,6 +28,7 @@ from seps.retrieval.data import (
     read_image,
     shard_members,
 )
+from seps.retrieval.data.images import decode_image
 
 
 def colour(value: int, size: tuple[int, int] = (40, 30)) -> Image.Image:
@@ -155,6 +156,21 @@ def test_broken_files_are_named(tmp_path: Path, name: str) -> None:
     with pytest.raises(UnreadableImage, match=why) as caught:
         read_image(saved(tmp_path / name, data), (8, 8))
     assert name in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM"])
+def test_damaged_bytes_give_pixels_or_a_named_error(kind: str) -> None:
+    whole = encoded(photo(2), kind)
+    random = np.random.default_rng(0)
+    for _ in range(60):
+        data = bytearray(whole[: random.integers(1, len(whole) + 1)])
+        for place in random.integers(0, min(len(data), 400), 6):
+            data[place] = random.integers(256)
+        try:
+            assert decode_image(bytes(data), ImageSource(Path("odd.bin")), (8, 8)).shape == (3, 8, 8)
+        except UnreadableImage as error:
+            assert "odd.bin" in str(error)
 
 
 def test_large_image_just_over_the_bound_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

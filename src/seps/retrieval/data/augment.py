@@ -135,9 +135,10 @@ def _compact(
 class ImageAugment:
     """Random resized crop, horizontal flip and mild colour jitter of a float batch with values in 0..1.
 
-    Plain torch, no kornia: crop, flip and resize are one affine `grid_sample` for the whole batch, which is
-    what kornia does inside; this way the same numbers come out wherever torch runs, the draws belong to
-    the call (kornia's come from the global generator), and training needs no further package.
+    Plain torch and not kornia: crop, flip and resize are one affine `grid_sample` of the batch, equal to
+    slicing and resizing but at the crop's edge, and on a CPU no slower than kornia's chain. The draws belong
+    to the call, where kornia's move the global generator; a seed draws the same on every device and rank;
+    and training needs no further package.
 
     size: (height, width) of the result. scale: share of the area a crop keeps. ratio: how far a crop's shape
     may stray from the image's. flip: its probability. jitter: brightness, contrast and saturation are each
