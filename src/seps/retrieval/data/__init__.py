@@ -1,0 +1,37 @@
+"""Retrieval data: records, the formats they come in, checks, pixels, augmentation, batches."""
+
+from .augment import ImageAugment, augment_tokens, augment_words
+from .batches import Batch, epoch_batches, mixed_seed
+from .check import CheckReport, Finding, check_dataset, drop_bad
+from .images import ImageReader, decode_all, read_image
+from .jsonl import attach_dense, load_jsonl, save_jsonl
+from .published import load_published
+from .records import DataError, ImageRecord, ImageSource, RetrievalDataset
+from .shards import UnreadableImage, read_source, shard_members
+
+__all__ = [
+    "Batch",
+    "CheckReport",
+    "DataError",
+    "Finding",
+    "ImageAugment",
+    "ImageReader",
+    "ImageRecord",
+    "ImageSource",
+    "RetrievalDataset",
+    "UnreadableImage",
+    "attach_dense",
+    "augment_tokens",
+    "augment_words",
+    "check_dataset",
+    "decode_all",
+    "drop_bad",
+    "epoch_batches",
+    "load_jsonl",
+    "load_published",
+    "mixed_seed",
+    "read_image",
+    "read_source",
+    "save_jsonl",
+    "shard_members",
+]

@@ -1,0 +1,85 @@
+"""Which images and captions meet in which training step: a pure function of seed and epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .records import DataError
+
+
+class Batch(NamedTuple):
+    """One step of one rank: image indices and, for each, the index of one of its captions. Both (batch,)."""
+
+    images: Tensor
+    captions: Tensor
+
+
+def mixed_seed(*parts: int) -> int:
+    """One 63-bit seed from several non-negative numbers (run seed, epoch, step): near inputs, far seeds."""
+    if min(parts) < 0:
+        raise DataError(f"Seeds, epochs and steps must not be negative, got {parts}.")
+    return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def epoch_batches(
+    n_images: int,
+    captions_per_image: int | Sequence[int],
+    batch_size: int,
+    seed: int,
+    epoch: int,
+    *,
+    rank: int = 0,
+    world: int = 1,
+) -> list[Batch]:
+    """All batches of an epoch for one rank, the same on every machine for the same arguments.
+
+    An epoch visits every image at most once, so no batch holds an image twice; images left over after the
+    last whole batch wait for another epoch. Each image starts at a caption drawn with `seed` and goes on to
+    the next every epoch: as many epochs as it has captions show each of them once.
+    `batch_size` counts all ranks; rank r takes rows r*b .. (r+1)*b of each batch, b = batch_size / world,
+    so the ranks' rows in order are the batch of a single process.
+    Raises DataError for sizes that do not fit.
+    """
+    counts = _counts(n_images, captions_per_image)
+    if batch_size < 1 or batch_size > n_images:
+        raise DataError(
+            f"A batch of {batch_size} cannot be filled from {n_images} images, each at most once. "
+            f"Choose a batch size from 1 to {n_images}."
+        )
+    if not 0 <= rank < world or batch_size % world:
+        raise DataError(
+            f"A batch of {batch_size} cannot be shared by {world} processes (rank {rank}). "
+            "Choose a batch size that is a multiple of the number of processes."
+        )
+    first = torch.rand(n_images, dtype=torch.float64, generator=_generator(seed))
+    caption = ((first * counts).long() + epoch) % counts
+    order = torch.randperm(n_images, generator=_generator(seed, epoch))
+    rows = batch_size // world
+    batches = []
+    for start in range(0, n_images - batch_size + 1, batch_size):
+        images = order[start + rank * rows : start + (rank + 1) * rows]
+        batches.append(Batch(images, caption[images]))
+    return batches
+
+
+def _counts(n_images: int, captions_per_image: int | Sequence[int]) -> Tensor:
+    if isinstance(captions_per_image, int):
+        counts = torch.full((n_images,), captions_per_image, dtype=torch.int64)
+    else:
+        counts = torch.tensor(list(captions_per_image), dtype=torch.int64)
+    if len(counts) != n_images:
+        raise DataError(f"There are {n_images} images but caption counts for {len(counts)}.")
+    if n_images and int(counts.min()) < 1:
+        raise DataError(
+            f"Image {int(counts.argmin())} has no caption to train with. Take such images out with drop_bad."
+        )
+    return counts
+
+
+def _generator(*parts: int) -> torch.Generator:
+    return torch.Generator().manual_seed(mixed_seed(*parts))

@@ -1,0 +1,139 @@
+"""The simple format for everybody's pictures: JSON lines, one image a line.
+
+    {"image": "photos/cat.jpg", "captions": ["a cat", "a cat on a mat"], "dense": "A grey cat lies ..."}
+    {"image": "000017.jpg", "shard": "train-000.tar", "captions": ["two dogs"], "id": "17"}
+
+`image` is a path relative to the file's folder (or to `images_root`), or a member of the uncompressed tar
+`shard`, itself such a path. `dense` and `id` are optional; without an id the image's name is its id.
+Other keys are ignored.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from .lines import Root, checked_member, checked_text, json_lines
+from .records import DataError, ImageRecord, ImageSource, RetrievalDataset
+
+
+def load_jsonl(
+    path: str | os.PathLike[str],
+    *,
+    images_root: str | os.PathLike[str] | None = None,
+    name: str | None = None,
+    split: str | None = None,
+) -> RetrievalDataset:
+    """Read a JSONL data set; `name` and `split` default to the folder's and the file's name.
+
+    Raises DataError, with file and line, for a malformed line or a path that leads out of the root.
+    Images are not opened here: `check_dataset` does that.
+    """
+    path = Path(path)
+    root = Root(Path(images_root) if images_root is not None else path.parent)
+    records = tuple(_record(value, root, place) for place, value in json_lines(path))
+    if not records:
+        raise DataError(f"{path} holds no images. Write one JSON object a line.")
+    return RetrievalDataset(records, name or path.absolute().parent.name or "data", split or path.stem)
+
+
+def _record(value: dict[str, Any], root: Root, place: str) -> ImageRecord:
+    if "image" not in value:
+        raise DataError(f'{place}: no "image". Name a file, or a member of a tar "shard".')
+    image = checked_text(value["image"], '"image"', place)
+    if value.get("shard") is not None:
+        shard = checked_text(value["shard"], '"shard"', place)
+        source = ImageSource(root(shard, place), checked_member(image, place))
+    else:
+        source = ImageSource(root(image, place))
+    captions = value.get("captions")
+    if not isinstance(captions, list):
+        raise DataError(f'{place}: "captions" must be a list of texts, like ["a cat on a mat"].')
+    texts = tuple(checked_text(text, f"caption {k}", place).strip() for k, text in enumerate(captions, 1))
+    return ImageRecord(_id(value.get("id"), image, place), source, texts, _dense(value.get("dense"), place))
+
+
+def _id(value: object, image: str, place: str) -> str:
+    if value is None:
+        return image
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    return checked_text(value, '"id"', place)
+
+
+def _dense(value: object, place: str) -> str | None:
+    # A blank description is what a captioner leaves when it failed: the image then has none.
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return None
+    return checked_text(value, '"dense" (one text, the image\'s own)', place).strip()
+
+
+def save_jsonl(
+    dataset: RetrievalDataset,
+    path: str | os.PathLike[str],
+    *,
+    images_root: str | os.PathLike[str] | None = None,
+) -> None:
+    """Write `dataset` so that `load_jsonl` gives it back; the file appears whole or not at all.
+
+    Raises DataError if an image lies outside the file's folder (or `images_root`).
+    """
+    path = Path(path)
+    root = Path(os.path.realpath(images_root if images_root is not None else path.parent))
+    lines = [json.dumps(_line(record, root), ensure_ascii=False) + "\n" for record in dataset.records]
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
+            file.writelines(lines)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _line(record: ImageRecord, root: Path) -> dict[str, Any]:
+    file = Path(os.path.realpath(record.source.path))
+    if not file.is_relative_to(root):
+        raise DataError(
+            f"Image {record.id!r} ({record.source}) lies outside {root}: a JSONL file names images relative "
+            "to a folder. Give the folder that holds them as the image root, here and when loading."
+        )
+    relative = file.relative_to(root).as_posix()
+    place: dict[str, Any] = {"image": relative}
+    if record.source.member is not None:
+        place = {"image": record.source.member, "shard": relative}
+    line = {"id": record.id, **place, "captions": list(record.captions)}
+    return line if record.dense is None else {**line, "dense": record.dense}
+
+
+def attach_dense(dataset: RetrievalDataset, path: str | os.PathLike[str]) -> RetrievalDataset:
+    """Give images the dense texts of a JSONL file, each line `{"image": ID, "dense": TEXT}`.
+
+    Lines are bound by the image's id, never by their position; `id` may stand for `image` and `text` for
+    `dense`. Images that no line names keep what they have; lines for other images are ignored.
+    Raises DataError if two lines disagree about an image, or if no line fits.
+    """
+    path = Path(path)
+    texts: dict[str, str] = {}
+    for place, value in json_lines(path):
+        key = _id(value.get("image", value.get("id")), "", place)
+        if not key:
+            raise DataError(f'{place}: no "image". Name the image by its id, as in the data set.')
+        text = _dense(value.get("dense", value.get("text")), place)
+        if text is None:
+            continue
+        if texts.setdefault(key, text) != text:
+            raise DataError(f"{place}: a second, different dense text for image {key!r}. Keep one of them.")
+    ids = {record.id for record in dataset.records}
+    if not ids & texts.keys():
+        example = dataset.records[0].id if dataset.records else "?"
+        raise DataError(
+            f"No line of {path} names an image of {dataset.label}. "
+            f'Its images have ids like {example!r}: write that as "image".'
+        )
+    records = tuple(replace(record, dense=texts.get(record.id, record.dense)) for record in dataset.records)
+    return replace(dataset, records=records)

@@ -1,0 +1,115 @@
+"""Reading what users wrote: lines of text, lines of JSON, and paths that must stay inside a folder."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from .records import DataError
+
+
+def read_bytes(path: Path) -> bytes:
+    """The bytes of a regular file; DataError where there is none or it cannot be read."""
+    if not path.is_file():
+        raise DataError(f"There is no file {path}. Check the path.")
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
+
+
+def text_lines(path: Path) -> list[str]:
+    """The lines of a UTF-8 file without their ends.
+
+    Only line feeds (after an optional carriage return) end a line: captions hold other characters that
+    `str.splitlines` would split at, and one split line shifts every caption after it.
+    """
+    lines = read_bytes(path).removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    if lines and not lines[-1].strip():
+        lines.pop()
+    texts = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            texts.append(line.removesuffix(b"\r").decode("utf-8"))
+        except UnicodeDecodeError as error:
+            raise DataError(f"{path}, line {number}: not UTF-8 text. Save the file as UTF-8.") from error
+    return texts
+
+
+def json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(place, object) for every non-blank line of a JSONL file; `place` names file and line in messages."""
+    for number, line in enumerate(text_lines(path), start=1):
+        if not line.strip():
+            continue
+        place = f"{path}, line {number}"
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise DataError(
+                f"{place}: not valid JSON ({error}). Each line must be one JSON object."
+            ) from error
+        if not isinstance(value, dict):
+            raise DataError(f"{place}: must be a JSON object like {{...}}, not a {type(value).__name__}.")
+        yield place, value
+
+
+def checked_text(value: object, what: str, place: str) -> str:
+    """`value` as a text with words in it, left as it is (names may start with a space), or DataError."""
+    if not isinstance(value, str):
+        raise DataError(f"{place}: {what} must be a text, not {type(value).__name__}.")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"{place}: {what} holds half of a surrogate pair, which is not a character."
+        ) from error
+    if not value.strip():
+        raise DataError(f"{place}: {what} is blank. Write a text or leave the entry out.")
+    return value
+
+
+class Root:
+    """A folder that paths from data files may not lead out of, links followed.
+
+    Resolved parents are remembered: a hundred thousand images share a few folders.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        if not folder.is_dir():
+            raise DataError(f"The image folder {folder} does not exist or is not a folder.")
+        self.folder = Path(os.path.realpath(folder))
+        self._parents: dict[str, str] = {}
+
+    def __call__(self, name: str, place: str) -> Path:
+        """The resolved path of `name` under the folder; the file itself need not exist."""
+        if "\0" in name:
+            raise DataError(f"{place}: the path {name!r} holds a NUL character.")
+        if os.path.isabs(name) or name.startswith("/"):
+            raise DataError(f"{place}: the path {name!r} is absolute. Write it relative to {self.folder}.")
+        parent, last = os.path.split(os.path.join(self.folder, name))
+        try:
+            if parent not in self._parents:
+                self._parents[parent] = os.path.realpath(parent)
+            full = os.path.join(self._parents[parent], last)
+            if last in ("", ".", "..") or os.path.islink(full):
+                full = os.path.realpath(full)
+        except (OSError, ValueError) as error:
+            raise DataError(f"{place}: the path {name!r} cannot be followed ({error}).") from error
+        if not full.startswith(str(self.folder).rstrip(os.sep) + os.sep):
+            raise DataError(
+                f"{place}: the path {name!r} leads out of {self.folder}, links followed. "
+                "Give the folder that holds the images as the image root."
+            )
+        return Path(full)
+
+
+def checked_member(name: str, place: str) -> str:
+    """A tar member's name without a leading `./`; absolute names and `..` are refused as for files."""
+    if name.startswith("/") or ".." in name.split("/") or "\0" in name:
+        raise DataError(
+            f"{place}: the member name {name!r} leads out of its shard. Use a plain relative name."
+        )
+    return name.removeprefix("./")

@@ -1,0 +1,115 @@
+"""The published layout of Flickr30K and MS-COCO, read so that dense text is bound to its image at once.
+
+id_mapping.json    {"51": "101362133.jpg", ...}   image id -> file name
+SPLIT_ids.txt      an image id per caption
+SPLIT_caps.txt     the captions, a line each
+NAME_SPLIT.jsonl   {"text": ...} per image, in the order in which the ids first appear (optional)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from .lines import Root, checked_text, json_lines, read_bytes, text_lines
+from .records import DataError, ImageRecord, ImageSource, RetrievalDataset
+
+
+def load_published(
+    folder: str | os.PathLike[str],
+    split: str,
+    name: str = "f30k",
+    *,
+    images_dir: str | os.PathLike[str],
+) -> RetrievalDataset:
+    """Read one split of the published layout; `name` is `f30k` or `coco`, as the JSONL file is called.
+
+    Without `NAME_SPLIT.jsonl` no image has dense text. Images are ordered as their ids first appear, so
+    that COCO's five folds are subsets of consecutive thousands.
+    Raises DataError where files are missing or their counts disagree.
+    """
+    folder = Path(folder)
+    for part in (split, name):
+        if not part or os.path.basename(part) != part:
+            raise DataError(f"{part!r} is not the name of a split or of a data set, like 'test' or 'f30k'.")
+    ids, captions = _captions(folder / f"{split}_ids.txt", folder / f"{split}_caps.txt")
+    files = _file_names(folder / "id_mapping.json")
+    dense = _dense_by_id(folder / f"{name}_{split}.jsonl", ids)
+    captions_of: dict[str, list[str]] = {}
+    for image_id, caption in zip(ids, captions, strict=True):
+        captions_of.setdefault(image_id, []).append(caption)
+    root = Root(Path(images_dir))
+    records = []
+    for image_id, texts in captions_of.items():
+        if image_id not in files:
+            raise DataError(
+                f"{folder / 'id_mapping.json'} has no file for image id {image_id!r} of {split}_ids.txt. "
+                "Take both files from the same release."
+            )
+        place = f"{folder / 'id_mapping.json'}, id {image_id!r}"
+        source = ImageSource(root(files[image_id], place))
+        records.append(ImageRecord(image_id, source, tuple(texts), dense.get(image_id)))
+    return RetrievalDataset(tuple(records), name, split)
+
+
+def _captions(ids_path: Path, captions_path: Path) -> tuple[list[str], list[str]]:
+    """(image id of each caption, captions), in the order of the files."""
+    ids = [line.strip() for line in text_lines(ids_path)]
+    lines = text_lines(captions_path)
+    if len(ids) != len(lines):
+        raise DataError(
+            f"{ids_path} has {len(ids)} lines and {captions_path} has {len(lines)}: "
+            "there must be one image id for each caption. Take both files from the same release."
+        )
+    if not ids:
+        raise DataError(f"{ids_path} is empty: no captions to load.")
+    captions = []
+    for number, (image_id, line) in enumerate(zip(ids, lines, strict=True), start=1):
+        if not image_id:
+            raise DataError(f"{ids_path}, line {number}: blank, where an image id should be.")
+        captions.append(checked_text(line, "the caption", f"{captions_path}, line {number}").strip())
+    return ids, captions
+
+
+def _file_names(path: Path) -> dict[str, str]:
+    try:
+        mapping = json.loads(read_bytes(path))
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{path}: not valid JSON ({error}).") from error
+    if not isinstance(mapping, dict):
+        raise DataError(f'{path}: must be one object like {{"51": "101362133.jpg"}}.')
+    return {key: checked_text(value, f"the file of id {key!r}", str(path)) for key, value in mapping.items()}
+
+
+def _dense_by_id(path: Path, ids: list[str]) -> dict[str, str | None]:
+    """Dense text by image id; {} without the file.
+
+    Accepts a line per image, or a line per caption when all lines of one image agree.
+    """
+    if not path.exists():
+        return {}
+    texts: list[str | None] = []
+    for place, value in json_lines(path):
+        text = value.get("text", value.get("dense"))
+        if not isinstance(text, str):
+            raise DataError(f'{place}: must hold the description as {{"text": "..."}}.')
+        texts.append(checked_text(text, "the description", place).strip() if text.strip() else None)
+    images = list(dict.fromkeys(ids))
+    if len(texts) == len(images):
+        return dict(zip(images, texts, strict=True))
+    if len(texts) != len(ids):
+        raise DataError(
+            f"{path} has {len(texts)} descriptions for {len(images)} images with {len(ids)} captions: "
+            "it must have one for each image. Take it from the same release as the ids."
+        )
+    dense: dict[str, str | None] = {}
+    for number, (image, text) in enumerate(zip(ids, texts, strict=True), start=1):
+        if dense.setdefault(image, text) != text:
+            raise DataError(
+                f"{path}, description {number}: image {image!r} has another description above. The file has "
+                "one a caption, and they differ: a dense text describes an image. Keep one for each image."
+            )
+    return dense

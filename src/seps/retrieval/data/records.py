@@ -1,0 +1,116 @@
+"""What a retrieval data set is: images, each with its own captions and its own dense text.
+
+Dense text is written from an image and belongs to it: it lives in the image's record and nowhere else. A
+caption is addressed as (image index, caption index). No list of dense texts per caption exists, so that
+no later code can hand a query the description of the image it should find.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+
+class DataError(ValueError):
+    """Something in the user's data is wrong; the message says what, where, and what to do."""
+
+
+@dataclass(frozen=True, order=True)
+class ImageSource:
+    """Where the bytes of one image are: a file, or a member of an uncompressed tar shard."""
+
+    path: Path
+    member: str | None = None
+
+    def __str__(self) -> str:
+        return str(self.path) if self.member is None else f"{self.member} in {self.path}"
+
+
+@dataclass(frozen=True)
+class ImageRecord:
+    """One image with its captions and, if there is one, the dense text that describes it.
+
+    Raises DataError for an empty id, a blank caption, or a dense text that is not one non-blank string.
+    """
+
+    id: str
+    source: ImageSource
+    captions: tuple[str, ...]
+    dense: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.id, str) or not self.id:
+            raise DataError(f"An image needs a non-empty text as its id, not {self.id!r} ({self.source}).")
+        if not isinstance(self.captions, tuple):
+            raise DataError(f"The captions of image {self.id!r} must be a tuple of texts.")
+        for number, caption in enumerate(self.captions):
+            if not isinstance(caption, str) or not caption.strip():
+                raise DataError(f"Caption {number} of image {self.id!r} is not a text with words in it.")
+        if self.dense is not None and (not isinstance(self.dense, str) or not self.dense.strip()):
+            raise DataError(
+                f"The dense text of image {self.id!r} must be one non-blank text, the image's own, or None; "
+                f"got {type(self.dense).__name__}."
+            )
+
+
+@dataclass(frozen=True)
+class RetrievalDataset:
+    """Images in a fixed order; captions are numbered image by image.
+
+    `len(dataset)` counts images.
+    """
+
+    records: tuple[ImageRecord, ...]
+    name: str = "data"
+    split: str = "all"
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    @property
+    def label(self) -> str:
+        """Name and split in one word, for messages and tables."""
+        return f"{self.name}/{self.split}"
+
+    @property
+    def captions(self) -> list[str]:
+        """All captions, those of image 0 first; `image_of_caption` says whose each is."""
+        return [caption for record in self.records for caption in record.captions]
+
+    @property
+    def captions_per_image(self) -> list[int]:
+        """How many captions each image has."""
+        return [len(record.captions) for record in self.records]
+
+    @property
+    def image_of_caption(self) -> Tensor:
+        """(captions,) int64: the image index of each entry of `captions`."""
+        return torch.repeat_interleave(
+            torch.arange(len(self)), torch.tensor(self.captions_per_image, dtype=torch.int64)
+        )
+
+    @property
+    def dense(self) -> list[str | None]:
+        """The dense text of each image, None where it has none: one entry an image, never a caption."""
+        return [record.dense for record in self.records]
+
+    @property
+    def sources(self) -> list[ImageSource]:
+        """Where each image is."""
+        return [record.source for record in self.records]
+
+    def caption(self, image: int, index: int) -> str:
+        """Caption `index` of image `image`."""
+        return self.records[image].captions[index]
+
+    def subset(self, indices: Iterable[int]) -> RetrievalDataset:
+        """The images at `indices`, in that order, each with its captions and dense text."""
+        return replace(self, records=tuple(self.records[int(index)] for index in indices))
+
+    def drop_dense(self) -> RetrievalDataset:
+        """The same images and captions without any dense text."""
+        return replace(self, records=tuple(replace(record, dense=None) for record in self.records))

@@ -1,0 +1,121 @@
+"""Reading image bytes from files and from tar shards, at random and from many threads."""
+
+from __future__ import annotations
+
+import functools
+import os
+import stat
+import tarfile
+import threading
+from pathlib import Path
+
+from .records import DataError, ImageSource
+
+MAX_BYTES = 1 << 29  # no photo is larger; a wrong file under its name must not fill the memory
+_INDEX_LOCK = threading.Lock()
+
+
+class UnreadableImage(DataError):
+    """One image cannot be read: its file or member is missing, or its bytes are not a whole image."""
+
+    def __init__(self, source: ImageSource, why: str) -> None:
+        super().__init__(f"The image {source} cannot be read: {why}")
+        self.source = source
+        self.why = why
+
+
+def read_source(source: ImageSource) -> bytes:
+    """The encoded bytes of an image. Raises UnreadableImage if they are not all there.
+
+    Every call opens its own handle, so threads never share a file position.
+    """
+    try:
+        if source.member is None:
+            offset, length = 0, _regular_size(source.path)
+        else:
+            offset, length = _locate(source, source.member)
+        if length > MAX_BYTES:
+            raise UnreadableImage(source, f"its file is larger than {MAX_BYTES >> 20} MiB. Make it smaller.")
+        data = _read(source.path, offset, length)
+    except (OSError, ValueError) as error:
+        if isinstance(error, UnreadableImage):
+            raise
+        raise UnreadableImage(source, f"{_reason(error)}.") from error
+    if len(data) < length:
+        raise UnreadableImage(source, "its file ends before the image does. Copy the file again.")
+    return data
+
+
+def source_exists(source: ImageSource) -> bool:
+    """Whether there is a regular file, or a shard with such a member; nothing is decoded."""
+    try:
+        if source.member is None:
+            _regular_size(source.path)
+        else:
+            _locate(source, source.member)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def shard_members(path: Path) -> list[str]:
+    """The names of the regular files in a tar shard, in its order. Raises DataError if it is not a tar."""
+    try:
+        return list(_members(path))
+    except OSError as error:
+        raise DataError(f"The shard {path} cannot be read: {_reason(error)}.") from error
+
+
+def _locate(source: ImageSource, member: str) -> tuple[int, int]:
+    """(offset, length) of a member; the index of a shard is read once and kept."""
+    members = _members(source.path)
+    if member not in members:
+        raise UnreadableImage(source, "the shard has no such member. Compare the names in the JSONL with it.")
+    return members[member]
+
+
+def _members(path: Path) -> dict[str, tuple[int, int]]:
+    _regular_size(path)
+    status = path.stat()
+    with _INDEX_LOCK:
+        return _read_index(path, status.st_size, status.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=4096)
+def _read_index(path: Path, size: int, modified: int) -> dict[str, tuple[int, int]]:
+    """Member name -> (offset, length). Size and time are part of the key: a rewritten shard is read anew."""
+    index: dict[str, tuple[int, int]] = {}
+    try:
+        with tarfile.open(path, mode="r:") as shard:
+            for member in shard:
+                # Links and sparse members have no plain run of bytes; nothing is ever extracted to disk.
+                if member.isreg() and member.sparse is None:
+                    index[member.name.removeprefix("./")] = (member.offset_data, member.size)
+    except tarfile.TarError as error:
+        # A shard cut short still serves the members before the cut; those after it are reported as missing.
+        if not index:
+            raise DataError(
+                f"{path} is not an uncompressed tar file ({error}). Shards must be plain .tar files: "
+                "compressed ones cannot be read at random."
+            ) from error
+    return index
+
+
+def _regular_size(path: Path) -> int:
+    # A pipe or a device under an image's name would block a reader for ever.
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):
+        raise DataError(f"{path} is not a regular file")
+    return status.st_size
+
+
+def _read(path: Path, offset: int, length: int) -> bytes:
+    with open(path, "rb") as file:
+        file.seek(offset)
+        return file.read(length)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "there is no such file"
+    return str(getattr(error, "strerror", None) or error).rstrip(".")

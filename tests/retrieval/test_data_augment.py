@@ -1,0 +1,292 @@
+"""Augmentation of captions and images, and the order of batches: shares, limits, determinism, ranks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from seps.retrieval.data import (
+    DataError,
+    ImageAugment,
+    augment_tokens,
+    augment_words,
+    epoch_batches,
+    mixed_seed,
+)
+from seps.retrieval.data.augment import _sample
+
+CLS, SEP, PAD, MASK, VOCABULARY = 101, 102, 0, 103, 1000
+SPECIAL = (PAD, CLS, SEP, MASK)
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def captions(lengths: list[int]) -> tuple[Tensor, Tensor]:
+    """Rows [CLS] 200 201 ... [SEP] [PAD]...: every word of a row has its own id."""
+    width = max(lengths) + 2
+    ids = torch.zeros(len(lengths), width, dtype=torch.int64)
+    for row, length in enumerate(lengths):
+        ids[row, : length + 2] = torch.tensor([CLS, *range(200, 200 + length), SEP])
+    return ids, (ids != PAD).long()
+
+
+def augmented(ids: Tensor, mask: Tensor, seed: int = 0, probability: float = 0.2) -> tuple[Tensor, Tensor]:
+    return augment_tokens(
+        ids,
+        mask,
+        mask_id=MASK,
+        vocab_size=VOCABULARY,
+        special_ids=SPECIAL,
+        generator=generator(seed),
+        probability=probability,
+    )
+
+
+def test_shares_are_those_published() -> None:
+    ids, mask = captions([50] * 2000)
+    out, kept = augmented(ids, mask)
+    words = 50 * 2000
+    dropped = (mask.sum() - kept.sum()).item() / words
+    masked = (out == MASK).sum().item() / words
+    drawn = (kept.bool() & ((out < 200) | (out >= 250)) & (out != CLS) & (out != SEP) & (out != MASK)).sum()
+    assert dropped == pytest.approx(0.08, abs=0.004)
+    assert masked == pytest.approx(0.10, abs=0.004)
+    assert drawn.item() / words == pytest.approx(0.02 * 0.95, abs=0.002)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.lists(st.integers(0, 9), min_size=1, max_size=6),
+    st.integers(0, 2**31),
+    st.sampled_from([0.0, 0.2, 0.9, 1.0]),
+)
+def test_augmented_rows_stay_well_formed(lengths: list[int], seed: int, probability: float) -> None:
+    ids, mask = captions(lengths)
+    before = ids.clone()
+    out, kept = augmented(ids, mask, seed, probability)
+    assert torch.equal(ids, before) and out.shape == ids.shape and kept.dtype == mask.dtype
+    for row, length in enumerate(lengths):
+        n = int(kept[row].sum())
+        assert kept[row].tolist() == [1] * n + [0] * (len(kept[row]) - n)
+        tokens = out[row, :n].tolist()
+        assert tokens[0] == CLS and tokens[-1] == SEP
+        inner = tokens[1:-1]
+        assert CLS not in inner and SEP not in inner and PAD not in inner
+        assert bool(inner) == bool(length) and len(inner) <= length
+        survivors = [token for token in inner if 200 <= token < 200 + length]
+        if probability == 0.0:
+            assert survivors == inner == list(range(200, 200 + length))
+        assert (out[row, n:] == PAD).all()
+
+
+def test_tokens_are_a_function_of_the_seed() -> None:
+    ids, mask = captions([12, 7, 3])
+    torch.manual_seed(1)
+    first = augmented(ids, mask, 5)
+    torch.manual_seed(2)
+    assert all(torch.equal(a, b) for a, b in zip(first, augmented(ids, mask, 5), strict=True))
+    assert not torch.equal(first[0], augmented(ids, mask, 6)[0])
+
+
+def test_sub_words_share_the_fate_of_their_word() -> None:
+    ids, mask = captions([30] * 400)
+    words = ((torch.arange(32) - 1) // 3).repeat(400, 1)
+    words[:, 0] = words[:, -1] = -1
+    out, kept, numbers = augment_words(
+        ids,
+        mask,
+        words,
+        mask_id=MASK,
+        vocab_size=VOCABULARY,
+        special_ids=SPECIAL,
+        generator=generator(),
+        pad_id=9,
+    )
+    assert (out[~kept.bool()] == 9).all() and (numbers[~kept.bool()] == -1).all()
+    seen = set()
+    for row in range(400):
+        for word in range(10):
+            tokens = out[row][numbers[row] == word].tolist()
+            unchanged = [t for t in tokens if t in range(200 + 3 * word, 203 + 3 * word)]
+            assert len(tokens) in (0, 3)
+            assert tokens.count(MASK) in (0, 3)
+            seen.add(
+                "dropped"
+                if not tokens
+                else "masked"
+                if MASK in tokens
+                else "kept"
+                if len(unchanged) == 3
+                else "?"
+            )
+    assert seen >= {"dropped", "masked", "kept"}
+
+
+def test_token_shapes_and_probability_are_checked() -> None:
+    ids, mask = captions([3])
+    with pytest.raises(DataError, match="one shape"):
+        augmented(ids, mask[:, :-1])
+    with pytest.raises(DataError, match="between 0 and 1"):
+        augmented(ids, mask, probability=20)
+
+
+def pixels(n: int = 6, height: int = 24, width: int = 32) -> Tensor:
+    return torch.rand(n, 3, height, width, generator=generator(7))
+
+
+def test_image_augment_without_noise_is_the_identity_and_flips_exactly() -> None:
+    still = ImageAugment((24, 32), scale=(1.0, 1.0), flip=0.0, jitter=0.0)
+    mirror = ImageAugment((24, 32), scale=(1.0, 1.0), flip=1.0, jitter=0.0)
+    batch = pixels()
+    assert torch.allclose(still(batch, 0), batch, atol=1e-5)
+    assert torch.allclose(mirror(batch, 0), batch.flip(-1), atol=1e-5)
+
+
+def test_a_crop_is_a_slice_resized() -> None:
+    """The affine sampling against its slow twin; at the crop's edge it may see the pixels outside."""
+    batch = pixels(2, 48, 64)
+    top, left, height, width = 10, 20, 30, 40
+    theta = torch.zeros(2, 2, 3)
+    theta[:, 0, 0], theta[:, 0, 2] = width / 64, (2 * left + width) / 64 - 1
+    theta[:, 1, 1], theta[:, 1, 2] = height / 48, (2 * top + height) / 48 - 1
+    sliced = batch[:, :, top : top + height, left : left + width]
+    twin = torch.nn.functional.interpolate(sliced, size=(50, 60), mode="bilinear", align_corners=False)
+    assert torch.allclose(_sample(batch, theta, (50, 60))[..., 2:-2, 2:-2], twin[..., 2:-2, 2:-2], atol=1e-4)
+
+
+def test_crops_lie_inside_the_image_and_keep_their_share() -> None:
+    """A picture of its own coordinates shows where each crop was."""
+    y, x = torch.meshgrid(torch.linspace(0, 1, 101), torch.linspace(0, 1, 101), indexing="ij")
+    batch = torch.stack([x, y, torch.zeros_like(x)]).repeat(300, 1, 1, 1)
+    out = ImageAugment((101, 101), scale=(0.3, 0.8), jitter=0.0)(batch, 3)
+    widths = (out[:, 0].amax((1, 2)) - out[:, 0].amin((1, 2))) * 101 / 100
+    heights = (out[:, 1].amax((1, 2)) - out[:, 1].amin((1, 2))) * 101 / 100
+    area, shape = widths * heights, widths / heights
+    assert area.min() > 0.27 and area.max() < 0.83 and area.std() > 0.1
+    assert shape.min() > 0.7 and shape.max() < 1.4
+    flipped = (out[:, 0, 50, 0] > out[:, 0, 50, -1]).float().mean()
+    assert 0.4 < flipped < 0.6
+    assert out[:, 0].amin((1, 2)).std() > 0.03 and out[:, 1].amin((1, 2)).std() > 0.03
+
+
+def test_image_augment_depends_on_its_seed_alone_and_agrees_across_ranks() -> None:
+    augment, batch = ImageAugment((20, 20)), pixels(8)
+    torch.manual_seed(1)
+    whole = augment(batch, 11)
+    state = torch.get_rng_state()
+    torch.manual_seed(2)
+    assert torch.equal(whole, augment(batch, 11))
+    torch.manual_seed(1)
+    assert torch.equal(state, torch.get_rng_state())
+    assert not torch.allclose(whole, augment(batch, 12))
+    parts = torch.cat([augment(batch[:4], 11, first=0), augment(batch[4:], 11, first=4)])
+    assert torch.allclose(whole, parts, atol=1e-6)
+
+
+def test_jitter_stays_in_range_and_mild() -> None:
+    out = ImageAugment((24, 32), scale=(1.0, 1.0), flip=0.0, jitter=0.2)(pixels(64), 0)
+    assert out.min() >= 0 and out.max() <= 1
+    grey = torch.full((64, 3, 4, 4), 0.5)
+    level = ImageAugment((4, 4), jitter=0.2)(grey, 0)
+    assert level.min() >= 0.4 - 1e-5 and level.max() <= 0.6 + 1e-5 and level[:, 0, 0, 0].std() > 0.03
+
+
+def test_image_augment_keeps_half_precision_and_refuses_bytes() -> None:
+    assert ImageAugment((8, 8))(pixels().bfloat16(), 0).dtype == torch.bfloat16
+    with pytest.raises(DataError, match="Divide uint8"):
+        ImageAugment((8, 8))((pixels() * 255).byte(), 0)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"size": (0, 4)},
+        {"scale": (0.9, 0.5)},
+        {"scale": (0.0, 1.0)},
+        {"ratio": 0.5},
+        {"flip": 2.0},
+        {"jitter": 1},
+    ],
+)
+def test_image_augment_checks_its_fields(fields: dict[str, object]) -> None:
+    with pytest.raises(DataError, match=next(iter(fields))):
+        ImageAugment(**{"size": (4, 4), **fields})  # type: ignore[arg-type]
+
+
+def test_batches_repeat_for_the_same_seed_and_differ_between_epochs() -> None:
+    once, again = epoch_batches(50, 5, 8, 3, 4), epoch_batches(50, 5, 8, 3, 4)
+    assert len(once) == 6
+    for a, b in zip(once, again, strict=True):
+        assert torch.equal(a.images, b.images) and torch.equal(a.captions, b.captions)
+    assert not torch.equal(once[0].images, epoch_batches(50, 5, 8, 3, 5)[0].images)
+    assert not torch.equal(once[0].images, epoch_batches(50, 5, 8, 4, 4)[0].images)
+
+
+def test_the_order_is_pinned() -> None:
+    """A run resumed on another release must see the same batches: these figures must not move."""
+    batches = epoch_batches(6, 5, 3, seed=7, epoch=2)
+    assert [(b.images.tolist(), b.captions.tolist()) for b in batches] == [
+        ([5, 1, 0], [4, 3, 3]),
+        ([2, 3, 4], [4, 4, 1]),
+    ]
+
+
+def test_every_caption_is_seen_once_in_as_many_epochs() -> None:
+    counts = [1, 2, 3, 5, 4, 2]
+    seen: list[list[int]] = [[] for _ in counts]
+    for epoch in range(60):
+        for batch in epoch_batches(6, counts, 3, 0, epoch):
+            for image, caption in zip(batch.images.tolist(), batch.captions.tolist(), strict=True):
+                seen[image].append(caption)
+    for count, captions_seen in zip(counts, seen, strict=True):
+        assert len(captions_seen) == 60
+        for start in range(0, 60, count):
+            assert sorted(captions_seen[start : start + count]) == list(range(count))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 10), st.integers(1, 4), st.integers(0, 99), st.integers(0, 9))
+def test_ranks_share_the_batch_of_one_process(n: int, rows: int, world: int, seed: int, epoch: int) -> None:
+    size = rows * world
+    if size > n:
+        with pytest.raises(DataError, match="cannot be filled"):
+            epoch_batches(n, 5, size, seed, epoch)
+        return
+    whole = epoch_batches(n, 5, size, seed, epoch)
+    ranks = [epoch_batches(n, 5, size, seed, epoch, rank=rank, world=world) for rank in range(world)]
+    assert len(whole) == n // size
+    for step, batch in enumerate(whole):
+        assert len(set(batch.images.tolist())) == size
+        assert torch.equal(batch.images, torch.cat([r[step].images for r in ranks]))
+        assert torch.equal(batch.captions, torch.cat([r[step].captions for r in ranks]))
+    images = torch.cat([batch.images for batch in whole])
+    assert len(images.unique()) == len(images)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        ((4, [1, 2, 0, 1], 2, 0, 0), "Image 2 has no caption"),
+        ((4, [1, 2], 2, 0, 0), "caption counts for 2"),
+        ((4, 5, 0, 0, 0), "cannot be filled"),
+        ((4, 5, 2, -1, 0), "negative"),
+    ],
+)
+def test_impossible_batches_are_refused(arguments: tuple[object, ...], what: str) -> None:
+    with pytest.raises(DataError, match=what):
+        epoch_batches(*arguments)  # type: ignore[arg-type]
+
+
+def test_a_batch_that_ranks_cannot_share_is_refused() -> None:
+    with pytest.raises(DataError, match="multiple"):
+        epoch_batches(9, 5, 3, 0, 0, rank=0, world=2)
+
+
+def test_mixed_seeds_do_not_collide() -> None:
+    seeds = {mixed_seed(a, b) for a in range(40) for b in range(40)}
+    assert len(seeds) == 1600 and max(seeds) < 2**63
