@@ -44,6 +44,11 @@ def make_model(family: str) -> Any:
             t.Dinov2WithRegistersConfig(num_register_tokens=3, **SMALL_IMAGE)
         ),
         "ijepa": lambda: t.IJepaModel(t.IJepaConfig(**SMALL_IMAGE)),
+        "convnext": lambda: t.ConvNextModel(
+            t.ConvNextConfig(hidden_sizes=[8, 16], depths=[1, 1], num_stages=2)
+        ),
+        "mae": lambda: t.ViTMAEModel(t.ViTMAEConfig(**SMALL_IMAGE)),
+        "siglip2": lambda: t.Siglip2VisionModel(t.Siglip2VisionConfig(**SMALL, patch_size=8, num_patches=16)),
         "bert": lambda: t.BertModel(t.BertConfig(**SMALL_TEXT)),
         "roberta": lambda: t.RobertaModel(t.RobertaConfig(**SMALL_TEXT, pad_token_id=0)),
     }

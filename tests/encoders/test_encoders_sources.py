@@ -188,3 +188,29 @@ def test_freeze_a_block_that_is_not_there(saved: Any) -> None:
         freeze(vision_encoder(saved("vit")), upto=3)
     with pytest.raises(ValueError, match="0 blocks"):
         freeze(torch.nn.Linear(2, 2), upto=0)
+
+
+def test_a_preset_reads_what_the_hub_client_fetched(saved: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, list[str]]] = []
+
+    def fetch(model: str, *, allow_patterns: list[str], local_files_only: bool) -> str:
+        asked.append((model, allow_patterns))
+        return str(saved("bert"))
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
+    encoder = text_encoder("bert-base")
+    assert encoder.width == 32 and asked[0][0] == "bert-base-uncased"
+    assert "model*.safetensors" in asked[0][1] and not any("bin" in pattern for pattern in asked[0][1])
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [("GatedRepoError", "hf auth login"), ("RepositoryNotFoundError", "no model some/model")],
+)
+def test_what_the_hub_refuses(error: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise type(error, (Exception,), {})("403")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
+    with pytest.raises(EncoderUnavailable, match=words):
+        vision_encoder("some/model")

@@ -176,3 +176,9 @@ def test_presets_describe_the_published_models(monkeypatch: pytest.MonkeyPatch) 
     for name, figures in published.items():
         encoder = vision_encoder(name, pretrained=False)
         assert (encoder.width, encoder.num_prefix_tokens, encoder.grid) == figures, name
+
+
+@pytest.mark.parametrize("family", ["convnext", "mae", "siglip2"])
+def test_architectures_without_a_plain_grid_are_refused(saved: Any, family: str) -> None:
+    with pytest.raises(ValueError, match=r"vision model \w+ is not supported"):
+        vision_encoder(saved(family), pretrained=False)

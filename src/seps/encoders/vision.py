@@ -133,10 +133,10 @@ class TransformersVision(VisionEncoder):
         config: Any = model.config
         prefix = count_prefix(config)
         super().__init__(
+            stride=patch_stride(config),
             width=int(config.hidden_size),
             num_prefix_tokens=prefix if prefix is not None else 0,
             image_size=image_size,
-            stride=patch_stride(config),
             preprocessing=preprocessing,
             min_size=_min_size(config),
         )
@@ -158,25 +158,23 @@ class TransformersVision(VisionEncoder):
             module.window_size, module.shift_size = window, shift
         extra = {"interpolate_pos_encoding": True} if self._interpolates else {}
         tokens: Tensor = self.model(pixel_values=normalised, **extra).last_hidden_state
-        if tokens.ndim == 4:
-            tokens = tokens.flatten(2).transpose(1, 2)
         if self._final_norm:
             tokens = self.model.post_layernorm(tokens)  # type: ignore[operator]
         return tokens
 
     def _measure_prefix(self) -> int:
-        was_training = self.training
-        self.eval()
-        with torch.no_grad():
-            tokens = self.encode(torch.zeros(1, 3, *self.image_size))
-        self.train(was_training)
-        prefix = tokens.shape[1] - self.num_patches
-        if prefix < 0:
+        kind, tokens = self.model.config.model_type, 0  # type: ignore[union-attr]
+        try:
+            with torch.no_grad():
+                tokens = self.encode(torch.zeros(1, 3, *self.image_size)).shape[1]
+        except TypeError as error:  # it wants more than pixels, as SigLIP 2 with free image shapes does
+            raise ValueError(f"The vision model {kind} is not supported: {error}") from error
+        if tokens < self.num_patches:
             raise ValueError(
-                f"The vision model {self.model.config.model_type} gave {tokens.shape[1]} tokens for a "  # type: ignore[union-attr]
-                f"{self.grid[0]}x{self.grid[1]} grid: this architecture is not supported."
+                f"The vision model {kind} is not supported: it gave {tokens} tokens for a "
+                f"{self.grid[0]}x{self.grid[1]} grid."
             )
-        return prefix
+        return tokens - self.num_patches
 
 
 def count_prefix(config: Any) -> int | None:
@@ -188,8 +186,11 @@ def count_prefix(config: Any) -> int | None:
 def patch_stride(config: Any) -> tuple[int, int]:
     """Pixels per patch (vertical, horizontal), over all merging stages."""
     patch = getattr(config, "patch_size", None)
-    if patch is None:
-        raise ValueError(f"The vision model {config.model_type} states no patch_size: it is not supported.")
+    if patch is None or not hasattr(config, "hidden_size"):
+        raise ValueError(
+            f"The vision model {config.model_type} is not supported: it is not made of equal patches "
+            "(its configuration states no patch_size or no hidden_size)."
+        )
     rows, columns = (patch, patch) if isinstance(patch, int) else tuple(patch)
     depths = getattr(config, "depths", None)
     merged = 2 ** (len(depths) - 1) if depths else 1
