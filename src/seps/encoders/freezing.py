@@ -1,0 +1,38 @@
+"""Freeze and unfreeze encoders, whole or up to a block."""
+
+from __future__ import annotations
+
+from torch import nn
+
+
+def freeze(module: nn.Module, upto: int | None = None) -> None:
+    """Stop gradients at all parameters, or, with `upto`, at the embedding and the first `upto` blocks alone.
+
+    Blocks are the entries of the outermost ModuleList (transformer layers, Swin stages, convolution blocks).
+    Later blocks and the final norm are left as they are. Raises ValueError for a block that is not there.
+    """
+    parameters = list(module.parameters())
+    for parameter in parameters[: len(parameters) if upto is None else _parameters_upto(module, upto)]:
+        parameter.requires_grad_(False)
+
+
+def unfreeze(module: nn.Module) -> None:
+    """Let gradients reach every parameter again."""
+    for parameter in module.parameters():
+        parameter.requires_grad_(True)
+
+
+def _parameters_upto(module: nn.Module, upto: int) -> int:
+    # Encoders register their parts in the order they run: embedding, blocks, final norm.
+    blocks = next((child for child in module.modules() if isinstance(child, nn.ModuleList)), None)
+    count = 0 if blocks is None else len(blocks)
+    if blocks is None or not 0 <= upto <= count:
+        raise ValueError(
+            f"freeze(upto={upto}): this encoder has {count} blocks; give a number from 0 to {count}."
+        )
+    last = {id(parameter) for block in blocks[upto:] for parameter in block.parameters()}
+    held = {id(parameter) for block in blocks for parameter in block.parameters()}
+    order = [id(parameter) for parameter in module.parameters()]
+    if upto < count:
+        return next(index for index, key in enumerate(order) if key in last)
+    return 1 + max(index for index, key in enumerate(order) if key in held)

