@@ -33,9 +33,7 @@ def make_model(family: str) -> Any:
     made = {
         "vit": lambda: t.ViTModel(t.ViTConfig(**SMALL_IMAGE)),
         "swin": lambda: t.SwinModel(
-            t.SwinConfig(
-                image_size=32, patch_size=2, embed_dim=16, depths=[2, 2], num_heads=[2, 2], window_size=4
-            )
+            t.SwinConfig(image_size=32, patch_size=2, embed_dim=16, depths=[2, 2], num_heads=[2, 2], window_size=4)
         ),
         "clip": lambda: t.CLIPModel(t.CLIPConfig(projection_dim=16, **towers)),
         "siglip": lambda: t.SiglipModel(t.SiglipConfig(**towers)),
@@ -44,9 +42,7 @@ def make_model(family: str) -> Any:
             t.Dinov2WithRegistersConfig(num_register_tokens=3, **SMALL_IMAGE)
         ),
         "ijepa": lambda: t.IJepaModel(t.IJepaConfig(**SMALL_IMAGE)),
-        "convnext": lambda: t.ConvNextModel(
-            t.ConvNextConfig(hidden_sizes=[8, 16], depths=[1, 1], num_stages=2)
-        ),
+        "convnext": lambda: t.ConvNextModel(t.ConvNextConfig(hidden_sizes=[8, 16], depths=[1, 1], num_stages=2)),
         "mae": lambda: t.ViTMAEModel(t.ViTMAEConfig(**SMALL_IMAGE)),
         "siglip2": lambda: t.Siglip2VisionModel(t.Siglip2VisionConfig(**SMALL, patch_size=8, num_patches=16)),
         "bert": lambda: t.BertModel(t.BertConfig(**SMALL_TEXT)),

@@ -31,9 +31,7 @@ def copied(saved: Any, tmp_path: Path) -> Path:
         ("vitb", "vit-b-384"),
     ],
 )
-def test_a_model_that_is_not_here(
-    name: str, words: str, local: bool, tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_a_model_that_is_not_here(name: str, words: str, local: bool, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(EncoderUnavailable, match=words) as caught:
         vision_encoder(name, local_files_only=local)

@@ -130,8 +130,7 @@ def test_tokens_find_the_word_that_holds_them(text: str, data: st.DataObject) ->
     cuts = sorted(data.draw(st.sets(st.integers(0, len(text)))) | {0, len(text)})
     offsets = list(pairwise(cuts))
     slow = [
-        next((index for index, (start, end) in enumerate(spans) if start < b and a < end), None)
-        for a, b in offsets
+        next((index for index, (start, end) in enumerate(spans) if start < b and a < end), None) for a, b in offsets
     ]
     assert words_of_tokens(offsets, [0] * len(offsets), spans) == slow
 

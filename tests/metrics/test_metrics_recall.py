@@ -101,9 +101,7 @@ def test_perfect_scores_and_image_without_caption() -> None:
 
 def test_half_precision_and_plain_lists() -> None:
     sims, owners = random_case(5, 12, 30, 20)
-    assert (
-        recall(sims.half(), owners) == recall(sims.numpy(), owners.tolist()) == recall(sims.double(), owners)
-    )
+    assert recall(sims.half(), owners) == recall(sims.numpy(), owners.tolist()) == recall(sims.double(), owners)
 
 
 def test_median_rounds_down_and_other_cut_offs() -> None:

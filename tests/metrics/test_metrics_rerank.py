@@ -42,9 +42,7 @@ def dense_twin(
         chosen = sorted(members)
         strength = np.exp(-scaled[i, chosen])
         encoding[i, chosen] = strength / strength.sum()
-    encoding = np.stack([encoding[order[i, :k2]].astype(np.float64).mean(0) for i in range(total)]).astype(
-        dtype
-    )
+    encoding = np.stack([encoding[order[i, :k2]].astype(np.float64).mean(0) for i in range(total)]).astype(dtype)
     shared = np.zeros((asked, total), dtype)
     for j in range(total):
         shared = shared + np.minimum(encoding[:asked, j, None], encoding[None, :, j])
@@ -99,9 +97,7 @@ def test_ties_go_by_index(monkeypatch: pytest.MonkeyPatch, tile: int) -> None:
     points = torch.randint(0, 3, (80, 2), generator=torch.Generator().manual_seed(5)).double()
     monkeypatch.setattr(rerank_module, "_TILE_ENTRIES", tile)
     got = rerank(points[:20], points[20:], 6, 3, dtype=torch.float64)
-    np.testing.assert_allclose(
-        got.numpy(), dense_twin(points[:20], points[20:], 6, 3, 0.3, np.float64), atol=1e-9
-    )
+    np.testing.assert_allclose(got.numpy(), dense_twin(points[:20], points[20:], 6, 3, 0.3, np.float64), atol=1e-9)
 
 
 def test_equal_features_everywhere_give_finite_distances() -> None:

@@ -116,13 +116,7 @@ def test_sub_words_share_the_fate_of_their_word() -> None:
             assert len(tokens) in (0, 3)
             assert tokens.count(MASK) in (0, 3)
             seen.add(
-                "dropped"
-                if not tokens
-                else "masked"
-                if MASK in tokens
-                else "kept"
-                if len(unchanged) == 3
-                else "?"
+                "dropped" if not tokens else "masked" if MASK in tokens else "kept" if len(unchanged) == 3 else "?"
             )
     assert seen >= {"dropped", "masked", "kept"}
 

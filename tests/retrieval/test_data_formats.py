@@ -34,9 +34,7 @@ def record(name: str, *captions: str, dense: str | None = None) -> ImageRecord:
 
 
 def dataset() -> RetrievalDataset:
-    return RetrievalDataset(
-        (record("a", "a1", "a2", dense="A"), record("b", "b1"), record("c", "c1", "c2", "c3"))
-    )
+    return RetrievalDataset((record("a", "a1", "a2", dense="A"), record("b", "b1"), record("c", "c1", "c2", "c3")))
 
 
 def test_captions_are_numbered_image_by_image() -> None:
@@ -193,8 +191,7 @@ def test_save_then_load_gives_the_same_records(
     folder = tmp_path_factory.mktemp("round").resolve()
     sources = [ImageSource(folder / "x.jpg"), ImageSource(folder / "s.tar", "m/x.jpg")]
     records = tuple(
-        ImageRecord(name, sources[k % 2], tuple(captions), dense)
-        for k, (name, captions, dense) in enumerate(rows)
+        ImageRecord(name, sources[k % 2], tuple(captions), dense) for k, (name, captions, dense) in enumerate(rows)
     )
     data = RetrievalDataset(records, folder.name, "train")
     save_jsonl(data, folder / "train.jsonl")

@@ -182,9 +182,7 @@ def test_large_image_just_over_the_bound_is_refused(tmp_path: Path, monkeypatch:
     read_image(source, (8, 8))
 
 
-def test_oversized_files_folders_pipes_and_missing_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_oversized_files_folders_pipes_and_missing_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo(tmp_path / "pipe.jpg")
     for name in ("pipe.jpg", ".", "none.jpg", "x" * 300):
         with pytest.raises(UnreadableImage):
@@ -282,9 +280,7 @@ def test_check_counts_and_names_every_fault(tmp_path: Path) -> None:
         ("toy/train", "missing"): 12,
     }
     text = "\n".join(report.sentences())
-    assert all(
-        name in text for name in ["truncated.jpg", "ударная 破.jpg", "mute", "gone9.jpg", "and 2 more"]
-    )
+    assert all(name in text for name in ["truncated.jpg", "ударная 破.jpg", "mute", "gone9.jpg", "and 2 more"])
     assert "gone10.jpg" not in text
     with pytest.raises(DataError, match=r"12 of 25 images without their file"):
         report.raise_if(strict=True)
@@ -299,9 +295,7 @@ def test_check_counts_and_names_every_fault(tmp_path: Path) -> None:
 
 def test_an_image_in_two_splits_is_found_by_id_file_and_content(tmp_path: Path) -> None:
     train = build(tmp_path, "train", {f"t{k}.png": encoded(colour(k)) for k in range(4)} | {"same.png": JPEG})
-    dev = build(
-        tmp_path, "dev", {"same.png": encoded(photo(9)), "copy.png": encoded(colour(2)), "d.png": JPEG[:0]}
-    )
+    dev = build(tmp_path, "dev", {"same.png": encoded(photo(9)), "copy.png": encoded(colour(2)), "d.png": JPEG[:0]})
     alias = ImageRecord("alias", train.records[0].source, ("x",))
     dev = RetrievalDataset((*dev.records, alias), "toy", "dev")
 

@@ -27,9 +27,7 @@ def _parameters_upto(module: nn.Module, upto: int) -> int:
     blocks = next((child for child in module.modules() if isinstance(child, nn.ModuleList)), None)
     count = 0 if blocks is None else len(blocks)
     if blocks is None or not 0 <= upto <= count:
-        raise ValueError(
-            f"freeze(upto={upto}): this encoder has {count} blocks; give a number from 0 to {count}."
-        )
+        raise ValueError(f"freeze(upto={upto}): this encoder has {count} blocks; give a number from 0 to {count}.")
     last = {id(parameter) for block in blocks[upto:] for parameter in block.parameters()}
     held = {id(parameter) for block in blocks for parameter in block.parameters()}
     order = [id(parameter) for parameter in module.parameters()]

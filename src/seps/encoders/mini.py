@@ -63,9 +63,7 @@ class ConvNorm(nn.Module):
 class InvertedBottleneck(nn.Module):
     """Expand, depthwise convolution, project; a residual where the shape stays, dropped at rate `drop`."""
 
-    def __init__(
-        self, inputs: int, outputs: int, kernel: int, stride: int, expansion: int, drop: float
-    ) -> None:
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, expansion: int, drop: float) -> None:
         super().__init__()
         inner = inputs * expansion
         self.expand = ConvNorm(inputs, inner) if expansion > 1 else nn.Identity()

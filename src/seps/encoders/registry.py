@@ -48,9 +48,7 @@ _SWIN_B = {"embed_dim": 128, "depths": [2, 2, 18, 2], "num_heads": [4, 8, 16, 32
 PRESETS: dict[str, Preset] = {
     "vit-b-224": Preset("google/vit-base-patch16-224-in21k", ("vision",), "vit"),
     "vit-b-384": Preset("google/vit-base-patch16-384", ("vision",), "vit", {"image_size": 384}),
-    "swin-b-224": Preset(
-        "microsoft/swin-base-patch4-window7-224", ("vision",), "swin", {**_SWIN_B, "window_size": 7}
-    ),
+    "swin-b-224": Preset("microsoft/swin-base-patch4-window7-224", ("vision",), "swin", {**_SWIN_B, "window_size": 7}),
     "swin-b-384": Preset(
         "microsoft/swin-base-patch4-window12-384",
         ("vision",),
@@ -93,9 +91,7 @@ def vision_encoder(
     tower, folder = _tower(str(name), "vision", pretrained, local_files_only)
     config: Any = tower.config
     preprocessing = read_preprocessing(folder, config)
-    encoder = TransformersVision(
-        tower, preprocessing, size or _default_size(str(name), preprocessing, config)
-    )
+    encoder = TransformersVision(tower, preprocessing, size or _default_size(str(name), preprocessing, config))
     encoder.eval()
     return encoder
 
@@ -148,9 +144,7 @@ def _folder(name: str, preset: Preset | None, pretrained: bool, local_files_only
     if not preset and (name.startswith((".", "~", "/")) or name.count("/") > 1 or "\\" in name):
         raise EncoderUnavailable(f"There is no folder {name} with an encoder in it.")
     try:
-        return hub_folder(
-            preset.hub if preset else name, weights=pretrained, local_files_only=local_files_only
-        )
+        return hub_folder(preset.hub if preset else name, weights=pretrained, local_files_only=local_files_only)
     except EncoderUnavailable as error:
         if preset or "/" in name:
             raise

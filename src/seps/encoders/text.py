@@ -63,9 +63,7 @@ class TextEncoder(nn.Module):
         self.width = int(config.hidden_size)
         longest = longest_text(config, tokenizer)
         if max_length is not None and not 2 < max_length <= longest:
-            raise ValueError(
-                f"max_length must be from 3 to {longest} for this text encoder; got {max_length}."
-            )
+            raise ValueError(f"max_length must be from 3 to {longest} for this text encoder; got {max_length}.")
         self.max_length = max_length or longest
 
     def tokenize(self, texts: Sequence[str]) -> TextBatch:
@@ -94,9 +92,7 @@ class TextEncoder(nn.Module):
             offsets = (
                 [tuple(span) for span in encoded["offset_mapping"][row]]
                 if fast
-                else piece_spans(
-                    text, self.tokenizer.convert_ids_to_tokens(encoded["input_ids"][row]), special[row]
-                )
+                else piece_spans(text, self.tokenizer.convert_ids_to_tokens(encoded["input_ids"][row]), special[row])
             )
             words.append([text[start:end] for start, end in spans])
             word_of_token.append(words_of_tokens(offsets, special[row], spans))
@@ -113,9 +109,7 @@ def word_spans(text: str) -> list[Span]:
     return [match.span() for match in _WORD.finditer(text)]
 
 
-def words_of_tokens(
-    offsets: Sequence[Span], special: Sequence[int], spans: Sequence[Span]
-) -> list[int | None]:
+def words_of_tokens(offsets: Sequence[Span], special: Sequence[int], spans: Sequence[Span]) -> list[int | None]:
     """For each token the first word that its characters overlap, or None. Both lists run left to right."""
     found: list[int | None] = []
     word = 0
@@ -180,9 +174,7 @@ def load_tokenizer(folder: Path) -> Any:
 def _plain_tokenizer(folder: Path, error: Exception) -> Any:
     if (folder / "tokenizer.json").is_file():
         try:
-            return transformers_module().PreTrainedTokenizerFast.from_pretrained(
-                str(folder), local_files_only=True
-            )
+            return transformers_module().PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
         except Exception as second:  # the first error is the one that tells the user more
             error.__context__ = second
     raise EncoderUnavailable(

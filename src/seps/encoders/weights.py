@@ -89,13 +89,10 @@ def read_config(folder: Path) -> Any:
     transformers = transformers_module()
     try:
         with quiet():
-            return transformers.AutoConfig.from_pretrained(
-                str(folder), local_files_only=True, trust_remote_code=False
-            )
+            return transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # as above: any type, one sentence
         raise EncoderUnavailable(
-            f"{folder / 'config.json'} cannot be read by transformers {transformers.__version__}: "
-            f"{_first_line(error)}"
+            f"{folder / 'config.json'} cannot be read by transformers {transformers.__version__}: {_first_line(error)}"
         ) from error
 
 

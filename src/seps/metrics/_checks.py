@@ -17,9 +17,7 @@ def matrix(name: str, values: Array) -> Tensor:
     """`values` as a floating-point tensor (rows, columns); raises ValueError if it is none, or empty."""
     tensor = torch.as_tensor(values).detach()
     if tensor.ndim != 2 or tensor.numel() == 0:
-        raise ValueError(
-            f"{name} must be a matrix with at least one entry; its shape is {tuple(tensor.shape)}."
-        )
+        raise ValueError(f"{name} must be a matrix with at least one entry; its shape is {tuple(tensor.shape)}.")
     if tensor.is_complex():
         raise ValueError(f"{name} must hold real numbers, not {tensor.dtype}.")
     return tensor if tensor.is_floating_point() else tensor.float()

@@ -34,9 +34,7 @@ class DirectionMetrics:
     def at(self, k: int) -> float:
         """Recall at `k` in percent; raises ValueError if it was not asked for."""
         if k not in self.recalls:
-            raise ValueError(
-                f"Recall at {k} was not computed: ask for it with ks (got {sorted(self.recalls)})."
-            )
+            raise ValueError(f"Recall at {k} was not computed: ask for it with ks (got {sorted(self.recalls)}).")
         return self.recalls[k]
 
     @property
@@ -120,9 +118,7 @@ def ranks_chunked(blocks: Blocks, image_of_caption: Array) -> tuple[Tensor, Tens
         if own_score is None:
             own_score = block.new_zeros(captions)
         if start in seen:
-            raise ValueError(
-                f"The block starting at row {start} came twice: every image needs exactly one row."
-            )
+            raise ValueError(f"The block starting at row {start} came twice: every image needs exactly one row.")
         own = owners[None, :] == torch.arange(start, start + len(block), device=block.device)[:, None]
         seen[start] = _image_ranks(block, own)
         mine = own.any(dim=0)
@@ -140,9 +136,7 @@ def ranks_chunked(blocks: Blocks, image_of_caption: Array) -> tuple[Tensor, Tens
         wrong = owners[None, :] != torch.arange(start, start + len(block), device=block.device)[:, None]
         t2i += ((block >= own_score) & wrong).sum(dim=0)
     if again != {start: len(part) for start, part in seen.items()}:
-        raise ValueError(
-            "The second pass over the score blocks gave other rows than the first; make it repeatable."
-        )
+        raise ValueError("The second pass over the score blocks gave other rows than the first; make it repeatable.")
     return i2t, t2i
 
 
@@ -158,9 +152,7 @@ def metrics_from_ranks(i2t: Tensor, t2i: Tensor, *, ks: Sequence[int] = (1, 5, 1
     """Summarise the ranks (I,) and (T,) that `ranks` or `ranks_chunked` gave."""
     if not ks or min(ks) < 1:
         raise ValueError(f"ks must name at least one cut-off, each 1 or more; got {tuple(ks)}.")
-    return RetrievalMetrics(
-        _summary(i2t[i2t >= 0], ks), _summary(t2i, ks), images=len(i2t), captions=len(t2i)
-    )
+    return RetrievalMetrics(_summary(i2t[i2t >= 0], ks), _summary(t2i, ks), images=len(i2t), captions=len(t2i))
 
 
 def five_fold(
@@ -174,17 +166,13 @@ def five_fold(
     images, captions = scores.shape
     owners = _owners(image_of_caption, captions, images, scores.device)
     if folds < 1 or images % folds:
-        raise ValueError(
-            f"{images} images cannot be cut into {folds} equal folds; choose a divisor of {images}."
-        )
+        raise ValueError(f"{images} images cannot be cut into {folds} equal folds; choose a divisor of {images}.")
     size = images // folds
     parts = []
     for fold in range(folds):
         columns = (owners // size == fold).nonzero().squeeze(1)
         if len(columns) == 0:
-            raise ValueError(
-                f"Images {fold * size} to {(fold + 1) * size - 1} have no caption: a fold needs some."
-            )
+            raise ValueError(f"Images {fold * size} to {(fold + 1) * size - 1} have no caption: a fold needs some.")
         block = scores[fold * size : (fold + 1) * size].index_select(1, columns)
         parts.append(recall(block, owners[columns] - fold * size, ks=ks))
     return RetrievalMetrics(
@@ -226,9 +214,7 @@ def _covered(lengths: Mapping[int, int]) -> int:
     end = 0
     for start in sorted(lengths):
         if start != end:
-            raise ValueError(
-                f"The score blocks do not lie end to end: row {end} was due, but one starts at {start}."
-            )
+            raise ValueError(f"The score blocks do not lie end to end: row {end} was due, but one starts at {start}.")
         end += lengths[start]
     return end
 

@@ -73,9 +73,7 @@ def reid_metrics(
     if max_rank < 1:
         raise ValueError(f"max_rank must be 1 or more; got {max_rank}.")
     if (q_sceneids is None) != (g_sceneids is None):
-        raise ValueError(
-            "Scene ids were given for one side only: give both q_sceneids and g_sceneids, or neither."
-        )
+        raise ValueError("Scene ids were given for one side only: give both q_sceneids and g_sceneids, or neither.")
     device = distances.device
     q_ids = labels("q_pids", q_pids, queries, device)
     g_ids = labels("g_pids", g_pids, gallery, device)

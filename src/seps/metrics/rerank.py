@@ -87,9 +87,7 @@ def _checked(
     work = torch.float64 if double else torch.float32
     features = torch.cat([query.to(work), gallery.to(work)])
     if not bool(torch.isfinite(features).all()):
-        raise ValueError(
-            "The features hold NaN or infinity; no distance can be ranked. Check the model's output."
-        )
+        raise ValueError("The features hold NaN or infinity; no distance can be ranked. Check the model's output.")
     return features, len(query)
 
 

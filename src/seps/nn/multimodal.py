@@ -97,7 +97,7 @@ class MultiModalSDTPS(nn.Module):
             predictor_weight=self.predictor_weight,
             normalise=True,
         )
-        keep = sparse.decide(scores)
+        keep = sparse.decide(scores, None, self.predictor_weight + self.beta * (len(self.modalities) + 1))
         merged = merge(patches, aggregate.logits(patches), keep)
         return torch.cat([merged, extra_token(patches, scores, keep)], dim=1), keep
 

@@ -39,14 +39,19 @@ def rank_patches(scores_BN: Tensor) -> Tensor:
     return torch.sort(scores_BN, dim=-1, descending=True, stable=True).indices
 
 
+def keep_best(scores_BN: Tensor, count_B1: Tensor) -> Tensor:
+    """1 at the `count` best-scored patches of each row, 0 elsewhere: (B, N), (B, 1) -> (B, N) float32."""
+    positions = torch.arange(scores_BN.shape[-1], device=scores_BN.device).expand_as(scores_BN)
+    chosen = (positions < count_B1).float()
+    return torch.zeros_like(scores_BN, dtype=torch.float32).scatter(-1, rank_patches(scores_BN), chosen)
+
+
 def hard_topk(scores_BN: Tensor, ratio: float, valid_BN: Tensor | None = None) -> Tensor:
     """D: 1 at the K best-scored valid patches, 0 elsewhere, (B, N) float32, without gradient."""
     scores = scores_BN.detach().float()
     if valid_BN is not None:
         scores = scores.masked_fill(~valid_BN, float("-inf"))
-    positions = torch.arange(scores.shape[-1], device=scores.device).expand_as(scores)
-    chosen = (positions < kept_counts(scores, ratio, valid_BN)).to(scores.dtype)
-    return torch.zeros_like(scores).scatter(-1, rank_patches(scores), chosen)
+    return keep_best(scores, kept_counts(scores, ratio, valid_BN))
 
 
 def soft_topk(logits_BN: Tensor, count_B1: Tensor, temperature: float) -> Tensor:
@@ -119,20 +124,22 @@ def binary_decision(
     valid_BN: Tensor | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Keep every patch whose score passes the learned `threshold`, at least one: D (B, N).
+    """Keep or drop each patch by itself, `P(keep) = sigmoid(sharpness (s - threshold))`, at least one: D (B, N).
 
-    In training, logistic noise makes it a sample of keep/drop with probability `sigmoid(logit)`, and the gradient
-    is that of `sigmoid((logit + noise) / temperature)`.
+    In training D is a sample (logistic noise), and its gradient that of `sigmoid((logit + noise) / temperature)`.
+    In evaluation the best patches are kept, as many as are expected to be: `round(sum P(keep))`.
     """
     logits = (scores_BN.float() - threshold) * sharpness
-    if training:
-        noise = _uniform(logits, generator)
-        logits = logits + torch.log(noise) - torch.log1p(-noise)
     if valid_BN is not None:
         logits = logits.masked_fill(~valid_BN, _FAR)
-    best = hard_topk(logits, 1.0 / (2 * logits.shape[-1]), None)
+    if not training:
+        expected = torch.sigmoid(logits).sum(dim=-1, keepdim=True).round().clamp_min(1)
+        return keep_best(logits.detach(), expected)
+    noise = _uniform(logits, generator)
+    logits = logits + torch.log(noise) - torch.log1p(-noise)
+    best = keep_best(logits.detach(), torch.ones_like(logits[..., :1]))
     hard = torch.maximum((logits.detach() > 0).float(), best)
-    return _straight_through(hard, torch.sigmoid(logits / temperature)) if training else hard
+    return _straight_through(hard, torch.sigmoid(logits / temperature))
 
 
 def extra_token(patches_BNC: Tensor, scores_BN: Tensor, keep_BN: Tensor, valid_BN: Tensor | None = None) -> Tensor:
@@ -208,8 +215,12 @@ class TokenSparse(nn.Module):
         predicted: Tensor = self.score_predictor(tokens)
         return predicted.squeeze(-1).float()
 
-    def decide(self, scores: Tensor, valid: Tensor | None = None) -> Tensor:
-        """D (B, N) for `scores` (B, N), by this module's decision."""
+    def decide(self, scores: Tensor, valid: Tensor | None = None, full_score: Tensor | float = 1.0) -> Tensor:
+        """D (B, N) for `scores` (B, N), by this module's decision.
+
+        `full_score` is the score of a patch on which every source agrees (the sum of Eq. 3's weights); the learned
+        "binary" threshold is a part of it. A sum of cosines has no such scale and is min-max scaled instead.
+        """
         if self.decision == "topk":
             return hard_topk(scores, self.sparse_ratio, valid)
         if self.decision == "gumbel":
@@ -222,7 +233,7 @@ class TokenSparse(nn.Module):
                 valid_BN=valid,
             )
         return binary_decision(
-            min_max(scores, valid),  # one scale for a threshold, whichever guides an image has
+            scores / full_score if self.use_paper_version else min_max(scores, valid),
             self.threshold,
             temperature=self.temperature,
             sharpness=self.sharpness,

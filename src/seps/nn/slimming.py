@@ -36,6 +36,8 @@ class ImageSide:
     """(B, N) bool: patches that are not padding; None when all are."""
     fixed_scores: dict[str, Tensor]
     """By branch: (B, N), the part of Eq. 3 no caption changes: `w_p s^p` and every guide but the caption."""
+    full_score: Tensor
+    """(B, 1): the sum of Eq. 3's weights over the guides this image has, the scale of a learned threshold."""
     logits: dict[str, Tensor]
     """By branch: (B, N, Q) aggregation logits L."""
     dense_words: Tensor | None = None
@@ -161,6 +163,7 @@ class PatchSlimming(nn.Module):
             patches,
             patch_mask,
             {branch.name: self._fixed_scores(branch, patches, attentions, patch_mask) for branch in branches},
+            self._full_score(images.shape[0], attentions, dense_mask).to(images.device),
             {branch.name: self._logits(patches, branch.name) for branch in branches},
             dense_words,
             dense_mask if dense_words is not None else None,
@@ -203,6 +206,18 @@ class PatchSlimming(nn.Module):
             valid_BN=valid,
         )
 
+    def _full_score(self, batch: int, attentions: Mapping[str, Tensor], dense_mask: Tensor | None) -> Tensor:
+        branch = self.config.branches[0]
+        present = {"caption", *attentions} - {"dense"}
+        total = branch.predictor_weight + sum(w for name, w in branch.guides.items() if name in present)
+        if dense_mask is None:
+            return torch.full((batch, 1), total)
+        return total + branch.guides.get("dense", 0.0) * dense_mask.any(dim=-1, keepdim=True).float()
+
+    def decide(self, side: ImageSide, branch: Branch, scores: Tensor) -> Tensor:
+        """D for the scores (B, N) of one branch."""
+        return self._branch_net(branch.name).decide(scores, side.valid, side.full_score)
+
     def patch_scores(self, side: ImageSide, branch: Branch, caption_BC: Tensor) -> Tensor:
         """s of Eq. 3 for captions with the mean word `caption_BC` ((B or 1, C)): (B, N)."""
         scores = side.fixed_scores[branch.name]
@@ -224,7 +239,7 @@ class PatchSlimming(nn.Module):
             if branch.name not in side.fixed_scores:
                 continue
             scores = self.patch_scores(side, branch, caption_BC)
-            keep = self._branch_net(branch.name).decide(scores, side.valid)
+            keep = self.decide(side, branch, scores)
             merged.append(merge(side.patches, side.logits[branch.name], keep))
             extras.append(extra_token(side.patches, scores, keep, side.valid))
             masks.append(keep)

@@ -106,23 +106,17 @@ def _check_tokens(ids: Tensor, mask: Tensor, words: Tensor, probability: float) 
         raise DataError(f"The share of words to change must be between 0 and 1, not {probability}.")
 
 
-def _random_tokens(
-    ids: Tensor, vocab_size: int, special_ids: Collection[int], generator: torch.Generator
-) -> Tensor:
+def _random_tokens(ids: Tensor, vocab_size: int, special_ids: Collection[int], generator: torch.Generator) -> Tensor:
     allowed = torch.ones(vocab_size, dtype=torch.bool)
     allowed[[token for token in special_ids if 0 <= token < vocab_size]] = False
     ordinary = allowed.nonzero().squeeze(1).to(ids.device)
     if not len(ordinary):
-        raise DataError(
-            f"A vocabulary of {vocab_size} with all tokens special leaves none to replace words with."
-        )
+        raise DataError(f"A vocabulary of {vocab_size} with all tokens special leaves none to replace words with.")
     draw = torch.randint(len(ordinary), ids.shape, generator=generator, device=generator.device)
     return ordinary[draw.to(ids.device)].to(ids.dtype)
 
 
-def _compact(
-    ids: Tensor, mask: Tensor, words: Tensor, keep: Tensor, pad_id: int
-) -> tuple[Tensor, Tensor, Tensor]:
+def _compact(ids: Tensor, mask: Tensor, words: Tensor, keep: Tensor, pad_id: int) -> tuple[Tensor, Tensor, Tensor]:
     """Kept tokens first, in their order, then padding."""
     order = torch.argsort(keep.logical_not().to(torch.int8), dim=1, stable=True)
     kept = keep.gather(1, order)
@@ -155,9 +149,7 @@ class ImageAugment:
         if len(self.size) != 2 or min(self.size) < 1:
             raise DataError(f"size must be (height, width), both at least 1, not {self.size!r}.")
         if not 0.0 < self.scale[0] <= self.scale[1] <= 1.0:
-            raise DataError(
-                f"scale must be two shares of the area, 0 < low <= high <= 1, not {self.scale!r}."
-            )
+            raise DataError(f"scale must be two shares of the area, 0 < low <= high <= 1, not {self.scale!r}.")
         if not self.ratio >= 1.0:
             raise DataError(f"ratio must be at least 1 (1 keeps the image's shape), not {self.ratio}.")
         if not 0.0 <= self.flip <= 1.0 or not 0.0 <= self.jitter < 1.0:

@@ -65,9 +65,7 @@ class CheckReport:
             found = [str(f) for f in self.findings if (f.dataset, f.kind) == (dataset, kind)]
             names = ", ".join(found[:NAMED]) + (f" and {count - NAMED} more" if count > NAMED else "")
             noun = "image" if count == 1 else "images"
-            sentences.append(
-                f"{dataset}: {count} of {self.sizes[dataset]} {noun} {fault}: {names}. {remedy}."
-            )
+            sentences.append(f"{dataset}: {count} of {self.sizes[dataset]} {noun} {fault}: {names}. {remedy}.")
         return sentences
 
     def raise_if(self, strict: bool = True) -> None:

@@ -48,9 +48,7 @@ def json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         try:
             value = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise DataError(
-                f"{place}: not valid JSON ({error}). Each line must be one JSON object."
-            ) from error
+            raise DataError(f"{place}: not valid JSON ({error}). Each line must be one JSON object.") from error
         if not isinstance(value, dict):
             raise DataError(f"{place}: must be a JSON object like {{...}}, not a {type(value).__name__}.")
         yield place, value
@@ -63,9 +61,7 @@ def checked_text(value: object, what: str, place: str) -> str:
     try:
         value.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise DataError(
-            f"{place}: {what} holds half of a surrogate pair, which is not a character."
-        ) from error
+        raise DataError(f"{place}: {what} holds half of a surrogate pair, which is not a character.") from error
     if not value.strip():
         raise DataError(f"{place}: {what} is blank. Write a text or leave the entry out.")
     return value
@@ -109,7 +105,5 @@ class Root:
 def checked_member(name: str, place: str) -> str:
     """A tar member's name without a leading `./`; absolute names and `..` are refused as for files."""
     if name.startswith("/") or ".." in name.split("/") or "\0" in name:
-        raise DataError(
-            f"{place}: the member name {name!r} leads out of its shard. Use a plain relative name."
-        )
+        raise DataError(f"{place}: the member name {name!r} leads out of its shard. Use a plain relative name.")
     return name.removeprefix("./")
