@@ -264,10 +264,13 @@ class PatchSlimming(nn.Module):
         scores = [self.hrpa.align(self._similarity(unit_words, group), expanded) for group in groups]
         similarity = torch.stack(scores).sum(dim=0)
         if side.dense_words is not None and side.dense_mask is not None:
-            described = self.hrpa.align(self._similarity(unit_words, side.dense_words), expanded, side.dense_mask)
-            # An image without description is judged by its patches alone, on the same scale.
-            weight = self.description_weight * side.dense_mask.any(dim=-1)
-            similarity = torch.where(weight > 0, similarity + weight * (described - similarity), similarity)
+            # An image without description is judged by its patches alone, on the same scale. Its row is computed
+            # on padding and thrown away: a row of masked values alone would leave NaN in the gradients.
+            has_text = side.dense_mask.any(dim=-1, keepdim=True)
+            cosines = self._similarity(unit_words, side.dense_words)
+            described = self.hrpa.align(cosines, expanded, side.dense_mask | ~has_text)
+            mixed = similarity + self.description_weight * (described - similarity)
+            similarity = torch.where(has_text.squeeze(-1), mixed, similarity)
         return TextScore(similarity, masks)
 
     def forward(

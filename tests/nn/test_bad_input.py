@@ -1,0 +1,79 @@
+"""Bad input gets a sentence that names the argument, what came and what was expected."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import seps
+
+
+@pytest.fixture
+def net():
+    config = seps.SlimmingConfig(embed_size=16, num_patches=9, aggr_ratio=0.5, extra_guides={})
+    return seps.PatchSlimming(config).eval()
+
+
+GOOD = {"images": torch.ones(2, 10, 16), "words": torch.ones(3, 4, 16), "lengths": torch.tensor([1, 2, 4])}
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"images": torch.ones(2, 10, 8)}, r"images must be 16 wide .* \(2, 10, 8\)"),
+        ({"words": torch.ones(3, 4, 32)}, r"words must be 16 wide .* \(3, 4, 32\)"),
+        ({"images": torch.ones(10, 16)}, r"images must have 3 axes .* \(10, 16\)"),
+        ({"images": "picture.jpg"}, "images must be a tensor .* a str came"),
+        ({"images": torch.ones(2, 10, 16, dtype=torch.long)}, "images must hold floating point .* torch.int64"),
+        ({"images": torch.full((2, 10, 16), float("nan"))}, "images holds NaN"),
+        ({"words": torch.full((3, 4, 16), float("inf"))}, "words holds NaN or infinite"),
+        ({"lengths": torch.tensor([1, 0, 2])}, "lengths holds the length 0; every text needs at least one word"),
+        ({"lengths": torch.tensor([1, 5, 2])}, "lengths holds the length 5, but the tensor has only 4"),
+        ({"lengths": torch.tensor([1, 2])}, "lengths must hold 3 lengths"),
+        ({"lengths": torch.tensor([1.0, 2.0, 3.0])}, "lengths must hold whole numbers"),
+        ({"words": torch.ones(3, 0, 16)}, "words must not be empty"),
+        ({"images": torch.ones(2, 1, 16)}, "no patch is left"),
+        ({"dense": torch.ones(3, 4, 16)}, "dense holds 3 descriptions for 2 images"),
+        ({"patch_mask": torch.ones(2, 3, dtype=torch.bool)}, r"patch_mask must be a bool tensor .* \(2, 9\)"),
+        ({"guides": {"audio": torch.ones(2, 16)}}, "guides names .*audio.*extra_guides"),
+    ],
+)
+def test_network(net, change, sentence):
+    with pytest.raises(seps.InputError, match=sentence):
+        net(**{**GOOD, **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"sparse_ratio": 0.0}, r"sparse_ratio is 0.0; it must lie in \(0, 1\]"),
+        ({"sparse_ratio": 1.5}, "sparse_ratio is 1.5"),
+        ({"aggr_ratio": -0.1}, "aggr_ratio is -0.1"),
+        ({"num_patches": 2, "aggr_ratio": 0.1}, "leave no merged patch"),
+        ({"num_patches": 0}, "num_patches is 0; it must be a whole number of at least 1"),
+        ({"scoring": "guess"}, "scoring is 'guess'; choose one of 'sum', 'learned'"),
+        ({"aggregation": "dual", "dense": "none"}, "dual' merges a second set .* dense='guide'"),
+        ({"detach_patches": True, "decision": "gumbel"}, "could not learn"),
+        ({"beta": 0.6}, "negative weight"),
+        ({"extra_guides": {"image": 0.1}}, "built in"),
+        ({"temperature": 0.0}, "temperature is 0.0; it must be positive"),
+    ],
+)
+def test_configuration(change, sentence):
+    with pytest.raises(seps.ConfigError, match=sentence):
+        seps.SlimmingConfig(**change)
+
+
+def test_modules():
+    with pytest.raises(seps.InputError, match="sparse_ratio must lie in"):
+        seps.TokenSparse(16, 0.0)
+    with pytest.raises(seps.InputError, match="keeped_patches must be at least 1"):
+        seps.TokenAggregation(16, 0)
+    with pytest.raises(seps.InputError, match="two or more different names"):
+        seps.MultiModalSDTPS(modalities=("rgb",))
+    with pytest.raises(seps.InputError, match="3 patch tensors and 3 global vectors"):
+        seps.MultiModalSDTPS(16, 12)(torch.ones(2, 12, 16))
+    with pytest.raises(seps.InputError, match="scores must be square"):
+        seps.ContrastiveLoss()(torch.ones(2, 3))
+    with pytest.raises(seps.InputError, match="img_ids must hold 2"):
+        seps.ContrastiveLoss()(torch.ones(2, 2), torch.tensor([1, 2, 3]))
