@@ -35,9 +35,7 @@ def test_gallery_is_big_enough_sorted_and_without_repeats() -> None:
 
 
 def test_every_photo_has_a_line_and_every_line_a_photo() -> None:
-    assert sorted(path.name for path in GALLERY.iterdir()) == sorted(
-        [*NAMES, "ATTRIBUTION.md", "gallery.jsonl"]
-    )
+    assert sorted(path.name for path in GALLERY.iterdir()) == sorted([*NAMES, "ATTRIBUTION.md", "gallery.jsonl"])
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,0 +1,71 @@
+"""The single file: made from the sources, torch alone, identical results."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+import seps
+from seps.cli.main import main
+
+SNIPPET = """
+import sys
+import torch
+img_features, text_features, text_lens = torch.load("inputs.pt", weights_only=True)
+torch.manual_seed(0)
+from seps_modules import CrossSparseAggrNet, SEPSLoss
+seps = CrossSparseAggrNet(embed_size=512, num_patches=196, use_paper_version=False)
+seps.train();  sim, mask = seps(img_features, text_features, text_lens)
+seps.eval();   sim = seps(img_features, text_features, text_lens)
+paper = CrossSparseAggrNet(embed_size=512, num_patches=196, use_paper_version=True, has_cls=True)
+loss = SEPSLoss(max_violation=True)(*paper(img_features, text_features, text_lens, img_features, None))
+torch.save([sim, mask, *loss], "outputs.pt")
+assert not [name for name in sys.modules if name == "seps" or name.startswith("seps.")]
+"""
+
+
+def test_single_file_runs_alone_and_agrees(tmp_path: Path):
+    assert main(["modules", "-o", str(tmp_path / "seps_modules.py")]) == 0
+    inputs = (torch.randn(2, 197, 512), torch.randn(2, 7, 512), torch.tensor([3, 7]))
+    torch.save(inputs, tmp_path / "inputs.pt")
+    (tmp_path / "snippet.py").write_text(SNIPPET)
+    subprocess.run([sys.executable, "-W", "ignore", "snippet.py"], cwd=tmp_path, check=True)
+    ours = torch.load(tmp_path / "outputs.pt", weights_only=True)
+
+    torch.manual_seed(0)
+    net = seps.CrossSparseAggrNet(512, 196, has_cls=True).train()
+    sim, mask = net(*inputs)
+    paper = seps.CrossSparseAggrNet(512, 196, use_paper_version=True, has_cls=True)
+    loss = seps.SEPSLoss(max_violation=True)
+    loss.ratio_loss._checked = True
+    for a, b in zip(ours, [sim, mask, *loss(*paper(*inputs, inputs[0], None))], strict=True):
+        assert torch.equal(a, b)
+
+
+def test_unknown_command_is_a_sentence(capsys):
+    assert main(["dance"]) == 2
+    assert "there is no command 'dance'" in capsys.readouterr().err
+    assert main([]) == 2
+    assert main(["--help"]) == 0
+    assert main(["modules", "-o", "/no/such/folder/x.py"]) == 2
+    assert "seps modules:" in capsys.readouterr().err
+
+
+def test_import_is_fast():
+    code = (
+        "import time, torch, torch.nn; a = time.perf_counter(); import seps; b = time.perf_counter();"
+        "import sys; assert 'transformers' not in sys.modules; print(b - a)"
+    )
+    runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in range(2)]
+    assert min(float(run.stdout) for run in runs) < 1.0
+
+
+def test_help_reads_like_the_paper():
+    for name in ("TokenSparse", "TokenAggregation", "DualTokenAggregation", "HRPA", "CrossSparseAggrNet"):
+        text = getattr(seps, name).__doc__
+        assert "Eq. " in text and "(B" in text and "Flow" in text, name
+    for name in seps.__all__:
+        assert (getattr(seps, name).__doc__ or "").strip(), name
