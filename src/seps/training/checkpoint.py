@@ -245,7 +245,7 @@ def find_checkpoint(
 
 
 def load_weights(folder: Path, averaged: bool = True) -> dict[str, Tensor]:
-    """The model's tensors from a checkpoint folder, the running average in their place if `averaged` and kept."""
+    """The model's tensors from a checkpoint folder, or their running average where kept, if `averaged`."""
     checkpoint = load(folder, optimizer=False)
     return {**checkpoint.model, **(checkpoint.ema if averaged else {})}
 
