@@ -71,7 +71,7 @@ class Regression:
         if self.scores is not None:
             self.seen += 1
             return {"score": self.scores[self.seen - 1]}
-        return {"score": -float(functional.mse_loss(self.model(self.x), self.y))}
+        return {"score": -functional.mse_loss(self.model(self.x), self.y).item()}
 
 
 def send(number: int) -> Any:

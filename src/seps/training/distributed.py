@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal, TypeVar
@@ -97,6 +97,12 @@ def process_group(info: DistributedInfo, timeout_minutes: float = 30) -> Iterato
     )
     try:
         yield info
+        if info.backend == "gloo":
+            # Gloo's threads may still hold the tensors of the last collective; freeing those while python
+            # shuts down aborts the process. A round of waiting lets them go. A rank that has failed in the
+            # meantime breaks the barrier, which is no fault of this one.
+            with suppress(RuntimeError):
+                dist.barrier()
     finally:
         dist.destroy_process_group()
 
