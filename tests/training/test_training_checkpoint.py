@@ -49,7 +49,9 @@ def test_damaged_newest_is_passed_over_and_the_run_still_the_same(
     assert result.resumed_from == 6
     assert any(sentence in line and "step-00000007" in line for line in said)
     assert weights_equal(task.model, whole.model) and losses(folder) == losses(tmp_path / "whole")
-    assert all(damage(path) is None for path in (folder / "checkpoints").iterdir())
+    kept = sorted(path.name for path in (folder / "checkpoints").iterdir())
+    assert kept == ["damaged-step-00000007", "step-00000009", "step-00000012"]
+    assert all(damage(folder / "checkpoints" / name) is None for name in kept[1:])
 
 
 def test_damaged_best_counts_no_more(tmp_path: Path) -> None:

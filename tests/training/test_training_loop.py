@@ -173,6 +173,9 @@ def test_wrong_tasks_get_a_sentence(tmp_path: Path) -> None:
     task = Regression(batch_size=64)
     with pytest.raises(ValueError, match="0 steps in an epoch"):
         train(task, quick(), tmp_path)
+    task = Regression(at_step={0: lambda loss: loss.expand(3)})
+    with pytest.raises(ValueError, match=r"has shape \(3,\)"):
+        train(task, quick(), tmp_path)
     task = Regression()
     task.evaluate = lambda: {"accuracy": 1.0}  # type: ignore[method-assign]
     with pytest.raises(ValueError, match="no 'score'"):

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -129,8 +130,7 @@ class CheckpointStore:
         return self.folder / f"step-{step:08d}"
 
     def newest(self) -> Path | None:
-        """The newest whole checkpoint; damaged newer ones are named in the log. None when there is none at "
-        "all.
+        """The newest whole checkpoint, None when there is none at all; damaged ones are named in the log.
 
         Raises CheckpointError when there are some and all are damaged.
         """
@@ -146,6 +146,14 @@ class CheckpointStore:
                 "start again."
             )
         return None
+
+    def set_aside_after(self, folder: Path) -> None:
+        """Rename the (damaged) checkpoints newer than `folder`, so that they do not count as kept ones."""
+        for path in self.folders():
+            if path.name > folder.name:
+                aside = path.with_name(f"damaged-{path.name}")
+                shutil.rmtree(aside, ignore_errors=True)
+                path.rename(aside)
 
     def save(self, checkpoint: Checkpoint) -> Path:
         """Write a checkpoint, whole or not at all, and drop the oldest.
@@ -179,7 +187,8 @@ class CheckpointStore:
 
     def record_evaluation(self, step: int, metrics: Mapping[str, float], is_best: bool) -> None:
         """Note in best.json (if it is) and last.json that the checkpoint of `step` earned these figures."""
-        pointer = {"checkpoint": self.folder_of(step).name, "step": step, "evaluated": True, **metrics}
+        figures = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+        pointer = {**figures, "checkpoint": self.folder_of(step).name, "step": step, "evaluated": True}
         try:
             if is_best:
                 write_json(self.run_dir / "best.json", pointer)

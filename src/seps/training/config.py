@@ -31,11 +31,12 @@ class TrainConfig:
     chunk_size: samples encoded at once by cached gradients (gradcache.py); 0 encodes the batch whole.
     seed: with the step number and rank, all the randomness of a step.
     eval_every: epochs between evaluations; 0 evaluates at the end only (the end always evaluates).
-    checkpoint_every: steps between checkpoints, besides those at every evaluation and at the end; 0: those
-    only. log_every: steps between lines in metrics.jsonl. ema_decay: decay of the running average of the
-    weights that is evaluated in their place; 0 is off. keep_last: how many of the newest checkpoints stay
-    (the best always stays). prefetch, workers: batches prepared ahead, and by how many threads; prefetch 0
-    prepares them in line.
+    checkpoint_every: steps between checkpoints, besides those at every evaluation and at the end; 0: only
+        those.
+    log_every: steps between lines in metrics.jsonl.
+    ema_decay: decay of the running average of the weights that is evaluated in their place; 0 is off.
+    keep_last: how many of the newest checkpoints stay (the best always stays).
+    prefetch, workers: batches prepared ahead, and by how many threads; prefetch 0 prepares them in line.
     """
 
     epochs: int = 10

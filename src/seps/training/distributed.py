@@ -53,11 +53,10 @@ class DistributedInfo:
 
 
 def from_environment(environment: Mapping[str, str], backend: Backend | None = None) -> DistributedInfo:
-    """What torchrun says in RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT; one process when it "
-    "says nothing.
+    """What torchrun says in RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT.
 
-    The backend is nccl when every process of this machine has a GPU, else gloo, unless given. Raises
-    ValueError when the variables are incomplete or not numbers.
+    A single process when it says nothing. The backend is nccl when every process of this machine has a GPU,
+    else gloo, unless given. Raises ValueError when the variables are incomplete or not numbers.
     """
     if "RANK" not in environment and "WORLD_SIZE" not in environment:
         return DistributedInfo()

@@ -91,7 +91,9 @@ def train(
     run = _Run(task, config, Path(run_dir), distributed or DistributedInfo(), device, log, dict(about or {}))
     run.restore(resume)
     with InterruptGuard() as guard:
-        interrupted = run.train(guard, progress or SilentProgress())
+        # One bar for all processes.
+        shown_here = progress if progress is not None and run.info.rank == 0 else SilentProgress()
+        interrupted = run.train(guard, shown_here)
     return run.result(interrupted)
 
 
@@ -188,6 +190,7 @@ class _Run:
             )
         checkpoint = load(folder)
         self._check_same_run(checkpoint.state, folder)
+        self.store.set_aside_after(folder)
         state = {**checkpoint.state, "evaluated": self.store.evaluated(folder), "best": self.store.best()}
         return Checkpoint(state, checkpoint.model, checkpoint.optimizer, checkpoint.ema)
 
@@ -228,7 +231,8 @@ class _Run:
                 elif self.step == self.total:
                     return False
                 else:
-                    stop = self._step(next(batches), guard, progress)
+                    started = time.perf_counter()
+                    stop = self._step(next(batches), started, guard, progress)
                     self._save_if_due(stop)
         return self.step < self.total or self._evaluation_due()
 
@@ -238,9 +242,12 @@ class _Run:
         every = self.config.eval_every
         return self.step == self.total or (every > 0 and (self.step // self.per_epoch) % every == 0)
 
-    def _step(self, batch: Any, guard: InterruptGuard, progress: Progress) -> bool:
-        """One optimiser step; returns whether some process was asked to stop meanwhile."""
-        started = time.perf_counter()
+    def _step(self, batch: Any, started: float, guard: InterruptGuard, progress: Progress) -> bool:
+        """One optimiser step; returns whether some process was asked to stop meanwhile.
+
+        `started` is when the wait for the batch began, so that a slow disk shows in the speed.
+        """
+        waited = time.perf_counter() - started
         epoch = self.step // self.per_epoch
         if epoch != self.epoch_begun:
             getattr(self.task, "begin_epoch", lambda _: None)(epoch)
@@ -249,7 +256,8 @@ class _Run:
         seed_everything(self.config.seed, self.step, self.info.rank)
         lr = set_learning_rate(self.optimizer, lr_factor(self.step, self.per_epoch, self.config))
         forward = self._forward(batch, epoch)
-        local = {**forward.metrics, "loss": float(forward.loss.detach()), "_stop": float(guard.requested)}
+        local = {name: float(value) for name, value in forward.metrics.items()}
+        local |= {"loss": self._number(forward.loss), "_stop": float(guard.requested)}
         values = processes.mean_values(local)
         stop = values.pop("_stop") > 0
         if not math.isfinite(values["loss"]):
@@ -266,8 +274,16 @@ class _Run:
             self.average.update(self.step)
         self.step += 1
         seconds = time.perf_counter() - started
-        self._report(epoch, {**values, "seconds": seconds}, progress)
+        self._report(epoch, {**values, "seconds": seconds, "data_seconds": waited}, progress)
         return stop
+
+    def _number(self, loss: torch.Tensor) -> float:
+        if loss.numel() != 1:
+            raise ValueError(
+                f"The loss of {type(self.task).__name__} has shape {tuple(loss.shape)}: return a single "
+                "number, the mean over the rows."
+            )
+        return float(loss.detach())
 
     def _forward(self, batch: Any, epoch: int) -> Forward:
         if self.cached is None:
@@ -291,7 +307,8 @@ class _Run:
         seed_everything(self.config.seed, self.step, self.info.rank, _EVALUATION)
         self.model.eval()
         with torch.no_grad(), self.average.applied() if self.average else nullcontext():
-            metrics = processes.broadcast_json(self.task.evaluate())
+            figures = {name: float(value) for name, value in self.task.evaluate().items()}
+        metrics = processes.broadcast_json(figures)
         self.model.train()
         if "score" not in metrics:
             raise ValueError(

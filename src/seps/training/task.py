@@ -13,9 +13,8 @@ class Task(Protocol):
     """The part every application implements.
 
     Optional methods, found by name:
-        parameter_groups(lr, backbone_scale) -> list of {"params": [...], "lr": ...}; see
-        optim.backbone_groups.
-            Without it every parameter of the model gets `lr`.
+        parameter_groups(lr, backbone_scale) -> list of {"params": [...], "lr": ...}, such as
+            optim.backbone_groups makes. Without it every parameter of the model gets `lr`.
         begin_epoch(epoch) -> None, called before the first step of an epoch that this process runs (also when
             it resumes in the middle): the place to freeze and unfreeze.
     """

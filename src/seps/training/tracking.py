@@ -62,7 +62,9 @@ class MetricsLog:
     def write(self, kind: Kind, step: int, epoch: int, values: Mapping[str, float]) -> None:
         """Add a record. Raises ValueError when the file cannot take it."""
         plain = {name: value if math.isfinite(value) else None for name, value in values.items()}
-        record = {"kind": kind, "step": step, "epoch": epoch, **plain}
+        place = {"kind": kind, "step": step, "epoch": epoch}
+        # Twice: first in the line, and never overwritten by a figure of the same name.
+        record = {**place, **plain, **place}
         try:
             self._file.write(json.dumps(record) + "\n")
             self._file.flush()
