@@ -1,0 +1,124 @@
+"""The settings of a training run: the only place their defaults live."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, get_args
+
+Schedule = Literal["cosine", "step", "constant"]
+Precision = Literal["float32", "bf16"]
+
+# Changing one of these between two starts of a run does not change what the run computes.
+RESUME_MAY_CHANGE = frozenset(
+    {"chunk_size", "eval_every", "checkpoint_every", "log_every", "keep_last", "prefetch", "workers"}
+)
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How to train, for both applications. Raises ValueError naming the field, its value and the remedy.
+
+    epochs, batch_size: passes over the data; samples of one optimiser step over all processes together.
+    learning_rate, backbone_lr_scale: peak rate of new parts; pretrained parts get it times the scale.
+    weight_decay, betas: AdamW. Biases, norms and one-dimensional tensors are never decayed.
+    warmup_steps, warmup_fraction: linear warm-up in steps, or (when 0 steps) as a part of the whole run.
+    schedule: "cosine" down to final_lr_fraction of the peak, "step" (x step_gamma at the start of each of
+        step_epochs), or "constant".
+    clip_norm: largest gradient norm; 0 does not clip (the norm is reported all the same).
+    precision: "bf16" runs the loss under autocast; the weights stay float32.
+    chunk_size: samples encoded at once by cached gradients (gradcache.py); 0 encodes the batch whole.
+    seed: with the step number and rank, all the randomness of a step.
+    eval_every: epochs between evaluations; 0 evaluates at the end only (the end always evaluates).
+    checkpoint_every: steps between checkpoints, besides those at every evaluation and at the end; 0: only
+        those.
+    log_every: steps between lines in metrics.jsonl.
+    ema_decay: decay of the running average of the weights that is evaluated in their place; 0 is off.
+    keep_last: how many of the newest checkpoints stay (the best always stays).
+    prefetch, workers: batches prepared ahead, and by how many threads; prefetch 0 prepares them in line.
+    """
+
+    epochs: int = 10
+    batch_size: int = 64
+    learning_rate: float = 2e-4
+    backbone_lr_scale: float = 0.1
+    weight_decay: float = 1e-4
+    betas: tuple[float, float] = (0.9, 0.999)
+    warmup_steps: int = 0
+    warmup_fraction: float = 0.05
+    schedule: Schedule = "cosine"
+    step_epochs: tuple[int, ...] = ()
+    step_gamma: float = 0.1
+    final_lr_fraction: float = 0.0
+    clip_norm: float = 2.0
+    precision: Precision = "float32"
+    chunk_size: int = 0
+    seed: int = 0
+    eval_every: int = 1
+    checkpoint_every: int = 0
+    log_every: int = 1
+    ema_decay: float = 0.0
+    keep_last: int = 2
+    prefetch: int = 2
+    workers: int = 1
+
+    def __post_init__(self) -> None:
+        # YAML and JSON give lists where tuples are meant.
+        object.__setattr__(self, "betas", tuple(self.betas))
+        object.__setattr__(self, "step_epochs", tuple(self.step_epochs))
+        for name in ("epochs", "batch_size", "log_every", "keep_last", "workers"):
+            self._require(name, getattr(self, name) >= 1, "must be at least 1")
+        for name in ("warmup_steps", "chunk_size", "seed", "eval_every", "checkpoint_every", "prefetch"):
+            self._require(name, getattr(self, name) >= 0, "must not be negative; 0 switches it off")
+        for name in ("learning_rate", "step_gamma"):
+            value = getattr(self, name)
+            self._require(name, math.isfinite(value) and value > 0, "must be a finite number above 0")
+        for name in ("backbone_lr_scale", "weight_decay", "clip_norm"):
+            value = getattr(self, name)
+            self._require(name, math.isfinite(value) and value >= 0, "must be a finite number, 0 or more")
+        for name in ("warmup_fraction", "ema_decay"):
+            value = getattr(self, name)
+            self._require(name, 0 <= value < 1, "must be at least 0 and below 1; 0 switches it off")
+        self._require("final_lr_fraction", 0 <= self.final_lr_fraction <= 1, "must lie between 0 and 1")
+        self._require("schedule", self.schedule in get_args(Schedule), f"choose one of {get_args(Schedule)}")
+        self._require(
+            "precision", self.precision in get_args(Precision), f"choose one of {get_args(Precision)}"
+        )
+        good_betas = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
+        self._require(
+            "betas", good_betas, "give two numbers, each at least 0 and below 1, such as (0.9, 0.999)"
+        )
+        self._check_step_epochs()
+
+    def _check_step_epochs(self) -> None:
+        ascending = all(a < b for a, b in zip((0, *self.step_epochs), self.step_epochs, strict=False))
+        self._require("step_epochs", ascending, "give rising epoch numbers from 1, such as (15, 25)")
+        if self.schedule == "step":
+            self._require("step_epochs", bool(self.step_epochs), 'schedule "step" needs at least one epoch')
+        else:
+            self._require(
+                "step_epochs",
+                not self.step_epochs,
+                f'has no effect with schedule "{self.schedule}": leave it out',
+            )
+
+    def _require(self, name: str, good: bool, remedy: str) -> None:
+        if not good:
+            raise ValueError(f"TrainConfig.{name} = {getattr(self, name)!r}: {remedy}.")
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as plain JSON values."""
+        return {
+            name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()
+        }
+
+    def differences(self, earlier: Mapping[str, Any]) -> list[str]:
+        """What differs from the JSON of an earlier start and would change the run, as 'field: old -> new'."""
+        now = self.to_json()
+        names = [field.name for field in fields(self) if field.name not in RESUME_MAY_CHANGE]
+        return [
+            f"{name}: {earlier[name]!r} -> {now[name]!r}"
+            for name in names
+            if name in earlier and earlier[name] != now[name]
+        ]

@@ -1,0 +1,180 @@
+"""What a run says about itself: metrics.jsonl, TensorBoard if installed, a bar on a terminal."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+Kind = Literal["train", "eval"]
+
+
+def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a metrics file as dicts; a line cut off by a crash is left out."""
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            try:
+                value = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(value, dict) and line.endswith("\n"):
+                yield value
+
+
+def drop_after(path: Path, step: int, evaluated: bool) -> None:
+    """Take out the lines that a run resumed at `step` writes again (its evaluation unless `evaluated`)."""
+    if not path.exists():
+        return
+    kept = [
+        line
+        for line in read_metrics(path)
+        if line.get("step", 0) < step or (line["step"] == step and (line.get("kind") == "train" or evaluated))
+    ]
+    temporary = path.with_name(f".{path.name}.new")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(line) + "\n" for line in kept)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+class MetricsLog:
+    """Appends one JSON line per record to `RUN/metrics.jsonl`, flushed at once; NaN and infinity become null.
+
+    `step` and `evaluated` say where the run continues; what stands beyond is taken out first. TensorBoard
+    gets the same figures (in `RUN/tensorboard`) when it is installed.
+    """
+
+    def __init__(self, run_dir: Path, step: int = 0, evaluated: bool = False) -> None:
+        self.path = run_dir / "metrics.jsonl"
+        drop_after(self.path, step, evaluated)
+        self._file = self.path.open("a", encoding="utf-8")
+        self._board = _tensorboard(run_dir / "tensorboard", step + 1)
+
+    def write(self, kind: Kind, step: int, epoch: int, values: Mapping[str, float]) -> None:
+        """Add a record. Raises ValueError when the file cannot take it."""
+        plain = {name: value if math.isfinite(value) else None for name, value in values.items()}
+        place = {"kind": kind, "step": step, "epoch": epoch}
+        # Twice: first in the line, and never overwritten by a figure of the same name.
+        record = {**place, **plain, **place}
+        try:
+            self._file.write(json.dumps(record) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise ValueError(
+                f"{self.path} could not be written: {error}. Make room, then start the same command to "
+                "resume."
+            ) from error
+        if self._board is not None:
+            for name, value in values.items():
+                self._board.add_scalar(f"{kind}/{name}", value, step)
+
+    def sync(self) -> None:
+        """Through to the disk, so that a checkpoint never outlives the lines before it."""
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file and TensorBoard."""
+        self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+
+def _tensorboard(folder: Path, purge_step: int) -> Any:
+    try:
+        module = importlib.import_module("torch.utils.tensorboard")
+    except ImportError:
+        return None
+    return module.SummaryWriter(str(folder), purge_step=purge_step)
+
+
+class Progress(Protocol):
+    """Shown while training.
+
+    The loop calls `start` once, `update` after each step, `note` at evaluations, `stop`.
+    """
+
+    def start(self, step: int, total: int) -> None: ...
+
+    def update(self, step: int, loss: float, samples_per_second: float) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+class SilentProgress:
+    """Shows nothing."""
+
+    def start(self, step: int, total: int) -> None: ...
+
+    def update(self, step: int, loss: float, samples_per_second: float) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+class RichProgress:
+    """A bar with step, loss, speed and time left, on the error stream."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bar
+
+        self._bar = Bar(
+            TextColumn("training"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("loss {task.fields[loss]:.4f}  {task.fields[speed]:.1f}/s"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=Console(stderr=True),
+        )
+        self._speed = 0.0
+        self._task = self._bar.add_task("training", start=False, loss=math.nan, speed=0.0, note="")
+
+    def start(self, step: int, total: int) -> None:
+        self._bar.update(self._task, total=total, completed=step)
+        self._bar.start_task(self._task)
+        self._bar.start()
+
+    def update(self, step: int, loss: float, samples_per_second: float) -> None:
+        # Smoothed, else the figure jumps with every step.
+        self._speed = 0.9 * self._speed + 0.1 * samples_per_second if self._speed else samples_per_second
+        self._bar.update(self._task, completed=step, loss=loss, speed=self._speed)
+
+    def note(self, text: str) -> None:
+        self._bar.update(self._task, note=text)
+
+    def stop(self) -> None:
+        self._bar.stop()
+
+
+def terminal_progress() -> Progress:
+    """A bar when the error stream is a terminal and rich is installed, else nothing."""
+    if not sys.stderr.isatty():
+        return SilentProgress()
+    try:
+        return RichProgress()
+    except ImportError:
+        return SilentProgress()
+
+
+@contextmanager
+def shown(progress: Progress, step: int, total: int) -> Iterator[Progress]:
+    """Start a progress display and stop it on every way out."""
+    progress.start(step, total)
+    try:
+        yield progress
+    finally:
+        progress.stop()
