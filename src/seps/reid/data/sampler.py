@@ -15,9 +15,10 @@ Ints = NDArray[np.int64]
 def epoch_plan(labels: Sequence[int], identities: int, images: int, seed: int, epoch: int) -> Ints:
     """Global batches of one epoch: (steps, P * K) record indices, K in a row of each of P different labels.
 
-    The images of a label are shuffled and cut into groups of K; an incomplete group is filled with other images
-    of the label, which repeat where it has fewer than K. Every group is dealt once, except that a label with
-    more groups than steps is cut to one a step, and that the last seats are filled with labels drawn again.
+    The images of a label are shuffled and cut into groups of K; an incomplete group is filled with other
+    images of the label, which repeat where it has fewer than K. Every group is dealt once, except that a
+    label with more groups than steps is cut to one a step, and that the last seats are filled with labels
+    drawn again.
     """
     rng = np.random.default_rng([seed, epoch])
     members = _members(labels, identities)

@@ -1,22 +1,22 @@
 """A synthetic RGB / NIR / TIR re-identification set, drawn by one function.
 
-What is drawn. An identity is a code of independent attributes (`PEOPLE_ATTRIBUTES`, `VEHICLE_ATTRIBUTES`). Some are
-seen by one sensor alone: dyes and prints by RGB; the fabric's or paint's reflectance and a trim of absorbing yarn by
-NIR, where clothes of different colour look alike; insulation, warm spots, engine, brakes and cargo by TIR, where
-carried things are cold. Others (build, legwear, bag, hat, body shape, rack) are seen by all. No sensor alone tells
-all identities apart.
+What is drawn. An identity is a code of independent attributes (`PEOPLE_ATTRIBUTES`, `VEHICLE_ATTRIBUTES`).
+Some are seen by one sensor alone: dyes and prints by RGB; the fabric's or paint's reflectance and a trim of
+absorbing yarn by NIR, where clothes of different colour look alike; insulation, warm spots, engine, brakes,
+cabin and cargo by TIR, where carried things are cold. Others (build, legwear, bag, hat, body shape, rack)
+are seen by all. No sensor alone tells all identities apart.
 
-A camera fixes background, colour cast, gains, size and place of the figure and how often it is seen from the front,
-back or side (vehicles: which flank). A scene fixes light (every second one is night) and ambient warmth. Every shot
-adds pose, shading, noise, clutter behind and occluders before the figure in the same colours, reflectances and heats
-that tell identities, at times a passer-by with another identity's clothes at the border, and regions in which one
-sensor is blind (deep shadow, glare; no lamp, reflection; surroundings as warm as the figure, detector noise) while
-the others see: what to trust differs from patch to patch.
+A camera fixes background, colour cast, gains, size and place of the figure and how often it is seen from
+the front, back or side (vehicles: which flank). A scene fixes light (every second one is night) and ambient
+warmth. Every shot adds pose, shading, noise, clutter behind and occluders before the figure in the same
+colours, reflectances and heats that tell identities, at times a passer-by at the border who is nobody in
+the set, and regions in which one sensor is blind (deep shadow, glare; no lamp, reflection; surroundings as
+warm as the figure, detector noise) while the others see: what to trust differs from patch to patch.
 
-What is written. `{train,query,gallery}/{RGB,NI,TI}/PPPP_cC_sS_NNN.jpg` (the generic layout) and `manifest.json` with
-version, parameters and a digest of all files. The identities of train and test are disjoint; every query identity
-has gallery shots from another camera. Files are the same byte for byte for the same parameters (and releases of
-numpy and Pillow), whatever the number of workers.
+What is written. `{train,query,gallery}/{RGB,NI,TI}/PPPP_cC_sS_NNN.jpg` (the generic layout) and
+`manifest.json` with version, parameters and a digest of all files. The identities of train and test are
+disjoint; every query identity has gallery shots from another camera. Files are the same byte for byte for
+the same parameters (and releases of numpy and Pillow), whatever the number of workers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import json
 import multiprocessing
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from io import BytesIO
@@ -52,7 +52,7 @@ from seps.reid.data.synthetic_sensors import (
 
 VERSION = 1
 MODALITIES = ("RGB", "NI", "TI")
-_CODES, _CAMERAS, _SCENES, _PLAN, _SHOTS = range(5)
+_CODES, _CAMERAS, _SCENES, _PLAN, _SHOTS, _STRANGERS = range(6)
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class SyntheticConfig:
             )
         if not 0 < self.test_fraction < 1 or not 2 <= self.test_identities <= self.identities - 2:
             raise ReidDataError(
-                f"test_fraction {self.test_fraction} of {self.identities} identities must leave two for each side"
+                f"test_fraction {self.test_fraction} of {self.identities} identities must leave two a side"
             )
 
     @property
@@ -126,19 +126,21 @@ def make_synthetic(
     clutter: float = 3.0,
     quality: int = 90,
     workers: int = 1,
+    progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
-    """Draw a set into `out_dir` and return its manifest; a finished set with the same parameters is kept as it is.
+    """Draw a set into `out_dir` and return its manifest; a finished set with the same parameters is kept.
 
-    `blindness`: probability that a sensor is blind in part of a shot. `clutter`: mean number of unrelated things.
-    With `workers` > 1 the caller's main module must be importable (the usual `if __name__ == "__main__"`).
-    The set is drawn beside `out_dir` and moved there when complete. Raises ReidDataError for parameters out of
-    range and for a folder that holds anything else.
+    `identities` counts train and test together. `size` is (H, W); vehicles look best twice as wide as high.
+    `blindness`: probability that a sensor is blind in part of a shot. `clutter`: mean number of unrelated
+    things. `progress(done, all)` is called after every shot. With `workers` > 1 the caller's main module
+    must be importable (`if __name__ == "__main__"`). The set is drawn beside `out_dir` and moved there when
+    complete. Raises ReidDataError for parameters out of range and for a folder that holds anything else.
     """
     config = SyntheticConfig(
         identities, images_per_identity, cameras, seed, kind, (size[0], size[1]), test_fraction, scenes,
         blindness, clutter, quality,
     )  # fmt: skip
-    out = Path(out_dir)
+    out = Path(out_dir).resolve()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         return _existing(out, config)
     partial = out.with_name(out.name + ".partial")
@@ -148,8 +150,10 @@ def make_synthetic(
         for modality in MODALITIES:
             (partial / split / modality).mkdir(parents=True)
     digest = hashlib.sha256()
-    for name, part in _write_all(config, shots, partial, workers):
+    for done, (name, part) in enumerate(_write_all(config, shots, partial, workers), 1):
         digest.update(f"{name} {part}\n".encode())
+        if progress is not None:
+            progress(done, len(shots))
     manifest = {
         "format": "seps-synthetic-reid",
         "version": VERSION,
@@ -159,6 +163,8 @@ def make_synthetic(
         "sha256": digest.hexdigest(),
     }
     (partial / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+    if out.exists():
+        out.rmdir()
     os.replace(partial, out)
     return manifest
 
@@ -182,7 +188,7 @@ def _existing(out: Path, config: SyntheticConfig) -> dict[str, Any]:
 
 
 def plan_shots(config: SyntheticConfig) -> list[Shot]:
-    """Every shot: cameras in turn, scenes shuffled; of a test identity some shots of different cameras are queries."""
+    """Every shot: cameras in turn, scenes at random; first shots of test identities are queries."""
     train = config.identities - config.test_identities
     queries = min(config.cameras - 1, max(1, config.images_per_identity // 4))
     shots = []
@@ -237,6 +243,7 @@ class World:
     def __init__(self, config: SyntheticConfig) -> None:
         self.config = config
         self.codes: list[Code] = draw_codes(config.kind, config.identities, _rng(config, _CODES))
+        self.strangers: list[Code] = draw_codes(config.kind, 64, _rng(config, _STRANGERS))
         self.cameras: list[Camera] = [draw_camera(_rng(config, _CAMERAS, c)) for c in range(config.cameras)]
         self.scenes: list[Scene] = [
             draw_scene(_rng(config, _SCENES, s), night=s % 2 == 1) for s in range(config.scenes)
@@ -259,12 +266,12 @@ class World:
         return render(canvas, camera, self.scenes[shot.scene], self.config.blindness, rng)
 
     def _people(self, canvas: Canvas, camera: Camera, code: Code, rng: np.random.Generator) -> None:
-        """A passer-by with anybody's clothes in a third of the shots, then the person."""
+        """A stranger at the border in some shots, then the person."""
         height, width = float(canvas.height), float(canvas.width)
         # Figures are as wide as 0.45 of their height: narrow pictures shrink them.
         tall = min(height, width / 0.47) * camera.scale * float(rng.uniform(0.9, 1.08))
-        if self.config.clutter and rng.random() < 0.35:
-            other = self.codes[int(rng.integers(len(self.codes)))]
+        if self.config.clutter and rng.random() < 0.3:
+            other = self.strangers[int(rng.integers(len(self.strangers)))]
             at = float(rng.choice((-0.02, 1.02))) * width
             frame = Frame(at, (height - tall) * float(rng.uniform(0.2, 1.0)), tall)
             paint_person(canvas, frame, other, int(rng.integers(3)), rng)

@@ -1,7 +1,8 @@
 """A picture as a map of materials: paint shapes once, look at them with every sensor.
 
-Shapes are painted in figure coordinates (u to the right, v down) that a `Frame` places in the image. A material has
-a colour (RGB sensor), a near-infrared reflectance and a temperature, all in [0, 1] and independent of each other.
+Shapes are painted in figure coordinates (u to the right, v down) that a `Frame` places in the image. A
+material has a colour (RGB sensor), a near-infrared reflectance and a temperature, all in [0, 1] and
+independent.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Material:
 
 @dataclass(frozen=True)
 class Frame:
-    """Where figure coordinates lie: pixel = origin + (u * scale * stretch, v * scale); stretch < 0 mirrors."""
+    """Where figure coordinates lie: pixel = (x, y) + scale * (u * stretch, v); stretch < 0 mirrors."""
 
     x: float
     y: float

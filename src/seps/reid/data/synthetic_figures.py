@@ -27,7 +27,7 @@ COLOURS = (
     (0.10, 0.10, 0.12),
 )
 REFLECTANCES = (0.12, 0.36, 0.60, 0.86)
-WARMTHS = (0.36, 0.50, 0.66)
+WARMTHS = (0.28, 0.48, 0.70)
 
 PEOPLE_ATTRIBUTES: Mapping[str, int] = {
     # RGB: dyes. Neighbouring colours get mixed up under a camera's cast and in low light.
@@ -42,7 +42,7 @@ PEOPLE_ATTRIBUTES: Mapping[str, int] = {
 VEHICLE_ATTRIBUTES: Mapping[str, int] = {
     "body_colour": 10, "roof_colour": 4, "stripe": 4, "stripe_colour": 5, "rims": 3,
     "paint_reflectance": 4, "glass_reflectance": 3, "trim": 5,
-    "engine": 3, "brakes": 3, "exhaust": 3, "cargo_warmth": 3,
+    "engine": 3, "brakes": 3, "exhaust": 3, "cargo_warmth": 3, "cabin": 3,
     "shape": 6, "length": 3, "rack": 3,
 }  # fmt: skip
 
@@ -98,7 +98,7 @@ def _legs(canvas: Canvas, frame: Frame, code: Code, girth: float, swing: float, 
 
 
 def _trunk(canvas: Canvas, frame: Frame, code: Code, girth: float, view: int, upper: Material) -> None:
-    """The upper garment: print (RGB, from the front), trim (NIR), warm spot (TIR)."""
+    """The upper garment: print (RGB, from the front), trim (NIR), a warm or cool spot (TIR)."""
     top, bottom = (0.155, -0.105 * girth, 0.105 * girth), (0.49, -0.088 * girth, 0.088 * girth)
     canvas.trapezoid(frame, top, bottom, upper)
     trims = (
@@ -120,8 +120,8 @@ def _trunk(canvas: Canvas, frame: Frame, code: Code, girth: float, view: int, up
         )
     spot = (None, (-0.05, 0.24), (0.05, 0.24), (-0.05, 0.42), (0.05, 0.42))[code["warm_spot"]]
     if spot is not None:
-        warm = Material(upper.rgb, upper.nir, min(1.0, upper.heat + 0.36))
-        canvas.ellipse(frame, (spot[0] * girth, spot[1]), (0.03, 0.032), warm, sensor=TIR)
+        warm = Material(upper.rgb, upper.nir, 0.08 if upper.heat > 0.6 else 0.95)
+        canvas.ellipse(frame, (spot[0] * girth, spot[1]), (0.034, 0.036), warm, sensor=TIR)
 
 
 def contrast(material: Material) -> Material:
@@ -193,7 +193,9 @@ def paint_vehicle(canvas: Canvas, frame: Frame, code: Code, view: int) -> None:
     place = Frame(frame.x, frame.y, frame.scale, frame.stretch * length)
     paint = Material(COLOURS[code["body_colour"]], REFLECTANCES[code["paint_reflectance"]], 0.42)
     top = Material(COLOURS[(code["body_colour"], 9, 7, 8)[code["roof_colour"]]], paint.nir, 0.36)
-    glass = Material((0.16, 0.20, 0.24), (0.06, 0.35, 0.7)[code["glass_reflectance"]], 0.10)
+    glass = Material(
+        (0.16, 0.20, 0.24), (0.06, 0.35, 0.7)[code["glass_reflectance"]], (0.06, 0.36, 0.66)[code["cabin"]]
+    )
     floor = -0.07
     canvas.trapezoid(
         place, (-roof, roof_from + 0.05, roof_to - 0.03), (-bonnet, roof_from - 0.07, roof_to + 0.03), top
@@ -249,7 +251,7 @@ def _heat(
     """Engine in front, middle or rear; exhaust and cargo on one flank: warm under the same paint."""
     at = (0.13, 0.45, 0.86)[code["engine"]]
     hot = Material(paint.rgb, paint.nir, 0.92)
-    canvas.ellipse(place, (at, (floor - bonnet) / 2), (0.085, 0.05), hot, sensor=TIR)
+    canvas.ellipse(place, (at, (floor - bonnet) / 2), (0.10, 0.06), hot, sensor=TIR)
     if view != 0:
         return
     pipe = (None, 0.60, 0.95)[code["exhaust"]]

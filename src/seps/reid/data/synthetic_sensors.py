@@ -18,7 +18,7 @@ CELLS = 6
 
 @dataclass(frozen=True)
 class Camera:
-    """What is fixed for a camera: walls, ground, colour cast, where figures stand and how large, which view."""
+    """What is fixed for a camera: surroundings, colour cast, place and size of figures, how they turn."""
 
     wall: Material
     ground: Material
@@ -48,7 +48,7 @@ def draw_camera(rng: np.random.Generator) -> Camera:
         rgb = (float(tint[0]), float(tint[1]), float(tint[2]))
         return Material(rgb, float(rng.uniform(0.2, 0.7)), float(rng.uniform(0.08, 0.24)))
 
-    cast = np.exp(rng.normal(0, 0.14, 3))
+    cast = np.exp(rng.normal(0, 0.13, 3))
     favourite = rng.dirichlet((1.2, 1.2, 1.2))
     return Camera(
         wall=surface(0.15),
@@ -66,7 +66,7 @@ def draw_camera(rng: np.random.Generator) -> Camera:
 def draw_scene(rng: np.random.Generator, night: bool) -> Scene:
     """Day with warm surroundings, or night with cold ones."""
     if night:
-        return Scene(float(rng.uniform(0.16, 0.3)), float(rng.uniform(0.0, 0.08)))
+        return Scene(float(rng.uniform(0.2, 0.36)), float(rng.uniform(0.0, 0.08)))
     return Scene(float(rng.uniform(0.75, 1.05)), float(rng.uniform(0.05, 0.18)))
 
 
@@ -82,7 +82,7 @@ def paint_background(canvas: Canvas, camera: Camera, rng: np.random.Generator) -
 
 
 def paint_clutter(canvas: Canvas, rng: np.random.Generator, count: int, largest: float = 0.2) -> None:
-    """Things with nothing to do with the identity, in the colours, reflectances and heats that tell identities."""
+    """Things unrelated to the identity, in the colours, reflectances and heats that tell identities."""
     patterns = (None, stripes(0.08, upright=True), stripes(0.1, upright=False), checks(0.09))
     whole = Frame(0.0, 0.0, float(canvas.height), canvas.width / canvas.height)
     for _ in range(count):
@@ -110,9 +110,9 @@ def render(
 ) -> tuple[Bytes, Bytes, Bytes]:
     """(H, W, 3) RGB, (H, W) near infrared, (H, W) thermal bytes of one shot.
 
-    Each sensor is blind in some regions with probability `blindness`, on its own: RGB in deep shadow or in glare,
-    near infrared outside its lamp's beam or in a reflection, thermal where the surroundings are as warm as the
-    figure or its detector is noisy.
+    Each sensor is blind in some regions with probability `blindness`, on its own: RGB in deep shadow or in
+    glare, near infrared outside its lamp's beam or in a reflection, thermal where the surroundings are as
+    warm as the figure or its detector is noisy.
     """
     colour, infrared, heat = canvas.looks(rng, camera.cast)
     size = canvas.height, canvas.width
@@ -131,7 +131,7 @@ def render(
     heat = soften(soften(heat))
     heat += (1 - heat) * np.float32(scene.ambient)
     heat += washed * (0.72 + 0.1 * smooth_noise(size, rng) - heat)
-    heat = camera.gain[1] * heat + 0.05 * smooth_noise(size, rng) + _noise((1, size[1]), 0.02, rng)
+    heat = camera.gain[1] * heat + 0.05 * smooth_noise(size, rng) + _noise((1, size[1]), 0.012, rng)
     heat += _noise(size, 0.02, rng) * (1 + 9 * noisy) + noisy * _noise((size[0], 1), 0.3, rng)
     return np.ascontiguousarray(_bytes(colour).transpose(1, 2, 0)), _bytes(infrared), _bytes(heat)
 

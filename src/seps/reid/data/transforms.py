@@ -40,9 +40,9 @@ class Augmentation:
 class Draw:
     """The random choices of B shots.
 
-    offsets (B, 2) rows, columns; flips (B,); boxes (B, 4) top, left, height, width (height 0: none); seeds (B,)
-    of the noise in the box. Draw for the global batch and slice: the augmentation of a shot is then the same on
-    any number of processes.
+    offsets (B, 2) rows, columns; flips (B,); boxes (B, 4) top, left, height, width (height 0: none); seeds
+    (B,) of the noise in the box. Draw for the global batch and slice: the augmentation of a shot is then the
+    same on any number of processes.
     """
 
     offsets: Tensor
