@@ -1,0 +1,258 @@
+"""The published folder layouts and one for own data.
+
+RGBNT201  {train_171,test}/{RGB,NI,TI}/PPPPPP_camC_*.jpg, query = gallery = test
+RGBNT100  rgbir/{bounding_box_train,query,bounding_box_test}/PPPP_cC_*.jpg, three modalities in one image
+MSVR310   {bounding_box_train,query3,bounding_box_test}/ID/{vis,ni,th}/PPPP_sSSS_vV_*.jpg, same-scene rule
+generic   {train,query,gallery}/{MODALITY}/NAME.jpg (or train and test: query = gallery = test),
+          identity, camera and scene from a regular expression with named groups or from a CSV
+Listings are sorted and labels follow the sorted identities, so nothing depends on the file system's order.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from seps.reid.data.records import Excludes, ReidDataError, ReidDataset, ReidRecord, ReidReport, Source
+from seps.reid.data.scan import (
+    IMAGE_SUFFIXES,
+    Findings,
+    Parser,
+    Tags,
+    join_modalities,
+    list_images,
+    require_folder,
+    tag,
+    verify,
+)
+
+OnProblem = Literal["skip", "refuse"]
+Splits: TypeAlias = dict[str, list[ReidRecord]]
+TRIPLE = ("RGB", "NI", "TI")
+GENERIC_PATTERN = r"(?P<pid>-?\d+)_c(?P<camid>\d+)(?:_s(?P<sceneid>\d+))?(?:_|$)"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A scan from a root to (modalities, splits), and the evaluation rule that comes with the data set."""
+
+    scan: Callable[[Path, Findings], tuple[tuple[str, ...], Splits]]
+    excludes: Excludes = "camera"
+
+
+def load(
+    layout: str,
+    root: str | Path,
+    *,
+    on_problem: OnProblem = "refuse",
+    verify_files: bool = False,
+    modalities: Sequence[str] | None = None,
+    pattern: str | None = None,
+    labels: str | Path | None = None,
+    threads: int = 4,
+) -> ReidDataset:
+    """Read a data set of one of `LAYOUTS` (any case) from `root`; `dataset.report` says what was found.
+
+    `on_problem`: "refuse" raises when anything is wrong, "skip" leaves the shots concerned out and reports
+    them. `verify_files` decodes every image (slow, thorough). `modalities`, `pattern` (a regular expression
+    with the named groups pid, camid and, by choice, sceneid) and `labels` (a CSV, relative to the root, with
+    the columns name, pid, camid and, by choice, sceneid and split) concern the generic layout alone.
+
+    Raises ReidDataError: unknown layout, missing folder, no shots in a split, or problems when refusing.
+    """
+    key = layout.lower()
+    if key not in LAYOUTS and key != "generic":
+        raise ReidDataError(f"unknown layout {layout!r}; choose one of {', '.join([*LAYOUTS, 'generic'])}")
+    if on_problem not in ("skip", "refuse"):
+        raise ReidDataError(f"on_problem must be 'skip' or 'refuse', not {on_problem!r}")
+    if key != "generic" and not (modalities is None and pattern is None and labels is None):
+        raise ReidDataError(f"modalities, pattern and labels belong to the generic layout, not to {layout!r}")
+    folder = require_folder(Path(root), f"the root of a data set in layout {key}")
+    chosen = generic_layout(modalities, pattern, labels) if key == "generic" else LAYOUTS[key]
+    findings = Findings(folder)
+    names, splits = chosen.scan(folder, findings)
+    if verify_files:
+        splits = _verify_splits(splits, findings, threads)
+    report = _report(key, findings, splits, verify_files)
+    if on_problem == "refuse" and report.problems:
+        raise ReidDataError(f"{report.summary()}\nMend these files, or load with on_problem='skip'.")
+    for split, records in splits.items():
+        if not records:
+            raise ReidDataError(f"split {split} has no usable shot.\n{report.summary()}")
+    return ReidDataset(
+        name=key,
+        modalities=names,
+        train=tuple(splits["train"]),
+        query=tuple(splits["query"]),
+        gallery=tuple(splits["gallery"]),
+        excludes=chosen.excludes,
+        report=report,
+    )
+
+
+def _verify_splits(splits: Splits, findings: Findings, threads: int) -> Splits:
+    """Verify each split once, also where query and gallery are the same list."""
+    done: dict[int, list[ReidRecord]] = {}
+    for split, records in splits.items():
+        if id(records) not in done:
+            done[id(records)] = verify(records, split, findings, threads)
+    return {split: done[id(records)] for split, records in splits.items()}
+
+
+def _report(layout: str, findings: Findings, splits: Splits, verified: bool) -> ReidReport:
+    train = {record.pid for record in splits["train"]}
+    test = {record.pid for split in ("query", "gallery") for record in splits[split]}
+    return ReidReport(
+        layout=layout,
+        root=str(findings.root),
+        shots={split: len(records) for split, records in splits.items()},
+        junk=findings.junk,
+        problems=tuple(findings.problems),
+        verified=verified,
+        shared_identities=len(train & test),
+    )
+
+
+def by_pattern(expression: re.Pattern[str]) -> Parser:
+    """Tags from the start of a name by named groups; the scene is -1 where there is no such group."""
+
+    def parse(name: str) -> Tags | None:
+        match = expression.match(name)
+        if match is None:
+            return None
+        groups = match.groupdict()
+        try:
+            return int(groups["pid"]), int(groups["camid"]), int(groups.get("sceneid") or -1)
+        except (TypeError, ValueError):
+            return None
+
+    return parse
+
+
+def scan_rgbnt201(root: Path, findings: Findings) -> tuple[tuple[str, ...], Splits]:
+    """RGBNT201: a folder per modality; the test shots are query and gallery."""
+    parse = by_pattern(re.compile(r"(?P<pid>\d{6})_cam(?P<camid>\d+)"))
+    splits: Splits = {}
+    for split, name in (("train", "train_171"), ("test", "test")):
+        folder = require_folder(root / name, f"RGBNT201's {name}/{{RGB,NI,TI}}")
+        folders = {m: require_folder(folder / m, f"RGBNT201's {name}/{m}") for m in TRIPLE}
+        splits[split] = list(join_modalities(folders, split, parse, findings))
+    return TRIPLE, {"train": splits["train"], "query": splits["test"], "gallery": splits["test"]}
+
+
+def scan_rgbnt100(root: Path, findings: Findings) -> tuple[tuple[str, ...], Splits]:
+    """RGBNT100: RGB, NI and TI are the left, middle and right third of one image."""
+    parse = by_pattern(re.compile(r"(?P<pid>-?\d+)_c(?P<camid>\d+)"))
+    base = root / "rgbir" if (root / "rgbir").is_dir() else root
+    thirds = [(i / 3, 0.0, (i + 1) / 3, 1.0) for i in range(3)]
+    splits: Splits = {}
+    for split, name in _BOUNDING_BOXES:
+        folder = require_folder(base / name, f"RGBNT100's rgbir/{name}")
+        records = splits[split] = []
+        for path in list_images(folder, split, findings).values():
+            sources = {m: Source(path, box) for m, box in zip(TRIPLE, thirds, strict=True)}
+            records += tag(sources, path, split, parse, findings)
+    return TRIPLE, splits
+
+
+def scan_msvr310(root: Path, findings: Findings) -> tuple[tuple[str, ...], Splits]:
+    """MSVR310: a folder per identity, in it vis, ni and th, here named RGB, NI and TI."""
+    parse = by_pattern(re.compile(r"(?P<pid>\d{4})_s(?P<sceneid>\d{3})_v(?P<camid>\d+)"))
+    splits: Splits = {}
+    for split, name in (
+        ("train", "bounding_box_train"),
+        ("query", "query3"),
+        ("gallery", "bounding_box_test"),
+    ):
+        folder = require_folder(root / name, f"MSVR310's {name}/ID/{{vis,ni,th}}")
+        records = splits[split] = []
+        for vehicle in sorted(path for path in folder.iterdir() if path.is_dir()):
+            folders = {m: vehicle / sub for m, sub in zip(TRIPLE, ("vis", "ni", "th"), strict=True)}
+            records += join_modalities(folders, split, parse, findings)
+    return TRIPLE, splits
+
+
+_BOUNDING_BOXES = (("train", "bounding_box_train"), ("query", "query"), ("gallery", "bounding_box_test"))
+LAYOUTS: dict[str, Layout] = {
+    "rgbnt201": Layout(scan_rgbnt201),
+    "rgbnt100": Layout(scan_rgbnt100),
+    "msvr310": Layout(scan_msvr310, excludes="scene"),
+}
+
+
+def generic_layout(
+    modalities: Sequence[str] | None, pattern: str | None, labels: str | Path | None
+) -> Layout:
+    """Own data; see `load`. Modalities are discovered under train/ when not given, RGB, NI and TI first."""
+    if pattern is not None and labels is not None:
+        raise ReidDataError("give a pattern or a CSV of labels, not both")
+
+    def scan(root: Path, findings: Findings) -> tuple[tuple[str, ...], Splits]:
+        expected = "the generic layout's train/{MODALITY}/NAME.jpg"
+        names = tuple(modalities) if modalities else discover(require_folder(root / "train", expected))
+        together = (root / "test").is_dir() and not (root / "query").is_dir()
+        splits: Splits = {}
+        for split in ("train", "test") if together else ("train", "query", "gallery"):
+            require_folder(root / split, f"the generic layout's {split}/{{{','.join(names)}}}")
+            folders = {m: require_folder(root / split / m, f"modality {m} of split {split}") for m in names}
+            parse = by_table(root / labels, split) if labels else by_pattern(compile_pattern(pattern))
+            splits[split] = list(join_modalities(folders, split, parse, findings))
+        if together:
+            splits = {"train": splits["train"], "query": splits["test"], "gallery": splits["test"]}
+        return names, splits
+
+    return Layout(scan)
+
+
+def discover(train: Path) -> tuple[str, ...]:
+    """Names of the modality folders: RGB, NI, TI first in this order, the others sorted after them."""
+    found = {path.name for path in train.iterdir() if path.is_dir() and not path.name.startswith(".")}
+    names = (*(m for m in TRIPLE if m in found), *sorted(found - set(TRIPLE)))
+    if len(names) < 2:
+        raise ReidDataError(
+            f"{train} has {len(names)} modality folders {list(names)}; two or more are needed"
+        )
+    return names
+
+
+def compile_pattern(pattern: str | None) -> re.Pattern[str]:
+    """The expression, checked for the groups pid and camid; None is `GENERIC_PATTERN` (0001_c1_s1_001)."""
+    try:
+        expression = re.compile(GENERIC_PATTERN if pattern is None else pattern)
+    except re.error as error:
+        raise ReidDataError(f"the pattern {pattern!r} is no regular expression: {error}") from error
+    lacking = {"pid", "camid"} - set(expression.groupindex)
+    if lacking:
+        raise ReidDataError(f"the pattern {pattern!r} lacks the named groups {sorted(lacking)}, (?P<pid>...)")
+    return expression
+
+
+def by_table(path: Path, split: str) -> Parser:
+    """Tags from a CSV with name, pid, camid (sceneid and split by choice); names without or with a suffix."""
+    if not path.is_file():
+        raise ReidDataError(f"no file {path}: the CSV of labels (name,pid,camid,sceneid) is looked for there")
+    table: dict[str, Tags] = {}
+    with path.open(newline="", encoding="utf-8-sig") as lines:
+        reader = csv.DictReader(lines)
+        lacking = {"name", "pid", "camid"} - set(reader.fieldnames or ())
+        if lacking:
+            raise ReidDataError(f"{path} lacks the columns {sorted(lacking)}")
+        for row in reader:
+            if (row.get("split") or split) != split:
+                continue
+            name = row["name"]
+            suffix = Path(name).suffix
+            stem = name.removesuffix(suffix) if suffix.lower() in IMAGE_SUFFIXES else name
+            try:
+                tags = int(row["pid"]), int(row["camid"]), int(row.get("sceneid") or -1)
+            except (TypeError, ValueError) as error:
+                raise ReidDataError(
+                    f"{path}, line {reader.line_num}: pid, camid and sceneid must be whole numbers ({error})"
+                ) from error
+            if table.setdefault(stem, tags) != tags:
+                raise ReidDataError(f"{path}, line {reader.line_num}: {name} occurs twice with other labels")
+    return table.get

@@ -1,0 +1,126 @@
+"""From records to pixels: decoding, splitting side-by-side images, resizing, threads, a cache by choice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from seps.reid.data.records import ReidDataError, ReidRecord, Source
+from seps.reid.data.scan import group_by_file
+
+Bytes = NDArray[np.uint8]
+
+
+def read_record(record: ReidRecord, modalities: Sequence[str], size: tuple[int, int]) -> Tensor:
+    """Pixels of one shot: (M, 3, H, W) uint8, bicubic resize to `size` (H, W), grey images on three channels.
+
+    Raises ReidDataError for a modality the record does not have or a file that does not decode, by its name.
+    """
+    lacking = [modality for modality in modalities if modality not in record.sources]
+    if lacking:
+        raise ReidDataError(f"{record.name} has no {lacking}; it has {list(record.sources)}")
+    wanted = [record.sources[modality] for modality in modalities]
+    planes: dict[Source, Bytes] = {}
+    for path, sources in group_by_file(wanted):
+        planes.update(_read_file(path, sources, size))
+    stacked = np.stack([planes[source] for source in wanted])
+    return torch.from_numpy(stacked).permute(0, 3, 1, 2).contiguous()
+
+
+def _read_file(path: Path, sources: Sequence[Source], size: tuple[int, int]) -> dict[Source, Bytes]:
+    """Each source's part of one file: (H, W, 3)."""
+    try:
+        with Image.open(path) as opened:
+            image = _to_rgb(opened)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ReidDataError(
+            f"cannot read {path} ({error}); load the data set with verify_files=True and on_problem='skip'"
+        ) from error
+    parts: dict[Source, Bytes] = {}
+    for source in sources:
+        part = image
+        if source.box is not None:
+            left, top, right, bottom = source.box
+            part = image.crop(
+                (
+                    round(left * image.width),
+                    round(top * image.height),
+                    round(right * image.width),
+                    round(bottom * image.height),
+                )
+            )
+        if part.size != (size[1], size[0]):
+            part = part.resize((size[1], size[0]), Image.Resampling.BICUBIC)
+        parts[source] = np.asarray(part, dtype=np.uint8)
+    return parts
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    """Three channels of a byte; of 16-bit images (thermal cameras) the upper byte."""
+    if image.mode.startswith("I;16"):
+        upper = np.asarray(image).astype(np.uint16) >> 8
+        image = Image.fromarray(upper.astype(np.uint8))
+    return image.convert("RGB")
+
+
+class ReidReader:
+    """Reads records with a pool of threads; keeps up to `cache_bytes` of decoded shots in memory.
+
+    Use as a context manager, or call `close`.
+    """
+
+    def __init__(
+        self,
+        modalities: Sequence[str],
+        size: tuple[int, int] = (256, 128),
+        *,
+        threads: int = 4,
+        cache_bytes: int = 0,
+    ) -> None:
+        if min(size) < 1 or threads < 1 or cache_bytes < 0:
+            raise ReidDataError(
+                f"size and threads must be >= 1 and cache_bytes >= 0, not {size}, {threads}, {cache_bytes}"
+            )
+        self.modalities, self.size = tuple(modalities), size
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="reid-reader")
+        self._room = cache_bytes // (len(self.modalities) * 3 * size[0] * size[1])
+        self._cache: dict[tuple[Source, ...], Tensor] = {}
+
+    def read(self, record: ReidRecord) -> Tensor:
+        """(M, 3, H, W) uint8 of one record; do not write into it, it may be the cached one."""
+        if not self._room:
+            return read_record(record, self.modalities, self.size)
+        key = tuple(record.sources.get(m, Source(Path())) for m in self.modalities)
+        pixels = self._cache.get(key)
+        if pixels is None:
+            pixels = read_record(record, self.modalities, self.size)
+            if len(self._cache) < self._room:
+                self._cache[key] = pixels
+        return pixels
+
+    def batch(self, records: Sequence[ReidRecord]) -> Tensor:
+        """(B, M, 3, H, W) uint8, in the order of `records`."""
+        if not records:
+            return torch.empty(0, len(self.modalities), 3, *self.size, dtype=torch.uint8)
+        return torch.stack(list(self._pool.map(self.read, records)))
+
+    def close(self) -> None:
+        """Stop the threads and forget the cache."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._cache.clear()
+
+    def __enter__(self) -> ReidReader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

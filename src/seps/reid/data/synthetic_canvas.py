@@ -1,0 +1,183 @@
+"""A picture as a map of materials: paint shapes once, look at them with every sensor.
+
+Shapes are painted in figure coordinates (u to the right, v down) that a `Frame` places in the image. A
+material has a colour (RGB sensor), a near-infrared reflectance and a temperature, all in [0, 1] and
+independent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+Mask = NDArray[np.bool_]
+Colour = tuple[float, float, float]
+Pattern = Callable[[Floats, Floats], Mask]
+"""From figure coordinates (u, v) to where something shows."""
+RGB, NIR, TIR = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class Material:
+    """Colour, near-infrared reflectance, temperature (0 = ambient cold, 1 = hottest)."""
+
+    rgb: Colour
+    nir: float
+    heat: float
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Where figure coordinates lie: pixel = (x, y) + scale * (u * stretch, v); stretch < 0 mirrors."""
+
+    x: float
+    y: float
+    scale: float
+    stretch: float = 1.0
+
+
+class Canvas:
+    """Material numbers (3, H, W) as the sensors RGB, NIR and TIR see them, and the materials."""
+
+    def __init__(self, height: int, width: int, ground: Material) -> None:
+        self.height, self.width = height, width
+        self.index = np.zeros((3, height, width), dtype=np.uint8)
+        self.materials = [ground]
+
+    def add(self, material: Material) -> int:
+        """The number of a material, added when new."""
+        if material not in self.materials:
+            self.materials.append(material)
+        return self.materials.index(material)
+
+    def looks(
+        self, rng: np.random.Generator, cast: Colour = (1.0, 1.0, 1.0)
+    ) -> tuple[Floats, Floats, Floats]:
+        """(3, H, W) colour times `cast`, (H, W) near infrared, (H, W) heat; every shot is a little off."""
+        count = len(self.materials)
+        colours = np.array([m.rgb for m in self.materials]) + rng.normal(0, 0.015, (count, 3))
+        nir = np.array([m.nir for m in self.materials]) + rng.normal(0, 0.02, count)
+        heat = np.array([m.heat for m in self.materials]) + rng.normal(0, 0.02, count)
+        tables = (
+            table.clip(0, 1).astype(np.float32) for table in (colours.T * np.array(cast)[:, None], nir, heat)
+        )
+        seen = tuple(table.take(plane, axis=-1) for table, plane in zip(tables, self.index, strict=True))
+        return seen[0], seen[1], seen[2]
+
+    def _paint(
+        self,
+        frame: Frame,
+        box: tuple[float, float, float, float],
+        inside: Pattern,
+        material: Material,
+        where: Pattern | None,
+        sensor: int | None,
+    ) -> None:
+        """Paint where `inside` (and `where`) hold in the box (u0, v0, u1, v1), for one sensor or for all."""
+        wide = frame.scale * frame.stretch
+        edges = sorted((frame.x + box[0] * wide, frame.x + box[2] * wide))
+        left, right = max(0, int(edges[0])), min(self.width, int(edges[1]) + 2)
+        top = max(0, int(frame.y + box[1] * frame.scale))
+        bottom = min(self.height, int(frame.y + box[3] * frame.scale) + 2)
+        if left >= right or top >= bottom:
+            return
+        u = ((np.arange(left, right, dtype=np.float32) + 0.5 - frame.x) / wide)[None, :]
+        v = ((np.arange(top, bottom, dtype=np.float32) + 0.5 - frame.y) / frame.scale)[:, None]
+        mask = inside(u, v)
+        if where is not None:
+            mask = mask & where(u, v)
+        planes = slice(None) if sensor is None else slice(sensor, sensor + 1)
+        region = self.index[planes, top:bottom, left:right]
+        np.copyto(region, np.uint8(self.add(material)), where=mask)
+
+    def ellipse(
+        self,
+        frame: Frame,
+        centre: tuple[float, float],
+        radii: tuple[float, float],
+        material: Material,
+        where: Pattern | None = None,
+        sensor: int | None = None,
+    ) -> None:
+        """An ellipse with half axes `radii`."""
+        (cu, cv), (ru, rv) = centre, radii
+        self._paint(
+            frame,
+            (cu - ru, cv - rv, cu + ru, cv + rv),
+            lambda u, v: ((u - cu) / ru) ** 2 + ((v - cv) / rv) ** 2 <= 1,
+            material,
+            where,
+            sensor,
+        )
+
+    def trapezoid(
+        self,
+        frame: Frame,
+        upper: tuple[float, float, float],
+        lower: tuple[float, float, float],
+        material: Material,
+        where: Pattern | None = None,
+        sensor: int | None = None,
+    ) -> None:
+        """Between the horizontal edges `upper` and `lower`, each (v, u from, u to)."""
+        (v0, a0, b0), (v1, a1, b1) = upper, lower
+
+        def inside(u: Floats, v: Floats) -> Mask:
+            along = (v - v0) / (v1 - v0)
+            left, right = a0 + (a1 - a0) * along, b0 + (b1 - b0) * along
+            return (u >= left) & (u <= right) & (along >= 0) & (along <= 1)
+
+        self._paint(frame, (min(a0, a1), v0, max(b0, b1), v1), inside, material, where, sensor)
+
+    def rectangle(
+        self,
+        frame: Frame,
+        box: tuple[float, float, float, float],
+        material: Material,
+        where: Pattern | None = None,
+        sensor: int | None = None,
+    ) -> None:
+        """The box (u0, v0, u1, v1)."""
+        u0, v0, u1, v1 = box
+        self.trapezoid(frame, (v0, u0, u1), (v1, u0, u1), material, where, sensor)
+
+    def limb(
+        self,
+        frame: Frame,
+        start: tuple[float, float],
+        end: tuple[float, float],
+        radius: float,
+        material: Material,
+        where: Pattern | None = None,
+        sensor: int | None = None,
+    ) -> None:
+        """A thick line with round ends."""
+        (u0, v0), (u1, v1) = start, end
+        length = max((u1 - u0) ** 2 + (v1 - v0) ** 2, 1e-9)
+
+        def inside(u: Floats, v: Floats) -> Mask:
+            along = np.clip(((u - u0) * (u1 - u0) + (v - v0) * (v1 - v0)) / length, 0, 1)
+            return (u - u0 - along * (u1 - u0)) ** 2 + (v - v0 - along * (v1 - v0)) ** 2 <= radius**2
+
+        box = (min(u0, u1) - radius, min(v0, v1) - radius, max(u0, u1) + radius, max(v0, v1) + radius)
+        self._paint(frame, box, inside, material, where, sensor)
+
+
+def stripes(period: float, upright: bool) -> Pattern:
+    """Every second half period, upright or lying."""
+    return lambda u, v: (u if upright else v) % period < period / 2
+
+
+def checks(period: float) -> Pattern:
+    """A chequered board."""
+    return lambda u, v: (u % period < period / 2) ^ (v % period < period / 2)
+
+
+def patch(centre: tuple[float, float], radii: tuple[float, float]) -> Pattern:
+    """One box."""
+    (cu, cv), (ru, rv) = centre, radii
+    return lambda u, v: (abs(u - cu) < ru) & (abs(v - cv) < rv)

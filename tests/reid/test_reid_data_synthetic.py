@@ -1,0 +1,183 @@
+"""The synthetic set: the same bytes for a seed, disjoint identities, sensors that tell different things."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from seps.reid.data import ReidDataError, contact_sheet, load, make_synthetic
+from seps.reid.data.synthetic import Shot, SyntheticConfig, World, plan_shots
+from seps.reid.data.synthetic_canvas import Canvas, Frame, Material
+from seps.reid.data.synthetic_figures import draw_codes, paint_person, paint_vehicle
+
+SMALL = {"identities": 6, "images_per_identity": 5, "cameras": 3, "size": (64, 32)}
+
+
+def fingerprint(root: Path) -> dict[str, str]:
+    files = (path for path in root.rglob("*") if path.is_file())
+    return {str(p.relative_to(root)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
+
+
+def config(**changes: object) -> SyntheticConfig:
+    base = SyntheticConfig(40, 8, 4, 0, "people", (128, 64), 0.4, 4, 0.5, 3.0, 90)
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["people", "vehicles"])
+def test_same_seed_same_bytes_and_another_seed_other_bytes(tmp_path: Path, kind: str) -> None:
+    first = make_synthetic(tmp_path / "a", seed=3, kind=kind, **SMALL)  # type: ignore[arg-type]
+    again = make_synthetic(tmp_path / "b", seed=3, kind=kind, **SMALL)  # type: ignore[arg-type]
+    other = make_synthetic(tmp_path / "c", seed=4, kind=kind, **SMALL)  # type: ignore[arg-type]
+    assert fingerprint(tmp_path / "a") == fingerprint(tmp_path / "b")
+    assert first == again and first["sha256"] != other["sha256"]
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_workers_do_not_change_the_bytes(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    seen: list[tuple[int, int]] = []
+    alone = make_synthetic(tmp_path / "a", 8, 12, 2, size=(16, 16), progress=lambda *at: seen.append(at))
+    assert seen == [(done, 96) for done in range(1, 97)]
+    together = make_synthetic(tmp_path / "b", 8, 12, 2, size=(16, 16), workers=2)
+    assert alone == together and fingerprint(tmp_path / "a") == fingerprint(tmp_path / "b")
+
+
+def test_the_set_loads_and_train_and_test_identities_are_disjoint(tmp_path: Path) -> None:
+    manifest = make_synthetic(tmp_path / "set", **SMALL)  # type: ignore[arg-type]
+    dataset = load("generic", tmp_path / "set", verify_files=True)
+    assert dataset.modalities == ("RGB", "NI", "TI") and dataset.report.shared_identities == 0
+    assert dataset.report.shots == manifest["shots"] == {"train": 20, "query": 2, "gallery": 8}
+    assert json.loads((tmp_path / "set/manifest.json").read_text()) == manifest
+    for query in dataset.query:
+        same = [r for r in dataset.gallery if r.pid == query.pid]
+        assert any(record.camid != query.camid for record in same)
+    sheet = contact_sheet(dataset.train, dataset.modalities, rows=2, columns=3, size=(32, 16))
+    assert sheet.size == (3 * (3 * 16 + 6), 2 * 34)
+
+
+@pytest.mark.parametrize(("images", "cameras"), [(3, 2), (4, 6), (9, 2), (16, 4)])
+def test_every_query_has_a_match_from_another_camera(images: int, cameras: int) -> None:
+    plan = plan_shots(config(images_per_identity=images, cameras=cameras))
+    assert len({shot.name for shot in plan}) == len(plan) == 40 * images
+    train = {shot.identity for shot in plan if shot.split == "train"}
+    queries = [shot for shot in plan if shot.split == "query"]
+    assert {s.identity for s in queries}.isdisjoint(train) and len({s.identity for s in queries}) == 16
+    for query in queries:
+        assert any(
+            s.split == "gallery" and s.identity == query.identity and s.camera != query.camera for s in plan
+        )
+
+
+def test_a_finished_set_is_kept_and_another_folder_is_not_touched(tmp_path: Path) -> None:
+    manifest = make_synthetic(tmp_path / "set", **SMALL)  # type: ignore[arg-type]
+    stamp = (tmp_path / "set/manifest.json").stat().st_mtime_ns
+    assert make_synthetic(tmp_path / "set", **SMALL) == manifest  # type: ignore[arg-type]
+    assert (tmp_path / "set/manifest.json").stat().st_mtime_ns == stamp
+    with pytest.raises(ReidDataError, match="other parameters"):
+        make_synthetic(tmp_path / "set", seed=9, **SMALL)  # type: ignore[arg-type]
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/letter.txt").write_text("keep me")
+    with pytest.raises(ReidDataError, match="not empty"):
+        make_synthetic(tmp_path / "mine", **SMALL)  # type: ignore[arg-type]
+    assert (tmp_path / "mine/letter.txt").read_text() == "keep me"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"identities": 3}, "identities"),
+        ({"cameras": 1}, "cameras"),
+        ({"kind": "cats"}, "cats"),
+        ({"size": (8, 64)}, "size"),
+        ({"blindness": 1.5}, "blindness"),
+        ({"test_fraction": 0.99}, "test_fraction"),
+    ],
+)
+def test_parameters_out_of_range_are_named(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ReidDataError, match=message):
+        config(**changes)
+
+
+def looks(kind: str, code: dict[str, int]) -> list[np.ndarray]:
+    """What the three sensors see of a figure without camera, clutter or blindness."""
+    canvas = Canvas(128, 64 if kind == "people" else 128, Material((0.5, 0.5, 0.5), 0.5, 0.5))
+    if kind == "people":
+        paint_person(canvas, Frame(32, 2, 124), code, 0, np.random.default_rng(0))
+    else:
+        paint_vehicle(canvas, Frame(8, 120, 110), code, 0)
+    tables = [[m.rgb for m in canvas.materials], [m.nir for m in canvas.materials]]
+    tables.append([m.heat for m in canvas.materials])
+    return [np.array(table)[plane] for table, plane in zip(tables, canvas.index, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "attribute", "sensor"),
+    [
+        ("people", "upper_colour", 0),
+        ("people", "print", 0),
+        ("people", "upper_reflectance", 1),
+        ("people", "trim", 1),
+        ("people", "lower_warmth", 2),
+        ("people", "warm_spot", 2),
+        ("vehicles", "stripe", 0),
+        ("vehicles", "body_colour", 0),
+        ("vehicles", "trim", 1),
+        ("vehicles", "paint_reflectance", 1),
+        ("vehicles", "engine", 2),
+        ("vehicles", "cabin", 2),
+    ],
+)
+def test_an_attribute_of_one_sensor_is_hidden_from_the_others(kind: str, attribute: str, sensor: int) -> None:
+    code = dict.fromkeys(draw_codes(kind, 1, np.random.default_rng(0))[0], 0)  # type: ignore[arg-type]
+    changed = [
+        not np.array_equal(a, b)
+        for a, b in zip(looks(kind, code), looks(kind, {**code, attribute: 1}), strict=True)
+    ]
+    assert changed == [number == sensor for number in range(3)]
+
+
+@pytest.mark.parametrize(("kind", "attribute"), [("people", "bag"), ("people", "hat"), ("vehicles", "shape")])
+def test_shape_is_seen_by_all(kind: str, attribute: str) -> None:
+    code = dict.fromkeys(draw_codes(kind, 1, np.random.default_rng(0))[0], 0)  # type: ignore[arg-type]
+    pairs = zip(looks(kind, code), looks(kind, {**code, attribute: 2}), strict=True)
+    assert all(not np.array_equal(a, b) for a, b in pairs)
+
+
+def test_blindness_is_local_and_of_one_sensor() -> None:
+    """With clutter off, blind shots differ from seeing ones in part of the picture only, not all of it."""
+    shots = [Shot("train", 0, 0, 0, number) for number in range(24)]
+    seeing = [World(config(blindness=0.0, clutter=0.0)).draw(shot) for shot in shots]
+    blind = [World(config(blindness=1.0, clutter=0.0)).draw(shot) for shot in shots]
+    for sensor in (0, 1):
+        lost = []
+        for clear, dim in zip(seeing, blind, strict=True):
+            values = dim[sensor].reshape(128, 64, -1).max(-1).astype(int)
+            saw = clear[sensor].reshape(128, 64, -1).max(-1).astype(int)
+            lost.append(float(np.mean(((values < 25) & (saw > 40)) | (values > 250))))
+        assert 0.05 < np.mean(lost) < 0.6 and max(lost) < 0.95
+
+
+def test_mean_colour_does_not_tell_identities() -> None:
+    world = World(config())
+    plan = [shot for shot in plan_shots(world.config) if shot.split == "train"][:160]
+    means = np.array([world.draw(shot)[0].mean((0, 1)) for shot in plan])
+    distance = ((means[:, None] - means[None]) ** 2).sum(-1)
+    owner, camera = np.array([s.identity for s in plan]), np.array([s.camera for s in plan])
+    distance[camera[:, None] == camera[None]] = np.inf
+    right = owner[distance.argmin(1)] == owner
+    assert right.mean() < 0.2
+
+
+def test_drawing_is_fast() -> None:
+    world = World(config(size=(256, 128)))
+    plan = plan_shots(world.config)[:40]
+    start = time.process_time()
+    for shot in plan:
+        world.draw(shot)
+    assert (time.process_time() - start) / 40 < 0.05
