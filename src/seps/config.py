@@ -73,6 +73,8 @@ class SlimmingConfig:
     alignment: Alignment = "mean"
     similarity: Similarity = "cosine"
     decision: DecisionKind = "topk"
+    pooled: float = 2.0
+    """Weight of the cosine of mean patch and mean word, added to S. Not in the paper or its code: 0 there."""
     beta: float = 0.25
     """Weight of one guidance in learned scoring; the image's own counts twice."""
     extra_guides: Mapping[str, float] = field(default_factory=dict)
@@ -124,6 +126,7 @@ class SlimmingConfig:
             f"num_patches={self.num_patches}, sparse_ratio={self.sparse_ratio} and aggr_ratio={self.aggr_ratio} "
             "leave no merged patch (their product is below 1); raise one of the ratios.",
         )
+        require(self.pooled >= 0, f"pooled is {self.pooled!r}; it must not be negative.")
         require(self.beta >= 0, f"beta is {self.beta!r}; it must not be negative.")
         reserved = {"image", "caption", "dense"} & set(self.extra_guides)
         require(not reserved, f"extra_guides names {sorted(reserved)}, which are built in; choose other names.")
@@ -176,6 +179,7 @@ class SlimmingConfig:
             "aggregation": "dual",
             "alignment": "topk",
             "similarity": "cosine",
+            "pooled": 0.0,
         }
         return cls(**{**preset, **overrides})
 
@@ -188,6 +192,7 @@ class SlimmingConfig:
             "aggregation": "single",
             "alignment": "mean",
             "similarity": "leaky",
+            "pooled": 0.0,
         }
         return cls(**{**preset, **overrides})
 

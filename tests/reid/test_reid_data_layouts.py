@@ -20,9 +20,7 @@ def picture(path: Path, value: int, size: tuple[int, int] = (8, 16), mode: str =
 
 def rgbnt201(root: Path, names: dict[str, Iterable[str]] | None = None) -> Path:
     names = names or {
-        "train_171": [
-            f"{pid:06d}_cam{cam}_0_0{shot}" for pid in (7, 3, 12) for cam in (1, 2) for shot in (0, 1)
-        ],
+        "train_171": [f"{pid:06d}_cam{cam}_0_0{shot}" for pid in (7, 3, 12) for cam in (1, 2) for shot in (0, 1)],
         "test": [f"{pid:06d}_cam{cam}_0_00" for pid in (20, 21) for cam in (1, 4)],
     }
     for split, stems in names.items():
@@ -215,9 +213,7 @@ def test_wrong_calls_say_what_to_do(tmp_path: Path) -> None:
 
 def shots(cameras_of: dict[int, tuple[int, ...]]) -> tuple[ReidRecord, ...]:
     source = {"RGB": Source(Path("a")), "TI": Source(Path("b"))}
-    return tuple(
-        ReidRecord(source, pid, camera, 10 * camera) for pid, cams in cameras_of.items() for camera in cams
-    )
+    return tuple(ReidRecord(source, pid, camera, 10 * camera) for pid, cams in cameras_of.items() for camera in cams)
 
 
 def test_holdout_takes_whole_identities_that_can_be_matched() -> None:

@@ -52,8 +52,7 @@ def test_the_global_batch_is_the_same_on_any_number_of_processes(
     labels = labels_of(counts)
     alone = IdentityBatches(labels, identities=4, images=3, seed=seed)
     ranks = [
-        IdentityBatches(labels, identities=4, images=3, seed=seed, rank=rank, world=world)
-        for rank in range(world)
+        IdentityBatches(labels, identities=4, images=3, seed=seed, rank=rank, world=world) for rank in range(world)
     ]
     for step in range(len(alone)):
         together = [index for rank in ranks for index in rank.batch(epoch, step)]

@@ -69,9 +69,7 @@ def test_every_query_has_a_match_from_another_camera(images: int, cameras: int) 
     queries = [shot for shot in plan if shot.split == "query"]
     assert {s.identity for s in queries}.isdisjoint(train) and len({s.identity for s in queries}) == 16
     for query in queries:
-        assert any(
-            s.split == "gallery" and s.identity == query.identity and s.camera != query.camera for s in plan
-        )
+        assert any(s.split == "gallery" and s.identity == query.identity and s.camera != query.camera for s in plan)
 
 
 def test_a_finished_set_is_kept_and_another_folder_is_not_touched(tmp_path: Path) -> None:
@@ -136,8 +134,7 @@ def looks(kind: str, code: dict[str, int]) -> list[np.ndarray]:
 def test_an_attribute_of_one_sensor_is_hidden_from_the_others(kind: str, attribute: str, sensor: int) -> None:
     code = dict.fromkeys(draw_codes(kind, 1, np.random.default_rng(0))[0], 0)  # type: ignore[arg-type]
     changed = [
-        not np.array_equal(a, b)
-        for a, b in zip(looks(kind, code), looks(kind, {**code, attribute: 1}), strict=True)
+        not np.array_equal(a, b) for a, b in zip(looks(kind, code), looks(kind, {**code, attribute: 1}), strict=True)
     ]
     assert changed == [number == sensor for number in range(3)]
 

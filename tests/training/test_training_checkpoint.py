@@ -83,9 +83,7 @@ def test_folder_left_by_a_crash_while_saving_is_ignored_and_removed(tmp_path: Pa
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors"])
-def test_full_disk_keeps_the_old_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
-) -> None:
+def test_full_disk_keeps_the_old_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str) -> None:
     real = checkpoint.write_tensors
 
     def full(path: Path, tensors: dict[str, torch.Tensor]) -> None:
@@ -130,9 +128,7 @@ def test_tied_weights_and_buffers_survive(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 3))
     model[2].weight = model[0].weight
     model(torch.randn(5, 3))
-    path = CheckpointStore(tmp_path, 2, lambda _: None).save(
-        Checkpoint({"step": 3}, model_tensors(model), {}, {})
-    )
+    path = CheckpointStore(tmp_path, 2, lambda _: None).save(Checkpoint({"step": 3}, model_tensors(model), {}, {}))
     loaded = load(path).model
     assert all(torch.equal(value, loaded[name]) for name, value in model.state_dict().items())
 

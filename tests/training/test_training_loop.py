@@ -62,9 +62,7 @@ def test_interrupted_runs_end_bit_for_bit_like_a_whole_one(
     assert all(torch.equal(value, other[name]) for name, value in average.items())
 
 
-def test_settings_that_do_not_matter_may_change_on_resume(
-    whole: tuple[Path, Regression], tmp_path: Path
-) -> None:
+def test_settings_that_do_not_matter_may_change_on_resume(whole: tuple[Path, Regression], tmp_path: Path) -> None:
     train(Regression(at_step={6: send(signal.SIGTERM)}), quick(ema_decay=0.9), tmp_path)
     task = Regression()
     train(task, quick(ema_decay=0.9, checkpoint_every=1, prefetch=0, keep_last=1), tmp_path)

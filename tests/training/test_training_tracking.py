@@ -61,9 +61,7 @@ def test_tensorboard_gets_the_same_figures(tmp_path: Path, monkeypatch: pytest.M
     assert ("eval/score" in {name for name, _, _ in written}) is True
 
 
-def test_progress_is_told_everything_and_nothing_is_printed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_progress_is_told_everything_and_nothing_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     calls: list[tuple[Any, ...]] = []
 
     class Recorder:

@@ -40,9 +40,7 @@ class RegressionBatch:
 class Regression:
     """y = x w with dropout on x; `at_step` maps a step (from 0) to something to do inside its loss."""
 
-    def __init__(
-        self, batch_size: int = 8, dropout: float = 0.2, at_step: dict[int, Any] | None = None
-    ) -> None:
+    def __init__(self, batch_size: int = 8, dropout: float = 0.2, at_step: dict[int, Any] | None = None) -> None:
         torch.manual_seed(0)
         self.model = nn.Sequential(nn.Dropout(dropout), nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 1))
         self.size, self.at_step = batch_size, at_step or {}

@@ -54,6 +54,10 @@ class TextScore:
     """(B,) S of Eq. 5."""
     masks: tuple[Tensor, ...]
     """D of each branch, (B, N)."""
+    patches: Tensor | None = None
+    """(B,) the patches' part of S, before the description is weighed in; None where S has one part."""
+    description: Tensor | None = None
+    """(B,) the description's part of S; meaningless for an image without description."""
 
 
 class PatchSlimming(nn.Module):
@@ -67,7 +71,8 @@ class PatchSlimming(nn.Module):
 
     The image's description (`dense`) belongs to the image: it comes with the patches, guides their selection and,
     with `dense="tokens"`, its words stand beside the merged patches as a second group of tokens, which a learned
-    trust weighs against the first: `S = (1 - g) S_patches + g S_words`.
+    trust weighs against the first: `S = (1 - g) S_patches + g S_words`. With `pooled`, the weighted cosine of the
+    means (of the patches, or of the description's words) and the mean caption word is added to each group's S.
 
     Args:
         config: see `SlimmingConfig`.
@@ -253,6 +258,12 @@ class PatchSlimming(nn.Module):
         """Cosines of normalised words and tokens: (M, C), (B, K, C) -> (B, M, K)."""
         return torch.matmul(words_MC, tokens_BKC.transpose(1, 2))
 
+    def _pooled(self, image_BC: Tensor, caption_1C: Tensor) -> Tensor | float:
+        """The pooled part of S: the weighted cosine of an image-side mean with the mean word, (B,)."""
+        if not self.config.pooled:
+            return 0.0
+        return self.config.pooled * F.cosine_similarity(image_BC, caption_1C, dim=-1)
+
     def score_text(self, side: ImageSide, words: Tensor, mask: Tensor | None = None) -> TextScore:
         """One caption, words (M, C) with `mask` (M,) bool, against the B images of `side`."""
         batch = side.patches.shape[0]
@@ -262,15 +273,17 @@ class PatchSlimming(nn.Module):
         groups, masks = self.image_tokens(side, caption)
         expanded = None if word_mask is None else word_mask.expand(batch, -1)
         scores = [self.hrpa.align(self._similarity(unit_words, group), expanded) for group in groups]
-        similarity = torch.stack(scores).sum(dim=0)
+        similarity = torch.stack(scores).sum(dim=0) + self._pooled(masked_mean(side.patches, side.valid), caption)
         if side.dense_words is not None and side.dense_mask is not None:
             # An image without description is judged by its patches alone, on the same scale. Its row is computed
             # on padding and thrown away: a row of masked values alone would leave NaN in the gradients.
             has_text = side.dense_mask.any(dim=-1, keepdim=True)
             cosines = self._similarity(unit_words, side.dense_words)
             described = self.hrpa.align(cosines, expanded, side.dense_mask | ~has_text)
+            described = described + self._pooled(masked_mean(side.dense_words, side.dense_mask), caption)
             mixed = similarity + self.description_weight * (described - similarity)
-            similarity = torch.where(has_text.squeeze(-1), mixed, similarity)
+            mixed = torch.where(has_text.squeeze(-1), mixed, similarity)
+            return TextScore(mixed, masks, similarity, described)
         return TextScore(similarity, masks)
 
     def forward(

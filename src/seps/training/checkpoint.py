@@ -142,8 +142,7 @@ class CheckpointStore:
             self._log(f"The checkpoint {path} is damaged ({problem}); looking for the one before it.")
         if folders:
             raise CheckpointError(
-                f"All {len(folders)} checkpoints in {self.folder} are damaged: move the folder away to "
-                "start again."
+                f"All {len(folders)} checkpoints in {self.folder} are damaged: move the folder away to start again."
             )
         return None
 
@@ -171,9 +170,7 @@ class CheckpointStore:
                 shutil.rmtree(target)
             temporary.rename(target)
             _sync(self.folder)
-            write_json(
-                self.run_dir / "last.json", {"checkpoint": target.name, "step": step, "evaluated": False}
-            )
+            write_json(self.run_dir / "last.json", {"checkpoint": target.name, "step": step, "evaluated": False})
         except (OSError, SafetensorError) as error:
             shutil.rmtree(temporary, ignore_errors=True)
             previous = [path.name for path in self.folders() if path != target]
@@ -228,9 +225,7 @@ class CheckpointStore:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def find_checkpoint(
-    run_dir: Path | str, which: Literal["best", "last"] = "best", log: Log | None = None
-) -> Path:
+def find_checkpoint(run_dir: Path | str, which: Literal["best", "last"] = "best", log: Log | None = None) -> Path:
     """The folder of a run's best checkpoint, or of its newest whole one.
 
     Raises CheckpointError when there is none.
@@ -243,9 +238,7 @@ def find_checkpoint(
         return newest
     name = read_json(run_dir / "best.json").get("checkpoint")
     if name is None:
-        raise CheckpointError(
-            f"{run_dir} has no best checkpoint yet: it has not been evaluated; take 'last'."
-        )
+        raise CheckpointError(f"{run_dir} has no best checkpoint yet: it has not been evaluated; take 'last'.")
     path = run_dir / "checkpoints" / str(name)
     problem = damage(path)
     if problem is not None:
@@ -297,9 +290,7 @@ def _write_folder(folder: Path, checkpoint: Checkpoint) -> None:
     if checkpoint.ema:
         write_tensors(folder / _EMA, checkpoint.ema)
     write_json(folder / _STATE, {"format": FORMAT, **checkpoint.state})
-    files = {
-        path.name: {"size": path.stat().st_size, "sha256": _digest(path)} for path in sorted(folder.iterdir())
-    }
+    files = {path.name: {"size": path.stat().st_size, "sha256": _digest(path)} for path in sorted(folder.iterdir())}
     write_json(folder / _MANIFEST, {"format": FORMAT, "files": files})
     _sync(folder)
 

@@ -82,13 +82,9 @@ class TrainConfig:
             self._require(name, 0 <= value < 1, "must be at least 0 and below 1; 0 switches it off")
         self._require("final_lr_fraction", 0 <= self.final_lr_fraction <= 1, "must lie between 0 and 1")
         self._require("schedule", self.schedule in get_args(Schedule), f"choose one of {get_args(Schedule)}")
-        self._require(
-            "precision", self.precision in get_args(Precision), f"choose one of {get_args(Precision)}"
-        )
+        self._require("precision", self.precision in get_args(Precision), f"choose one of {get_args(Precision)}")
         good_betas = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
-        self._require(
-            "betas", good_betas, "give two numbers, each at least 0 and below 1, such as (0.9, 0.999)"
-        )
+        self._require("betas", good_betas, "give two numbers, each at least 0 and below 1, such as (0.9, 0.999)")
         self._check_step_epochs()
 
     def _check_step_epochs(self) -> None:
@@ -109,9 +105,7 @@ class TrainConfig:
 
     def to_json(self) -> dict[str, Any]:
         """The fields as plain JSON values."""
-        return {
-            name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()
-        }
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
     def differences(self, earlier: Mapping[str, Any]) -> list[str]:
         """What differs from the JSON of an earlier start and would change the run, as 'field: old -> new'."""

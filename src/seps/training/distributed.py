@@ -42,9 +42,7 @@ class DistributedInfo:
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world:
-            raise ValueError(
-                f"DistributedInfo.rank = {self.rank}: must be from 0 to world - 1 = {self.world - 1}."
-            )
+            raise ValueError(f"DistributedInfo.rank = {self.rank}: must be from 0 to world - 1 = {self.world - 1}.")
 
     @property
     def device(self) -> torch.device:
@@ -64,8 +62,7 @@ def from_environment(environment: Mapping[str, str], backend: Backend | None = N
     missing = [name for name in names if not environment.get(name)]
     if missing:
         raise ValueError(
-            f"The environment describes a distributed run but lacks {', '.join(missing)}: start with "
-            "torchrun."
+            f"The environment describes a distributed run but lacks {', '.join(missing)}: start with torchrun."
         )
     try:
         rank, world, port = (int(environment[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
@@ -245,9 +242,7 @@ def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
     if world_size() == 1:
         return
     every = list(parameters)
-    has = torch.tensor(
-        [parameter.grad is not None for parameter in every], dtype=torch.float32, device=_device()
-    )
+    has = torch.tensor([parameter.grad is not None for parameter in every], dtype=torch.float32, device=_device())
     dist.all_reduce(has)
     used = [parameter for parameter, count in zip(every, has.tolist(), strict=True) if count]
     for bucket in _buckets(used):

@@ -197,9 +197,7 @@ class _Run:
     def _check_same_run(self, state: Mapping[str, Any], folder: Path) -> None:
         differences = self.config.differences(state["config"])
         if state["steps_per_epoch"] != self.per_epoch:
-            differences.append(
-                f"steps per epoch: {state['steps_per_epoch']} -> {self.per_epoch} (the data changed?)"
-            )
+            differences.append(f"steps per epoch: {state['steps_per_epoch']} -> {self.per_epoch} (the data changed?)")
         if differences:
             raise CheckpointError(
                 f"{folder} belongs to a run with other settings ({'; '.join(differences)}): resume with the "
@@ -311,9 +309,7 @@ class _Run:
         metrics = processes.broadcast_json(figures)
         self.model.train()
         if "score" not in metrics:
-            raise ValueError(
-                f"evaluate() of {type(self.task).__name__} gave no 'score', only {sorted(metrics)}."
-            )
+            raise ValueError(f"evaluate() of {type(self.task).__name__} gave no 'score', only {sorted(metrics)}.")
         score = metrics["score"]
         if not math.isfinite(score):
             self.log(f"The score after step {self.step} is {score}: this checkpoint cannot become the best.")

@@ -31,21 +31,15 @@ def backbone_groups(
 def undecayed_names(model: nn.Module) -> set[str]:
     """Parameters that weight decay leaves alone: biases, norms, and tensors below two dimensions."""
     names = {
-        name
-        for name, parameter in model.named_parameters()
-        if parameter.ndim < 2 or name.rpartition(".")[2] == "bias"
+        name for name, parameter in model.named_parameters() if parameter.ndim < 2 or name.rpartition(".")[2] == "bias"
     }
     for prefix, module in model.named_modules():
         if isinstance(module, _NORMS):
-            names |= {
-                f"{prefix}.{name}" if prefix else name for name, _ in module.named_parameters(recurse=False)
-            }
+            names |= {f"{prefix}.{name}" if prefix else name for name, _ in module.named_parameters(recurse=False)}
     return names
 
 
-def split_decay(
-    model: nn.Module, groups: Sequence[ParameterGroup], weight_decay: float
-) -> list[ParameterGroup]:
+def split_decay(model: nn.Module, groups: Sequence[ParameterGroup], weight_decay: float) -> list[ParameterGroup]:
     """Each group in two, decayed and not (a group that sets its own weight_decay stays as it is).
 
     Raises ValueError for a parameter that is in two groups or not in the model (it would not be saved).
@@ -64,9 +58,7 @@ def split_decay(
                     "task's model, so no checkpoint would hold it: register it in the model."
                 )
             if name in seen:
-                raise ValueError(
-                    f"parameter_groups put the parameter '{name}' in two groups: keep it in one."
-                )
+                raise ValueError(f"parameter_groups put the parameter '{name}' in two groups: keep it in one.")
             seen.add(name)
             decay = group.get("weight_decay", 0.0 if name in undecayed else weight_decay)
             parts.setdefault(decay, []).append((name, parameter))

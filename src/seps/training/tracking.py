@@ -70,8 +70,7 @@ class MetricsLog:
             self._file.flush()
         except OSError as error:
             raise ValueError(
-                f"{self.path} could not be written: {error}. Make room, then start the same command to "
-                "resume."
+                f"{self.path} could not be written: {error}. Make room, then start the same command to resume."
             ) from error
         if self._board is not None:
             for name, value in values.items():

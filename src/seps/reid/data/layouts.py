@@ -184,9 +184,7 @@ LAYOUTS: dict[str, Layout] = {
 }
 
 
-def generic_layout(
-    modalities: Sequence[str] | None, pattern: str | None, labels: str | Path | None
-) -> Layout:
+def generic_layout(modalities: Sequence[str] | None, pattern: str | None, labels: str | Path | None) -> Layout:
     """Own data; see `load`. Modalities are discovered under train/ when not given, RGB, NI and TI first."""
     if pattern is not None and labels is not None:
         raise ReidDataError("give a pattern or a CSV of labels, not both")
@@ -213,9 +211,7 @@ def discover(train: Path) -> tuple[str, ...]:
     found = {path.name for path in train.iterdir() if path.is_dir() and not path.name.startswith(".")}
     names = (*(m for m in TRIPLE if m in found), *sorted(found - set(TRIPLE)))
     if len(names) < 2:
-        raise ReidDataError(
-            f"{train} has {len(names)} modality folders {list(names)}; two or more are needed"
-        )
+        raise ReidDataError(f"{train} has {len(names)} modality folders {list(names)}; two or more are needed")
     return names
 
 

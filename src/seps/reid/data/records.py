@@ -159,9 +159,7 @@ def holdout(dataset: ReidDataset, part: int | float, seed: int) -> tuple[ReidDat
     """
     views: dict[int, set[int]] = {}
     for record in dataset.train:
-        views.setdefault(record.pid, set()).add(
-            record.sceneid if dataset.excludes == "scene" else record.camid
-        )
+        views.setdefault(record.pid, set()).add(record.sceneid if dataset.excludes == "scene" else record.camid)
     eligible = sorted(pid for pid, seen in views.items() if len(seen) > 1)
     count = _holdout_count(part, len(dataset.identities))
     if count > len(eligible):
@@ -187,6 +185,4 @@ def _holdout_count(part: int | float, identities: int) -> int:
         return part
     if isinstance(part, float) and 0 < part < 1:
         return max(1, round(part * identities))
-    raise ReidDataError(
-        f"the held-out part must be a whole number >= 1 or a fraction in (0, 1), not {part!r}"
-    )
+    raise ReidDataError(f"the held-out part must be a whole number >= 1 or a fraction in (0, 1), not {part!r}")

@@ -47,9 +47,7 @@ def _members(labels: Sequence[int], identities: int) -> list[Ints]:
     values = np.asarray(labels, dtype=np.int64)
     unique = np.unique(values)
     if len(unique) < identities:
-        raise ReidDataError(
-            f"a batch of {identities} identities cannot be drawn from {len(unique)}; ask for fewer"
-        )
+        raise ReidDataError(f"a batch of {identities} identities cannot be drawn from {len(unique)}; ask for fewer")
     return [np.flatnonzero(values == label) for label in unique]
 
 

@@ -52,9 +52,7 @@ def list_images(folder: Path, split: str, findings: Findings) -> dict[str, Path]
     return found
 
 
-def join_modalities(
-    folders: dict[str, Path], split: str, parse: Parser, findings: Findings
-) -> Iterator[ReidRecord]:
+def join_modalities(folders: dict[str, Path], split: str, parse: Parser, findings: Findings) -> Iterator[ReidRecord]:
     """Records of the names present in every modality's folder, in sorted order; the others are reported."""
     listings = {
         modality: list_images(folder, split, findings) if folder.is_dir() else {}
@@ -71,9 +69,7 @@ def join_modalities(
         yield from tag(sources, path, split, parse, findings)
 
 
-def tag(
-    sources: dict[str, Source], path: Path, split: str, parse: Parser, findings: Findings
-) -> Iterator[ReidRecord]:
+def tag(sources: dict[str, Source], path: Path, split: str, parse: Parser, findings: Findings) -> Iterator[ReidRecord]:
     """One record, or none where the name tells no identity or marks junk (identity -1)."""
     tags = parse(path.stem)
     if tags is None:

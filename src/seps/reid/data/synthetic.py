@@ -179,9 +179,7 @@ def _existing(out: Path, config: SyntheticConfig) -> dict[str, Any]:
     try:
         manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ReidDataError(
-            f"{out} is not empty and holds no synthetic set; choose another folder"
-        ) from error
+        raise ReidDataError(f"{out} is not empty and holds no synthetic set; choose another folder") from error
     if manifest.get("version") != VERSION or manifest.get("parameters") != _plain(config):
         raise ReidDataError(f"{out} holds a synthetic set with other parameters; choose another folder")
     return manifest
@@ -201,9 +199,7 @@ def plan_shots(config: SyntheticConfig) -> list[Shot]:
     return shots
 
 
-def _write_all(
-    config: SyntheticConfig, shots: list[Shot], root: Path, workers: int
-) -> Iterator[tuple[str, str]]:
+def _write_all(config: SyntheticConfig, shots: list[Shot], root: Path, workers: int) -> Iterator[tuple[str, str]]:
     """(name, digest) of every shot in the order of `shots`."""
     chunks = [shots[start : start + 64] for start in range(0, len(shots), 64)]
     if workers <= 1 or len(chunks) == 1:

@@ -54,17 +54,13 @@ class Canvas:
             self.materials.append(material)
         return self.materials.index(material)
 
-    def looks(
-        self, rng: np.random.Generator, cast: Colour = (1.0, 1.0, 1.0)
-    ) -> tuple[Floats, Floats, Floats]:
+    def looks(self, rng: np.random.Generator, cast: Colour = (1.0, 1.0, 1.0)) -> tuple[Floats, Floats, Floats]:
         """(3, H, W) colour times `cast`, (H, W) near infrared, (H, W) heat; every shot is a little off."""
         count = len(self.materials)
         colours = np.array([m.rgb for m in self.materials]) + rng.normal(0, 0.015, (count, 3))
         nir = np.array([m.nir for m in self.materials]) + rng.normal(0, 0.02, count)
         heat = np.array([m.heat for m in self.materials]) + rng.normal(0, 0.02, count)
-        tables = (
-            table.clip(0, 1).astype(np.float32) for table in (colours.T * np.array(cast)[:, None], nir, heat)
-        )
+        tables = (table.clip(0, 1).astype(np.float32) for table in (colours.T * np.array(cast)[:, None], nir, heat))
         seen = tuple(table.take(plane, axis=-1) for table, plane in zip(tables, self.index, strict=True))
         return seen[0], seen[1], seen[2]
 

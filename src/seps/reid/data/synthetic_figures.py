@@ -91,9 +91,7 @@ def _legs(canvas: Canvas, frame: Frame, code: Code, girth: float, swing: float, 
             canvas.limb(frame, hip, knee, 0.05 * girth, lower)
         canvas.ellipse(frame, (foot[0] + 0.012, 0.972), (0.046, 0.026), shoe)
     if code["legwear"] == 2:
-        canvas.trapezoid(
-            frame, (0.46, -0.09 * girth, 0.09 * girth), (0.74, -0.14 * girth, 0.14 * girth), lower
-        )
+        canvas.trapezoid(frame, (0.46, -0.09 * girth, 0.09 * girth), (0.74, -0.14 * girth, 0.14 * girth), lower)
     canvas.trapezoid(frame, (0.44, -0.09 * girth, 0.09 * girth), (0.54, -0.1 * girth, 0.1 * girth), lower)
 
 
@@ -197,18 +195,14 @@ def paint_vehicle(canvas: Canvas, frame: Frame, code: Code, view: int) -> None:
         (0.16, 0.20, 0.24), (0.06, 0.35, 0.7)[code["glass_reflectance"]], (0.06, 0.36, 0.66)[code["cabin"]]
     )
     floor = -0.07
-    canvas.trapezoid(
-        place, (-roof, roof_from + 0.05, roof_to - 0.03), (-bonnet, roof_from - 0.07, roof_to + 0.03), top
-    )
+    canvas.trapezoid(place, (-roof, roof_from + 0.05, roof_to - 0.03), (-bonnet, roof_from - 0.07, roof_to + 0.03), top)
     canvas.trapezoid(
         place,
         (-roof + 0.035, roof_from + 0.055, roof_to - 0.05),
         (-bonnet - 0.005, roof_from - 0.03, roof_to),
         glass,
     )
-    canvas.rectangle(
-        place, ((roof_from + roof_to) / 2 - 0.012, -roof, (roof_from + roof_to) / 2, -bonnet), top
-    )
+    canvas.rectangle(place, ((roof_from + roof_to) / 2 - 0.012, -roof, (roof_from + roof_to) / 2, -bonnet), top)
     canvas.trapezoid(place, (-bonnet, 0.03, 0.98), (floor, 0.0, 1.0), paint)
     _livery(canvas, place, code, paint, bonnet, floor)
     _heat(canvas, place, code, paint, bonnet, floor, view)
@@ -245,9 +239,7 @@ def _livery(canvas: Canvas, place: Frame, code: Code, paint: Material, bonnet: f
         canvas.rectangle(place, body, contrast(paint), trim, NIR)
 
 
-def _heat(
-    canvas: Canvas, place: Frame, code: Code, paint: Material, bonnet: float, floor: float, view: int
-) -> None:
+def _heat(canvas: Canvas, place: Frame, code: Code, paint: Material, bonnet: float, floor: float, view: int) -> None:
     """Engine in front, middle or rear; exhaust and cargo on one flank: warm under the same paint."""
     at = (0.13, 0.45, 0.86)[code["engine"]]
     hot = Material(paint.rgb, paint.nir, 0.92)
@@ -268,6 +260,4 @@ def _wheels(canvas: Canvas, place: Frame, code: Code) -> None:
     for number, at in enumerate((0.2, 0.8)):
         canvas.ellipse(place, (at, -0.065), (0.075, 0.075), tyre)
         braking = code["brakes"] == 1 + number
-        canvas.ellipse(
-            place, (at, -0.065), (0.042, 0.042), Material(rim.rgb, rim.nir, 0.95) if braking else rim
-        )
+        canvas.ellipse(place, (at, -0.065), (0.042, 0.042), Material(rim.rgb, rim.nir, 0.95) if braking else rim)

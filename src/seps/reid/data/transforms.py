@@ -115,6 +115,4 @@ def unit_float(images: Tensor) -> Tensor:
 
 def _check(images: Tensor) -> None:
     if images.ndim != 5 or not (images.dtype == torch.uint8 or images.is_floating_point()):
-        raise ReidDataError(
-            f"expected (B, M, 3, H, W) uint8 or float pixels, got {tuple(images.shape)} {images.dtype}"
-        )
+        raise ReidDataError(f"expected (B, M, 3, H, W) uint8 or float pixels, got {tuple(images.shape)} {images.dtype}")
