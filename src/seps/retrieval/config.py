@@ -1,0 +1,130 @@
+"""Settings of a retrieval model and of its training: the only place their defaults live."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from seps.config import LossConfig, SlimmingConfig, require, require_choice
+from seps.training.config import TrainConfig
+
+HeadKind = Literal["slimming", "mean", "scan-t2i", "scan-i2t", "scan", "description"]
+Preset = Literal["default", "paper", "open_source"]
+TextSampling = Literal["own", "mixed"]
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """What a retrieval model is made of."""
+
+    vision: str = "mini"
+    """Preset name, hub id or folder of the vision encoder; see `seps.encoders`."""
+    text: str = "mini"
+    image_size: tuple[int, int] | None = None
+    """(height, width) in pixels; None takes the encoder's own."""
+    embed_size: int = 384
+    """Width of the joint space."""
+    head: HeadKind = "slimming"
+    preset: Preset = "default"
+    slimming: Mapping[str, Any] = field(default_factory=dict)
+    """Options of `SlimmingConfig` that differ from the preset's (head="slimming")."""
+    max_words: int = 48
+    """Longest caption in tokens; longer ones are cut."""
+    max_dense_words: int = 200
+    """Longest description in tokens."""
+    dropout: float = 0.1
+    """On the patches before their projection, in training."""
+
+    def __post_init__(self) -> None:
+        require_choice("head", self.head, HeadKind)
+        require_choice("preset", self.preset, Preset)
+        require(self.embed_size >= 4, f"embed_size is {self.embed_size!r}; it must be at least 4.")
+        require(0 <= self.dropout < 1, f"dropout is {self.dropout!r}; it must lie in [0, 1).")
+        if self.image_size is not None:
+            object.__setattr__(self, "image_size", tuple(self.image_size))
+        require(
+            self.head == "slimming" or not self.slimming,
+            f"slimming={dict(self.slimming)} has no effect with head={self.head!r}; leave it out.",
+        )
+
+    def slimming_config(self, num_patches: int, num_prefix_tokens: int) -> SlimmingConfig:
+        """The head's configuration for an encoder with that many patches and prefix tokens."""
+        made = {"default": SlimmingConfig.default, "paper": SlimmingConfig.paper}.get(
+            self.preset, SlimmingConfig.open_source
+        )
+        return made(
+            **{
+                "embed_size": self.embed_size,
+                "num_patches": num_patches,
+                "num_prefix_tokens": num_prefix_tokens,
+                **self.slimming,
+            }
+        )
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """What to train on."""
+
+    train: str = ""
+    """JSONL of the training images."""
+    dev: tuple[str, ...] = ()
+    """JSONL files on which checkpoints are chosen, by the mean of their scores."""
+    images_root: str | None = None
+    strict: bool = False
+    """Stop at the first unreadable image or other fault instead of leaving it out."""
+    texts: TextSampling = "own"
+    """"own": a caption, with the image's description. "mixed": where the description is made of further human
+    captions, any of them may be the query, and some of the others the description; never the query itself."""
+    caption_noise: float = 0.0
+    """Part of the words masked, replaced or dropped (published: 0.2)."""
+    crop_scale: tuple[float, float] = (0.5, 1.0)
+    jitter: float = 0.2
+    decode_size: tuple[int, int] | None = None
+    """Size at which images are decoded and kept; None: 8/7 of the model's."""
+
+    def __post_init__(self) -> None:
+        require_choice("texts", self.texts, TextSampling)
+        require(0 <= self.caption_noise <= 1, f"caption_noise is {self.caption_noise!r}; it must lie in [0, 1].")
+        object.__setattr__(self, "dev", (self.dev,) if isinstance(self.dev, str) else tuple(self.dev))
+        object.__setattr__(self, "crop_scale", tuple(self.crop_scale))
+        if self.decode_size is not None:
+            object.__setattr__(self, "decode_size", tuple(self.decode_size))
+
+
+@dataclass(frozen=True)
+class PartWeights:
+    """Weights of the alignment loss on each part of the score, so that neither branch starves the other."""
+
+    fused: float = 1.0
+    pixels: float = 0.0
+    description: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("fused", "pixels", "description"):
+            require(getattr(self, name) >= 0, f"parts.{name} is {getattr(self, name)!r}; it must not be negative.")
+        require(self.fused + self.pixels + self.description > 0, "parts: all weights are 0; nothing would train.")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One training run of a retrieval model."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    parts: PartWeights = field(default_factory=PartWeights)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    warmup_epochs_sum: int = 0
+    """Triplet loss: epochs with the sum of violations before the hardest negative takes over (published: 1)."""
+    freeze_vision: bool = False
+    freeze_text: int = 0
+    """Blocks of the text encoder, from the embedding on, that stay as they are; -1 freezes all of it."""
+    text_lr_scale: float = 1.0
+    """Learning rate of the text encoder relative to the vision encoder's."""
+    choose_trust: bool = False
+    """After training choose the weight of the description on dev instead of keeping the learned one."""
+
+
+HEADS: tuple[str, ...] = get_args(HeadKind)

@@ -1,0 +1,241 @@
+"""Heads: from the features of images and captions to their similarities, each a published way to do it.
+
+Shapes: B images, T texts, P prefix tokens, N patches, M words, L words of a description, C width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from seps.config import SlimmingConfig
+from seps.nn.guidance import masked_mean
+from seps.nn.slimming import PatchSlimming
+from seps.retrieval.config import HeadKind
+from seps.scoring import score_matrix, score_with_gradient
+
+
+@dataclass
+class ImageFeatures:
+    """Images in the joint space, each with its own description (if any)."""
+
+    tokens: Tensor
+    """(B, P + N, C)."""
+    dense: Tensor | None = None
+    """(B, L, C) words of each image's description."""
+    dense_mask: Tensor | None = None
+    """(B, L) bool; a row without any True is an image without description."""
+
+    def rows(self, start: int, stop: int) -> ImageFeatures:
+        """Images `start` to `stop`."""
+        dense = None if self.dense is None else self.dense[start:stop]
+        mask = None if self.dense_mask is None else self.dense_mask[start:stop]
+        return ImageFeatures(self.tokens[start:stop], dense, mask)
+
+    @property
+    def dense_lengths(self) -> Tensor | None:
+        """(B,) valid words of each description."""
+        return None if self.dense_mask is None else self.dense_mask.sum(dim=1)
+
+
+@dataclass
+class TextFeatures:
+    """Captions in the joint space. No description is, or can be put, here."""
+
+    words: Tensor
+    """(T, M, C)."""
+    mask: Tensor
+    """(T, M) bool."""
+
+    @property
+    def lengths(self) -> Tensor:
+        """(T,) valid words of each caption."""
+        return self.mask.sum(dim=1)
+
+
+@dataclass
+class Scores:
+    """Similarities (B, T), the parts they are made of, and the decisions of a slimming head."""
+
+    similarity: Tensor
+    pixels: Tensor | None = None
+    description: Tensor | None = None
+    masks: tuple[Tensor, ...] = ()
+
+
+class Head(nn.Module):
+    """A way to score. `forward` carries gradients; `score` does not and is cut to a memory budget."""
+
+    uses_pixels = True
+    uses_description = False
+
+    def forward(self, images: ImageFeatures, texts: TextFeatures, *, want_masks: bool = False) -> Scores:
+        """Similarities of every image with every caption, with gradients."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def score(self, images: ImageFeatures, texts: TextFeatures, *, memory: int) -> Tensor:
+        """Similarities (B, T) float32 of every image with every caption."""
+        per_image = self.bytes_per_image(images, texts)
+        step = max(1, memory // max(1, per_image))
+        blocks = [
+            self(images.rows(start, start + step), texts).similarity
+            for start in range(0, images.tokens.shape[0], step)
+        ]
+        return torch.cat(blocks).float()
+
+    def bytes_per_image(self, images: ImageFeatures, texts: TextFeatures) -> int:
+        """Memory that one image takes beside all captions."""
+        return 4 * texts.words.shape[0] * texts.words.shape[1] * (images.tokens.shape[1] + 8)
+
+
+class MeanHead(Head):
+    """Cosine of the mean patch and the mean word (VSE++ style pooling)."""
+
+    def __init__(self, num_prefix_tokens: int) -> None:
+        super().__init__()
+        self.num_prefix_tokens = num_prefix_tokens
+
+    def forward(self, images: ImageFeatures, texts: TextFeatures, *, want_masks: bool = False) -> Scores:
+        """See `Head.forward`."""
+        patches = F.normalize(images.tokens[:, self.num_prefix_tokens :].float().mean(dim=1), dim=-1)
+        words = F.normalize(masked_mean(texts.words, texts.mask), dim=-1)
+        similarity = patches @ words.T
+        return Scores(similarity, pixels=similarity)
+
+
+class ScanHead(Head):
+    """Stacked cross attention (SCAN, Lee et al. 2018) with average pooling.
+
+    Each word attends to the patches and is compared with what it saw ("t2i"), each patch likewise to the words
+    ("i2t"), or both are added. `sharpness` is the inverse temperature of the attention.
+    """
+
+    def __init__(self, num_prefix_tokens: int, direction: str, sharpness: float = 9.0) -> None:
+        super().__init__()
+        self.num_prefix_tokens = num_prefix_tokens
+        self.direction = direction
+        self.sharpness = sharpness
+
+    def forward(self, images: ImageFeatures, texts: TextFeatures, *, want_masks: bool = False) -> Scores:
+        """See `Head.forward`."""
+        patches = F.normalize(images.tokens[:, self.num_prefix_tokens :].float(), dim=-1)
+        words = F.normalize(texts.words.float(), dim=-1)
+        cosines = torch.einsum("bnc,tmc->btnm", patches, words)
+        cosines = cosines.masked_fill(~texts.mask[None, :, None, :], 0.0)
+        total = torch.zeros(cosines.shape[:2], device=cosines.device)
+        if self.direction in ("scan-t2i", "scan"):
+            total = total + self._words_to_patches(cosines, patches, texts.mask)
+        if self.direction in ("scan-i2t", "scan"):
+            total = total + self._patches_to_words(cosines, words, texts.mask)
+        return Scores(total, pixels=total)
+
+    def _words_to_patches(self, cosines: Tensor, patches: Tensor, mask: Tensor) -> Tensor:
+        # Each patch's cosines are normalised over the words, then each word attends over the patches.
+        scores = F.normalize(F.leaky_relu(cosines, 0.1), dim=3)
+        weights = torch.softmax(self.sharpness * scores, dim=2)
+        dots = (weights * cosines).sum(dim=2)
+        norms = _weighted_norm(weights.transpose(2, 3), torch.bmm(patches, patches.transpose(1, 2))[:, None])
+        relevance = dots / norms.clamp_min(1e-8)
+        return relevance.masked_fill(~mask[None], 0.0).sum(dim=-1) / mask.sum(dim=-1)
+
+    def _patches_to_words(self, cosines: Tensor, words: Tensor, mask: Tensor) -> Tensor:
+        scores = F.normalize(F.leaky_relu(cosines, 0.1), dim=2)
+        scores = (self.sharpness * scores).masked_fill(~mask[None, :, None, :], float("-inf"))
+        weights = torch.softmax(scores, dim=3)
+        dots = (weights * cosines).sum(dim=3)
+        norms = _weighted_norm(weights, torch.bmm(words, words.transpose(1, 2))[None])
+        return (dots / norms.clamp_min(1e-8)).mean(dim=-1)
+
+    def bytes_per_image(self, images: ImageFeatures, texts: TextFeatures) -> int:
+        """Memory that one image takes beside all captions."""
+        return 5 * super().bytes_per_image(images, texts)
+
+
+def _weighted_norm(weights: Tensor, gram: Tensor) -> Tensor:
+    """|sum_i w_i v_i| from the Gram matrix: (..., X, N), (..., N, N) -> (..., X)."""
+    return ((weights @ gram) * weights).sum(dim=-1).clamp_min(1e-12).sqrt()
+
+
+class DescriptionHead(Head):
+    """The caption's words against the image's own description, no pixels: the baseline every table must carry."""
+
+    uses_pixels = False
+    uses_description = True
+
+    def forward(self, images: ImageFeatures, texts: TextFeatures, *, want_masks: bool = False) -> Scores:
+        """See `Head.forward`. An image without description scores lowest."""
+        if images.dense is None or images.dense_mask is None:
+            raise ValueError(
+                "head='description' scores the images' descriptions, but none came; give the data dense texts and "
+                "use protocol 'image'."
+            )
+        words, dense = F.normalize(texts.words.float(), dim=-1), F.normalize(images.dense.float(), dim=-1)
+        cosines = torch.einsum("tmc,blc->btml", words, dense)
+        rows = cosines.masked_fill(~images.dense_mask[:, None, None], -1.0).amax(dim=3)
+        columns = cosines.masked_fill(~texts.mask[None, :, :, None], -1.0).amax(dim=2)
+        forward = (rows * texts.mask).sum(dim=2) / texts.mask.sum(dim=1)
+        backward = (columns * images.dense_mask[:, None]).sum(dim=2) / images.dense_mask.sum(dim=1).clamp_min(1)[:, None]
+        means = F.normalize(masked_mean(images.dense, images.dense_mask), dim=-1)
+        pooled = means @ F.normalize(masked_mean(texts.words, texts.mask), dim=-1).T
+        similarity = forward + backward + 2.0 * pooled
+        similarity = similarity.masked_fill(~images.dense_mask.any(dim=1)[:, None], -4.0)
+        return Scores(similarity, description=similarity)
+
+    def bytes_per_image(self, images: ImageFeatures, texts: TextFeatures) -> int:
+        """Memory that one image takes beside all captions."""
+        longest = 1 if images.dense is None else images.dense.shape[1]
+        return 12 * texts.words.shape[0] * texts.words.shape[1] * longest
+
+
+class SlimmingHead(Head):
+    """Patch slimming (`seps.nn.PatchSlimming`) through the exact scorer."""
+
+    def __init__(self, config: SlimmingConfig) -> None:
+        super().__init__()
+        self.net = PatchSlimming(config)
+        self.uses_description = config.dense != "none"
+
+    def forward(self, images: ImageFeatures, texts: TextFeatures, *, want_masks: bool = False) -> Scores:
+        """See `Head.forward`."""
+        scored = score_with_gradient(
+            self.net,
+            images.tokens,
+            texts.words,
+            texts.lengths,
+            dense=images.dense,
+            dense_lengths=images.dense_lengths,
+            want_masks=want_masks,
+        )
+        pixels = scored.similarity if scored.patches is None else scored.patches
+        return Scores(scored.similarity, pixels, scored.description, scored.masks)
+
+    @torch.no_grad()
+    def score(self, images: ImageFeatures, texts: TextFeatures, *, memory: int) -> Tensor:
+        """See `Head.score`."""
+        scores = score_matrix(
+            self.net,
+            images.tokens,
+            texts.words,
+            texts.lengths,
+            dense=images.dense,
+            dense_lens=images.dense_lengths,
+            memory=memory,
+        )
+        if not isinstance(scores, Tensor):
+            raise TypeError("score_matrix without topk returns a tensor")
+        return scores
+
+
+def make_head(kind: HeadKind, num_prefix_tokens: int, slimming: SlimmingConfig) -> Head:
+    """The head of that name; `slimming` matters to "slimming" alone."""
+    if kind == "mean":
+        return MeanHead(num_prefix_tokens)
+    if kind == "description":
+        return DescriptionHead()
+    if kind == "slimming":
+        return SlimmingHead(slimming)
+    return ScanHead(num_prefix_tokens, kind)
