@@ -119,8 +119,8 @@ class RunConfig:
     warmup_epochs_sum: int = 0
     """Triplet loss: epochs with the sum of violations before the hardest negative takes over (published: 1)."""
     freeze_vision: bool = False
-    freeze_text: int = 0
-    """Blocks of the text encoder, from the embedding on, that stay as they are; -1 freezes all of it."""
+    freeze_text: int | None = None
+    """How many blocks of the text encoder stay as they are, its embedding with them; -1 freezes all of it."""
     text_lr_scale: float = 1.0
     """Learning rate of the text encoder relative to the vision encoder's."""
     choose_trust: bool = False

@@ -82,8 +82,7 @@ class Head(nn.Module):
         per_image = self.bytes_per_image(images, texts)
         step = max(1, memory // max(1, per_image))
         blocks = [
-            self(images.rows(start, start + step), texts).similarity
-            for start in range(0, images.tokens.shape[0], step)
+            self(images.rows(start, start + step), texts).similarity for start in range(0, images.tokens.shape[0], step)
         ]
         return torch.cat(blocks).float()
 
@@ -178,7 +177,9 @@ class DescriptionHead(Head):
         rows = cosines.masked_fill(~images.dense_mask[:, None, None], -1.0).amax(dim=3)
         columns = cosines.masked_fill(~texts.mask[None, :, :, None], -1.0).amax(dim=2)
         forward = (rows * texts.mask).sum(dim=2) / texts.mask.sum(dim=1)
-        backward = (columns * images.dense_mask[:, None]).sum(dim=2) / images.dense_mask.sum(dim=1).clamp_min(1)[:, None]
+        backward = (columns * images.dense_mask[:, None]).sum(dim=2) / images.dense_mask.sum(dim=1).clamp_min(1)[
+            :, None
+        ]
         means = F.normalize(masked_mean(images.dense, images.dense_mask), dim=-1)
         pooled = means @ F.normalize(masked_mean(texts.words, texts.mask), dim=-1).T
         similarity = forward + backward + 2.0 * pooled

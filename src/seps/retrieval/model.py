@@ -1,0 +1,124 @@
+"""The retrieval model: encoders, projections to the joint space, and a head that scores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from seps.encoders import TextEncoder, VisionEncoder, freeze, text_encoder, vision_encoder
+from seps.retrieval.config import ModelConfig, RunConfig
+from seps.retrieval.heads import ImageFeatures, SlimmingHead, TextFeatures, make_head
+
+Progress = Callable[[int, int | None], None]
+
+
+class RetrievalModel(nn.Module):
+    """Pictures and sentences in one space, and the score of every pair.
+
+    pixels (B, 3, H, W) in [0, 1] -> vision encoder -> projection -> tokens (B, P + N, C)
+    texts -> tokenizer -> text encoder -> projection -> words (T, M, C)
+    tokens, words, and the images' own descriptions -> head -> similarities (B, T)
+    """
+
+    def __init__(
+        self, config: ModelConfig, vision: VisionEncoder | None = None, text: TextEncoder | None = None
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.vision = vision or vision_encoder(config.vision, image_size=config.image_size)
+        self.text = text or text_encoder(config.text)
+        self.project_patches = nn.Sequential(
+            nn.Dropout(config.dropout), nn.Linear(self.vision.width, config.embed_size)
+        )
+        self.project_words = nn.Linear(self.text.width, config.embed_size)
+        slimming = config.slimming_config(self.vision.num_patches, self.vision.num_prefix_tokens)
+        self.head = make_head(config.head, self.vision.num_prefix_tokens, slimming)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.project_words.weight.device
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """(height, width) of the pictures it takes."""
+        return self.vision.image_size
+
+    def encode_pixels(self, pixels: Tensor) -> Tensor:
+        """(B, 3, H, W) float in [0, 1] -> tokens (B, P + N, C) float32."""
+        tokens: Tensor = self.project_patches(self.vision(pixels))
+        return tokens.float()
+
+    def encode_ids(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Token ids and mask (T, M) -> words (T, M, C) float32."""
+        words: Tensor = self.project_words(self.text(ids, mask))
+        return words.float()
+
+    @torch.no_grad()
+    def encode_texts(
+        self,
+        texts: Sequence[str],
+        *,
+        max_words: int | None = None,
+        batch_size: int = 128,
+        progress: Progress | None = None,
+    ) -> TextFeatures:
+        """Sentences to words, without gradients, padded to the longest; batches are of similar length."""
+        limit = max_words or self.config.max_words
+        tokenized = self.text.tokenize(list(texts))
+        ids, mask = tokenized.ids[:, :limit], tokenized.mask[:, :limit]
+        order = torch.argsort(mask.sum(dim=1), stable=True)
+        words = torch.zeros(*mask.shape, self.config.embed_size, device=self.device)
+        for start in range(0, len(order), batch_size):
+            rows = order[start : start + batch_size]
+            longest = int(mask[rows].sum(dim=1).max())
+            part = self.encode_ids(ids[rows, :longest].to(self.device), mask[rows, :longest].to(self.device))
+            words[rows.to(self.device), :longest] = part
+            if progress is not None:
+                progress(min(start + batch_size, len(order)), len(order))
+        return TextFeatures(words, mask.to(self.device))
+
+    @torch.no_grad()
+    def encode_descriptions(
+        self, dense: Sequence[str | None], *, progress: Progress | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """One description an image, or None, -> words (B, L, C) and mask (B, L), all False where there is none."""
+        present = [i for i, text in enumerate(dense) if text is not None]
+        features = self.encode_texts(
+            [str(dense[i]) for i in present] or ["none"], max_words=self.config.max_dense_words, progress=progress
+        )
+        words = torch.zeros(len(dense), *features.words.shape[1:], device=self.device)
+        mask = torch.zeros(len(dense), features.mask.shape[1], dtype=torch.bool, device=self.device)
+        rows = torch.tensor(present, dtype=torch.long, device=self.device)
+        if present:
+            words[rows], mask[rows] = features.words, features.mask
+        return words, mask
+
+    def score(self, images: ImageFeatures, texts: TextFeatures, *, memory: int = 512 * 2**20) -> Tensor:
+        """Similarities (B, T) float32 of every image with every caption, without gradients."""
+        return self.head.score(images, texts, memory=memory)
+
+    @property
+    def trust(self) -> float | None:
+        """Weight of the description in the score, where the head has one."""
+        if isinstance(self.head, SlimmingHead) and self.head.net.config.dense == "tokens":
+            return float(self.head.net.description_weight)
+        return None
+
+    def set_trust(self, weight: float) -> None:
+        """Set the weight of the description, in (0, 1)."""
+        if not 0 < weight < 1:
+            raise ValueError(f"trust must lie between 0 and 1, but {weight!r} came.")
+        if isinstance(self.head, SlimmingHead) and self.head.net.config.dense == "tokens":
+            with torch.no_grad():
+                self.head.net.trust.fill_(torch.logit(torch.tensor(weight)).item())
+
+
+def freeze_parts(model: RetrievalModel, config: RunConfig) -> None:
+    """Freeze what `config` says stays as it is."""
+    if config.freeze_vision:
+        freeze(model.vision)
+    if config.freeze_text is not None:
+        freeze(model.text, None if config.freeze_text < 0 else config.freeze_text)
