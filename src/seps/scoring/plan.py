@@ -1,0 +1,149 @@
+"""How many images meet how many texts at once, so that a memory budget is kept.
+
+Shapes: see `factored`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from seps.config import SlimmingConfig
+from seps.nn.checks import InputError
+
+_CACHE = 12 * 2**20
+"""What one step on the CPU may touch: about a core's share of the last cache."""
+_MOST_IMAGES = 64
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """What the cost of a call depends on."""
+
+    patches: int
+    width: int
+    merged: int
+    prefix: int
+    words: int
+    """Words of the longest caption."""
+    dense_words: int
+    """Words of the longest description that stands beside the patches, or of the longest paired dense text."""
+    branches: int
+    dual: bool
+    paired: bool
+
+
+def shapes_of(config: SlimmingConfig, patches: int, words: int, dense_words: int, paired: bool) -> Shapes:
+    """The shapes of a call to a network of this configuration."""
+    return Shapes(
+        patches,
+        config.embed_size,
+        config.num_merged,
+        config.num_prefix_tokens,
+        words,
+        dense_words,
+        len(config.branches),
+        config.aggregation == "dual",
+        paired,
+    )
+
+
+@dataclass
+class Plan:
+    """Block sizes, and what they were made from."""
+
+    images: int
+    texts: int
+    pair_bytes: int
+    direct_bytes: int
+    """Bytes of one pair in the direct form."""
+
+    def halve(self) -> bool:
+        """Halve the block after the device ran out of memory; False when nothing is left to halve."""
+        if self.texts > 16 or (self.images == 1 and self.texts > 1):
+            self.texts = max(1, self.texts // 2)
+        elif self.images > 1:
+            self.images //= 2
+        else:
+            return False
+        return True
+
+    def direct_texts(self, images: int) -> int:
+        """Texts at once in the direct form, within the bytes of the planned block."""
+        room = max(self.images * self.texts * self.pair_bytes, self.direct_bytes)
+        return max(1, room // (max(1, images) * self.direct_bytes))
+
+
+def image_bytes(shapes: Shapes, dtype: torch.dtype) -> int:
+    """Bytes of one image's own tensors: encoding, patches in two forms, H and the float32 it is made from."""
+    size = dtype.itemsize
+    padded = shapes.patches + 16
+    features = padded * shapes.width * (6 * 4 + size)
+    table = padded * padded * shapes.merged
+    made = table * size * (0.75 * shapes.branches + (1.0 if shapes.dual else 0.0))
+    return int(features + made + 2 * 4 * table)
+
+
+def text_bytes(shapes: Shapes) -> int:
+    """Bytes of one text's own tensors: its normalised words, and the steps to them."""
+    words = shapes.words + (shapes.dense_words if shapes.paired else 0)
+    return 3 * 4 * words * shapes.width
+
+
+def pair_bytes(shapes: Shapes, dtype: torch.dtype, gradient: bool) -> int:
+    """Bytes of one pair: selection, products, norms, cosines, the extra token."""
+    size = dtype.itemsize
+    padded = shapes.patches + 16
+    tokens = shapes.prefix + shapes.merged + 1
+    words = shapes.words
+    if shapes.paired and shapes.branches == 2 and not shapes.dual:
+        words = max(words, shapes.dense_words) if not gradient else words + shapes.dense_words
+    selection = shapes.branches * 11 * 4 * shapes.patches + 3 * size * padded
+    products = (2 + shapes.dual) * size * words * padded
+    norms = size * shapes.merged * padded + (8 * shapes.merged * padded if size == 2 else 0) // 2
+    cosines = words * tokens * (2 * size + 8) + shapes.width * (size + 8)
+    dense = 0 if shapes.paired else 3 * size * shapes.words * shapes.dense_words
+    if gradient:
+        branches = shapes.branches
+        return 2 * (selection + products + cosines + dense) + (2 * branches + shapes.dual) * norms
+    return selection + products + norms + cosines + dense
+
+
+def direct_bytes(shapes: Shapes) -> int:
+    """Bytes of one pair in the direct form: a weight per patch and merged patch, and the merged patches."""
+    return 4 * shapes.branches * shapes.merged * (5 * shapes.patches + 3 * shapes.width)
+
+
+def smallest_budget(shapes: Shapes, dtype: torch.dtype, gradient: bool = False) -> int:
+    """Bytes that one image against one text needs."""
+    pair = max(pair_bytes(shapes, dtype, gradient), direct_bytes(shapes) * (3 if gradient else 1))
+    return image_bytes(shapes, dtype) + text_bytes(shapes) + pair
+
+
+def make_plan(
+    shapes: Shapes, memory: int, images: int, texts: int, *, dtype: torch.dtype, cuda: bool, gradient: bool = False
+) -> Plan:
+    """Block sizes within `memory` bytes.
+
+    Raises `InputError` with the smallest budget that works when this one cannot.
+    """
+    least = smallest_budget(shapes, dtype, gradient)
+    if memory < least:
+        raise InputError(
+            f"memory is {memory} bytes, but one image against one text needs {least} bytes here "
+            f"({shapes.patches} patches, width {shapes.width}, up to {shapes.words} words); allow at least {least}."
+        )
+    image, text, pair = image_bytes(shapes, dtype), text_bytes(shapes), pair_bytes(shapes, dtype, gradient)
+    if gradient:
+        image *= 3
+    if not cuda and not gradient:
+        room = max(min(memory, _CACHE + image + text) - image, text + pair)
+        return Plan(1, max(1, min(texts, room // (text + pair))), pair, direct_bytes(shapes))
+    count = max(1, min(images, _MOST_IMAGES, memory // 4 // image))
+    while True:
+        many = (memory - count * image) // (text + count * pair)
+        if count == 1 or many >= min(texts, 256):
+            break
+        count = max(1, count // 2)
+    return Plan(count, int(max(1, min(texts, many))), pair, direct_bytes(shapes))
