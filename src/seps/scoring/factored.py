@@ -115,7 +115,7 @@ def prepare(
         fixed_tokens, fixed_keep = _fixed_group(net, side, branches[-1])
     if not direct:
         gram = torch.bmm(scaled, scaled.transpose(1, 2))
-        weights = {branch.name: _weights(side.logits[branch.name], pad, dtype) for branch in per_text}
+        weights = {branch.name: branch_weights(side.logits[branch.name], pad, dtype) for branch in per_text}
         for name, weight in weights.items():
             terms[name] = BranchTerms(weight.to(dtype), _upper_blocks(weight, gram, dtype))
         if net.config.aggregation == "dual" and len(per_text) == 2:
@@ -131,7 +131,7 @@ def _half_scale(patches: int) -> float:
     return float((30000.0 / patches) ** 0.5)
 
 
-def _weights(logits: Tensor, pad: int, dtype: torch.dtype) -> Tensor:
+def branch_weights(logits: Tensor, pad: int, dtype: torch.dtype) -> Tensor:
     """e (B, Z, Q), float32, in (0, 1], or stretched to use the range of float16."""
     values = logits.float()
     weights = torch.exp(values - values.detach().amax(dim=1, keepdim=True))

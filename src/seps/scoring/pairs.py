@@ -54,12 +54,12 @@ def score_block(
             words = own[position] if net.config.dense == "branch" else block
             scores.append(_score_group(net, prep, words, [name], [keeps[position]], extras[position]))
     if prep.fixed_tokens is not None:
-        scores.append(_align_tokens(net, block, prep.fixed_tokens.to(prep.patches.dtype), None))
+        scores.append(align_tokens(net, block, prep.fixed_tokens.to(prep.patches.dtype), None))
     total = scores[0] if len(scores) == 1 else torch.stack(scores).sum(dim=0)
-    return _mix_description(net, prep, block, total), masks if want_masks else []
+    return mix_description(net, prep, block, total), masks if want_masks else []
 
 
-def _mix_description(net: PatchSlimming, prep: Prepared, block: TextBlock, score: Tensor) -> Tensor:
+def mix_description(net: PatchSlimming, prep: Prepared, block: TextBlock, score: Tensor) -> Tensor:
     """`(1 - g) S_patches + g S_words` with `dense="tokens"`; images without description keep S_patches."""
     if net.config.dense != "tokens":
         return score
@@ -70,7 +70,7 @@ def _mix_description(net: PatchSlimming, prep: Prepared, block: TextBlock, score
     words, mask = prep.side.dense_words, prep.side.dense_mask
     if words is None or mask is None:
         return score
-    described = _align_tokens(net, block, words.to(prep.patches.dtype), mask)
+    described = align_tokens(net, block, words.to(prep.patches.dtype), mask)
     weight = (net.description_weight * mask.any(dim=-1))[:, None]
     return torch.where(weight > 0, score + weight * (described - score), score)
 
@@ -85,7 +85,7 @@ def _score_group(
         products, norms = _dual_terms(prep, block, names, keeps)
     else:
         keep = _fit(keeps[0], prep)
-        products = _masked_products(prep, _word_products(prep, block), names[0], keep)
+        products = _masked_products(prep, word_products(prep, block), names[0], keep)
         norms = _norms(prep, names[0], keep)
     return _align_merged(net, prep, block, products, norms, extra)
 
@@ -95,7 +95,7 @@ def _fit(keep: Tensor, prep: Prepared) -> Tensor:
     return F.pad(keep.to(prep.patches.dtype), (0, prep.patches.shape[1] - keep.shape[-1]))
 
 
-def _word_products(prep: Prepared, block: TextBlock) -> Tensor:
+def word_products(prep: Prepared, block: TextBlock) -> Tensor:
     """P = words V^T for all pairs: (T, M, B, Z)."""
     batch, count, width = prep.patches.shape
     words = block.words.to(prep.patches.dtype).reshape(-1, width)
@@ -132,7 +132,7 @@ def _quadratic(left: Tensor, block: Tensor, right: Tensor) -> Tensor:
 def _dual_terms(prep: Prepared, block: TextBlock, names: list[str], keeps: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Dual aggregation: each kept set by its own softmax, so that the denominators do not cancel."""
     fitted = [_fit(keep, prep) for keep in keeps]
-    shared = _word_products(prep, block)
+    shared = word_products(prep, block)
     products: Tensor | None = None
     norms: Tensor | None = None
     shares = []
@@ -191,7 +191,7 @@ def _align_merged(
     cosines = products.float() * inverse[:, :, None]
     others = [_extra_cosines(prep, block, extra)[..., None]]
     if prep.prefix.shape[1]:
-        others.insert(0, _token_cosines(block, prep.prefix).permute(2, 0, 1, 3))
+        others.insert(0, token_cosines(block, prep.prefix).permute(2, 0, 1, 3))
     rows = cosines.amax(dim=-1)
     columns = [_over_words(block, cosines)]
     for other in others:
@@ -207,16 +207,16 @@ def _over_words(block: TextBlock, cosines: Tensor) -> Tensor:
     return cosines.amax(dim=2)
 
 
-def _token_cosines(block: TextBlock, tokens: Tensor) -> Tensor:
+def token_cosines(block: TextBlock, tokens: Tensor) -> Tensor:
     """Words of every text with ready tokens (B, K, C): (T, M, B, K)."""
     batch, count, width = tokens.shape
     flat = block.words.to(tokens.dtype).reshape(-1, width) @ tokens.reshape(-1, width).T
     return flat.view(block.count, -1, batch, count)
 
 
-def _align_tokens(net: PatchSlimming, block: TextBlock, tokens: Tensor, token_mask: Tensor | None) -> Tensor:
+def align_tokens(net: PatchSlimming, block: TextBlock, tokens: Tensor, token_mask: Tensor | None) -> Tensor:
     """S (B, T) of every text with tokens (B, K, C) that are of the image alone."""
-    cosines = _token_cosines(block, tokens)
+    cosines = token_cosines(block, tokens)
     lowest = torch.finfo(cosines.dtype).min
     columns = cosines
     if block.mask is not None:
