@@ -66,7 +66,9 @@ def test_fused_matches_the_network(name, multiply):
     described = {} if config.dense == "none" else {"dense": data["dense"], "dense_lengths": data["dense_lengths"]}
     blocks = Blocks(**{**vars(TINY), "multiply": multiply})
     scores = fused_scores(net, data, blocks, **described)
-    torch.testing.assert_close(scores, net(data["images"], data["words"], data["lengths"], **described), atol=2e-3, rtol=0)
+    torch.testing.assert_close(
+        scores, net(data["images"], data["words"], data["lengths"], **described), atol=2e-3, rtol=0
+    )
 
 
 @pytest.mark.parametrize("learned", [False, True])

@@ -100,8 +100,8 @@ def _flat_mlp(net: PatchSlimming) -> Tensor:
     """The weights of the top-k MLP in the order the kernel reads them; one zero without MLP."""
     if net.hrpa.relevance_mlp is None:
         return torch.zeros(1, device=net.aggr_net.scale.device)
-    first, _, last = net.hrpa.relevance_mlp
-    return torch.cat([x.detach().float().flatten() for x in (first.weight, first.bias, last.weight, last.bias)])
+    # Its parameters come in the kernel's order: W1, b1, W2, b2.
+    return torch.cat([parameter.detach().float().flatten() for parameter in net.hrpa.relevance_mlp.parameters()])
 
 
 class FusedScorer:
@@ -251,4 +251,3 @@ def _lengths(block: TextBlock) -> Tensor:
     if block.mask is None:
         return torch.full((block.count,), block.words.shape[1], dtype=torch.int32, device=block.words.device)
     return block.mask.sum(dim=1).to(torch.int32)
-

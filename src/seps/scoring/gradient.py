@@ -6,6 +6,7 @@ Shapes: B images, T texts, N patches, M words, L words of a dense text, C width.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,12 +17,12 @@ from seps.nn.slimming import ImageSide, PatchSlimming
 from seps.scoring import pairs
 from seps.scoring.api import ImageBlock, Lengths
 from seps.scoring.factored import prepare, unsafe_images
-from seps.scoring.plan import make_plan, shapes_of
+from seps.scoring.plan import Plan, make_plan, shapes_of
 from seps.scoring.precision import product_dtype
-from seps.scoring.state import count_images, take_images
+from seps.scoring.state import count_images, split_state, take_images
 from seps.scoring.texts import TextBlock, Texts
 
-MEMORY = 2**30
+MEMORY = 3 * 2**29
 
 
 def score_with_gradient(
@@ -45,7 +46,8 @@ def score_with_gradient(
     Args:
         images: (B, P + N, C); `words` (T, M, C) with `lengths` (T,); the rest as in `score_matrix`.
         precision: of the products; None follows autocast. Prefer "bfloat16" to "half" here: gradients underflow.
-        memory: bytes for what lives only within one block of images, forward or backward.
+        memory: bytes for what lives only within one block of images, forward or backward; the image-only state of
+            the whole batch (about 3 times its patches) comes on top.
         want_masks: also return D of each branch, (T, B, N), as a ratio loss needs it.
 
     Returns:
@@ -75,15 +77,17 @@ def score_with_gradient(
     shapes = shapes_of(net.config, patches, texts.longest, dense_words, paired)
     plan = make_plan(shapes, memory, images.shape[0], texts.count, dtype=dtype, cuda=images.is_cuda, gradient=True)
     with torch.autocast(images.device.type, enabled=False):
+        side = ImageBlock(images, dense, _as_tensor(dense_lengths), guides, patch_mask).encode(net, paired)
         blocks = [texts.block(start, stop) for start, stop in texts.runs(plan.texts)]
-        groups = _group_texts(blocks, plan.texts)
-        parts = _split(ImageBlock(images, dense, _as_tensor(dense_lengths), guides, patch_mask), plan.images)
-        rows = [_score_part(net, part, groups, dtype, paired, want_masks) for part in parts]
-    order = torch.argsort(torch.cat([block.index for block in blocks]))
-    sims = torch.cat([row[0] for row in rows]).index_select(1, order)
+        order, parts = _parts(net, side, dtype, plan, memory, texts.count)
+        rows = [_score_part(net, part, blocks, dtype, paired, want_masks) for part in parts]
+    back = torch.argsort(torch.cat([block.index for block in blocks]))
+    sims = torch.cat([row[0] for row in rows]).index_select(1, back)
     masks = tuple(
-        torch.cat(branch, dim=1).index_select(0, order) for branch in zip(*(row[1] for row in rows), strict=True)
+        torch.cat(branch, dim=1).index_select(0, back) for branch in zip(*(row[1] for row in rows), strict=True)
     )
+    if order is not None:
+        sims, masks = sims.index_select(0, order), tuple(mask.index_select(1, order) for mask in masks)
     return sims, masks
 
 
@@ -104,70 +108,52 @@ def _group_texts(blocks: list[TextBlock], limit: int) -> list[list[TextBlock]]:
     return groups
 
 
-def _split(block: ImageBlock, size: int) -> list[ImageBlock]:
-    """Blocks of `size` images. `split` hands all gradients back in one piece, slices one padded copy each."""
-    images = torch.split(block.images, size)
-    dense = None if block.dense is None else torch.split(block.dense, size)
-    parts = []
-    for position, own in enumerate(images):
-        part = block.part(position * size, position * size + own.shape[0])
-        part.images = own
-        part.dense = None if dense is None else dense[position]
-        parts.append(part)
-    return parts
+@dataclass
+class _Part:
+    """Some images, and how they are scored."""
+
+    side: ImageSide
+    direct: bool
+    texts: int
+    """Texts that one recomputed step takes."""
+
+
+def _parts(
+    net: PatchSlimming, side: ImageSide, dtype: torch.dtype, plan: Plan, memory: int, texts: int
+) -> tuple[Tensor | None, list[_Part]]:
+    """The images in parts, those with far-spread logits apart, and the order that puts the rows back (or None)."""
+    unsafe = unsafe_images(net, side, dtype)
+    count, flagged = count_images(side), int(unsafe.sum())
+    room = max(1, memory // (3 * plan.direct_bytes))
+    few = max(1, min(count, room // texts)) if texts else 1
+    if flagged in (0, count):
+        direct = bool(flagged)
+        size, limit = (few, min(texts, room)) if direct else (plan.images, plan.texts)
+        return None, [_Part(part, direct, limit) for part in split_state(side, size)]
+    groups = [torch.nonzero(~unsafe).squeeze(-1), torch.nonzero(unsafe).squeeze(-1)]
+    safe, far = (take_images(side, chosen) for chosen in groups)
+    parts = [_Part(part, False, plan.texts) for part in split_state(safe, plan.images)]
+    parts += [_Part(part, True, min(texts, room)) for part in split_state(far, few)]
+    return torch.argsort(torch.cat(groups)), parts
 
 
 def _score_part(
-    net: PatchSlimming,
-    part: ImageBlock,
-    groups: list[list[TextBlock]],
-    dtype: torch.dtype,
-    paired: bool,
-    want_masks: bool,
+    net: PatchSlimming, part: _Part, blocks: list[TextBlock], dtype: torch.dtype, paired: bool, want_masks: bool
 ) -> tuple[Tensor, list[Tensor]]:
     """Scores (b, T) of some images, texts in block order, and D of each branch (T, b, N)."""
     outputs: list[tuple[Tensor, ...]] = []
-    for group in groups:
+    small = [block.part(i, i + part.texts) for block in blocks for i in range(0, block.count, part.texts)]
+    for group in _group_texts(small, part.texts):
 
-        def run(images: Tensor, dense: Tensor | None, group: list[TextBlock] = group) -> tuple[Tensor, ...]:
-            with torch.autocast(images.device.type, enabled=False):
-                own = ImageBlock(images, dense, part.dense_lengths, part.guides, part.patch_mask)
-                return _score_images(net, own.encode(net, paired), group, dtype, paired, want_masks)
+        def run(group: list[TextBlock] = group) -> tuple[Tensor, ...]:
+            with torch.autocast(part.side.patches.device.type, enabled=False):
+                products = torch.float32 if part.direct else dtype
+                prep = prepare(net, part.side, products, paired=paired, direct=part.direct)
+                scored = [pairs.score_block(net, prep, block, want_masks=want_masks) for block in group]
+                masks = [torch.cat(branch) for branch in zip(*(masks for _, masks in scored), strict=True)]
+                return torch.cat([sims for sims, _ in scored], dim=1), *masks
 
-        outputs.append(checkpoint(run, part.images, part.dense, use_reentrant=False))
+        outputs.append(checkpoint(run, use_reentrant=False))
     sims = torch.cat([output[0] for output in outputs], dim=1)
     masks = [torch.cat(branch) for branch in zip(*(output[1:] for output in outputs), strict=True)]
     return sims, masks
-
-
-def _score_images(
-    net: PatchSlimming,
-    side: ImageSide,
-    blocks: list[TextBlock],
-    dtype: torch.dtype,
-    paired: bool,
-    want_masks: bool,
-) -> tuple[Tensor, ...]:
-    """Scores (b, T) and the masks, images with far-spread logits by the direct form."""
-    unsafe = unsafe_images(net, side, dtype)
-    flags = unsafe.tolist()
-    parts: list[tuple[list[Tensor], list[list[Tensor]]]] = []
-    orders: list[Tensor] = []
-    for direct in (False, True):
-        if direct not in flags:
-            continue
-        chosen = torch.nonzero(unsafe == direct).squeeze(-1)
-        own = side if len(chosen) == count_images(side) else take_images(side, chosen)
-        prep = prepare(net, own, torch.float32 if direct else dtype, paired=paired, direct=direct)
-        scored = [pairs.score_block(net, prep, block, want_masks=want_masks) for block in blocks]
-        parts.append(([sims for sims, _ in scored], [masks for _, masks in scored]))
-        orders.append(chosen)
-    sims = torch.cat([torch.cat(rows, dim=1) for rows, _ in parts])
-    masks = [
-        torch.cat([torch.cat(branch) for branch in branches], dim=1)
-        for branches in zip(*(list(zip(*masks, strict=True)) for _, masks in parts), strict=True)
-    ]
-    if len(orders) == 1:
-        return sims, *masks
-    back = torch.argsort(torch.cat(orders))
-    return sims.index_select(0, back), *(mask.index_select(1, back) for mask in masks)

@@ -5,6 +5,8 @@ Shapes: B images, T texts, M words, N patches (Z padded for the products), C wid
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -122,11 +124,27 @@ def _norms(prep: Prepared, name: str, keep: Tensor) -> Tensor:
     return total
 
 
+class _Quadratic(torch.autograd.Function):
+    """`left^T block_k right`, differentiable in `block` alone, without keeping `left^T block`."""
+
+    @staticmethod
+    def forward(ctx: Any, left: Tensor, block: Tensor, right: Tensor) -> Tensor:
+        ctx.save_for_backward(left, right)
+        batch, texts, width = right.shape
+        rows = torch.bmm(left, block).view(batch * texts, -1, width)
+        return row_dots(rows, right.reshape(batch * texts, width)).view(batch, texts, -1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor, None]:
+        left, right = ctx.saved_tensors
+        spread = gradients[0].to(right.dtype)[..., None] * right[:, :, None, :]
+        return None, torch.bmm(left.transpose(1, 2), spread.flatten(2)), None
+
+
 def _quadratic(left: Tensor, block: Tensor, right: Tensor) -> Tensor:
     """`left^T block_k right` for each text and merged patch: (B, T, I), (B, I, Q * J), (B, T, J) -> (B, T, Q)."""
-    batch, texts, width = right.shape
-    rows = torch.bmm(left, block).view(batch * texts, -1, width)
-    return row_dots(rows, right.reshape(batch * texts, width)).view(batch, texts, -1)
+    result: Tensor = _Quadratic.apply(left, block, right)  # type: ignore[no-untyped-call]
+    return result
 
 
 def _dual_terms(prep: Prepared, block: TextBlock, names: list[str], keeps: list[Tensor]) -> tuple[Tensor, Tensor]:

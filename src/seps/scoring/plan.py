@@ -91,23 +91,25 @@ def text_bytes(shapes: Shapes) -> int:
     return 3 * 4 * words * shapes.width
 
 
-def pair_bytes(shapes: Shapes, dtype: torch.dtype, gradient: bool) -> int:
+def pair_bytes(shapes: Shapes, dtype: torch.dtype, gradient: bool, cuda: bool = False) -> int:
     """Bytes of one pair: selection, products, norms, cosines, the extra token."""
     size = dtype.itemsize
     padded = shapes.patches + 16
     tokens = shapes.prefix + shapes.merged + 1
-    words = shapes.words
-    if shapes.paired and shapes.branches == 2 and not shapes.dual:
-        words = max(words, shapes.dense_words) if not gradient else words + shapes.dense_words
+    apart = shapes.paired and shapes.branches == 2 and not shapes.dual
+    most = max(shapes.words, shapes.dense_words) if apart else shapes.words
+    every = shapes.words + shapes.dense_words if apart else shapes.words
     selection = shapes.branches * 11 * 4 * shapes.patches + 3 * size * padded
-    products = (2 + shapes.dual) * size * words * padded
-    norms = size * shapes.merged * padded + (8 * shapes.merged * padded if size == 2 else 0) // 2
-    cosines = words * tokens * (2 * size + 8) + shapes.width * (size + 8)
+    products = (2 + shapes.dual) * size * most * padded
+    # Without a wider output of the product, half norms pass through float32.
+    norms = size * shapes.merged * padded + (0 if cuda or size == 4 else 4 * shapes.merged * padded)
+    cosines = most * tokens * (2 * size + 8) + shapes.width * (size + 8)
     dense = 0 if shapes.paired else 3 * size * shapes.words * shapes.dense_words
+    total = selection + products + norms + cosines + dense
     if gradient:
-        branches = shapes.branches
-        return 2 * (selection + products + cosines + dense) + (2 * branches + shapes.dual) * norms
-    return selection + products + norms + cosines + dense
+        kept = size * padded * every * (1 + shapes.dual) + every * tokens * (size + 8) + 2 * size * shapes.width
+        total += kept + norms + dense
+    return total
 
 
 def direct_bytes(shapes: Shapes) -> int:
@@ -118,7 +120,7 @@ def direct_bytes(shapes: Shapes) -> int:
 def smallest_budget(shapes: Shapes, dtype: torch.dtype, gradient: bool = False) -> int:
     """Bytes that one image against one text needs."""
     pair = max(pair_bytes(shapes, dtype, gradient), direct_bytes(shapes) * (3 if gradient else 1))
-    return image_bytes(shapes, dtype) + text_bytes(shapes) + pair
+    return image_bytes(shapes, dtype) * (8 if gradient else 5) // 5 + text_bytes(shapes) + pair
 
 
 def make_plan(
@@ -134,16 +136,16 @@ def make_plan(
             f"memory is {memory} bytes, but one image against one text needs {least} bytes here "
             f"({shapes.patches} patches, width {shapes.width}, up to {shapes.words} words); allow at least {least}."
         )
-    image, text, pair = image_bytes(shapes, dtype), text_bytes(shapes), pair_bytes(shapes, dtype, gradient)
+    image, text, pair = image_bytes(shapes, dtype), text_bytes(shapes), pair_bytes(shapes, dtype, gradient, cuda)
     if gradient:
-        image *= 3
+        image = image * 8 // 5
     if not cuda and not gradient:
         room = max(min(memory, _CACHE + image + text) - image, text + pair)
         return Plan(1, max(1, min(texts, room // (text + pair))), pair, direct_bytes(shapes))
-    count = max(1, min(images, _MOST_IMAGES, memory // 4 // image))
+    count = max(1, min(images, _MOST_IMAGES, memory // (2 if gradient else 4) // image))
     while True:
         many = (memory - count * image) // (text + count * pair)
         if count == 1 or many >= min(texts, 256):
             break
-        count = max(1, count // 2)
+        count = max(1, count * 7 // 8)
     return Plan(count, int(max(1, min(texts, many))), pair, direct_bytes(shapes))

@@ -46,6 +46,13 @@ def take_images(side: ImageSide, chosen: slice | Tensor) -> ImageSide:
     return map_state(side, lambda tensor: tensor[chosen])
 
 
+def split_state(side: ImageSide, size: int) -> list[ImageSide]:
+    """Parts of `size` images, in order. `split` hands gradients back in one piece, slices one padded copy each."""
+    columns = {name: torch.split(tensor, size) for name, tensor in _flatten(side).items()}
+    count = len(columns["patches"])
+    return [_unflatten({name: pieces[i] for name, pieces in columns.items()}) for i in range(count)]
+
+
 def move_state(
     side: ImageSide, device: torch.device | str | None = None, dtype: torch.dtype | None = None
 ) -> ImageSide:
@@ -131,6 +138,18 @@ def _flatten(side: ImageSide) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
 
+def _unflatten(tensors: dict[str, Tensor]) -> ImageSide:
+    return ImageSide(
+        tensors["prefix"],
+        tensors["patches"],
+        tensors.get("valid"),
+        {name.split(".", 1)[1]: t for name, t in tensors.items() if name.startswith("fixed_scores.")},
+        {name.split(".", 1)[1]: t for name, t in tensors.items() if name.startswith("logits.")},
+        tensors.get("dense_words"),
+        tensors.get("dense_mask"),
+    )
+
+
 def save_state(side: ImageSide, path: str | Path, note: dict[str, str] | None = None) -> None:
     """Write the state as safetensors, with `note` (plain text by name) in the file's head."""
     head = {"format": _FORMAT, "note": json.dumps(note or {})}
@@ -154,14 +173,5 @@ def load_state(path: str | Path, device: torch.device | str = "cpu") -> tuple[Im
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise InputError(f"{path} cannot be read as safetensors ({error}); encode the images again.") from error
-    side = ImageSide(
-        tensors["prefix"],
-        tensors["patches"],
-        tensors.get("valid"),
-        {name.split(".", 1)[1]: t for name, t in tensors.items() if name.startswith("fixed_scores.")},
-        {name.split(".", 1)[1]: t for name, t in tensors.items() if name.startswith("logits.")},
-        tensors.get("dense_words"),
-        tensors.get("dense_mask"),
-    )
     note: dict[str, str] = json.loads(head["note"])
-    return side, note
+    return _unflatten(tensors), note
