@@ -11,7 +11,7 @@ from torch import Tensor
 
 from seps.nn.slimming import ImageSide, PatchSlimming
 from seps.scoring import pairs
-from seps.scoring.factored import prepare, unsafe_images
+from seps.scoring.factored import few_texts, prepare, unsafe_images
 from seps.scoring.plan import Plan
 from seps.scoring.state import count_images, take_images
 from seps.scoring.texts import TextBlock, Texts
@@ -95,9 +95,11 @@ class Engine:
 
     def _fill(self, side: ImageSide, out: Tensor) -> None:
         side = trim_descriptions(side)
+        if few_texts(self.texts.count, side.patches.shape[1], side.patches.is_cuda):
+            self._fill_direct(side, out)
+            return
         unsafe = unsafe_images(self.net, side, self.dtype)
-        flags = unsafe.tolist()
-        if not any(flags):
+        if not bool(unsafe.any()):
             self._fill_safe(side, out)
             return
         for direct in (False, True):

@@ -30,6 +30,8 @@ from seps.scoring.texts import TextBlock
 
 _FLOAT_SPREAD = 40.0
 """exp(-40) squared is still a normal float32."""
+SLAB = 2**22
+"""Values of H that are made in float32 at once."""
 _HALF_SPREAD = 7.0
 """With the scale of `_half_scale`, exp(-7) squared is still a normal float16."""
 
@@ -95,6 +97,17 @@ def unsafe_images(net: PatchSlimming, side: ImageSide, dtype: torch.dtype) -> Te
     return unsafe
 
 
+def few_texts(texts: int, patches: int, cuda: bool) -> bool:
+    """Whether so few texts come that making H costs more than it saves; the direct form is taken then.
+
+    H takes N N Q values to write, a text about as many multiplications with it, against N Q C without it.
+    """
+    if cuda:
+        return texts < patches // 4
+    saved = 23.0 / patches - 0.025
+    return saved <= 0 or texts < 0.75 / saved
+
+
 def prepare(
     net: PatchSlimming, side: ImageSide, dtype: torch.dtype, *, paired: bool = False, direct: bool = False
 ) -> Prepared:
@@ -120,8 +133,7 @@ def prepare(
             terms[name] = BranchTerms(weight.to(dtype), _upper_blocks(weight, gram, dtype))
         if net.config.aggregation == "dual" and len(per_text) == 2:
             first, second = weights["caption"], weights["dense"]
-            cross = (first[..., None] * (gram[:, :, None, :] * second.transpose(1, 2)[:, None])).to(dtype)
-            cross = cross.flatten(2)
+            cross = weighted_gram(first, gram, second, dtype)
     prefix = F.normalize(side.prefix.float(), dim=-1).to(dtype)
     return Prepared(side, unit, scaled.to(dtype), prefix, terms, cross, fixed_tokens, fixed_keep)
 
@@ -150,9 +162,26 @@ def _upper_blocks(weights: Tensor, gram: Tensor, dtype: torch.dtype) -> list[tup
         stop = min(start + step, count)
         doubled = gram[:, :stop, start:stop] * 1.0
         doubled[:, :start] *= 2.0
-        right = doubled[:, :, None, :] * weights[:, start:stop].transpose(1, 2)[:, None]
-        blocks.append((start, stop, (weights[:, :stop, :, None] * right).to(dtype).flatten(2)))
+        blocks.append((start, stop, weighted_gram(weights[:, :stop], doubled, weights[:, start:stop], dtype)))
     return blocks
+
+
+def weighted_gram(left: Tensor, gram: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
+    """`left_ik gram_ij right_jk` -> (B, I, Q * J), from (B, I, Q), (B, I, J), (B, J, Q) in float32.
+
+    Without gradients it is made a few k at a time, so that the float32 form never stands whole.
+    """
+    batch, rows, merged = left.shape
+    columns = right.shape[1]
+    across = right.transpose(1, 2)[:, None]
+    if torch.is_grad_enabled():
+        return (left[..., None] * (gram[:, :, None, :] * across)).to(dtype).flatten(2)
+    table = torch.empty(batch, rows, merged, columns, dtype=dtype, device=gram.device)
+    step = max(1, SLAB // max(1, batch * rows * columns))
+    for start in range(0, merged, step):
+        part = gram[:, :, None, :] * across[:, :, start : start + step]
+        table[:, :, start : start + step] = part.mul_(left[:, :, start : start + step, None])
+    return table.flatten(2)
 
 
 def _fixed_group(net: PatchSlimming, side: ImageSide, branch: Branch) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,7 @@ from seps.nn.selection import num_kept
 from seps.nn.slimming import ImageSide, PatchSlimming
 from seps.scoring import pairs
 from seps.scoring.engine import BlockScorer
-from seps.scoring.factored import Prepared, attention_with, branch_weights, prepare
+from seps.scoring.factored import Prepared, attention_with, branch_weights, prepare, weighted_gram
 from seps.scoring.texts import TextBlock
 
 
@@ -117,7 +117,7 @@ class FusedScorer:
         gram = torch.bmm(scaled, scaled.transpose(1, 2))
         gram = gram * _doubling(padded, blocks.norm_columns, gram.device)
         self.gram = gram.to(dtype).contiguous()
-        self.table = (weights[..., None] * (gram[:, :, None, :] * weights.transpose(1, 2)[:, None])).to(dtype)
+        self.table = weighted_gram(weights, gram, weights, dtype).view(len(gram), padded, -1, padded)
         self.weights = weights.to(dtype).contiguous()
         self.fixed = side.fixed_scores["caption"].float().contiguous()
 

@@ -11,6 +11,7 @@ import torch
 
 from seps.config import SlimmingConfig
 from seps.nn.checks import InputError
+from seps.scoring.factored import SLAB
 
 _CACHE = 12 * 2**20
 """What one step on the CPU may touch: about a core's share of the last cache."""
@@ -75,14 +76,20 @@ class Plan:
         return max(1, room // (max(1, images) * self.direct_bytes))
 
 
-def image_bytes(shapes: Shapes, dtype: torch.dtype) -> int:
-    """Bytes of one image's own tensors: encoding, patches in two forms, H and the float32 it is made from."""
+def image_bytes(shapes: Shapes, dtype: torch.dtype, gradient: bool = False) -> int:
+    """Bytes of one image's own tensors: encoding, patches in two forms, H; with gradients what H is made from."""
     size = dtype.itemsize
     padded = shapes.patches + 16
     features = padded * shapes.width * (6 * 4 + size)
+    tables = shapes.branches + (1 if shapes.dual else 0)
     table = padded * padded * shapes.merged
-    made = table * size * (0.75 * shapes.branches + (1.0 if shapes.dual else 0.0))
-    return int(features + made + 2 * 4 * table)
+    made = tables * table * (size + 8 if gradient else size)
+    return features + made + 4 * 4 * padded * padded
+
+
+def shared_bytes(shapes: Shapes) -> int:
+    """Bytes of the float32 slab from which H is made."""
+    return 2 * 4 * min(SLAB, (shapes.patches + 16) ** 2 * shapes.merged)
 
 
 def text_bytes(shapes: Shapes) -> int:
@@ -120,7 +127,7 @@ def direct_bytes(shapes: Shapes) -> int:
 def smallest_budget(shapes: Shapes, dtype: torch.dtype, gradient: bool = False) -> int:
     """Bytes that one image against one text needs."""
     pair = max(pair_bytes(shapes, dtype, gradient), direct_bytes(shapes) * (3 if gradient else 1))
-    return image_bytes(shapes, dtype) * (8 if gradient else 5) // 5 + text_bytes(shapes) + pair
+    return image_bytes(shapes, dtype, gradient) + text_bytes(shapes) + shared_bytes(shapes) + pair
 
 
 def make_plan(
@@ -136,9 +143,9 @@ def make_plan(
             f"memory is {memory} bytes, but one image against one text needs {least} bytes here "
             f"({shapes.patches} patches, width {shapes.width}, up to {shapes.words} words); allow at least {least}."
         )
-    image, text, pair = image_bytes(shapes, dtype), text_bytes(shapes), pair_bytes(shapes, dtype, gradient, cuda)
-    if gradient:
-        image = image * 8 // 5
+    image, text = image_bytes(shapes, dtype, gradient), text_bytes(shapes)
+    pair = pair_bytes(shapes, dtype, gradient, cuda)
+    memory -= shared_bytes(shapes)
     if not cuda and not gradient:
         room = max(min(memory, _CACHE + image + text) - image, text + pair)
         return Plan(1, max(1, min(texts, room // (text + pair))), pair, direct_bytes(shapes))
