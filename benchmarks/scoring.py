@@ -131,7 +131,7 @@ def _measure(
 ) -> list[dict[str, Any]]:
     images, texts = data["img_embs"].shape[0], data["cap_embs"].shape[0]
     few = part_of(
-        data, min(images, 128 if device.type == "cuda" else 16), min(texts, 16 if device.type == "cuda" else 4)
+        data, min(images, 128 if device.type == "cuda" else 64), min(texts, 16 if device.type == "cuda" else 4)
     )
     exact: Tensor | None = None
 

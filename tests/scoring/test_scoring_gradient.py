@@ -98,6 +98,17 @@ def test_nothing_dropped_gives_finite_gradients():
     assert data["images"].grad is not None and torch.isfinite(data["images"].grad).all()
 
 
+def test_an_image_without_description_gives_finite_gradients():
+    config = CONFIGS["default"]
+    net, data = make_net(config).train(), make_inputs(config)
+    sims, _ = score_with_gradient(
+        net, data["images"], data["words"], data["lengths"], dense=data["dense"], dense_lengths=[0, 3, 0, 5]
+    )
+    sims.sum().backward()
+    assert all(torch.isfinite(p.grad).all() for p in net.parameters() if p.grad is not None)
+    assert net.trust.grad is not None and net.trust.grad.abs() > 0
+
+
 def test_follows_autocast():
     config = CONFIGS["default"]
     net, data = make_net(config).train(), make_inputs(config)

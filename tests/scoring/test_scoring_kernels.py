@@ -108,6 +108,7 @@ def test_one_word_and_one_text():
         (SlimmingConfig.default(**SMALL), {"masked": True}, "patch_mask"),
         (SlimmingConfig.default(**SMALL), {"precision": "float32"}, "float32"),
         (SlimmingConfig.default(**SMALL), {"patches": 5000}, "5000 patches"),
+        (SlimmingConfig.default(**SMALL), {"words": 300}, "300 words"),
     ],
 )
 def test_what_is_not_supported_goes_to_the_factored_form(config, options, reason):

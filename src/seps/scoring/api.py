@@ -79,6 +79,7 @@ def choose_backend(
     device: torch.device | str,
     *,
     patches: int | None = None,
+    words: int | None = None,
     paired: bool = False,
     backend: str = "auto",
     masked: bool = False,
@@ -94,7 +95,13 @@ def choose_backend(
     if backend in ("reference", "factored"):
         return Choice(backend, "asked for")
     obstacle = fused.supports(
-        net, device, paired=paired, masked=masked, dtype=product_dtype(precision, device), patches=patches
+        net,
+        device,
+        paired=paired,
+        masked=masked,
+        dtype=product_dtype(precision, device),
+        patches=patches,
+        words=words,
     )
     if backend == "triton":
         if obstacle is not None:
@@ -272,7 +279,14 @@ def _block_rows(
     masked = (block.patch_mask if isinstance(block, ImageBlock) else block.valid) is not None
     count, patches = features.shape[0], features.shape[1] - prefix
     choice = choose_backend(
-        net, features.device, patches=patches, paired=paired, backend=backend, masked=masked, precision=precision
+        net,
+        features.device,
+        patches=patches,
+        words=texts.longest,
+        paired=paired,
+        backend=backend,
+        masked=masked,
+        precision=precision,
     )
     if choice.backend == "reference":
         yield _reference_rows(net, block, texts, paired)

@@ -38,7 +38,7 @@ _HALF_SPREAD = 7.0
 
 @dataclass
 class BranchTerms:
-    """Of one branch: the weights e (B, Z, Q) and the upper blocks of H."""
+    """Of one branch: the weights e (B, Z, at least Q; zeros beyond) and the upper blocks of H."""
 
     weights: Tensor
     blocks: list[tuple[int, int, Tensor]]
@@ -130,7 +130,7 @@ def prepare(
         gram = torch.bmm(scaled, scaled.transpose(1, 2))
         weights = {branch.name: branch_weights(side.logits[branch.name], pad, dtype) for branch in per_text}
         for name, weight in weights.items():
-            terms[name] = BranchTerms(weight.to(dtype), _upper_blocks(weight, gram, dtype))
+            terms[name] = BranchTerms(_aligned(weight, dtype), _upper_blocks(weight, gram, dtype))
         if net.config.aggregation == "dual" and len(per_text) == 2:
             first, second = weights["caption"], weights["dense"]
             cross = weighted_gram(first, gram, second, dtype)
@@ -150,6 +150,11 @@ def branch_weights(logits: Tensor, pad: int, dtype: torch.dtype) -> Tensor:
     if dtype == torch.float16:
         weights = weights * _half_scale(weights.shape[1] + pad)
     return F.pad(weights, (0, 0, 0, pad))
+
+
+def _aligned(weights: Tensor, dtype: torch.dtype) -> Tensor:
+    """The weights in the products' dtype; half rows are filled up to 16 bytes, or GPUs fall to slow paths."""
+    return F.pad(weights.to(dtype), (0, 0 if dtype == torch.float32 else -weights.shape[-1] % 8))
 
 
 def _upper_blocks(weights: Tensor, gram: Tensor, dtype: torch.dtype) -> list[tuple[int, int, Tensor]]:
@@ -180,7 +185,11 @@ def weighted_gram(left: Tensor, gram: Tensor, right: Tensor, dtype: torch.dtype)
     step = max(1, SLAB // max(1, batch * rows * columns))
     for start in range(0, merged, step):
         part = gram[:, :, None, :] * across[:, :, start : start + step]
-        table[:, :, start : start + step] = part.mul_(left[:, :, start : start + step, None])
+        place, factor = table[:, :, start : start + step], left[:, :, start : start + step, None]
+        if dtype == torch.float32:
+            torch.mul(part, factor, out=place)
+        else:
+            place.copy_(part.mul_(factor))
     return table.flatten(2)
 
 

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from seps.nn.selection import num_kept
 from seps.nn.slimming import ImageSide, PatchSlimming
@@ -27,7 +28,7 @@ from seps.scoring.texts import TextBlock
 class Blocks:
     """Block sizes of the kernels."""
 
-    select_rows: int = 8
+    select_rows: int = 4
     norm_rows: int = 128
     norm_group: int = 4
     norm_columns: int = 32
@@ -118,7 +119,9 @@ class FusedScorer:
         gram = gram * _doubling(padded, blocks.norm_columns, gram.device)
         self.gram = gram.to(dtype).contiguous()
         self.table = weighted_gram(weights, gram, weights, dtype).view(len(gram), padded, -1, padded)
-        self.weights = weights.to(dtype).contiguous()
+        self.merged = weights.shape[-1]
+        columns = max(16, _power(self.merged + 1 + side.prefix.shape[1]))
+        self.weights = F.pad(weights, (0, columns - self.merged)).to(dtype).contiguous()
         self.fixed = side.fixed_scores["caption"].float().contiguous()
 
     def __call__(self, block: TextBlock) -> Tensor:
@@ -138,14 +141,15 @@ class FusedScorer:
         prep, sizes, hrpa = self.prep, self.blocks, self.net.hrpa
         images, padded, width = prep.patches.shape
         texts, longest = block.words.shape[:2]
-        merged = self.weights.shape[-1]
         words = block.words.to(prep.patches.dtype).contiguous()
         lengths = _lengths(block)
         prefix = prep.prefix.shape[1]
         prefix_cosines = pairs.token_cosines(block, prep.prefix).contiguous() if prefix else words
         products = words if sizes.multiply else pairs.word_products(prep, block)
         top = hrpa.top_k if hrpa.relevance_mlp is not None else 0
-        rows = max(sizes.align_rows, _power(longest))
+        # A wide row of tokens leaves registers for half the words.
+        wide = self.weights.shape[-1] > 64
+        rows = max(sizes.align_rows // (2 if wide else 1), _power(longest))
         per = rows // longest
         out = torch.empty(images, texts, device=words.device)
         kernels.align_kernel[(-(-texts // per), images)](
@@ -165,14 +169,14 @@ class FusedScorer:
             images,
             padded,
             longest,
-            merged,
+            self.merged,
             width,
             PREFIX=prefix,
             PER=per,
             ROWS=rows,
             BN=sizes.align_patches,
             BC=sizes.align_width,
-            QP=max(16, _power(merged + 1 + prefix)),
+            QP=self.weights.shape[-1],
             TOP=top,
             HP=_power(max(2, 2 * top)),
             LEAKY=hrpa.scan,

@@ -178,7 +178,7 @@ def align_kernel(
     """S of `PER` texts (of up to M words, `PER * M <= ROWS`) with one image.
 
     With MULTIPLY the word-patch products are made here from words (T, M, C) and patches (B, Z, C); otherwise they
-    are read from `products` (T, M, B, Z). `prefix` (T, M, B, PREFIX) holds cosines; out is (B, T).
+    are read from `products` (T, M, B, Z). `weights` are (B, Z, QP), `prefix` (T, M, B, PREFIX) cosines; out is (B, T).
     """
     b = tl.program_id(1)
     row = tl.arange(0, ROWS)
@@ -213,11 +213,7 @@ def align_kernel(
             p = tl.load(products + ((line * images + b) * Z)[:, None] + n[None, :], mask=seen, other=0.0).to(tl.float32)
         d = tl.load(keep + (pair * Z)[:, None] + n[None, :], mask=seen, other=0.0).to(tl.float32)
         x = tl.load(extra + (pair * Z)[:, None] + n[None, :], mask=seen, other=0.0).to(tl.float32)
-        e = tl.load(
-            weights + (b.to(tl.int64) * Z + n)[:, None] * Q + q[None, :],
-            mask=(n < Z)[:, None] & (q < Q)[None, :],
-            other=0.0,
-        )
+        e = tl.load(weights + (b.to(tl.int64) * Z + n)[:, None] * QP + q[None, :], mask=(n < Z)[:, None], other=0.0)
         sums += tl.dot((p * d).to(half), e)
         rest += tl.sum(p * x, axis=1)
     place = (b.to(tl.int64) * texts + t)[:, None]

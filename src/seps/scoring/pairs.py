@@ -109,7 +109,8 @@ def _masked_products(prep: Prepared, products: Tensor, name: str, keep: Tensor) 
     texts, words, batch, count = products.shape
     masked = products * keep[:, None] if torch.is_grad_enabled() else products.mul_(keep[:, None])
     rows = masked.view(texts * words, batch, count).transpose(0, 1)
-    return torch.bmm(rows, prep.terms[name].weights).view(batch, texts, words, -1)
+    merged = prep.side.logits[name].shape[-1]
+    return torch.bmm(rows, prep.terms[name].weights).view(batch, texts, words, -1)[..., :merged]
 
 
 def _norms(prep: Prepared, name: str, keep: Tensor) -> Tensor:
@@ -155,7 +156,7 @@ def _dual_terms(prep: Prepared, block: TextBlock, names: list[str], keeps: list[
     norms: Tensor | None = None
     shares = []
     for position, (name, keep) in enumerate(zip(names, fitted, strict=True)):
-        weights = prep.terms[name].weights
+        weights = prep.terms[name].weights[..., : prep.side.logits[name].shape[-1]]
         share = 1 / torch.bmm(keep.transpose(0, 1).float(), weights.float()).clamp_min(_SMALLEST)
         own = shared if position or torch.is_grad_enabled() else shared.clone()
         part = _masked_products(prep, own, name, keep).float() * share[:, :, None]

@@ -49,6 +49,8 @@ def row_dots(left_XQN: Tensor, right_XN: Tensor) -> Tensor:
         try:
             # Half sums would overflow; the wider output keeps half reads.
             return torch.bmm(left_XQN, right_XN[..., None], out_dtype=torch.float32).squeeze(-1)  # type: ignore[call-overload,no-any-return,unused-ignore]
+        except torch.OutOfMemoryError:
+            raise
         except (TypeError, RuntimeError):
             pass
     return (left_XQN.float() * right_XN[:, None, :].float()).sum(dim=-1)

@@ -16,7 +16,6 @@ from seps.nn.checks import InputError, check_features, length_mask
 from seps.nn.guidance import masked_mean
 
 _SLACK = 1.13
-_LEAST = 64
 
 
 @dataclass
@@ -50,13 +49,16 @@ class TextBlock:
         )
 
 
-def cut_by_length(ordered: Sequence[int], limit: int) -> list[tuple[int, int]]:
-    """Cut lengths in rising order into runs (start, stop) of at most `limit` texts and little padding."""
+def cut_by_length(ordered: Sequence[int], limit: int, least: int = 64) -> list[tuple[int, int]]:
+    """Cut lengths in rising order into runs (start, stop) of at most `limit` texts and little padding.
+
+    A run of fewer than `least` texts is cut for `limit` alone: small products cost more than some padding.
+    """
     runs: list[tuple[int, int]] = []
     start = 0
     for position, length in enumerate(ordered):
         size = position - start
-        wasteful = size >= min(_LEAST, limit) and length > _SLACK * ordered[start]
+        wasteful = size >= min(least, limit) and length > _SLACK * ordered[start]
         if size and (size >= limit or wasteful):
             runs.append((start, position))
             start = position
@@ -130,7 +132,7 @@ class Texts:
 
     def runs(self, limit: int) -> list[tuple[int, int]]:
         """Runs of the sorted texts, at most `limit` each."""
-        return cut_by_length(self._ordered, limit)
+        return cut_by_length(self._ordered, limit, 64 if self.words.is_cuda else 32)
 
     def block(self, start: int, stop: int) -> TextBlock:
         """The block of sorted texts `start` to `stop`."""
