@@ -1,0 +1,69 @@
+"""Block sizes of the fused kernels, kernel by kernel, on one block of images and texts."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from benchmarks.machine import clock
+from benchmarks.scoring import make_inputs, make_net
+from seps.scoring import fused
+from seps.scoring.fused import Blocks
+from seps.scoring.texts import Texts
+
+_NORMS: list[dict[str, Any]] = [
+    {"norm_rows": rows, "norm_group": group, "norm_columns": columns, "norm_inner": inner, "warps": warps}
+    for rows in (64, 128)
+    for columns, group in ((16, 8), (32, 4), (32, 8), (64, 2), (64, 4))
+    for inner in (16, 32, 64)
+    for warps in (4, 8)
+    if inner <= columns or inner == 32
+]
+_ALIGN: list[dict[str, Any]] = [
+    {"align_rows": rows, "align_patches": patches, "warps": warps, "multiply": multiply}
+    for multiply, patches in ((False, 32), (False, 64), (False, 128), (True, 128), (True, 256))
+    for rows in (64, 128)
+    for warps in (4, 8)
+]
+_SELECT: list[dict[str, Any]] = [{"select_rows": rows} for rows in (1, 2, 4, 8, 16)]
+
+
+def run(arguments: argparse.Namespace, device: torch.device) -> list[dict[str, Any]]:
+    """Time each kernel for each choice of blocks; microseconds per pair."""
+    if device.type != "cuda":
+        print("tuning needs a GPU")
+        return []
+    rows = []
+    for shape in arguments.shapes:
+        net = make_net(shape, "caption", device)
+        data = make_inputs(net, 32, 1024, "caption", device)
+        texts = Texts(data["cap_embs"], [16] * 1024, dtype=torch.float32)
+        block = texts.block(0, 1024)
+        pairs = 32 * 1024
+        with torch.no_grad():
+            side = net.encode_images(data["img_embs"])
+            for kind, choices in (("select", _SELECT), ("norms", _NORMS), ("whole", _ALIGN)):
+                for choice in choices:
+                    blocks = replace(Blocks(), **choice)
+                    try:
+                        scorer = fused.scorer(net, torch.float16, blocks)(side)
+                        if not isinstance(scorer, fused.FusedScorer):
+                            continue
+                        keep, _ = scorer.select(block)
+                        work: dict[str, Callable[[], object]] = {
+                            "select": partial(scorer.select, block),
+                            "norms": partial(scorer.norms, keep, scorer.table),
+                            "whole": partial(scorer, block),
+                        }
+                        micro = clock(work[kind], device, 5) / pairs * 1e6
+                    except Exception as error:
+                        print(f"{shape} {kind} {choice}: {type(error).__name__}", flush=True)
+                        continue
+                    rows.append({"tune": kind, "shape": shape, **choice, "us_per_pair": micro})
+                    print(f"{shape} {kind} {choice}: {micro:.5f} us/pair", flush=True)
+    return rows

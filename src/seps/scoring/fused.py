@@ -1,0 +1,257 @@
+"""Drives the fused kernels (`kernels`): selection, norms and alignment without per-pair tensors but D itself.
+
+What stays with torch: the cosines of the selection (float32, strict), the word-patch products where the vendor's
+GEMM beats ours (`multiply=False`), prefix cosines, and the description's words.
+
+Shapes: B images, T texts, M words, N patches (Z padded), C width, Q merged patches, P prefix tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from seps.nn.selection import num_kept
+from seps.nn.slimming import ImageSide, PatchSlimming
+from seps.scoring import pairs
+from seps.scoring.engine import BlockScorer
+from seps.scoring.factored import Prepared, attention_with, branch_weights, prepare, weighted_gram
+from seps.scoring.texts import TextBlock
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Block sizes of the kernels."""
+
+    select_rows: int = 4
+    norm_rows: int = 128
+    norm_group: int = 4
+    norm_columns: int = 32
+    norm_inner: int = 32
+    align_rows: int = 128
+    align_patches: int = 64
+    align_width: int = 64
+    multiply: bool = False
+    """Make the word-patch products inside the alignment kernel (then `align_patches` should cover all patches)."""
+    warps: int = 8
+
+
+def supports(
+    net: PatchSlimming,
+    device: torch.device,
+    *,
+    paired: bool = False,
+    masked: bool = False,
+    dtype: torch.dtype = torch.float16,
+    patches: int | None = None,
+    words: int | None = None,
+) -> str | None:
+    """Why the fused kernels cannot score this, or None when they can."""
+    if device.type != "cuda":
+        return f"they run on a GPU, and the features are on {device.type}"
+    if find_spec("triton") is None:
+        return "triton is not installed (pip install 'seps[kernels]')"
+    return _unsupported(net, paired=paired, masked=masked, dtype=dtype, patches=patches, words=words)
+
+
+def _unsupported(
+    net: PatchSlimming,
+    *,
+    paired: bool,
+    masked: bool,
+    dtype: torch.dtype,
+    patches: int | None,
+    words: int | None,
+) -> str | None:
+    """The part of `supports` that no device changes."""
+    if dtype == torch.float32:
+        return "their products are half precision, and float32 was asked for"
+    if net.config.aggregation != "single":
+        return "aggregation='dual' needs both softmax denominators, which only the factored form computes"
+    if net.config.decision == "binary" or (net.config.decision != "topk" and net.training):
+        return f"decision={net.config.decision!r} keeps another number of patches in each pair"
+    if paired:
+        return "the published pairing changes the dense branch per pair"
+    if masked:
+        return "patch_mask keeps another number of patches in each image"
+    if patches is not None and patches > 4096:
+        return f"{patches} patches do not fit a row of the selection kernel (4096)"
+    if words is not None and words > 128:
+        return f"a text of {words} words does not fit a block of the alignment kernel (128)"
+    return None
+
+
+def scorer(net: PatchSlimming, dtype: torch.dtype, blocks: Blocks | None = None) -> Callable[[ImageSide], BlockScorer]:
+    """Makes, from images, the function that scores blocks of texts against them."""
+    sizes = Blocks() if blocks is None else blocks
+    mlp = _flat_mlp(net)
+
+    def make(side: ImageSide) -> BlockScorer:
+        return FusedScorer(net, side, dtype, sizes, mlp)
+
+    return make
+
+
+def _flat_mlp(net: PatchSlimming) -> Tensor:
+    """The weights of the top-k MLP in the order the kernel reads them; one zero without MLP."""
+    if net.hrpa.relevance_mlp is None:
+        return torch.zeros(1, device=net.aggr_net.scale.device)
+    # Its parameters come in the kernel's order: W1, b1, W2, b2.
+    return torch.cat([parameter.detach().float().flatten() for parameter in net.hrpa.relevance_mlp.parameters()])
+
+
+class FusedScorer:
+    """Scores blocks of texts against the images of `side` with the fused kernels."""
+
+    def __init__(self, net: PatchSlimming, side: ImageSide, dtype: torch.dtype, blocks: Blocks, mlp: Tensor) -> None:
+        self.net, self.blocks, self.mlp = net, blocks, mlp
+        self.prep: Prepared = prepare(net, side, dtype, direct=True)
+        padded = self.prep.patches.shape[1]
+        # The products of the direct form are not scaled for half precision; these are.
+        weights = branch_weights(side.logits["caption"], padded - side.patches.shape[1], dtype)
+        scaled = self.prep.patches.float()
+        gram = torch.bmm(scaled, scaled.transpose(1, 2))
+        gram = gram * _doubling(padded, blocks.norm_columns, gram.device)
+        self.gram = gram.to(dtype).contiguous()
+        self.table = weighted_gram(weights, gram, weights, dtype).view(len(gram), padded, -1, padded)
+        self.merged = weights.shape[-1]
+        columns = max(16, _power(self.merged + 1 + side.prefix.shape[1]))
+        self.weights = F.pad(weights, (0, columns - self.merged)).to(dtype).contiguous()
+        self.fixed = side.fixed_scores["caption"].float().contiguous()
+
+    def __call__(self, block: TextBlock) -> Tensor:
+        """Scores (B, T) of the block."""
+        score = self._patch_scores(block)
+        if self.prep.fixed_tokens is not None:
+            tokens = self.prep.fixed_tokens.to(self.prep.patches.dtype)
+            score = score + pairs.align_tokens(self.net, block, tokens, None)
+        return pairs.mix_description(self.net, self.prep, block, score)
+
+    def _patch_scores(self, block: TextBlock) -> Tensor:
+        from seps.scoring import kernels
+
+        keep, extra = self.select(block)
+        norms = self.norms(keep, self.table)
+        extra_norms = self.norms(extra, self.gram[:, :, None, :])
+        prep, sizes, hrpa = self.prep, self.blocks, self.net.hrpa
+        images, padded, width = prep.patches.shape
+        texts, longest = block.words.shape[:2]
+        words = block.words.to(prep.patches.dtype).contiguous()
+        lengths = _lengths(block)
+        prefix = prep.prefix.shape[1]
+        prefix_cosines = pairs.token_cosines(block, prep.prefix).contiguous() if prefix else words
+        products = words if sizes.multiply else pairs.word_products(prep, block)
+        top = hrpa.top_k if hrpa.relevance_mlp is not None else 0
+        # A wide row of tokens leaves registers for half the words.
+        wide = self.weights.shape[-1] > 64
+        rows = max(sizes.align_rows // (2 if wide else 1), _power(longest))
+        per = rows // longest
+        out = torch.empty(images, texts, device=words.device)
+        kernels.align_kernel[(-(-texts // per), images)](
+            products,
+            words,
+            prep.patches,
+            keep,
+            extra,
+            self.weights,
+            norms,
+            extra_norms,
+            prefix_cosines,
+            lengths,
+            self.mlp,
+            out,
+            texts,
+            images,
+            padded,
+            longest,
+            self.merged,
+            width,
+            PREFIX=prefix,
+            PER=per,
+            ROWS=rows,
+            BN=sizes.align_patches,
+            BC=sizes.align_width,
+            QP=self.weights.shape[-1],
+            TOP=top,
+            HP=_power(max(2, 2 * top)),
+            LEAKY=hrpa.scan,
+            MULTIPLY=sizes.multiply,
+            num_warps=sizes.warps,
+        )
+        return out
+
+    def select(self, block: TextBlock) -> tuple[Tensor, Tensor]:
+        """D and the extra token's weights, two (T, B, Z) in the products' dtype."""
+        from seps.scoring import kernels
+
+        prep = self.prep
+        images, count = self.fixed.shape
+        padded = prep.patches.shape[1]
+        cosines = attention_with(prep.unit_patches, block.mean)
+        keep = torch.empty(block.count, images, padded, dtype=prep.patches.dtype, device=cosines.device)
+        extra = torch.empty_like(keep)
+        kernels.select_kernel[(-(-block.count // self.blocks.select_rows), images)](
+            cosines,
+            self.fixed,
+            keep,
+            extra,
+            float(self.net.config.branches[0].guides.get("caption", 0.0)),
+            num_kept(count, self.net.config.sparse_ratio),
+            block.count,
+            images,
+            count,
+            padded,
+            NP=_power(padded),
+            ROWS=self.blocks.select_rows,
+            LEARNED=self.net.config.scoring == "learned",
+            num_warps=4,
+        )
+        return keep, extra
+
+    def norms(self, left: Tensor, table: Tensor) -> Tensor:
+        """`left^T table_k left`: (T, B, Z), (B, Z, Q, Z) -> (B, T, Q) float32."""
+        from seps.scoring import kernels
+
+        texts, images, padded = left.shape
+        merged = table.shape[2]
+        out = torch.empty(images, texts, merged, device=left.device)
+        sizes = self.blocks
+        group = min(sizes.norm_group, _power(merged))
+        kernels.norms_kernel[(-(-texts // sizes.norm_rows), images, -(-merged // group))](
+            left,
+            table.contiguous(),
+            out,
+            texts,
+            images,
+            merged,
+            padded,
+            ROWS=sizes.norm_rows,
+            GROUP=group,
+            BJ=sizes.norm_columns,
+            BI=sizes.norm_inner,
+            num_warps=sizes.warps,
+        )
+        return out
+
+
+def _doubling(count: int, step: int, device: torch.device) -> Tensor:
+    """2 above the diagonal blocks of `step` patches, 1 in them, 0 below."""
+    block = torch.arange(count, device=device) // step
+    return (block[:, None] < block[None, :]).float() * 2 + (block[:, None] == block[None, :]).float()
+
+
+def _power(count: int) -> int:
+    """The smallest power of two that is at least `count`."""
+    return 1 << max(0, count - 1).bit_length()
+
+
+def _lengths(block: TextBlock) -> Tensor:
+    """(T,) int32 words of each text."""
+    if block.mask is None:
+        return torch.full((block.count,), block.words.shape[1], dtype=torch.int32, device=block.words.device)
+    return block.mask.sum(dim=1).to(torch.int32)

@@ -1,0 +1,159 @@
+"""Training: the same factored form, a few images at a time, recomputed in the backward pass instead of stored.
+
+Shapes: B images, T texts, N patches, M words, L words of a dense text, C width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from seps.nn.checks import InputError, check_features
+from seps.nn.slimming import ImageSide, PatchSlimming
+from seps.scoring import pairs
+from seps.scoring.api import ImageBlock, Lengths
+from seps.scoring.factored import prepare, unsafe_images
+from seps.scoring.plan import Plan, make_plan, shapes_of
+from seps.scoring.precision import product_dtype
+from seps.scoring.state import count_images, split_state, take_images
+from seps.scoring.texts import TextBlock, Texts
+
+MEMORY = 3 * 2**29
+
+
+def score_with_gradient(
+    net: PatchSlimming,
+    images: Tensor,
+    words: Tensor,
+    lengths: Lengths = None,
+    *,
+    dense: Tensor | None = None,
+    dense_lengths: Lengths = None,
+    paired_dense: Tensor | None = None,
+    paired_dense_lengths: Lengths = None,
+    guides: Mapping[str, Tensor] | None = None,
+    patch_mask: Tensor | None = None,
+    precision: str | None = None,
+    memory: int = MEMORY,
+    want_masks: bool = False,
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Similarity of every image with every text, with gradients to inputs and parameters.
+
+    Args:
+        images: (B, P + N, C); `words` (T, M, C) with `lengths` (T,); the rest as in `score_matrix`.
+        precision: of the products; None follows autocast. Prefer "bfloat16" to "half" here: gradients underflow.
+        memory: bytes for what lives only within one block of images, forward or backward; the image-only state of
+            the whole batch (about 3 times its patches) comes on top.
+        want_masks: also return D of each branch, (T, B, N), as a ratio loss needs it.
+
+    Returns:
+        Scores (B, T) float32, and the masks (empty unless wanted).
+
+    Raises:
+        InputError: for inputs that do not fit, or a `memory` that cannot work (with the smallest that can).
+    """
+    check_features("images", images, "images, tokens, width", net.config.embed_size)
+    check_features("words", words, "texts, words, width", net.config.embed_size)
+    paired = paired_dense is not None
+    if paired and dense is not None:
+        raise InputError("Both dense and paired_dense came; a dense text belongs to its image or to a caption.")
+    dtype = product_dtype(precision, images.device)
+    texts = Texts(
+        words,
+        lengths,
+        dtype=net.aggr_net.scale.dtype,
+        paired=paired_dense,
+        paired_lengths=paired_dense_lengths,
+        by_paired=net.config.dense == "branch",
+    )
+    dense_words = texts.longest_paired if paired else 0
+    if not paired and dense is not None and net.config.dense == "tokens":
+        dense_words = dense.shape[1]
+    patches = images.shape[1] - net.config.num_prefix_tokens
+    shapes = shapes_of(net.config, patches, texts.longest, dense_words, paired)
+    plan = make_plan(shapes, memory, images.shape[0], texts.count, dtype=dtype, cuda=images.is_cuda, gradient=True)
+    with torch.autocast(images.device.type, enabled=False):
+        side = ImageBlock(images, dense, _as_tensor(dense_lengths), guides, patch_mask).encode(net, paired)
+        blocks = [texts.block(start, stop) for start, stop in texts.runs(plan.texts)]
+        order, parts = _parts(net, side, dtype, plan, memory, texts.count)
+        rows = [_score_part(net, part, blocks, dtype, paired, want_masks) for part in parts]
+    back = torch.argsort(torch.cat([block.index for block in blocks]))
+    sims = torch.cat([row[0] for row in rows]).index_select(1, back)
+    masks = tuple(
+        torch.cat(branch, dim=1).index_select(0, back) for branch in zip(*(row[1] for row in rows), strict=True)
+    )
+    if order is not None:
+        sims, masks = sims.index_select(0, order), tuple(mask.index_select(1, order) for mask in masks)
+    return sims, masks
+
+
+def _as_tensor(lengths: Tensor | Sequence[int] | None) -> Tensor | None:
+    return None if lengths is None else torch.as_tensor(lengths)
+
+
+def _group_texts(blocks: list[TextBlock], limit: int) -> list[list[TextBlock]]:
+    """Blocks put together to at most `limit` texts: what one recomputed step takes."""
+    groups: list[list[TextBlock]] = []
+    size = limit + 1
+    for block in blocks:
+        if size + block.count > limit:
+            groups.append([])
+            size = 0
+        groups[-1].append(block)
+        size += block.count
+    return groups
+
+
+@dataclass
+class _Part:
+    """Some images, and how they are scored."""
+
+    side: ImageSide
+    direct: bool
+    texts: int
+    """Texts that one recomputed step takes."""
+
+
+def _parts(
+    net: PatchSlimming, side: ImageSide, dtype: torch.dtype, plan: Plan, memory: int, texts: int
+) -> tuple[Tensor | None, list[_Part]]:
+    """The images in parts, those with far-spread logits apart, and the order that puts the rows back (or None)."""
+    unsafe = unsafe_images(net, side, dtype)
+    count, flagged = count_images(side), int(unsafe.sum())
+    room = max(1, memory // (3 * plan.direct_bytes))
+    few = max(1, min(count, room // texts)) if texts else 1
+    if flagged in (0, count):
+        direct = bool(flagged)
+        size, limit = (few, min(texts, room)) if direct else (plan.images, plan.texts)
+        return None, [_Part(part, direct, limit) for part in split_state(side, size)]
+    groups = [torch.nonzero(~unsafe).squeeze(-1), torch.nonzero(unsafe).squeeze(-1)]
+    safe, far = (take_images(side, chosen) for chosen in groups)
+    parts = [_Part(part, False, plan.texts) for part in split_state(safe, plan.images)]
+    parts += [_Part(part, True, min(texts, room)) for part in split_state(far, few)]
+    return torch.argsort(torch.cat(groups)), parts
+
+
+def _score_part(
+    net: PatchSlimming, part: _Part, blocks: list[TextBlock], dtype: torch.dtype, paired: bool, want_masks: bool
+) -> tuple[Tensor, list[Tensor]]:
+    """Scores (b, T) of some images, texts in block order, and D of each branch (T, b, N)."""
+    outputs: list[tuple[Tensor, ...]] = []
+    small = [block.part(i, i + part.texts) for block in blocks for i in range(0, block.count, part.texts)]
+    for group in _group_texts(small, part.texts):
+
+        def run(group: list[TextBlock] = group) -> tuple[Tensor, ...]:
+            with torch.autocast(part.side.patches.device.type, enabled=False):
+                products = torch.float32 if part.direct else dtype
+                prep = prepare(net, part.side, products, paired=paired, direct=part.direct)
+                scored = [pairs.score_block(net, prep, block, want_masks=want_masks) for block in group]
+                masks = [torch.cat(branch) for branch in zip(*(masks for _, masks in scored), strict=True)]
+                return torch.cat([sims for sims, _ in scored], dim=1), *masks
+
+        outputs.append(checkpoint(run, use_reentrant=False))
+    sims = torch.cat([output[0] for output in outputs], dim=1)
+    masks = [torch.cat(branch) for branch in zip(*(output[1:] for output in outputs), strict=True)]
+    return sims, masks

@@ -1,0 +1,240 @@
+"""Triton kernels of the fused backend; `fused` drives them, `factored` explains the mathematics.
+
+select   cosines -> scores -> D and the extra token's weights, one row of N values in registers
+norms    D^T H_k D from the upper blocks of H, without writing D H
+align    (P * D) e, cosines, both maxima, pooling and the top-k MLP, without writing any of them
+
+Block sizes are arguments, and nothing is autotuned: the same kernels run in Triton's interpreter.
+
+Shapes: B images, T texts, M words, N patches (Z padded), C width, Q merged patches, K = Q + 1 + prefix tokens.
+"""
+
+# Kernel code is typed by Triton, not by mypy.
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def select_kernel(
+    cosines,
+    fixed,
+    keep,
+    extra,
+    weight,
+    kept,
+    texts,
+    images,
+    N,
+    Z,
+    NP: tl.constexpr,
+    ROWS: tl.constexpr,
+    LEARNED: tl.constexpr,
+):
+    """D and the extra weights of `ROWS` texts with one image: (T, B, N) float32 -> two (T, B, Z)."""
+    t = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    b = tl.program_id(1)
+    n = tl.arange(0, NP)
+    present = t < texts
+    inside = (n < N)[None, :] & present[:, None]
+    row = (t.to(tl.int64) * images + b)[:, None]
+    attention = tl.load(cosines + row * N + n[None, :], mask=inside, other=0.0)
+    if LEARNED:
+        low = tl.min(tl.where(inside, attention, float("inf")), axis=1)[:, None]
+        high = tl.max(tl.where(inside, attention, float("-inf")), axis=1)[:, None]
+        low = tl.where(present[:, None], low, 0.0)
+        high = tl.where(present[:, None], high, 0.0)
+        attention = tl.div_rn(attention - low, high - low + 1e-8)
+    base = tl.load(fixed + b * N + n, mask=n < N, other=0.0)[None, :]
+    # Adding zero turns -0 into +0, which the integer keys would tell apart.
+    scores = base + weight * attention + 0.0
+    bits = scores.to(tl.int32, bitcast=True)
+    key = tl.where(bits < 0, ~bits, bits ^ -2147483648).to(tl.uint32, bitcast=True)
+    key = tl.where(inside, key, 0)
+    least = tl.zeros([ROWS], dtype=tl.uint32)
+    for step in range(32):
+        bit = (tl.full([ROWS], 1, dtype=tl.uint32) << (31 - step)).to(tl.uint32)
+        raised = least | bit
+        count = tl.sum((key >= raised[:, None]).to(tl.int32), axis=1)
+        least = tl.where(count >= kept, raised, least)
+    above = key > least[:, None]
+    level = (key == least[:, None]) & inside
+    room = kept - tl.sum(above.to(tl.int32), axis=1)
+    chosen = above | (level & (tl.cumsum(level.to(tl.int32), axis=1) <= room[:, None]))
+    dropped = inside & (chosen == 0)
+    top = tl.max(tl.where(dropped, scores, -1e30), axis=1)[:, None]
+    rest = tl.where(dropped, tl.exp(tl.minimum(scores - top, 0.0)), 0.0)
+    where = row * Z + n[None, :]
+    written = (n < Z)[None, :] & present[:, None]
+    tl.store(keep + where, chosen.to(keep.dtype.element_ty), mask=written)
+    tl.store(extra + where, rest.to(extra.dtype.element_ty), mask=written)
+
+
+@triton.jit
+def norms_kernel(
+    left,
+    table,
+    out,
+    texts,
+    images,
+    Q,
+    Z,
+    ROWS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BJ: tl.constexpr,
+    BI: tl.constexpr,
+):
+    """`D^T H_k D` for `ROWS` texts, one image and `GROUP` merged patches: (T, B, Z), (B, Z, Q, Z) -> (B, T, Q).
+
+    The table holds the upper blocks of H in steps of `BJ` patches, those off the diagonal doubled.
+    """
+    t = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    b = tl.program_id(1)
+    first = tl.program_id(2) * GROUP
+    present = (t < texts)[:, None]
+    rows = left + ((t.to(tl.int64) * images + b) * Z)[:, None]
+    column = tl.arange(0, GROUP * BJ)
+    q = first + column // BJ
+    total = tl.zeros([ROWS, GROUP], dtype=tl.float32)
+    base = table + b.to(tl.int64) * Z * Q * Z
+    for start in range(0, Z, BJ):
+        j = start + column % BJ
+        used = ((q < Q) & (j < Z))[None, :]
+        acc = tl.zeros([ROWS, GROUP * BJ], dtype=tl.float32)
+        for begin in range(0, tl.minimum(start + BJ, Z), BI):
+            i = begin + tl.arange(0, BI)
+            a = tl.load(rows + i[None, :], mask=present & (i < Z)[None, :], other=0.0)
+            h = tl.load(base + i[:, None] * (Q * Z) + (q * Z + j)[None, :], mask=(i < Z)[:, None] & used, other=0.0)
+            acc += tl.dot(a, h)
+        jj = start + tl.arange(0, BJ)
+        right = tl.load(rows + jj[None, :], mask=present & (jj < Z)[None, :], other=0.0).to(tl.float32)
+        total += tl.sum(tl.reshape(acc, (ROWS, GROUP, BJ)) * right[:, None, :], axis=2)
+    k = first + tl.arange(0, GROUP)
+    place = (b.to(tl.int64) * texts + t)[:, None] * Q + k[None, :]
+    tl.store(out + place, total, mask=present & (k < Q)[None, :])
+
+
+@triton.jit
+def _leaky(x, LEAKY: tl.constexpr):
+    if LEAKY:
+        x = tl.where(x > 0, x, 0.1 * x)
+    return x
+
+
+@triton.jit
+def _relevance(values, place, mlp, TOP: tl.constexpr, HP: tl.constexpr):
+    """The MLP of Eq. 5 over the `TOP` best of a vector; values below -1e29 do not exist and count as zero.
+
+    `mlp` holds, one after the other, W1 (2 TOP, TOP), b1 (2 TOP), W2 (2 TOP), b2.
+    """
+    h = tl.arange(0, HP)
+    real = h < 2 * TOP
+    hidden = tl.load(mlp + 2 * TOP * TOP + h, mask=real, other=0.0)
+    for i in range(TOP):
+        best = tl.max(values, axis=0)
+        at = tl.min(tl.where(values == best, place, 1 << 30), axis=0)
+        hidden += tl.load(mlp + h * TOP + i, mask=real, other=0.0) * tl.where(best > -1e29, best, 0.0)
+        values = tl.where(place == at, -1e30, values)
+    active = 0.5 * hidden * (1.0 + tl.erf(hidden * 0.7071067811865476))
+    second = tl.load(mlp + 2 * TOP * TOP + 2 * TOP + h, mask=real, other=0.0)
+    bias = tl.load(mlp + 2 * TOP * TOP + 4 * TOP)
+    return tl.sum(tl.where(real, active * second, 0.0), axis=0) + bias
+
+
+@triton.jit
+def align_kernel(
+    products,
+    words,
+    patches,
+    keep,
+    extra,
+    weights,
+    norms,
+    extra_norms,
+    prefix,
+    lengths,
+    mlp,
+    out,
+    texts,
+    images,
+    Z,
+    M,
+    Q,
+    C,
+    PREFIX: tl.constexpr,
+    PER: tl.constexpr,
+    ROWS: tl.constexpr,
+    BN: tl.constexpr,
+    BC: tl.constexpr,
+    QP: tl.constexpr,
+    TOP: tl.constexpr,
+    HP: tl.constexpr,
+    LEAKY: tl.constexpr,
+    MULTIPLY: tl.constexpr,
+):
+    """S of `PER` texts (of up to M words, `PER * M <= ROWS`) with one image.
+
+    With MULTIPLY the word-patch products are made here from words (T, M, C) and patches (B, Z, C); otherwise they
+    are read from `products` (T, M, B, Z). `weights` are (B, Z, QP), `prefix` (T, M, B, PREFIX) cosines; out is (B, T).
+    """
+    b = tl.program_id(1)
+    row = tl.arange(0, ROWS)
+    local = row // M
+    word = row - local * M
+    t = tl.program_id(0) * PER + local
+    present = (local < PER) & (t < texts)
+    valid = present & (word < tl.load(lengths + t, mask=present, other=0))
+    pair = t.to(tl.int64) * images + b
+    line = t.to(tl.int64) * M + word
+    q = tl.arange(0, QP)
+    half = keep.dtype.element_ty
+    sums = tl.zeros([ROWS, QP], dtype=tl.float32)
+    rest = tl.zeros([ROWS], dtype=tl.float32)
+    for start in range(0, Z, BN):
+        n = start + tl.arange(0, BN)
+        seen = present[:, None] & (n < Z)[None, :]
+        if MULTIPLY:
+            p = tl.zeros([ROWS, BN], dtype=tl.float32)
+            for begin in range(0, C, BC):
+                c = begin + tl.arange(0, BC)
+                w = tl.load(
+                    words + (line * C)[:, None] + c[None, :], mask=present[:, None] & (c < C)[None, :], other=0.0
+                )
+                v = tl.load(
+                    patches + (b.to(tl.int64) * Z + n)[None, :] * C + c[:, None],
+                    mask=(n < Z)[None, :] & (c < C)[:, None],
+                    other=0.0,
+                )
+                p += tl.dot(w, v)
+        else:
+            p = tl.load(products + ((line * images + b) * Z)[:, None] + n[None, :], mask=seen, other=0.0).to(tl.float32)
+        d = tl.load(keep + (pair * Z)[:, None] + n[None, :], mask=seen, other=0.0).to(tl.float32)
+        x = tl.load(extra + (pair * Z)[:, None] + n[None, :], mask=seen, other=0.0).to(tl.float32)
+        e = tl.load(weights + (b.to(tl.int64) * Z + n)[:, None] * QP + q[None, :], mask=(n < Z)[:, None], other=0.0)
+        sums += tl.dot((p * d).to(half), e)
+        rest += tl.sum(p * x, axis=1)
+    place = (b.to(tl.int64) * texts + t)[:, None]
+    norm = tl.load(norms + place * Q + q[None, :], mask=present[:, None] & (q < Q)[None, :], other=1.0)
+    cosine = tl.where(norm > 1e-36, sums * tl.rsqrt(tl.maximum(norm, 1e-36)), 0.0)
+    norm = tl.load(extra_norms + b.to(tl.int64) * texts + t, mask=present, other=1.0)
+    rest = tl.where(norm > 1e-36, rest * tl.rsqrt(tl.maximum(norm, 1e-36)), 0.0)
+    cosine = tl.where((q == Q)[None, :], rest[:, None], cosine)
+    for p in tl.static_range(PREFIX):
+        value = tl.load(prefix + (line * images + b) * PREFIX + p, mask=present, other=0.0).to(tl.float32)
+        cosine = tl.where((q == Q + 1 + p)[None, :], value[:, None], cosine)
+    count = Q + 1 + PREFIX
+    cosine = tl.where((q < count)[None, :], _leaky(cosine, LEAKY), -1e30)
+    best = tl.max(cosine, axis=1)
+    for i in range(PER):
+        mine = valid & (local == i)
+        column = tl.max(tl.where(mine[:, None], cosine, -1e30), axis=0)
+        score = tl.sum(tl.where(mine, best, 0.0), axis=0) / tl.maximum(tl.sum(mine.to(tl.int32), axis=0), 1)
+        score += tl.sum(tl.where(q < count, column, 0.0), axis=0) / count
+        if TOP > 0:
+            score += _relevance(tl.where(mine, best, -1e30), row, mlp, TOP, HP)
+            score += _relevance(tl.where(q < count, column, -1e30), q, mlp, TOP, HP)
+        here = tl.program_id(0) * PER + i
+        tl.store(out + b.to(tl.int64) * texts + here, score, mask=here < texts)

@@ -1,0 +1,261 @@
+"""From the decisions D to the scores: products, norms, both maxima, pooling (see `factored` for the mathematics).
+
+Shapes: B images, T texts, M words, N patches (Z padded for the products), C width, Q merged patches, P prefix tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from seps.nn.aggregation import merge_weights
+from seps.nn.slimming import PatchSlimming
+from seps.scoring.factored import (
+    Prepared,
+    decide,
+    depends_on_text,
+    extra_weights,
+    pair_scores,
+    present_branches,
+)
+from seps.scoring.precision import row_dots
+from seps.scoring.texts import TextBlock
+
+_SMALLEST = 1e-36
+
+
+def score_block(
+    net: PatchSlimming, prep: Prepared, block: TextBlock, *, want_masks: bool = False
+) -> tuple[Tensor, list[Tensor]]:
+    """Scores (B, T) of a block of texts, and D (T, B, N) of each branch where wanted."""
+    branches = present_branches(net, prep.side)
+    paired = block.paired is not None
+    scores, masks = [], []
+    keeps: list[Tensor] = []
+    extras: list[Tensor] = []
+    names: list[str] = []
+    for branch in branches:
+        if prep.fixed_keep is not None and not depends_on_text(net, branch, paired):
+            masks.append(prep.fixed_keep.expand(block.count, -1, -1))
+            continue
+        raw = pair_scores(net, prep, branch, block)
+        keep = decide(net, branch, raw, prep.side.valid)
+        keeps.append(keep)
+        extras.append(extra_weights(raw, keep, prep.side.valid))
+        names.append(branch.name)
+        masks.append(keep)
+    if net.config.aggregation == "dual":
+        extra = torch.stack(extras).mean(dim=0)
+        scores.append(_score_group(net, prep, block, names, keeps, extra))
+    else:
+        own = [block, block.paired if block.paired is not None else block]
+        for position, name in enumerate(names):
+            words = own[position] if net.config.dense == "branch" else block
+            scores.append(_score_group(net, prep, words, [name], [keeps[position]], extras[position]))
+    if prep.fixed_tokens is not None:
+        scores.append(align_tokens(net, block, prep.fixed_tokens.to(prep.patches.dtype), None))
+    total = scores[0] if len(scores) == 1 else torch.stack(scores).sum(dim=0)
+    return mix_description(net, prep, block, total), masks if want_masks else []
+
+
+def mix_description(net: PatchSlimming, prep: Prepared, block: TextBlock, score: Tensor) -> Tensor:
+    """`(1 - g) S_patches + g S_words` with `dense="tokens"`; images without description keep S_patches."""
+    if net.config.dense != "tokens":
+        return score
+    if block.paired is not None:
+        cosines = torch.bmm(block.words, block.paired.words.transpose(1, 2))
+        described = net.hrpa.align(cosines, block.mask, block.paired.mask)
+        return score + net.description_weight * (described - score)
+    words, mask = prep.side.dense_words, prep.side.dense_mask
+    if words is None or mask is None:
+        return score
+    described = align_tokens(net, block, words.to(prep.patches.dtype), mask)
+    weight = (net.description_weight * mask.any(dim=-1))[:, None]
+    return torch.where(weight > 0, score + weight * (described - score), score)
+
+
+def _score_group(
+    net: PatchSlimming, prep: Prepared, block: TextBlock, names: list[str], keeps: list[Tensor], extra: Tensor
+) -> Tensor:
+    """S (B, T) of the words with the tokens [prefix, merged, extra] of these kept sets."""
+    if not prep.terms:
+        products, norms = _direct_terms(prep, block, names, keeps)
+    elif len(names) == 2:
+        products, norms = _dual_terms(prep, block, names, keeps)
+    else:
+        keep = _fit(keeps[0], prep)
+        products = _masked_products(prep, word_products(prep, block), names[0], keep)
+        norms = _norms(prep, names[0], keep)
+    return _align_merged(net, prep, block, products, norms, extra)
+
+
+def _fit(keep: Tensor, prep: Prepared) -> Tensor:
+    """D in the products' dtype, padded to Z: (T, B, Z)."""
+    return F.pad(keep.to(prep.patches.dtype), (0, prep.patches.shape[1] - keep.shape[-1]))
+
+
+def word_products(prep: Prepared, block: TextBlock) -> Tensor:
+    """P = words V^T for all pairs: (T, M, B, Z)."""
+    batch, count, width = prep.patches.shape
+    words = block.words.to(prep.patches.dtype).reshape(-1, width)
+    return (words @ prep.patches.reshape(-1, width).T).view(block.count, -1, batch, count)
+
+
+def _masked_products(prep: Prepared, products: Tensor, name: str, keep: Tensor) -> Tensor:
+    """(P * D) e: (T, M, B, Z) -> (B, T, M, Q), unscaled by any norm. Overwrites P without gradients."""
+    texts, words, batch, count = products.shape
+    masked = products * keep[:, None] if torch.is_grad_enabled() else products.mul_(keep[:, None])
+    rows = masked.view(texts * words, batch, count).transpose(0, 1)
+    merged = prep.side.logits[name].shape[-1]
+    return torch.bmm(rows, prep.terms[name].weights).view(batch, texts, words, -1)[..., :merged]
+
+
+def _norms(prep: Prepared, name: str, keep: Tensor) -> Tensor:
+    """D^T H_k D: (T, B, Z) -> (B, T, Q) float32."""
+    by_image = keep.transpose(0, 1)
+    total: Tensor | None = None
+    for start, stop, block in prep.terms[name].blocks:
+        part = _quadratic(by_image[..., :stop], block, by_image[..., start:stop])
+        total = part if total is None else total + part
+    if total is None:
+        raise ValueError("an image without patches has no norms")
+    return total
+
+
+class _Quadratic(torch.autograd.Function):
+    """`left^T block_k right`, differentiable in `block` alone, without keeping `left^T block`."""
+
+    @staticmethod
+    def forward(ctx: Any, left: Tensor, block: Tensor, right: Tensor) -> Tensor:
+        ctx.save_for_backward(left, right)
+        batch, texts, width = right.shape
+        rows = torch.bmm(left, block).view(batch * texts, -1, width)
+        return row_dots(rows, right.reshape(batch * texts, width)).view(batch, texts, -1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor, None]:
+        left, right = ctx.saved_tensors
+        spread = gradients[0].to(right.dtype)[..., None] * right[:, :, None, :]
+        return None, torch.bmm(left.transpose(1, 2), spread.flatten(2)), None
+
+
+def _quadratic(left: Tensor, block: Tensor, right: Tensor) -> Tensor:
+    """`left^T block_k right` for each text and merged patch: (B, T, I), (B, I, Q * J), (B, T, J) -> (B, T, Q)."""
+    result: Tensor = _Quadratic.apply(left, block, right)  # type: ignore[no-untyped-call]
+    return result
+
+
+def _dual_terms(prep: Prepared, block: TextBlock, names: list[str], keeps: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Dual aggregation: each kept set by its own softmax, so that the denominators do not cancel."""
+    fitted = [_fit(keep, prep) for keep in keeps]
+    shared = word_products(prep, block)
+    products: Tensor | None = None
+    norms: Tensor | None = None
+    shares = []
+    for position, (name, keep) in enumerate(zip(names, fitted, strict=True)):
+        weights = prep.terms[name].weights[..., : prep.side.logits[name].shape[-1]]
+        share = 1 / torch.bmm(keep.transpose(0, 1).float(), weights.float()).clamp_min(_SMALLEST)
+        own = shared if position or torch.is_grad_enabled() else shared.clone()
+        part = _masked_products(prep, own, name, keep).float() * share[:, :, None]
+        norm = _norms(prep, name, keep) * share.square()
+        products = part if products is None else products + part
+        norms = norm if norms is None else norms + norm
+        shares.append(share)
+    if products is None or norms is None or prep.cross is None:
+        raise ValueError("dual aggregation needs both branches")
+    mixed = _quadratic(fitted[0].transpose(0, 1), prep.cross, fitted[1].transpose(0, 1))
+    return products, norms + 2 * shares[0] * shares[1] * mixed
+
+
+def _direct_terms(prep: Prepared, block: TextBlock, names: list[str], keeps: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """The merged patches built for each pair, with the maximum over the kept patches taken from the logits."""
+    patches = prep.side.patches.float()
+    batch, count, width = patches.shape
+    texts = block.count
+    tokens: Tensor | None = None
+    for name, keep in zip(names, keeps, strict=True):
+        logits = prep.side.logits[name].float().expand(texts, -1, -1, -1).flatten(0, 1)
+        weights = merge_weights(logits, keep.flatten(0, 1)).view(texts, batch, count, -1)
+        by_image = weights.permute(1, 0, 3, 2).reshape(batch, -1, count)
+        merged = torch.bmm(by_image, patches).view(batch, texts, -1, width)
+        tokens = merged if tokens is None else tokens + merged
+    if tokens is None:
+        raise ValueError("a group of tokens needs a branch")
+    by_text = tokens.transpose(0, 1).reshape(texts, -1, width)
+    products = torch.bmm(block.words, by_text.transpose(1, 2)).view(texts, -1, batch, tokens.shape[2])
+    return products.permute(2, 0, 1, 3), tokens.square().sum(dim=-1)
+
+
+def _extra_cosines(prep: Prepared, block: TextBlock, extra: Tensor) -> Tensor:
+    """Cosines of the words with each pair's extra token: (T, B, N) weights -> (B, T, M)."""
+    patches = prep.patches[:, : extra.shape[-1]]
+    tokens = torch.bmm(extra.transpose(0, 1).to(patches.dtype), patches)
+    unit = F.normalize(tokens.float(), dim=-1).to(patches.dtype)
+    words = block.words.to(patches.dtype)
+    return torch.bmm(words, unit.permute(1, 2, 0)).permute(2, 0, 1)
+
+
+def _align_merged(
+    net: PatchSlimming, prep: Prepared, block: TextBlock, products: Tensor, norms: Tensor, extra: Tensor
+) -> Tensor:
+    """Both maxima over [prefix, merged, extra], then the pooling of Eq. 5: (B, T).
+
+    LeakyReLU rises, so it commutes with the maxima and is taken of them alone.
+    """
+    present = norms > _SMALLEST
+    inverse = torch.where(present, norms, 1.0).rsqrt() * present
+    cosines = products.float() * inverse[:, :, None]
+    others = [_extra_cosines(prep, block, extra)[..., None]]
+    if prep.prefix.shape[1]:
+        others.insert(0, token_cosines(block, prep.prefix).permute(2, 0, 1, 3))
+    rows = cosines.amax(dim=-1)
+    columns = [_over_words(block, cosines)]
+    for other in others:
+        rows = torch.maximum(rows, other.amax(dim=-1).float())
+        columns.append(_over_words(block, other).float())
+    return _pool(net, rows, torch.cat(columns, dim=-1), block.mask, None)
+
+
+def _over_words(block: TextBlock, cosines: Tensor) -> Tensor:
+    """`max_j` over the words that are no padding: (B, T, M, K) -> (B, T, K)."""
+    if block.mask is not None:
+        cosines = cosines.masked_fill(~block.mask[:, :, None], torch.finfo(cosines.dtype).min)
+    return cosines.amax(dim=2)
+
+
+def token_cosines(block: TextBlock, tokens: Tensor) -> Tensor:
+    """Words of every text with ready tokens (B, K, C): (T, M, B, K)."""
+    batch, count, width = tokens.shape
+    flat = block.words.to(tokens.dtype).reshape(-1, width) @ tokens.reshape(-1, width).T
+    return flat.view(block.count, -1, batch, count)
+
+
+def align_tokens(net: PatchSlimming, block: TextBlock, tokens: Tensor, token_mask: Tensor | None) -> Tensor:
+    """S (B, T) of every text with tokens (B, K, C) that are of the image alone."""
+    cosines = token_cosines(block, tokens)
+    lowest = torch.finfo(cosines.dtype).min
+    columns = cosines
+    if block.mask is not None:
+        columns = cosines.masked_fill(~block.mask[:, :, None, None], lowest)
+    best_columns = columns.amax(dim=1).transpose(0, 1)
+    if token_mask is not None:
+        # An image without any token keeps finite values, which its weight of zero then leaves out.
+        cosines = cosines.masked_fill(~token_mask & token_mask.any(dim=-1, keepdim=True), lowest)
+    best_rows = cosines.amax(dim=-1).permute(2, 0, 1)
+    return _pool(net, best_rows, best_columns, block.mask, token_mask)
+
+
+def _pool(
+    net: PatchSlimming, rows: Tensor, columns: Tensor, word_mask: Tensor | None, token_mask: Tensor | None
+) -> Tensor:
+    """Eq. 5 from the maxima (B, T, M) and (B, T, K)."""
+    rows, columns = rows.float(), columns.float()
+    if net.hrpa.scan:
+        rows, columns = F.leaky_relu(rows, 0.1), F.leaky_relu(columns, 0.1)
+    score = net.hrpa.pool(rows, word_mask)
+    if net.hrpa.bidirectional:
+        score = score + net.hrpa.pool(columns, None if token_mask is None else token_mask[:, None])
+    return score

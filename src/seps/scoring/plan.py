@@ -1,0 +1,158 @@
+"""How many images meet how many texts at once, so that a memory budget is kept.
+
+Shapes: see `factored`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from seps.config import SlimmingConfig
+from seps.nn.checks import InputError
+from seps.scoring.factored import SLAB
+
+_CACHE = 12 * 2**20
+"""What one step on the CPU may touch: about a core's share of the last cache."""
+_MOST_IMAGES = 64
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """What the cost of a call depends on."""
+
+    patches: int
+    width: int
+    merged: int
+    prefix: int
+    words: int
+    """Words of the longest caption."""
+    dense_words: int
+    """Words of the longest description that stands beside the patches, or of the longest paired dense text."""
+    branches: int
+    dual: bool
+    paired: bool
+
+
+def shapes_of(config: SlimmingConfig, patches: int, words: int, dense_words: int, paired: bool) -> Shapes:
+    """The shapes of a call to a network of this configuration."""
+    return Shapes(
+        patches,
+        config.embed_size,
+        config.num_merged,
+        config.num_prefix_tokens,
+        words,
+        dense_words,
+        len(config.branches),
+        config.aggregation == "dual",
+        paired,
+    )
+
+
+@dataclass
+class Plan:
+    """Block sizes, and what they were made from."""
+
+    images: int
+    texts: int
+    pair_bytes: int
+    direct_bytes: int
+    """Bytes of one pair in the direct form."""
+
+    def halve(self) -> bool:
+        """Halve the block after the device ran out of memory; False when nothing is left to halve."""
+        if self.texts > 16 or (self.images == 1 and self.texts > 1):
+            self.texts = max(1, self.texts // 2)
+        elif self.images > 1:
+            self.images //= 2
+        else:
+            return False
+        return True
+
+    def direct_texts(self, images: int) -> int:
+        """Texts at once in the direct form, within the bytes of the planned block."""
+        room = max(self.images * self.texts * self.pair_bytes, self.direct_bytes)
+        return max(1, room // (max(1, images) * self.direct_bytes))
+
+
+def image_bytes(shapes: Shapes, dtype: torch.dtype, gradient: bool = False) -> int:
+    """Bytes of one image's own tensors: encoding, patches in two forms, H; with gradients what H is made from."""
+    size = dtype.itemsize
+    padded = shapes.patches + 16
+    features = padded * shapes.width * (6 * 4 + size)
+    tables = shapes.branches + (1 if shapes.dual else 0)
+    table = padded * padded * shapes.merged
+    made = tables * table * (size + 8 if gradient else size)
+    return features + made + 4 * 4 * padded * padded
+
+
+def shared_bytes(shapes: Shapes) -> int:
+    """Bytes of the float32 slab from which H is made."""
+    return 2 * 4 * min(SLAB, (shapes.patches + 16) ** 2 * shapes.merged)
+
+
+def text_bytes(shapes: Shapes) -> int:
+    """Bytes of one text's own tensors: its normalised words, and the steps to them."""
+    words = shapes.words + (shapes.dense_words if shapes.paired else 0)
+    return 3 * 4 * words * shapes.width
+
+
+def pair_bytes(shapes: Shapes, dtype: torch.dtype, gradient: bool, cuda: bool = False) -> int:
+    """Bytes of one pair: selection, products, norms, cosines, the extra token."""
+    size = dtype.itemsize
+    padded = shapes.patches + 16
+    tokens = shapes.prefix + shapes.merged + 1
+    apart = shapes.paired and shapes.branches == 2 and not shapes.dual
+    most = max(shapes.words, shapes.dense_words) if apart else shapes.words
+    every = shapes.words + shapes.dense_words if apart else shapes.words
+    selection = shapes.branches * 11 * 4 * shapes.patches + 3 * size * padded
+    products = (2 + shapes.dual) * size * most * padded
+    # Without a wider output of the product, half norms pass through float32.
+    norms = size * shapes.merged * padded + (0 if cuda or size == 4 else 4 * shapes.merged * padded)
+    cosines = most * tokens * (2 * size + 8) + shapes.width * (size + 8)
+    dense = 0 if shapes.paired else 3 * size * shapes.words * shapes.dense_words
+    total = selection + products + norms + cosines + dense
+    if gradient:
+        kept = size * padded * every * (1 + shapes.dual) + every * tokens * (size + 8) + 2 * size * shapes.width
+        total += kept + norms + dense
+    return total
+
+
+def direct_bytes(shapes: Shapes) -> int:
+    """Bytes of one pair in the direct form: a weight per patch and merged patch, and the merged patches."""
+    return 4 * shapes.branches * shapes.merged * (5 * shapes.patches + 3 * shapes.width)
+
+
+def smallest_budget(shapes: Shapes, dtype: torch.dtype, gradient: bool = False) -> int:
+    """Bytes that one image against one text needs."""
+    pair = max(pair_bytes(shapes, dtype, gradient), direct_bytes(shapes) * (3 if gradient else 1))
+    return image_bytes(shapes, dtype, gradient) + text_bytes(shapes) + shared_bytes(shapes) + pair
+
+
+def make_plan(
+    shapes: Shapes, memory: int, images: int, texts: int, *, dtype: torch.dtype, cuda: bool, gradient: bool = False
+) -> Plan:
+    """Block sizes within `memory` bytes.
+
+    Raises `InputError` with the smallest budget that works when this one cannot.
+    """
+    least = smallest_budget(shapes, dtype, gradient)
+    if memory < least:
+        raise InputError(
+            f"memory is {memory} bytes, but one image against one text needs {least} bytes here "
+            f"({shapes.patches} patches, width {shapes.width}, up to {shapes.words} words); allow at least {least}."
+        )
+    image, text = image_bytes(shapes, dtype, gradient), text_bytes(shapes)
+    pair = pair_bytes(shapes, dtype, gradient, cuda)
+    memory -= shared_bytes(shapes)
+    if not cuda and not gradient:
+        room = max(min(memory, _CACHE + image + text) - image, text + pair)
+        return Plan(1, max(1, min(texts, room // (text + pair))), pair, direct_bytes(shapes))
+    count = max(1, min(images, _MOST_IMAGES, memory // (2 if gradient else 4) // image))
+    while True:
+        many = (memory - count * image) // (text + count * pair)
+        if count == 1 or many >= min(texts, 256):
+            break
+        count = max(1, count * 7 // 8)
+    return Plan(count, int(max(1, min(texts, many))), pair, direct_bytes(shapes))

@@ -1,0 +1,171 @@
+"""Captions sorted by length and cut into blocks, so that short ones never pay for long ones.
+
+Shapes: T texts, M words of the longest in a block, C width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from seps.nn.checks import InputError, check_features, length_mask
+from seps.nn.guidance import masked_mean
+
+_SLACK = 1.13
+
+
+@dataclass
+class TextBlock:
+    """Texts of about the same length, ready for the products."""
+
+    index: Tensor
+    """(T,) their positions among all texts."""
+    words: Tensor
+    """(T, M, C) L2-normalised words, float32; zero at padding."""
+    mask: Tensor | None
+    """(T, M) bool, True at words; None when no text is padded."""
+    mean: Tensor
+    """(T, C) L2-normalised mean word, float32, without gradient."""
+    paired: TextBlock | None = None
+    """The dense texts that come with the captions in the published pairing."""
+
+    @property
+    def count(self) -> int:
+        """T."""
+        return self.words.shape[0]
+
+    def part(self, start: int, stop: int) -> TextBlock:
+        """Texts `start` to `stop` of the block."""
+        return TextBlock(
+            self.index[start:stop],
+            self.words[start:stop],
+            None if self.mask is None else self.mask[start:stop],
+            self.mean[start:stop],
+            None if self.paired is None else self.paired.part(start, stop),
+        )
+
+
+def cut_by_length(ordered: Sequence[int], limit: int, least: int = 64) -> list[tuple[int, int]]:
+    """Cut lengths in rising order into runs (start, stop) of at most `limit` texts and little padding.
+
+    A run of fewer than `least` texts is cut for `limit` alone: small products cost more than some padding.
+    """
+    runs: list[tuple[int, int]] = []
+    start = 0
+    for position, length in enumerate(ordered):
+        size = position - start
+        wasteful = size >= min(least, limit) and length > _SLACK * ordered[start]
+        if size and (size >= limit or wasteful):
+            runs.append((start, position))
+            start = position
+    if len(ordered) > start:
+        runs.append((start, len(ordered)))
+    return runs
+
+
+class Texts:
+    """All captions of a call, served in blocks.
+
+    Args:
+        words: (T, M, C) word features.
+        lengths: (T,) valid words of each; None when all are.
+        dtype: the network's dtype, which the features take first.
+        paired, paired_lengths: the dense texts of the published pairing, one per caption.
+        by_paired: sort by the paired texts' lengths, where those cost more.
+    """
+
+    def __init__(
+        self,
+        words: Tensor,
+        lengths: Tensor | Sequence[int] | None,
+        *,
+        dtype: torch.dtype,
+        paired: Tensor | None = None,
+        paired_lengths: Tensor | Sequence[int] | None = None,
+        by_paired: bool = False,
+    ) -> None:
+        self.words, self.lengths = words, _checked_lengths("cap", words, lengths)
+        self.dtype = dtype
+        self.paired = paired
+        self.paired_lengths: list[int] = []
+        if paired is not None:
+            if paired.shape[0] != words.shape[0]:
+                raise InputError(
+                    f"paired_dense holds {paired.shape[0]} texts for {words.shape[0]} captions; the published "
+                    "pairing needs one each."
+                )
+            self.paired_lengths = _checked_lengths("paired_dense", paired, paired_lengths)
+        key = self.paired_lengths if by_paired and paired is not None else self.lengths
+        self._order = sorted(range(len(key)), key=key.__getitem__)
+        self._ordered = [key[i] for i in self._order]
+        self._index = torch.tensor(self._order, dtype=torch.long, device=words.device)
+        self._kept: dict[tuple[int, int], TextBlock] | None = None
+
+    @property
+    def count(self) -> int:
+        """T."""
+        return len(self._order)
+
+    @property
+    def longest(self) -> int:
+        """Words of the longest caption."""
+        return max(self.lengths, default=1)
+
+    @property
+    def longest_paired(self) -> int:
+        """Words of the longest paired dense text, 0 without any."""
+        return max(self.paired_lengths, default=0)
+
+    @property
+    def unit_nbytes(self) -> int:
+        """Bytes that all normalised words take at once."""
+        return 4 * self.words.shape[-1] * (sum(self.lengths) + sum(self.paired_lengths))
+
+    def keep_blocks(self) -> None:
+        """Make each block once and keep it, for texts that many images meet."""
+        if self._kept is None:
+            self._kept = {}
+
+    def runs(self, limit: int) -> list[tuple[int, int]]:
+        """Runs of the sorted texts, at most `limit` each."""
+        return cut_by_length(self._ordered, limit, 64 if self.words.is_cuda else 32)
+
+    def block(self, start: int, stop: int) -> TextBlock:
+        """The block of sorted texts `start` to `stop`."""
+        if self._kept is not None and (start, stop) in self._kept:
+            return self._kept[start, stop]
+        chosen = self._order[start:stop]
+        index = self._index[start:stop]
+        block = self._make(self.words, index, [self.lengths[i] for i in chosen])
+        if self.paired is not None:
+            block.paired = self._make(self.paired, index, [self.paired_lengths[i] for i in chosen])
+        if self._kept is not None:
+            self._kept[start, stop] = block
+        return block
+
+    def _make(self, features: Tensor, index: Tensor, lengths: list[int]) -> TextBlock:
+        longest = max(lengths)
+        words = features[:, :longest].index_select(0, index).to(self.dtype)
+        mask = None
+        if min(lengths) < longest:
+            counts = torch.tensor(lengths, device=words.device)
+            mask = torch.arange(longest, device=words.device)[None, :] < counts[:, None]
+        unit = F.normalize(words.float(), dim=-1)
+        if mask is not None:
+            unit = unit.masked_fill(~mask[..., None], 0.0)
+        mean = F.normalize(masked_mean(words.detach(), mask), dim=-1)
+        return TextBlock(index, unit, mask, mean)
+
+
+def _checked_lengths(name: str, words: Tensor, lengths: Tensor | Sequence[int] | None) -> list[int]:
+    """Check features and lengths as the network does, a slice at a time, and return the lengths as numbers."""
+    for start in range(0, max(1, words.shape[0]) if words.dim() == 3 else 1, 1024):
+        check_features(f"{name}_embs", words[start : start + 1024], "texts, words, width")
+    if lengths is None:
+        return [words.shape[1]] * words.shape[0]
+    length_mask(f"{name}_lens", lengths, words)
+    return [int(n) for n in torch.as_tensor(lengths).tolist()]

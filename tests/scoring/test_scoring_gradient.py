@@ -1,0 +1,128 @@
+"""Gradients of the recomputed factored form against those of the network's own loop."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from scoring_cases import CONFIGS, make_inputs, make_net
+
+from seps.config import SlimmingConfig
+from seps.nn import InputError, score_published_pairing
+from seps.nn import selection as selection_module
+from seps.scoring import score_with_gradient
+from seps.scoring.plan import shapes_of, smallest_budget
+
+
+def gradients(net, leaves, sims):
+    net.zero_grad()
+    weight = torch.linspace(-0.5, 1, sims.numel()).view_as(sims)
+    used = [leaf for leaf in leaves if leaf.requires_grad]
+    parameters = dict(net.named_parameters())
+    found = torch.autograd.grad((sims * weight).sum(), used + list(parameters.values()), allow_unused=True)
+    names = [f"input {i}" for i in range(len(used))] + list(parameters)
+    return {name: value for name, value in zip(names, found, strict=True) if value is not None}
+
+
+def assert_same(ours, theirs):
+    # The last bias of the aggregation cancels in its softmax: its gradient is rounding and nothing else.
+    noise = 1e-6 * max(value.norm().item() for value in theirs.values())
+    for name in ours.keys() | theirs.keys():
+        mine, other = ours.get(name), theirs.get(name)
+        size = max(x.norm().item() for x in (mine, other) if x is not None)
+        if mine is None or other is None:
+            assert size < 1e-9, name
+        else:
+            assert (mine - other).norm().item() <= 1e-4 * size + noise, name
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("memory", ["ample", "scarce"])
+def test_gradients_equal_the_networks(name, memory, monkeypatch):
+    config = CONFIGS[name]
+    net, data = make_net(config).train(), make_inputs(config)
+    # The same noise for both, whatever the order in which they draw it.
+    monkeypatch.setattr(
+        selection_module, "_uniform", lambda like, _: torch.linspace(0.05, 0.95, like.shape[-1]).expand_as(like)
+    )
+    leaves = [data[key].requires_grad_() for key in ("images", "words", "dense")]
+    described = {} if config.dense == "none" else {"dense": data["dense"], "dense_lengths": data["dense_lengths"]}
+    budget = 2**30
+    if memory == "scarce":
+        shapes = shapes_of(config, config.num_patches, 6, 5 if config.dense == "tokens" else 0, False)
+        budget = 4 * smallest_budget(shapes, torch.float32, gradient=True)
+    sims, masks = score_with_gradient(
+        net, data["images"], data["words"], data["lengths"], memory=budget, want_masks=True, **described
+    )
+    expected, expected_masks = net(data["images"], data["words"], data["lengths"], **described)
+    torch.testing.assert_close(sims, expected, atol=1e-5, rtol=0)
+    assert len(masks) == len(expected_masks)
+    for mine, other in zip(masks, expected_masks, strict=True):
+        torch.testing.assert_close(mine, other)
+    assert_same(gradients(net, leaves, sims), gradients(net, leaves, expected))
+
+
+@pytest.mark.parametrize("name", ["open_source", "paper", "default"])
+def test_published_pairing_gradients(name):
+    config = CONFIGS[name]
+    net, data = make_net(config).train(), make_inputs(config)
+    leaves = [data[key].requires_grad_() for key in ("images", "words", "paired")]
+    sims, masks = score_with_gradient(
+        net,
+        data["images"],
+        data["words"],
+        data["lengths"],
+        paired_dense=data["paired"],
+        paired_dense_lengths=data["paired_lengths"],
+    )
+    assert masks == ()
+    expected, _ = score_published_pairing(
+        net, data["images"], data["words"], data["lengths"], data["paired"], data["paired_lengths"]
+    )
+    assert_same(gradients(net, leaves, sims), gradients(net, leaves, expected))
+
+
+def test_far_spread_logits_have_the_same_gradients():
+    config = CONFIGS["paper"]
+    net, data = make_net(config, spread=60.0).train(), make_inputs(config)
+    leaves = [data[key].requires_grad_() for key in ("images", "words")]
+    sims, _ = score_with_gradient(net, data["images"], data["words"], data["lengths"])
+    expected, _ = net(data["images"], data["words"], data["lengths"])
+    assert_same(gradients(net, leaves, sims), gradients(net, leaves, expected))
+
+
+def test_nothing_dropped_gives_finite_gradients():
+    config = SlimmingConfig.paper(embed_size=8, num_patches=4, sparse_ratio=1.0)
+    net, data = make_net(config).train(), make_inputs(config)
+    sims, _ = score_with_gradient(net, data["images"].requires_grad_(), data["words"], data["lengths"])
+    sims.sum().backward()
+    assert data["images"].grad is not None and torch.isfinite(data["images"].grad).all()
+
+
+def test_an_image_without_description_gives_finite_gradients():
+    config = CONFIGS["default"]
+    net, data = make_net(config).train(), make_inputs(config)
+    sims, _ = score_with_gradient(
+        net, data["images"], data["words"], data["lengths"], dense=data["dense"], dense_lengths=[0, 3, 0, 5]
+    )
+    sims.sum().backward()
+    assert all(torch.isfinite(p.grad).all() for p in net.parameters() if p.grad is not None)
+    assert net.trust.grad is not None and net.trust.grad.abs() > 0
+
+
+def test_follows_autocast():
+    config = CONFIGS["default"]
+    net, data = make_net(config).train(), make_inputs(config)
+    exact, _ = score_with_gradient(net, data["images"], data["words"], data["lengths"])
+    with torch.autocast("cpu", torch.bfloat16):
+        coarse, _ = score_with_gradient(net, data["images"], data["words"], data["lengths"])
+    assert 0 < (coarse - exact).abs().max() < 2e-2
+    coarse.sum().backward()
+
+
+def test_a_budget_too_small_is_refused_with_the_least_that_works():
+    config = CONFIGS["default"]
+    net, data = make_net(config).train(), make_inputs(config)
+    with pytest.raises(InputError, match="allow at least") as caught:
+        score_with_gradient(net, data["images"], data["words"], data["lengths"], memory=1000)
+    least = int(str(caught.value).rsplit(" ", 1)[1].rstrip("."))
+    score_with_gradient(net, data["images"], data["words"], data["lengths"], memory=least)

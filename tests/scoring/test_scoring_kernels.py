@@ -1,0 +1,125 @@
+"""The fused kernels in Triton's interpreter, at tiny shapes, against the readable form."""
+
+from __future__ import annotations
+
+import os
+
+# Before triton is imported: on the CPU its kernels run in the interpreter.
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
+import pytest
+import torch
+from scoring_cases import SMALL, make_inputs, make_net
+
+from seps.config import SlimmingConfig
+from seps.nn.selection import hard_topk
+from seps.scoring import choose_backend, fused, score_matrix
+from seps.scoring.fused import Blocks
+from seps.scoring.texts import Texts
+
+pytest.importorskip("triton")
+if os.environ["TRITON_INTERPRET"] != "1":
+    pytest.skip("the interpreter is switched off", allow_module_level=True)
+
+TINY = Blocks(
+    select_rows=4,
+    norm_rows=16,
+    norm_group=2,
+    norm_columns=16,
+    norm_inner=16,
+    align_rows=16,
+    align_patches=16,
+    align_width=16,
+)
+
+CASES = {
+    "caption only": SlimmingConfig.open_source(dense="none", **SMALL),
+    "branch": SlimmingConfig.open_source(**SMALL),
+    "tokens": SlimmingConfig.default(**SMALL),
+    "mlp": SlimmingConfig.paper(aggregation="single", **SMALL),
+    "no prefix": SlimmingConfig.default(num_prefix_tokens=0, alignment="topk", similarity="leaky", **SMALL),
+    "two prefix, odd": SlimmingConfig.open_source(
+        **{**SMALL, "num_prefix_tokens": 2, "num_patches": 37, "embed_size": 20, "aggr_ratio": 0.3, "dense": "none"}
+    ),
+    "all kept": SlimmingConfig.paper(aggregation="single", **{**SMALL, "sparse_ratio": 1.0, "aggr_ratio": 0.2}),
+}
+
+
+def fused_scores(net, data, blocks=TINY, dtype=torch.float16, **described):
+    """The fused backend without its check for a GPU."""
+    texts = Texts(data["words"], data["lengths"], dtype=torch.float32)
+    out = torch.empty(data["images"].shape[0], texts.count)
+    with torch.no_grad():
+        side = net.encode_images(data["images"], **described)
+        score = fused.scorer(net, dtype, blocks)(side)
+        for start, stop in texts.runs(5):
+            block = texts.block(start, stop)
+            out[:, block.index] = score(block)
+    return out
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("multiply", [False, True])
+def test_fused_matches_the_network(name, multiply):
+    config = CASES[name]
+    net, data = make_net(config), make_inputs(config, images=2, texts=7)
+    described = {} if config.dense == "none" else {"dense": data["dense"], "dense_lengths": data["dense_lengths"]}
+    blocks = Blocks(**{**vars(TINY), "multiply": multiply})
+    scores = fused_scores(net, data, blocks, **described)
+    torch.testing.assert_close(
+        scores, net(data["images"], data["words"], data["lengths"], **described), atol=2e-3, rtol=0
+    )
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_selection_is_that_of_the_network(learned):
+    config = SlimmingConfig(dense="none", scoring="learned" if learned else "sum", **SMALL)
+    net, data = make_net(config), make_inputs(config, images=3, texts=6)
+    # Ties: equal patches, and scores of both signs of zero.
+    data["images"][0, 1:] = data["images"][0, 1]
+    data["images"][1, 7:] = data["images"][1, 1:7]
+    texts = Texts(data["words"], data["lengths"], dtype=torch.float32)
+    block = texts.block(0, 6)
+    with torch.no_grad():
+        side = net.encode_images(data["images"])
+        score = fused.scorer(net, torch.float16, TINY)(side)
+        keep, extra = score.select(block)
+        means = block.mean
+        for t in range(6):
+            raw = net.patch_scores(side, config.branches[0], means[t : t + 1])
+            assert torch.equal(keep[t, :, :12].float(), hard_topk(raw, config.sparse_ratio))
+    assert not keep[..., 12:].any() and not extra[..., 12:].any()
+    assert ((keep > 0) & (extra > 0)).sum() == 0
+
+
+def test_one_word_and_one_text():
+    config = CASES["mlp"]
+    net, data = make_net(config), make_inputs(config, images=1, texts=1, words=1)
+    expected = net(data["images"], data["words"], data["lengths"])
+    torch.testing.assert_close(fused_scores(net, data), expected, atol=2e-3, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "reason"),
+    [
+        (SlimmingConfig.paper(**SMALL), {}, "dual"),
+        (SlimmingConfig.default(decision="binary", **SMALL), {}, "binary"),
+        (SlimmingConfig.default(**SMALL), {"paired": True}, "published pairing"),
+        (SlimmingConfig.default(**SMALL), {"masked": True}, "patch_mask"),
+        (SlimmingConfig.default(**SMALL), {"precision": "float32"}, "float32"),
+        (SlimmingConfig.default(**SMALL), {"patches": 5000}, "5000 patches"),
+        (SlimmingConfig.default(**SMALL), {"words": 300}, "300 words"),
+    ],
+)
+def test_what_is_not_supported_goes_to_the_factored_form(config, options, reason):
+    choice = choose_backend(make_net(config), "cuda", **{"precision": "half", **options})
+    assert choice.backend == "factored" and reason in choice.reason
+    choice = choose_backend(make_net(SlimmingConfig.default(**SMALL)), "cuda", precision="half", patches=196)
+    assert choice.backend == "triton"
+
+
+def test_matrix_call_refuses_the_kernels_on_the_cpu():
+    config = CASES["tokens"]
+    net, data = make_net(config), make_inputs(config)
+    with pytest.raises(ValueError, match="they run on a GPU"):
+        score_matrix(net, data["images"], data["words"], backend="triton", precision="half")
