@@ -30,7 +30,7 @@ def _factored(net: PatchSlimming, data: dict[str, Any], precision: str) -> Tenso
         paired_dense=data["paired_dense"],
         paired_dense_lengths=data["paired_dense_lens"],
         precision=precision,
-    )[0]
+    ).similarity
 
 
 def _step(net: PatchSlimming, leaves: list[Tensor], forward: Callable[[], Tensor]) -> None:

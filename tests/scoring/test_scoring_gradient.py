@@ -50,9 +50,10 @@ def test_gradients_equal_the_networks(name, memory, monkeypatch):
     if memory == "scarce":
         shapes = shapes_of(config, config.num_patches, 6, 5 if config.dense == "tokens" else 0, False)
         budget = 4 * smallest_budget(shapes, torch.float32, gradient=True)
-    sims, masks = score_with_gradient(
+    scored = score_with_gradient(
         net, data["images"], data["words"], data["lengths"], memory=budget, want_masks=True, **described
     )
+    sims, masks = scored.similarity, scored.masks
     expected, expected_masks = net(data["images"], data["words"], data["lengths"], **described)
     torch.testing.assert_close(sims, expected, atol=1e-5, rtol=0)
     assert len(masks) == len(expected_masks)
@@ -66,7 +67,7 @@ def test_published_pairing_gradients(name):
     config = CONFIGS[name]
     net, data = make_net(config).train(), make_inputs(config)
     leaves = [data[key].requires_grad_() for key in ("images", "words", "paired")]
-    sims, masks = score_with_gradient(
+    scored = score_with_gradient(
         net,
         data["images"],
         data["words"],
@@ -74,18 +75,18 @@ def test_published_pairing_gradients(name):
         paired_dense=data["paired"],
         paired_dense_lengths=data["paired_lengths"],
     )
-    assert masks == ()
+    assert scored.masks == ()
     expected, _ = score_published_pairing(
         net, data["images"], data["words"], data["lengths"], data["paired"], data["paired_lengths"]
     )
-    assert_same(gradients(net, leaves, sims), gradients(net, leaves, expected))
+    assert_same(gradients(net, leaves, scored.similarity), gradients(net, leaves, expected))
 
 
 def test_far_spread_logits_have_the_same_gradients():
     config = CONFIGS["paper"]
     net, data = make_net(config, spread=60.0).train(), make_inputs(config)
     leaves = [data[key].requires_grad_() for key in ("images", "words")]
-    sims, _ = score_with_gradient(net, data["images"], data["words"], data["lengths"])
+    sims = score_with_gradient(net, data["images"], data["words"], data["lengths"]).similarity
     expected, _ = net(data["images"], data["words"], data["lengths"])
     assert_same(gradients(net, leaves, sims), gradients(net, leaves, expected))
 
@@ -93,7 +94,7 @@ def test_far_spread_logits_have_the_same_gradients():
 def test_nothing_dropped_gives_finite_gradients():
     config = SlimmingConfig.paper(embed_size=8, num_patches=4, sparse_ratio=1.0)
     net, data = make_net(config).train(), make_inputs(config)
-    sims, _ = score_with_gradient(net, data["images"].requires_grad_(), data["words"], data["lengths"])
+    sims = score_with_gradient(net, data["images"].requires_grad_(), data["words"], data["lengths"]).similarity
     sims.sum().backward()
     assert data["images"].grad is not None and torch.isfinite(data["images"].grad).all()
 
@@ -101,10 +102,10 @@ def test_nothing_dropped_gives_finite_gradients():
 def test_an_image_without_description_gives_finite_gradients():
     config = CONFIGS["default"]
     net, data = make_net(config).train(), make_inputs(config)
-    sims, _ = score_with_gradient(
+    scored = score_with_gradient(
         net, data["images"], data["words"], data["lengths"], dense=data["dense"], dense_lengths=[0, 3, 0, 5]
     )
-    sims.sum().backward()
+    scored.similarity.sum().backward()
     assert all(torch.isfinite(p.grad).all() for p in net.parameters() if p.grad is not None)
     assert net.trust.grad is not None and net.trust.grad.abs() > 0
 
@@ -112,9 +113,9 @@ def test_an_image_without_description_gives_finite_gradients():
 def test_follows_autocast():
     config = CONFIGS["default"]
     net, data = make_net(config).train(), make_inputs(config)
-    exact, _ = score_with_gradient(net, data["images"], data["words"], data["lengths"])
+    exact = score_with_gradient(net, data["images"], data["words"], data["lengths"]).similarity
     with torch.autocast("cpu", torch.bfloat16):
-        coarse, _ = score_with_gradient(net, data["images"], data["words"], data["lengths"])
+        coarse = score_with_gradient(net, data["images"], data["words"], data["lengths"]).similarity
     assert 0 < (coarse - exact).abs().max() < 2e-2
     coarse.sum().backward()
 

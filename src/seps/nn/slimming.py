@@ -40,6 +40,8 @@ class ImageSide:
     """(B, 1): the sum of Eq. 3's weights over the guides this image has, the scale of a learned threshold."""
     logits: dict[str, Tensor]
     """By branch: (B, N, Q) aggregation logits L."""
+    pooled: Tensor
+    """(B, C) L2-normalised mean patch."""
     dense_words: Tensor | None = None
     """(B, L, C) L2-normalised words of the description, where they are tokens of the image."""
     dense_mask: Tensor | None = None
@@ -164,14 +166,15 @@ class PatchSlimming(nn.Module):
         # Without any description an independent second branch has nothing to go by, and is left out.
         branches = config.branches[:1] if config.dense == "branch" and dense is None else config.branches
         return ImageSide(
-            prefix,
-            patches,
-            patch_mask,
-            {branch.name: self._fixed_scores(branch, patches, attentions, patch_mask) for branch in branches},
-            self._full_score(images.shape[0], attentions, dense_mask).to(images.device),
-            {branch.name: self._logits(patches, branch.name) for branch in branches},
-            dense_words,
-            dense_mask if dense_words is not None else None,
+            prefix=prefix,
+            patches=patches,
+            valid=patch_mask,
+            fixed_scores={b.name: self._fixed_scores(b, patches, attentions, patch_mask) for b in branches},
+            full_score=self._full_score(images.shape[0], attentions, dense_mask).to(images.device),
+            logits={branch.name: self._logits(patches, branch.name) for branch in branches},
+            pooled=F.normalize(masked_mean(patches, patch_mask), dim=-1),
+            dense_words=dense_words,
+            dense_mask=dense_mask if dense_words is not None else None,
         )
 
     def _check_patch_mask(self, mask: Tensor, patches: Tensor) -> Tensor:
@@ -258,11 +261,9 @@ class PatchSlimming(nn.Module):
         """Cosines of normalised words and tokens: (M, C), (B, K, C) -> (B, M, K)."""
         return torch.matmul(words_MC, tokens_BKC.transpose(1, 2))
 
-    def _pooled(self, image_BC: Tensor, caption_1C: Tensor) -> Tensor | float:
-        """The pooled part of S: the weighted cosine of an image-side mean with the mean word, (B,)."""
-        if not self.config.pooled:
-            return 0.0
-        return self.config.pooled * F.cosine_similarity(image_BC, caption_1C, dim=-1)
+    def pooled_score(self, image_BC: Tensor, caption_TC: Tensor) -> Tensor:
+        """The pooled part of S, the weighted cosine of an image-side mean with the mean word: (B, T)."""
+        return self.config.pooled * (F.normalize(image_BC, dim=-1) @ F.normalize(caption_TC, dim=-1).T)
 
     def score_text(self, side: ImageSide, words: Tensor, mask: Tensor | None = None) -> TextScore:
         """One caption, words (M, C) with `mask` (M,) bool, against the B images of `side`."""
@@ -273,14 +274,15 @@ class PatchSlimming(nn.Module):
         groups, masks = self.image_tokens(side, caption)
         expanded = None if word_mask is None else word_mask.expand(batch, -1)
         scores = [self.hrpa.align(self._similarity(unit_words, group), expanded) for group in groups]
-        similarity = torch.stack(scores).sum(dim=0) + self._pooled(masked_mean(side.patches, side.valid), caption)
+        similarity = torch.stack(scores).sum(dim=0) + self.pooled_score(side.pooled, caption).squeeze(1)
         if side.dense_words is not None and side.dense_mask is not None:
             # An image without description is judged by its patches alone, on the same scale. Its row is computed
             # on padding and thrown away: a row of masked values alone would leave NaN in the gradients.
             has_text = side.dense_mask.any(dim=-1, keepdim=True)
             cosines = self._similarity(unit_words, side.dense_words)
             described = self.hrpa.align(cosines, expanded, side.dense_mask | ~has_text)
-            described = described + self._pooled(masked_mean(side.dense_words, side.dense_mask), caption)
+            described_mean = masked_mean(side.dense_words, side.dense_mask)
+            described = described + self.pooled_score(described_mean, caption).squeeze(1)
             mixed = similarity + self.description_weight * (described - similarity)
             mixed = torch.where(has_text.squeeze(-1), mixed, similarity)
             return TextScore(mixed, masks, similarity, described)
@@ -330,6 +332,7 @@ def score_published_pairing(
     lengths: Tensor | Sequence[int] | None,
     paired_dense: Tensor,
     paired_dense_lengths: Tensor | Sequence[int] | None,
+    patch_mask: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, tuple[Tensor, ...]]:
     """Similarities as the published systems pair them: dense text i comes with *caption* i, not with an image.
 
@@ -353,12 +356,14 @@ def score_published_pairing(
             images,
             dense=dense.expand(batch, -1, -1),
             dense_lengths=valid.sum().expand(batch),
+            patch_mask=patch_mask,
         )
         if net.config.dense != "branch":
             scored.append(net.score_text(side, text, mask))
             continue
-        groups, masks = net.image_tokens(side, masked_mean(text[None], mask[None]))
-        similarity = torch.zeros(batch, device=images.device)
+        caption = masked_mean(text[None], mask[None])
+        groups, masks = net.image_tokens(side, caption)
+        similarity = net.pooled_score(side.pooled, caption).squeeze(1)
         for group, own, own_mask in zip(groups, (text, dense), (mask, valid), strict=True):
             cosines = net._similarity(F.normalize(own.float(), dim=-1), group)
             similarity = similarity + net.hrpa.align(cosines, own_mask[None].expand(batch, -1))

@@ -79,7 +79,7 @@ def save_pretrained(model: RetrievalModel, folder: Path | str, *, form: Form = "
 
 def mini_folder() -> Path:
     """Where the embedded model is."""
-    return Path(str(files("seps").joinpath("assets", "mini")))
+    return Path(str(files("seps"))) / "assets" / "mini"
 
 
 def from_pretrained(name: Path | str, *, device: torch.device | str = "cpu", averaged: bool = True) -> RetrievalModel:

@@ -20,6 +20,7 @@ from seps.retrieval.data.texts import mixed_texts, own_texts
 from seps.retrieval.evaluate import evaluate
 from seps.retrieval.heads import ImageFeatures, Scores, TextFeatures
 from seps.retrieval.model import RetrievalModel, freeze_parts
+from seps.retrieval.protocol import Protocol
 from seps.training.distributed import gather_with_gradient
 
 _PARTS = ("fused", "pixels", "description")
@@ -237,7 +238,7 @@ class RetrievalTask:
     def evaluate(self) -> dict[str, float]:
         """rSum on each dev set under the protocol the head is made for; "score" is their mean."""
         model = self.model.model
-        protocol = "image" if model.head.uses_description else "none"
+        protocol: Protocol = "image" if model.head.uses_description else "none"
         figures: dict[str, float] = {}
         for data, pixels in zip(self.dev, self.dev_pixels, strict=True):
             report = evaluate(model, data, protocol, pixels=pixels)

@@ -1,7 +1,7 @@
 """All pairs of images x texts, exactly: one function with interchangeable backends."""
 
 from seps.scoring.api import Choice, ImageBlock, choose_backend, explain_choice, score_matrix, score_state
-from seps.scoring.gradient import score_with_gradient
+from seps.scoring.gradient import GradientScores, score_with_gradient
 from seps.scoring.state import (
     count_images,
     join_states,
@@ -15,6 +15,7 @@ from seps.scoring.topk import TopK
 
 __all__ = [
     "Choice",
+    "GradientScores",
     "ImageBlock",
     "TopK",
     "choose_backend",

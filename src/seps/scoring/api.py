@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from seps.nn.checks import InputError, check_features
-from seps.nn.slimming import ImageSide, PatchSlimming
+from seps.nn.slimming import ImageSide, PatchSlimming, score_published_pairing
 from seps.scoring import fused, reference
 from seps.scoring.engine import Engine
 from seps.scoring.plan import make_plan, shapes_of, smallest_budget
@@ -317,9 +317,10 @@ def _reference_rows(net: PatchSlimming, block: ImageBlock | ImageSide, texts: Te
     if isinstance(block, ImageSide):
         return reference.score_pairs(net, lambda: block, texts.words, texts.lengths)
     if texts.paired is not None and paired:
-        return reference.score_paired(
+        scored = score_published_pairing(
             net, block.images, texts.words, texts.lengths, texts.paired, texts.paired_lengths, block.patch_mask
-        )[0]
+        )
+        return scored if isinstance(scored, Tensor) else scored[0]
     return reference.score_pairs(net, lambda: block.encode(net, False), texts.words, texts.lengths)
 
 

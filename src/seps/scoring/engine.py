@@ -11,7 +11,7 @@ from torch import Tensor
 
 from seps.nn.slimming import ImageSide, PatchSlimming
 from seps.scoring import pairs
-from seps.scoring.factored import few_texts, prepare, unsafe_images
+from seps.scoring.factored import Prepared, few_texts, prepare, unsafe_images
 from seps.scoring.plan import Plan
 from seps.scoring.state import count_images, take_images
 from seps.scoring.texts import TextBlock, Texts
@@ -43,6 +43,12 @@ def trim_descriptions(side: ImageSide) -> ImageSide:
 def _is_prefix(mask: Tensor) -> bool:
     """Whether the valid positions of every row come first."""
     return bool((mask[:, 1:] <= mask[:, :-1]).all())
+
+
+def _mixed(net: PatchSlimming, prep: Prepared, block: TextBlock) -> Tensor:
+    """S (B, T) of a block."""
+    parts = pairs.score_block(net, prep, block)
+    return pairs.mix(net, prep.side, parts.patches, parts.description)
 
 
 class Engine:
@@ -121,7 +127,7 @@ class Engine:
             prep = prepare(self.net, side, self.dtype, paired=self.texts.paired is not None)
 
             def scorer(block: TextBlock) -> Tensor:
-                return pairs.score_block(self.net, prep, block)[0]
+                return _mixed(self.net, prep, block)
 
         for start, stop in self.texts.runs(self.plan.texts):
             block = self.texts.block(start, stop)
@@ -134,4 +140,4 @@ class Engine:
             block = self.texts.block(start, stop)
             for first in range(0, block.count, step):
                 part = block.part(first, first + step)
-                out[:, part.index] = pairs.score_block(self.net, prep, part)[0]
+                out[:, part.index] = _mixed(self.net, prep, part)

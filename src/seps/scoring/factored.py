@@ -196,7 +196,7 @@ def weighted_gram(left: Tensor, gram: Tensor, right: Tensor, dtype: torch.dtype)
 def _fixed_group(net: PatchSlimming, side: ImageSide, branch: Branch) -> tuple[Tensor, Tensor]:
     """Tokens (B, K, C) and D (B, N) of a branch that no caption changes."""
     scores = side.fixed_scores[branch.name]
-    keep = branch_net(net, branch).decide(scores, side.valid)
+    keep = net.decide(side, branch, scores)
     merged = merge(side.patches, side.logits[branch.name], keep)
     extra = extra_token(side.patches, scores, keep, side.valid)
     return F.normalize(torch.cat([side.prefix, merged, extra], dim=1).float(), dim=-1), keep
@@ -251,15 +251,16 @@ def keep_best(scores: Tensor, count: int) -> Tensor:
     return (above | (level & (level.cumsum(dim=-1, dtype=torch.int32) <= room))).to(scores.dtype)
 
 
-def decide(net: PatchSlimming, branch: Branch, scores: Tensor, valid: Tensor | None) -> Tensor:
+def decide(net: PatchSlimming, branch: Branch, scores: Tensor, side: ImageSide) -> Tensor:
     """D (T, B, N) by the network's own decision."""
     module = branch_net(net, branch)
+    valid = side.valid
     hard = module.decision == "topk" or (module.decision == "gumbel" and not module.training)
     if hard and valid is None:
         return keep_best(scores.detach(), num_kept(scores.shape[-1], module.sparse_ratio))
     if hard:
         return hard_topk(scores, module.sparse_ratio, valid)
-    return module.decide(scores, valid)
+    return net.decide(side, branch, scores)
 
 
 def extra_weights(scores: Tensor, keep: Tensor, valid: Tensor | None) -> Tensor:

@@ -126,11 +126,8 @@ class FusedScorer:
 
     def __call__(self, block: TextBlock) -> Tensor:
         """Scores (B, T) of the block."""
-        score = self._patch_scores(block)
-        if self.prep.fixed_tokens is not None:
-            tokens = self.prep.fixed_tokens.to(self.prep.patches.dtype)
-            score = score + pairs.align_tokens(self.net, block, tokens, None)
-        return pairs.mix_description(self.net, self.prep, block, score)
+        score = pairs.add_fixed_parts(self.net, self.prep, block, self._patch_scores(block))
+        return pairs.mix(self.net, self.prep.side, score, pairs.describe(self.net, self.prep, block))
 
     def _patch_scores(self, block: TextBlock) -> Tensor:
         from seps.scoring import kernels

@@ -25,6 +25,17 @@ from seps.scoring.texts import TextBlock, Texts
 MEMORY = 3 * 2**29
 
 
+@dataclass
+class GradientScores:
+    """Similarities (B, T) with gradients, the parts they are made of where there are two, and D of each branch."""
+
+    similarity: Tensor
+    masks: tuple[Tensor, ...] = ()
+    """(T, B, N) each; empty unless asked for."""
+    patches: Tensor | None = None
+    description: Tensor | None = None
+
+
 def score_with_gradient(
     net: PatchSlimming,
     images: Tensor,
@@ -40,7 +51,7 @@ def score_with_gradient(
     precision: str | None = None,
     memory: int = MEMORY,
     want_masks: bool = False,
-) -> tuple[Tensor, tuple[Tensor, ...]]:
+) -> GradientScores:
     """Similarity of every image with every text, with gradients to inputs and parameters.
 
     Args:
@@ -51,7 +62,7 @@ def score_with_gradient(
         want_masks: also return D of each branch, (T, B, N), as a ratio loss needs it.
 
     Returns:
-        Scores (B, T) float32, and the masks (empty unless wanted).
+        Scores (B, T) float32 with the parts they are made of, and the masks (empty unless wanted).
 
     Raises:
         InputError: for inputs that do not fit, or a `memory` that cannot work (with the smallest that can).
@@ -82,13 +93,26 @@ def score_with_gradient(
         order, parts = _parts(net, side, dtype, plan, memory, texts.count)
         rows = [_score_part(net, part, blocks, dtype, paired, want_masks) for part in parts]
     back = torch.argsort(torch.cat([block.index for block in blocks]))
-    sims = torch.cat([row[0] for row in rows]).index_select(1, back)
+    sims = _joined([row[0] for row in rows], back, order)
+    patches_part = _joined([row[1] for row in rows], back, order)
+    description = _joined([row[2] for row in rows], back, order)
     masks = tuple(
-        torch.cat(branch, dim=1).index_select(0, back) for branch in zip(*(row[1] for row in rows), strict=True)
+        torch.cat(branch, dim=1).index_select(0, back) for branch in zip(*(row[3] for row in rows), strict=True)
     )
     if order is not None:
-        sims, masks = sims.index_select(0, order), tuple(mask.index_select(1, order) for mask in masks)
-    return sims, masks
+        masks = tuple(mask.index_select(1, order) for mask in masks)
+    if sims is None:
+        raise InputError("images is empty; give at least one image.")
+    return GradientScores(sims, masks, None if description is None else patches_part, description)
+
+
+def _joined(rows: list[Tensor | None], back: Tensor, order: Tensor | None) -> Tensor | None:
+    """Rows of all parts of the images, texts and images in the caller's order."""
+    present = [row for row in rows if row is not None]
+    if not present:
+        return None
+    joined = torch.cat(present).index_select(1, back)
+    return joined if order is None else joined.index_select(0, order)
 
 
 def _as_tensor(lengths: Tensor | Sequence[int] | None) -> Tensor | None:
@@ -139,21 +163,28 @@ def _parts(
 
 def _score_part(
     net: PatchSlimming, part: _Part, blocks: list[TextBlock], dtype: torch.dtype, paired: bool, want_masks: bool
-) -> tuple[Tensor, list[Tensor]]:
-    """Scores (b, T) of some images, texts in block order, and D of each branch (T, b, N)."""
-    outputs: list[tuple[Tensor, ...]] = []
+) -> tuple[Tensor, Tensor, Tensor | None, list[Tensor]]:
+    """S, its parts (b, T) with texts in block order, and D of each branch (T, b, N)."""
+    outputs: list[tuple[Tensor | None, ...]] = []
     small = [block.part(i, i + part.texts) for block in blocks for i in range(0, block.count, part.texts)]
+    count = count_images(part.side)
     for group in _group_texts(small, part.texts):
 
-        def run(group: list[TextBlock] = group) -> tuple[Tensor, ...]:
+        def run(group: list[TextBlock] = group) -> tuple[Tensor | None, ...]:
             with torch.autocast(part.side.patches.device.type, enabled=False):
                 products = torch.float32 if part.direct else dtype
                 prep = prepare(net, part.side, products, paired=paired, direct=part.direct)
                 scored = [pairs.score_block(net, prep, block, want_masks=want_masks) for block in group]
-                masks = [torch.cat(branch) for branch in zip(*(masks for _, masks in scored), strict=True)]
-                return torch.cat([sims for sims, _ in scored], dim=1), *masks
+                patches = torch.cat([one.patches for one in scored], dim=1)
+                described = [one.description for one in scored if one.description is not None]
+                description = torch.cat(described, dim=1).expand(count, -1) if described else None
+                mixed = pairs.mix(net, part.side, patches, description)
+                masks = [torch.cat(branch) for branch in zip(*(one.masks for one in scored), strict=True)]
+                return mixed, patches, description, *masks
 
         outputs.append(checkpoint(run, use_reentrant=False))
-    sims = torch.cat([output[0] for output in outputs], dim=1)
-    masks = [torch.cat(branch) for branch in zip(*(output[1:] for output in outputs), strict=True)]
-    return sims, masks
+    columns = list(zip(*outputs, strict=True))
+    sims, patches = (torch.cat([t for t in column if t is not None], dim=1) for column in columns[:2])
+    described = [t for t in columns[2] if t is not None]
+    masks = [torch.cat([t for t in column if t is not None]) for column in columns[3:]]
+    return sims, patches, torch.cat(described, dim=1) if described else None, masks

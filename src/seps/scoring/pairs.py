@@ -5,6 +5,7 @@ Shapes: B images, T texts, M words, N patches (Z padded for the products), C wid
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,7 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from seps.nn.aggregation import merge_weights
-from seps.nn.slimming import PatchSlimming
+from seps.nn.guidance import masked_mean
+from seps.nn.slimming import ImageSide, PatchSlimming
 from seps.scoring.factored import (
     Prepared,
     decide,
@@ -27,10 +29,17 @@ from seps.scoring.texts import TextBlock
 _SMALLEST = 1e-36
 
 
-def score_block(
-    net: PatchSlimming, prep: Prepared, block: TextBlock, *, want_masks: bool = False
-) -> tuple[Tensor, list[Tensor]]:
-    """Scores (B, T) of a block of texts, and D (T, B, N) of each branch where wanted."""
+@dataclass
+class BlockScores:
+    """A block of texts against some images: the parts of S, (B, T) each, and D (T, B, N) of each branch."""
+
+    patches: Tensor
+    description: Tensor | None
+    masks: list[Tensor]
+
+
+def score_block(net: PatchSlimming, prep: Prepared, block: TextBlock, *, want_masks: bool = False) -> BlockScores:
+    """The parts of S for a block of texts; `mix` puts them together."""
     branches = present_branches(net, prep.side)
     paired = block.paired is not None
     scores, masks = [], []
@@ -42,7 +51,7 @@ def score_block(
             masks.append(prep.fixed_keep.expand(block.count, -1, -1))
             continue
         raw = pair_scores(net, prep, branch, block)
-        keep = decide(net, branch, raw, prep.side.valid)
+        keep = decide(net, branch, raw, prep.side)
         keeps.append(keep)
         extras.append(extra_weights(raw, keep, prep.side.valid))
         names.append(branch.name)
@@ -55,26 +64,46 @@ def score_block(
         for position, name in enumerate(names):
             words = own[position] if net.config.dense == "branch" else block
             scores.append(_score_group(net, prep, words, [name], [keeps[position]], extras[position]))
-    if prep.fixed_tokens is not None:
-        scores.append(align_tokens(net, block, prep.fixed_tokens.to(prep.patches.dtype), None))
     total = scores[0] if len(scores) == 1 else torch.stack(scores).sum(dim=0)
-    return mix_description(net, prep, block, total), masks if want_masks else []
+    total = add_fixed_parts(net, prep, block, total)
+    return BlockScores(total, describe(net, prep, block), masks if want_masks else [])
 
 
-def mix_description(net: PatchSlimming, prep: Prepared, block: TextBlock, score: Tensor) -> Tensor:
-    """`(1 - g) S_patches + g S_words` with `dense="tokens"`; images without description keep S_patches."""
+def add_fixed_parts(net: PatchSlimming, prep: Prepared, block: TextBlock, score: Tensor) -> Tensor:
+    """Add what no decision changes: a second branch's tokens, and the pooled cosine."""
+    if prep.fixed_tokens is not None:
+        score = score + align_tokens(net, block, prep.fixed_tokens.to(prep.patches.dtype), None)
+    if net.config.pooled:
+        score = score + net.pooled_score(prep.side.pooled.float(), block.mean)
+    return score
+
+
+def describe(net: PatchSlimming, prep: Prepared, block: TextBlock) -> Tensor | None:
+    """The description's part of S, (B, T) or (1, T), with `dense="tokens"`; None without descriptions."""
     if net.config.dense != "tokens":
-        return score
+        return None
     if block.paired is not None:
         cosines = torch.bmm(block.words, block.paired.words.transpose(1, 2))
         described = net.hrpa.align(cosines, block.mask, block.paired.mask)
-        return score + net.description_weight * (described - score)
+        means = F.normalize(block.paired.words.sum(dim=1), dim=-1)
+        return (described + net.config.pooled * (means * block.mean).sum(dim=-1))[None]
     words, mask = prep.side.dense_words, prep.side.dense_mask
     if words is None or mask is None:
-        return score
+        return None
     described = align_tokens(net, block, words.to(prep.patches.dtype), mask)
-    weight = (net.description_weight * mask.any(dim=-1))[:, None]
-    return torch.where(weight > 0, score + weight * (described - score), score)
+    if net.config.pooled:
+        described = described + net.pooled_score(masked_mean(words, mask), block.mean)
+    return described
+
+
+def mix(net: PatchSlimming, side: ImageSide, patches: Tensor, description: Tensor | None) -> Tensor:
+    """`(1 - g) S_patches + g S_words`; an image without description keeps S_patches."""
+    if description is None:
+        return patches
+    mixed = patches + net.description_weight * (description - patches)
+    if side.dense_mask is None:
+        return mixed
+    return torch.where(side.dense_mask.any(dim=-1, keepdim=True), mixed, patches)
 
 
 def _score_group(

@@ -25,15 +25,7 @@ _FORMAT = "seps-image-state-1"
 
 def map_state(side: ImageSide, change: Callable[[Tensor], Tensor]) -> ImageSide:
     """Apply `change` to every tensor of the state."""
-    return ImageSide(
-        change(side.prefix),
-        change(side.patches),
-        None if side.valid is None else change(side.valid),
-        {name: change(scores) for name, scores in side.fixed_scores.items()},
-        {name: change(logits) for name, logits in side.logits.items()},
-        None if side.dense_words is None else change(side.dense_words),
-        None if side.dense_mask is None else change(side.dense_mask),
-    )
+    return _unflatten({name: change(tensor) for name, tensor in _flatten(side).items()})
 
 
 def count_images(side: ImageSide) -> int:
@@ -99,13 +91,15 @@ def join_states(sides: Sequence[ImageSide]) -> ImageSide:
         )
     dense_words, dense_mask = _join_descriptions(sides)
     return ImageSide(
-        torch.cat([side.prefix for side in sides]),
-        torch.cat([side.patches for side in sides]),
-        valid,
-        {name: torch.cat([side.fixed_scores[name] for side in sides]) for name in first.fixed_scores},
-        {name: torch.cat([side.logits[name] for side in sides]) for name in first.logits},
-        dense_words,
-        dense_mask,
+        prefix=torch.cat([side.prefix for side in sides]),
+        patches=torch.cat([side.patches for side in sides]),
+        valid=valid,
+        fixed_scores={name: torch.cat([side.fixed_scores[name] for side in sides]) for name in first.fixed_scores},
+        full_score=torch.cat([side.full_score for side in sides]),
+        logits={name: torch.cat([side.logits[name] for side in sides]) for name in first.logits},
+        pooled=torch.cat([side.pooled for side in sides]),
+        dense_words=dense_words,
+        dense_mask=dense_mask,
     )
 
 
@@ -130,6 +124,8 @@ def _flatten(side: ImageSide) -> dict[str, Tensor]:
         "prefix": side.prefix,
         "patches": side.patches,
         "valid": side.valid,
+        "full_score": side.full_score,
+        "pooled": side.pooled,
         "dense_words": side.dense_words,
         "dense_mask": side.dense_mask,
         **{f"fixed_scores.{name}": scores for name, scores in side.fixed_scores.items()},
@@ -140,13 +136,15 @@ def _flatten(side: ImageSide) -> dict[str, Tensor]:
 
 def _unflatten(tensors: dict[str, Tensor]) -> ImageSide:
     return ImageSide(
-        tensors["prefix"],
-        tensors["patches"],
-        tensors.get("valid"),
-        {name.split(".", 1)[1]: t for name, t in tensors.items() if name.startswith("fixed_scores.")},
-        {name.split(".", 1)[1]: t for name, t in tensors.items() if name.startswith("logits.")},
-        tensors.get("dense_words"),
-        tensors.get("dense_mask"),
+        prefix=tensors["prefix"],
+        patches=tensors["patches"],
+        valid=tensors.get("valid"),
+        fixed_scores={name.split(".", 1)[1]: t for name, t in tensors.items() if name.startswith("fixed_scores.")},
+        full_score=tensors["full_score"],
+        logits={name.split(".", 1)[1]: t for name, t in tensors.items() if name.startswith("logits.")},
+        pooled=tensors["pooled"],
+        dense_words=tensors.get("dense_words"),
+        dense_mask=tensors.get("dense_mask"),
     )
 
 

@@ -29,7 +29,7 @@ class TextBlock:
     mask: Tensor | None
     """(T, M) bool, True at words; None when no text is padded."""
     mean: Tensor
-    """(T, C) L2-normalised mean word, float32, without gradient."""
+    """(T, C) L2-normalised mean word, float32."""
     paired: TextBlock | None = None
     """The dense texts that come with the captions in the published pairing."""
 
@@ -157,7 +157,7 @@ class Texts:
         unit = F.normalize(words.float(), dim=-1)
         if mask is not None:
             unit = unit.masked_fill(~mask[..., None], 0.0)
-        mean = F.normalize(masked_mean(words.detach(), mask), dim=-1)
+        mean = F.normalize(masked_mean(words, mask), dim=-1)
         return TextBlock(index, unit, mask, mean)
 
 
