@@ -12,6 +12,7 @@ from seps.training.config import TrainConfig
 HeadKind = Literal["slimming", "mean", "scan-t2i", "scan-i2t", "scan", "description"]
 Preset = Literal["default", "paper", "open_source"]
 TextSampling = Literal["own", "mixed"]
+Pairing = Literal["image", "published"]
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,11 @@ class DataConfig:
         if self.decode_size is not None:
             object.__setattr__(self, "decode_size", tuple(self.decode_size))
 
+    def size_to_decode(self, image_size: tuple[int, int]) -> tuple[int, int]:
+        """The size at which images are kept, for a model that takes `image_size`; crops then keep their detail."""
+        height, width = image_size
+        return self.decode_size or (height * 8 // 7, width * 8 // 7)
+
 
 @dataclass(frozen=True)
 class PartWeights:
@@ -116,6 +122,8 @@ class RunConfig:
     loss: LossConfig = field(default_factory=LossConfig)
     parts: PartWeights = field(default_factory=PartWeights)
     train: TrainConfig = field(default_factory=TrainConfig)
+    pairing: Pairing = "image"
+    """Whose the description is in training: the image's, or, to reproduce the published systems, the caption's."""
     warmup_epochs_sum: int = 0
     """Triplet loss: epochs with the sum of violations before the hardest negative takes over (published: 1)."""
     freeze_vision: bool = False
@@ -125,6 +133,13 @@ class RunConfig:
     """Learning rate of the text encoder relative to the vision encoder's."""
     choose_trust: bool = False
     """After training choose the weight of the description on dev instead of keeping the learned one."""
+
+    def __post_init__(self) -> None:
+        require_choice("pairing", self.pairing, Pairing)
+        require(
+            self.pairing == "image" or (self.model.head == "slimming" and self.parts.fused > 0),
+            "pairing='published' belongs to head='slimming' and the loss on the whole score (parts.fused).",
+        )
 
 
 HEADS: tuple[str, ...] = get_args(HeadKind)

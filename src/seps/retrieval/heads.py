@@ -71,6 +71,8 @@ class Head(nn.Module):
 
     uses_pixels = True
     uses_description = False
+    score_range = 1.0
+    """The largest possible score: losses with a temperature take it relative to this."""
 
     def forward(self, images: ImageFeatures, texts: TextFeatures, *, want_masks: bool = False) -> Scores:
         """Similarities of every image with every caption, with gradients."""
@@ -118,6 +120,7 @@ class ScanHead(Head):
         self.num_prefix_tokens = num_prefix_tokens
         self.direction = direction
         self.sharpness = sharpness
+        self.score_range = 2.0 if direction == "scan" else 1.0
 
     def forward(self, images: ImageFeatures, texts: TextFeatures, *, want_masks: bool = False) -> Scores:
         """See `Head.forward`."""
@@ -164,6 +167,7 @@ class DescriptionHead(Head):
 
     uses_pixels = False
     uses_description = True
+    score_range = 4.0
 
     def forward(self, images: ImageFeatures, texts: TextFeatures, *, want_masks: bool = False) -> Scores:
         """See `Head.forward`. An image without description scores lowest."""
@@ -199,9 +203,17 @@ class SlimmingHead(Head):
         super().__init__()
         self.net = PatchSlimming(config)
         self.uses_description = config.dense != "none"
+        self.score_range = 2.0 + config.pooled
 
-    def forward(self, images: ImageFeatures, texts: TextFeatures, *, want_masks: bool = False) -> Scores:
-        """See `Head.forward`."""
+    def forward(
+        self,
+        images: ImageFeatures,
+        texts: TextFeatures,
+        *,
+        want_masks: bool = False,
+        paired: TextFeatures | None = None,
+    ) -> Scores:
+        """See `Head.forward`. `paired` are descriptions that come with the captions: the published pairing."""
         scored = score_with_gradient(
             self.net,
             images.tokens,
@@ -209,6 +221,8 @@ class SlimmingHead(Head):
             texts.lengths,
             dense=images.dense,
             dense_lengths=images.dense_lengths,
+            paired_dense=None if paired is None else paired.words,
+            paired_dense_lengths=None if paired is None else paired.lengths,
             want_masks=want_masks,
         )
         pixels = scored.similarity if scored.patches is None else scored.patches

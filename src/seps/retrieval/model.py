@@ -104,7 +104,7 @@ class RetrievalModel(nn.Module):
     def trust(self) -> float | None:
         """Weight of the description in the score, where the head has one."""
         if isinstance(self.head, SlimmingHead) and self.head.net.config.dense == "tokens":
-            return float(self.head.net.description_weight)
+            return float(self.head.net.description_weight.detach())
         return None
 
     def set_trust(self, weight: float) -> None:

@@ -6,7 +6,7 @@ that every process sees the whole similarity matrix and the loss is that of a si
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -51,8 +51,9 @@ class Trainee(nn.Module):
     def __init__(self, model: RetrievalModel, config: RunConfig) -> None:
         super().__init__()
         self.model = model
+        loss = replace(config.loss, temperature=config.loss.temperature * model.head.score_range)
         self.criteria = nn.ModuleDict(
-            {name: SEPSLoss.from_config(config.loss) for name in _PARTS if getattr(config.parts, name) > 0}
+            {name: SEPSLoss.from_config(loss) for name in _PARTS if getattr(config.parts, name) > 0}
         )
 
 
@@ -72,8 +73,7 @@ class RetrievalTask:
         freeze_parts(model, config)
         self.model = Trainee(model, config)
         self.config, self.data, self.dev = config, train, dev
-        height, width = model.image_size
-        size = config.data.decode_size or (height * 8 // 7, width * 8 // 7)
+        size = config.data.size_to_decode(model.image_size)
         self.pixels = decode_all(train, size) if pixels is None else pixels
         self.dev_pixels = [decode_all(part, model.image_size) for part in dev] if dev_pixels is None else dev_pixels
         self.augment = ImageAugment(model.image_size, scale=config.data.crop_scale, jitter=config.data.jitter)
@@ -204,11 +204,17 @@ class RetrievalTask:
     ) -> tuple[Tensor, dict[str, float]]:
         """See `loss`."""
         tokens, words, mask, dense, dense_mask = features
-        described = bool(self.model.model.head.uses_description) and dense_mask.shape[1] > 1
-        images = ImageFeatures(tokens, dense if described else None, dense_mask if described else None)
+        head = self.model.model.head
+        described = head.uses_description and dense_mask.shape[1] > 1
         texts = TextFeatures(gather_with_gradient(words), gather_with_gradient(mask))
-        scores = self.model.model.head(images, texts, want_masks=self.config.loss.ratio_weight > 0)
         ids = gather_with_gradient(batch.images)
+        options: dict[str, Any] = {"want_masks": self.config.loss.ratio_weight > 0}
+        if described and self.config.pairing == "published":
+            images = ImageFeatures(tokens)
+            options["paired"] = TextFeatures(gather_with_gradient(dense), gather_with_gradient(dense_mask))
+        else:
+            images = ImageFeatures(tokens, dense if described else None, dense_mask if described else None)
+        scores = head(images, texts, **options)
         return self._part_losses(scores, ids)
 
     def _part_losses(self, scores: Scores, ids: Tensor) -> tuple[Tensor, dict[str, float]]:

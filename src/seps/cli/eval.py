@@ -1,0 +1,71 @@
+"""`seps eval`: recall of a model on a data set, under a named protocol."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import get_args
+
+from seps.retrieval.protocol import Protocol
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The options of `seps eval`."""
+    parser = argparse.ArgumentParser("seps eval", description=__doc__)
+    parser.add_argument("--model", default="mini", help="'mini', a model folder, or a run of seps train")
+    parser.add_argument("--data", required=True, help="JSONL: image (or shard + image), captions, optional dense")
+    parser.add_argument("--images", help="folder the images are in (default: that of the JSONL)")
+    parser.add_argument("--dense", help="JSONL of descriptions by image, e.g. from seps caption")
+    parser.add_argument(
+        "--protocol", choices=get_args(Protocol), default="image", help="who may see descriptions (default: image)"
+    )
+    parser.add_argument("--folds", type=int, default=1, help="average over that many parts (COCO 1K: 5)")
+    parser.add_argument("--memory", type=int, default=512, help="MiB the scorer may use (default: 512)")
+    parser.add_argument("--strict", action="store_true", help="stop at a faulty image instead of leaving it out")
+    parser.add_argument("--device", help="cpu, cuda, ...; default: a GPU if there is one")
+    parser.add_argument("--json", metavar="FILE", help="also write the figures to FILE ('-': to standard output)")
+    return parser
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Evaluate and print a table; `--json` writes the figures."""
+    options = build_parser().parse_args(arguments)
+    import torch
+
+    from seps.cli.display import metrics_table, stage_progress
+    from seps.retrieval.data import attach_dense, check_dataset, drop_bad, load_jsonl
+    from seps.retrieval.evaluate import evaluate
+    from seps.retrieval.pretrained import from_pretrained
+
+    dataset = load_jsonl(options.data, images_root=options.images)
+    if options.dense:
+        dataset = attach_dense(dataset, options.dense)
+    report = check_dataset(dataset, verify_images="decode")
+    report.raise_if(options.strict)
+    for sentence in report.sentences():
+        print(sentence, file=sys.stderr)
+    dataset = drop_bad(dataset, report)
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    model = from_pretrained(options.model, device=device)
+    with stage_progress() as progress:
+        result = evaluate(
+            model,
+            dataset,
+            options.protocol,
+            folds=options.folds,
+            memory=options.memory * 2**20,
+            progress=progress,
+        )
+    figures = {"model": options.model, **result.as_dict()}
+    if result.warning:
+        print(f"Warning: {result.warning}", file=sys.stderr)
+    if options.json == "-":
+        print(json.dumps(figures, indent=1))
+        return 0
+    metrics_table(f"{options.model} on {dataset.label}, protocol {options.protocol}", result)
+    if options.json:
+        Path(options.json).write_text(json.dumps(figures, indent=1) + "\n")
+    return 0

@@ -1,0 +1,70 @@
+"""`seps train`: train a retrieval model."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jsonargparse import ArgumentParser
+
+from seps.cli.main import EXIT_INTERRUPTED
+from seps.retrieval.config import RunConfig
+
+
+def build_parser() -> ArgumentParser:
+    """Every field of `RunConfig` as a dotted option; `--config FILE.yaml` sets many at once."""
+    parser = ArgumentParser(prog="seps train", description=__doc__)
+    parser.add_argument("--config", action="config", help="YAML file of settings; options after it override it")
+    parser.add_argument("--run", type=str, required=True, help="folder of the run; an unfinished one is continued")
+    parser.add_argument("--device", type=str, default=None, help="cpu, cuda, ...; default: a GPU if there is one")
+    parser.add_class_arguments(RunConfig, nested_key=None, sub_configs=True)
+    return parser
+
+
+def read_config(path: str, overrides: Mapping[str, Any]) -> RunConfig:
+    """The configuration in a YAML file, with some dotted settings replaced."""
+    parser = build_parser()
+    words = ["--run", "unused", "--config", path]
+    for name, value in overrides.items():
+        words += [f"--{name}", json.dumps(value) if not isinstance(value, str) else value]
+    return to_config(parser, parser.parse_args(words))
+
+
+def to_config(parser: ArgumentParser, options: Any) -> RunConfig:
+    """The parsed options as a `RunConfig`."""
+    values = parser.instantiate_classes(options)
+    return RunConfig(**{name: values[name] for name in RunConfig.__dataclass_fields__})
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Train, and say where the result is. Under torchrun every process calls this."""
+    parser = build_parser()
+    options = parser.parse_args(list(arguments))
+    import torch
+
+    from seps.retrieval.training import train_model
+    from seps.training import from_environment, process_group
+    from seps.training.tracking import terminal_progress
+
+    config = to_config(parser, options)
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    with process_group(from_environment(os.environ)) as info:
+        first = info.rank == 0
+        result = train_model(
+            config,
+            options.run,
+            device=device if info.world == 1 else None,
+            distributed=info,
+            progress=terminal_progress() if first else None,
+            log=(lambda text: print(text, file=sys.stderr)) if first else None,
+        )
+    if first:
+        print(f"Step {result.step} of {result.total_steps}; best score on dev: {result.best_score}.")
+        if result.interrupted:
+            print(f"Interrupted and saved; run the same command to go on with {options.run}.")
+        else:
+            print(f"Evaluate it with: seps eval --model {options.run}/model --data FILE.jsonl")
+    return EXIT_INTERRUPTED if result.interrupted else 0

@@ -1,0 +1,105 @@
+"""Train a retrieval model from a configuration: read and check the data, run, choose on dev, save."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from seps.metrics import recall
+from seps.retrieval.config import RunConfig
+from seps.retrieval.data import RetrievalDataset, check_dataset, drop_bad, load_jsonl
+from seps.retrieval.evaluate import encode_images
+from seps.retrieval.heads import ImageFeatures, SlimmingHead
+from seps.retrieval.model import RetrievalModel
+from seps.retrieval.pretrained import from_pretrained, save_pretrained
+from seps.retrieval.task import RetrievalTask
+from seps.scoring import score_with_gradient
+from seps.training import DistributedInfo, TrainResult, train
+from seps.training.tracking import Progress
+
+Log = Callable[[str], None]
+TRUST_GRID = tuple(i / 20 for i in range(4, 20))
+
+
+def read_data(config: RunConfig, log: Log) -> tuple[RetrievalDataset, list[RetrievalDataset]]:
+    """The training set and the dev sets, checked; what is bad is left out and named, or refused if `strict`."""
+    data = config.data
+    if not data.train:
+        raise ValueError("data.train is empty; give the JSONL file of the training images.")
+    sets = [load_jsonl(path, images_root=data.images_root, split=Path(path).stem) for path in (data.train, *data.dev)]
+    report = check_dataset(*sets, verify_images="decode")
+    report.raise_if(data.strict)
+    for sentence in report.sentences():
+        log(sentence)
+    kept = [drop_bad(part, report) for part in sets]
+    return kept[0], kept[1:]
+
+
+def train_model(
+    config: RunConfig,
+    run_dir: Path | str,
+    *,
+    device: torch.device | str | None = None,
+    distributed: DistributedInfo | None = None,
+    progress: Progress | None = None,
+    log: Log | None = None,
+) -> TrainResult:
+    """Train as `config` says into `run_dir` (continuing a run that is there), then save the best as `run_dir/model`."""
+    say = log or (lambda _: None)
+    run_dir = Path(run_dir)
+    train_set, dev_sets = read_data(config, say)
+    torch.manual_seed(config.train.seed)
+    model = RetrievalModel(config.model)
+    task = RetrievalTask(model, config, train_set, dev_sets)
+    about = {"model": dataclasses.asdict(config.model), "config": dataclasses.asdict(config)}
+    result = train(
+        task,
+        config.train,
+        run_dir,
+        device=device,
+        distributed=distributed,
+        progress=progress,
+        log=log,
+        about=about,
+    )
+    first = distributed is None or distributed.rank == 0
+    if first and not result.interrupted and result.best_checkpoint is not None:
+        best = from_pretrained(run_dir, device=device or "cpu")
+        if config.choose_trust and best.trust is not None:
+            chosen = choose_trust(best, dev_sets, task.dev_pixels)
+            say(f"The description's weight chosen on dev is {chosen:.2f}.")
+        save_pretrained(best, run_dir / "model", about={"config": dataclasses.asdict(config), "step": result.step})
+    return result
+
+
+@torch.no_grad()
+def choose_trust(
+    model: RetrievalModel, dev_sets: list[RetrievalDataset], pixels: list[torch.Tensor] | None = None
+) -> float:
+    """Set the description's weight to the one with the best mean rSum over the dev sets, and return it."""
+    if not isinstance(model.head, SlimmingHead):
+        raise ValueError(f"head {model.config.head!r} has no weight of the description to choose.")
+    totals = dict.fromkeys(TRUST_GRID, 0.0)
+    for i, data in enumerate(dev_sets):
+        texts = model.encode_texts(data.captions)
+        tokens = encode_images(model, data, pixels=pixels[i] if pixels else None)
+        images = ImageFeatures(tokens, *model.encode_descriptions(data.dense))
+        scored = score_with_gradient(
+            model.head.net,
+            images.tokens,
+            texts.words,
+            texts.lengths,
+            dense=images.dense,
+            dense_lengths=images.dense_lengths,
+        )
+        if scored.patches is None or scored.description is None:
+            continue
+        for weight in TRUST_GRID:
+            mixed = (1 - weight) * scored.patches + weight * scored.description
+            totals[weight] += recall(mixed, data.image_of_caption).rsum
+    best = max(TRUST_GRID, key=lambda weight: totals[weight])
+    model.set_trust(best)
+    return best
