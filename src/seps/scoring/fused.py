@@ -126,7 +126,9 @@ class FusedScorer:
 
     def __call__(self, block: TextBlock) -> Tensor:
         """Scores (B, T) of the block."""
-        score = self._patch_scores(block)
+        # Kernels start on the current device, which need not be that of the features.
+        with torch.cuda.device_of(block.words):
+            score = self._patch_scores(block)
         if self.prep.fixed_tokens is not None:
             tokens = self.prep.fixed_tokens.to(self.prep.patches.dtype)
             score = score + pairs.align_tokens(self.net, block, tokens, None)
