@@ -127,7 +127,7 @@ class FusedScorer:
     def __call__(self, block: TextBlock) -> Tensor:
         """Scores (B, T) of the block."""
         # Kernels start on the current device, which need not be that of the features.
-        with torch.cuda.device_of(block.words):
+        with torch.cuda.device_of(block.words):  # type: ignore[no-untyped-call]
             score = self._patch_scores(block)
         if self.prep.fixed_tokens is not None:
             tokens = self.prep.fixed_tokens.to(self.prep.patches.dtype)
