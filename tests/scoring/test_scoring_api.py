@@ -117,6 +117,19 @@ def test_runs_on_when_the_device_is_full(case, monkeypatch, caplog):
         score_matrix(net, data["images"], data["words"], data["lengths"])
 
 
+def test_threads_give_the_same_scores(case):
+    net, data, described, scores = case
+    torch.set_num_threads(2)
+    try:
+        again = score_matrix(net, data["images"], data["words"], data["lengths"], **described)
+        assert torch.get_num_threads() == 2
+        stopped = score_matrix(net, [data["images"][:3], data["images"][3:]], data["words"], topk=2)
+    finally:
+        torch.set_num_threads(1)
+    torch.testing.assert_close(again, scores, atol=1e-6, rtol=0)
+    assert stopped.scores.shape == (11, 2) and not again.requires_grad
+
+
 def test_no_texts_and_no_images(case):
     net, data, _, _ = case
     assert score_matrix(net, data["images"], data["words"][:0]).shape == (9, 0)

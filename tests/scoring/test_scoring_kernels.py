@@ -1,11 +1,8 @@
-"""The fused kernels in Triton's interpreter, at tiny shapes, against the readable form."""
+"""The fused kernels against the readable form: on a GPU where there is one, else in Triton's interpreter."""
 
 from __future__ import annotations
 
 import os
-
-# Before triton is imported: on the CPU its kernels run in the interpreter.
-os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import pytest
 import torch
@@ -17,9 +14,12 @@ from seps.scoring import choose_backend, fused, score_matrix
 from seps.scoring.fused import Blocks
 from seps.scoring.texts import Texts
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+if DEVICE == "cpu":
+    # Before the kernels are first imported: without a GPU they run in the interpreter.
+    os.environ["TRITON_INTERPRET"] = "1"
 pytest.importorskip("triton")
-if os.environ["TRITON_INTERPRET"] != "1":
-    pytest.skip("the interpreter is switched off", allow_module_level=True)
+on_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
 
 TINY = Blocks(
     select_rows=4,
@@ -45,10 +45,15 @@ CASES = {
 }
 
 
+def on_device(net, data):
+    """Network and inputs on the device under test."""
+    return net.to(DEVICE), {name: tensor.to(DEVICE) for name, tensor in data.items()}
+
+
 def fused_scores(net, data, blocks=TINY, dtype=torch.float16, **described):
     """The fused backend without its check for a GPU."""
     texts = Texts(data["words"], data["lengths"], dtype=torch.float32)
-    out = torch.empty(data["images"].shape[0], texts.count)
+    out = torch.empty(data["images"].shape[0], texts.count, device=DEVICE)
     with torch.no_grad():
         side = net.encode_images(data["images"], **described)
         score = fused.scorer(net, dtype, blocks)(side)
@@ -62,7 +67,7 @@ def fused_scores(net, data, blocks=TINY, dtype=torch.float16, **described):
 @pytest.mark.parametrize("multiply", [False, True])
 def test_fused_matches_the_network(name, multiply):
     config = CASES[name]
-    net, data = make_net(config), make_inputs(config, images=2, texts=7)
+    net, data = on_device(make_net(config), make_inputs(config, images=2, texts=7))
     described = {} if config.dense == "none" else {"dense": data["dense"], "dense_lengths": data["dense_lengths"]}
     blocks = Blocks(**{**vars(TINY), "multiply": multiply})
     scores = fused_scores(net, data, blocks, **described)
@@ -74,7 +79,7 @@ def test_fused_matches_the_network(name, multiply):
 @pytest.mark.parametrize("learned", [False, True])
 def test_selection_is_that_of_the_network(learned):
     config = SlimmingConfig(dense="none", scoring="learned" if learned else "sum", **SMALL)
-    net, data = make_net(config), make_inputs(config, images=3, texts=6)
+    net, data = on_device(make_net(config), make_inputs(config, images=3, texts=6))
     # Ties: equal patches, and scores of both signs of zero.
     data["images"][0, 1:] = data["images"][0, 1]
     data["images"][1, 7:] = data["images"][1, 1:7]
@@ -94,7 +99,7 @@ def test_selection_is_that_of_the_network(learned):
 
 def test_one_word_and_one_text():
     config = CASES["mlp"]
-    net, data = make_net(config), make_inputs(config, images=1, texts=1, words=1)
+    net, data = on_device(make_net(config), make_inputs(config, images=1, texts=1, words=1))
     expected = net(data["images"], data["words"], data["lengths"])
     torch.testing.assert_close(fused_scores(net, data), expected, atol=2e-3, rtol=0)
 
@@ -123,3 +128,45 @@ def test_matrix_call_refuses_the_kernels_on_the_cpu():
     net, data = make_net(config), make_inputs(config)
     with pytest.raises(ValueError, match="they run on a GPU"):
         score_matrix(net, data["images"], data["words"], backend="triton", precision="half")
+
+
+@on_gpu
+@pytest.mark.parametrize("patches", [49, 144, 196, 256, 576])
+@pytest.mark.parametrize("alignment", ["mean", "topk"])
+@pytest.mark.parametrize("backend", ["factored", "triton"])
+def test_real_shapes_in_half_precision(patches, alignment, backend):
+    config = SlimmingConfig.default(num_patches=patches, alignment=alignment)
+    net, data = on_device(make_net(config), make_inputs(config, images=5, texts=300, words=23, dense=40))
+    options = {"dense": data["dense"], "dense_lens": data["dense_lengths"]}
+    fast = score_matrix(
+        net, data["images"], data["words"], data["lengths"], backend=backend, precision="half", **options
+    )
+    few = {"cap_embs": data["words"][:20], "cap_lens": data["lengths"][:20]}
+    slow = score_matrix(net, data["images"], **few, backend="reference", **options)
+    torch.testing.assert_close(fast[:, :20], slow, atol=2e-3, rtol=0)
+
+
+@on_gpu
+@pytest.mark.parametrize("name", ["paper", "open_source", "default"])
+def test_float32_on_the_gpu(name):
+    config = getattr(SlimmingConfig, name)()
+    net, data = on_device(make_net(config), make_inputs(config, images=5, texts=60, words=23, dense=40))
+    options = {"dense": data["dense"], "dense_lens": data["dense_lengths"]}
+    slow = score_matrix(net, data["images"], data["words"], data["lengths"], backend="reference", **options)
+    fast = score_matrix(net, data["images"], data["words"], data["lengths"], backend="factored", **options)
+    torch.testing.assert_close(fast, slow, atol=1e-5, rtol=0)
+
+
+@on_gpu
+def test_the_memory_budget_is_kept_on_the_gpu():
+    config = SlimmingConfig.default(dense="none")
+    net, data = on_device(make_net(config), make_inputs(config, images=200, texts=2000, words=23))
+    out = torch.empty(200, 2000, device=DEVICE)
+    for precision in ("float32", "half"):
+        score_matrix(net, data["images"][:8], data["words"][:100], precision=precision)
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        budget = 400 * 2**20
+        score_matrix(net, data["images"], data["words"], precision=precision, memory=budget, out=out)
+        assert torch.cuda.max_memory_allocated() - before <= budget

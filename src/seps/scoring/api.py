@@ -21,6 +21,7 @@ from seps.scoring.precision import product_dtype
 from seps.scoring.state import count_images, take_images
 from seps.scoring.texts import Texts
 from seps.scoring.topk import BestPerImage, BestPerText, Matrix, TopK
+from seps.scoring.workers import map_images
 
 Backend = Literal["auto", "reference", "factored", "triton"]
 Gallery = Tensor | ImageSide | Iterable[Any]
@@ -299,18 +300,20 @@ def _block_rows(
     if kept <= memory // 4 and memory - kept >= smallest_budget(shapes, dtype):
         texts.keep_blocks()
         memory -= kept
-    plan = make_plan(shapes, memory, count, texts.count, dtype=dtype, cuda=features.is_cuda)
+    threads = 1
+    if not features.is_cuda and not net.training:
+        threads = max(1, min(torch.get_num_threads(), count, memory // smallest_budget(shapes, dtype)))
+    plan = make_plan(shapes, memory // threads, count, texts.count, dtype=dtype, cuda=features.is_cuda)
     make = fused.scorer(net, dtype) if choice.backend == "triton" else None
     engine = Engine(net, texts, plan, dtype, make)
-    start = 0
-    while start < count:
-        stop = min(start + plan.images, count)
+    step = plan.images
+
+    def rows(start: int) -> Tensor:
         if isinstance(block, ImageBlock):
-            side = block.part(start, stop).encode(net, paired)
-        else:
-            side = take_images(block, slice(start, stop))
-        yield engine.rows(side)
-        start = stop
+            return engine.rows(block.part(start, start + step).encode(net, paired))
+        return engine.rows(take_images(block, slice(start, start + step)))
+
+    yield from map_images(rows, range(0, count, step), threads)
 
 
 def _reference_rows(net: PatchSlimming, block: ImageBlock | ImageSide, texts: Texts, paired: bool) -> Tensor:

@@ -126,7 +126,10 @@ class FusedScorer:
 
     def __call__(self, block: TextBlock) -> Tensor:
         """Scores (B, T) of the block."""
-        score = pairs.add_fixed_parts(self.net, self.prep, block, self._patch_scores(block))
+        # Kernels start on the current device, which need not be that of the features.
+        with torch.cuda.device_of(block.words):  # type: ignore[no-untyped-call]
+            score = self._patch_scores(block)
+        score = pairs.add_fixed_parts(self.net, self.prep, block, score)
         return pairs.mix(self.net, self.prep.side, score, pairs.describe(self.net, self.prep, block))
 
     def _patch_scores(self, block: TextBlock) -> Tensor:

@@ -23,6 +23,8 @@ from seps.scoring.state import count_images, split_state, take_images
 from seps.scoring.texts import TextBlock, Texts
 
 MEMORY = 3 * 2**29
+_LEAST_TEXTS = 128
+"""A batch is launched many times a second: fewer, larger steps are worth some padding."""
 
 
 @dataclass
@@ -89,7 +91,7 @@ def score_with_gradient(
     plan = make_plan(shapes, memory, images.shape[0], texts.count, dtype=dtype, cuda=images.is_cuda, gradient=True)
     with torch.autocast(images.device.type, enabled=False):
         side = ImageBlock(images, dense, _as_tensor(dense_lengths), guides, patch_mask).encode(net, paired)
-        blocks = [texts.block(start, stop) for start, stop in texts.runs(plan.texts)]
+        blocks = [texts.block(start, stop) for start, stop in texts.runs(plan.texts, _LEAST_TEXTS)]
         order, parts = _parts(net, side, dtype, plan, memory, texts.count)
         rows = [_score_part(net, part, blocks, dtype, paired, want_masks) for part in parts]
     back = torch.argsort(torch.cat([block.index for block in blocks]))

@@ -83,7 +83,9 @@ def image_bytes(shapes: Shapes, dtype: torch.dtype, gradient: bool = False) -> i
     features = padded * shapes.width * (6 * 4 + size)
     tables = shapes.branches + (1 if shapes.dual else 0)
     table = padded * padded * shapes.merged
-    made = tables * table * (size + 8 if gradient else size)
+    made = tables * table * size
+    if gradient:
+        made = made * 3 // 4 + tables * table * 3 + table * 4
     return features + made + 4 * 4 * padded * padded
 
 
@@ -106,17 +108,18 @@ def pair_bytes(shapes: Shapes, dtype: torch.dtype, gradient: bool, cuda: bool = 
     apart = shapes.paired and shapes.branches == 2 and not shapes.dual
     most = max(shapes.words, shapes.dense_words) if apart else shapes.words
     every = shapes.words + shapes.dense_words if apart else shapes.words
-    selection = shapes.branches * 11 * 4 * shapes.patches + 3 * size * padded
-    products = (2 + shapes.dual) * size * most * padded
+    held = 4 * 3 * shapes.branches * shapes.patches + 2 * size * padded
+    selection = 4 * 8 * shapes.patches
+    products = (1 + shapes.dual) * size * most * padded + most * tokens * (4 if shapes.dual else size)
     # Without a wider output of the product, half norms pass through float32.
-    norms = size * shapes.merged * padded + (0 if cuda or size == 4 else 4 * shapes.merged * padded)
-    cosines = most * tokens * (2 * size + 8) + shapes.width * (size + 8)
+    norms = size * shapes.merged * padded * 6 // 10 + (0 if cuda or size == 4 else 4 * shapes.merged * padded)
+    cosines = most * tokens * (size + 8) + shapes.width * (2 * size + 8)
     dense = 0 if shapes.paired else 3 * size * shapes.words * shapes.dense_words
-    total = selection + products + norms + cosines + dense
     if gradient:
-        kept = size * padded * every * (1 + shapes.dual) + every * tokens * (size + 8) + 2 * size * shapes.width
-        total += kept + norms + dense
-    return total
+        held += size * padded * every * (1 + shapes.dual) + every * tokens * (size + 8) + 2 * size * shapes.width
+        products += size * most * padded
+        norms *= 2
+    return (held + max(selection, products, norms + most * tokens * size, cosines, dense)) * 5 // 4
 
 
 def direct_bytes(shapes: Shapes) -> int:

@@ -130,9 +130,9 @@ class Texts:
         if self._kept is None:
             self._kept = {}
 
-    def runs(self, limit: int) -> list[tuple[int, int]]:
-        """Runs of the sorted texts, at most `limit` each."""
-        return cut_by_length(self._ordered, limit, 64 if self.words.is_cuda else 32)
+    def runs(self, limit: int, least: int = 64) -> list[tuple[int, int]]:
+        """Runs of the sorted texts, at most `limit` each; see `cut_by_length`."""
+        return cut_by_length(self._ordered, limit, least)
 
     def block(self, start: int, stop: int) -> TextBlock:
         """The block of sorted texts `start` to `stop`."""
