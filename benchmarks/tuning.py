@@ -18,19 +18,22 @@ from seps.scoring.texts import Texts
 
 _NORMS: list[dict[str, Any]] = [
     {"norm_rows": rows, "norm_group": group, "norm_columns": columns, "norm_inner": inner, "warps": warps}
+    for columns, group, inner in ((32, 4, 32), (64, 2, 64), (64, 4, 32))
     for rows in (64, 128)
-    for columns, group in ((16, 8), (32, 4), (32, 8), (64, 2), (64, 4))
-    for inner in (16, 32, 64)
     for warps in (4, 8)
-    if inner <= columns or inner == 32
 ]
 _ALIGN: list[dict[str, Any]] = [
     {"align_rows": rows, "align_patches": patches, "warps": warps, "multiply": multiply}
-    for multiply, patches in ((False, 32), (False, 64), (False, 128), (True, 128), (True, 256))
-    for rows in (64, 128)
-    for warps in (4, 8)
+    for multiply, patches, rows, warps in (
+        (False, 32, 64, 4),
+        (False, 64, 64, 4),
+        (False, 64, 128, 4),
+        (False, 64, 128, 8),
+        (False, 128, 64, 4),
+        (True, 256, 128, 8),
+    )
 ]
-_SELECT: list[dict[str, Any]] = [{"select_rows": rows} for rows in (1, 2, 4, 8, 16)]
+_SELECT: list[dict[str, Any]] = [{"select_rows": rows} for rows in (1, 4, 16)]
 
 
 def run(arguments: argparse.Namespace, device: torch.device) -> list[dict[str, Any]]:

@@ -33,12 +33,12 @@ class Blocks:
     norm_group: int = 4
     norm_columns: int = 32
     norm_inner: int = 32
-    align_rows: int = 128
+    align_rows: int = 64
     align_patches: int = 64
     align_width: int = 64
     multiply: bool = False
     """Make the word-patch products inside the alignment kernel (then `align_patches` should cover all patches)."""
-    warps: int = 8
+    warps: int = 4
 
 
 def supports(
