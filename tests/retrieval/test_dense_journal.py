@@ -18,7 +18,7 @@ from seps.retrieval.dense_text.journal import Journal, failed_path
 from seps.retrieval.dense_text.lock import FileInUse
 
 
-def good(image: str, sha: str = "aa", text: str = "A dog – ein Hund.") -> dict[str, Any]:
+def good(image: str, sha: str = "aa", text: str = "A dog, ein Hündchen.") -> dict[str, Any]:
     return {"image": image, "sha256": sha, "dense": text, "model": "m", "settings": {"seed": 1}}
 
 

@@ -28,7 +28,7 @@ LONG = (
         "The man cannot be seen clearly because of the fog.",
         "I'm sorry I cannot identify the people, but " + LONG,
         "A very, very, very tall tower. There are three cups, three plates, and three spoons.",
-        "一只棕色的狗在草地上奔跑，嘴里叼着一个红色的球。背景中有几棵树和一道木栅栏。",
+        "一只棕色的狗在草地上奔跑、嘴里叼着一个红色的球。背景中有几棵树和一道木栅栏。",
         "The digits 1 2 3 4 5 6 7 8 9 10 are written on a board.",
     ],
 )
@@ -52,7 +52,7 @@ def test_descriptions_are_good(text: str) -> None:
         ("As an AI language model, I do not have the ability to see images.", "stop", "refusal"),
         ("I don't have the ability to view images directly.", "stop", "refusal"),
         ("Sorry, I can't do that.", "stop", "refusal"),
-        ("抱歉，我无法描述这张图片。", "stop", "refusal"),
+        ("抱歉、我无法描述这张图片。", "stop", "refusal"),
         ("A dog and a dog and a dog and a dog and a dog and a dog and a dog", "length", "loop"),
         ("dog " * 20, "length", "loop"),
         ("There is a red car. " * 3, "stop", "loop"),
@@ -64,7 +64,7 @@ def test_bad_answers_are_named(text: str, finish: str, reason: str) -> None:
     assert fault_of(text, finish) == reason
 
 
-@given(st.lists(st.sampled_from("red dog runs over green hills slowly".split()), min_size=2, max_size=12))
+@given(st.lists(st.sampled_from(["red", "dog", "runs", "over", "green", "hills", "slowly"]), min_size=2, max_size=12))
 def test_any_phrase_said_six_times_is_a_loop(phrase: list[str]) -> None:
     assert fault_of(" ".join(["Here we see", *phrase * 8]), "stop") == "loop"
 

@@ -19,13 +19,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from seps.retrieval.dense_text import BackendConfig, CaptionConfig, RayConfig, Sampling, caption_images, list_images
-from seps.retrieval.dense_text.config import BAD, LOCAL_URL, MODEL, Kind
+from seps.retrieval.dense_text.config import ACCEPTABLE, LOCAL_URL, MODEL, Kind
 from seps.retrieval.dense_text.report import Tally
 from seps.training.interrupt import InterruptGuard
 
 EXIT_UNFINISHED = 1
 EXIT_INTERRUPTED = 130
 QUIET_SECONDS = 30.0
+STOPPING = "finishing what is running; Ctrl-C again leaves at once"
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -40,9 +41,7 @@ def run(arguments: Sequence[str]) -> int:
     if options.limit is not None:
         items = items[: max(options.limit, 0)]
     with InterruptGuard() as guard, _Display(len(items), guard) as display:
-        report = caption_images(
-            items, out, backend, config, ray=ray, stop=lambda: guard.requested, progress=display.update
-        )
+        report = caption_images(items, out, backend, config, ray=ray, stop=display.stopping, progress=display.update)
     if options.report:
         Path(options.report).write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     _print(report)
@@ -87,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--max-tokens", type=int, default=said.max_tokens, help="default: %(default)s")
     add("--seed", type=int, default=said.seed, help="default: %(default)s")
     add("--bad-retries", type=int, default=how.bad_retries, help="ask again after a bad answer (default: %(default)s)")
-    add("--accept", nargs="+", choices=BAD, default=[], help="bad answers to take all the same")
+    add("--accept", nargs="+", choices=ACCEPTABLE, default=[], help="bad answers to take all the same")
     add("--retry-failed", action="store_true", help="try images again that an earlier run set aside")
     add("--mixed", action="store_true", help="allow several models or settings in one file")
 
@@ -164,6 +163,7 @@ class _Display:
         self.guard = guard
         self.bar: Progress | None = None
         self._last = time.monotonic()
+        self._said = False
         if sys.stderr.isatty():
             self.bar = Progress(
                 TextColumn("describing"),
@@ -184,12 +184,22 @@ class _Display:
     def __exit__(self, *details: Any) -> None:
         self._shown.__exit__(*details)
 
+    def stopping(self) -> bool:
+        """Whether Ctrl-C was pressed; says so at once, though what is running may take a while."""
+        if self.guard.requested and not self._said:
+            self._said = True
+            if self.bar is not None:
+                self.bar.update(self.task, note=STOPPING)
+            else:
+                print(f"seps caption: {STOPPING}.", file=sys.stderr)
+        return self.guard.requested
+
     def update(self, tally: Tally) -> None:
         """Show where the run stands."""
         aside = sum(tally.set_aside.values())
         note = f"{aside} set aside" if aside else ""
         if self.guard.requested:
-            note = "finishing what is running; Ctrl-C again leaves at once"
+            note = STOPPING
         if self.bar is not None:
             self.bar.update(self.task, completed=tally.done, speed=tally.per_second, note=note)
         elif time.monotonic() - self._last > QUIET_SECONDS:

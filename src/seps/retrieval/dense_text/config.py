@@ -15,6 +15,7 @@ Bad = Literal["empty", "loop", "refusal", "cut"]
 PROMPT = "Provide a comprehensive description of this image"
 MODEL = "llava-hf/llava-1.5-7b-hf"
 BAD: tuple[Bad, ...] = get_args(Bad)
+ACCEPTABLE = BAD[1:]  # an empty answer describes nothing
 LOCAL_URL = "http://localhost:8000/v1"
 
 
@@ -69,7 +70,8 @@ class CaptionConfig:
 
     def __post_init__(self) -> None:
         _check(self.bad_retries >= 0, "bad_retries", self.bad_retries, "Choose 0 or more.")
-        _check(set(self.accept) <= set(BAD), "accept", self.accept, f"Choose from {', '.join(BAD)}.")
+        good = set(self.accept) <= set(ACCEPTABLE)
+        _check(good, "accept", self.accept, f"Choose from {', '.join(ACCEPTABLE)}.")
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ class BackendConfig:
     batch_size: transformers: images of one generate call. parallel: openai: requests under way at once.
     retries: openai: how often a request is sent again after a fault of the server (not after a bad answer).
     timeout: openai: seconds for one whole answer. requests_per_minute: openai: 0 does not limit.
-    give_up_after: consecutive faults, without one answer between, after which the run stops.
+    give_up_after: the run stops after so many faults in a row, or so many images in a row with bad answers.
     max_side: longer images are made smaller before they are shown to the model; 0 never.
     device, dtype: transformers: "auto" chooses the GPU if there is one, and the checkpoint's own dtype.
     proxies: openai: by scheme, as urllib has them. extra: openai: keys added to each request; None removes one.

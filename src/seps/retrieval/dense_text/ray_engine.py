@@ -39,7 +39,8 @@ def run_ray(
     The rate limit is shared among the workers. A worker that finds its backend unusable ends the run.
     """
     ray = _ray()
-    if not ray.is_initialized():
+    started = not ray.is_initialized()
+    if started:
         ray.init(address=ray_config.address or None, log_to_driver=False)
     each = replace(backend, requests_per_minute=backend.requests_per_minute / ray_config.workers)
     batch = backend.batch_size if backend.kind == "transformers" else 4 * backend.parallel
@@ -52,12 +53,18 @@ def run_ray(
         compute=ray.data.ActorPoolStrategy(size=ray_config.workers),
         num_gpus=ray_config.gpus or None,
     )
-    for row in described.iter_rows():
-        outcome = Outcome(**json.loads(row["outcome"]))
-        yield outcome
-        if outcome.kind == "fatal" or stop():
-            halt.set()
-            return
+    try:
+        for row in described.iter_rows():
+            yield Outcome(**json.loads(row["outcome"]))
+            if stop():
+                halt.set()
+            if halt.is_set():
+                return
+    except ray.exceptions.RayError as error:
+        yield Outcome("", "fatal", reason=f"Ray: {str(error).strip().splitlines()[-1]}")
+    finally:
+        if started:
+            ray.shutdown()
 
 
 class Describer:
@@ -66,10 +73,16 @@ class Describer:
     def __init__(self, backend: BackendConfig, config: CaptionConfig) -> None:
         self.config = config
         self.halt = threading.Event()
-        self.backend = build(backend, self.halt)
+        self.problem = ""
+        try:
+            self.backend = build(backend, self.halt)
+        except ValueError as error:
+            self.problem = str(error)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[str]]:
         """{"item": packed items} -> {"outcome": outcomes as JSON}."""
+        if self.problem:
+            return {"outcome": [json.dumps(asdict(Outcome("", "fatal", reason=self.problem)))]}
         items = [unpack(str(text)) for text in batch["item"]]
         outcomes = run_local(items, self.backend, self.config, self.halt, lambda: False)
         return {"outcome": [json.dumps(asdict(outcome)) for outcome in outcomes]}

@@ -22,6 +22,7 @@ class Tally:
         self.recovered = 0
         self.set_aside: Counter[str] = Counter()
         self.tokens = 0
+        self.bad_in_a_row = 0
         self.problem = ""
         self.interrupted = False
         self._started = time.monotonic()
@@ -31,6 +32,8 @@ class Tally:
         self.counts[outcome.kind] += 1
         self.bad_answers.update(outcome.bad)
         self.tokens += outcome.tokens or 0
+        if outcome.kind in ("good", "bad"):
+            self.bad_in_a_row = self.bad_in_a_row + 1 if outcome.kind == "bad" else 0
         if outcome.kind == "good" and outcome.bad:
             self.recovered += 1
         if outcome.kind in ("bad", "fault", "unreadable"):

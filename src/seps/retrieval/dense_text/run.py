@@ -50,6 +50,10 @@ def caption_images(
         progress(tally)
         for outcome in _outcomes(todo, replace(backend, model=model), built, config, ray, halt, stop):
             _write(outcome, journal, tally, backend.kind, model, config)
+            if tally.bad_in_a_row >= backend.give_up_after:
+                tally.problem = tally.problem or _too_many_bad(tally)
+            if tally.problem:
+                halt.set()
             progress(tally)
         tally.interrupted = halt.is_set() and not tally.problem
         journal.tidy()
@@ -107,6 +111,14 @@ def _refuse_mixture(journal: Journal, model: str, config: CaptionConfig) -> None
             f"{journal.path} holds descriptions made with {others[0]}, and this run would add some made with {ours}. "
             "Choose another --out, the same settings, or --mixed to have both in one file."
         )
+
+
+def _too_many_bad(tally: Tally) -> str:
+    reasons = ", ".join(f"{reason} {count} times" for reason, count in tally.set_aside.most_common())
+    return (
+        f"{tally.bad_in_a_row} images in a row got no good answer ({reasons}). Read the answers in the side file: "
+        "another model, another --prompt, more --max-tokens or --accept may help; then use --retry-failed."
+    )
 
 
 def _report(

@@ -66,7 +66,7 @@ class Throttle:
                 now = time.monotonic()
                 start = max(self._next, self._paused_until)
                 if start <= now:
-                    self._next = max(self._next, now - self.interval) + self.interval
+                    self._next = now + self.interval
                     break
             self._sleep(min(start - now, 0.5))
         if self.halt.is_set():

@@ -25,6 +25,7 @@ class TransformersBackend:
         self.config = config
         self.model = config.model
         self.batch_size = config.batch_size
+        self._fits = config.batch_size
         self._health = Health(config.give_up_after)
         self._device = _device(config.device)
         self._processor = load_processor(config.model)
@@ -36,9 +37,14 @@ class TransformersBackend:
 
     def describe(self, pictures: Sequence[Any], sampling: Sampling) -> list[Answer | ValueError]:
         """One generate call for all pictures; where it fails, for fewer, down to one. Raises Fatal."""
+        if len(pictures) > self._fits:
+            parts = [pictures[k : k + self._fits] for k in range(0, len(pictures), self._fits)]
+            return [answer for part in parts for answer in self.describe(part, sampling)]
         try:
             answers: list[Answer | ValueError] = [*self._generate(pictures, sampling)]
         except (torch.OutOfMemoryError, RuntimeError, ValueError, TypeError, IndexError) as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                self._fits = max(1, len(pictures) // 2)
             why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         else:
             self._health.succeeded()
