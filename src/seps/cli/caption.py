@@ -39,7 +39,9 @@ def run(arguments: Sequence[str]) -> int:
     ray = RayConfig(options.ray_address, options.workers, options.gpus) if options.engine == "ray" else None
     items = list_images(images, options.images_root)
     if options.limit is not None:
-        items = items[: max(options.limit, 0)]
+        if options.limit < 1:
+            raise ValueError(f"--limit is {options.limit}. Choose at least 1.")
+        items = items[: options.limit]
     with InterruptGuard() as guard, _Display(len(items), guard) as display:
         report = caption_images(items, out, backend, config, ray=ray, stop=display.stopping, progress=display.update)
     if options.report:
@@ -209,7 +211,10 @@ class _Display:
 
 
 def _print(report: dict[str, Any]) -> None:
-    table = Table(title=f"{report['described_in_file']} of {report['images']} images described in {report['out']}")
+    table = Table(
+        show_header=False,
+        title=f"{report['described_in_file']} of {report['images']} images described in {report['out']}",
+    )
     table.add_column("")
     table.add_column("", justify="right")
     table.add_row("described now / before", f"{report['described_now']} / {report['described_before']}")

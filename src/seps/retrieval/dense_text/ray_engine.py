@@ -54,8 +54,10 @@ def run_ray(
         num_gpus=ray_config.gpus or None,
     )
     try:
-        for row in described.iter_rows():
-            yield Outcome(**json.loads(row["outcome"]))
+        # Whole blocks: stopping between two rows of one would throw finished work away.
+        for block in described.iter_batches(batch_size=None, batch_format="numpy"):
+            for text in block.get("outcome", ()):
+                yield Outcome(**json.loads(text))
             if stop():
                 halt.set()
             if halt.is_set():

@@ -55,7 +55,7 @@ def caption_images(
             if tally.problem:
                 halt.set()
             progress(tally)
-        tally.interrupted = halt.is_set() and not tally.problem
+        tally.interrupted = halt.is_set() and not tally.problem and tally.done < tally.total
         journal.tidy()
         return _report(items, journal, tally, backend.kind, model, config)
 
