@@ -10,6 +10,7 @@ Other keys are ignored.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import tempfile
@@ -19,6 +20,7 @@ from typing import Any
 
 from .lines import Root, checked_member, checked_text, json_lines
 from .records import DataError, ImageRecord, ImageSource, RetrievalDataset
+from .shards import read_source
 
 
 def load_jsonl(
@@ -110,15 +112,19 @@ def _line(record: ImageRecord, root: Path) -> dict[str, Any]:
     return line if record.dense is None else {**line, "dense": record.dense}
 
 
-def attach_dense(dataset: RetrievalDataset, path: str | os.PathLike[str]) -> RetrievalDataset:
+def attach_dense(dataset: RetrievalDataset, path: str | os.PathLike[str], *, verify: bool = False) -> RetrievalDataset:
     """Give images the dense texts of a JSONL file, each line `{"image": ID, "dense": TEXT}`.
 
     Lines are bound by the image's id, never by their position; `id` may stand for `image` and `text` for
     `dense`. Images that no line names keep what they have; lines for other images are ignored.
+    Of two lines whose `sha256` (of the image's bytes, as `seps caption` writes it) differs the later one
+    counts: the image was changed and described anew. With `verify` the images are read, and one that is not
+    the one described is an error.
     Raises DataError if two lines disagree about an image, or if no line fits.
     """
     path = Path(path)
     texts: dict[str, str] = {}
+    hashes: dict[str, object] = {}
     for place, value in json_lines(path):
         key = _id(value.get("image", value.get("id")), "", place)
         if not key:
@@ -126,6 +132,10 @@ def attach_dense(dataset: RetrievalDataset, path: str | os.PathLike[str]) -> Ret
         text = _dense(value.get("dense", value.get("text")), place)
         if text is None:
             continue
+        before, now = hashes.get(key), value.get("sha256")
+        if before is not None and now is not None and before != now:
+            texts[key] = text
+        hashes[key] = now
         if texts.setdefault(key, text) != text:
             raise DataError(f"{place}: a second, different dense text for image {key!r}. Keep one of them.")
     ids = {record.id for record in dataset.records}
@@ -135,5 +145,17 @@ def attach_dense(dataset: RetrievalDataset, path: str | os.PathLike[str]) -> Ret
             f"No line of {path} names an image of {dataset.label}. "
             f'Its images have ids like {example!r}: write that as "image".'
         )
+    if verify:
+        _verify(dataset, hashes, path)
     records = tuple(replace(record, dense=texts.get(record.id, record.dense)) for record in dataset.records)
     return replace(dataset, records=records)
+
+
+def _verify(dataset: RetrievalDataset, hashes: dict[str, object], path: Path) -> None:
+    for record in dataset.records:
+        expected = hashes.get(record.id)
+        if expected is not None and hashlib.sha256(read_source(record.source)).hexdigest() != expected:
+            raise DataError(
+                f"{path} describes another picture under the id {record.id!r} than {record.source} holds now. "
+                "Describe it anew: run `seps caption` again with the same output."
+            )

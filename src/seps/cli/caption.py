@@ -1,0 +1,243 @@
+"""`seps caption`: write one description an image with a vision-language model, to be read as dense text."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+import urllib.request
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from seps.retrieval.dense_text import BackendConfig, CaptionConfig, RayConfig, Sampling, caption_images, list_images
+from seps.retrieval.dense_text.config import ACCEPTABLE, LOCAL_URL, MODEL, Kind
+from seps.retrieval.dense_text.report import Tally
+from seps.training.interrupt import InterruptGuard
+
+EXIT_UNFINISHED = 1
+EXIT_INTERRUPTED = 130
+QUIET_SECONDS = 30.0
+STOPPING = "finishing what is running; Ctrl-C again leaves at once"
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Describe images; 0 when every image was accounted for, 1 when the run had to stop, 130 after Ctrl-C."""
+    options = _parser().parse_args(arguments)
+    images, out = Path(options.images), Path(options.out)
+    if out.exists() and images.exists() and os.path.samefile(images, out):
+        raise ValueError(f"--out {out} is the data set itself. Choose another file for the descriptions.")
+    backend, config = _backend(options), _config(options)
+    ray = RayConfig(options.ray_address, options.workers, options.gpus) if options.engine == "ray" else None
+    items = list_images(images, options.images_root)
+    if options.limit is not None:
+        if options.limit < 1:
+            raise ValueError(f"--limit is {options.limit}. Choose at least 1.")
+        items = items[: options.limit]
+    with InterruptGuard() as guard, _Display(len(items), guard) as display:
+        report = caption_images(items, out, backend, config, ray=ray, stop=display.stopping, progress=display.update)
+    if options.report:
+        Path(options.report).write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    _print(report)
+    if report["problem"]:
+        print(f"seps caption: {report['problem']}", file=sys.stderr)
+        return EXIT_UNFINISHED
+    return EXIT_INTERRUPTED if report["interrupted"] else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    said, who, how = Sampling(), BackendConfig(), CaptionConfig()
+    parser = argparse.ArgumentParser(
+        "seps caption",
+        description=__doc__,
+        epilog="Started again, it goes on where it was stopped or killed. Images that got no good answer are in "
+        "OUT's side file, dense.failed.jsonl, with the reason.",
+    )
+    add = parser.add_argument
+    add("images", help="a folder (walked), a .tar shard, or a JSONL data set")
+    add("--out", default="dense.jsonl", help="file to write, a line an image (default: %(default)s)")
+    add("--report", metavar="FILE", help="write the report as JSON, too")
+    add("--images-root", metavar="DIR", help="folder that the paths in a JSONL data set start from")
+    add("--limit", type=int, metavar="N", help="describe the first N images only")
+
+    add = parser.add_argument_group("who writes").add_argument
+    add("--backend", choices=("transformers", "openai"), help="default: openai with --url, else transformers")
+    add("--model", help=f"folder, hub id (default: {MODEL}) or the server's name for it (default: its only one)")
+    add("--url", help=f"address of a server that speaks the OpenAI chat protocol (default: {LOCAL_URL})")
+    add("--api-key-file", metavar="FILE", help="file that holds the server's key")
+    add("--api-key-env", default="OPENAI_API_KEY", metavar="NAME", help="else its variable (default: %(default)s)")
+    add("--batch-size", type=int, default=who.batch_size, help="transformers: images at once (default: %(default)s)")
+    add("--parallel", type=int, default=who.parallel, help="openai: requests at once (default: %(default)s)")
+    add("--device", default=who.device, help="transformers: auto, cpu, cuda, cuda:1 (default: %(default)s)")
+    add("--dtype", default=who.dtype, help="transformers: auto, float32, float16, bfloat16 (default: %(default)s)")
+    add("--max-side", type=int, default=who.max_side, help="make longer images smaller; 0 never (default: 0)")
+    add("--extra", default="{}", metavar="JSON", help="openai: more keys of a request, e.g. '{\"max_tokens\": null}'")
+
+    add = parser.add_argument_group("what is written (defaults as published)").add_argument
+    add("--prompt", default=said.prompt, help="default: %(default)s")
+    add("--temperature", type=float, default=said.temperature, help="default: %(default)s")
+    add("--top-p", type=float, default=said.top_p, help="default: %(default)s")
+    add("--max-tokens", type=int, default=said.max_tokens, help="default: %(default)s")
+    add("--seed", type=int, default=said.seed, help="default: %(default)s")
+    add("--bad-retries", type=int, default=how.bad_retries, help="ask again after a bad answer (default: %(default)s)")
+    add("--accept", nargs="+", choices=ACCEPTABLE, default=[], help="bad answers to take all the same")
+    add("--retry-failed", action="store_true", help="try images again that an earlier run set aside")
+    add("--mixed", action="store_true", help="allow several models or settings in one file")
+
+    add = parser.add_argument_group("when the server fails").add_argument
+    add("--retries", type=int, default=who.retries, help="per request, with growing pauses (default: %(default)s)")
+    add("--backoff", type=float, default=who.backoff, help="seconds of the first pause (default: %(default)s)")
+    add("--timeout", type=float, default=who.timeout, help="seconds for an answer (default: %(default)s)")
+    add("--requests-per-minute", type=float, default=who.requests_per_minute, help="0 does not limit (default: 0)")
+    add("--give-up-after", type=int, default=who.give_up_after, help="faults in a row (default: %(default)s)")
+
+    add = parser.add_argument_group("over a cluster").add_argument
+    add("--engine", choices=("local", "ray"), default="local", help="ray: Ray Data (default: %(default)s)")
+    add("--ray-address", default="", help="address of the cluster (default: start one on this machine)")
+    add("--workers", type=int, default=1, help="describing processes in the cluster (default: %(default)s)")
+    add("--gpus", type=float, default=0.0, help="GPUs of each (default: 0)")
+    return parser
+
+
+def _backend(options: argparse.Namespace) -> BackendConfig:
+    kind: Kind = options.backend or ("openai" if options.url else "transformers")
+    url = options.url or LOCAL_URL
+    return BackendConfig(
+        kind=kind,
+        model=options.model or (MODEL if kind == "transformers" else ""),
+        url=url,
+        api_key=_api_key(options) if kind == "openai" else "",
+        batch_size=options.batch_size,
+        parallel=options.parallel,
+        retries=options.retries,
+        timeout=options.timeout,
+        backoff=options.backoff,
+        requests_per_minute=options.requests_per_minute,
+        give_up_after=options.give_up_after,
+        max_side=options.max_side,
+        device=options.device,
+        dtype=options.dtype,
+        proxies=_proxies(url),
+        extra=_extra(options.extra),
+    )
+
+
+def _config(options: argparse.Namespace) -> CaptionConfig:
+    sampling = Sampling(options.prompt, options.temperature, options.top_p, options.max_tokens, options.seed)
+    return CaptionConfig(sampling, options.bad_retries, tuple(options.accept), options.retry_failed, options.mixed)
+
+
+def _api_key(options: argparse.Namespace) -> str:
+    if options.api_key_file:
+        return Path(options.api_key_file).read_text(encoding="utf-8").strip()
+    return os.environ.get(options.api_key_env, "").strip()
+
+
+def _proxies(url: str) -> dict[str, str]:
+    host = urlsplit(url).hostname or ""
+    if host in ("localhost", "127.0.0.1", "::1") or urllib.request.proxy_bypass(host):
+        return {}
+    return dict(urllib.request.getproxies())
+
+
+def _extra(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"--extra is not JSON ({error}).") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"--extra must be a JSON object like {{...}}, not {text}.")
+    return value
+
+
+class _Display:
+    """A bar on a terminal, else a line now and then."""
+
+    def __init__(self, total: int, guard: InterruptGuard) -> None:
+        self.guard = guard
+        self.bar: Progress | None = None
+        self._last = time.monotonic()
+        self._said = False
+        if sys.stderr.isatty():
+            self.bar = Progress(
+                TextColumn("describing"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[speed]:.2f}/s"),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[note]}"),
+                console=Console(stderr=True),
+            )
+            self.task = self.bar.add_task("describing", total=total, speed=0.0, note="")
+        self._shown: AbstractContextManager[Any] = self.bar if self.bar is not None else nullcontext()
+
+    def __enter__(self) -> _Display:
+        self._shown.__enter__()
+        return self
+
+    def __exit__(self, *details: Any) -> None:
+        self._shown.__exit__(*details)
+
+    def stopping(self) -> bool:
+        """Whether Ctrl-C was pressed; says so at once, though what is running may take a while."""
+        if self.guard.requested and not self._said:
+            self._said = True
+            if self.bar is not None:
+                self.bar.update(self.task, note=STOPPING)
+            else:
+                print(f"seps caption: {STOPPING}.", file=sys.stderr)
+        return self.guard.requested
+
+    def update(self, tally: Tally) -> None:
+        """Show where the run stands."""
+        aside = sum(tally.set_aside.values())
+        note = f"{aside} set aside" if aside else ""
+        if self.guard.requested:
+            note = STOPPING
+        if self.bar is not None:
+            self.bar.update(self.task, completed=tally.done, speed=tally.per_second, note=note)
+        elif time.monotonic() - self._last > QUIET_SECONDS:
+            self._last = time.monotonic()
+            speed = f"{tally.per_second:.2f} images/s"
+            print(f"{tally.done} of {tally.total} images, {speed} {note}".rstrip(), file=sys.stderr)
+
+
+def _print(report: dict[str, Any]) -> None:
+    table = Table(
+        show_header=False,
+        title=f"{report['described_in_file']} of {report['images']} images described in {report['out']}",
+    )
+    table.add_column("")
+    table.add_column("", justify="right")
+    table.add_row("described now / before", f"{report['described_now']} / {report['described_before']}")
+    for reason, count in report["set_aside"].items():
+        table.add_row(f"set aside: {reason}", str(count))
+    if report["set_aside_before"]:
+        table.add_row("set aside by an earlier run", str(report["set_aside_before"]))
+    for reason, count in report["bad_answers"].items():
+        table.add_row(f"bad answers: {reason}", str(count))
+    if report["recovered_by_asking_again"]:
+        table.add_row("good after asking again", str(report["recovered_by_asking_again"]))
+    if report["words"]:
+        words = report["words"]
+        table.add_row("words, min / median / max", f"{words['min']} / {words['median']:g} / {words['max']}")
+    table.add_row("speed", f"{report['images_per_second']:g} images/s, {report['seconds']:g} s")
+    console = Console(soft_wrap=False)
+    console.print(table)
+    for sample in report["samples"]:
+        text = " ".join(sample["dense"].split())
+        console.print(
+            f"{sample['image']}: {text[:300]}{'...' if len(text) > 300 else ''}", markup=False, highlight=False
+        )
+    if report["failed"]:
+        console.print(f"Images without a description, and why: {report['failed']}", markup=False, highlight=False)
+    if report["interrupted"]:
+        console.print("Stopped on request. The same command goes on from here.")

@@ -1,0 +1,140 @@
+"""The settings of a captioning run: the only place their defaults live."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+from urllib.parse import urlsplit
+
+Kind = Literal["transformers", "openai"]
+Bad = Literal["empty", "loop", "refusal", "cut"]
+
+PROMPT = "Provide a comprehensive description of this image"
+MODEL = "llava-hf/llava-1.5-7b-hf"
+BAD: tuple[Bad, ...] = get_args(Bad)
+ACCEPTABLE = BAD[1:]  # an empty answer describes nothing
+LOCAL_URL = "http://localhost:8000/v1"
+
+
+def _check(good: bool, field_name: str, value: object, remedy: str) -> None:
+    if not good:
+        raise ValueError(f"{field_name} is {value!r}. {remedy}")
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How one answer is drawn; the published settings are the defaults. Raises ValueError naming the field.
+
+    temperature 0 always takes the likeliest token. max_tokens: new tokens at most, after which an answer is cut.
+    """
+
+    prompt: str = PROMPT
+    temperature: float = 0.2
+    top_p: float = 0.9
+    max_tokens: int = 500
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _check(bool(self.prompt.strip()), "prompt", self.prompt, "Say what to write about an image.")
+        _check(0.0 <= self.temperature <= 2.0, "temperature", self.temperature, "Choose a number from 0 to 2.")
+        _check(0.0 < self.top_p <= 1.0, "top_p", self.top_p, "Choose a number above 0, at most 1.")
+        _check(self.max_tokens >= 1, "max_tokens", self.max_tokens, "Choose at least 1.")
+        _check(0 <= self.seed < 2**31, "seed", self.seed, "Choose a number from 0 to 2147483647.")
+
+    def retry(self, attempt: int) -> Sampling:
+        """The settings of attempt 0, 1, ...: another seed and a little more heat each time."""
+        if attempt == 0:
+            return self
+        warmer = max(self.temperature, min(1.0, round(self.temperature + 0.2 * attempt, 6)))
+        return Sampling(self.prompt, warmer, self.top_p, self.max_tokens, (self.seed + attempt) % 2**31)
+
+
+@dataclass(frozen=True)
+class CaptionConfig:
+    """What to write and what counts as written. Raises ValueError naming the field, its value and the remedy.
+
+    bad_retries: how often a bad answer (see quality.py) is asked for again before its image is set aside.
+    accept: kinds of bad answers that are taken all the same, e.g. ("cut",).
+    retry_failed: describe images again that an earlier run set aside for their bad answers.
+    mixed: allow another model or other settings than the lines that are already in the file.
+    """
+
+    sampling: Sampling = field(default_factory=Sampling)
+    bad_retries: int = 2
+    accept: tuple[Bad, ...] = ()
+    retry_failed: bool = False
+    mixed: bool = False
+
+    def __post_init__(self) -> None:
+        _check(self.bad_retries >= 0, "bad_retries", self.bad_retries, "Choose 0 or more.")
+        good = set(self.accept) <= set(ACCEPTABLE)
+        _check(good, "accept", self.accept, f"Choose from {', '.join(ACCEPTABLE)}.")
+
+
+@dataclass(frozen=True)
+class BackendConfig:
+    """Who writes. Raises ValueError naming the field, its value and the remedy.
+
+    model: transformers: a folder or a hub id; openai: the name the server knows, "" asks the server.
+    url: openai: the address under which /chat/completions lies, http or https.
+    batch_size: transformers: images of one generate call. parallel: openai: requests under way at once.
+    retries: openai: how often a request is sent again after a fault of the server (not after a bad answer).
+    timeout: openai: seconds for one whole answer. requests_per_minute: openai: 0 does not limit.
+    give_up_after: the run stops after so many faults in a row, or so many images in a row with bad answers.
+    max_side: longer images are made smaller before they are shown to the model; 0 never.
+    device, dtype: transformers: "auto" chooses the GPU if there is one, and the checkpoint's own dtype.
+    proxies: openai: by scheme, as urllib has them. extra: openai: keys added to each request; None removes one.
+    """
+
+    kind: Kind = "transformers"
+    model: str = MODEL
+    url: str = LOCAL_URL
+    api_key: str = field(default="", repr=False)
+    batch_size: int = 8
+    parallel: int = 8
+    retries: int = 5
+    timeout: float = 120.0
+    backoff: float = 1.0
+    requests_per_minute: float = 0.0
+    give_up_after: int = 30
+    max_side: int = 0
+    device: str = "auto"
+    dtype: str = "auto"
+    proxies: Mapping[str, str] = field(default_factory=dict, repr=False)
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check(self.kind in get_args(Kind), "backend", self.kind, f"Choose from {', '.join(get_args(Kind))}.")
+        for name in ("batch_size", "parallel", "give_up_after"):
+            _check(getattr(self, name) >= 1, name, getattr(self, name), "Choose at least 1.")
+        for name in ("retries", "requests_per_minute", "max_side", "backoff"):
+            _check(getattr(self, name) >= 0, name, getattr(self, name), "Choose 0 or more.")
+        _check(0 < self.timeout < math.inf, "timeout", self.timeout, "Choose a number of seconds.")
+        if self.kind == "transformers":
+            _check(bool(self.model), "model", self.model, "Name a folder or a hub id.")
+        else:
+            self._check_server()
+
+    def _check_server(self) -> None:
+        address = urlsplit(self.url)
+        good = address.scheme in ("http", "https") and bool(address.hostname)
+        _check(good, "url", self.url, f"Write it like {LOCAL_URL}.")
+        # A key with a line feed or a letter outside ASCII would break the header it is sent in.
+        if self.api_key and not re.fullmatch(r"[\x21-\x7e]+", self.api_key):
+            raise ValueError("The API key holds spaces or characters outside ASCII. Check the file it comes from.")
+
+
+@dataclass(frozen=True)
+class RayConfig:
+    """Where Ray Data runs: `address` of a cluster ("" starts one here), describing `workers`, GPUs of each."""
+
+    address: str = ""
+    workers: int = 1
+    gpus: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.workers < 1 or self.gpus < 0:
+            raise ValueError(f"Ray needs at least one worker and no negative GPUs, not {self.workers}, {self.gpus}.")

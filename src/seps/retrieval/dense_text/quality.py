@@ -1,0 +1,86 @@
+"""Finding answers that are no descriptions: empty, looping, refusals, cut at the token limit."""
+
+from __future__ import annotations
+
+import re
+
+from .config import Bad
+
+# A description that opens with a reservation and then goes on at length is still a description.
+REFUSAL_WORDS = 80
+LONGEST_PERIOD = 40
+
+# Languages written without spaces count a character as a word.
+_TOKEN = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W_]+(?:['\u2019][^\W_]+)*")
+_SENTENCE = re.compile(r"[.!?\u3002\uff01\uff1f\n]+")
+_ABLE = (
+    r"(?:assist|help\b(?!\s+but)|provide|describe|see\b|view|process|analy[sz]e|comply|fulfil|generate|identify"
+    r"|answer|access|continue|create|offer|give|do\s+that|discuss|engage|interpret|look\s+at|open|display)"
+)
+_REFUSAL = re.compile(
+    rf"""^\W*(?:
+        (?:i\s*[' ]?\s*a?m\s+)?(?:so\s+|very\s+)?sorry\b
+      | (?:i\s+apologi[sz]e|my\s+apologies|apologies)\b
+      | (?:unfortunately,?\s+|however,?\s+|sorry,?\s+(?:but\s+)?)?
+        (?:i|we)\s+(?:can\s*not|can't|could\s*not|couldn't|won't|will\s+not|do\s+not|don't)\s+(?:\w+\s+)??{_ABLE}
+      | (?:unfortunately,?\s+)?i\s*(?:'m|\s+am)\s+(?:unable|not\s+able|not\s+allowed|not\s+permitted)\b
+      | (?:unfortunately,?\s+)?i\s+(?:do\s+not|don't)\s+(?:actually\s+)?have\s+(?:the\s+)?
+        (?:ability|capability|access|permission)
+      | as\s+(?:an?|a\s+large)\s+(?:ai|artificial|language|text|assistant)\b
+      | i\s*(?:'m|\s+am)\s+(?:just\s+|only\s+)?(?:an?\s+)(?:ai|artificial|language|text)\b
+      | \u62b1\u6b49 | \u5bf9\u4e0d\u8d77 | \u5f88\u9057\u61be | \u6211\u65e0\u6cd5 | \u6211\u4e0d\u80fd
+    )""",
+    re.IGNORECASE | re.VERBOSE,
+)
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a text in lower case; characters where a language has no spaces."""
+    return _TOKEN.findall(text.lower())
+
+
+def fault_of(text: str, finish: str) -> Bad | None:
+    """What is wrong with an answer, None if nothing; `finish` is "stop", "length" or "filter".
+
+    A loop is called so even though the limit cut it: more tokens would not mend it.
+    """
+    words = words_of(text)
+    if finish == "filter":
+        return "refusal"
+    if not words:
+        return "empty"
+    if is_refusal(text, words):
+        return "refusal"
+    if is_loop(text, words):
+        return "loop"
+    return "cut" if finish == "length" else None
+
+
+def is_refusal(text: str, words: list[str] | None = None) -> bool:
+    """Whether a short text opens by saying that it will not or cannot describe the image."""
+    count = len(words_of(text) if words is None else words)
+    return count <= REFUSAL_WORDS and _REFUSAL.match(text.replace("\u2019", "'")) is not None
+
+
+def is_loop(text: str, words: list[str] | None = None) -> bool:
+    """Whether a text says the same again and again: a run of repeats, a sentence thrice, or few distinct 4-grams."""
+    words = words_of(text) if words is None else words
+    if _has_run(words):
+        return True
+    sentences = [tuple(words_of(part)) for part in _SENTENCE.split(text)]
+    long = [sentence for sentence in sentences if len(sentence) >= 4]
+    if any(long.count(sentence) >= 3 for sentence in set(long)):
+        return True
+    grams = [tuple(words[k : k + 4]) for k in range(len(words) - 3)]
+    return len(grams) >= 40 and len(set(grams)) < 0.5 * len(grams)
+
+
+def _has_run(words: list[str]) -> bool:
+    """Some period of p words follows itself at least three times, over eight words or more."""
+    for period in range(1, min(LONGEST_PERIOD, len(words) // 4) + 1):
+        run, need = 0, max(3 * period, 8)
+        for here, before in zip(words[period:], words, strict=False):
+            run = run + 1 if here == before else 0
+            if run >= need:
+                return True
+    return False
