@@ -11,6 +11,7 @@ COMMANDS = {
     "eval": "measure a model: recall both ways, under a named protocol",
     "caption": "describe images with a vision-language model, one resumable line an image",
     "compare": "train and measure baselines over several seeds, one table",
+    "convert": "make a model from a checkpoint of the published code",
     "demo": "run the main job on the photos that ship with the package",
     "modules": "write seps_modules.py, the method in one file that needs torch alone",
 }
