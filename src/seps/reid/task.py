@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from seps.training.seeding import derive_seed
 from seps.training.task import ParameterGroup
 
 # Keep the streams of chance of the augmentation and of the sensors left out apart.
-_AUGMENT, _DROPOUT = 1, 2
+_AUGMENT, _DROPOUT, _SHUFFLE = 1, 2, 3
 
 
 @dataclass
@@ -55,15 +55,7 @@ def load_dataset(config: ReidDataConfig) -> ReidDataset:
     if unknown:
         raise ConfigError(f"data.modalities names {unknown}, but {config.layout} has {dataset.modalities}.")
     # A ReidRecord keeps all its sources; the reader takes those of the data set's modalities.
-    return ReidDataset(
-        dataset.name,
-        config.modalities,
-        dataset.train,
-        dataset.query,
-        dataset.gallery,
-        dataset.excludes,
-        dataset.report,
-    )
+    return replace(dataset, modalities=config.modalities)
 
 
 def make_reader(config: ReidConfig, dataset: ReidDataset) -> ReidReader:
@@ -83,9 +75,16 @@ def make_model(config: ReidConfig, dataset: ReidDataset, identities: int) -> Rei
 
 
 def split_dataset(config: ReidConfig, dataset: ReidDataset) -> tuple[ReidDataset, ReidDataset]:
-    """(fit, dev): the training shots without, and those of, the held-out identities."""
+    """(fit, dev): the training shots without, and those of, the held-out identities.
+
+    The dev shots are shuffled: in the files' order equal distances, such as those of a collapsed network, would
+    rank the query's own identity near the top for some.
+    """
     part = config.data.holdout
-    return holdout(dataset, int(part) if part >= 1 else part, config.train.seed)
+    fit, dev = holdout(dataset, int(part) if part >= 1 else part, config.train.seed)
+    order = np.random.default_rng([config.train.seed, _SHUFFLE]).permutation(len(dev.query))
+    shots = tuple(dev.query[int(index)] for index in order)
+    return fit, replace(dev, query=shots, gallery=shots)
 
 
 def reid_losses(
