@@ -98,7 +98,7 @@ def one_run(options: argparse.Namespace, variant: str, seed: int) -> dict[str, A
         "seconds": seconds,
         "steps": result.step,
         "dev_mAP": result.best_score,
-        "best_step": int(result.best_checkpoint.name.split("-")[-1]) if "-" in result.best_checkpoint.name else None,
+        "best_step": int(result.best_checkpoint.name.split("-")[-1]),
         "rows": rows,
         "loss": [line["loss"] for line in lines],
         "grad_norm": [line["grad_norm"] for line in lines],
