@@ -212,3 +212,16 @@ def test_embedded_encoder_with_a_finer_grid() -> None:
 def test_settings_that_leave_no_token_are_refused() -> None:
     with pytest.raises(ValueError, match="no merged token"):
         toy_model(image_size=(16, 16))
+
+
+@pytest.mark.parametrize("decision", ["topk", "gumbel", "binary"])
+def test_half_precision_with_cameras_and_missing_sensors(decision: str) -> None:
+    model = toy_model(decision=decision, camera_embedding=True).train()
+    present = torch.tensor([[True, False, True]] * 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        fused = model.embed(images(), CAMERAS, present)
+        loss, _ = reid_losses(fused, fused, model.classify(fused), LABELS, ReidLossConfig(triplet_space="raw"))
+    loss.backward()
+    assert fused.original.dtype == torch.float32
+    norms = [p.grad.norm() for p in model.parameters() if p.grad is not None]
+    assert torch.isfinite(torch.stack(norms)).all()

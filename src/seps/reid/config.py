@@ -18,6 +18,7 @@ from seps.training import TrainConfig
 Fusion = Literal["sdtps", "concat"]
 Backbones = Literal["shared", "separate"]
 Missing = Literal["zero", "leave-out"]
+TripletSpace = Literal["raw", "unit"]
 Problems = Literal["refuse", "skip"]
 
 
@@ -132,6 +133,9 @@ class ReidLossConfig(_Section):
     """Weights of the losses.
 
     identity, triplet: of each branch's label-smoothed cross-entropy and soft-margin batch-hard triplet.
+    triplet_space: "raw" features as published, or "unit" length, the space of the cosine distances they are ranked
+        by. In the raw space the hardest triplets of an encoder that is new to the task are answered fastest by
+        shrinking all features to a point, from which training does not recover.
     sdtps: weight of the SDTPS branch beside the original one. label_smoothing: part of the target spread evenly.
     ratio: weight of Eq. 7, which holds the number of kept patches near `sparse_ratio`; it acts with the "binary"
         decision alone, the others keep a fixed number.
@@ -140,12 +144,14 @@ class ReidLossConfig(_Section):
 
     identity: float = 0.25
     triplet: float = 1.0
+    triplet_space: TripletSpace = "unit"
     sdtps: float = 1.0
     label_smoothing: float = 0.1
     ratio: float = 2.0
     modality_dropout: float = 0.0
 
     def __post_init__(self) -> None:
+        self._choice("triplet_space", TripletSpace)
         for name in ("identity", "triplet", "sdtps", "ratio"):
             value = getattr(self, name)
             self._require(name, math.isfinite(value) and value >= 0, "must be a finite number, 0 or more")

@@ -176,10 +176,12 @@ def _collect(model: ReidModel, parts: Sequence[Tensor], case: Case, total: int) 
     count, width = len(model.modalities), model.config.width
     branches = 2 if case.pattern == 3 else 1
     mine = torch.cat([*parts, torch.empty(0, branches * count * width)])
-    vectors = processes.gather_ragged(mine)
+    if processes.world_size() > 1:
+        # Collectives of GPUs take what lies on the GPU.
+        mine = processes.gather_ragged(mine.to(next(model.parameters()).device))
     zero = case.missing == "zero"
     present = torch.ones(total, count, dtype=torch.bool) if zero else _mask(model, case, total)
-    return Features(vectors.cpu().view(total, branches, count, width), present)
+    return Features(mine.cpu().view(total, branches, count, width), present)
 
 
 def measure(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from seps.config import ConfigError
 from seps.losses import batch_hard_triplet, identity_loss, ratio_loss
@@ -103,6 +104,8 @@ def reid_losses(
     total = fused.original.new_zeros(())
     for name, weight, own, all_rows, score in branches:
         identity = identity_loss(score[rows], labels[rows], config.label_smoothing)
+        if config.triplet_space == "unit":
+            own, all_rows = F.normalize(own, dim=1), F.normalize(all_rows, dim=1)
         triplet = batch_hard_triplet(own, labels[rows], all_rows, labels, first=first)
         parts |= {f"{name}_identity": identity.detach(), f"{name}_triplet": triplet.detach()}
         total = total + weight * (config.identity * identity + config.triplet * triplet)
