@@ -57,14 +57,20 @@ def settings(options: argparse.Namespace, variant: str, seed: int) -> dict[str, 
             "image_size": list(options.image_size),
             "stride": options.stride,
             "width": options.width,
+            "freeze_blocks": options.freeze_blocks,
             **VARIANTS[variant],
         },
-        "loss": {"modality_dropout": options.modality_dropout},
+        # Published: cross-entropy x 0.25 and triplets of raw features, which collapse this encoder (synthetic.yaml).
+        "loss": {
+            "identity": options.identity_weight,
+            "triplet_space": options.triplet_space,
+            "modality_dropout": options.modality_dropout,
+        },
         "train": {
             "epochs": options.epochs,
             "learning_rate": options.learning_rate,
             "backbone_lr_scale": options.backbone_scale,
-            "warmup_fraction": 0.15,
+            "warmup_fraction": 0.2,
             "clip_norm": 5.0,
             "precision": options.precision,
             "seed": seed,
@@ -253,10 +259,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=36)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--encoder", default="mini")
-    parser.add_argument("--stride", type=int, default=16)
+    parser.add_argument("--stride", type=int, default=8, help="8: 128 patches at 128 x 64, the published number")
+    parser.add_argument("--freeze-blocks", type=int, default=0, help="first blocks that do not learn")
     parser.add_argument("--width", type=int, default=256)
-    parser.add_argument("--learning-rate", type=float, default=3.5e-4)
+    parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--backbone-scale", type=float, default=0.3)
+    parser.add_argument("--identity-weight", type=float, default=1.0)
+    parser.add_argument("--triplet-space", choices=("raw", "unit"), default="unit")
     parser.add_argument("--modality-dropout", type=float, default=0.0)
     parser.add_argument("--precision", choices=("float32", "bf16"), default="float32")
     options = parser.parse_args()
