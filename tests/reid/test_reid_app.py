@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
-from reid_toys import SENSORS, toy_config, toy_model
+from reid_toys import SENSORS, msvr310, rgbnt100, rgbnt201, toy_config, toy_model
 
 from seps.metrics import cmc_map
 from seps.reid.data import ReidDataset, load
@@ -29,43 +28,6 @@ from seps.reid.pictures import COLOURS, framed, kept_picture, ranked_picture, ra
 from seps.reid.run import load_trained, train_reid
 from seps.reid.task import ReidTask, load_dataset, make_reader
 from seps.training import train
-
-
-def write(path: Path, pid: int, size: tuple[int, int]) -> None:
-    """An image whose look follows from the identity, with noise."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    rng = np.random.default_rng([pid, len(path.name), sum(map(ord, str(path.name)))])
-    base = np.random.default_rng(pid).integers(0, 255, (4, 2, 3))
-    pixels = np.kron(base, np.ones((size[0] // 4, size[1] // 2, 1))) + rng.normal(0, 8, (*size, 3))
-    Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(path)
-
-
-def rgbnt201(root: Path) -> Path:
-    for split, pids in (("train_171", range(1, 6)), ("test", range(20, 23))):
-        for pid in pids:
-            for camera in (1, 2):
-                for shot in range(2):
-                    for sensor in SENSORS:
-                        write(root / split / sensor / f"{pid:06d}_cam{camera}_0_0{shot}.jpg", pid, (64, 32))
-    return root
-
-
-def rgbnt100(root: Path) -> Path:
-    for split, pids in (("bounding_box_train", range(1, 6)), ("query", (8, 9)), ("bounding_box_test", (8, 9))):
-        for pid in pids:
-            for camera in (1, 2):
-                write(root / "rgbir" / split / f"{pid:04d}_c{camera}_000{camera}.jpg", pid, (64, 96))
-    return root
-
-
-def msvr310(root: Path) -> Path:
-    for split, pids in (("bounding_box_train", range(1, 6)), ("query3", (8, 9)), ("bounding_box_test", (8, 9))):
-        for pid in pids:
-            for scene in (1, 2):
-                for folder in ("vis", "ni", "th"):
-                    name = f"{pid:04d}_s{scene:03d}_v{pid % 8}_001.jpg"
-                    write(root / split / f"{pid:04d}" / folder / name, pid, (64, 32))
-    return root
 
 
 @pytest.mark.parametrize(("layout", "tree"), [("RGBNT201", rgbnt201), ("RGBNT100", rgbnt100), ("MSVR310", msvr310)])

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import torch
 import torch.multiprocessing as multiprocessing
-from reid_toys import toy_config, toy_model
-from test_reid_app import rgbnt201
+from reid_toys import rgbnt201, toy_config, toy_model
 
 from seps.reid.task import ReidTask, load_dataset
 from seps.training import DistributedInfo, find_checkpoint, load_weights, process_group, train

@@ -14,8 +14,9 @@ from seps.reid.config import ReidConfig, from_mapping
 from seps.reid.data import ReidDataset
 from seps.reid.model import ReidModel
 from seps.reid.task import ReidTask
-from seps.training import DistributedInfo, TrainResult, find_checkpoint, train
-from seps.training.checkpoint import load, load_model_tensors
+from seps.training import CheckpointError, DistributedInfo, TrainResult, find_checkpoint, train
+from seps.training import distributed as processes
+from seps.training.checkpoint import load, load_model_tensors, read_json
 from seps.training.tracking import Progress
 
 
@@ -57,7 +58,7 @@ def train_reid(
 
     Raises ValueError for settings that do not fit the data or the earlier run.
     """
-    _same_settings(config, Path(run_dir))
+    processes.on_first_rank(lambda: _same_settings(config, Path(run_dir)))
     task = ReidTask(config, dataset)
     try:
         return train(
@@ -84,8 +85,8 @@ def train_reid(
 def _same_settings(config: ReidConfig, run_dir: Path) -> None:
     """Refuse to continue a run whose model, losses or batches were set otherwise."""
     try:
-        about = load(find_checkpoint(run_dir, "last"), optimizer=False).state.get("about", {})
-    except ValueError:
+        about = read_json(find_checkpoint(run_dir, "last") / "state.json").get("about", {})
+    except CheckpointError:
         return
     before, now = about.get("reid") or {}, config.to_json()
     # Where the files lie and how fast they are read does not change what is learned.
