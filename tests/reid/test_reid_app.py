@@ -198,3 +198,14 @@ def test_pictures(small: tuple[ReidModel, ReidDataset, Path]) -> None:
         framed(plain, mark, "").convert("L").point(lambda v: 255 * (v > 230)) for mark in ("right", "wrong")
     )
     assert right.tobytes() != wrong.tobytes()  # told apart by the symbol alone
+
+
+def test_a_choice_of_the_layouts_sensors(tmp_path: Path) -> None:
+    root = rgbnt201(tmp_path)
+    dataset = load_dataset(toy_config(root, "rgbnt201", data={"modalities": ["TI", "RGB"]}).data)
+    assert dataset.modalities == ("TI", "RGB")
+    with make_reader(toy_config(root, "rgbnt201"), dataset) as reader:
+        found = evaluate(toy_model(5, 2, sensors=("TI", "RGB")), dataset, reader)
+    assert found[0].case.present == ("TI", "RGB")
+    with pytest.raises(ValueError, match="sonar"):
+        load_dataset(toy_config(root, "rgbnt201", data={"modalities": ["RGB", "sonar"]}).data)
