@@ -128,9 +128,10 @@ def test_figures_equal_those_computed_directly(small: tuple[ReidModel, ReidDatas
         pixels = reader.batch(dataset.query).float() / 255
     assert [result.reranked for result in found] == [False, True]
     with torch.no_grad():
-        features = torch.nn.functional.normalize(model(pixels, return_pattern=3), dim=1)
+        branches = [torch.nn.functional.normalize(model(pixels, return_pattern=p), dim=1) for p in (1, 2)]
     pids, cameras = ([getattr(r, name) for r in dataset.query] for name in ("pid", "camid"))
-    _, expected = cmc_map(1 - features @ features.T, pids, pids, cameras, cameras)
+    matrix = 1 - sum(branch @ branch.T for branch in branches) / 2
+    _, expected = cmc_map(matrix, pids, pids, cameras, cameras)
     assert found[0].metrics.mAP == pytest.approx(expected, abs=1e-6)
 
 
@@ -155,10 +156,15 @@ def test_distances_are_taken_over_shared_sensors() -> None:
     for i in range(3):
         for j in range(3):
             shared = present[i] & present[j]
-            left, right = vectors[i][:, shared].flatten(), vectors[j][:, shared].flatten()
-            expected = 1 - torch.cosine_similarity(left, right, dim=0) if shared.any() else torch.tensor(1.0)
+            cosines = [
+                torch.cosine_similarity(vectors[i, r][shared].flatten(), vectors[j, r][shared].flatten(), dim=0)
+                for r in range(2)
+            ]
+            expected = 1 - sum(cosines) / 2 if shared.any() else torch.tensor(1.0)
             assert ours[i, j].item() == pytest.approx(expected.item(), abs=1e-5)
     assert ours.diagonal().abs().max() < 1e-5
+    complete = Features(vectors, torch.ones(3, 3, dtype=torch.bool))
+    torch.testing.assert_close(distances(complete, complete), 1 - complete.flat() @ complete.flat().T)
 
 
 def test_cost_counts_the_branch() -> None:

@@ -62,22 +62,30 @@ class Features:
     present: Tensor
 
     def flat(self) -> Tensor:
-        """L2-normalised rows (B, R M C), for anything that takes plain vectors."""
-        return F.normalize(self.vectors.flatten(1), dim=1)
+        """Rows (B, R M C) of unit length, branches of equal length, for anything that takes plain vectors."""
+        return F.normalize(F.normalize(self.vectors.flatten(2), dim=2).flatten(1), dim=1)
 
 
 def distances(query: Features, gallery: Features) -> Tensor:
-    """Cosine distances (Q, G) over the sensors both samples have.
+    """Cosine distances (Q, G) over the sensors both samples have, averaged over the branches.
 
-    With all sensors present this is the cosine distance of the whole features, as published. Where one lacks a
-    sensor, dot product and norms are taken over the shared blocks alone, so that a complete and an incomplete
-    sample can be as close as two complete ones. Samples without a shared sensor are at distance 1.
+    With all sensors present and one branch this is the cosine distance of the whole features, as published. Where
+    a sample lacks a sensor, dot product and norms are taken over the shared blocks alone, so that a complete and an
+    incomplete sample can be as close as two complete ones. Samples without a shared sensor are at distance 1.
+    Branches are compared by themselves, as their features differ in length and the longer would decide alone.
     """
-    dots = query.vectors.flatten(1) @ gallery.vectors.flatten(1).T
+    branches = zip(query.vectors.unbind(1), gallery.vectors.unbind(1), strict=True)
+    cosines = [_shared_cosines(left, query.present, right, gallery.present) for left, right in branches]
+    return 1 - torch.stack(cosines).mean(dim=0)
+
+
+def _shared_cosines(left: Tensor, left_present: Tensor, right: Tensor, right_present: Tensor) -> Tensor:
+    """Cosines (Q, G) of blocks (Q, M, C) and (G, M, C), zeros at absent sensors, over those both have."""
+    dots = left.flatten(1) @ right.flatten(1).T
     # |q|^2 over the sensors of the gallery's sample, |g|^2 over those of the query's.
-    left = query.vectors.square().sum(dim=(1, 3)) @ gallery.present.float().T
-    right = query.present.float() @ gallery.vectors.square().sum(dim=(1, 3)).T
-    return 1 - dots / (left * right).clamp_min(1e-24).sqrt()
+    left_norms = left.square().sum(dim=2) @ right_present.float().T
+    right_norms = left_present.float() @ right.square().sum(dim=2).T
+    return dots / (left_norms * right_norms).clamp_min(1e-24).sqrt()
 
 
 def default_cases(model: ReidModel, missing: Missing | None = None, pattern: Pattern | None = None) -> list[Case]:
