@@ -202,8 +202,12 @@ def _table(dataset: ReidDataset, results: Sequence[CaseResult], costs: dict[str,
         table.add_row(" + ".join(case.present), handling, kinds[case.pattern] + again, *figures)
     console = Console()
     console.print(table)
-    for name, value in costs.items():
-        console.print(f"{name.replace('_', ' ')}: {value:,.2f}", highlight=False)
+    if costs:
+        console.print(
+            f"{costs['parameters_m']:.2f} M parameters (SDTPS {costs['sdtps_parameters_m']:.2f} M), {costs['gflops']:.2f} "
+            f"GFLOPs and {1 / costs['samples_per_second']:.3f} s a sample of all sensors.",
+            highlight=False,
+        )
 
 
 def _show(options: argparse.Namespace) -> int:
