@@ -204,8 +204,8 @@ def _table(dataset: ReidDataset, results: Sequence[CaseResult], costs: dict[str,
     console.print(table)
     if costs:
         console.print(
-            f"{costs['parameters_m']:.2f} M parameters (SDTPS {costs['sdtps_parameters_m']:.2f} M), {costs['gflops']:.2f} "
-            f"GFLOPs and {1 / costs['samples_per_second']:.3f} s a sample of all sensors.",
+            f"{costs['parameters_m']:.2f} M parameters (SDTPS {costs['sdtps_parameters_m']:.2f} M), "
+            f"{costs['gflops']:.2f} GFLOPs and {1 / costs['samples_per_second']:.3f} s a sample of all sensors.",
             highlight=False,
         )
 
