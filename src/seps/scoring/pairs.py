@@ -83,9 +83,9 @@ def describe(net: PatchSlimming, prep: Prepared, block: TextBlock) -> Tensor | N
     if net.config.dense != "tokens":
         return None
     if block.paired is not None:
-        cosines = torch.bmm(block.words, block.paired.words.transpose(1, 2))
+        cosines = torch.bmm(block.words.float(), block.paired.words.float().transpose(1, 2))
         described = net.hrpa.align(cosines, block.mask, block.paired.mask)
-        means = F.normalize(block.paired.words.sum(dim=1), dim=-1)
+        means = F.normalize(block.paired.words.float().sum(dim=1), dim=-1)
         return (described + net.config.pooled * (means * block.mean).sum(dim=-1))[None]
     words, mask = prep.side.dense_words, prep.side.dense_mask
     if words is None or mask is None:
@@ -214,7 +214,7 @@ def _direct_terms(prep: Prepared, block: TextBlock, names: list[str], keeps: lis
     if tokens is None:
         raise ValueError("a group of tokens needs a branch")
     by_text = tokens.transpose(0, 1).reshape(texts, -1, width)
-    products = torch.bmm(block.words, by_text.transpose(1, 2)).view(texts, -1, batch, tokens.shape[2])
+    products = torch.bmm(block.words.float(), by_text.transpose(1, 2)).view(texts, -1, batch, tokens.shape[2])
     return products.permute(2, 0, 1, 3), tokens.square().sum(dim=-1)
 
 

@@ -122,6 +122,16 @@ def pair_bytes(shapes: Shapes, dtype: torch.dtype, gradient: bool, cuda: bool = 
     return (held + max(selection, products, norms + most * tokens * size, cosines, dense)) * 5 // 4
 
 
+def fused_bytes(shapes: Shapes, dtype: torch.dtype) -> int:
+    """Bytes of one pair with the fused kernels: cosines of the selection, two weights, products, norms, maxima."""
+    size = dtype.itemsize
+    padded = shapes.patches + 16
+    held = 4 * shapes.patches + 2 * size * padded + 4 * (shapes.merged + 4)
+    products = size * shapes.words * (padded + shapes.prefix)
+    others = 3 * size * shapes.words * max(shapes.dense_words, shapes.merged + 2 if shapes.branches > 1 else 0)
+    return (held + max(products, others)) * 9 // 8
+
+
 def direct_bytes(shapes: Shapes) -> int:
     """Bytes of one pair in the direct form: a weight per patch and merged patch, and the merged patches."""
     return 4 * shapes.branches * shapes.merged * (5 * shapes.patches + 3 * shapes.width)
@@ -134,11 +144,20 @@ def smallest_budget(shapes: Shapes, dtype: torch.dtype, gradient: bool = False) 
 
 
 def make_plan(
-    shapes: Shapes, memory: int, images: int, texts: int, *, dtype: torch.dtype, cuda: bool, gradient: bool = False
+    shapes: Shapes,
+    memory: int,
+    images: int,
+    texts: int,
+    *,
+    dtype: torch.dtype,
+    cuda: bool,
+    gradient: bool = False,
+    fused: bool = False,
+    kept: bool = False,
 ) -> Plan:
-    """Block sizes within `memory` bytes.
+    """Block sizes within `memory` bytes, for the factored form or the `fused` kernels.
 
-    Raises `InputError` with the smallest budget that works when this one cannot.
+    Normalised words that are `kept` for the whole call count no more. Raises `InputError` with the smallest budget that works when this one cannot.
     """
     least = smallest_budget(shapes, dtype, gradient)
     if memory < least:
@@ -147,7 +166,8 @@ def make_plan(
             f"({shapes.patches} patches, width {shapes.width}, up to {shapes.words} words); allow at least {least}."
         )
     image, text = image_bytes(shapes, dtype, gradient), text_bytes(shapes)
-    pair = pair_bytes(shapes, dtype, gradient, cuda)
+    text = 0 if kept else text
+    pair = fused_bytes(shapes, dtype) if fused else pair_bytes(shapes, dtype, gradient, cuda)
     memory -= shared_bytes(shapes)
     if not cuda and not gradient:
         room = max(min(memory, _CACHE + image + text) - image, text + pair)
