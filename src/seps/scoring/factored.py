@@ -58,6 +58,8 @@ class Prepared:
     """(B, P, C) L2-normalised."""
     terms: dict[str, BranchTerms]
     """By branch; empty where the direct form is taken."""
+    gram: Tensor | None
+    """(B, Z, Z) float32 where the backward pass recomputes (`maxima`); H is not made then."""
     cross: Tensor | None
     """Dual aggregation: (B, Z, Q * Z), diag(e^s_k) G diag(e^d_k)."""
     fixed_tokens: Tensor | None
@@ -109,9 +111,15 @@ def few_texts(texts: int, patches: int, cuda: bool) -> bool:
 
 
 def prepare(
-    net: PatchSlimming, side: ImageSide, dtype: torch.dtype, *, paired: bool = False, direct: bool = False
+    net: PatchSlimming,
+    side: ImageSide,
+    dtype: torch.dtype,
+    *,
+    paired: bool = False,
+    direct: bool = False,
+    recompute: bool = False,
 ) -> Prepared:
-    """Everything of these images that all texts share."""
+    """Everything of these images that all texts share; with `recompute` G in the place of H."""
     patches = side.patches.float()
     unit = F.normalize(patches.detach(), dim=-1)
     largest = patches.detach().norm(dim=-1).amax(dim=-1).clamp_min(1e-30)
@@ -121,7 +129,7 @@ def prepare(
     branches = present_branches(net, side)
     per_text = [branch for branch in branches if depends_on_text(net, branch, paired)]
     terms: dict[str, BranchTerms] = {}
-    cross = fixed_tokens = fixed_keep = None
+    gram = cross = fixed_tokens = fixed_keep = None
     if net.config.aggregation == "dual":
         per_text = branches
     elif len(per_text) < len(branches):
@@ -130,12 +138,14 @@ def prepare(
         gram = torch.bmm(scaled, scaled.transpose(1, 2))
         weights = {branch.name: branch_weights(side.logits[branch.name], pad, dtype) for branch in per_text}
         for name, weight in weights.items():
-            terms[name] = BranchTerms(_aligned(weight, dtype), _upper_blocks(weight, gram, dtype))
+            blocks = [] if recompute else _upper_blocks(weight, gram, dtype)
+            terms[name] = BranchTerms(_aligned(weight, dtype), blocks)
         if net.config.aggregation == "dual" and len(per_text) == 2:
             first, second = weights["caption"], weights["dense"]
             cross = weighted_gram(first, gram, second, dtype)
     prefix = F.normalize(side.prefix.float(), dim=-1).to(dtype)
-    return Prepared(side, unit, scaled.to(dtype), prefix, terms, cross, fixed_tokens, fixed_keep)
+    kept = gram if recompute else None
+    return Prepared(side, unit, scaled.to(dtype), prefix, terms, kept, cross, fixed_tokens, fixed_keep)
 
 
 def _half_scale(patches: int) -> float:

@@ -84,7 +84,10 @@ def image_bytes(shapes: Shapes, dtype: torch.dtype, gradient: bool = False) -> i
     tables = shapes.branches + (1 if shapes.dual else 0)
     table = padded * padded * shapes.merged
     made = tables * table * size
-    if gradient:
+    if gradient and not shapes.dual:
+        # H of one branch at a time, or its gradient.
+        made = table * size
+    elif gradient:
         made = made * 3 // 4 + tables * table * 3 + table * 4
     return features + made + 4 * 4 * padded * padded
 
@@ -122,6 +125,20 @@ def pair_bytes(shapes: Shapes, dtype: torch.dtype, gradient: bool, cuda: bool = 
     return (held + max(selection, products, norms + most * tokens * size, cosines, dense)) * 5 // 4
 
 
+def gradient_bytes(shapes: Shapes, dtype: torch.dtype) -> int:
+    """Bytes of one pair with the backward pass of `maxima`, at its widest step, forward or backward."""
+    size = dtype.itemsize
+    padded, merged = shapes.patches + 16, shapes.merged + 8
+    apart = shapes.paired and shapes.branches == 2
+    most = max(shapes.words, shapes.dense_words) if apart else shapes.words
+    held = 4 * 3 * shapes.branches * shapes.patches + 2 * size * padded + 24 * most * shapes.branches
+    products = most * (size * padded + merged * (size + 4) + 24)
+    norms = shapes.merged * padded * (size if size == 4 else 2 * size)
+    others = shapes.width * (4 * size + 16) + 16 * most * (shapes.prefix + 2)
+    dense = 0 if shapes.paired else 6 * size * shapes.words * shapes.dense_words
+    return (held + max(4 * 8 * shapes.patches, products, norms, others, dense)) * 9 // 8
+
+
 def fused_bytes(shapes: Shapes, dtype: torch.dtype) -> int:
     """Bytes of one pair with the fused kernels: cosines of the selection, two weights, products, norms, maxima."""
     size = dtype.itemsize
@@ -137,9 +154,15 @@ def direct_bytes(shapes: Shapes) -> int:
     return 4 * shapes.branches * shapes.merged * (5 * shapes.patches + 3 * shapes.width)
 
 
+def _pair(shapes: Shapes, dtype: torch.dtype, gradient: bool, cuda: bool = False) -> int:
+    if gradient and not shapes.dual:
+        return gradient_bytes(shapes, dtype)
+    return pair_bytes(shapes, dtype, gradient, cuda)
+
+
 def smallest_budget(shapes: Shapes, dtype: torch.dtype, gradient: bool = False) -> int:
     """Bytes that one image against one text needs."""
-    pair = max(pair_bytes(shapes, dtype, gradient), direct_bytes(shapes) * (3 if gradient else 1))
+    pair = max(_pair(shapes, dtype, gradient), direct_bytes(shapes) * (3 if gradient else 1))
     return image_bytes(shapes, dtype, gradient) + text_bytes(shapes) + shared_bytes(shapes) + pair
 
 
@@ -157,7 +180,9 @@ def make_plan(
 ) -> Plan:
     """Block sizes within `memory` bytes, for the factored form or the `fused` kernels.
 
-    Normalised words that are `kept` for the whole call count no more. Raises `InputError` with the smallest budget that works when this one cannot.
+    Normalised words that are `kept` for the whole call count no more.
+
+    Raises `InputError` with the smallest budget that works when this one cannot.
     """
     least = smallest_budget(shapes, dtype, gradient)
     if memory < least:
@@ -167,7 +192,7 @@ def make_plan(
         )
     image, text = image_bytes(shapes, dtype, gradient), text_bytes(shapes)
     text = 0 if kept else text
-    pair = fused_bytes(shapes, dtype) if fused else pair_bytes(shapes, dtype, gradient, cuda)
+    pair = fused_bytes(shapes, dtype) if fused else _pair(shapes, dtype, gradient, cuda)
     memory -= shared_bytes(shapes)
     if not cuda and not gradient:
         room = max(min(memory, _CACHE + image + text) - image, text + pair)
@@ -178,4 +203,6 @@ def make_plan(
         if count == 1 or many >= min(texts, 256):
             break
         count = max(1, count * 7 // 8)
+    # Blocks of one size: a small last one would cost as many launches as the others.
+    count = -(-images // -(-images // count)) if images else count
     return Plan(count, int(max(1, min(texts, many))), pair, direct_bytes(shapes))
