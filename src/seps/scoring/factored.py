@@ -94,8 +94,10 @@ def unsafe_images(net: PatchSlimming, side: ImageSide, dtype: torch.dtype) -> Te
     unsafe = torch.zeros(side.patches.shape[0], dtype=torch.bool, device=side.patches.device)
     for logits in side.logits.values():
         columns = logits.detach().float()
-        low = columns.amin(dim=1) if kept == 1 else columns.kthvalue(kept, dim=1).values
-        unsafe |= ((columns.amax(dim=1) - low) > limit).any(dim=-1)
+        high, low = columns.amax(dim=1), columns.amin(dim=1)
+        if kept > 1 and (columns.is_cuda or bool(((high - low) > limit).any())):
+            low = columns.kthvalue(kept, dim=1).values
+        unsafe |= ((high - low) > limit).any(dim=-1)
     return unsafe
 
 
@@ -163,14 +165,15 @@ def branch_weights(logits: Tensor, pad: int, dtype: torch.dtype) -> Tensor:
 
 
 def _aligned(weights: Tensor, dtype: torch.dtype) -> Tensor:
-    """The weights in the products' dtype; half rows are filled up to 16 bytes, or GPUs fall to slow paths."""
-    return F.pad(weights.to(dtype), (0, 0 if dtype == torch.float32 else -weights.shape[-1] % 8))
+    """The weights in the products' dtype, their rows filled up, or GPUs and CPUs fall to slow paths."""
+    full = 8 if dtype != torch.float32 else 4 if weights.is_cuda else 16
+    return F.pad(weights.to(dtype), (0, -weights.shape[-1] % full))
 
 
 def _upper_blocks(weights: Tensor, gram: Tensor, dtype: torch.dtype) -> list[tuple[int, int, Tensor]]:
     count = weights.shape[1]
-    # Two column blocks save a quarter of the arithmetic; more would make the products small.
-    step = -(-count // 2)
+    # Two column blocks save a quarter of the arithmetic, seven three sevenths; on a GPU those would be too small.
+    step = -(-count // (2 if weights.is_cuda or torch.is_grad_enabled() else 7))
     step += -step % 8 if dtype != torch.float32 else 0
     blocks = []
     for start in range(0, count, step):

@@ -27,7 +27,9 @@ from seps.scoring.factored import (
 )
 from seps.scoring.maxima import SMALLEST, merged_maxima
 from seps.scoring.precision import row_dots
-from seps.scoring.texts import TextBlock
+from seps.scoring.texts import PackedWords, TextBlock
+
+_FAR = -1e30
 
 
 @dataclass
@@ -132,15 +134,24 @@ def _score_group(
             merged,
         )
         return _with_others(net, prep, block, rows, columns, extra)
+    columns_masked = False
     if not prep.terms:
         products, norms = _direct_terms(prep, block, names, keeps)
     elif len(names) == 2:
         products, norms = _dual_terms(prep, block, names, keeps)
     else:
         keep = _fit(keeps[0], prep)
-        products = _masked_products(prep, word_products(prep, block), names[0], keep)
+        if block.packed is None:
+            products = _masked_products(prep, word_products(prep, block), names[0], keep)
+        else:
+            products = _packed_products(prep, block, block.packed, names[0], keep)
+            columns_masked = True
         norms = _norms(prep, names[0], keep)
-    return _align_merged(net, prep, block, products, norms, extra)
+    present = norms > SMALLEST
+    inverse = torch.where(present, norms, 1.0).rsqrt() * present
+    cosines = products.float() * inverse[:, :, None]
+    columns = cosines.amax(dim=2) if columns_masked else _over_words(block, cosines)
+    return _with_others(net, prep, block, cosines.amax(dim=-1), columns, extra)
 
 
 def _fit(keep: Tensor, prep: Prepared) -> Tensor:
@@ -162,6 +173,17 @@ def _masked_products(prep: Prepared, products: Tensor, name: str, keep: Tensor) 
     rows = masked.view(texts * words, batch, count).transpose(0, 1)
     merged = prep.side.logits[name].shape[-1]
     return torch.bmm(rows, prep.terms[name].weights).view(batch, texts, words, -1)[..., :merged]
+
+
+def _packed_products(prep: Prepared, block: TextBlock, packed: PackedWords, name: str, keep: Tensor) -> Tensor:
+    """`_masked_products` without work for padding, which comes back far below every value: (B, T, M, Q)."""
+    batch, count, width = prep.patches.shape
+    products = (packed.words @ prep.patches.reshape(-1, width).T).view(-1, batch, count)
+    products.mul_(keep.index_select(0, packed.texts))
+    merged = prep.side.logits[name].shape[-1]
+    found = torch.bmm(products.transpose(0, 1), prep.terms[name].weights)[..., :merged]
+    spread = found.new_full((batch, block.words[..., 0].numel(), merged), _FAR)
+    return spread.index_copy_(1, packed.places, found).view(batch, block.count, -1, merged)
 
 
 def _norms(prep: Prepared, name: str, keep: Tensor) -> Tensor:
@@ -249,23 +271,13 @@ def _extra_cosines(prep: Prepared, block: TextBlock, extra: Tensor) -> Tensor:
     return torch.bmm(words, unit.permute(1, 2, 0)).permute(2, 0, 1)
 
 
-def _align_merged(
-    net: PatchSlimming, prep: Prepared, block: TextBlock, products: Tensor, norms: Tensor, extra: Tensor
-) -> Tensor:
-    """Both maxima over [prefix, merged, extra], then the pooling of Eq. 5: (B, T).
-
-    LeakyReLU rises, so it commutes with the maxima and is taken of them alone.
-    """
-    present = norms > SMALLEST
-    inverse = torch.where(present, norms, 1.0).rsqrt() * present
-    cosines = products.float() * inverse[:, :, None]
-    return _with_others(net, prep, block, cosines.amax(dim=-1), _over_words(block, cosines), extra)
-
-
 def _with_others(
     net: PatchSlimming, prep: Prepared, block: TextBlock, rows: Tensor, columns: Tensor, extra: Tensor
 ) -> Tensor:
-    """Eq. 5 (B, T) from the merged patches' maxima (B, T, M) and (B, T, Q), joined by prefix and extra token."""
+    """Eq. 5 (B, T) from the merged patches' maxima (B, T, M) and (B, T, Q), joined by prefix and extra token.
+
+    LeakyReLU rises, so it commutes with the maxima and is taken of them alone.
+    """
     best, across = _recomputed(prep, lambda: _other_maxima(prep, block, extra))
     return _pool(net, torch.maximum(rows, best), torch.cat([columns, across], dim=-1), block.mask, None)
 

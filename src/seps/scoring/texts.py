@@ -21,6 +21,15 @@ _MANY = 512
 
 
 @dataclass
+class PackedWords:
+    """The words of a block one after the other, without padding: (W, C), their texts (W,) and places in T * M (W,)."""
+
+    words: Tensor
+    texts: Tensor
+    places: Tensor
+
+
+@dataclass
 class TextBlock:
     """Texts of about the same length, ready for the products."""
 
@@ -36,6 +45,8 @@ class TextBlock:
     """(T,) int32 words of each."""
     paired: TextBlock | None = None
     """The dense texts that come with the captions in the published pairing."""
+    packed: PackedWords | None = None
+    """On the CPU, where texts of several lengths stand in one block, and without gradients."""
 
     @property
     def count(self) -> int:
@@ -137,7 +148,8 @@ class Texts:
     @property
     def unit_nbytes(self) -> int:
         """Bytes that all normalised words take at once."""
-        return self.products.itemsize * self.words.shape[-1] * (sum(self.lengths) + sum(self.paired_lengths))
+        copies = 1 if self.words.is_cuda else 2
+        return copies * self.products.itemsize * self.words.shape[-1] * (sum(self.lengths) + sum(self.paired_lengths))
 
     def keep_blocks(self) -> None:
         """Make each block once and keep it, for texts that many images meet."""
@@ -177,7 +189,11 @@ class Texts:
         if mask is not None:
             unit = unit.masked_fill(~mask[..., None], 0.0)
         mean = F.normalize(masked_mean(words, mask), dim=-1)
-        return TextBlock(index, unit.to(self.products), mask, mean, counts)
+        block = TextBlock(index, unit.to(self.products), mask, mean, counts)
+        if mask is not None and self.products == torch.float32 and not (words.is_cuda or torch.is_grad_enabled()):
+            places = torch.nonzero(mask.flatten()).squeeze(-1)
+            block.packed = PackedWords(unit.flatten(0, 1).index_select(0, places), places // longest, places)
+        return block
 
 
 def _checked_lengths(name: str, words: Tensor, lengths: Tensor | Sequence[int] | None) -> list[int]:
