@@ -187,22 +187,21 @@ def _upper_blocks(weights: Tensor, gram: Tensor, dtype: torch.dtype) -> list[tup
 def weighted_gram(left: Tensor, gram: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
     """`left_ik gram_ij right_jk` -> (B, I, Q * J), from (B, I, Q), (B, I, J), (B, J, Q) in float32.
 
-    Without gradients it is made a few k at a time, so that the float32 form never stands whole.
+    Without gradients a half table is made a few k at a time, so that the float32 form never stands whole.
     """
     batch, rows, merged = left.shape
     columns = right.shape[1]
     across = right.transpose(1, 2)[:, None]
     if torch.is_grad_enabled():
         return (left[..., None] * (gram[:, :, None, :] * across)).to(dtype).flatten(2)
+    if dtype == torch.float32:
+        return (left[..., None] * across).mul_(gram[:, :, None, :]).flatten(2)
     table = torch.empty(batch, rows, merged, columns, dtype=dtype, device=gram.device)
     step = max(1, SLAB // max(1, batch * rows * columns))
     for start in range(0, merged, step):
         part = gram[:, :, None, :] * across[:, :, start : start + step]
         place, factor = table[:, :, start : start + step], left[:, :, start : start + step, None]
-        if dtype == torch.float32:
-            torch.mul(part, factor, out=place)
-        else:
-            place.copy_(part.mul_(factor))
+        place.copy_(part.mul_(factor))
     return table.flatten(2)
 
 

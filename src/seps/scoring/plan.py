@@ -16,6 +16,8 @@ from seps.scoring.factored import SLAB
 _CACHE = 12 * 2**20
 """What one step on the CPU may touch: about a core's share of the last cache."""
 _MOST_IMAGES = 64
+_FEW_IMAGES = 8
+"""At most so many at once on a core."""
 
 
 @dataclass(frozen=True)
@@ -166,6 +168,14 @@ def smallest_budget(shapes: Shapes, dtype: torch.dtype, gradient: bool = False) 
     return image_bytes(shapes, dtype, gradient) + text_bytes(shapes) + shared_bytes(shapes) + pair
 
 
+def _cpu_plan(shapes: Shapes, memory: int, images: int, texts: int, image: int, text: int, pair: int) -> Plan:
+    """One image, or a few where few texts come: small operations cost more to start than to do."""
+    room = max(min(memory, _CACHE + image + text) - image, text + pair)
+    fitting = min(_FEW_IMAGES, images // 8, room // max(1, texts * (text + pair)), (memory - room) // image)
+    count = 1 << (max(1, fitting).bit_length() - 1)
+    return Plan(count, max(1, min(texts, room // (text + count * pair))), pair, direct_bytes(shapes))
+
+
 def make_plan(
     shapes: Shapes,
     memory: int,
@@ -195,8 +205,7 @@ def make_plan(
     pair = fused_bytes(shapes, dtype) if fused else _pair(shapes, dtype, gradient, cuda)
     memory -= shared_bytes(shapes)
     if not cuda and not gradient:
-        room = max(min(memory, _CACHE + image + text) - image, text + pair)
-        return Plan(1, max(1, min(texts, room // (text + pair))), pair, direct_bytes(shapes))
+        return _cpu_plan(shapes, memory, images, texts, image, text, pair)
     count = max(1, min(images, _MOST_IMAGES, memory // (2 if gradient else 4) // image))
     while True:
         many = (memory - count * image) // (text + count * pair)
