@@ -123,11 +123,12 @@ def prepare(
 ) -> Prepared:
     """Everything of these images that all texts share; with `recompute` G in the place of H."""
     patches = side.patches.float()
-    unit = F.normalize(patches.detach(), dim=-1)
-    largest = patches.detach().norm(dim=-1).amax(dim=-1).clamp_min(1e-30)
+    lengths = patches.detach().norm(dim=-1, keepdim=True)
+    unit = patches.detach() / lengths.clamp_min(1e-12)
+    largest = lengths.squeeze(-1).amax(dim=-1).clamp_min(1e-30)
     scaled = patches / largest[:, None, None]
     pad = 0 if dtype == torch.float32 else -patches.shape[1] % 16
-    scaled = F.pad(scaled, (0, 0, 0, pad))
+    scaled = F.pad(scaled, (0, 0, 0, pad)) if pad else scaled
     branches = present_branches(net, side)
     per_text = [branch for branch in branches if depends_on_text(net, branch, paired)]
     terms: dict[str, BranchTerms] = {}
@@ -161,7 +162,7 @@ def branch_weights(logits: Tensor, pad: int, dtype: torch.dtype) -> Tensor:
     weights = torch.exp(values - values.detach().amax(dim=1, keepdim=True))
     if dtype == torch.float16:
         weights = weights * _half_scale(weights.shape[1] + pad)
-    return F.pad(weights, (0, 0, 0, pad))
+    return F.pad(weights, (0, 0, 0, pad)) if pad else weights
 
 
 def _aligned(weights: Tensor, dtype: torch.dtype) -> Tensor:
@@ -191,7 +192,8 @@ def weighted_gram(left: Tensor, gram: Tensor, right: Tensor, dtype: torch.dtype)
     """
     batch, rows, merged = left.shape
     columns = right.shape[1]
-    across = right.transpose(1, 2)[:, None]
+    # Contiguous, or the table takes over its order and has to be copied.
+    across = right.transpose(1, 2).contiguous()[:, None]
     if torch.is_grad_enabled():
         return (left[..., None] * (gram[:, :, None, :] * across)).to(dtype).flatten(2)
     if dtype == torch.float32:
