@@ -29,16 +29,9 @@ _NORMS: list[dict[str, Any]] = [
 ]
 _ALIGN: list[dict[str, Any]] = [
     {"align_rows": rows, "align_patches": patches, "warps": warps, "multiply": multiply}
-    for multiply, patches, rows, warps in (
-        (False, 32, 64, 4),
-        (False, 64, 64, 4),
-        (False, 64, 128, 4),
-        (False, 64, 128, 8),
-        (False, 128, 64, 4),
-        (True, 256, 128, 8),
-    )
+    for multiply, patches, rows, warps in ((False, 64, 64, 4), (False, 64, 128, 8), (False, 128, 64, 4))
 ]
-_SELECT: list[dict[str, Any]] = [{"select_rows": rows} for rows in (1, 4, 16)]
+_SELECT: list[dict[str, Any]] = [{"select_rows": rows} for rows in (4, 8)]
 
 
 def run(arguments: argparse.Namespace, device: torch.device) -> list[dict[str, Any]]:

@@ -7,6 +7,8 @@ import torch
 
 from seps.scoring.maxima import merged_maxima
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
 
 def twin(words, patches, weights, keep, mask, merged):
     """The same maxima from merged patches built for each pair."""
@@ -14,8 +16,7 @@ def twin(words, patches, weights, keep, mask, merged):
     length = tokens.norm(dim=-1, keepdim=True)
     unit = torch.where(length > 0, tokens / length.clamp_min(1e-18), 0.0)
     cosines = torch.einsum("tmc,btqc->btmq", words, unit)
-    valid = torch.ones(words.shape[:2], dtype=torch.bool) if mask is None else mask
-    return cosines.amax(dim=-1), cosines.masked_fill(~valid[:, :, None], -1e9).amax(dim=2)
+    return cosines.amax(dim=-1), cosines.masked_fill(~mask[:, :, None], -1e9).amax(dim=2)
 
 
 def make(texts=5, words=4, images=3, patches=7, width=6, merged=3, padded=2):
@@ -26,7 +27,8 @@ def make(texts=5, words=4, images=3, patches=7, width=6, merged=3, padded=2):
     weights = torch.nn.functional.pad(torch.rand(images, patches, merged), (0, padded))
     keep = (torch.rand(texts, images, patches) < 0.5).float()
     keep[..., 0] = 1.0
-    return spoken, torch.randn(images, patches, width), weights, keep, mask
+    made = spoken, torch.randn(images, patches, width), weights, keep, mask
+    return tuple(tensor.to(DEVICE) for tensor in made)
 
 
 @pytest.mark.parametrize(("texts", "words", "images", "padded"), [(5, 4, 3, 2), (1, 1, 1, 0), (2, 6, 4, 5)])
@@ -45,6 +47,20 @@ def test_values_and_gradients(texts, words, images, padded):
         torch.autograd.grad(ours, leaves, slopes), torch.autograd.grad(theirs, leaves, slopes), strict=True
     ):
         assert (mine - other).norm() <= 1e-4 * other.norm()
+
+
+def test_half_products_have_about_the_same_gradients():
+    spoken, patches, weights, keep, mask = make(24, 8, 5, 32, 16, 8, 8)
+    exact = [spoken.requires_grad_(), patches.requires_grad_(), weights.requires_grad_()]
+    found = []
+    for dtype in (torch.float32, torch.bfloat16):
+        gram = torch.bmm(patches, patches.transpose(1, 2))
+        halved = patches.to(dtype), weights.to(dtype)
+        rows, columns = merged_maxima(spoken, *halved, gram, keep.to(dtype), mask, 8)
+        assert rows.dtype == torch.float32
+        found.append(torch.autograd.grad((rows * mask).mean() + columns.mean(), exact))
+    for full, half in zip(*found, strict=True):
+        assert (full - half).norm() <= 0.2 * full.norm()
 
 
 def test_a_merged_patch_of_length_zero_has_no_gradient():

@@ -102,32 +102,41 @@ class _MergedMaxima(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        words, patches, weights, gram, keep, norms, rows, columns, of_word, of_merged = ctx.saved_tensors
-        dtype, merged = patches.dtype, norms.shape[-1]
-        keep, of_word, of_merged = keep.to(dtype), of_word.long(), of_merged.long()
-        d_rows, d_columns = gradients
-        inverse = _inverse(norms)
-        slope = (d_columns * columns).scatter_add_(-1, of_word, d_rows * rows).mul_(inverse.square()).mul_(-0.5)
-        by_image = keep.transpose(0, 1).contiguous()
-        d_weights, d_gram = _norms_backward(slope, weights[..., :merged], gram.to(dtype), by_image)
-        del slope, by_image
-        d_cosines = torch.zeros(*rows.shape, weights.shape[-1], dtype=dtype, device=rows.device)
-        d_cosines.scatter_(-1, of_word[..., None], (d_rows * inverse.gather(-1, of_word)).to(dtype)[..., None])
-        d_cosines[..., :merged].scatter_add_(2, of_merged[:, :, None], (d_columns * inverse).to(dtype)[:, :, None])
-        d_cosines = d_cosines.flatten(1, 2)
-        unit = words.to(dtype)
-        products = _masked_products(unit, patches, keep)
-        d_all = torch.bmm(products.permute(1, 2, 0), d_cosines)
-        d_all[..., :merged] += d_weights
-        # P is needed no more: its gradient takes its place.
-        torch.bmm(d_cosines, weights.transpose(1, 2), out=products.transpose(0, 1))
-        del d_cosines
-        d_products = products.view(*words.shape[:2], *keep.shape[1:]).mul_(keep[:, None]).view(len(products), -1)
-        d_words = None
-        if ctx.needs_input_grad[0]:
-            d_words = (d_products @ patches.flatten(0, 1)).view_as(words).to(words.dtype)
-        d_patches = (d_products.T @ unit.flatten(0, 1)).view_as(patches)
-        return d_words, d_patches, d_all, d_gram.to(gram.dtype), None, None, None
+        # Outside the autocast that the caller may be in: every dtype here was chosen in the forward pass.
+        with torch.autocast(gradients[0].device.type, enabled=False):
+            found = _gradients(ctx.saved_tensors, gradients[0], gradients[1], ctx.needs_input_grad[0])
+            return *found, None, None, None
+
+
+def _gradients(
+    saved: tuple[Tensor, ...], d_rows: Tensor, d_columns: Tensor, want_words: bool
+) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
+    """Gradients of words, patches, weights and Gram matrix from those of both maxima."""
+    words, patches, weights, gram, keep, norms, rows, columns, of_word, of_merged = saved
+    dtype, merged = patches.dtype, norms.shape[-1]
+    keep, of_word, of_merged = keep.to(dtype), of_word.long(), of_merged.long()
+    inverse = _inverse(norms)
+    slope = (d_columns * columns).scatter_add_(-1, of_word, d_rows * rows).mul_(inverse.square()).mul_(-0.5)
+    by_image = keep.transpose(0, 1).contiguous()
+    d_weights, d_gram = _norms_backward(slope, weights[..., :merged], gram.to(dtype), by_image)
+    del slope, by_image
+    d_cosines = torch.zeros(*rows.shape, weights.shape[-1], dtype=dtype, device=rows.device)
+    d_cosines.scatter_(-1, of_word[..., None], (d_rows * inverse.gather(-1, of_word)).to(dtype)[..., None])
+    d_cosines[..., :merged].scatter_add_(2, of_merged[:, :, None], (d_columns * inverse).to(dtype)[:, :, None])
+    d_cosines = d_cosines.flatten(1, 2)
+    unit = words.to(dtype)
+    products = _masked_products(unit, patches, keep)
+    d_all = torch.bmm(products.permute(1, 2, 0), d_cosines)
+    d_all[..., :merged] += d_weights
+    # P is needed no more: its gradient takes its place.
+    torch.bmm(d_cosines, weights.transpose(1, 2), out=products.transpose(0, 1))
+    del d_cosines
+    d_products = products.view(*words.shape[:2], *keep.shape[1:]).mul_(keep[:, None]).view(len(products), -1)
+    d_words = None
+    if want_words:
+        d_words = (d_products @ patches.flatten(0, 1)).view_as(words).to(words.dtype)
+    d_patches = (d_products.T @ unit.flatten(0, 1)).view_as(patches)
+    return d_words, d_patches, d_all, d_gram.to(gram.dtype)
 
 
 def _inverse(norms: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ _CACHE = 12 * 2**20
 """What one step on the CPU may touch: about a core's share of the last cache."""
 _MOST_IMAGES = 64
 _FEW_IMAGES = 8
-"""At most so many at once on a core."""
+"""At most so many at once on a core, at least so many on a GPU where half the memory holds them."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def make_plan(
 ) -> Plan:
     """Block sizes within `memory` bytes, for the factored form or the `fused` kernels.
 
-    Normalised words that are `kept` for the whole call count no more.
+    Normalised words that are `kept` for the whole call are made while no pair is held.
 
     Raises `InputError` with the smallest budget that works when this one cannot.
     """
@@ -201,14 +201,15 @@ def make_plan(
             f"({shapes.patches} patches, width {shapes.width}, up to {shapes.words} words); allow at least {least}."
         )
     image, text = image_bytes(shapes, dtype, gradient), text_bytes(shapes)
-    text = 0 if kept else text
     pair = fused_bytes(shapes, dtype) if fused else _pair(shapes, dtype, gradient, cuda)
     memory -= shared_bytes(shapes)
     if not cuda and not gradient:
-        return _cpu_plan(shapes, memory, images, texts, image, text, pair)
-    count = max(1, min(images, _MOST_IMAGES, memory // (2 if gradient else 4) // image))
+        return _cpu_plan(shapes, memory, images, texts, image, 0 if kept else text, pair)
+    half = memory // 2 // image
+    # Pairs are worth more of the memory than images, unless those are so large that few fit.
+    count = max(1, min(images, _MOST_IMAGES, half if gradient else max(half // 2, min(half, _FEW_IMAGES))))
     while True:
-        many = (memory - count * image) // (text + count * pair)
+        many = (memory - count * image) // (max(text, count * pair) if kept else text + count * pair)
         if count == 1 or many >= min(texts, 256):
             break
         count = max(1, count * 7 // 8)
