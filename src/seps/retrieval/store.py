@@ -118,12 +118,15 @@ class Store:
             found |= {row.id: row for row in from_table(self._read(lambda t, w=where: t.search().where(w).to_arrow()))}
         return found
 
+    def table(self, identity: str, columns: Sequence[str]) -> pa.Table:
+        """Some columns of one image, as a table of one row; of none where there is no such id."""
+        where = _among([identity]) if _ID.fullmatch(identity) else "false"
+        return self._read(lambda table: table.search().where(where).select(list(columns)).to_arrow())
+
     def get(self, identity: str, columns: Sequence[str]) -> dict[str, Any] | None:
         """Some columns of one image; None where there is none of that id, or it is no id."""
-        if not _ID.fullmatch(identity):
-            return None
-        found = self._read(lambda table: table.search().where(_among([identity])).select(list(columns)).to_arrow())
-        return dict(found.to_pylist()[0]) if found.num_rows else None
+        found = self.table(identity, columns).to_pylist()
+        return dict(found[0]) if found else None
 
     def nearest(self, vector: Any, count: int, columns: Sequence[str], where: str | None = None) -> pa.Table:
         """The `count` images whose vectors have the largest dot product with `vector`, best first."""
