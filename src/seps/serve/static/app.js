@@ -91,6 +91,7 @@ async function open(id, q, mine) {
   const photo = $("photo");
   photo.alt = hit ? nameOf(hit) : "";
   photo.src = `/api/image/${encodeURIComponent(id)}`;
+  fit(hit);
   $("similar").href = `/?like=${encodeURIComponent(id)}`;
   $("why").hidden = !q;
   $("kept").disabled = !q;
@@ -104,10 +105,17 @@ async function open(id, q, mine) {
   explanation = found;
   $("detail-title").textContent = `${nameOf(found)}, score ${found.score.toFixed(3)}`;
   photo.alt = nameOf(found);
+  fit(found);
   words(found);
   terms(found);
   describe(found);
   paint();
+}
+
+// Small photos are enlarged to the room there is, so that patches can be told apart.
+function fit(facts) {
+  const part = matchMedia("(max-width: 760px)").matches ? 46 : 66;
+  if (facts) $("stage").style.width = `min(100%, ${part}dvh * ${facts.width / facts.height})`;
 }
 
 function shut() {
