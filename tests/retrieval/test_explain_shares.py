@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from stores import gallery, index, model, model_folder, paint
 
 from seps.cli import explain as explain_command
 from seps.config import SlimmingConfig
@@ -20,6 +19,7 @@ from seps.retrieval.explanation import Explainer, Explanation
 from seps.retrieval.search import Searcher
 from seps.retrieval.store_rows import STATE
 from seps.retrieval.stored import restore
+from stores import gallery, index, model, model_folder, paint
 
 SHAPE = {"embed_size": 16, "num_patches": 12, "num_prefix_tokens": 2, "aggr_ratio": 0.5}
 CONFIGS = {

@@ -10,10 +10,9 @@ import sys
 import time
 from pathlib import Path
 
-from stores import gallery, index, model_folder
-
 from seps.retrieval.maintenance import verify
 from seps.retrieval.store import Store
+from stores import gallery, index, model_folder
 
 _SCRIPT = """
 import sys, torch

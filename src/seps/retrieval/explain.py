@@ -101,7 +101,8 @@ def shares(net: PatchSlimming, side: ImageSide, words: Tensor, mean_length: floa
 
 def _length(caption: Tensor, words: Tensor) -> Tensor:
     """M |mean word|: words / this are the parts of the unit mean word."""
-    return len(words) * caption.norm().clamp_min(1e-12)
+    length: Tensor = caption.norm()
+    return len(words) * length.clamp_min(1e-12)
 
 
 def _token_weights(net: PatchSlimming, side: ImageSide, caption: Tensor) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import colorsys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
@@ -13,6 +14,7 @@ from seps.retrieval.explanation import Explanation
 
 PANEL, MARGIN, LABEL = 240, 16, 44
 _INK, _PAPER, _GREY = (28, 28, 30), (255, 255, 255), (110, 110, 115)
+Cells = np.ndarray[Any, np.dtype[np.float64]]
 _WARM, _COLD = (214, 60, 20), (30, 90, 200)
 
 
@@ -81,15 +83,11 @@ def _summary(explanation: Explanation) -> str:
     return "   ".join(parts) + f"   = {explanation.score:.3f}"
 
 
-def _grid(
-    values: Sequence[float] | Sequence[bool], explanation: Explanation
-) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+def _grid(values: Sequence[float] | Sequence[bool], explanation: Explanation) -> Cells:
     return np.asarray(values, np.float64).reshape(explanation.grid)
 
 
-def _stretch(
-    cells: np.ndarray[tuple[int, int], np.dtype[np.float64]], size: tuple[int, int], smooth: bool
-) -> Image.Image:
+def _stretch(cells: Cells, size: tuple[int, int], smooth: bool) -> Image.Image:
     picture = Image.fromarray((cells.clip(0, 1) * 255).astype(np.uint8))
     return picture.resize(size, Image.Resampling.BICUBIC if smooth else Image.Resampling.NEAREST)
 

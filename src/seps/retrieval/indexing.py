@@ -20,8 +20,8 @@ from seps.retrieval.heads import ImageFeatures
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.packing import Precision, pack
 from seps.retrieval.pictures import Picture, read_picture
-from seps.retrieval.store import Known, Store, StoreError, writer_lock
-from seps.retrieval.store_rows import Row, StoreSettings
+from seps.retrieval.store import Known, Store, writer_lock
+from seps.retrieval.store_rows import Row, StoreError, StoreSettings
 from seps.retrieval.vectors import fixed_patch_scores, image_vectors, model_hash
 
 Progress = Callable[[int, int], None]

@@ -25,7 +25,7 @@ class PackingError(ValueError):
 
 def pack(rows: Tensor, precision: Precision = "float16") -> bytes:
     """(R, C) -> bytes: kind, R, C, the rows' scales (int8 alone), the values."""
-    values = rows.detach().float().cpu().numpy()
+    values: Array = rows.detach().float().cpu().numpy()
     head = _HEAD.pack(_KINDS.index(precision), *values.shape)
     if precision == "float32":
         return head + values.astype("<f4").tobytes()
@@ -33,7 +33,8 @@ def pack(rows: Tensor, precision: Precision = "float16") -> bytes:
         largest = np.finfo(np.float16).max
         return head + values.clip(-largest, largest).astype("<f2").tobytes()
     scales = np.maximum(np.abs(values).max(axis=1, keepdims=True), 1e-12) / 127
-    return head + scales.astype("<f4").tobytes() + np.rint(values / scales).astype(np.int8).tobytes()
+    rounded: Array = np.rint(values / scales).astype(np.int8)
+    return head + scales.astype("<f4").tobytes() + rounded.tobytes()
 
 
 def packed_shape(blob: bytes) -> tuple[int, int]:
@@ -55,7 +56,8 @@ def unpack(blob: bytes) -> Array:
     if kind == "int8":
         scales = np.frombuffer(blob, "<f4", rows, start)[:, None]
         values = np.frombuffer(blob, np.int8, rows * width, start + 4 * rows).reshape(rows, width)
-        return np.multiply(values, scales, dtype=np.float32)
+        scaled: Array = np.multiply(values, scales, dtype=np.float32)
+        return scaled
     values = np.frombuffer(blob, "<f4" if kind == "float32" else "<f2", rows * width, start)
     return values.reshape(rows, width).astype(np.float32)
 

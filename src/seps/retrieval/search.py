@@ -18,8 +18,8 @@ from seps.retrieval.data.shards import read_source
 from seps.retrieval.heads import ImageFeatures, TextFeatures
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import from_pretrained
-from seps.retrieval.store import Store, StoreError, where_clause
-from seps.retrieval.store_rows import STATE
+from seps.retrieval.store import Store, where_clause
+from seps.retrieval.store_rows import STATE, StoreError
 from seps.retrieval.stored import StoredScorer, restore
 from seps.retrieval.vectors import image_vectors, model_hash, text_vectors
 
@@ -115,7 +115,7 @@ class Searcher:
         `candidates` images are found by their vectors and scored exactly; with `exact` all images are.
         """
         if not isinstance(text, str) or not text.strip():
-            raise ValueError("The query is blank. Write what to look for, like: a dog running on the beach")
+            raise ValueError("The query is blank. Write what to look for, like 'a dog running on the beach'.")
         with self._turns:
             words = self.model.encode_texts([text.strip()])
             return self._find(words, text_vectors(words)[0], k, candidates, exact, filters, described=True)

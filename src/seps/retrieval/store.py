@@ -114,14 +114,20 @@ class Store:
         """Whole rows by id; ids that are not there are left out."""
         found: dict[str, Row] = {}
         for start in range(0, len(ids), 1000):
-            where = _among(ids[start : start + 1000])
-            found |= {row.id: row for row in from_table(self._read(lambda t, w=where: t.search().where(w).to_arrow()))}
+            table = self._where(_among(ids[start : start + 1000]))
+            found |= {row.id: row for row in from_table(table)}
         return found
 
     def table(self, identity: str, columns: Sequence[str]) -> pa.Table:
         """Some columns of one image, as a table of one row; of none where there is no such id."""
-        where = _among([identity]) if _ID.fullmatch(identity) else "false"
-        return self._read(lambda table: table.search().where(where).select(list(columns)).to_arrow())
+        return self._where(_among([identity]) if _ID.fullmatch(identity) else "false", columns)
+
+    def _where(self, condition: str, columns: Sequence[str] | None = None) -> pa.Table:
+        def search(table: Any) -> pa.Table:
+            query = table.search().where(condition)
+            return (query.select(list(columns)) if columns else query).to_arrow()
+
+        return self._read(search)
 
     def get(self, identity: str, columns: Sequence[str]) -> dict[str, Any] | None:
         """Some columns of one image; None where there is none of that id, or it is no id."""

@@ -97,6 +97,6 @@ def documentation_page(openapi: dict[str, Any]) -> str:
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>SEPS API</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<link rel="stylesheet" href="/static/style.css"></head>'
+        '<link rel="icon" href="data:,"><link rel="stylesheet" href="/static/style.css"></head>'
         f'<body><main class="text">{"".join(parts)}</main></body></html>'
     )
