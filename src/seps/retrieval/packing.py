@@ -32,7 +32,7 @@ def pack(rows: Tensor, precision: Precision = "float16") -> bytes:
     if precision == "float16":
         largest = np.finfo(np.float16).max
         return head + values.clip(-largest, largest).astype("<f2").tobytes()
-    scales = np.maximum(np.abs(values).max(axis=1, keepdims=True), 1e-12) / 127
+    scales: Array = np.maximum(np.abs(values).max(axis=1, keepdims=True), 1e-12) / 127
     rounded: Array = np.rint(values / scales).astype(np.int8)
     return head + scales.astype("<f4").tobytes() + rounded.tobytes()
 
