@@ -3,10 +3,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.stamp
 
-.PHONY: help setup demo test lint format bench clean
+.PHONY: help setup demo demo-reid test lint format bench clean
 help:
 	@echo "make demo   set up and run the main job on the embedded default"
 	@echo "make test   set up and run every check (lint, types, tests)"
+	@echo "make demo-reid   draw a small RGB/NIR/TIR set, train on it, measure, show"
 	@echo "make lint | format | bench | clean"
 
 setup: $(STAMP)
@@ -18,6 +19,12 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: $(STAMP)
 	$(BIN)/seps demo
+
+demo-reid: $(STAMP)
+	$(BIN)/seps reid synth runs/reid-demo/data --identities 90 --images 8 --height 128 --width 64
+	$(BIN)/seps reid train --config configs/reid/synthetic.yaml --out runs/reid-demo/run
+	$(BIN)/seps reid eval runs/reid-demo/run --missing --cost
+	$(BIN)/seps reid show runs/reid-demo/run --out runs/reid-demo/pictures
 
 lint: $(STAMP)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -31,8 +31,8 @@ def run(arguments: Sequence[str]) -> int:
     from seps.retrieval.data.images import decode_image
     from seps.retrieval.explain_picture import draw
     from seps.retrieval.explanation import Explainer
-    from seps.retrieval.pictures import resized_jpeg
     from seps.retrieval.pretrained import from_pretrained
+    from seps.retrieval.thumbnails import resized_jpeg
 
     if options.out and Path(options.out).suffix.lower() not in (".png", ".jpg", ".jpeg"):
         raise ValueError(f"--out is {options.out!r}; name a .png or .jpg file.")

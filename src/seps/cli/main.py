@@ -11,7 +11,9 @@ COMMANDS = {
     "eval": "measure a model: recall both ways, under a named protocol",
     "caption": "describe images with a vision-language model, one resumable line an image",
     "compare": "train and measure baselines over several seeds, one table",
+    "convert": "make a model from a checkpoint of the published code",
     "demo": "run the main job on the photos that ship with the package",
+    "reid": "re-identification over RGB / NIR / TIR: synth, train, eval, show",
     "modules": "write seps_modules.py, the method in one file that needs torch alone",
 }
 EXIT_USER_ERROR = 2

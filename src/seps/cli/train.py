@@ -18,7 +18,7 @@ def build_parser() -> ArgumentParser:
     """Every field of `RunConfig` as a dotted option; `--config FILE.yaml` sets many at once."""
     parser = ArgumentParser(prog="seps train", description=__doc__)
     parser.add_argument("--config", action="config", help="YAML file of settings; options after it override it")
-    parser.add_argument("--run", type=str, required=True, help="folder of the run; an unfinished one is continued")
+    parser.add_argument("--out", type=str, required=True, help="folder of the run; an unfinished one is continued")
     parser.add_argument("--device", type=str, default=None, help="cpu, cuda, ...; default: a GPU if there is one")
     parser.add_class_arguments(RunConfig, nested_key=None, sub_configs=True)
     return parser
@@ -27,7 +27,7 @@ def build_parser() -> ArgumentParser:
 def read_config(path: str, overrides: Mapping[str, Any]) -> RunConfig:
     """The configuration in a YAML file, with some dotted settings replaced."""
     parser = build_parser()
-    words = ["--run", "unused", "--config", path]
+    words = ["--out", "unused", "--config", path]
     for name, value in overrides.items():
         words += [f"--{name}", json.dumps(value) if not isinstance(value, str) else value]
     return to_config(parser, parser.parse_args(words))
@@ -35,7 +35,7 @@ def read_config(path: str, overrides: Mapping[str, Any]) -> RunConfig:
 
 def to_config(parser: ArgumentParser, options: Any) -> RunConfig:
     """The parsed options as a `RunConfig`."""
-    values = parser.instantiate_classes(options)
+    values = parser.instantiate(options)
     return RunConfig(**{name: values[name] for name in RunConfig.__dataclass_fields__})
 
 
@@ -55,7 +55,7 @@ def run(arguments: Sequence[str]) -> int:
         first = info.rank == 0
         result = train_model(
             config,
-            options.run,
+            options.out,
             device=device if info.world == 1 else None,
             distributed=info,
             progress=terminal_progress() if first else None,
@@ -64,7 +64,7 @@ def run(arguments: Sequence[str]) -> int:
     if first:
         print(f"Step {result.step} of {result.total_steps}; best score on dev: {result.best_score}.")
         if result.interrupted:
-            print(f"Interrupted and saved; run the same command to go on with {options.run}.")
+            print(f"Interrupted and saved; run the same command to go on with {options.out}.")
         else:
-            print(f"Evaluate it with: seps eval --model {options.run}/model --data FILE.jsonl")
+            print(f"Evaluate it with: seps eval --model {options.out}/model --data FILE.jsonl")
     return EXIT_INTERRUPTED if result.interrupted else 0

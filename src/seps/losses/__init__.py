@@ -2,6 +2,7 @@
 
 from seps.losses.combined import SEPSLoss
 from seps.losses.contrastive import InfoNCELoss, SigmoidLoss, infonce, sigmoid_loss
+from seps.losses.identity import batch_hard_triplet, identity_loss
 from seps.losses.ratio import RatioLoss, ratio_loss
 from seps.losses.triplet import ContrastiveLoss, triplet_loss
 
@@ -11,6 +12,8 @@ __all__ = [
     "RatioLoss",
     "SEPSLoss",
     "SigmoidLoss",
+    "batch_hard_triplet",
+    "identity_loss",
     "infonce",
     "ratio_loss",
     "sigmoid_loss",

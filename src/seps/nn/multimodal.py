@@ -78,7 +78,8 @@ class MultiModalSDTPS(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Slim modality `name`: patches (B, N, C), global vectors (B, C) by modality -> (B, Q + 1, C), D (B, N).
 
-        `present` says by modality which samples have it ((B,) bool); an absent sensor guides nothing.
+        `present` says by modality which samples have it ((B,) bool); an absent sensor guides nothing, and
+        the weights of the others grow so that their sum stays.
         """
         sparse, aggregate = self.get_submodule(f"{name}_sparse"), self.get_submodule(f"{name}_aggr")
         if not (isinstance(sparse, TokenSparse) and isinstance(aggregate, TokenAggregation)):
@@ -90,16 +91,33 @@ class MultiModalSDTPS(nn.Module):
                 # A constant attention is zero after min-max normalisation.
                 attention = attention * present[other][:, None]
             attentions[other] = attention
-        scores = combine_scores(
-            attentions,
-            {other: 2 * self.beta if other == name else self.beta for other in vectors},
-            predicted_BN=sparse.predict(patches),
-            predictor_weight=self.predictor_weight,
-            normalise=True,
-        )
+        scores = self._scores(name, attentions, sparse.predict(patches), present)
         keep = sparse.decide(scores, None, self.predictor_weight + self.beta * (len(self.modalities) + 1))
         merged = merge(patches, aggregate.logits(patches), keep)
         return torch.cat([merged, extra_token(patches, scores, keep)], dim=1), keep
+
+    def _scores(
+        self,
+        name: str,
+        attentions: Mapping[str, Tensor],
+        predicted: Tensor | None,
+        present: Mapping[str, Tensor] | None,
+    ) -> Tensor:
+        """Eq. 3 for modality `name`, (B, N); the guides a sample has share the weight of those it lacks."""
+        weights = {other: 2 * self.beta if other == name else self.beta for other in attentions}
+        if present is None:
+            return combine_scores(
+                attentions,
+                weights,
+                predicted_BN=predicted,
+                predictor_weight=self.predictor_weight,
+                normalise=True,
+            )
+        guided = combine_scores(attentions, weights, normalise=True)
+        weighed = torch.stack([weights[other] * present[other].float() for other in attentions]).sum(dim=0)
+        # Without this the predictor would gain on the guides, and a learned threshold would keep less.
+        guided = guided * (sum(weights.values()) / weighed.clamp_min(1e-8))[:, None]
+        return guided if predicted is None else self.predictor_weight * predicted.float() + guided
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Slim all modalities.

@@ -19,9 +19,9 @@ from seps.retrieval.gallery import Found, Problem, read_descriptions, walk
 from seps.retrieval.heads import ImageFeatures
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.packing import Precision, pack
-from seps.retrieval.pictures import Picture, read_picture
 from seps.retrieval.store import Known, Store, writer_lock
 from seps.retrieval.store_rows import Row, StoreError, StoreSettings
+from seps.retrieval.thumbnails import Picture, read_picture
 from seps.retrieval.vectors import fixed_patch_scores, image_vectors, model_hash
 
 Progress = Callable[[int, int], None]

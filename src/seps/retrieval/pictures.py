@@ -1,66 +1,58 @@
-"""One image from its bytes to what the model and the store need: pixels, size, thumbnail, digest."""
+"""Pictures of results: ranked photos with the patches each query kept."""
 
 from __future__ import annotations
 
-import hashlib
-import io
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from PIL import Image
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from seps.retrieval.data import ImageSource, UnreadableImage, read_source
-from seps.retrieval.data.images import FORMATS, MAX_PIXELS, decode_image
-
-THUMBNAIL = 160
-_ORIENTATION = 0x0112
+TILE = 192
+MARGIN = 10
+TITLE = 34
+INK, PAPER, GOOD = (24, 24, 27), (250, 250, 249), (22, 130, 70)
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A decoded image."""
+class Hit:
+    """One ranked photo: its pixels (3, H, W) uint8, the decision (N,) on a grid, and what to write under it."""
 
     pixels: Tensor
-    """(3, height, width) uint8 at the model's size."""
-    sha256: str
-    width: int
-    height: int
-    """Of the image itself, upright."""
-    thumbnail: bytes
-    """JPEG, its longer side `THUMBNAIL`."""
+    keep: Tensor
+    grid: tuple[int, int]
+    label: str
+    right: bool = False
 
 
-def read_picture(source: ImageSource, size: tuple[int, int]) -> Picture:
-    """Read and decode one image; `size` is the model's (height, width). Raises UnreadableImage."""
-    return decode_picture(read_source(source), source, size)
+def overlay(pixels: Tensor, keep: Tensor, grid: tuple[int, int], size: int = TILE) -> Image.Image:
+    """The photo with its dropped patches darkened and grey, each patch a cell of `grid` (rows, columns)."""
+    photo = Image.fromarray(pixels.permute(1, 2, 0).numpy()).resize((size, size), Image.Resampling.BICUBIC)
+    cells = (keep.reshape(grid).numpy() > 0.5).astype(np.uint8) * 255
+    mask = Image.fromarray(cells).resize((size, size), Image.Resampling.NEAREST)
+    dimmed = Image.blend(photo.convert("L").convert("RGB"), Image.new("RGB", photo.size, INK), 0.55)
+    return Image.composite(photo, dimmed, mask)
 
 
-def decode_picture(data: bytes, source: ImageSource, size: tuple[int, int]) -> Picture:
-    """As `read_picture`, for bytes already read; `source` is for messages. Raises UnreadableImage."""
-    pixels = decode_image(data, source, size)
-    width, height = upright_size(data, source)
-    return Picture(pixels, hashlib.sha256(data).hexdigest(), width, height, resized_jpeg(data, source, THUMBNAIL))
-
-
-def upright_size(data: bytes, source: ImageSource, limit: int = MAX_PIXELS) -> tuple[int, int]:
-    """(width, height) after turning by EXIF, from the head of the file. Raises UnreadableImage above `limit`."""
-    try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-            width, height = image.size
-            turned = image.getexif().get(_ORIENTATION, 1) in (5, 6, 7, 8)
-    except Exception as error:  # Pillow raises almost anything on broken bytes
-        raise UnreadableImage(source, "it is not an image in a known format.") from error
-    if width * height > limit:
-        raise UnreadableImage(source, f"it has {width} x {height} pixels, more than {limit:,}. Make it smaller.")
-    return (height, width) if turned else (width, height)
-
-
-def resized_jpeg(data: bytes, source: ImageSource, longest: int) -> bytes:
-    """The image as JPEG, upright, its longer side at most `longest` pixels."""
-    width, height = upright_size(data, source)
-    scale = min(1.0, longest / max(width, height))
-    target = (max(1, round(height * scale)), max(1, round(width * scale)))
-    small = Image.fromarray(decode_image(data, source, target).permute(1, 2, 0).numpy())
-    out = io.BytesIO()
-    small.save(out, "JPEG", quality=80)
-    return out.getvalue()
+def result_sheet(rows: Sequence[tuple[str, Sequence[Hit]]], title: str) -> Image.Image:
+    """One row a query: its words, then its best photos with kept patches bright and dropped ones dark."""
+    columns = max(len(hits) for _, hits in rows)
+    height = MARGIN + TITLE + len(rows) * (TITLE + TILE + 22 + MARGIN)
+    sheet = Image.new("RGB", (MARGIN + columns * (TILE + MARGIN), height), PAPER)
+    pen = ImageDraw.Draw(sheet)
+    large, small = ImageFont.load_default(17), ImageFont.load_default(12)
+    pen.text((MARGIN, MARGIN), title, INK, font=large)
+    top = MARGIN + TITLE
+    for query, hits in rows:
+        pen.text((MARGIN, top + 6), f"“{query}”", INK, font=large)
+        for column, hit in enumerate(hits):
+            left = MARGIN + column * (TILE + MARGIN)
+            sheet.paste(overlay(hit.pixels, hit.keep, hit.grid), (left, top + TITLE))
+            if hit.right:
+                pen.rectangle(
+                    (left - 2, top + TITLE - 2, left + TILE + 1, top + TITLE + TILE + 1), outline=GOOD, width=4
+                )
+            pen.text((left, top + TITLE + TILE + 4), hit.label, GOOD if hit.right else INK, font=small)
+        top += TITLE + TILE + 22 + MARGIN
+    return sheet

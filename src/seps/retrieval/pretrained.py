@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from seps.retrieval.config import ModelConfig
+from seps.retrieval.heads import SlimmingHead
 from seps.retrieval.model import RetrievalModel
 from seps.training import find_checkpoint, load_weights
 
@@ -69,12 +70,22 @@ def save_pretrained(model: RetrievalModel, folder: Path | str, *, form: Form = "
             tensors[f"delta.{name}"], scale = pack_delta(tensor, base[name])
             if tensor.dim() > 1:
                 tensors[f"scale.{name}"] = scale
-    config = {"format": FORMAT, "form": form, "model": dataclasses.asdict(model.config), "about": about or {}}
+    config = {"format": FORMAT, "form": form, "model": resolved(model), "about": about or {}}
     temporary = folder / ".model.safetensors.partial"
     save_file(tensors, temporary)
     os.replace(temporary, folder / "model.safetensors")
     (folder / ".config.json.partial").write_text(json.dumps(config, indent=1) + "\n")
     os.replace(folder / ".config.json.partial", folder / "config.json")
+
+
+def resolved(model: RetrievalModel) -> dict[str, Any]:
+    """The model's configuration with every option of its head spelt out, so that no later default changes it."""
+    values = dataclasses.asdict(model.config)
+    if isinstance(model.head, SlimmingHead):
+        options = dataclasses.asdict(model.head.net.config)
+        from_encoder = ("embed_size", "num_patches", "num_prefix_tokens")
+        values["slimming"] = {name: value for name, value in options.items() if name not in from_encoder}
+    return values
 
 
 def mini_folder() -> Path:

@@ -14,7 +14,7 @@ from seps.retrieval.data import RetrievalDataset, check_dataset, drop_bad, load_
 from seps.retrieval.evaluate import encode_images
 from seps.retrieval.heads import ImageFeatures, SlimmingHead
 from seps.retrieval.model import RetrievalModel
-from seps.retrieval.pretrained import from_pretrained, save_pretrained
+from seps.retrieval.pretrained import from_pretrained, resolved, save_pretrained
 from seps.retrieval.task import RetrievalTask
 from seps.scoring import score_with_gradient
 from seps.training import DistributedInfo, TrainResult, train
@@ -54,7 +54,7 @@ def train_model(
     torch.manual_seed(config.train.seed)
     model = RetrievalModel(config.model)
     task = RetrievalTask(model, config, train_set, dev_sets)
-    about = {"model": dataclasses.asdict(config.model), "config": dataclasses.asdict(config)}
+    about = {"model": resolved(model), "config": dataclasses.asdict(config)}
     result = train(
         task,
         config.train,

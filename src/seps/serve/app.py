@@ -21,10 +21,10 @@ from fastapi.responses import HTMLResponse, Response
 import seps
 from seps.retrieval.data import UnreadableImage, read_source
 from seps.retrieval.explanation import Explainer, Explanation
-from seps.retrieval.pictures import resized_jpeg, upright_size
 from seps.retrieval.search import CANDIDATES, Filters, Searcher
 from seps.retrieval.store_rows import STATE
 from seps.retrieval.stored import restore
+from seps.retrieval.thumbnails import resized_jpeg, upright_size
 from seps.serve.guard import install_errors, install_guard
 from seps.serve.models import ExplanationAnswer, Results, Status
 

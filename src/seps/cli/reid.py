@@ -1,0 +1,289 @@
+"""`seps reid`: re-identification over several sensors (RGB, NIR, TIR).
+
+  seps reid synth OUT            draw a synthetic set
+  seps reid train --out RUN      train, or continue the run in RUN
+  seps reid eval RUN             figures on query and gallery, with sensors missing by choice
+  seps reid show RUN --out DIR   pictures: ranked lists, and the patches that were kept
+
+Settings come from --config FILE.yaml (configs/reid/ has presets) and from section.field=value after it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from seps.reid.config import ReidConfig
+    from seps.reid.data import ReidDataset
+    from seps.reid.evaluate import Case, CaseResult
+    from seps.reid.run import TrainedReid
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one sentence; the caller prints it and exits with status 2."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message} (see {self.prog} --help).")
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one of the sub-commands; returns the exit status."""
+    options = _parser().parse_args(list(arguments) or ["--help"])
+    action: Callable[[argparse.Namespace], int] = options.action
+    return action(options)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser("seps reid", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="synth|train|eval|show")
+
+    synth = commands.add_parser("synth", help="draw a synthetic RGB / NIR / TIR set")
+    synth.add_argument("out", type=Path, help="folder to make")
+    for name, default, text in (
+        ("identities", 150, "people or vehicles, train and test together"),
+        ("images", 16, "shots of each"),
+        ("cameras", 4, "cameras"),
+        ("seed", 0, "the same seed draws the same files"),
+        ("height", 256, "pixels"),
+        ("width", 128, "pixels"),
+        ("workers", 2, "processes that draw"),
+    ):
+        synth.add_argument(f"--{name}", type=int, default=default, help=f"{text} (default: %(default)s)")
+    synth.add_argument("--kind", choices=("people", "vehicles"), default="people", help="what is drawn")
+    synth.add_argument("--blindness", type=float, default=0.5, help="how often a sensor is blind in part")
+    synth.add_argument("--json", action="store_true", help="print the manifest as JSON")
+    synth.set_defaults(action=_synth)
+
+    train = commands.add_parser("train", help="train, or continue a run")
+    train.add_argument("--config", type=Path, help="YAML settings")
+    train.add_argument("--out", type=Path, required=True, help="run folder")
+    train.add_argument("--device", help="cpu, cuda, cuda:1 (default: a GPU if there is one)")
+    train.add_argument("--fresh", action="store_true", help="refuse to continue a run that is there")
+    train.add_argument("--json", action="store_true", help="print the result as JSON")
+    train.add_argument("overrides", nargs="*", metavar="section.field=value", help="such as train.epochs=5")
+    train.set_defaults(action=_train)
+
+    measure = commands.add_parser("eval", help="figures on query and gallery")
+    _add_run(measure)
+    measure.add_argument("--missing", action="store_true", help="every missing-sensor case, both handlings")
+    measure.add_argument("--pattern", type=int, choices=(1, 2, 3), help="1 original, 2 SDTPS, 3 both")
+    measure.add_argument("--rerank", action="store_true", help="also with k-reciprocal re-ranking")
+    measure.add_argument("--cost", action="store_true", help="also parameters, FLOPs and throughput")
+    measure.add_argument("--json", action="store_true", help="print the figures as JSON")
+    measure.set_defaults(action=_eval)
+
+    show = commands.add_parser("show", help="pictures of what was found and which patches were kept")
+    _add_run(show)
+    show.add_argument("--out", type=Path, required=True, help="folder for the pictures")
+    show.add_argument("--queries", type=int, default=6, help="rows (default: %(default)s)")
+    show.add_argument("--places", type=int, default=5, help="gallery shots a row (default: %(default)s)")
+    show.set_defaults(action=_show)
+    return parser
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=Path, help="run folder of seps reid train")
+    parser.add_argument("--which", choices=("best", "last"), default="best", help="checkpoint (default: best)")
+    parser.add_argument("--device", help="cpu, cuda, cuda:1 (default: a GPU if there is one)")
+    parser.add_argument("--batch-size", type=int, default=64, help="samples at once (default: %(default)s)")
+    parser.add_argument("overrides", nargs="*", metavar="data.field=value", help="such as data.root=FOLDER")
+
+
+def _synth(options: argparse.Namespace) -> int:
+    from seps.reid.data import make_synthetic
+
+    with _counter("drawing") as progress:
+        manifest = make_synthetic(
+            options.out,
+            options.identities,
+            options.images,
+            options.cameras,
+            options.seed,
+            options.kind,
+            (options.height, options.width),
+            blindness=options.blindness,
+            workers=options.workers,
+            progress=progress,
+        )
+    if options.json:
+        print(json.dumps(manifest, indent=2))
+    else:
+        shots = ", ".join(f"{split} {count}" for split, count in manifest["shots"].items())
+        print(f"{options.out}: {shots} shots in {' / '.join(manifest['modalities'])}.")
+    return 0
+
+
+def _train(options: argparse.Namespace) -> int:
+    import os
+
+    from seps.reid.config import load_config
+    from seps.reid.run import train_reid
+    from seps.reid.task import load_dataset
+    from seps.training import from_environment, process_group
+    from seps.training.tracking import terminal_progress
+
+    config = load_config(options.config, options.overrides)
+    dataset = load_dataset(config.data)
+    with process_group(from_environment(os.environ)) as info:
+        device = options.device or (str(info.device) if info.world > 1 else _device())
+        result = train_reid(
+            config,
+            dataset,
+            options.out,
+            distributed=info,
+            device=_checked_device(device),
+            resume=not options.fresh,
+            progress=terminal_progress(),
+            log=_say,
+        )
+    if info.rank:
+        return 0
+    figures = {name: round(value, 3) for name, value in result.metrics.items()}
+    if options.json:
+        best = str(result.best_checkpoint) if result.best_checkpoint else None
+        state = {"step": result.step, "total_steps": result.total_steps, "interrupted": result.interrupted}
+        print(json.dumps({**state, "best_score": result.best_score, "best_checkpoint": best, "last": figures}))
+    elif result.interrupted:
+        print(f"Stopped and saved after step {result.step} of {result.total_steps}; the same command continues.")
+    else:
+        print(f"{result.step} steps. mAP on held-out training identities: best {result.best_score:.1f}.")
+        print(f"Next: seps reid eval {options.out} --missing")
+    return 130 if result.interrupted else 0
+
+
+def _eval(options: argparse.Namespace) -> int:
+    from seps.reid.evaluate import all_cases, cost, default_cases, evaluate, throughput
+    from seps.reid.task import make_reader
+
+    trained, config, dataset = _load(options)
+    model = trained.model
+    cases: list[Case] = (
+        all_cases(model, options.pattern) if options.missing else default_cases(model, pattern=options.pattern)
+    )
+    with make_reader(config, dataset) as reader, _counter("features") as progress:
+        results = evaluate(
+            model,
+            dataset,
+            reader,
+            cases,
+            batch_size=options.batch_size,
+            use_rerank=options.rerank,
+            progress=progress,
+        )
+    costs = {**cost(model), "samples_per_second": throughput(model)} if options.cost else {}
+    if options.json:
+        rows = [result.row() for result in results]
+        print(json.dumps({"checkpoint": str(trained.checkpoint), "results": rows, "cost": costs}, indent=2))
+    else:
+        _table(dataset, results, costs)
+    return 0
+
+
+def _table(dataset: ReidDataset, results: Sequence[CaseResult], costs: dict[str, float]) -> None:
+    """Figures as a table on the terminal."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{dataset.name}: {len(dataset.query)} queries, {len(dataset.gallery)} gallery shots")
+    for name in ("sensors", "missing ones", "features", "mAP", "mINP", "R1", "R5", "R10"):
+        table.add_column(name, justify="left" if name in ("sensors", "missing ones", "features") else "right")
+    kinds = {1: "original", 2: "SDTPS", 3: "both"}
+    for result in results:
+        row, case = result.row(), result.case
+        figures = [f"{row[name]:.1f}" if name in row else "-" for name in ("mAP", "mINP", "r1", "r5", "r10")]
+        handling = "-" if set(case.present) == set(dataset.modalities) else case.missing
+        again = ", re-ranked" if result.reranked else ""
+        table.add_row(" + ".join(case.present), handling, kinds[case.pattern] + again, *figures)
+    console = Console()
+    console.print(table)
+    if costs:
+        console.print(
+            f"{costs['parameters_m']:.2f} M parameters (SDTPS {costs['sdtps_parameters_m']:.2f} M), "
+            f"{costs['gflops']:.2f} GFLOPs and {1 / costs['samples_per_second']:.3f} s a sample of all sensors.",
+            highlight=False,
+        )
+
+
+def _show(options: argparse.Namespace) -> int:
+    from seps.reid.pictures import kept_picture, ranked_picture, ranking
+    from seps.reid.task import make_reader
+
+    trained, config, dataset = _load(options)
+    if options.queries < 1 or options.places < 1:
+        raise ValueError(f"--queries {options.queries} and --places {options.places} must be at least 1.")
+    count = min(options.queries, len(dataset.query))
+    # Spread over the set: neighbours in the list are often the same identity.
+    queries = [number * len(dataset.query) // count for number in range(count)]
+    options.out.mkdir(parents=True, exist_ok=True)
+    with make_reader(config, dataset) as reader:
+        matrix = ranking(trained.model, dataset, reader, options.batch_size)
+        written = [options.out / "ranked.png"]
+        ranked_picture(dataset, reader, matrix, queries, options.places).save(written[0])
+        if trained.model.sdtps is not None:
+            written.append(options.out / "kept.png")
+            kept_picture(trained.model, dataset, reader, [dataset.query[i] for i in queries]).save(written[1])
+    for path in written:
+        print(path)
+    return 0
+
+
+def _load(options: argparse.Namespace) -> tuple[TrainedReid, ReidConfig, ReidDataset]:
+    """The trained model, its settings with the overrides of this call, and the data set."""
+    from seps.reid.config import from_mapping
+    from seps.reid.run import load_trained
+    from seps.reid.settings import parse_override
+    from seps.reid.task import load_dataset
+
+    if options.batch_size < 1:
+        raise ValueError(f"--batch-size {options.batch_size} must be at least 1.")
+    trained = load_trained(options.run, options.which, _checked_device(options.device or _device()))
+    values = trained.config.to_json()
+    for override in options.overrides:
+        names, value = parse_override(override)
+        if len(names) != 2 or names[0] != "data":
+            raise ValueError(f"{override!r}: a trained model takes data settings alone, such as data.root=FOLDER.")
+        values["data"][names[1]] = value
+    config = from_mapping(values, "the settings")
+    dataset = load_dataset(config.data)
+    trained.check(dataset)
+    return trained, config, dataset
+
+
+def _device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _checked_device(name: str) -> str:
+    import torch
+
+    try:
+        torch.zeros(1, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"The device {name!r} cannot be used: {str(error).splitlines()[0]}") from error
+    return name
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+@contextmanager
+def _counter(what: str) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar on the error stream if it is a terminal, else nothing."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True)) as bar:
+        task: Any = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

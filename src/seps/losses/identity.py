@@ -1,0 +1,68 @@
+"""Identity losses of re-identification: label-smoothed cross-entropy and the soft-margin batch-hard triplet.
+
+Shapes: A anchors (the rows of this process), B rows of the whole batch, I identities, C width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from seps.nn.checks import InputError
+
+
+def identity_loss(scores: Tensor, labels: Tensor, smoothing: float = 0.1) -> Tensor:
+    """Cross-entropy with smoothed labels: scores (A, I), labels (A,) -> scalar mean.
+
+    The target is `1 - e + e / I` at the right identity and `e / I` at every other one (Szegedy 2016).
+    """
+    if scores.ndim != 2 or labels.shape != scores.shape[:1]:
+        raise InputError(
+            f"identity_loss needs scores (samples, identities) and labels (samples,), but "
+            f"{tuple(scores.shape)} and {tuple(labels.shape)} came."
+        )
+    if not 0 <= smoothing < 1:
+        raise InputError(f"smoothing must be at least 0 and below 1, but {smoothing!r} came.")
+    return F.cross_entropy(scores.float(), labels, label_smoothing=smoothing)
+
+
+def batch_hard_triplet(
+    features: Tensor,
+    labels: Tensor,
+    others: Tensor | None = None,
+    other_labels: Tensor | None = None,
+    *,
+    first: int = 0,
+) -> Tensor:
+    """Soft-margin batch-hard triplet (Hermans 2017): `mean log(1 + exp(d_positive - d_negative))`, Euclidean.
+
+    For each anchor the farthest row of its identity and the nearest of another one. With several processes
+    `features` (A, C) are this process's rows, `others` (B, C) those of all; row i of `features` is row
+    `first + i` of `others`. An anchor alone of its identity has itself as positive, at distance 0; without
+    any other identity in the batch there is no triplet, which is refused.
+    """
+    others = features if others is None else others
+    other_labels = labels if other_labels is None else other_labels
+    if features.ndim != 2 or labels.shape != features.shape[:1] or other_labels.shape != others.shape[:1]:
+        raise InputError(
+            f"batch_hard_triplet needs features (rows, width) with one label a row, but {tuple(features.shape)} and "
+            f"{tuple(labels.shape)} came, others {tuple(others.shape)} and {tuple(other_labels.shape)}."
+        )
+    same = labels[:, None] == other_labels[None, :]
+    if bool(same.all(dim=1).any()):
+        raise InputError("an anchor of the triplet loss has no row of another identity; use two or more a batch.")
+    distances = euclidean(features.float(), others.float())
+    itself = torch.arange(len(features), device=features.device)[:, None] + first
+    itself = itself == torch.arange(len(others), device=features.device)[None, :]
+    # The distance to itself is 0 by definition; computed, it is rounding noise under a square root.
+    distances = distances.masked_fill(itself, 0.0)
+    positive = distances.masked_fill(~same, float("-inf")).amax(dim=1)
+    negative = distances.masked_fill(same, float("inf")).amin(dim=1)
+    return F.softplus(positive - negative).mean()
+
+
+def euclidean(left: Tensor, right: Tensor) -> Tensor:
+    """Distances (A, B) of rows (A, C) and (B, C); the derivative at distance 0 is finite."""
+    squared = left.square().sum(1)[:, None] + right.square().sum(1)[None, :] - 2 * left @ right.T
+    return squared.clamp_min(1e-12).sqrt()

@@ -1,0 +1,113 @@
+"""Backbones of re-identification: any vision encoder, with a stride below its own by choice.
+
+A plain ViT then cuts overlapping patches, and its positions are resized to the larger grid (TransReID); the
+embedded EfficientNet leaves out its last strides (the "last stride 1" of re-identification baselines).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from seps.encoders import EfficientNetLite0, Preprocessing, VisionEncoder, vision_encoder
+from seps.encoders.vision import TransformersVision
+
+
+def build_backbone(
+    name: str, image_size: tuple[int, int], stride: int | None = None, *, pretrained: bool = True
+) -> VisionEncoder:
+    """The encoder `name` for images of (height, width) `image_size`; `stride` None leaves its own.
+
+    Raises ValueError for a size or stride that does not fit, EncoderUnavailable when weights cannot be had.
+    """
+    if stride is None:
+        return vision_encoder(name, image_size=image_size, pretrained=pretrained)
+    if name == "mini":
+        # A smaller stride accepts sizes the full one does not, so the size is checked after the change.
+        mini = EfficientNetLite0((32, 32), pretrained=pretrained)
+        shorten_strides(mini, stride)
+        mini.image_size, mini.grid = image_size, mini.grid_for(*image_size)
+        return mini
+    encoder = vision_encoder(name, image_size=None, pretrained=pretrained)
+    return overlapping(encoder, stride, image_size, name)
+
+
+def shorten_strides(encoder: EfficientNetLite0, stride: int) -> None:
+    """Make the embedded encoder's grid finer, in place: its last stages no longer halve the picture."""
+    if stride not in (8, 16, 32):
+        raise ValueError(f"The stride of the embedded encoder can be 8, 16 or 32, not {stride}.")
+    for block in reversed(encoder.blocks):
+        if encoder.stride[0] == stride:
+            return
+        depthwise: Any = block.depthwise
+        if depthwise.pad is not None:
+            depthwise.pad = None
+            depthwise.conv.stride = (1, 1)
+            depthwise.conv.padding = (depthwise.conv.kernel_size[0] // 2,) * 2
+            encoder.stride = (encoder.stride[0] // 2, encoder.stride[1] // 2)
+
+
+def overlapping(encoder: VisionEncoder, stride: int, image_size: tuple[int, int], name: str) -> VisionEncoder:
+    """A plain ViT whose patches lie `stride` pixels apart. Raises ValueError for other encoders."""
+    if not isinstance(encoder, TransformersVision) or _patch_convolution(encoder) is None:
+        raise ValueError(f"A stride of its own is possible with plain ViTs and 'mini', not with {name}: leave it out.")
+    return OverlappingPatches(encoder, stride, image_size)
+
+
+def _patch_convolution(encoder: TransformersVision) -> nn.Conv2d | None:
+    """The convolution that cuts the patches of a plain ViT (ViT, CLIP, SigLIP, DINOv2), if it is one."""
+    embeddings: Any = getattr(encoder.model, "embeddings", None)
+    if getattr(embeddings, "interpolate_pos_encoding", None) is None or hasattr(encoder.model.config, "depths"):
+        return None
+    inner = getattr(embeddings, "patch_embedding", None) or getattr(embeddings, "patch_embeddings", None)
+    found = getattr(inner, "projection", inner)
+    return found if isinstance(found, nn.Conv2d) else None
+
+
+class ResizedPositions:
+    """Asks a ViT for positions of the real grid: its own arithmetic takes stride = patch size for granted."""
+
+    def __init__(self, encoder: OverlappingPatches, original: Any) -> None:
+        # Not the module itself, which would be registered as its own child's child.
+        self.grid_for, self.patch, self.original = encoder.grid_for, encoder.patch, original
+
+    def __call__(self, embeddings: Tensor, height: int, width: int) -> Tensor:
+        rows, columns = self.grid_for(height, width)
+        resized: Tensor = self.original(embeddings, rows * self.patch, columns * self.patch)
+        return resized
+
+
+class OverlappingPatches(VisionEncoder):
+    """A ViT with its patches `stride` pixels apart: (H - patch) // stride + 1 rows, columns alike."""
+
+    def __init__(self, inner: TransformersVision, stride: int, image_size: tuple[int, int]) -> None:
+        convolution = _patch_convolution(inner)
+        if convolution is None:
+            raise ValueError("This encoder does not cut its patches by one convolution.")
+        self.patch = int(convolution.kernel_size[0])
+        if not 1 <= stride <= self.patch:
+            raise ValueError(f"The stride must be from 1 to the patch size {self.patch}, not {stride}.")
+        mean, std = (tuple(buffer.flatten().tolist()) for buffer in (inner.mean, inner.std))
+        super().__init__(
+            width=inner.width,
+            num_prefix_tokens=inner.num_prefix_tokens,
+            image_size=image_size,
+            stride=(stride, stride),
+            preprocessing=Preprocessing(mean, std),
+        )
+        self.inner = inner
+        convolution.stride = (stride, stride)
+        embeddings: Any = inner.model.embeddings
+        embeddings.interpolate_pos_encoding = ResizedPositions(self, embeddings.interpolate_pos_encoding)
+        self.eval()
+
+    def grid_for(self, height: int, width: int) -> tuple[int, int]:
+        """Rows and columns of patches; pixels that do not fill a step at the border are left out."""
+        if min(height, width) < self.patch:
+            raise ValueError(f"Image size {height}x{width} is smaller than a patch of {self.patch} pixels.")
+        return (height - self.patch) // self.stride[0] + 1, (width - self.patch) // self.stride[1] + 1
+
+    def encode(self, normalised: Tensor) -> Tensor:
+        """Normalised pixels (B, 3, H, W) -> tokens (B, P + N, C)."""
+        return self.inner.encode(normalised)

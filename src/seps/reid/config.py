@@ -1,0 +1,225 @@
+"""The settings of re-identification: the only place their defaults live; YAML presets fill them.
+
+A file has four sections, `data`, `model`, `loss` and `train`; an override names one field: `model.fusion=concat`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from seps.config import ConfigError, DecisionKind
+from seps.reid.settings import build, check_known, parse_override, read_yaml
+from seps.training import TrainConfig
+
+Fusion = Literal["sdtps", "concat"]
+Backbones = Literal["shared", "separate"]
+Missing = Literal["zero", "leave-out"]
+TripletSpace = Literal["raw", "unit"]
+Problems = Literal["refuse", "skip"]
+
+
+class _Section:
+    """What the sections share: a check that names field, value and remedy."""
+
+    def _require(self, name: str, good: bool, remedy: str) -> None:
+        if not good:
+            raise ConfigError(f"{type(self).__name__}.{name} = {getattr(self, name)!r}: {remedy}.")
+
+    def _choice(self, name: str, choices: object) -> None:
+        self._require(name, getattr(self, name) in get_args(choices), f"choose one of {get_args(choices)}")
+
+
+@dataclass(frozen=True)
+class ReidDataConfig(_Section):
+    """Which images, and how they become batches.
+
+    layout, root: one of the published layouts or "generic", and its folder.
+    modalities: None takes those of the layout (generic: those found); else a choice of two or more of them.
+    pattern, labels: generic layout: how names give identity and camera (see `seps.reid.data.load`).
+    on_problem, verify_files: refuse or skip shots with missing or cut files; decode every file beforehand.
+    identities, images: P x K, the make-up of a batch; `train.batch_size` must be their product.
+    holdout: training identities kept apart to choose checkpoints by: a number, or a fraction.
+    pad, flip, erase: the augmentation, drawn once a shot for all its modalities.
+    threads, cache_mib: decoding threads; memory for decoded shots.
+    """
+
+    layout: str = "generic"
+    root: str = ""
+    modalities: tuple[str, ...] | None = None
+    pattern: str | None = None
+    labels: str | None = None
+    on_problem: Problems = "refuse"
+    verify_files: bool = False
+    identities: int = 16
+    images: int = 4
+    holdout: float = 0.1
+    pad: int = 10
+    flip: float = 0.5
+    erase: float = 0.5
+    threads: int = 4
+    cache_mib: int = 1024
+
+    def __post_init__(self) -> None:
+        self._choice("on_problem", Problems)
+        self._require("identities", self.identities >= 2, "a triplet needs 2 or more identities in a batch")
+        self._require("images", self.images >= 2, "a triplet needs 2 or more images of an identity")
+        whole = self.holdout >= 1 and float(self.holdout).is_integer()
+        self._require("holdout", whole or 0 < self.holdout < 1, "give a whole number of identities or a fraction")
+        self._require("pad", self.pad >= 0, "must be 0 or more pixels")
+        for name in ("flip", "erase"):
+            self._require(name, 0 <= getattr(self, name) <= 1, "must be a probability from 0 to 1")
+        self._require("threads", self.threads >= 1, "must be at least 1")
+        self._require("cache_mib", self.cache_mib >= 0, "must not be negative; 0 keeps nothing")
+        names = self.modalities
+        two = names is None or (len(names) >= 2 and len(set(names)) == len(names))
+        self._require("modalities", two, "give two or more different names, or leave it out")
+
+
+@dataclass(frozen=True)
+class ReidModelConfig(_Section):
+    """The network.
+
+    encoder, pretrained, image_size, stride: backbone, (height, width), distance of its patches (None: its own).
+    backbones: "shared" by the modalities, or a "separate" one each. freeze_blocks: first blocks that do not learn.
+    camera_embedding: add a learned vector of the camera to every token (for cameras seen in training).
+    width: C of the patches and global vectors.
+    fusion: "sdtps", or "concat", the global vectors alone, concatenated.
+    sparse_ratio, aggr_ratio, beta, decision, temperature: of SDTPS (method, sections 2, 3 and 8).
+    missing: what an absent sensor is: a "zero" image (as published), or "leave-out": it neither guides nor is
+        guided, and distances are taken over the sensors both samples have.
+    """
+
+    encoder: str = "mini"
+    pretrained: bool = True
+    image_size: tuple[int, int] = (256, 128)
+    stride: int | None = None
+    backbones: Backbones = "shared"
+    freeze_blocks: int = 0
+    camera_embedding: bool = False
+    width: int = 512
+    fusion: Fusion = "sdtps"
+    sparse_ratio: float = 0.5
+    aggr_ratio: float = 0.4
+    beta: float = 0.25
+    decision: DecisionKind = "topk"
+    temperature: float = 1.0
+    missing: Missing = "leave-out"
+
+    def __post_init__(self) -> None:
+        for name, choices in (
+            ("backbones", Backbones),
+            ("fusion", Fusion),
+            ("decision", DecisionKind),
+            ("missing", Missing),
+        ):
+            self._choice(name, choices)
+        size = self.image_size
+        self._require("image_size", len(size) == 2 and min(size) >= 1, "give (height, width) in pixels")
+        self._require("stride", self.stride is None or self.stride >= 1, "must be 1 or more pixels, or left out")
+        self._require("freeze_blocks", self.freeze_blocks >= 0, "must not be negative; 0 freezes nothing")
+        self._require("width", self.width >= 4, "must be at least 4")
+        for name in ("sparse_ratio", "aggr_ratio"):
+            self._require(name, 0 < getattr(self, name) <= 1, "must be above 0 and at most 1")
+        self._require("beta", self.beta >= 0, "must not be negative")
+        self._require("temperature", self.temperature > 0, "must be above 0")
+
+
+@dataclass(frozen=True)
+class ReidLossConfig(_Section):
+    """Weights of the losses.
+
+    identity, triplet: of each branch's label-smoothed cross-entropy and soft-margin batch-hard triplet.
+    triplet_space: "raw" features as published, or "unit" length, the space of the cosine distances they are ranked
+        by. In the raw space the hardest triplets of an encoder that is new to the task are answered fastest by
+        shrinking all features to a point, from which training does not recover.
+    sdtps: weight of the SDTPS branch beside the original one. label_smoothing: part of the target spread evenly.
+    ratio: weight of Eq. 7, which holds the number of kept patches near `sparse_ratio`; it acts with the "binary"
+        decision alone, the others keep a fixed number.
+    modality_dropout: probability that a batch is trained with some sensors missing, as `model.missing` says.
+    """
+
+    identity: float = 0.25
+    triplet: float = 1.0
+    triplet_space: TripletSpace = "unit"
+    sdtps: float = 1.0
+    label_smoothing: float = 0.1
+    ratio: float = 2.0
+    modality_dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._choice("triplet_space", TripletSpace)
+        for name in ("identity", "triplet", "sdtps", "ratio"):
+            value = getattr(self, name)
+            self._require(name, math.isfinite(value) and value >= 0, "must be a finite number, 0 or more")
+        self._require("label_smoothing", 0 <= self.label_smoothing < 1, "must be at least 0 and below 1")
+        self._require("modality_dropout", 0 <= self.modality_dropout <= 1, "must be a probability from 0 to 1")
+
+
+@dataclass(frozen=True)
+class ReidConfig:
+    """Everything of one run; see the sections. Raises ConfigError (a ValueError) with a sentence."""
+
+    data: ReidDataConfig = field(default_factory=ReidDataConfig)
+    model: ReidModelConfig = field(default_factory=ReidModelConfig)
+    loss: ReidLossConfig = field(default_factory=ReidLossConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+
+    def __post_init__(self) -> None:
+        product = self.data.identities * self.data.images
+        if self.train.batch_size != product:
+            raise ConfigError(
+                f"train.batch_size = {self.train.batch_size}, but data.identities x data.images = "
+                f"{self.data.identities} x {self.data.images} = {product}: make them agree."
+            )
+        if self.train.chunk_size:
+            raise ConfigError(
+                f"train.chunk_size = {self.train.chunk_size}: batch norm before the classifiers reads the whole "
+                "batch, so it cannot be encoded in chunks here; set it to 0."
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as plain JSON values, as `from_mapping` reads them."""
+        plain: dict[str, Any] = _plain(asdict(self))
+        return plain
+
+    def with_missing(self, missing: Missing) -> ReidConfig:
+        """The same settings with another handling of absent sensors."""
+        return replace(self, model=replace(self.model, missing=missing))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(part) for name, part in value.items()}
+    return [_plain(part) for part in value] if isinstance(value, (tuple, list)) else value
+
+
+def from_mapping(values: Mapping[str, Any], source: str = "the settings") -> ReidConfig:
+    """Settings from nested plain values; unknown names and wrong types are refused by name.
+
+    Where a file changes `data.identities` or `data.images` but does not say `train.batch_size`, it follows.
+    """
+    sections: dict[str, Any] = {name: dict(part or {}) for name, part in check_known(ReidConfig, values, source)}
+    data, train = sections.setdefault("data", {}), sections.setdefault("train", {})
+    if "batch_size" not in train:
+        people, images = data.get("identities", ReidDataConfig.identities), data.get("images", ReidDataConfig.images)
+        if isinstance(people, int) and isinstance(images, int):
+            train["batch_size"] = people * images
+    return build(ReidConfig, sections, source)
+
+
+def load_config(path: str | Path | None = None, overrides: Sequence[str] = ()) -> ReidConfig:
+    """Settings from a YAML file (None: the defaults), then `section.field=value` overrides."""
+    values = read_yaml(Path(path)) if path is not None else {}
+    for override in overrides:
+        names, value = parse_override(override)
+        if len(names) != 2:
+            raise ConfigError(f"{override!r}: name a section and a field, such as train.epochs=5.")
+        section = values.setdefault(names[0], {})
+        if not isinstance(section, dict):
+            raise ConfigError(f"{path}: section {names[0]!r} must hold names and values.")
+        section[names[1]] = value
+    return from_mapping(values, str(path) if path is not None else "the settings")

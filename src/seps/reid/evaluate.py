@@ -1,0 +1,284 @@
+"""Evaluation: features, distances over the sensors both samples have, figures, and every missing-sensor case.
+
+Shapes: Q queries, G gallery shots, B samples, R branches (return pattern 3 has two), M modalities, C width.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+from seps.metrics import ReidMetrics, reid_metrics, rerank
+from seps.reid.config import Missing
+from seps.reid.data import ReidDataset, ReidReader, ReidRecord
+from seps.reid.data.transforms import unit_float
+from seps.reid.model import Encoded, Fused, Pattern, ReidModel, missing_cases
+from seps.training import distributed as processes
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to look at the test set: the sensors that are there, what becomes of the others, which features."""
+
+    present: tuple[str, ...]
+    missing: Missing
+    pattern: Pattern
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """The figures of one case."""
+
+    case: Case
+    metrics: ReidMetrics
+    reranked: bool = False
+
+    def row(self) -> dict[str, Any]:
+        """Plain values for JSON and tables."""
+        return {
+            "present": list(self.case.present),
+            "missing": self.case.missing,
+            "pattern": self.case.pattern,
+            "reranked": self.reranked,
+            **self.metrics.as_dict(),
+        }
+
+
+@dataclass(frozen=True)
+class Features:
+    """Features (B, R, M, C) of samples, zeros at absent sensors, and which they have, (B, M) bool."""
+
+    vectors: Tensor
+    present: Tensor
+
+    def flat(self) -> Tensor:
+        """Rows (B, R M C) of unit length, branches of equal length, for anything that takes plain vectors."""
+        return F.normalize(F.normalize(self.vectors.flatten(2), dim=2).flatten(1), dim=1)
+
+
+def distances(query: Features, gallery: Features) -> Tensor:
+    """Cosine distances (Q, G) over the sensors both samples have, averaged over the branches.
+
+    With all sensors present and one branch this is the cosine distance of the whole features, as published. Where
+    a sample lacks a sensor, dot product and norms are taken over the shared blocks alone, so that a complete and an
+    incomplete sample can be as close as two complete ones. Samples without a shared sensor are at distance 1.
+    Branches are compared by themselves, as their features differ in length and the longer would decide alone.
+    """
+    branches = zip(query.vectors.unbind(1), gallery.vectors.unbind(1), strict=True)
+    cosines = [_shared_cosines(left, query.present, right, gallery.present) for left, right in branches]
+    return 1 - torch.stack(cosines).mean(dim=0)
+
+
+def _shared_cosines(left: Tensor, left_present: Tensor, right: Tensor, right_present: Tensor) -> Tensor:
+    """Cosines (Q, G) of blocks (Q, M, C) and (G, M, C), zeros at absent sensors, over those both have."""
+    dots = left.flatten(1) @ right.flatten(1).T
+    # |q|^2 over the sensors of the gallery's sample, |g|^2 over those of the query's.
+    left_norms = left.square().sum(dim=2) @ right_present.float().T
+    right_norms = left_present.float() @ right.square().sum(dim=2).T
+    return dots / (left_norms * right_norms).clamp_min(1e-24).sqrt()
+
+
+def default_cases(model: ReidModel, missing: Missing | None = None, pattern: Pattern | None = None) -> list[Case]:
+    """All sensors, with the model's own handling and its widest features."""
+    return [Case(model.modalities, missing or model.config.missing, pattern or model.patterns[-1])]
+
+
+def all_cases(model: ReidModel, pattern: Pattern | None = None) -> list[Case]:
+    """Every set of sensors that can be left, each with both handlings (the full set once)."""
+    chosen = pattern or model.patterns[-1]
+    return [
+        Case(present, missing, chosen)
+        for present in missing_cases(model.modalities)
+        for missing in get_args(Missing)
+        if missing == "leave-out" or present != model.modalities
+    ]
+
+
+@contextmanager
+def evaluating(model: ReidModel) -> Iterator[None]:
+    """Evaluation mode without gradients inside, the earlier mode afterwards."""
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(training)
+
+
+def extract(
+    model: ReidModel,
+    dataset: ReidDataset,
+    records: Sequence[ReidRecord],
+    cases: Sequence[Case],
+    reader: ReidReader,
+    *,
+    batch_size: int = 64,
+    progress: Progress | None = None,
+) -> list[Features]:
+    """Features of `records` for each case, on the CPU; pixels go through the backbone once for all cases.
+
+    `dataset` numbers the cameras. With several processes each takes its part of the records, and all get all.
+    """
+    unknown = sorted({name for case in cases for name in case.present} - set(model.modalities))
+    if unknown:
+        raise ValueError(f"The sensors {unknown} are not among those of the model, {model.modalities}.")
+    device = next(model.parameters()).device
+    rank, world = processes.rank(), processes.world_size()
+    bounds = [len(records) * part // world for part in range(world + 1)]
+    mine = records[bounds[rank] : bounds[rank + 1]]
+    cameras = torch.tensor(dataset.camera_indices(mine), dtype=torch.long)
+    parts: list[list[Tensor]] = [[] for _ in cases]
+    with evaluating(model):
+        for start in range(0, len(mine), batch_size):
+            pixels = unit_float(reader.batch(mine[start : start + batch_size]).to(device))
+            features = _case_features(model, pixels, cameras[start : start + batch_size].to(device), cases)
+            for part, feature in zip(parts, features, strict=True):
+                part.append(feature.cpu())
+            if progress is not None:
+                progress(min(start + batch_size, len(mine)), len(mine))
+        return [_collect(model, part, case, len(records)) for part, case in zip(parts, cases, strict=True)]
+
+
+def _case_features(model: ReidModel, pixels: Tensor, cameras: Tensor, cases: Sequence[Case]) -> list[Tensor]:
+    """(B, R M C) of one batch for every case."""
+    encoded = model.encode(pixels, cameras)
+    full = set(model.modalities)
+    blank: Encoded | None = None
+    if any(case.missing == "zero" and set(case.present) != full for case in cases):
+        blank = model.encode(model.blank(pixels), cameras)
+    fused: dict[tuple[tuple[str, ...], Missing], Fused] = {}
+    for case in cases:
+        key = (case.present, case.missing)
+        if key in fused:
+            continue
+        mask = _mask(model, case, len(pixels)).to(pixels.device)
+        if set(case.present) == full:
+            fused[key] = model.fuse(encoded)
+        elif case.missing == "leave-out" or blank is None:
+            fused[key] = model.fuse(encoded, mask)
+        else:
+            fused[key] = model.fuse(encoded.replaced(blank, ~mask))
+    return [fused[case.present, case.missing].pattern(case.pattern) for case in cases]
+
+
+def _mask(model: ReidModel, case: Case, samples: int) -> Tensor:
+    """(samples, M) bool: the sensors of the case."""
+    if not case.present:
+        raise ValueError("A case without any sensor cannot be evaluated: name at least one.")
+    return torch.tensor([name in case.present for name in model.modalities]).expand(samples, -1)
+
+
+def _collect(model: ReidModel, parts: Sequence[Tensor], case: Case, total: int) -> Features:
+    """All processes' features of one case."""
+    count, width = len(model.modalities), model.config.width
+    branches = 2 if case.pattern == 3 else 1
+    mine = torch.cat([*parts, torch.empty(0, branches * count * width)])
+    if processes.world_size() > 1:
+        # Collectives of GPUs take what lies on the GPU.
+        mine = processes.gather_ragged(mine.to(next(model.parameters()).device))
+    zero = case.missing == "zero"
+    present = torch.ones(total, count, dtype=torch.bool) if zero else _mask(model, case, total)
+    return Features(mine.cpu().view(total, branches, count, width), present)
+
+
+def measure(
+    dataset: ReidDataset,
+    query: Features,
+    gallery: Features,
+    *,
+    use_rerank: bool = False,
+) -> ReidMetrics:
+    """mAP, CMC and mINP by the data set's rule (same camera, or same scene), re-ranked by choice."""
+    matrix = rerank(query.flat(), gallery.flat()) if use_rerank else distances(query, gallery)
+    q, g = dataset.query, dataset.gallery
+    scenes: dict[str, Any] = {}
+    if dataset.excludes == "scene":
+        scenes = {"q_sceneids": [r.sceneid for r in q], "g_sceneids": [r.sceneid for r in g]}
+    return reid_metrics(
+        matrix,
+        [record.pid for record in q],
+        [record.pid for record in g],
+        [record.camid for record in q],
+        [record.camid for record in g],
+        **scenes,
+    )
+
+
+def evaluate(
+    model: ReidModel,
+    dataset: ReidDataset,
+    reader: ReidReader,
+    cases: Sequence[Case] | None = None,
+    *,
+    cameras: ReidDataset | None = None,
+    batch_size: int = 64,
+    use_rerank: bool = False,
+    progress: Progress | None = None,
+) -> list[CaseResult]:
+    """The figures of every case on query and gallery of `dataset`; `cameras` numbers them (default: itself)."""
+    chosen = list(cases) if cases is not None else default_cases(model)
+    same = dataset.query == dataset.gallery
+    records = dataset.query if same else (*dataset.query, *dataset.gallery)
+    found = extract(model, cameras or dataset, records, chosen, reader, batch_size=batch_size, progress=progress)
+    results = []
+    for case, features in zip(chosen, found, strict=True):
+        count = len(dataset.query)
+        query = Features(features.vectors[:count], features.present[:count])
+        gallery = features if same else Features(features.vectors[count:], features.present[count:])
+        for again in (False, True) if use_rerank else (False,):
+            results.append(CaseResult(case, measure(dataset, query, gallery, use_rerank=again), again))
+    return results
+
+
+def cost(model: ReidModel) -> dict[str, float]:
+    """Parameters (millions), of them in the SDTPS branch, and GFLOPs of one sample by torch's own counter.
+
+    A multiplication with its addition counts as two operations. The classifiers are not part of it.
+    """
+    device = next(model.parameters()).device
+    images = torch.zeros(1, len(model.modalities), 3, *model.config.image_size, device=device)
+    cameras = torch.zeros(1, dtype=torch.long, device=device)
+    counter = FlopCounterMode(display=False)
+    with evaluating(model), counter:
+        model.embed(images, cameras)
+    necks = [neck for neck in (model.sdtps_neck, model.original_neck) if neck is not None]
+    heads = sum(parameter.numel() for neck in necks for parameter in neck.parameters())
+    every = sum(parameter.numel() for parameter in model.parameters())
+    branch = 0 if model.sdtps is None else sum(parameter.numel() for parameter in model.sdtps.parameters())
+    return {
+        "parameters_m": (every - heads) / 1e6,
+        "sdtps_parameters_m": branch / 1e6,
+        "gflops": counter.get_total_flops() / 1e9,
+    }
+
+
+def throughput(model: ReidModel, batch_size: int = 32, seconds: float = 2.0) -> float:
+    """Samples (of all sensors) a second through the network on its device, without reading files."""
+    device = next(model.parameters()).device
+    images = torch.rand(batch_size, len(model.modalities), 3, *model.config.image_size, device=device)
+    cameras = torch.zeros(batch_size, dtype=torch.long, device=device)
+    with evaluating(model):
+        model.embed(images, cameras)
+        _wait(device)
+        started, done = time.perf_counter(), 0
+        while done == 0 or time.perf_counter() - started < seconds:
+            model.embed(images, cameras)
+            _wait(device)
+            done += batch_size
+        return done / (time.perf_counter() - started)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,290 @@
+"""The re-identification network: backbone -> global-local fusion -> SDTPS across sensors -> BNNeck.
+
+Flow for one sample with M sensors::
+
+    images (M, 3, H, W) -- backbone, projection --> patches (M, N, C), global vectors g (M, C)
+      original branch:  g_1 .. g_M concatenated                                             (M C)
+      SDTPS branch:     patches slimmed to Q + 1 tokens, guided by all g; mean, concatenated  (M C)
+
+Shapes: B samples, M modalities, H x W pixels, N patches, C width, Q merged patches, I identities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from seps.config import ConfigError
+from seps.encoders import VisionEncoder, freeze
+from seps.nn import InputError, MultiModalSDTPS
+from seps.reid.backbone import build_backbone
+from seps.reid.config import Missing, ReidModelConfig
+
+Pattern = Literal[1, 2, 3]
+
+
+@dataclass
+class Encoded:
+    """Each sensor by itself: patches (B, M, N, C) and global vectors (B, M, C)."""
+
+    patches: Tensor
+    vectors: Tensor
+
+    def replaced(self, other: Encoded, absent: Tensor) -> Encoded:
+        """Where `absent` (B, M) is True, the sensors of `other`."""
+        return Encoded(
+            torch.where(absent[:, :, None, None], other.patches, self.patches),
+            torch.where(absent[:, :, None], other.vectors, self.vectors),
+        )
+
+
+@dataclass
+class Fused:
+    """Both branches' features (B, M C), `sdtps` None without that branch; decisions D (B, M, N)."""
+
+    original: Tensor
+    sdtps: Tensor | None
+    keep: Tensor | None
+
+    def pattern(self, number: Pattern) -> Tensor:
+        """1: original (B, M C); 2: SDTPS (B, M C); 3: both (B, 2 M C)."""
+        if number not in (1, 2, 3):
+            raise InputError(f"return_pattern must be 1 (original), 2 (SDTPS) or 3 (both), but {number!r} came.")
+        if number == 1:
+            return self.original
+        if self.sdtps is None:
+            raise InputError(f"return_pattern {number} needs the SDTPS branch, but fusion is 'concat': use 1.")
+        return self.sdtps if number == 2 else torch.cat([self.original, self.sdtps], dim=1)
+
+
+class GlobalLocal(nn.Module):
+    """The global vector: CLS fused with the mean patch, (B, C) and (B, C) -> (B, C).
+
+    Encoders without CLS give the maximum over their patches in its place. The fusion is
+    `(a + b) / 2 + GELU(Linear(LayerNorm([a, b])))`, the second term zero at the start. The published one has
+    that term alone, which takes the vector out of the space of the patches: their cosines, which guide the
+    selection and carry no gradient, would then begin as chance and nothing would ever align them.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(2 * width)
+        self.linear = nn.Linear(2 * width, width)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, first: Tensor, mean: Tensor) -> Tensor:
+        fused: Tensor = self.linear(self.norm(torch.cat([first, mean], dim=-1)))
+        return (first + mean) / 2 + nn.functional.gelu(fused)
+
+
+class Neck(nn.Module):
+    """BNNeck (Luo 2019): batch norm without bias, then a linear classifier without bias."""
+
+    def __init__(self, width: int, identities: int) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(width)
+        self.norm.bias.requires_grad_(False)
+        self.classifier = nn.Linear(width, identities, bias=False)
+        nn.init.normal_(self.classifier.weight, std=0.001)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """(B, M C) -> scores (B, I)."""
+        scores: Tensor = self.classifier(self.norm(features.float()))
+        return scores
+
+
+class ReidModel(nn.Module):
+    """Re-identification over two or more sensors.
+
+    Training returns `(sdtps_score, sdtps_feat, ori_score, ori_feat)`: (B, I), (B, M C), (B, I), (B, M C); with
+    `fusion="concat"` `(ori_score, ori_feat)`. Evaluation returns the features of a `return_pattern`.
+
+    Missing sensors are told by `present` (B, M) bool. With `missing="zero"` their images become those whose
+    normalised pixels are zero, as published. With "leave-out" they are not looked at: they guide nothing, their
+    block of the feature is zero, and the others are scaled by sqrt(M / present sensors), which keeps norms alike.
+
+    Args:
+        config: see `ReidModelConfig`.
+        modalities: names of the sensors, in the order of the images.
+        identities: classes I of the classifiers.
+        cameras: rows of the camera embedding.
+        backbones: encoders to use instead of those `config` names, one, or one a modality.
+    """
+
+    def __init__(
+        self,
+        config: ReidModelConfig,
+        modalities: Sequence[str],
+        identities: int,
+        cameras: int = 1,
+        backbones: Sequence[VisionEncoder] | None = None,
+    ) -> None:
+        super().__init__()
+        self.config, self.modalities = config, tuple(modalities)
+        if len(self.modalities) < 2:
+            raise ConfigError(f"Re-identification here needs two or more modalities, not {self.modalities}.")
+        count = 1 if config.backbones == "shared" else len(self.modalities)
+        made = list(backbones) if backbones is not None else [self._encoder() for _ in range(count)]
+        if len(made) != count:
+            raise ConfigError(f"{config.backbones} backbones are {count} encoders, but {len(made)} came.")
+        self.backbones = nn.ModuleList(made)
+        for backbone in made:
+            if config.freeze_blocks:
+                freeze(backbone, config.freeze_blocks)
+        width, total = config.width, config.width * len(self.modalities)
+        self.grid = made[0].grid_for(*config.image_size)
+        self.projections = nn.ModuleList(nn.Linear(backbone.width, width) for backbone in made)
+        self.global_local = nn.ModuleList(GlobalLocal(width) for _ in self.modalities)
+        self.camera_embedding = nn.Embedding(cameras, width) if config.camera_embedding else None
+        if self.camera_embedding is not None:
+            nn.init.trunc_normal_(self.camera_embedding.weight, std=0.02)
+        self.sdtps = self._sdtps() if config.fusion == "sdtps" else None
+        self.sdtps_neck = Neck(total, identities) if config.fusion == "sdtps" else None
+        self.original_neck = Neck(total, identities)
+
+    def _encoder(self) -> VisionEncoder:
+        config = self.config
+        return build_backbone(config.encoder, config.image_size, config.stride, pretrained=config.pretrained)
+
+    def _sdtps(self) -> MultiModalSDTPS:
+        config = self.config
+        merged = int(self.num_patches * config.aggr_ratio * config.sparse_ratio)
+        if merged < 1:
+            raise ConfigError(
+                f"{self.num_patches} patches x aggr_ratio {config.aggr_ratio} x sparse_ratio {config.sparse_ratio} "
+                "leave no merged token: use larger images, a smaller stride or larger ratios."
+            )
+        return MultiModalSDTPS(
+            config.width,
+            self.num_patches,
+            config.sparse_ratio,
+            config.aggr_ratio,
+            gumbel_tau=config.temperature,
+            beta=config.beta,
+            # Attribute names of a module: a modality may be called anything.
+            modalities=[f"sensor{number}" for number in range(len(self.modalities))],
+            decision=config.decision,
+        )
+
+    @property
+    def num_patches(self) -> int:
+        """N of each modality."""
+        return self.grid[0] * self.grid[1]
+
+    @property
+    def patterns(self) -> tuple[Pattern, ...]:
+        """The return patterns this model has."""
+        return (1,) if self.sdtps is None else (1, 2, 3)
+
+    def encode(self, images: Tensor, cameras: Tensor | None = None) -> Encoded:
+        """Images (B, M, 3, H, W) in [0, 1], cameras (B,) -> each sensor's patches and global vector."""
+        count = len(self.modalities)
+        if images.ndim != 5 or images.shape[1] != count:
+            raise InputError(
+                f"images must be (samples, {count} modalities, 3, height, width) for {self.modalities}, but "
+                f"{tuple(images.shape)} came."
+            )
+        if len(self.backbones) == 1:
+            first, patches = self._tokens(0, images.flatten(0, 1))
+            first = first.view(-1, count, self.config.width)
+            patches = patches.reshape(-1, count, *patches.shape[1:])
+        else:
+            parts = [self._tokens(number, images[:, number]) for number in range(count)]
+            first, patches = (torch.stack(column, dim=1) for column in zip(*parts, strict=True))
+        if self.camera_embedding is not None:
+            if cameras is None:
+                raise InputError("this model has a camera embedding: give the camera index of every sample.")
+            offset: Tensor = self.camera_embedding(cameras)
+            first, patches = first + offset[:, None], patches + offset[:, None, None]
+        means = patches.mean(dim=2)
+        vectors = [fuse(first[:, i], means[:, i]) for i, fuse in enumerate(self.global_local)]
+        return Encoded(patches, torch.stack(vectors, dim=1))
+
+    def _tokens(self, number: int, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """CLS, or the largest over the patches, (B, C), and the patches (B, N, C), projected."""
+        backbone = self.backbones[number]
+        tokens = self.projections[number](backbone(pixels))
+        prefix = int(backbone.num_prefix_tokens)  # type: ignore[arg-type]
+        patches = tokens[:, prefix:]
+        return (tokens[:, 0] if prefix else patches.amax(dim=1)), patches
+
+    def blank(self, images: Tensor) -> Tensor:
+        """Images like `images` whose normalised pixels are zero: what the published systems feed for a sensor."""
+        means = [backbone.mean for backbone in self.backbones]
+        blank = torch.stack([mean.expand(1, 3, 1, 1) for mean in means], dim=1)  # type: ignore[operator]
+        return blank.to(images).expand_as(images)
+
+    def fuse(self, encoded: Encoded, present: Tensor | None = None) -> Fused:
+        """Both branches; `present` (B, M) bool leaves sensors out: they guide nothing and their block is zero."""
+        original, sdtps, keep = encoded.vectors, None, None
+        if self.sdtps is not None:
+            names = self.sdtps.modalities
+            vectors = dict(zip(names, encoded.vectors.unbind(1), strict=True))
+            there = None if present is None else dict(zip(names, present.unbind(1), strict=True))
+            slimmed = [
+                self.sdtps.slim(name, encoded.patches[:, number], vectors, there) for number, name in enumerate(names)
+            ]
+            sdtps = torch.stack([tokens.mean(dim=1) for tokens, _ in slimmed], dim=1)
+            keep = torch.stack([mask for _, mask in slimmed], dim=1)
+        if present is not None:
+            scale = self._scale(present).to(original.dtype)
+            # Selected, not multiplied: whatever stands in an absent block, NaN included, must not pass.
+            original = torch.where(present[:, :, None], original, 0.0) * scale
+            sdtps = None if sdtps is None else torch.where(present[:, :, None], sdtps, 0.0) * scale
+        return Fused(original.flatten(1).float(), None if sdtps is None else sdtps.flatten(1).float(), keep)
+
+    def _scale(self, present: Tensor) -> Tensor:
+        counts = present.sum(dim=1)
+        if bool((counts == 0).any()):
+            raise InputError("a sample without any sensor came: at least one must be present.")
+        return (len(self.modalities) / counts).sqrt()[:, None, None]
+
+    def embed(
+        self,
+        images: Tensor,
+        cameras: Tensor | None = None,
+        present: Tensor | None = None,
+        missing: Missing | None = None,
+    ) -> Fused:
+        """Features of images (B, M, 3, H, W); absent sensors as `missing` (default: the configuration) says."""
+        if present is None or bool(present.all()):
+            return self.fuse(self.encode(images, cameras))
+        # Whatever is stored in an absent sensor's pixels is replaced, so that it can have no influence.
+        shown = torch.where(present[:, :, None, None, None], images, self.blank(images))
+        encoded = self.encode(shown, cameras)
+        return self.fuse(encoded, present if (missing or self.config.missing) == "leave-out" else None)
+
+    def classify(self, fused: Fused) -> tuple[Tensor, ...]:
+        """`(sdtps_score, ori_score)`, each (B, I), or `(ori_score,)`."""
+        scores = (self.original_neck(fused.original),)
+        if self.sdtps_neck is None or fused.sdtps is None:
+            return scores
+        return (self.sdtps_neck(fused.sdtps), *scores)
+
+    def forward(
+        self,
+        images: Tensor,
+        cameras: Tensor | None = None,
+        present: Tensor | None = None,
+        return_pattern: Pattern | None = None,
+    ) -> Tensor | tuple[Tensor, ...]:
+        """Scores and features in training, features (B, M C or 2 M C) in evaluation; see the class."""
+        fused = self.embed(images, cameras, present)
+        if not self.training:
+            return fused.pattern(return_pattern or self.patterns[-1])
+        scores = self.classify(fused)
+        if fused.sdtps is None:
+            return scores[0], fused.original
+        return scores[0], fused.sdtps, scores[1], fused.original
+
+
+def missing_cases(modalities: Sequence[str]) -> list[tuple[str, ...]]:
+    """Every set of sensors that can be left, the full one first, then by number: 7 for three sensors."""
+    names = tuple(modalities)
+    return [case for size in range(len(names), 0, -1) for case in combinations(names, size)]

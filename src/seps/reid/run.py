@@ -1,0 +1,127 @@
+"""A whole run: train into a folder, and read a trained model back from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from seps.config import ConfigError
+from seps.reid.config import ReidConfig, from_mapping
+from seps.reid.data import ReidDataset
+from seps.reid.model import ReidModel
+from seps.reid.task import ReidTask
+from seps.training import CheckpointError, DistributedInfo, TrainResult, find_checkpoint, train
+from seps.training import distributed as processes
+from seps.training.checkpoint import load, load_model_tensors, read_json
+from seps.training.tracking import Progress
+
+
+@dataclass(frozen=True)
+class TrainedReid:
+    """A trained model, the settings and cameras it was trained with, and the checkpoint it came from."""
+
+    model: ReidModel
+    config: ReidConfig
+    cameras: tuple[int, ...]
+    checkpoint: Path
+
+    def check(self, dataset: ReidDataset) -> None:
+        """Raise ValueError when the model cannot be used on this data set."""
+        if dataset.modalities != self.model.modalities:
+            raise ConfigError(
+                f"The model was trained on {self.model.modalities}, the data set has {dataset.modalities}: set "
+                "data.modalities to those of the model."
+            )
+        if self.config.model.camera_embedding and dataset.cameras != self.cameras:
+            raise ConfigError(
+                f"The model has an embedding of the cameras {self.cameras}, the data set has {dataset.cameras}: train "
+                "with model.camera_embedding=false to use it on other cameras."
+            )
+
+
+def train_reid(
+    config: ReidConfig,
+    dataset: ReidDataset,
+    run_dir: Path | str,
+    *,
+    distributed: DistributedInfo | None = None,
+    device: torch.device | str | None = None,
+    resume: bool = True,
+    progress: Progress | None = None,
+    log: Callable[[str], None] | None = None,
+) -> TrainResult:
+    """Train on `dataset` into `run_dir`, or continue the run that is there; every state.json says how to rebuild.
+
+    Raises ValueError for settings that do not fit the data or the earlier run.
+    """
+    processes.on_first_rank(lambda: _same_settings(config, Path(run_dir)))
+    task = ReidTask(config, dataset)
+    try:
+        return train(
+            task,
+            config.train,
+            run_dir,
+            distributed=distributed,
+            device=device,
+            resume=resume,
+            progress=progress,
+            log=log,
+            about={
+                "application": "reid",
+                "reid": config.to_json(),
+                "modalities": list(dataset.modalities),
+                "identities": len(task.fit.identities),
+                "cameras": list(dataset.cameras),
+            },
+        )
+    finally:
+        task.reader.close()
+
+
+def _same_settings(config: ReidConfig, run_dir: Path) -> None:
+    """Refuse to continue a run whose model, losses or batches were set otherwise."""
+    try:
+        about = read_json(find_checkpoint(run_dir, "last") / "state.json").get("about", {})
+    except CheckpointError:
+        return
+    before, now = about.get("reid") or {}, config.to_json()
+    # Where the files lie and how fast they are read does not change what is learned.
+    free = {"root", "threads", "cache_mib", "verify_files"}
+    changed = [
+        f"{section}.{name}: {before[section].get(name)!r} -> {value!r}"
+        for section in ("data", "model", "loss")
+        if section in before
+        for name, value in now[section].items()
+        if name not in free and before[section].get(name) != value
+    ]
+    if changed:
+        raise ConfigError(
+            f"{run_dir} holds a run with other settings ({'; '.join(changed)}): continue it with the same, or choose "
+            "another folder."
+        )
+
+
+def load_trained(
+    source: Path | str, which: Literal["best", "last"] = "best", device: torch.device | str = "cpu"
+) -> TrainedReid:
+    """The model of a run folder (its best or last checkpoint), in evaluation mode.
+
+    Raises CheckpointError (a ValueError) when there is none, or one of another application.
+    """
+    folder = find_checkpoint(source, which)
+    checkpoint = load(folder, optimizer=False)
+    about = checkpoint.state.get("about", {})
+    if about.get("application") != "reid":
+        raise ConfigError(f"{folder} is no re-identification run: its state does not say how to build the model.")
+    config = from_mapping(about["reid"], f"{folder}/state.json")
+    # The checkpoint holds every weight: a preset is built without fetching its pretrained ones.
+    model = ReidModel(
+        replace(config.model, pretrained=False), about["modalities"], about["identities"], len(about["cameras"])
+    )
+    load_model_tensors(model, {**checkpoint.model, **checkpoint.ema}, str(folder))
+    model.eval()
+    return TrainedReid(model.to(device), config, tuple(about["cameras"]), folder)

@@ -1,0 +1,212 @@
+"""Re-identification as a task of `seps.training.train`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from seps.config import ConfigError
+from seps.losses import batch_hard_triplet, identity_loss, ratio_loss
+from seps.reid.config import ReidConfig, ReidDataConfig, ReidLossConfig
+from seps.reid.data import Augmentation, IdentityBatches, ReidDataset, ReidReader, holdout, load
+from seps.reid.data.transforms import apply, draw
+from seps.reid.evaluate import evaluate
+from seps.reid.model import Fused, ReidModel
+from seps.training import distributed as processes
+from seps.training.optim import backbone_groups
+from seps.training.seeding import derive_seed
+from seps.training.task import ParameterGroup
+
+# Keep the streams of chance of the augmentation and of the sensors left out apart.
+_AUGMENT, _DROPOUT, _SHUFFLE = 1, 2, 3
+
+
+@dataclass
+class ReidBatch:
+    """images (B, M, 3, H, W) in [0, 1], labels and cameras (B,), present (B, M) bool."""
+
+    images: Tensor
+    labels: Tensor
+    cameras: Tensor
+    present: Tensor
+
+
+def load_dataset(config: ReidDataConfig) -> ReidDataset:
+    """The data set of the settings, with the chosen modalities. Raises ReidDataError or ConfigError."""
+    if not config.root:
+        raise ConfigError("data.root is empty: say where the data set lies.")
+    generic = config.layout.lower() == "generic"
+    dataset = load(
+        config.layout,
+        config.root,
+        on_problem=config.on_problem,
+        verify_files=config.verify_files,
+        modalities=config.modalities if generic else None,
+        pattern=config.pattern,
+        labels=config.labels,
+        threads=config.threads,
+    )
+    if config.modalities is None or config.modalities == dataset.modalities:
+        return dataset
+    unknown = sorted(set(config.modalities) - set(dataset.modalities))
+    if unknown:
+        raise ConfigError(f"data.modalities names {unknown}, but {config.layout} has {dataset.modalities}.")
+    # A ReidRecord keeps all its sources; the reader takes those of the data set's modalities.
+    return replace(dataset, modalities=config.modalities)
+
+
+def make_reader(config: ReidConfig, dataset: ReidDataset) -> ReidReader:
+    """A reader of the data set at the model's image size."""
+    return ReidReader(
+        dataset.modalities,
+        config.model.image_size,
+        threads=config.data.threads,
+        cache_bytes=config.data.cache_mib * 2**20,
+    )
+
+
+def make_model(config: ReidConfig, dataset: ReidDataset, identities: int) -> ReidModel:
+    """A model for the data set's modalities and cameras; its new layers are drawn from the run's seed."""
+    torch.manual_seed(derive_seed(config.train.seed))
+    return ReidModel(config.model, dataset.modalities, identities, len(dataset.cameras))
+
+
+def split_dataset(config: ReidConfig, dataset: ReidDataset) -> tuple[ReidDataset, ReidDataset]:
+    """(fit, dev): the training shots without, and those of, the held-out identities.
+
+    The dev shots are shuffled: in the files' order equal distances, such as those of a collapsed network, would
+    rank the query's own identity near the top for some.
+    """
+    part = config.data.holdout
+    fit, dev = holdout(dataset, int(part) if part >= 1 else part, config.train.seed)
+    order = np.random.default_rng([config.train.seed, _SHUFFLE]).permutation(len(dev.query))
+    shots = tuple(dev.query[int(index)] for index in order)
+    return fit, replace(dev, query=shots, gallery=shots)
+
+
+def reid_losses(
+    fused: Fused, everyone: Fused, scores: tuple[Tensor, ...], labels: Tensor, config: ReidLossConfig, first: int = 0
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Both branches' cross-entropy and triplet of this process's rows, weighted, and each by name.
+
+    `everyone` and `labels` are those of all processes, `scores` those of all rows, `first` the number of this
+    process's first row among them. The batch norm of the neck thus sees the whole batch on every process.
+    """
+    rows = slice(first, first + len(fused.original))
+    branches = [("original", 1.0, fused.original, everyone.original, scores[-1])]
+    if fused.sdtps is not None and everyone.sdtps is not None:
+        branches.append(("sdtps", config.sdtps, fused.sdtps, everyone.sdtps, scores[0]))
+    parts: dict[str, Tensor] = {}
+    total = fused.original.new_zeros(())
+    for name, weight, own, all_rows, score in branches:
+        identity = identity_loss(score[rows], labels[rows], config.label_smoothing)
+        if config.triplet_space == "unit":
+            own, all_rows = F.normalize(own, dim=1), F.normalize(all_rows, dim=1)
+        triplet = batch_hard_triplet(own, labels[rows], all_rows, labels, first=first)
+        parts |= {f"{name}_identity": identity.detach(), f"{name}_triplet": triplet.detach()}
+        total = total + weight * (config.identity * identity + config.triplet * triplet)
+    return total, parts
+
+
+class ReidTask:
+    """Batches of P x K images, the losses of both branches, and mAP on the held-out training identities.
+
+    `dataset` is whole (its cameras are numbered over all splits); `fit` and `dev` come from `split_dataset`.
+    """
+
+    def __init__(
+        self, config: ReidConfig, dataset: ReidDataset, model: ReidModel | None = None, reader: ReidReader | None = None
+    ) -> None:
+        self.config, self.dataset = config, dataset
+        self.fit, self.dev = split_dataset(config, dataset)
+        self._model = model if model is not None else make_model(config, dataset, len(self.fit.identities))
+        self.reader = reader if reader is not None else make_reader(config, dataset)
+        self.cameras = torch.tensor(dataset.camera_indices(self.fit.train), dtype=torch.long)
+        data = config.data
+        self.augmentation = Augmentation(pad=data.pad, flip=data.flip, erase=data.erase)
+        self.batches = IdentityBatches(
+            self.fit.train_labels, identities=data.identities, images=data.images, seed=config.train.seed
+        )
+
+    @property
+    def model(self) -> ReidModel:
+        """The network, necks and classifiers included."""
+        return self._model
+
+    def steps_per_epoch(self, world: int) -> int:
+        """Steps of an epoch, on any number of processes. Raises ValueError when they cannot share a batch."""
+        if self.batches.identities % world:
+            raise ValueError(
+                f"data.identities = {self.batches.identities} do not divide among {world} processes; choose a multiple."
+            )
+        return len(self.batches)
+
+    def batch(self, epoch: int, step: int, rank: int, world: int) -> ReidBatch:
+        """This process's identities of the global batch, augmented; the draws are those of the global batch."""
+        indices = self.batches.global_batch(epoch, step)
+        share = len(indices) // world
+        mine = slice(rank * share, (rank + 1) * share)
+        seed = self.config.train.seed
+        chance = torch.Generator().manual_seed(derive_seed(seed, _AUGMENT, epoch, step))
+        choices = draw(len(indices), self.config.model.image_size, self.augmentation, chance)[mine]
+        chosen = indices[mine]
+        pixels = self.reader.batch([self.fit.train[index] for index in chosen])
+        labels = torch.tensor([self.fit.train_labels[index] for index in chosen])
+        present = self._present(np.random.default_rng([seed, _DROPOUT, epoch, step]))
+        return ReidBatch(
+            apply(pixels, choices, self.augmentation), labels, self.cameras[chosen], present.expand(len(chosen), -1)
+        )
+
+    def _present(self, rng: np.random.Generator) -> Tensor:
+        """(M,) bool: the sensors of one batch.
+
+        A whole batch lacks the same ones: the triplets of one that mixes complete and incomplete samples would
+        tell them apart by what is missing.
+        """
+        count = len(self.dataset.modalities)
+        present = np.ones(count, dtype=bool)
+        if rng.random() < self.config.loss.modality_dropout:
+            kept = rng.integers(1, count)
+            present[rng.permutation(count)[kept:]] = False
+        return torch.from_numpy(present)
+
+    def loss(self, batch: ReidBatch, epoch: int) -> tuple[Tensor, dict[str, float]]:
+        """The loss of this process's rows against those of all."""
+        fused = self.model.embed(batch.images, batch.cameras, batch.present)
+        everyone, labels = fused, batch.labels
+        if processes.world_size() > 1:
+            sdtps = None if fused.sdtps is None else processes.gather_with_gradient(fused.sdtps)
+            everyone = Fused(processes.gather_with_gradient(fused.original), sdtps, None)
+            labels = processes.gather_ragged(batch.labels)
+        scores = self.model.classify(everyone)
+        first = processes.rank() * len(batch.labels)
+        total, parts = reid_losses(fused, everyone, scores, labels, self.config.loss, first)
+        figures = {name: float(value) for name, value in parts.items()}
+        if fused.keep is not None:
+            figures["kept"] = float(fused.keep.detach().mean())
+            if self.config.model.decision == "binary":
+                total = total + self.config.loss.ratio * self._ratio(fused.keep)
+        hits = (scores[0].argmax(dim=1) == labels).float().mean()
+        return total, {**figures, "accuracy": float(hits)}
+
+    def _ratio(self, keep: Tensor) -> Tensor:
+        """Eq. 7 of each sensor, averaged."""
+        target = self.config.model.sparse_ratio
+        masks = keep.unbind(1)
+        return torch.stack([ratio_loss([mask], target=target, form="separate") for mask in masks]).mean()
+
+    def evaluate(self) -> dict[str, float]:
+        """mAP and CMC in percent on the held-out training identities; the score is the mAP."""
+        result = evaluate(
+            self.model, self.dev, self.reader, cameras=self.dataset, batch_size=self.config.train.batch_size
+        )[0]
+        figures = {name: float(value) for name, value in result.metrics.as_dict().items()}
+        return {"score": figures["mAP"], **figures}
+
+    def parameter_groups(self, lr: float, backbone_scale: float) -> list[ParameterGroup]:
+        """Backbones at `lr` x `backbone_scale`, everything else at `lr`."""
+        return backbone_groups(self.model, lambda name: name.startswith("backbones."), lr, backbone_scale)

@@ -1,0 +1,119 @@
+"""The main job on the photos that ship with the package: embed them, answer queries, show what was kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+import torch
+from PIL import Image
+
+from seps.metrics import RetrievalMetrics, recall
+from seps.retrieval.data import RetrievalDataset, load_jsonl
+from seps.retrieval.data.images import decode_all
+from seps.retrieval.evaluate import encode_images
+from seps.retrieval.heads import ImageFeatures, SlimmingHead
+from seps.retrieval.model import RetrievalModel
+from seps.retrieval.pictures import Hit, result_sheet
+from seps.retrieval.pretrained import from_pretrained
+
+QUERIES = (
+    "a black dog in the woods",
+    "people swimming at the beach",
+    "a cup of coffee",
+    "a train or a city street",
+    "an astronaut in a space suit",
+)
+Progress = Callable[[str, int, int | None], None]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The best photos for one query, by name, with and without the photos' descriptions."""
+
+    query: str
+    pixels_only: list[tuple[str, float]]
+    with_description: list[tuple[str, float]]
+
+
+@dataclass(frozen=True)
+class DemoResult:
+    """What the demo found."""
+
+    images: int
+    answers: list[Answer]
+    pixels_only: RetrievalMetrics
+    with_description: RetrievalMetrics
+    picture: Image.Image
+
+
+def gallery_file() -> Path:
+    """The JSONL of the photos that ship with the package."""
+    return Path(str(files("seps"))) / "assets" / "gallery" / "gallery.jsonl"
+
+
+def _best(dataset: RetrievalDataset, scores: torch.Tensor, count: int) -> list[tuple[str, float]]:
+    order = scores.argsort(descending=True, stable=True)[:count].tolist()
+    return [(dataset.records[i].id, float(scores[i])) for i in order]
+
+
+def _sheet(
+    model: RetrievalModel,
+    dataset: RetrievalDataset,
+    images: ImageFeatures,
+    pixels: torch.Tensor,
+    queries: Sequence[str],
+    scores: torch.Tensor,
+    count: int,
+) -> Image.Image:
+    if not isinstance(model.head, SlimmingHead):
+        raise ValueError(f"The demo shows kept patches, but head {model.config.head!r} keeps none.")
+    net = model.head.net
+    texts = model.encode_texts(queries)
+    rows = []
+    for column, query in enumerate(queries):
+        chosen = scores[:, column].argsort(descending=True, stable=True)[:count]
+        dense = None if images.dense is None else images.dense[chosen]
+        lengths = None if images.dense_lengths is None else images.dense_lengths[chosen]
+        side = net.encode_images(images.tokens[chosen], dense=dense, dense_lengths=lengths)
+        keep = net.score_text(side, texts.words[column], texts.mask[column]).masks[0]
+        hits = [
+            Hit(pixels[i], keep[place], model.vision.grid, f"{dataset.records[i].id}  {scores[i, column]:.2f}")
+            for place, i in enumerate(chosen.tolist())
+        ]
+        rows.append((query, hits))
+    return result_sheet(rows, "Patches each query kept (bright) and dropped (dark)")
+
+
+@torch.no_grad()
+def run_demo(
+    model: RetrievalModel | str = "mini",
+    queries: Sequence[str] = QUERIES,
+    *,
+    count: int = 4,
+    progress: Progress | None = None,
+) -> DemoResult:
+    """Embed the shipped gallery and answer `queries` with and without the photos' descriptions."""
+    if isinstance(model, str):
+        model = from_pretrained(model)
+    dataset = load_jsonl(gallery_file())
+    pixels = decode_all(dataset, model.image_size)
+    tokens = encode_images(model, dataset, pixels=pixels, progress=progress)
+    bare = ImageFeatures(tokens)
+    full = ImageFeatures(tokens, *model.encode_descriptions(dataset.dense))
+    texts = model.encode_texts(queries)
+    captions = model.encode_texts(dataset.captions)
+    scores = {name: model.score(images, texts) for name, images in (("bare", bare), ("full", full))}
+    answers = [
+        Answer(query, _best(dataset, scores["bare"][:, i], count), _best(dataset, scores["full"][:, i], count))
+        for i, query in enumerate(queries)
+    ]
+    return DemoResult(
+        len(dataset),
+        answers,
+        recall(model.score(bare, captions), dataset.image_of_caption),
+        recall(model.score(full, captions), dataset.image_of_caption),
+        _sheet(model, dataset, full, pixels, queries, scores["full"], count),
+    )

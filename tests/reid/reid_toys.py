@@ -1,0 +1,93 @@
+"""A tiny encoder, tiny settings and tiny sets for the tests of re-identification."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from seps.encoders import Preprocessing, VisionEncoder
+from seps.reid.config import ReidConfig, ReidModelConfig, from_mapping
+from seps.reid.model import ReidModel
+
+SENSORS = ("RGB", "NI", "TI")
+
+
+class ToyEncoder(VisionEncoder):
+    """Patches of 16 pixels by one convolution, CLS = their mean through a layer of its own."""
+
+    def __init__(self, width: int = 24, image_size: tuple[int, int] = (64, 32), prefix: int = 1) -> None:
+        super().__init__(
+            width=width,
+            num_prefix_tokens=prefix,
+            image_size=image_size,
+            stride=(16, 16),
+            preprocessing=Preprocessing((0.4, 0.5, 0.6), (0.5, 0.5, 0.5)),
+        )
+        self.patch = nn.Conv2d(3, width, 16, 16)
+        self.cls = nn.Linear(width, width)
+
+    def encode(self, normalised: Tensor) -> Tensor:
+        patches = torch.tanh(self.patch(normalised)).flatten(2).transpose(1, 2)
+        cls = self.cls(patches.mean(dim=1, keepdim=True))
+        return torch.cat([cls] * self.num_prefix_tokens + [patches], dim=1)
+
+
+def toy_model(identities: int = 5, cameras: int = 3, sensors: tuple[str, ...] = SENSORS, **settings: Any) -> ReidModel:
+    chosen = {"image_size": (64, 32), "width": 16, "aggr_ratio": 0.5, **settings}
+    config = ReidModelConfig(**chosen)
+    count = 1 if config.backbones == "shared" else len(sensors)
+    backbones = [ToyEncoder(image_size=config.image_size) for _ in range(count)]
+    return ReidModel(config, sensors, identities, cameras, backbones)
+
+
+def toy_config(root: Path, layout: str = "generic", **sections: Any) -> ReidConfig:
+    values: dict[str, Any] = {
+        "data": {"layout": layout, "root": str(root), "identities": 2, "images": 2, "holdout": 1, "pad": 2},
+        "model": {"image_size": [64, 32], "stride": 16, "width": 16, "aggr_ratio": 0.5, "pretrained": False},
+        "train": {"epochs": 2, "eval_every": 1, "learning_rate": 1e-3},
+    }
+    for name, section in sections.items():
+        values.setdefault(name, {}).update(section)
+    return from_mapping(values)
+
+
+def write(path: Path, pid: int, size: tuple[int, int]) -> None:
+    """An image whose look follows from the identity, with noise."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng([pid, len(path.name), sum(map(ord, str(path.name)))])
+    base = np.random.default_rng(pid).integers(0, 255, (4, 2, 3))
+    pixels = np.kron(base, np.ones((size[0] // 4, size[1] // 2, 1))) + rng.normal(0, 8, (*size, 3))
+    Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(path)
+
+
+def rgbnt201(root: Path) -> Path:
+    for split, pids in (("train_171", range(1, 6)), ("test", range(20, 23))):
+        for pid in pids:
+            for camera in (1, 2):
+                for shot in range(2):
+                    for sensor in SENSORS:
+                        write(root / split / sensor / f"{pid:06d}_cam{camera}_0_0{shot}.jpg", pid, (64, 32))
+    return root
+
+
+def rgbnt100(root: Path) -> Path:
+    for split, pids in (("bounding_box_train", range(1, 6)), ("query", (8, 9)), ("bounding_box_test", (8, 9))):
+        for pid in pids:
+            for camera in (1, 2):
+                write(root / "rgbir" / split / f"{pid:04d}_c{camera}_000{camera}.jpg", pid, (64, 96))
+    return root
+
+
+def msvr310(root: Path) -> Path:
+    for split, pids in (("bounding_box_train", range(1, 6)), ("query3", (8, 9)), ("bounding_box_test", (8, 9))):
+        for pid in pids:
+            for scene in (1, 2):
+                for folder in ("vis", "ni", "th"):
+                    name = f"{pid:04d}_s{scene:03d}_v{pid % 8}_001.jpg"
+                    write(root / split / f"{pid:04d}" / folder / name, pid, (64, 32))
+    return root

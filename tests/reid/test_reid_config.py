@@ -1,0 +1,73 @@
+"""Settings: presets load, overrides act, every mistake is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from seps.reid.config import ReidConfig, from_mapping, load_config
+
+PRESETS = Path(__file__).parents[2] / "configs" / "reid"
+
+
+@pytest.mark.parametrize("name", ["RGBNT201", "RGBNT100", "MSVR310", "synthetic"])
+def test_presets_load(name: str) -> None:
+    config = load_config(PRESETS / f"{name}.yaml")
+    assert config.train.batch_size == config.data.identities * config.data.images
+    assert from_mapping(config.to_json()) == config
+
+
+def test_published_hyper_parameters() -> None:
+    config = load_config(PRESETS / "RGBNT201.yaml")
+    assert (config.model.encoder, config.model.image_size, config.model.stride) == ("clip-b-16", (256, 128), 16)
+    assert (config.data.identities, config.data.images, config.model.width) == (16, 4, 512)
+    assert (config.loss.identity, config.loss.triplet, config.loss.label_smoothing) == (0.25, 1.0, 0.1)
+    assert config.train.learning_rate == pytest.approx(3.5e-4)
+
+
+def test_overrides() -> None:
+    config = load_config(None, ["model.fusion=concat", "train.learning_rate=1e-4", "model.image_size=[128, 64]"])
+    assert config.model.fusion == "concat" and config.train.learning_rate == 1e-4
+    assert config.model.image_size == (128, 64) and config.data == ReidConfig().data
+    assert load_config(None, ["data.identities=4"]).train.batch_size == 16
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("model.fusoin=concat", "did you mean 'fusion'"),
+        ("modle.fusion=concat", "did you mean 'model'"),
+        ("model.fusion=add", "choose one of 'sdtps', 'concat'"),
+        ("train.epochs=many", "epochs = 'many': must be a whole number"),
+        ("train.epochs=true", "must be a whole number"),
+        ("train.epochs=0", "must be at least 1"),
+        ("train.batch_size=10", "make them agree"),
+        ("train.chunk_size=4", "whole batch"),
+        ("model.image_size=64", "must be a list"),
+        ("model.image_size=[64]", "2 entries"),
+        ("model.sparse_ratio=0", "above 0"),
+        ("data.images=1", "triplet"),
+        ("data.holdout=1.5", "whole number of identities"),
+        ("data.modalities=[RGB]", "two or more"),
+        ("loss.modality_dropout=2", "probability"),
+        ("epochs=3", "section and a field"),
+        ("train.epochs", "section.field=value"),
+        ("train.epochs=[", "cannot be read"),
+        ("train=3", "section and a field"),
+    ],
+)
+def test_mistakes_are_sentences(override: str, sentence: str) -> None:
+    with pytest.raises(ValueError, match=r".") as caught:
+        load_config(None, [override])
+    assert sentence in str(caught.value)
+
+
+def test_bad_files(tmp_path: Path) -> None:
+    for text, sentence in (("- 1\n", "sections"), ("model: 3\n", "names and values"), ("a: [", "not YAML")):
+        path = tmp_path / "settings.yaml"
+        path.write_text(text)
+        with pytest.raises(ValueError, match=sentence):
+            load_config(path)
+    with pytest.raises(ValueError, match="cannot be read"):
+        load_config(tmp_path / "none.yaml")

@@ -1,0 +1,162 @@
+"""Heads against slow twins; saved models; the evaluation command."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from seps.cli.main import main
+from seps.retrieval.config import ModelConfig
+from seps.retrieval.heads import DescriptionHead, ImageFeatures, MeanHead, ScanHead, TextFeatures
+from seps.retrieval.model import RetrievalModel
+from seps.retrieval.pretrained import ModelError, from_pretrained, pack_delta, save_pretrained, unpack_delta
+
+
+@pytest.fixture(scope="module")
+def model(encoders):
+    torch.manual_seed(0)
+    return RetrievalModel(ModelConfig(**encoders, embed_size=16)).eval()
+
+
+def features():
+    torch.manual_seed(0)
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]]).bool()
+    dense_mask = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]).bool()
+    images = ImageFeatures(torch.randn(2, 7, 8), torch.randn(2, 5, 8), dense_mask)
+    return images, TextFeatures(torch.randn(3, 4, 8), mask)
+
+
+def slow_scan(patches, words, direction):
+    """One image, one caption, by the definition."""
+    a, b = F.normalize(patches, dim=-1), F.normalize(words, dim=-1)
+    cosines = a @ b.T
+    if direction == "scan-t2i":
+        attention = F.normalize(F.leaky_relu(cosines, 0.1), dim=1)
+        seen = torch.softmax(9 * attention, dim=0).T @ a
+        return F.cosine_similarity(b, seen, dim=-1).mean()
+    attention = F.normalize(F.leaky_relu(cosines, 0.1), dim=0)
+    seen = torch.softmax(9 * attention, dim=1) @ b
+    return F.cosine_similarity(a, seen, dim=-1).mean()
+
+
+@pytest.mark.parametrize("direction", ["scan-t2i", "scan-i2t", "scan"])
+def test_scan_is_its_definition(direction):
+    images, texts = features()
+    ours = ScanHead(1, direction)(images, texts).similarity
+    for v in range(2):
+        for t in range(3):
+            words = texts.words[t][texts.mask[t]]
+            ways = ["scan-t2i", "scan-i2t"] if direction == "scan" else [direction]
+            theirs = sum(slow_scan(images.tokens[v, 1:], words, way) for way in ways)
+            assert ours[v, t].item() == pytest.approx(theirs.item(), abs=1e-4)
+
+
+def test_mean_and_description_are_their_definitions():
+    images, texts = features()
+    mean = MeanHead(1)(images, texts).similarity
+    described = DescriptionHead()(images, texts).similarity
+    for v in range(2):
+        dense = images.dense[v][images.dense_mask[v]]
+        for t in range(3):
+            words = texts.words[t][texts.mask[t]]
+            cosine = F.cosine_similarity(images.tokens[v, 1:].mean(0), words.mean(0), dim=0)
+            assert mean[v, t].item() == pytest.approx(cosine.item(), abs=1e-5)
+            table = F.normalize(words, dim=-1) @ F.normalize(dense, dim=-1).T
+            pooled = F.cosine_similarity(dense.mean(0), words.mean(0), dim=0)
+            expected = table.amax(1).mean() + table.amax(0).mean() + 2 * pooled
+            assert described[v, t].item() == pytest.approx(expected.item(), abs=1e-5)
+
+
+@pytest.mark.parametrize("head", [MeanHead(1), ScanHead(1, "scan"), DescriptionHead()])
+def test_scores_do_not_depend_on_the_memory_budget(head):
+    images, texts = features()
+    torch.testing.assert_close(head.score(images, texts, memory=1), head.score(images, texts, memory=2**30))
+
+
+def test_padding_never_changes_a_text(model):
+    together = model.encode_texts(["a red square .", "a red square on the left and a blue circle on the right ."])
+    alone = model.encode_texts(["a red square ."])
+    torch.testing.assert_close(together.words[0, : alone.words.shape[1]], alone.words[0], atol=1e-5, rtol=1e-4)
+
+
+def test_saved_models_come_back(model, tmp_path):
+    save_pretrained(model, tmp_path / "full")
+    back = from_pretrained(tmp_path / "full")
+    for name, value in model.state_dict().items():
+        assert torch.equal(back.state_dict()[name], value)
+    assert back.head.net.config == model.head.net.config
+    other = RetrievalModel(model.config)
+    other.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(0.01 * torch.randn_like(parameter))
+    save_pretrained(other, tmp_path / "delta", form="delta")
+    close = from_pretrained(tmp_path / "delta").state_dict()
+    for name, value in other.state_dict().items():
+        torch.testing.assert_close(close[name], value, atol=1e-3, rtol=1e-3)
+
+
+def test_packed_differences_are_close():
+    base = torch.randn(20, 30)
+    trained = base + 0.01 * torch.randn(20, 30)
+    packed, scale = pack_delta(trained, base)
+    assert packed.dtype == torch.int8
+    torch.testing.assert_close(unpack_delta(packed, scale, base), trained, atol=2e-4, rtol=0)
+
+
+def test_bad_model_folders_get_a_sentence(model, tmp_path):
+    with pytest.raises(ModelError, match="There is no model 'nowhere'"):
+        from_pretrained("nowhere")
+    save_pretrained(model, tmp_path / "cut")
+    path = tmp_path / "cut" / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(ModelError, match="cannot be read"):
+        from_pretrained(tmp_path / "cut")
+    path.unlink()
+    with pytest.raises(ModelError, match=r"no model\.safetensors"):
+        from_pretrained(tmp_path / "cut")
+    config = json.loads((tmp_path / "cut" / "config.json").read_text())
+    (tmp_path / "cut" / "config.json").write_text(json.dumps({**config, "format": 99}))
+    with pytest.raises(ModelError, match="newer release"):
+        from_pretrained(tmp_path / "cut")
+    (tmp_path / "cut" / "config.json").write_text("{")
+    with pytest.raises(ModelError, match="not the configuration"):
+        from_pretrained(tmp_path / "cut")
+
+
+def test_eval_command(model, dev_scenes, tmp_path, capsys):
+    save_pretrained(model, tmp_path / "model")
+    out = tmp_path / "out.json"
+    for protocol in ("image", "none", "published"):
+        words = ["eval", "--model", str(tmp_path / "model"), "--data", str(dev_scenes), "--protocol", protocol]
+        assert main([*words, "--json", str(out)]) == 0
+        figures = json.loads(out.read_text())
+        assert figures["protocol"] == protocol and figures["images"] == 24 and figures["captions"] == 48
+        recalls = [figures[way][f"r{k}"] for way in ("i2t", "t2i") for k in (1, 5, 10)]
+        assert figures["rsum"] == pytest.approx(sum(recalls))
+        assert ("warning" in figures) == (protocol == "published")
+        shown = capsys.readouterr()
+        assert protocol in shown.out
+        assert ("contain the answer" in shown.err) == (protocol == "published")
+
+
+def test_eval_mistakes_get_a_sentence(model, dev_scenes, tmp_path, capsys):
+    save_pretrained(model, tmp_path / "model")
+    assert main(["eval", "--model", "nothing", "--data", str(dev_scenes)]) == 2
+    assert "There is no model" in capsys.readouterr().err
+    assert main(["eval", "--data", str(tmp_path / "none.jsonl")]) == 2
+    assert "none.jsonl" in capsys.readouterr().err
+    (tmp_path / "empty.jsonl").write_text("")
+    assert main(["eval", "--data", str(tmp_path / "empty.jsonl")]) == 2
+    broken = dev_scenes.parent / "broken.png"
+    broken.write_bytes(b"not a picture")
+    lines = dev_scenes.read_text() + json.dumps({"image": "broken.png", "captions": ["a red square ."]}) + "\n"
+    (dev_scenes.parent / "some.jsonl").write_text(lines)
+    words = ["eval", "--model", str(tmp_path / "model"), "--data", str(dev_scenes.parent / "some.jsonl")]
+    assert main([*words, "--strict"]) == 2
+    assert "broken.png" in capsys.readouterr().err
+    assert main(words) == 0
+    assert "broken.png" in capsys.readouterr().err
