@@ -26,6 +26,7 @@ from seps.retrieval.vectors import fixed_patch_scores, image_vectors, model_hash
 
 Progress = Callable[[int, int], None]
 COMMIT_ROWS, COMMIT_SECONDS = 512, 15.0
+CPU_BATCH = 4
 
 
 @dataclass(frozen=True)
@@ -293,7 +294,10 @@ def embed(
 
     `pixels` (B, 3, H, W) uint8; `dense` one description an image, or None.
     """
-    tokens = model.encode_pixels(pixels.to(model.device).float() / 255)
+    # Large activations make the allocator hand memory back and forth: on a CPU few images at a time are much faster.
+    step = CPU_BATCH if model.device.type == "cpu" else len(pixels)
+    parts = pixels.to(model.device).split(step)
+    tokens = torch.cat([model.encode_pixels(part.float() / 255) for part in parts])
     words = mask = None
     if model.head.uses_description and any(text is not None for text in dense):
         words, mask = model.encode_descriptions(dense)

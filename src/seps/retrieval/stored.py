@@ -78,6 +78,11 @@ class StoredScorer:
         """(B, T) similarities."""
         if self.net is None:
             return self.model.score(images.features, texts, memory=MEMORY)
+        if len(texts.words) == 1:
+            # The scorer of whole matrices prepares for many captions; for one the readable form is several times
+            # faster, on few images at a time.
+            length = int(texts.mask[0].sum())
+            return self.net.score_text(self.side(images), texts.words[0, :length]).similarity[:, None]
         scores = score_state(self.net, self.side(images), texts.words, texts.lengths, memory=MEMORY)
         if not isinstance(scores, Tensor):
             raise TypeError("score_state without topk returns a tensor")
