@@ -225,6 +225,32 @@ def test_verify_finds_damage_and_compact_keeps_everything(tmp_path: Path) -> Non
     assert (values["images"], values["described"], values["patches"]) == (4, 4, 4)
 
 
+def test_large_stores_get_an_index_that_misses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import numpy as np
+
+    from seps.retrieval.store_rows import Row, StoreSettings, row_id
+
+    monkeypatch.setattr("seps.retrieval.store.INDEX_ABOVE", 600)
+    store = Store.create(tmp_path / "s", StoreSettings("/x", "mini", "0" * 32, 16, (1, 1), 0))
+    vectors = np.random.default_rng(0).normal(size=(700, 16)).astype(np.float16)
+    facts = (1, 1, "0" * 64, 9, 9, b"\xff\xd8")
+
+    def put(start: int, stop: int) -> None:
+        rows = [(row_id(str(i), None), str(i), vectors[i]) for i in range(start, stop)]
+        store.put([Row(name, path, None, *facts, vector, b"", None, None, None, None) for name, path, vector in rows])
+
+    put(0, 500)
+    store.tidy()
+    assert not store.indexed()
+    put(500, 650)
+    store.tidy()
+    assert store.indexed()
+    put(650, 700)  # rows that came after the index are found as well
+    query = np.random.default_rng(1).normal(size=16).astype(np.float32)
+    found = [int(path) for path in store.nearest(query, 20, ["path"])["path"].to_pylist()]
+    assert found == np.argsort(-(vectors.astype(np.float32) @ query))[:20].tolist()
+
+
 def test_filters_cannot_be_broken_out_of() -> None:
     assert where_clause(folder="it's", min_size=3) == (
         "(starts_with(path, 'it''s/') OR path = 'it''s') AND (width >= 3 AND height >= 3)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import secrets
 import sys
@@ -49,5 +50,6 @@ def run(arguments: Sequence[str]) -> int:
         f"{len(searcher.store)} images. Open {address}{f'?token={token}' if token else ''}  (Ctrl-C stops)", flush=True
     )
     print(f"The API is documented at {address}api", flush=True)
-    server.run(sockets=[socket])
+    with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is how it is meant to end; the server has stopped by then
+        server.run(sockets=[socket])
     return 0

@@ -296,7 +296,7 @@ def embed(
     """
     # Large activations make the allocator hand memory back and forth: on a CPU few images at a time are much faster.
     step = CPU_BATCH if model.device.type == "cpu" else len(pixels)
-    parts = pixels.to(model.device).split(step)
+    parts = torch.split(pixels.to(model.device), step)
     tokens = torch.cat([model.encode_pixels(part.float() / 255) for part in parts])
     words = mask = None
     if model.head.uses_description and any(text is not None for text in dense):
