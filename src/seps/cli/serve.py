@@ -44,6 +44,7 @@ def run(arguments: Sequence[str]) -> int:
     config = uvicorn.Config(app, options.host, options.port, log_level="warning", timeout_graceful_shutdown=5)
     server = uvicorn.Server(config)
     socket = config.bind_socket()
+    socket.listen(2048)  # from here on a client waits and is not refused
     name = f"[{options.host}]" if ":" in options.host else options.host
     address = f"http://{name}:{socket.getsockname()[1]}/"
     print(

@@ -172,9 +172,9 @@ class Store:
         with self._failing("changed"):
             rows = len(self)
             if rows >= INDEX_ABOVE and not self._table.list_indices():
-                self._table.create_index(
-                    metric="dot", vector_column_name="vector", index_type="IVF_FLAT", num_partitions=int(rows**0.5)
-                )
+                from lancedb.index import IvfFlat
+
+                self._table.create_index("vector", config=IvfFlat(distance_type="dot", num_partitions=int(rows**0.5)))
             if always or len(self._table.to_lance().get_fragments()) > FRAGMENTS:
                 with warnings.catch_warnings():
                     # Readers open the newest version again when theirs is gone.
