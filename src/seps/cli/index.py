@@ -1,0 +1,162 @@
+"""`seps index`: put a folder of pictures into a store that `seps search` and `seps serve` read.
+
+Run it again whenever the folder has changed: only what is new, changed or moved is read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, get_args
+
+from seps.retrieval.packing import Precision
+
+if TYPE_CHECKING:
+    from seps.retrieval.gallery import Problem
+    from seps.retrieval.store import Store
+
+SHOWN_PROBLEMS = 20
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The options of `seps index`."""
+    parser = argparse.ArgumentParser("seps index", description=__doc__)
+    parser.add_argument("folder", nargs="?", help="folder of pictures and plain .tar shards of pictures")
+    parser.add_argument("--store", required=True, help="folder (or object storage URI) of the store")
+    parser.add_argument("--model", default="mini", help="'mini', a model folder, or a run of seps train")
+    parser.add_argument(
+        "--dense",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="JSONL of descriptions by image, e.g. from seps caption; FOLDER/*.jsonl is read anyway",
+    )
+    parser.add_argument(
+        "--precision", choices=get_args(Precision), default="float16", help="of the stored state (default: float16)"
+    )
+    parser.add_argument("--patches", type=int, metavar="M", help="keep only the M patches that matter most")
+    parser.add_argument("--batch", type=int, default=32, help="images embedded at a time (default: 32)")
+    parser.add_argument("--workers", type=int, help="decoding threads (default: one a core, at most 16)")
+    parser.add_argument("--moved", action="store_true", help="the folder itself has moved to a new place")
+    parser.add_argument("--device", help="cpu, cuda, ...; default: a GPU if there is one")
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument("--status", action="store_true", help="say what the store holds, and stop")
+    action.add_argument("--verify", action="store_true", help="check every row and file; exit status 1 if any is bad")
+    action.add_argument("--compact", action="store_true", help="join small parts and drop old versions")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    return parser
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Index, or look after a store."""
+    parser = build_parser()
+    options = parser.parse_args(arguments)
+    if options.status or options.verify or options.compact:
+        return _maintain(options)
+    if options.folder is None:
+        parser.error("name the folder of pictures, or give --status, --verify or --compact")
+    import torch
+
+    from seps.retrieval.indexing import IndexOptions, index_folder
+    from seps.retrieval.pretrained import from_pretrained
+
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    model = from_pretrained(options.model, device=device)
+    settings = IndexOptions(options.precision, options.patches, options.batch, options.workers, options.moved)
+    with _progress("indexing") as progress:
+        report = index_folder(
+            options.folder,
+            options.store,
+            model,
+            options.model,
+            dense=options.dense,
+            options=settings,
+            progress=progress,
+        )
+    counts = {name: getattr(report, name) for name in ("new", "changed", "moved", "unchanged", "deleted", "described")}
+    if options.json:
+        faults = [{"name": problem.name, "why": problem.why} for problem in report.problems]
+        print(json.dumps({**counts, "seconds": round(report.seconds, 2), "problems": faults}, indent=1))
+        return 0
+    read = report.new + report.changed + report.moved
+    speed = f", {read / report.seconds:.1f} images a second" if read and report.seconds else ""
+    print(
+        f"{report.new} new, {report.changed} changed, {report.moved} moved or copied, {report.deleted} deleted, "
+        f"{report.unchanged} unchanged; {report.described} with a description ({report.seconds:.1f} s{speed})."
+    )
+    _list(report.problems, "could not be indexed")
+    print(f'Search it: seps search "a dog on the beach" --store {options.store}')
+    return 0
+
+
+def _maintain(options: argparse.Namespace) -> int:
+    from seps.retrieval.store import Store
+
+    store = Store.open(options.store)
+    if options.status:
+        return _status(store, options.json)
+    if options.compact:
+        before = store.disk_bytes()
+        with store.writing():
+            store.tidy(always=True)
+        print(f"{len(store)} images; {_size(before)} before, {_size(store.disk_bytes())} now.")
+        return 0
+    from seps.retrieval.maintenance import verify
+
+    with _progress("checking") as progress:
+        problems = verify(store, progress=progress)
+    if options.json:
+        print(json.dumps([{"name": problem.name, "why": problem.why} for problem in problems], indent=1))
+    else:
+        print(f"{len(store)} images checked, {len(problems)} problems.")
+        _list(problems, "are not as they should be")
+    return 1 if problems else 0
+
+
+def _status(store: Store, as_json: bool) -> int:
+    from seps.retrieval.maintenance import status
+
+    values = status(store)
+    if as_json:
+        print(json.dumps(values, indent=1))
+        return 0
+    for name, value in values.items():
+        shown = _size(value) if "bytes" in name else value
+        print(f"{name.replace('_', ' '):<26} {shown}")
+    return 0
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**20:,.1f} MiB" if count >= 2**20 else f"{count / 2**10:,.1f} KiB"
+
+
+def _list(problems: Sequence[Problem], what: str) -> None:
+    if not problems:
+        return
+    print(f"\n{len(problems)} {what}:", file=sys.stderr)
+    for problem in problems[:SHOWN_PROBLEMS]:
+        print(f"  {problem}", file=sys.stderr)
+    if len(problems) > SHOWN_PROBLEMS:
+        print(f"  and {len(problems) - SHOWN_PROBLEMS} more (--json lists all)", file=sys.stderr)
+
+
+@contextmanager
+def _progress(title: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar with speed and time left on standard error; nothing where that is no terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
+    from rich.progress import TimeRemainingColumn as Remaining
+    from rich.text import Text
+
+    class Speed(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            return Text(f"{task.speed:.1f} images/s" if task.speed else "")
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Speed(), Remaining())
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bars:
+        task = bars.add_task(title, total=None)
+        yield lambda done, total: bars.update(task, completed=done, total=total)

@@ -1,0 +1,113 @@
+"""`seps search`: the pictures of a store that fit a sentence, or that are like a picture."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import io
+import json
+import os
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from seps.retrieval.search import Hit, Searcher
+
+
+def nanoseconds(text: str) -> int:
+    """A date like 2024-05-31, or with a time, as nanoseconds since 1970 (local time)."""
+    try:
+        return int(datetime.fromisoformat(text).timestamp() * 1e9)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no date; write it like 2024-05-31") from error
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The options of `seps search`."""
+    parser = argparse.ArgumentParser("seps search", description=__doc__)
+    parser.add_argument("query", nargs="?", help='what to look for, like "a dog running on the beach"')
+    parser.add_argument("--store", required=True, help="a store made by seps index")
+    parser.add_argument("--image", metavar="FILE", help="look for pictures like this one instead")
+    parser.add_argument("-k", type=int, default=10, help="how many to show (default: 10)")
+    parser.add_argument("--candidates", type=int, default=200, help="how many to score exactly (default: 200)")
+    parser.add_argument("--exact", action="store_true", help="score every picture: slower, nothing can be missed")
+    parser.add_argument("--folder", help="only below this folder (or in this shard) of the gallery")
+    parser.add_argument("--after", type=nanoseconds, metavar="DATE", help="only files of this date or later")
+    parser.add_argument("--before", type=nanoseconds, metavar="DATE", help="only files before this date")
+    parser.add_argument("--min-size", type=int, metavar="PIXELS", help="only pictures whose shorter side has as many")
+    parser.add_argument("--model", help="model folder, if it is not where it was when indexing")
+    parser.add_argument("--device", default="cpu", help="cpu (default), cuda, ...")
+    parser.add_argument("--json", action="store_true", help="print a JSON list of path, score and rank")
+    return parser
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Search and print a ranked table."""
+    parser = build_parser()
+    options = parser.parse_args(arguments)
+    if (options.query is None) == (options.image is None):
+        parser.error("give either a sentence or --image FILE")
+    from seps.retrieval.search import Filters, Searcher
+
+    searcher = Searcher(options.store, options.model, device=options.device)
+    filters = Filters(options.folder, options.after, options.before, options.min_size)
+    find = searcher.search if options.image is None else searcher.search_image
+    hits = find(
+        options.query if options.image is None else options.image,
+        options.k,
+        candidates=options.candidates,
+        exact=options.exact,
+        filters=filters,
+    )
+    if options.json:
+        print(json.dumps([hit.as_dict() for hit in hits], indent=1, ensure_ascii=False))
+    elif not hits:
+        print("Nothing found: the store is empty, or the filters leave nothing.", file=sys.stderr)
+    else:
+        _table(searcher, hits)
+    return 0
+
+
+def _table(searcher: Searcher, hits: Sequence[Hit]) -> None:
+    protocol = _inline_protocol()
+    width = max(len(_name(hit)) for hit in hits)
+    print(f"{'rank':>4}  {'score':>7}  {'picture':<{width}}  size")
+    for hit in hits:
+        print(f"{hit.rank:>4}  {hit.score:>7.3f}  {_name(hit):<{width}}  {hit.width} x {hit.height}")
+        if protocol:
+            row = searcher.store.get(hit.id, ["thumbnail"])
+            if row:
+                print(_inline(row["thumbnail"], protocol))
+
+
+def _name(hit: Hit) -> str:
+    # A name may hold control characters, which a terminal would obey.
+    name = hit.path if hit.member is None else f"{hit.path}:{hit.member}"
+    return "".join(letter if letter.isprintable() else "?" for letter in name)
+
+
+def _inline_protocol() -> str | None:
+    """How this terminal shows pictures, if it can."""
+    if not sys.stdout.isatty():
+        return None
+    if "kitty" in os.environ.get("TERM", "") or os.environ.get("TERM_PROGRAM") == "ghostty":
+        return "kitty"
+    return "iterm" if os.environ.get("TERM_PROGRAM") in ("iTerm.app", "WezTerm", "vscode") else None
+
+
+def _inline(jpeg: bytes, protocol: str) -> str:
+    """The escape sequence that shows a thumbnail."""
+    if protocol == "iterm":
+        return f"\033]1337;File=inline=1;height=6:{base64.b64encode(jpeg).decode()}\a"
+    from PIL import Image
+
+    png = io.BytesIO()
+    Image.open(io.BytesIO(jpeg), formats=("JPEG",)).save(png, "PNG")
+    data = base64.b64encode(png.getvalue()).decode()
+    parts = [data[start : start + 4096] for start in range(0, len(data), 4096)]
+    head = "a=T,f=100,r=6,"
+    return "".join(
+        f"\033_G{head if i == 0 else ''}m={int(i < len(parts) - 1)};{part}\033\\" for i, part in enumerate(parts)
+    )

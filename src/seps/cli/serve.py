@@ -1,0 +1,56 @@
+"""`seps serve`: the page and the API over a store, for browsers and programs."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import secrets
+import sys
+from collections.abc import Sequence
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The options of `seps serve`."""
+    parser = argparse.ArgumentParser("seps serve", description=__doc__)
+    parser.add_argument("--store", required=True, help="a store made by seps index")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine alone)")
+    parser.add_argument("--port", type=int, default=8000, help="default: 8000; 0 takes a free one")
+    parser.add_argument("--token", help="secret that every request must carry (or SEPS_TOKEN)")
+    parser.add_argument("--model", help="model folder, if it is not where it was when indexing")
+    parser.add_argument("--device", default="cpu", help="cpu (default), cuda, ...")
+    return parser
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Serve until interrupted."""
+    options = build_parser().parse_args(arguments)
+    try:
+        import uvicorn
+
+        from seps.serve.app import create_app
+    except ImportError as error:
+        raise ValueError(f"The service needs FastAPI and uvicorn ({error}): pip install 'seps[serve]'") from error
+    from seps.retrieval.search import Searcher
+    from seps.serve.guard import LOOPBACK
+
+    local = options.host in LOOPBACK
+    token = options.token or os.environ.get("SEPS_TOKEN")
+    if not local and not token:
+        token = secrets.token_urlsafe(24)
+        print(f"Listening beyond this machine, so a token is needed. This run's: {token}", file=sys.stderr)
+    searcher = Searcher(options.store, options.model, device=options.device)
+    app = create_app(searcher, token=token, hosts=LOOPBACK if local else None)
+    config = uvicorn.Config(app, options.host, options.port, log_level="warning", timeout_graceful_shutdown=5)
+    server = uvicorn.Server(config)
+    socket = config.bind_socket()
+    socket.listen(2048)  # from here on a client waits and is not refused
+    name = f"[{options.host}]" if ":" in options.host else options.host
+    address = f"http://{name}:{socket.getsockname()[1]}/"
+    print(
+        f"{len(searcher.store)} images. Open {address}{f'?token={token}' if token else ''}  (Ctrl-C stops)", flush=True
+    )
+    print(f"The API is documented at {address}api", flush=True)
+    with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is how it is meant to end; the server has stopped by then
+        server.run(sockets=[socket])
+    return 0

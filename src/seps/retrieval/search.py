@@ -1,0 +1,192 @@
+"""Search a store: candidates by their vectors, then the exact score of each."""
+
+from __future__ import annotations
+
+import heapq
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from seps.retrieval.data import ImageSource
+from seps.retrieval.data.images import decode_image
+from seps.retrieval.data.shards import read_source
+from seps.retrieval.heads import ImageFeatures, TextFeatures
+from seps.retrieval.model import RetrievalModel
+from seps.retrieval.pretrained import from_pretrained
+from seps.retrieval.store import Store, where_clause
+from seps.retrieval.store_rows import STATE, StoreError
+from seps.retrieval.stored import StoredScorer, restore
+from seps.retrieval.vectors import image_vectors, model_hash, text_vectors
+
+CANDIDATES = 200
+_AT_ONCE = 32
+_SHOWN = ("id", "path", "member", "width", "height", "mtime")
+
+
+@dataclass(frozen=True)
+class Hit:
+    """One image that was found."""
+
+    rank: int
+    score: float
+    id: str
+    path: str
+    """Relative to the indexed folder."""
+    member: str | None
+    width: int
+    height: int
+    mtime: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "rank": self.rank,
+            "score": round(self.score, 6),
+            "path": self.path,
+            **({"member": self.member} if self.member is not None else {}),
+            "id": self.id,
+            "width": self.width,
+            "height": self.height,
+        }
+
+
+@dataclass(frozen=True)
+class Filters:
+    """Which images may be found."""
+
+    folder: str | None = None
+    """Path below the indexed folder, or one tar shard."""
+    after: int | None = None
+    before: int | None = None
+    """File times in nanoseconds."""
+    min_size: int | None = None
+    """Pixels of the shorter side."""
+
+    def clause(self) -> str | None:
+        """As a condition on the table."""
+        return where_clause(folder=self.folder, after=self.after, before=self.before, min_size=self.min_size)
+
+
+class Searcher:
+    """Search one store, from any number of threads.
+
+        searcher = Searcher("store")
+        for hit in searcher.search("a dog on the beach", k=10): ...
+
+    Raises StoreError for a store that is not there, or was made with other weights than `model` has.
+    """
+
+    def __init__(
+        self,
+        store: str | os.PathLike[str] | Store,
+        model: RetrievalModel | str | None = None,
+        *,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.store = store if isinstance(store, Store) else Store.open(store)
+        settings = self.store.settings
+        name = model if isinstance(model, str) else settings.model
+        self.model = model if isinstance(model, RetrievalModel) else from_pretrained(name, device=device)
+        self.model.eval()
+        if model_hash(self.model) != settings.model_hash:
+            raise StoreError(
+                f"The store {self.store.location} was made with {settings.model} ({settings.model_hash[:8]}), whose "
+                "weights are not those of the model that came. Use that model, or index again into another store."
+            )
+        self.scorer = StoredScorer(self.model, settings)
+        # One query already uses every core; more at once only take each other's memory.
+        self._turns = threading.BoundedSemaphore(2)
+
+    def search(
+        self,
+        text: str,
+        k: int = 10,
+        *,
+        candidates: int = CANDIDATES,
+        exact: bool = False,
+        filters: Filters | None = None,
+    ) -> list[Hit]:
+        """The `k` images that fit the text best.
+
+        `candidates` images are found by their vectors and scored exactly; with `exact` all images are.
+        """
+        if not isinstance(text, str) or not text.strip():
+            raise ValueError("The query is blank. Write what to look for, like 'a dog running on the beach'.")
+        with self._turns:
+            words = self.model.encode_texts([text.strip()])
+            return self._find(words, text_vectors(words)[0], k, candidates, exact, filters, described=True)
+
+    @torch.no_grad()
+    def search_image(
+        self,
+        picture: str | os.PathLike[str] | bytes,
+        k: int = 10,
+        *,
+        candidates: int = CANDIDATES,
+        exact: bool = False,
+        filters: Filters | None = None,
+    ) -> list[Hit]:
+        """The `k` images most like a picture (a file, or its bytes): its patches are the words of the query.
+
+        Descriptions take no part. Raises UnreadableImage.
+        """
+        source = ImageSource(Path("upload") if isinstance(picture, bytes) else Path(picture))
+        data = picture if isinstance(picture, bytes) else read_source(source)
+        pixels = decode_image(data, source, self.model.image_size)
+        with self._turns:
+            tokens = self.model.encode_pixels(pixels[None].to(self.model.device).float() / 255)
+            patches = tokens[:, self.model.vision.num_prefix_tokens :]
+            mask = torch.ones(patches.shape[:2], dtype=torch.bool, device=patches.device)
+            vector = image_vectors(self.model, ImageFeatures(tokens))[0]
+            words = TextFeatures(patches, mask)
+            return self._find(words, vector, k, candidates, exact, filters, described=False)
+
+    def _find(
+        self,
+        words: TextFeatures,
+        vector: torch.Tensor,
+        k: int,
+        candidates: int,
+        exact: bool,
+        filters: Filters | None,
+        described: bool,
+    ) -> list[Hit]:
+        if k < 1 or candidates < 1:
+            raise ValueError(f"k is {k} and candidates {candidates}; both must be at least 1.")
+        where = (filters or Filters()).clause()
+        columns = [*_SHOWN, *STATE]
+        batches: Iterator[Any]
+        if exact:
+            batches = self.store.scan(columns, where)
+        else:
+            batches = iter([self.store.nearest(vector.cpu().numpy(), max(k, candidates), columns, where)])
+        best: list[tuple[float, str, Mapping[str, Any]]] = []
+        for batch in batches:
+            scores = self._scores(batch, words, described)
+            rows = batch.select(list(_SHOWN)).to_pylist()
+            scored = [(-score, row["id"], row) for score, row in zip(scores, rows, strict=True)]
+            best = heapq.nsmallest(k, [*best, *scored], key=lambda entry: entry[:2])
+        return [Hit(rank, -score, **row) for rank, (score, _, row) in enumerate(best, 1)]
+
+    def _scores(self, batch: Any, words: TextFeatures, described: bool) -> list[float]:
+        """Exact scores of a batch of rows, a few at a time: what fits the cache is much faster."""
+        scores: list[float] = []
+        step = _AT_ONCE if self.model.device.type == "cpu" else max(1, batch.num_rows)
+        for start in range(0, batch.num_rows, step):
+            images = restore(batch.slice(start, step), self.store.settings, self.model.device)
+            images = images if described else images.without_description()
+            scores += self.scorer.score(images, words)[:, 0].tolist()
+        return scores
+
+    def image_source(self, row: Mapping[str, Any]) -> ImageSource:
+        """Where the original of a row with `path` and `member` is. Raises StoreError for a path out of the folder."""
+        root = Path(os.path.realpath(self.store.settings.root))
+        path = Path(os.path.realpath(root / str(row["path"])))
+        if not path.is_relative_to(root):
+            raise StoreError(f"The path {row['path']!r} leads out of the indexed folder; it is not read.")
+        return ImageSource(path, row["member"])

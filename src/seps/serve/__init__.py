@@ -1,0 +1,1 @@
+"""The web service over one store: an API and one page."""

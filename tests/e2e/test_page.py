@@ -1,0 +1,197 @@
+"""The page in a real browser: search, open, light a word, upload, go back; wide, narrow, by keyboard.
+
+Skipped where playwright or Chromium is not installed (Debian: apt-get install chromium; pip install playwright).
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stores import gallery, index, model
+
+CHROMIUM = next(
+    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+)
+if CHROMIUM is None:
+    pytest.skip("no Chromium is installed (apt-get install chromium)", allow_module_level=True)
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install playwright)")
+uvicorn = pytest.importorskip("uvicorn")
+
+QUERY = "a dog on the beach"
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    from seps.retrieval.search import Searcher
+    from seps.serve.app import create_app
+
+    folder = tmp_path_factory.mktemp("page")
+    index(gallery(folder / "g", 8, described=8), folder / "s")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    config = uvicorn.Config(create_app(Searcher(folder / "s", model())), "127.0.0.1", port, log_level="error")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.02)
+    yield f"http://127.0.0.1:{port}"
+    server.should_exit = True
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(params=["wide", "narrow"])
+def page(browser: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
+    size = {"wide": {"width": 1200, "height": 800}, "narrow": {"width": 360, "height": 700}}[request.param]
+    context = browser.new_context(viewport=size, color_scheme="dark" if request.param == "narrow" else "light")
+    page = context.new_page()
+    page.set_default_timeout(10_000)
+    faults: list[str] = []
+    page.on("console", lambda message: faults.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.on(
+        "request", lambda asked: None if "127.0.0.1" in asked.url or asked.url == "data:," else faults.append(asked.url)
+    )
+    yield page
+    context.close()
+    assert faults == []
+
+
+def search(page: Any, address: str) -> None:
+    page.goto(address)
+    page.get_by_label("What to look for").fill(QUERY)
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#results a")
+
+
+def painted(page: Any) -> int:
+    """How many pixels of the overlay are not transparent."""
+    return int(
+        page.evaluate(
+            """() => {
+                const canvas = document.getElementById("heat");
+                const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+                return data.filter((value, place) => place % 4 === 3 && value).length;
+            }"""
+        )
+    )
+
+
+def fits(page: Any) -> bool:
+    return bool(page.evaluate("document.documentElement.scrollWidth <= innerWidth"))
+
+
+def test_search_open_light_and_back(page: Any, address: str) -> None:
+    search(page, address)
+    assert page.locator("#results a").count() == 8
+    assert "q=a%20dog" in page.url and fits(page)
+    page.locator("#results a").nth(1).click()
+    page.wait_for_selector("#words button")
+    assert "&id=" in page.url and page.locator("#detail").is_visible() and fits(page)
+    assert "score" in page.locator("#detail-title").inner_text()
+    page.mouse.move(2, 2)
+    page.wait_for_function("document.getElementById('heat').dataset.mode === 'none'")
+    assert painted(page) == 0
+    page.get_by_role("button", name="dog").hover()
+    assert page.locator("#heat").get_attribute("data-mode") == "word-2"
+    assert painted(page) > 0
+    assert page.locator("#caption-note").inner_text().startswith('"dog" adds ')
+    page.get_by_role("button", name="beach").focus()
+    assert page.locator("#heat").get_attribute("data-mode") == "word-5"
+    page.get_by_role("switch").check()
+    assert "kept" in page.locator("#heat").get_attribute("data-mode")
+    page.go_back()
+    page.wait_for_selector("#detail", state="hidden")
+    assert page.locator("#results a").count() == 8 and "id=" not in page.url
+    page.go_forward()
+    page.wait_for_selector("#detail", state="visible")
+    page.keyboard.press("Escape")
+    page.wait_for_selector("#detail", state="hidden")
+    assert page.input_value("#query") == QUERY
+
+
+def test_address_alone_shows_the_same(page: Any, address: str) -> None:
+    search(page, address)
+    page.locator("#results a").first.click()
+    page.wait_for_selector("#words button")
+    title, where = page.locator("#detail-title").inner_text(), page.url
+    page.goto("about:blank")
+    page.goto(where)
+    page.wait_for_selector("#words button")
+    assert page.locator("#detail-title").inner_text() == title
+    page.get_by_role("button", name="Close").click()
+    page.wait_for_selector("#detail", state="hidden")
+    assert page.locator("#results a").count() == 8
+
+
+def test_upload_and_similar(page: Any, address: str, tmp_path: Path) -> None:
+    from stores import paint
+
+    page.goto(address)
+    page.locator("#file").set_input_files(str(paint(tmp_path / "p.jpg", 2)))
+    page.wait_for_selector("#results a")
+    assert "upload=" in page.url and "p02.jpg" in page.locator("#results a").first.inner_text()
+    page.locator("#results a").first.click()
+    page.wait_for_selector("#detail", state="visible")
+    assert page.locator("#why").is_hidden()
+    page.get_by_role("link", name="More like this").click()
+    page.wait_for_url("**/?like=*")
+    page.wait_for_selector("#detail", state="hidden")
+    page.go_back()
+    page.wait_for_selector("#detail", state="visible")
+
+
+def test_keyboard(page: Any, address: str) -> None:
+    search(page, address)
+    page.locator("#results a").first.focus()
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate("document.activeElement.dataset.id") == page.locator("#results a").nth(1).get_attribute(
+        "data-id"
+    )
+    page.keyboard.press("/")
+    assert page.evaluate("document.activeElement.id") == "query"
+    page.locator("#results a").nth(1).focus()
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#words button")
+    page.keyboard.press("Escape")
+    page.wait_for_selector("#detail", state="hidden")
+
+
+CHECKS = (Path(__file__).parent / "accessible.js").read_text()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_accessible(page: Any, address: str, scheme: str) -> None:
+    """Names, labels, texts of images, unique ids and a contrast of 4.5, in the list and in the detail view."""
+    page.emulate_media(color_scheme=scheme)
+    search(page, address)
+    assert page.evaluate(CHECKS) == []
+    page.locator("#results a").first.click()
+    page.wait_for_selector("#description span")
+    assert page.evaluate(CHECKS) == []
+    page.goto(f"{address}/api")
+    assert page.evaluate(CHECKS) == [] and fits(page)
+
+
+def test_errors_are_shown(page: Any, address: str) -> None:
+    page.goto(address)
+    page.get_by_role("button", name="Search", exact=True).click()
+    assert page.locator("#message").inner_text() == "Write what to look for."

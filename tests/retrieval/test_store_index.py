@@ -1,0 +1,258 @@
+"""Indexing: what is new, changed, moved and gone; one writer; stores of other kinds; nothing lost when it fails."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from seps.retrieval import indexing
+from seps.retrieval.indexing import index_folder
+from seps.retrieval.maintenance import status, verify
+from seps.retrieval.store import Store, where_clause, writer_lock
+from seps.retrieval.store_rows import StoreError
+from stores import gallery, index, model, model_folder, paint
+
+
+def paths(store: Path) -> set[tuple[str, str | None]]:
+    return {(row.path, row.member) for row in Store.open(store).known().values()}
+
+
+def test_incremental(tmp_path: Path) -> None:
+    folder, store = gallery(tmp_path / "g"), tmp_path / "s"
+    first = index(folder, store)
+    assert (first.new, first.described, first.problems) == (8, 4, [])
+    again = index(folder, store)
+    assert (again.new, again.changed, again.unchanged) == (0, 0, 8)
+
+    paint(folder / "p00.jpg", 100)  # changed
+    (folder / "p02.jpg").unlink()  # deleted
+    os.replace(folder / "p04.jpg", folder / "sub" / "new name.jpg")  # moved
+    shutil.copy(folder / "p06.jpg", folder / "copy.jpg")  # copied
+    paint(folder / "新しい.jpg", 200)
+    report = index(folder, store)
+    assert (report.new, report.changed, report.moved, report.unchanged, report.deleted) == (1, 1, 2, 5, 2)
+    names = {path for path, _ in paths(store)}
+    assert {"新しい.jpg", "copy.jpg", "sub/new name.jpg"} <= names and not {"p02.jpg", "p04.jpg"} & names
+    assert len(Store.open(store)) == 9 and verify(Store.open(store)) == []
+
+
+def test_moved_images_are_not_embedded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, store = gallery(tmp_path / "g", described=0), tmp_path / "s"
+    index(folder, store)
+    os.replace(folder / "sub", folder / "other")
+    monkeypatch.setattr(indexing, "embed", None)
+    assert index(folder, store).moved == 4
+    assert verify(Store.open(store)) == []
+
+
+def test_exchanged_names_are_told_apart(tmp_path: Path) -> None:
+    """Each file's content is that of a row which the same run writes anew."""
+    folder, store = gallery(tmp_path / "g", 4, described=0), tmp_path / "s"
+    index(folder, store, batch_size=1)
+    os.replace(folder / "p00.jpg", folder / "x")
+    os.replace(folder / "p02.jpg", folder / "p00.jpg")
+    os.replace(folder / "x", folder / "p02.jpg")
+    monkey = pytest.MonkeyPatch()
+    monkey.setattr(indexing, "COMMIT_ROWS", 1)
+    index(folder, store, batch_size=1)
+    monkey.undo()
+    assert verify(Store.open(store)) == []
+
+
+def test_a_new_description_is_taken_over(tmp_path: Path) -> None:
+    folder, store = gallery(tmp_path / "g", 3, described=0), tmp_path / "s"
+    index(folder, store)
+    extra = tmp_path / "dense.jsonl"
+    extra.write_text('{"image": "p00.jpg", "dense": "A new text."}\n')
+    report = index_folder(folder, store, model(), model_folder(), dense=[extra])
+    assert (report.changed, report.unchanged, report.described) == (1, 2, 1)
+    assert [row.dense for row in Store.open(store).known().values() if row.path == "p00.jpg"] == ["A new text."]
+
+
+def test_shards(tmp_path: Path) -> None:
+    folder = gallery(tmp_path / "g", 3)
+    with tarfile.open(tmp_path / "g" / "a.tar", "w") as shard:
+        shard.add(paint(tmp_path / "one.jpg", 50), "in/one.jpg")
+        shard.add(paint(tmp_path / "two.jpg", 51), "two.jpg")
+        shard.add(Path(__file__), "readme.txt")
+    (folder / "shard.jsonl").write_text('{"image": "two.jpg", "shard": "a.tar", "dense": "The second."}\n')
+    index(folder, tmp_path / "s")
+    found = Store.open(tmp_path / "s").known().values()
+    assert {(row.path, row.member) for row in found if row.member} == {("a.tar", "in/one.jpg"), ("a.tar", "two.jpg")}
+    assert [row.dense for row in found if row.member == "two.jpg"] == ["The second."]
+    assert verify(Store.open(tmp_path / "s")) == []
+    os.utime(folder / "a.tar")
+    assert index(folder, tmp_path / "s").changed == 2
+
+
+def test_hostile_files_are_listed_and_skipped(tmp_path: Path) -> None:
+    folder = gallery(tmp_path / "g", 2)
+    outside = paint(tmp_path / "outside" / "secret.jpg", 9)
+    (folder / "empty.jpg").write_bytes(b"")
+    (folder / "text.jpg").write_text("I am no picture.\n" * 50)
+    (folder / "cut.jpg").write_bytes(paint(tmp_path / "whole.jpg", 3, (300, 200)).read_bytes()[:900])
+    (folder / "bomb.png").write_bytes(_bomb())
+    (folder / "link.jpg").symlink_to(outside)
+    (folder / "folder-link").symlink_to(outside.parent)
+    (folder / "broken.tar").write_bytes(b"no tar at all" * 99)
+    paint(folder / "wide.png", 4, (20_000, 3))
+    os.mkfifo(folder / "pipe.jpg")
+    bad_name = os.path.join(os.fsencode(folder), b"\xff\xfe.jpg")
+    with open(bad_name, "wb") as file:
+        file.write(outside.read_bytes())
+    report = index(folder, tmp_path / "s")
+    listed = {problem.name for problem in report.problems}
+    assert {path for path, _ in paths(tmp_path / "s")} == {"p00.jpg", "sub/p01.jpg", "wide.png"}
+    expected = {"empty.jpg", "text.jpg", "cut.jpg", "bomb.png", "link.jpg", "folder-link", "broken.tar", "pipe.jpg"}
+    assert expected <= listed and len(listed) == len(expected) + 1
+    assert all(problem.why for problem in report.problems)
+
+
+def _bomb() -> bytes:
+    import struct
+    import zlib
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"\0" * 999)) + chunk(b"IEND", b"")
+    )
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every folder")
+def test_unreadable_folder_is_listed(tmp_path: Path) -> None:
+    folder = gallery(tmp_path / "g", 2)
+    (folder / "sub").chmod(0)
+    try:
+        assert [problem.name for problem in index(folder, tmp_path / "s").problems] == ["sub"]
+    finally:
+        (folder / "sub").chmod(0o755)
+
+
+def test_a_file_that_became_unreadable_leaves_the_store(tmp_path: Path) -> None:
+    folder = gallery(tmp_path / "g", 3)
+    index(folder, tmp_path / "s")
+    (folder / "p00.jpg").write_bytes(b"broken")
+    assert index(folder, tmp_path / "s").deleted == 1
+    assert {path for path, _ in paths(tmp_path / "s")} == {"sub/p01.jpg", "p02.jpg"}
+
+
+def test_second_writer_is_told(tmp_path: Path) -> None:
+    folder = gallery(tmp_path / "g", 2)
+    with (
+        writer_lock(str(tmp_path / "s")),
+        pytest.raises(StoreError, match=f"is being written by process {os.getpid()}"),
+    ):
+        index(folder, tmp_path / "s")
+    index(folder, tmp_path / "s")
+
+
+def test_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = gallery(tmp_path / "g", 4)
+    index(folder, tmp_path / "s")
+    paint(folder / "more.jpg", 77)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("seps.retrieval.store.to_table", full)
+        with pytest.raises(StoreError, match=r"No space left on device.*make room"):
+            index(folder, tmp_path / "s")
+    assert len(paths(tmp_path / "s")) == 4 and verify(Store.open(tmp_path / "s")) == []
+    assert index(folder, tmp_path / "s").new == 1
+
+
+def test_other_settings_models_and_folders_are_refused(tmp_path: Path) -> None:
+    folder, other = gallery(tmp_path / "g", 2), gallery(tmp_path / "h", 2)
+    index(folder, tmp_path / "s")
+    with pytest.raises(StoreError, match="as float16, not all as int8"):
+        index(folder, tmp_path / "s", precision="int8")
+    with pytest.raises(StoreError, match=r"holds the folder .*/g, not .*/h"):
+        index(other, tmp_path / "s")
+    shutil.rmtree(other)
+    os.replace(folder, other)
+    assert index(other, tmp_path / "s", moved=True).unchanged == 2
+    store = Store.open(tmp_path / "s")
+    store.set_settings(store.settings.__class__(**{**store.settings.__dict__, "model_hash": "0" * 32}))
+    with pytest.raises(StoreError, match="another model"):
+        index(other, tmp_path / "s")
+    with pytest.raises(ValueError, match="There is no folder"):
+        index(tmp_path / "nowhere", tmp_path / "t")
+
+
+def test_newer_store_is_refused(tmp_path: Path) -> None:
+    folder = gallery(tmp_path / "g", 2)
+    index(folder, tmp_path / "s")
+    store = Store.open(tmp_path / "s")
+    store.set_settings(store.settings.__class__(**{**store.settings.__dict__, "format": 99}))
+    for work in (lambda: Store.open(tmp_path / "s"), lambda: index(folder, tmp_path / "s")):
+        with pytest.raises(StoreError, match=r"newer release of seps \(format 99"):
+            work()
+
+
+def test_no_store(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for place in ("nowhere", "empty"):
+        with pytest.raises(StoreError, match="seps index FOLDER"):
+            Store.open(tmp_path / place)
+
+
+def test_verify_finds_damage_and_compact_keeps_everything(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    folder = gallery(tmp_path / "g", 4)
+    index(folder, tmp_path / "s", keep_patches=4)
+    store = Store.open(tmp_path / "s")
+    rows = store.rows(sorted(store.known()))
+    first = next(iter(rows.values()))
+    store.put([replace(first, tokens=first.tokens[:-3], thumbnail=b"x")])
+    (folder / "sub" / "p01.jpg").unlink()
+    found = [str(problem) for problem in verify(store)]
+    assert any("damaged" in text and first.path in text for text in found)
+    assert any(text.startswith("sub/p01.jpg") and "no such file" in text for text in found)
+    before = store.disk_bytes()
+    store.tidy(always=True)
+    assert store.disk_bytes() < before and len(store) == 4
+    values = status(store)
+    assert (values["images"], values["described"], values["patches"]) == (4, 4, 4)
+
+
+def test_large_stores_get_an_index_that_misses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import numpy as np
+
+    from seps.retrieval.store_rows import Row, StoreSettings, row_id
+
+    monkeypatch.setattr("seps.retrieval.store.INDEX_ABOVE", 600)
+    store = Store.create(tmp_path / "s", StoreSettings("/x", "mini", "0" * 32, 16, (1, 1), 0))
+    vectors = np.random.default_rng(0).normal(size=(700, 16)).astype(np.float16)
+    facts = (1, 1, "0" * 64, 9, 9, b"\xff\xd8")
+
+    def put(start: int, stop: int) -> None:
+        rows = [(row_id(str(i), None), str(i), vectors[i]) for i in range(start, stop)]
+        store.put([Row(name, path, None, *facts, vector, b"", None, None, None, None) for name, path, vector in rows])
+
+    put(0, 500)
+    store.tidy()
+    assert not store.indexed()
+    put(500, 650)
+    store.tidy()
+    assert store.indexed()
+    put(650, 700)  # rows that came after the index are found as well
+    query = np.random.default_rng(1).normal(size=16).astype(np.float32)
+    found = [int(path) for path in store.nearest(query, 20, ["path"])["path"].to_pylist()]
+    assert found == np.argsort(-(vectors.astype(np.float32) @ query))[:20].tolist()
+
+
+def test_filters_cannot_be_broken_out_of() -> None:
+    assert where_clause(folder="it's", min_size=3) == (
+        "(starts_with(path, 'it''s/') OR path = 'it''s') AND (width >= 3 AND height >= 3)"
+    )
+    assert where_clause() is None

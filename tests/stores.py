@@ -1,0 +1,63 @@
+"""What the tests of the store, the search and the service share: a tiny model and made-up pictures."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from seps.retrieval.config import ModelConfig
+from seps.retrieval.indexing import IndexOptions, IndexReport, index_folder
+from seps.retrieval.model import RetrievalModel
+from seps.retrieval.pretrained import from_pretrained, save_pretrained
+
+TEXTS = ("a red square on blue", "green noise", "a photo of a dog", "stripes and dots", "a very dark picture")
+
+
+@functools.cache
+def model_folder() -> str:
+    """A saved, untrained model: 96 px, 3 x 3 patches, width 32."""
+    folder = tempfile.mkdtemp(prefix="seps-test-model-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    torch.manual_seed(5)
+    config = ModelConfig(image_size=(96, 96), embed_size=32, slimming={"sparse_ratio": 0.5, "aggr_ratio": 0.5})
+    save_pretrained(RetrievalModel(config), folder, form="delta")
+    return folder
+
+
+@functools.cache
+def model() -> RetrievalModel:
+    """That model, loaded."""
+    return from_pretrained(model_folder())
+
+
+def paint(path: Path, seed: int, size: tuple[int, int] = (60, 44)) -> Path:
+    """A picture of random blocks of colour."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    blocks = np.random.default_rng(seed).integers(0, 255, (4, 4, 3), dtype=np.uint8)
+    Image.fromarray(blocks).resize(size, Image.Resampling.NEAREST).save(path)
+    return path
+
+
+def gallery(folder: Path, count: int = 8, described: int = 4) -> Path:
+    """`count` pictures, the first of them with descriptions in `data.jsonl`; captions for all."""
+    lines = []
+    for i in range(count):
+        name = f"{'sub/' if i % 2 else ''}p{i:02}.jpg"
+        paint(folder / name, i)
+        dense = {"dense": f"A picture with number {i}: {TEXTS[i % len(TEXTS)]}."} if i < described else {}
+        lines.append(json.dumps({"image": name, "captions": [TEXTS[i % len(TEXTS)]], **dense}))
+    (folder / "data.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def index(folder: Path, store: Path, **options: object) -> IndexReport:
+    """Index with the tiny model."""
+    return index_folder(folder, store, model(), model_folder(), options=IndexOptions(workers=2, **options))  # type: ignore[arg-type]
