@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ def run(arguments: Sequence[str]) -> int:
     from rich.table import Table
 
     from seps.cli.display import stage_progress
-    from seps.retrieval.demo import QUERIES, run_demo
+    from seps.retrieval.demo import QUERIES, gallery_file, run_demo
 
     started = time.perf_counter()
     with stage_progress() as progress:
@@ -47,4 +48,10 @@ def run(arguments: Sequence[str]) -> int:
     path.parent.mkdir(parents=True, exist_ok=True)
     result.picture.save(path)
     console.print(f"Wrote {path}: the best photos, kept patches bright. ({time.perf_counter() - started:.0f} s)")
+    console.print("To search these photos in a browser, and to see why each was found:", highlight=False)
+    store = path.parent / "demo-store"
+    program = Path(sys.argv[0]).name if Path(sys.argv[0]).parent.name != "bin" else sys.argv[0]
+    console.print(
+        f"  {program} index {gallery_file().parent} --store {store} && {program} serve --store {store}", soft_wrap=True
+    )
     return 0
