@@ -17,23 +17,21 @@ from seps.scoring.fused import Blocks
 from seps.scoring.texts import Texts
 
 _NORMS: list[dict[str, Any]] = [
-    {"norm_rows": rows, "norm_group": group, "norm_columns": columns, "norm_inner": inner, "warps": warps}
-    for columns, group, inner in ((32, 4, 32), (64, 2, 64), (64, 4, 32))
-    for rows in (64, 128)
-    for warps in (4, 8)
+    {"norm_rows": rows, "norm_group": group, "norm_columns": columns, "norm_inner": inner, "norm_warps": warps}
+    for columns, group, inner, rows, warps in (
+        (32, 4, 32, 128, 4),
+        (32, 8, 32, 128, 8),
+        (32, 4, 32, 256, 8),
+        (32, 8, 32, 256, 16),
+        (16, 8, 32, 128, 4),
+        (16, 16, 32, 128, 8),
+    )
 ]
 _ALIGN: list[dict[str, Any]] = [
     {"align_rows": rows, "align_patches": patches, "warps": warps, "multiply": multiply}
-    for multiply, patches, rows, warps in (
-        (False, 32, 64, 4),
-        (False, 64, 64, 4),
-        (False, 64, 128, 4),
-        (False, 64, 128, 8),
-        (False, 128, 64, 4),
-        (True, 256, 128, 8),
-    )
+    for multiply, patches, rows, warps in ((False, 64, 64, 4), (False, 64, 128, 8), (False, 128, 64, 4))
 ]
-_SELECT: list[dict[str, Any]] = [{"select_rows": rows} for rows in (1, 4, 16)]
+_SELECT: list[dict[str, Any]] = [{"select_rows": rows} for rows in (4, 8)]
 
 
 def run(arguments: argparse.Namespace, device: torch.device) -> list[dict[str, Any]]:

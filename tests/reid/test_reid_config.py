@@ -21,7 +21,7 @@ def test_presets_load(name: str) -> None:
 def test_published_hyper_parameters() -> None:
     config = load_config(PRESETS / "RGBNT201.yaml")
     assert (config.model.encoder, config.model.image_size, config.model.stride) == ("clip-b-16", (256, 128), 16)
-    assert (config.data.identities, config.data.images, config.model.width) == (16, 4, 512)
+    assert (config.data.identities, config.data.images, config.model.width) == (8, 8, 512)
     assert (config.loss.identity, config.loss.triplet, config.loss.label_smoothing) == (0.25, 1.0, 0.1)
     assert config.train.learning_rate == pytest.approx(3.5e-4)
 

@@ -143,6 +143,24 @@ def test_eval_command(model, dev_scenes, tmp_path, capsys):
         assert ("contain the answer" in shown.err) == (protocol == "published")
 
 
+def test_eval_command_reads_the_published_layout(model, dev_scenes, tmp_path):
+    save_pretrained(model, tmp_path / "model")
+    records = [json.loads(line) for line in dev_scenes.read_text().splitlines()]
+    folder = tmp_path / "f30k"
+    folder.mkdir()
+    (folder / "id_mapping.json").write_text(json.dumps({str(i): r["image"] for i, r in enumerate(records)}))
+    pairs = [(i, text) for i, r in enumerate(records) for text in r["captions"]]
+    (folder / "test_ids.txt").write_text("".join(f"{i}\n" for i, _ in pairs))
+    (folder / "test_caps.txt").write_text("".join(f"{text}\n" for _, text in pairs))
+    (folder / "f30k_test.jsonl").write_text("".join(json.dumps({"text": r["dense"]}) + "\n" for r in records))
+    words = ["eval", "--model", str(tmp_path / "model"), "--images", str(dev_scenes.parent), "--json"]
+    assert main([*words, str(tmp_path / "a.json"), "--data", f"{folder}:test:f30k"]) == 0
+    assert main([*words, str(tmp_path / "b.json"), "--data", str(dev_scenes)]) == 0
+    a, b = (json.loads((tmp_path / name).read_text()) for name in ("a.json", "b.json"))
+    assert a["rsum"] == b["rsum"] and a["images_with_description"] == 24
+    assert main([*words, "-", "--data", str(folder)]) == 2
+
+
 def test_eval_mistakes_get_a_sentence(model, dev_scenes, tmp_path, capsys):
     save_pretrained(model, tmp_path / "model")
     assert main(["eval", "--model", "nothing", "--data", str(dev_scenes)]) == 2

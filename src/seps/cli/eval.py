@@ -16,7 +16,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The options of `seps eval`."""
     parser = argparse.ArgumentParser("seps eval", description=__doc__)
     parser.add_argument("--model", default="mini", help="'mini', a model folder, or a run of seps train")
-    parser.add_argument("--data", required=True, help="JSONL: image (or shard + image), captions, optional dense")
+    parser.add_argument("--data", required=True, help="JSONL file, or FOLDER:SPLIT[:NAME] of the published layout")
     parser.add_argument("--images", help="folder the images are in (default: that of the JSONL)")
     parser.add_argument("--dense", help="JSONL of descriptions by image, e.g. from seps caption")
     parser.add_argument(
@@ -36,11 +36,11 @@ def run(arguments: Sequence[str]) -> int:
     import torch
 
     from seps.cli.display import metrics_table, stage_progress
-    from seps.retrieval.data import attach_dense, check_dataset, drop_bad, load_jsonl
+    from seps.retrieval.data import attach_dense, check_dataset, drop_bad, load_data
     from seps.retrieval.evaluate import evaluate
     from seps.retrieval.pretrained import from_pretrained
 
-    dataset = load_jsonl(options.data, images_root=options.images)
+    dataset = load_data(options.data, images_root=options.images)
     if options.dense:
         dataset = attach_dense(dataset, options.dense)
     report = check_dataset(dataset, verify_images="decode")

@@ -7,6 +7,10 @@ import sys
 from collections.abc import Sequence
 
 COMMANDS = {
+    "index": "embed a folder of pictures into a store, again and again",
+    "search": "find pictures of a store by a sentence or a picture",
+    "explain": "show why a picture has its score for a sentence",
+    "serve": "a web page and an API over a store",
     "train": "train a retrieval model on pictures with captions",
     "eval": "measure a model: recall both ways, under a named protocol",
     "caption": "describe images with a vision-language model, one resumable line an image",

@@ -69,9 +69,9 @@ class DataConfig:
     """What to train on."""
 
     train: str = ""
-    """JSONL of the training images."""
+    """JSONL of the training images, or `FOLDER:SPLIT[:NAME]` of the published layout."""
     dev: tuple[str, ...] = ()
-    """JSONL files on which checkpoints are chosen, by the mean of their scores."""
+    """Data sets on which checkpoints are chosen, by the mean of their scores."""
     images_root: str | None = None
     strict: bool = False
     """Stop at the first unreadable image or other fault instead of leaving it out."""

@@ -10,7 +10,7 @@ import torch
 
 from seps.metrics import recall
 from seps.retrieval.config import RunConfig
-from seps.retrieval.data import RetrievalDataset, check_dataset, drop_bad, load_jsonl
+from seps.retrieval.data import RetrievalDataset, check_dataset, drop_bad, load_data
 from seps.retrieval.evaluate import encode_images
 from seps.retrieval.heads import ImageFeatures, SlimmingHead
 from seps.retrieval.model import RetrievalModel
@@ -28,8 +28,8 @@ def read_data(config: RunConfig, log: Log) -> tuple[RetrievalDataset, list[Retri
     """The training set and the dev sets, checked; what is bad is left out and named, or refused if `strict`."""
     data = config.data
     if not data.train:
-        raise ValueError("data.train is empty; give the JSONL file of the training images.")
-    sets = [load_jsonl(path, images_root=data.images_root, split=Path(path).stem) for path in (data.train, *data.dev)]
+        raise ValueError("data.train is empty; give the JSONL file of the training images, or FOLDER:train.")
+    sets = [load_data(name, images_root=data.images_root) for name in (data.train, *data.dev)]
     report = check_dataset(*sets, verify_images="decode")
     report.raise_if(data.strict)
     for sentence in report.sentences():

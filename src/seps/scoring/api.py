@@ -165,6 +165,7 @@ def score_matrix(
         cap_embs,
         cap_lens,
         dtype=net.aggr_net.scale.dtype,
+        products=dtype,
         paired=paired_dense,
         paired_lengths=paired_dense_lens,
         by_paired=net.config.dense == "branch",
@@ -297,14 +298,24 @@ def _block_rows(
         dense_words = dense.shape[1]
     shapes = shapes_of(net.config, patches, texts.longest, dense_words, paired)
     kept = texts.unit_nbytes
-    if kept <= memory // 4 and memory - kept >= smallest_budget(shapes, dtype):
+    keeps = kept <= memory // 3 and memory - kept >= smallest_budget(shapes, dtype)
+    if keeps:
         texts.keep_blocks()
         memory -= kept
     threads = 1
     if not features.is_cuda and not net.training:
         threads = max(1, min(torch.get_num_threads(), count, memory // smallest_budget(shapes, dtype)))
-    plan = make_plan(shapes, memory // threads, count, texts.count, dtype=dtype, cuda=features.is_cuda)
     make = fused.scorer(net, dtype) if choice.backend == "triton" else None
+    plan = make_plan(
+        shapes,
+        memory // threads,
+        count,
+        texts.count,
+        dtype=dtype,
+        cuda=features.is_cuda,
+        fused=make is not None,
+        kept=keeps,
+    )
     engine = Engine(net, texts, plan, dtype, make)
     step = plan.images
 

@@ -74,7 +74,10 @@ class Engine:
         self._warned = False
 
     def rows(self, side: ImageSide) -> Tensor:
-        """Scores (B, T) float32 of the images with all texts."""
+        """Scores (B, T) float32 of the images with all texts.
+
+        Blocks are written side by side in the order of the sorted texts, and put back once.
+        """
         out = torch.empty(count_images(side), self.texts.count, device=side.patches.device)
         start = 0
         while start < count_images(side):
@@ -88,7 +91,7 @@ class Engine:
                 torch.cuda.empty_cache()
                 continue
             start = stop
-        return out
+        return self.texts.restore(out)
 
     def _warn(self) -> None:
         if not self._warned:
@@ -130,8 +133,7 @@ class Engine:
                 return _mixed(self.net, prep, block)
 
         for start, stop in self.texts.runs(self.plan.texts):
-            block = self.texts.block(start, stop)
-            out[:, block.index] = scorer(block)
+            out[:, start:stop] = scorer(self.texts.block(start, stop))
 
     def _fill_direct(self, side: ImageSide, out: Tensor) -> None:
         prep = prepare(self.net, side, torch.float32, paired=self.texts.paired is not None, direct=True)
@@ -140,4 +142,4 @@ class Engine:
             block = self.texts.block(start, stop)
             for first in range(0, block.count, step):
                 part = block.part(first, first + step)
-                out[:, part.index] = _mixed(self.net, prep, part)
+                out[:, start + first : start + first + part.count] = _mixed(self.net, prep, part)

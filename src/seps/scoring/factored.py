@@ -58,6 +58,8 @@ class Prepared:
     """(B, P, C) L2-normalised."""
     terms: dict[str, BranchTerms]
     """By branch; empty where the direct form is taken."""
+    gram: Tensor | None
+    """(B, Z, Z) float32 where the backward pass recomputes (`maxima`); H is not made then."""
     cross: Tensor | None
     """Dual aggregation: (B, Z, Q * Z), diag(e^s_k) G diag(e^d_k)."""
     fixed_tokens: Tensor | None
@@ -92,8 +94,10 @@ def unsafe_images(net: PatchSlimming, side: ImageSide, dtype: torch.dtype) -> Te
     unsafe = torch.zeros(side.patches.shape[0], dtype=torch.bool, device=side.patches.device)
     for logits in side.logits.values():
         columns = logits.detach().float()
-        low = columns.amin(dim=1) if kept == 1 else columns.kthvalue(kept, dim=1).values
-        unsafe |= ((columns.amax(dim=1) - low) > limit).any(dim=-1)
+        high, low = columns.amax(dim=1), columns.amin(dim=1)
+        if kept > 1 and (columns.is_cuda or bool(((high - low) > limit).any())):
+            low = columns.kthvalue(kept, dim=1).values
+        unsafe |= ((high - low) > limit).any(dim=-1)
     return unsafe
 
 
@@ -109,19 +113,26 @@ def few_texts(texts: int, patches: int, cuda: bool) -> bool:
 
 
 def prepare(
-    net: PatchSlimming, side: ImageSide, dtype: torch.dtype, *, paired: bool = False, direct: bool = False
+    net: PatchSlimming,
+    side: ImageSide,
+    dtype: torch.dtype,
+    *,
+    paired: bool = False,
+    direct: bool = False,
+    recompute: bool = False,
 ) -> Prepared:
-    """Everything of these images that all texts share."""
+    """Everything of these images that all texts share; with `recompute` G in the place of H."""
     patches = side.patches.float()
-    unit = F.normalize(patches.detach(), dim=-1)
-    largest = patches.detach().norm(dim=-1).amax(dim=-1).clamp_min(1e-30)
+    lengths = patches.detach().norm(dim=-1, keepdim=True)
+    unit = patches.detach() / lengths.clamp_min(1e-12)
+    largest = lengths.squeeze(-1).amax(dim=-1).clamp_min(1e-30)
     scaled = patches / largest[:, None, None]
     pad = 0 if dtype == torch.float32 else -patches.shape[1] % 16
-    scaled = F.pad(scaled, (0, 0, 0, pad))
+    scaled = F.pad(scaled, (0, 0, 0, pad)) if pad else scaled
     branches = present_branches(net, side)
     per_text = [branch for branch in branches if depends_on_text(net, branch, paired)]
     terms: dict[str, BranchTerms] = {}
-    cross = fixed_tokens = fixed_keep = None
+    gram = cross = fixed_tokens = fixed_keep = None
     if net.config.aggregation == "dual":
         per_text = branches
     elif len(per_text) < len(branches):
@@ -130,12 +141,14 @@ def prepare(
         gram = torch.bmm(scaled, scaled.transpose(1, 2))
         weights = {branch.name: branch_weights(side.logits[branch.name], pad, dtype) for branch in per_text}
         for name, weight in weights.items():
-            terms[name] = BranchTerms(_aligned(weight, dtype), _upper_blocks(weight, gram, dtype))
+            blocks = [] if recompute else _upper_blocks(weight, gram, dtype)
+            terms[name] = BranchTerms(_aligned(weight, dtype), blocks)
         if net.config.aggregation == "dual" and len(per_text) == 2:
             first, second = weights["caption"], weights["dense"]
             cross = weighted_gram(first, gram, second, dtype)
     prefix = F.normalize(side.prefix.float(), dim=-1).to(dtype)
-    return Prepared(side, unit, scaled.to(dtype), prefix, terms, cross, fixed_tokens, fixed_keep)
+    kept = gram if recompute else None
+    return Prepared(side, unit, scaled.to(dtype), prefix, terms, kept, cross, fixed_tokens, fixed_keep)
 
 
 def _half_scale(patches: int) -> float:
@@ -149,18 +162,19 @@ def branch_weights(logits: Tensor, pad: int, dtype: torch.dtype) -> Tensor:
     weights = torch.exp(values - values.detach().amax(dim=1, keepdim=True))
     if dtype == torch.float16:
         weights = weights * _half_scale(weights.shape[1] + pad)
-    return F.pad(weights, (0, 0, 0, pad))
+    return F.pad(weights, (0, 0, 0, pad)) if pad else weights
 
 
 def _aligned(weights: Tensor, dtype: torch.dtype) -> Tensor:
-    """The weights in the products' dtype; half rows are filled up to 16 bytes, or GPUs fall to slow paths."""
-    return F.pad(weights.to(dtype), (0, 0 if dtype == torch.float32 else -weights.shape[-1] % 8))
+    """The weights in the products' dtype, their rows filled up, or GPUs and CPUs fall to slow paths."""
+    full = 8 if dtype != torch.float32 else 4 if weights.is_cuda else 16
+    return F.pad(weights.to(dtype), (0, -weights.shape[-1] % full))
 
 
 def _upper_blocks(weights: Tensor, gram: Tensor, dtype: torch.dtype) -> list[tuple[int, int, Tensor]]:
     count = weights.shape[1]
-    # Two column blocks save a quarter of the arithmetic; more would make the products small.
-    step = -(-count // 2)
+    # Two column blocks save a quarter of the arithmetic, seven three sevenths; on a GPU those would be too small.
+    step = -(-count // (2 if weights.is_cuda or torch.is_grad_enabled() else 7))
     step += -step % 8 if dtype != torch.float32 else 0
     blocks = []
     for start in range(0, count, step):
@@ -174,22 +188,22 @@ def _upper_blocks(weights: Tensor, gram: Tensor, dtype: torch.dtype) -> list[tup
 def weighted_gram(left: Tensor, gram: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
     """`left_ik gram_ij right_jk` -> (B, I, Q * J), from (B, I, Q), (B, I, J), (B, J, Q) in float32.
 
-    Without gradients it is made a few k at a time, so that the float32 form never stands whole.
+    Without gradients a half table is made a few k at a time, so that the float32 form never stands whole.
     """
     batch, rows, merged = left.shape
     columns = right.shape[1]
-    across = right.transpose(1, 2)[:, None]
+    # Contiguous, or the table takes over its order and has to be copied.
+    across = right.transpose(1, 2).contiguous()[:, None]
     if torch.is_grad_enabled():
         return (left[..., None] * (gram[:, :, None, :] * across)).to(dtype).flatten(2)
+    if dtype == torch.float32:
+        return (left[..., None] * across).mul_(gram[:, :, None, :]).flatten(2)
     table = torch.empty(batch, rows, merged, columns, dtype=dtype, device=gram.device)
     step = max(1, SLAB // max(1, batch * rows * columns))
     for start in range(0, merged, step):
         part = gram[:, :, None, :] * across[:, :, start : start + step]
         place, factor = table[:, :, start : start + step], left[:, :, start : start + step, None]
-        if dtype == torch.float32:
-            torch.mul(part, factor, out=place)
-        else:
-            place.copy_(part.mul_(factor))
+        place.copy_(part.mul_(factor))
     return table.flatten(2)
 
 

@@ -20,7 +20,7 @@ from seps.nn.selection import num_kept
 from seps.nn.slimming import ImageSide, PatchSlimming
 from seps.scoring import pairs
 from seps.scoring.engine import BlockScorer
-from seps.scoring.factored import Prepared, attention_with, branch_weights, prepare, weighted_gram
+from seps.scoring.factored import Prepared, attention_with, branch_weights, prepare
 from seps.scoring.texts import TextBlock
 
 
@@ -33,6 +33,8 @@ class Blocks:
     norm_group: int = 4
     norm_columns: int = 32
     norm_inner: int = 32
+    norm_warps: int = 4
+    table_columns: int = 128
     align_rows: int = 64
     align_patches: int = 64
     align_width: int = 64
@@ -118,8 +120,9 @@ class FusedScorer:
         gram = torch.bmm(scaled, scaled.transpose(1, 2))
         gram = gram * _doubling(padded, blocks.norm_columns, gram.device)
         self.gram = gram.to(dtype).contiguous()
-        self.table = weighted_gram(weights, gram, weights, dtype).view(len(gram), padded, -1, padded)
         self.merged = weights.shape[-1]
+        with torch.cuda.device_of(gram):  # type: ignore[no-untyped-call]
+            self.table = _table(gram, weights.contiguous(), dtype, blocks)
         columns = max(16, _power(self.merged + 1 + side.prefix.shape[1]))
         self.weights = F.pad(weights, (0, columns - self.merged)).to(dtype).contiguous()
         self.fixed = side.fixed_scores["caption"].float().contiguous()
@@ -142,7 +145,6 @@ class FusedScorer:
         images, padded, width = prep.patches.shape
         texts, longest = block.words.shape[:2]
         words = block.words.to(prep.patches.dtype).contiguous()
-        lengths = _lengths(block)
         prefix = prep.prefix.shape[1]
         prefix_cosines = pairs.token_cosines(block, prep.prefix).contiguous() if prefix else words
         products = words if sizes.multiply else pairs.word_products(prep, block)
@@ -162,7 +164,7 @@ class FusedScorer:
             norms,
             extra_norms,
             prefix_cosines,
-            lengths,
+            block.lengths,
             self.mlp,
             out,
             texts,
@@ -171,8 +173,8 @@ class FusedScorer:
             longest,
             self.merged,
             width,
+            per,
             PREFIX=prefix,
-            PER=per,
             ROWS=rows,
             BN=sizes.align_patches,
             BC=sizes.align_width,
@@ -234,9 +236,22 @@ class FusedScorer:
             GROUP=group,
             BJ=sizes.norm_columns,
             BI=sizes.norm_inner,
-            num_warps=sizes.warps,
+            num_warps=sizes.norm_warps,
         )
         return out
+
+
+def _table(gram: Tensor, weights: Tensor, dtype: torch.dtype, sizes: Blocks) -> Tensor:
+    """H of all images: (B, Z, Z), (B, Z, Q) -> (B, Z, Q, Z) in the products' dtype, without a float32 form."""
+    from seps.scoring import kernels
+
+    images, padded, merged = weights.shape
+    table = torch.empty(images, padded, merged, padded, dtype=dtype, device=gram.device)
+    rows, columns = 16, sizes.table_columns
+    kernels.table_kernel[(-(-padded // rows), merged, images)](
+        gram, weights, table, merged, padded, BI=rows, BJ=columns, num_warps=4
+    )
+    return table
 
 
 def _doubling(count: int, step: int, device: torch.device) -> Tensor:
@@ -248,10 +263,3 @@ def _doubling(count: int, step: int, device: torch.device) -> Tensor:
 def _power(count: int) -> int:
     """The smallest power of two that is at least `count`."""
     return 1 << max(0, count - 1).bit_length()
-
-
-def _lengths(block: TextBlock) -> Tensor:
-    """(T,) int32 words of each text."""
-    if block.mask is None:
-        return torch.full((block.count,), block.words.shape[1], dtype=torch.int32, device=block.words.device)
-    return block.mask.sum(dim=1).to(torch.int32)

@@ -1,5 +1,8 @@
 """Training: the same factored form, a few images at a time, recomputed in the backward pass instead of stored.
 
+With one kept set a merged patch (`aggregation="single"`) the backward pass is written by hand (`maxima`); dual
+aggregation and the direct form go through autograd, recomputed block by block.
+
 Shapes: B images, T texts, N patches, M words, L words of a dense text, C width.
 """
 
@@ -59,8 +62,8 @@ def score_with_gradient(
     Args:
         images: (B, P + N, C); `words` (T, M, C) with `lengths` (T,); the rest as in `score_matrix`.
         precision: of the products; None follows autocast. Prefer "bfloat16" to "half" here: gradients underflow.
-        memory: bytes for what lives only within one block of images, forward or backward; the image-only state of
-            the whole batch (about 3 times its patches) comes on top.
+        memory: bytes for what lives only within one block of images, forward or backward; what waits for the
+            backward pass comes on top: image-only state (about 3 times the patches), and of each pair its maxima.
         want_masks: also return D of each branch, (T, B, N), as a ratio loss needs it.
 
     Returns:
@@ -168,6 +171,8 @@ def _score_part(
 ) -> tuple[Tensor, Tensor, Tensor | None, list[Tensor]]:
     """S, its parts (b, T) with texts in block order, and D of each branch (T, b, N)."""
     outputs: list[tuple[Tensor | None, ...]] = []
+    by_hand = net.config.aggregation == "single" and not part.direct
+    ready = prepare(net, part.side, dtype, paired=paired, recompute=True) if by_hand else None
     small = [block.part(i, i + part.texts) for block in blocks for i in range(0, block.count, part.texts)]
     count = count_images(part.side)
     for group in _group_texts(small, part.texts):
@@ -175,7 +180,7 @@ def _score_part(
         def run(group: list[TextBlock] = group) -> tuple[Tensor | None, ...]:
             with torch.autocast(part.side.patches.device.type, enabled=False):
                 products = torch.float32 if part.direct else dtype
-                prep = prepare(net, part.side, products, paired=paired, direct=part.direct)
+                prep = ready or prepare(net, part.side, products, paired=paired, direct=part.direct)
                 scored = [pairs.score_block(net, prep, block, want_masks=want_masks) for block in group]
                 patches = torch.cat([one.patches for one in scored], dim=1)
                 described = [one.description for one in scored if one.description is not None]
@@ -184,7 +189,7 @@ def _score_part(
                 masks = [torch.cat(branch) for branch in zip(*(one.masks for one in scored), strict=True)]
                 return mixed, patches, description, *masks
 
-        outputs.append(checkpoint(run, use_reentrant=False))
+        outputs.append(run() if by_hand else checkpoint(run, use_reentrant=False))
     columns = list(zip(*outputs, strict=True))
     sims, patches = (torch.cat([t for t in column if t is not None], dim=1) for column in columns[:2])
     described = [t for t in columns[2] if t is not None]

@@ -1,10 +1,12 @@
 """Triton kernels of the fused backend; `fused` drives them, `factored` explains the mathematics.
 
 select   cosines -> scores -> D and the extra token's weights, one row of N values in registers
+table    H_k = diag(e_k) G diag(e_k) of the images alone, once for all texts
 norms    D^T H_k D from the upper blocks of H, without writing D H
 align    (P * D) e, cosines, both maxima, pooling and the top-k MLP, without writing any of them
 
-Block sizes are arguments, and nothing is autotuned: the same kernels run in Triton's interpreter.
+Block sizes are arguments, and nothing is autotuned: the same kernels run in Triton's interpreter. What changes from
+block to block is not specialised, so that each kernel is compiled once for a shape.
 
 Shapes: B images, T texts, M words, N patches (Z padded), C width, Q merged patches, K = Q + 1 + prefix tokens.
 """
@@ -18,7 +20,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["texts", "images"])
 def select_kernel(
     cosines,
     fixed,
@@ -74,6 +76,22 @@ def select_kernel(
 
 
 @triton.jit
+def table_kernel(gram, weights, table, Q, Z, BI: tl.constexpr, BJ: tl.constexpr):
+    """`e_ik G_ij e_jk` of one image, one k and `BI` patches: (B, Z, Z), (B, Z, Q) float32 -> (B, Z, Q, Z)."""
+    i = tl.program_id(0) * BI + tl.arange(0, BI)
+    k = tl.program_id(1)
+    first = tl.program_id(2).to(tl.int64) * Z
+    left = tl.load(weights + (first + i) * Q + k, mask=i < Z, other=0.0)
+    for start in range(0, Z, BJ):
+        j = start + tl.arange(0, BJ)
+        inside = (i < Z)[:, None] & (j < Z)[None, :]
+        g = tl.load(gram + ((first + i) * Z)[:, None] + j[None, :], mask=inside, other=0.0)
+        right = tl.load(weights + (first + j) * Q + k, mask=j < Z, other=0.0)
+        h = g * right[None, :] * left[:, None]
+        tl.store(table + (((first + i) * Q + k) * Z)[:, None] + j[None, :], h.to(table.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["texts", "images"])
 def norms_kernel(
     left,
     table,
@@ -144,7 +162,7 @@ def _relevance(values, place, mlp, TOP: tl.constexpr, HP: tl.constexpr):
     return tl.sum(tl.where(real, active * second, 0.0), axis=0) + bias
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["texts", "images", "M", "PER"])
 def align_kernel(
     products,
     words,
@@ -164,8 +182,8 @@ def align_kernel(
     M,
     Q,
     C,
+    PER,
     PREFIX: tl.constexpr,
-    PER: tl.constexpr,
     ROWS: tl.constexpr,
     BN: tl.constexpr,
     BC: tl.constexpr,

@@ -5,12 +5,14 @@ Shapes: B images, T texts, M words, N patches (Z padded for the products), C wid
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from seps.nn.aggregation import merge_weights
 from seps.nn.guidance import masked_mean
@@ -23,10 +25,11 @@ from seps.scoring.factored import (
     pair_scores,
     present_branches,
 )
+from seps.scoring.maxima import SMALLEST, merged_maxima
 from seps.scoring.precision import row_dots
-from seps.scoring.texts import TextBlock
+from seps.scoring.texts import PackedWords, TextBlock
 
-_SMALLEST = 1e-36
+_FAR = -1e30
 
 
 @dataclass
@@ -71,8 +74,9 @@ def score_block(net: PatchSlimming, prep: Prepared, block: TextBlock, *, want_ma
 
 def add_fixed_parts(net: PatchSlimming, prep: Prepared, block: TextBlock, score: Tensor) -> Tensor:
     """Add what no decision changes: a second branch's tokens, and the pooled cosine."""
-    if prep.fixed_tokens is not None:
-        score = score + align_tokens(net, block, prep.fixed_tokens.to(prep.patches.dtype), None)
+    tokens = prep.fixed_tokens
+    if tokens is not None:
+        score = score + _recomputed(prep, lambda: align_tokens(net, block, tokens.to(prep.patches.dtype), None))
     if net.config.pooled:
         score = score + net.pooled_score(prep.side.pooled.float(), block.mean)
     return score
@@ -83,17 +87,17 @@ def describe(net: PatchSlimming, prep: Prepared, block: TextBlock) -> Tensor | N
     if net.config.dense != "tokens":
         return None
     if block.paired is not None:
-        cosines = torch.bmm(block.words, block.paired.words.transpose(1, 2))
+        cosines = torch.bmm(block.words.float(), block.paired.words.float().transpose(1, 2))
         described = net.hrpa.align(cosines, block.mask, block.paired.mask)
-        means = F.normalize(block.paired.words.sum(dim=1), dim=-1)
+        means = F.normalize(block.paired.words.float().sum(dim=1), dim=-1)
         return (described + net.config.pooled * (means * block.mean).sum(dim=-1))[None]
     words, mask = prep.side.dense_words, prep.side.dense_mask
     if words is None or mask is None:
         return None
-    described = align_tokens(net, block, words.to(prep.patches.dtype), mask)
+    beside: Tensor = _recomputed(prep, lambda: align_tokens(net, block, words.to(prep.patches.dtype), mask))
     if net.config.pooled:
-        described = described + net.pooled_score(masked_mean(words, mask), block.mean)
-    return described
+        beside = beside + net.pooled_score(masked_mean(words, mask), block.mean)
+    return beside
 
 
 def mix(net: PatchSlimming, side: ImageSide, patches: Tensor, description: Tensor | None) -> Tensor:
@@ -106,19 +110,48 @@ def mix(net: PatchSlimming, side: ImageSide, patches: Tensor, description: Tenso
     return torch.where(side.dense_mask.any(dim=-1, keepdim=True), mixed, patches)
 
 
+def _recomputed(prep: Prepared, work: Callable[[], Any]) -> Any:
+    """`work()`, made again in the backward pass where the images were prepared for that."""
+    if prep.gram is None or not torch.is_grad_enabled():
+        return work()
+    return checkpoint(work, use_reentrant=False, preserve_rng_state=False)
+
+
 def _score_group(
     net: PatchSlimming, prep: Prepared, block: TextBlock, names: list[str], keeps: list[Tensor], extra: Tensor
 ) -> Tensor:
     """S (B, T) of the words with the tokens [prefix, merged, extra] of these kept sets."""
+    if prep.gram is not None and prep.terms:
+        name = names[0]
+        merged = prep.side.logits[name].shape[-1]
+        rows, columns = merged_maxima(
+            block.words,
+            prep.patches,
+            prep.terms[name].weights,
+            prep.gram,
+            _fit(keeps[0].detach(), prep),
+            block.mask,
+            merged,
+        )
+        return _with_others(net, prep, block, rows, columns, extra)
+    columns_masked = False
     if not prep.terms:
         products, norms = _direct_terms(prep, block, names, keeps)
     elif len(names) == 2:
         products, norms = _dual_terms(prep, block, names, keeps)
     else:
         keep = _fit(keeps[0], prep)
-        products = _masked_products(prep, word_products(prep, block), names[0], keep)
+        if block.packed is None:
+            products = _masked_products(prep, word_products(prep, block), names[0], keep)
+        else:
+            products = _packed_products(prep, block, block.packed, names[0], keep)
+            columns_masked = True
         norms = _norms(prep, names[0], keep)
-    return _align_merged(net, prep, block, products, norms, extra)
+    present = norms > SMALLEST
+    inverse = torch.where(present, norms, 1.0).rsqrt() * present
+    cosines = products.float() * inverse[:, :, None]
+    columns = cosines.amax(dim=2) if columns_masked else _over_words(block, cosines)
+    return _with_others(net, prep, block, cosines.amax(dim=-1), columns, extra)
 
 
 def _fit(keep: Tensor, prep: Prepared) -> Tensor:
@@ -140,6 +173,17 @@ def _masked_products(prep: Prepared, products: Tensor, name: str, keep: Tensor) 
     rows = masked.view(texts * words, batch, count).transpose(0, 1)
     merged = prep.side.logits[name].shape[-1]
     return torch.bmm(rows, prep.terms[name].weights).view(batch, texts, words, -1)[..., :merged]
+
+
+def _packed_products(prep: Prepared, block: TextBlock, packed: PackedWords, name: str, keep: Tensor) -> Tensor:
+    """`_masked_products` without work for padding, which comes back far below every value: (B, T, M, Q)."""
+    batch, count, width = prep.patches.shape
+    products = (packed.words @ prep.patches.reshape(-1, width).T).view(-1, batch, count)
+    products.mul_(keep.index_select(0, packed.texts))
+    merged = prep.side.logits[name].shape[-1]
+    found = torch.bmm(products.transpose(0, 1), prep.terms[name].weights)[..., :merged]
+    spread = found.new_full((batch, block.words[..., 0].numel(), merged), _FAR)
+    return spread.index_copy_(1, packed.places, found).view(batch, block.count, -1, merged)
 
 
 def _norms(prep: Prepared, name: str, keep: Tensor) -> Tensor:
@@ -186,7 +230,7 @@ def _dual_terms(prep: Prepared, block: TextBlock, names: list[str], keeps: list[
     shares = []
     for position, (name, keep) in enumerate(zip(names, fitted, strict=True)):
         weights = prep.terms[name].weights[..., : prep.side.logits[name].shape[-1]]
-        share = 1 / torch.bmm(keep.transpose(0, 1).float(), weights.float()).clamp_min(_SMALLEST)
+        share = 1 / torch.bmm(keep.transpose(0, 1).float(), weights.float()).clamp_min(SMALLEST)
         own = shared if position or torch.is_grad_enabled() else shared.clone()
         part = _masked_products(prep, own, name, keep).float() * share[:, :, None]
         norm = _norms(prep, name, keep) * share.square()
@@ -214,7 +258,7 @@ def _direct_terms(prep: Prepared, block: TextBlock, names: list[str], keeps: lis
     if tokens is None:
         raise ValueError("a group of tokens needs a branch")
     by_text = tokens.transpose(0, 1).reshape(texts, -1, width)
-    products = torch.bmm(block.words, by_text.transpose(1, 2)).view(texts, -1, batch, tokens.shape[2])
+    products = torch.bmm(block.words.float(), by_text.transpose(1, 2)).view(texts, -1, batch, tokens.shape[2])
     return products.permute(2, 0, 1, 3), tokens.square().sum(dim=-1)
 
 
@@ -227,25 +271,25 @@ def _extra_cosines(prep: Prepared, block: TextBlock, extra: Tensor) -> Tensor:
     return torch.bmm(words, unit.permute(1, 2, 0)).permute(2, 0, 1)
 
 
-def _align_merged(
-    net: PatchSlimming, prep: Prepared, block: TextBlock, products: Tensor, norms: Tensor, extra: Tensor
+def _with_others(
+    net: PatchSlimming, prep: Prepared, block: TextBlock, rows: Tensor, columns: Tensor, extra: Tensor
 ) -> Tensor:
-    """Both maxima over [prefix, merged, extra], then the pooling of Eq. 5: (B, T).
+    """Eq. 5 (B, T) from the merged patches' maxima (B, T, M) and (B, T, Q), joined by prefix and extra token.
 
     LeakyReLU rises, so it commutes with the maxima and is taken of them alone.
     """
-    present = norms > _SMALLEST
-    inverse = torch.where(present, norms, 1.0).rsqrt() * present
-    cosines = products.float() * inverse[:, :, None]
+    best, across = _recomputed(prep, lambda: _other_maxima(prep, block, extra))
+    return _pool(net, torch.maximum(rows, best), torch.cat([columns, across], dim=-1), block.mask, None)
+
+
+def _other_maxima(prep: Prepared, block: TextBlock, extra: Tensor) -> tuple[Tensor, Tensor]:
+    """Both maxima over the prefix tokens and the extra token: (B, T, M) and (B, T, P + 1), float32."""
     others = [_extra_cosines(prep, block, extra)[..., None]]
     if prep.prefix.shape[1]:
         others.insert(0, token_cosines(block, prep.prefix).permute(2, 0, 1, 3))
-    rows = cosines.amax(dim=-1)
-    columns = [_over_words(block, cosines)]
-    for other in others:
-        rows = torch.maximum(rows, other.amax(dim=-1).float())
-        columns.append(_over_words(block, other).float())
-    return _pool(net, rows, torch.cat(columns, dim=-1), block.mask, None)
+    best = torch.cat([other.amax(dim=-1, keepdim=True) for other in others], dim=-1).amax(dim=-1)
+    across = torch.cat([_over_words(block, other) for other in others], dim=-1)
+    return best.float(), across.float()
 
 
 def _over_words(block: TextBlock, cosines: Tensor) -> Tensor:

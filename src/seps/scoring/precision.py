@@ -44,7 +44,9 @@ def strict_float32() -> Iterator[None]:
 def row_dots(left_XQN: Tensor, right_XN: Tensor) -> Tensor:
     """`sum_n left_xqn right_xn` in float32: (X, Q, N), (X, N) -> (X, Q)."""
     if left_XQN.dtype == torch.float32:
-        return torch.bmm(left_XQN, right_XN[..., None]).squeeze(-1)
+        if left_XQN.is_cuda:
+            return torch.bmm(left_XQN, right_XN[..., None]).squeeze(-1)
+        return (left_XQN * right_XN[:, None, :]).sum(dim=-1)
     if left_XQN.is_cuda and not torch.is_grad_enabled():
         try:
             # Half sums would overflow; the wider output keeps half reads.

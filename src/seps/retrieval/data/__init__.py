@@ -5,6 +5,7 @@ from .batches import Batch, epoch_batches, mixed_seed
 from .check import CheckReport, Finding, check_dataset, drop_bad
 from .images import ImageReader, decode_all, read_image
 from .jsonl import attach_dense, load_jsonl, save_jsonl
+from .open import load_data
 from .published import load_published
 from .records import DataError, ImageRecord, ImageSource, RetrievalDataset
 from .shards import UnreadableImage, read_source, shard_members
@@ -27,6 +28,7 @@ __all__ = [
     "decode_all",
     "drop_bad",
     "epoch_batches",
+    "load_data",
     "load_jsonl",
     "load_published",
     "mixed_seed",
