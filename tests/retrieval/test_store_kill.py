@@ -47,8 +47,8 @@ def kill_while_indexing(folder: Path, store: Path, chance: random.Random) -> int
 def test_killed_at_random(tmp_path: Path) -> None:
     folder, store = gallery(tmp_path / "g", 60), tmp_path / "s"
     chance = random.Random(3)
-    survived = [kill_while_indexing(folder, store, chance) for _ in range(3)]
-    assert 0 < survived[0] < survived[1] < survived[2] < 60  # nothing that was written is lost
+    survived = [kill_while_indexing(folder, store, chance) for _ in range(2)]
+    assert 0 < survived[0] < survived[1] < 60  # nothing that was written is lost
     report = index(folder, store)
     assert (report.unchanged, report.new, report.problems) == (survived[-1], 60 - survived[-1], [])
     assert len(Store.open(store)) == 60 and verify(Store.open(store)) == []
