@@ -21,29 +21,44 @@ from seps.retrieval import indexing
 from seps.retrieval.pretrained import from_pretrained
 model = from_pretrained(sys.argv[3])
 indexing.COMMIT_ROWS = 1
-print("ready", flush=True)
 options = indexing.IndexOptions(batch_size=1, workers=1)
-indexing.index_folder(sys.argv[1], sys.argv[2], model, sys.argv[3], options=options)
+progress = lambda done, total: print(done, flush=True)
+indexing.index_folder(sys.argv[1], sys.argv[2], model, sys.argv[3], options=options, progress=progress)
 """
 
 
+def kill_while_indexing(folder: Path, store: Path, chance: random.Random) -> int:
+    """Start indexing, kill the process somewhere between two images, and count what the store holds."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _SCRIPT, str(folder), str(store), model_folder()],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert process.stdout is not None
+    for _ in range(chance.randint(1, 8)):
+        assert process.stdout.readline()
+    time.sleep(chance.uniform(0.0, 0.1))
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    return len(Store.open(store))
+
+
 def test_killed_at_random(tmp_path: Path) -> None:
-    folder, store = gallery(tmp_path / "g", 24), tmp_path / "s"
+    folder, store = gallery(tmp_path / "g", 60), tmp_path / "s"
     chance = random.Random(3)
-    survived = []
-    for _ in range(3):
-        process = subprocess.Popen(
-            [sys.executable, "-c", _SCRIPT, str(folder), str(store), model_folder()],
-            stdout=subprocess.PIPE,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
-        time.sleep(chance.uniform(0.0, 0.6))
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
-        survived.append(len(Store.open(store)) if (store / "images.lance" / "_versions").exists() else 0)
+    survived = [kill_while_indexing(folder, store, chance) for _ in range(2)]
+    assert 0 < survived[0] < survived[1] < 60  # nothing that was written is lost
     report = index(folder, store)
-    assert survived == sorted(survived)  # nothing that was written is lost
-    assert report.unchanged == survived[-1] and report.problems == []
-    assert len(Store.open(store)) == 24 and verify(Store.open(store)) == []
+    assert (report.unchanged, report.new, report.problems) == (survived[-1], 60 - survived[-1], [])
+    assert len(Store.open(store)) == 60 and verify(Store.open(store)) == []
+
+
+def test_killed_before_the_first_commit(tmp_path: Path) -> None:
+    """What a process leaves that died while it made the table: a folder without a version."""
+    folder, store = gallery(tmp_path / "g", 2), tmp_path / "s"
+    (store / "images.lance" / "data").mkdir(parents=True)
+    (store / "images.lance" / "data" / "part.lance").write_bytes(b"half a file")
+    (store / "writer.lock").write_text("process 1 on nowhere")
+    assert index(folder, store).new == 2
+    assert verify(Store.open(store)) == []

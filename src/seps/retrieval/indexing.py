@@ -19,8 +19,9 @@ from seps.retrieval.gallery import Found, Problem, read_descriptions, walk
 from seps.retrieval.heads import ImageFeatures
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.packing import Precision, pack
+from seps.retrieval.pretrained import MINI
 from seps.retrieval.store import Known, Store, writer_lock
-from seps.retrieval.store_rows import Row, StoreError, StoreSettings
+from seps.retrieval.store_rows import NewerStoreError, Row, StoreError, StoreSettings
 from seps.retrieval.thumbnails import Picture, read_picture
 from seps.retrieval.vectors import fixed_patch_scores, image_vectors, model_hash
 
@@ -112,7 +113,7 @@ def _open(
     keep = options.keep_patches
     if keep is not None and not 1 <= keep <= grid[0] * grid[1]:
         raise StoreError(f"keep_patches is {keep}; this model has {grid[0] * grid[1]} patches an image.")
-    name = str(Path(model_name).resolve()) if Path(model_name).is_dir() else model_name
+    name = str(Path(model_name).resolve()) if model_name != MINI and Path(model_name).is_dir() else model_name
     settings = StoreSettings(
         root=str(root),
         model=name,
@@ -134,9 +135,9 @@ def store_exists(location: str | os.PathLike[str]) -> bool:
     """Whether a table with at least one commit is there."""
     try:
         Store.open(location)
-    except StoreError as error:
-        if "newer release" in str(error):
-            raise
+    except NewerStoreError:
+        raise
+    except StoreError:
         return False
     return True
 

@@ -24,6 +24,10 @@ class StoreError(ValueError):
     """A store that cannot be opened, read or written; the message says why and what to do."""
 
 
+class NewerStoreError(StoreError):
+    """A store that a newer release has written."""
+
+
 @dataclass(frozen=True)
 class StoreSettings:
     """What every image of a store has in common; kept with the table."""
@@ -48,10 +52,10 @@ class StoreSettings:
 
     @classmethod
     def from_json(cls, text: str, where: str) -> StoreSettings:
-        """Read `to_json`'s line. Raises StoreError for a store of a newer release."""
+        """Read `to_json`'s line. Raises NewerStoreError for a store of a newer release."""
         values = json.loads(text)
         if int(values.get("format", 0)) > FORMAT:
-            raise StoreError(
+            raise NewerStoreError(
                 f"The store {where} was written by a newer release of seps (format {values['format']}; this one reads "
                 f"up to {FORMAT}). Update seps, or index the folder into another store."
             )

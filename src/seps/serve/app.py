@@ -47,19 +47,23 @@ class Service:
     def __init__(self, searcher: Searcher, workers: int = 2) -> None:
         self.searcher = searcher
         self.explainer = Explainer(searcher.model, searcher.scorer) if searcher.scorer.net is not None else None
-        # Each thread that computes keeps memory of its own: few threads keep it flat, whatever the clients.
+        # Each thread that computes keeps memory of its own: few threads keep it flat, whatever the clients do.
         self.pool = ThreadPoolExecutor(workers, thread_name_prefix="seps-serve")
+        self.quick = ThreadPoolExecutor(2, thread_name_prefix="seps-files")
         self._waiting = 0
         self._lock = threading.Lock()
 
-    async def run(self, work: Callable[[], Result]) -> Result:
-        """Do `work` on the pool. Raises HTTPException 503 when too much is waiting."""
+    async def run(self, work: Callable[[], Result], *, quick: bool = False) -> Result:
+        """Do `work` on a pool; pictures (`quick`) do not wait for searches.
+
+        Raises HTTPException 503 when too many wait.
+        """
         with self._lock:
             if self._waiting >= WAITING:
                 raise HTTPException(503, "Too many requests are waiting. Try again in a moment.")
             self._waiting += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self.pool, work)
+            return await asyncio.get_running_loop().run_in_executor(self.quick if quick else self.pool, work)
         finally:
             with self._lock:
                 self._waiting -= 1
@@ -113,7 +117,8 @@ def create_app(searcher: Searcher, *, token: str | None = None, hosts: tuple[str
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> Any:
         yield
-        service.pool.shutdown(wait=True, cancel_futures=True)
+        for pool in (service.pool, service.quick):
+            pool.shutdown(wait=True, cancel_futures=True)
 
     # FastAPI's own documentation pages load scripts from elsewhere; /api is ours.
     app = FastAPI(
@@ -181,7 +186,7 @@ def _add_search(app: FastAPI, service: Service) -> None:
     async def status() -> dict[str, Any]:
         settings = searcher.store.settings
         return {
-            "images": await service.run(lambda: len(searcher.store)),
+            "images": await service.run(lambda: len(searcher.store), quick=True),
             "folder": Path(settings.root).name,
             "model": Path(settings.model).name,
             "grid": settings.grid,
@@ -196,7 +201,7 @@ def _add_images(app: FastAPI, service: Service) -> None:
 
     @app.get("/api/thumb/{identity}", response_class=Response, responses=jpeg, summary="Thumbnail")
     async def thumb(identity: Identity) -> Response:
-        row = await service.run(lambda: service.row(identity, ("thumbnail",)))
+        row = await service.run(lambda: service.row(identity, ("thumbnail",)), quick=True)
         return Response(row["thumbnail"], media_type="image/jpeg", headers=kept)
 
     @app.get(
@@ -211,7 +216,7 @@ def _add_images(app: FastAPI, service: Service) -> None:
             except UnreadableImage as error:
                 raise HTTPException(404, f"The file of image {identity} is not an image any more.") from error
 
-        return Response(await service.run(work), media_type="image/jpeg", headers=kept)
+        return Response(await service.run(work, quick=True), media_type="image/jpeg", headers=kept)
 
 
 def _add_page(app: FastAPI) -> None:
