@@ -48,11 +48,13 @@ def encode_images(
     dataset: RetrievalDataset,
     *,
     pixels: Tensor | None = None,
-    batch_size: int = 64,
+    batch_size: int | None = None,
     progress: Progress | None = None,
 ) -> Tensor:
     """Tokens (B, P + N, C) of all images; decoding runs ahead in threads. `pixels` are images decoded before."""
     height, width = model.image_size
+    # On a CPU large activations are paid for in page faults: a few images at a time are about three times faster.
+    batch_size = batch_size or (64 if model.device.type == "cuda" else 4)
     tokens = []
     total = len(dataset)
     with ImageReader() as reader:
