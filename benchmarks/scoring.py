@@ -19,7 +19,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "vit384": {"num_patches": 576, "num_prefix_tokens": 1},
     "swin224": {"num_patches": 49, "num_prefix_tokens": 0, "sparse_ratio": 0.8, "aggr_ratio": 0.6},
 }
-SIZES = {"tiny": (4, 16), "small": (64, 64), "f30k": (1000, 5000), "coco": (5000, 25000)}
+SIZES = {"tiny": (4, 16), "small": (64, 64), "medium": (250, 1250), "f30k": (1000, 5000), "coco": (5000, 25000)}
 TEXTS = ["caption", "described", "published"]
 
 
