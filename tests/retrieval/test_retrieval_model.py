@@ -161,6 +161,18 @@ def test_eval_command_reads_the_published_layout(model, dev_scenes, tmp_path):
     assert main([*words, "-", "--data", str(folder)]) == 2
 
 
+def test_trust_moves_the_score_between_its_parts(model, dev_scenes, tmp_path, capsys):
+    save_pretrained(model, tmp_path / "model")
+    words = ["eval", "--model", str(tmp_path / "model"), "--data", str(dev_scenes), "--json", "-"]
+    rsum = {}
+    for name, extra in (("pixels", ["--trust", "0.00001"]), ("own", []), ("text", ["--trust", "0.99999"])):
+        assert main([*words, *extra]) == 0
+        rsum[name] = json.loads(capsys.readouterr().out)["rsum"]
+    assert rsum["text"] != rsum["pixels"]
+    assert main([*words, "--trust", "2"]) == 2
+    assert "trust must lie between 0 and 1" in capsys.readouterr().err
+
+
 def test_eval_mistakes_get_a_sentence(model, dev_scenes, tmp_path, capsys):
     save_pretrained(model, tmp_path / "model")
     assert main(["eval", "--model", "nothing", "--data", str(dev_scenes)]) == 2

@@ -22,6 +22,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--protocol", choices=get_args(Protocol), default="image", help="who may see descriptions (default: image)"
     )
+    parser.add_argument("--trust", type=float, help="weight of the description in (0, 1) instead of the model's own")
     parser.add_argument("--folds", type=int, default=1, help="average over that many parts (COCO 1K: 5)")
     parser.add_argument("--memory", type=int, default=512, help="MiB the scorer may use (default: 512)")
     parser.add_argument("--strict", action="store_true", help="stop at a faulty image instead of leaving it out")
@@ -50,6 +51,8 @@ def run(arguments: Sequence[str]) -> int:
     dataset = drop_bad(dataset, report)
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     model = from_pretrained(options.model, device=device)
+    if options.trust is not None:
+        model.set_trust(options.trust)
     with stage_progress() as progress:
         result = evaluate(
             model,

@@ -111,9 +111,10 @@ class RetrievalModel(nn.Module):
         """Set the weight of the description, in (0, 1)."""
         if not 0 < weight < 1:
             raise ValueError(f"trust must lie between 0 and 1, but {weight!r} came.")
-        if isinstance(self.head, SlimmingHead) and self.head.net.config.dense == "tokens":
-            with torch.no_grad():
-                self.head.net.trust.fill_(torch.logit(torch.tensor(weight)).item())
+        if not (isinstance(self.head, SlimmingHead) and self.head.net.config.dense == "tokens"):
+            raise ValueError(f"This model (head {self.config.head!r}) has no weight of the description to set.")
+        with torch.no_grad():
+            self.head.net.trust.fill_(torch.logit(torch.tensor(weight)).item())
 
 
 def freeze_parts(model: RetrievalModel, config: RunConfig) -> None:
