@@ -64,7 +64,7 @@ def main() -> None:
                 options.device,
                 lambda few=few, extra=extra: score_matrix(net, tokens, *few, backend="reference", **extra),
             )
-        rows.append(_row(described, "reference", "float32", seconds, exact, len(dataset), None, None))
+        rows.append(_row(described, "reference", "float32", seconds, exact, None, None))
         for precision in ("float32", "half"):
 
             def work(precision: str = precision, extra: dict[str, Any] = extra) -> Any:
@@ -73,9 +73,7 @@ def main() -> None:
             work()
             seconds, scores = timed(options.device, work)
             error = float((scores[:, : options.slice] - exact).abs().max())
-            rows.append(
-                _row(described, "auto", precision, seconds, scores, len(dataset), error, recall(scores, owner).rsum)
-            )
+            rows.append(_row(described, "auto", precision, seconds, scores, error, recall(scores, owner).rsum))
     rows += _training(options, net, tokens, texts.words, texts.lengths)
     if options.out:
         options.out.write_text(json.dumps(rows, indent=1) + "\n")
@@ -87,7 +85,6 @@ def _row(
     precision: str,
     seconds: float,
     scores: Tensor,
-    images: int,
     error: float | None,
     rsum: float | None,
 ) -> dict[str, Any]:

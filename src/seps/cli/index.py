@@ -88,6 +88,9 @@ def run(arguments: Sequence[str]) -> int:
         f"{report.unchanged} unchanged; {report.described} with a description ({report.seconds:.1f} s{speed})."
     )
     _list(report.problems, "could not be indexed")
+    if not read + report.unchanged:
+        print(f"There is no picture in {options.folder} yet, so there is nothing to search.")
+        return 0
     print(f'Search it: seps search "a dog on the beach" --store {options.store}')
     return 0
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -185,10 +185,6 @@ class ReidConfig:
         """The fields as plain JSON values, as `from_mapping` reads them."""
         plain: dict[str, Any] = _plain(asdict(self))
         return plain
-
-    def with_missing(self, missing: Missing) -> ReidConfig:
-        """The same settings with another handling of absent sensors."""
-        return replace(self, model=replace(self.model, missing=missing))
 
 
 def _plain(value: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from seps.config import LossConfig, SlimmingConfig, require, require_choice
 from seps.training.config import TrainConfig
@@ -140,6 +140,3 @@ class RunConfig:
             self.pairing == "image" or (self.model.head == "slimming" and self.parts.fused > 0),
             "pairing='published' belongs to head='slimming' and the loss on the whole score (parts.fused).",
         )
-
-
-HEADS: tuple[str, ...] = get_args(HeadKind)

@@ -16,7 +16,6 @@ from seps.retrieval.packing import Precision
 
 FORMAT = 1
 TABLE = "images"
-FACTS = ("id", "path", "member", "size", "mtime", "sha256", "width", "height")
 STATE = ("tokens", "positions", "mean", "words")
 
 
