@@ -21,17 +21,30 @@ _NORMS: list[dict[str, Any]] = [
     for columns, group, inner, rows, warps in (
         (32, 4, 32, 128, 4),
         (32, 8, 32, 128, 8),
+        (32, 8, 64, 128, 8),
         (32, 4, 32, 256, 8),
         (32, 8, 32, 256, 16),
-        (16, 8, 32, 128, 4),
-        (16, 16, 32, 128, 8),
+        (32, 8, 32, 256, 8),
+        (64, 4, 64, 128, 8),
+        (64, 4, 32, 128, 8),
+        (64, 2, 64, 128, 4),
+        (64, 2, 64, 256, 8),
+        (64, 4, 64, 256, 16),
+        (64, 1, 64, 128, 4),
     )
 ]
 _ALIGN: list[dict[str, Any]] = [
     {"align_rows": rows, "align_patches": patches, "warps": warps, "multiply": multiply}
-    for multiply, patches, rows, warps in ((False, 64, 64, 4), (False, 64, 128, 8), (False, 128, 64, 4))
+    for multiply, patches, rows, warps in (
+        (False, 64, 64, 4),
+        (False, 64, 128, 8),
+        (False, 128, 64, 4),
+        (False, 32, 64, 4),
+        (False, 64, 64, 8),
+        (True, 256, 128, 8),
+    )
 ]
-_SELECT: list[dict[str, Any]] = [{"select_rows": rows} for rows in (4, 8)]
+_SELECT: list[dict[str, Any]] = [{"select_rows": rows} for rows in (1, 2, 4, 8)]
 
 
 def run(arguments: argparse.Namespace, device: torch.device) -> list[dict[str, Any]]:
