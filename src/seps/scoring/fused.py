@@ -34,6 +34,7 @@ class Blocks:
     norm_columns: int = 32
     norm_inner: int = 32
     norm_warps: int = 4
+    norm_stages: int = 3
     table_columns: int = 128
     align_rows: int = 64
     align_patches: int = 64
@@ -41,6 +42,9 @@ class Blocks:
     multiply: bool = False
     """Make the word-patch products inside the alignment kernel (then `align_patches` should cover all patches)."""
     warps: int = 4
+    align_stages: int = 3
+    align_registers: int | None = None
+    """Most registers of a thread in the alignment kernel; None leaves it to the compiler."""
 
 
 def supports(
@@ -184,6 +188,8 @@ class FusedScorer:
             LEAKY=hrpa.scan,
             MULTIPLY=sizes.multiply,
             num_warps=sizes.warps,
+            num_stages=sizes.align_stages,
+            **({} if sizes.align_registers is None else {"maxnreg": sizes.align_registers}),
         )
         return out
 
@@ -237,6 +243,7 @@ class FusedScorer:
             BJ=sizes.norm_columns,
             BI=sizes.norm_inner,
             num_warps=sizes.norm_warps,
+            num_stages=sizes.norm_stages,
         )
         return out
 

@@ -25,7 +25,7 @@ from seps.scoring.precision import product_dtype
 from seps.scoring.state import count_images, split_state, take_images
 from seps.scoring.texts import TextBlock, Texts
 
-MEMORY = 3 * 2**29
+MEMORY = 5 * 2**29
 _LEAST_TEXTS = 128
 """A batch is launched many times a second: fewer, larger steps are worth some padding."""
 

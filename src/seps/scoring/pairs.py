@@ -26,7 +26,7 @@ from seps.scoring.factored import (
     present_branches,
 )
 from seps.scoring.maxima import SMALLEST, merged_maxima
-from seps.scoring.precision import row_dots
+from seps.scoring.precision import row_dots, zero_dropped
 from seps.scoring.texts import PackedWords, TextBlock
 
 _FAR = -1e30
@@ -169,7 +169,10 @@ def word_products(prep: Prepared, block: TextBlock) -> Tensor:
 def _masked_products(prep: Prepared, products: Tensor, name: str, keep: Tensor) -> Tensor:
     """(P * D) e: (T, M, B, Z) -> (B, T, M, Q), unscaled by any norm. Overwrites P without gradients."""
     texts, words, batch, count = products.shape
-    masked = products * keep[:, None] if torch.is_grad_enabled() else products.mul_(keep[:, None])
+    if torch.is_grad_enabled():
+        masked = products * keep[:, None]
+    else:
+        masked = zero_dropped(products.view(texts, words, -1), keep.reshape(texts, -1))
     rows = masked.view(texts * words, batch, count).transpose(0, 1)
     merged = prep.side.logits[name].shape[-1]
     return torch.bmm(rows, prep.terms[name].weights).view(batch, texts, words, -1)[..., :merged]

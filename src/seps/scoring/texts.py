@@ -129,6 +129,7 @@ class Texts:
         if paired is not None:
             self._paired_counts = torch.tensor(self.paired_lengths, dtype=torch.int32).to(words.device)[self._index]
         self._kept: dict[tuple[int, int], TextBlock] | None = None
+        self._runs: dict[tuple[int, int], list[tuple[int, int]]] = {}
 
     @property
     def count(self) -> int:
@@ -158,7 +159,10 @@ class Texts:
 
     def runs(self, limit: int, least: int = 64) -> list[tuple[int, int]]:
         """Runs of the sorted texts, at most `limit` each; see `cut_by_length`."""
-        return cut_by_length(self._ordered, limit, least)
+        # Every block of images asks: cutting 25,000 texts again would leave a GPU idle for some milliseconds.
+        if (limit, least) not in self._runs:
+            self._runs[limit, least] = cut_by_length(self._ordered, limit, least)
+        return self._runs[limit, least]
 
     def restore(self, rows: Tensor) -> Tensor:
         """Columns of the sorted texts, (B, T), in the caller's order."""
