@@ -34,7 +34,7 @@ class Blocks:
     norm_columns: int = 32
     norm_inner: int = 32
     norm_warps: int = 4
-    norm_stages: int = 3
+    norm_stages: int = 5
     table_columns: int = 128
     align_rows: int = 64
     align_patches: int = 64

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from seps.nn.checks import InputError, check_features, length_mask
+from seps.nn.checks import InputError, check_features, check_lengths
 from seps.nn.guidance import masked_mean
 
 _SLACK = 1.13
@@ -206,5 +206,7 @@ def _checked_lengths(name: str, words: Tensor, lengths: Tensor | Sequence[int] |
         check_features(f"{name}_embs", words[start : start + 1024], "texts, words, width")
     if lengths is None:
         return [words.shape[1]] * words.shape[0]
-    length_mask(f"{name}_lens", lengths, words)
-    return [int(n) for n in torch.as_tensor(lengths).tolist()]
+    values = torch.as_tensor(lengths).cpu()
+    check_lengths(f"{name}_lens", values, words.shape[0], words.shape[1])
+    numbers: list[int] = values.tolist()
+    return numbers
