@@ -75,7 +75,16 @@ def markdown(results: Sequence[Result], suite: Suite) -> str:
     if groups == [""]:
         return _plain(table, suite)
     texts = [_group(group, table, results, suite) for group in groups]
-    return "\n".join([*filter(None, texts), _training(table, results, suite)])
+    return "\n".join([_legend(results), *filter(None, texts), _training(table, results, suite)])
+
+
+def _legend(results: Sequence[Result]) -> str:
+    together = "/".join(map(str, sorted({result.get("processes", 1) for result in results})))
+    return (
+        "rSum, mean ± standard deviation over the seeds; in brackets the difference to the row it differs from, bold "
+        "where it\nexceeds twice its standard error. Milliseconds a step are the median of a run, with "
+        f"{together or 1} at a time on the machine.\n"
+    )
 
 
 def _plain(table: Mapping[str, Mapping[str, Figure]], suite: Suite) -> str:

@@ -86,13 +86,13 @@ class _Setting:
 
 
 def _work(setting: _Setting, pipe: Connection) -> None:
-    """The life of a worker: jobs in, outcomes out, until None or the end of the parent."""
+    """The life of a worker: jobs in, outcomes out, until the parent closes the pipe or ends."""
     torch.set_num_threads(setting.threads)
     shared = setting.material
     material = load_material(shared.recipe, shared.train, shared.dev, setting.pixels)
     try:
-        while (job := pipe.recv()) is not None:
-            pipe.send(attempt(job, material, setting.runs, setting.device, setting.keep))
+        while True:
+            pipe.send(attempt(pipe.recv(), material, setting.runs, setting.device, setting.keep))
     except (EOFError, BrokenPipeError, InterruptedError, KeyboardInterrupt):
         return
 
@@ -150,19 +150,17 @@ class Workers:
         process, job = self._busy.pop(pipe)
         try:
             outcome: Outcome = pipe.recv()
-            alive = True
         except (EOFError, OSError):
             process.join()
             outcome = Outcome(job, None, f"its process ended with exit code {process.exitcode}")
-            alive = False
-        if alive and waiting:
+        # After a failure a new process takes over: a GPU's error would stay in the old one and fail all that follows.
+        if outcome.result is not None and waiting:
             self._busy[pipe] = (process, waiting[0])
             pipe.send(waiting.pop(0))
             return outcome
-        if alive:
-            pipe.send(None)
-            process.join()
+        # The worker reads the end of the pipe as the end of its work.
         pipe.close()
+        process.join()
         if waiting:
             self._start(waiting.pop(0))
         return outcome
