@@ -33,7 +33,7 @@ def plot_differences(results: Sequence[Result], suite: Suite, path: Path) -> boo
     for axis, key in zip(axes[0], keys, strict=True):
         _bars(axis, key, names, table, suite)
     axes[0][0].set_yticks(range(len(names)), [f"{name}  (from {suite[name].reference})" for name in names], fontsize=7)
-    axes[0][0].invert_yaxis()
+    axes[0][0].set_ylim(len(names) - 0.4, -0.6)
     figure.suptitle("Difference in rSum to the row it changes; dark: more than twice its standard error", fontsize=9)
     figure.savefig(path, dpi=130)
     pyplot.close(figure)

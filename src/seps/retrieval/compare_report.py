@@ -82,8 +82,8 @@ def _legend(results: Sequence[Result]) -> str:
     together = "/".join(map(str, sorted({result.get("processes", 1) for result in results})))
     return (
         "rSum, mean ± standard deviation over the seeds; in brackets the difference to the row it differs from, bold "
-        "where it\nexceeds twice its standard error. Milliseconds a step are the median of a run, with "
-        f"{together or 1} at a time on the machine.\n"
+        "where it\nexceeds twice its standard error (with three seeds chance alone does so once in nine). "
+        f"Milliseconds a step are the median\nof a run, with {together or 1} at a time on the machine.\n"
     )
 
 
