@@ -208,7 +208,7 @@ class RetrievalTask:
         described = head.uses_description and dense_mask.shape[1] > 1
         texts = TextFeatures(gather_with_gradient(words), gather_with_gradient(mask))
         ids = gather_with_gradient(batch.images)
-        options: dict[str, Any] = {"want_masks": self.config.loss.ratio_weight > 0}
+        options: dict[str, Any] = {"want_masks": self.config.loss.ratio_weight > 0 or head.learns_number}
         if described and self.config.pairing == "published":
             images = ImageFeatures(tokens)
             options["paired"] = TextFeatures(gather_with_gradient(dense), gather_with_gradient(dense_mask))
@@ -236,8 +236,8 @@ class RetrievalTask:
                 figures["ratio"] = float(ratio.detach())
         if total is None:
             raise ValueError("no part of the score has a loss")
-        if scores.masks:
-            figures["kept"] = float(scores.masks[0].detach().mean())
+        for name, mask in zip(("kept", "kept_dense"), scores.masks, strict=False):
+            figures[name] = float(mask.detach().mean())
         return total, figures
 
     @torch.no_grad()
