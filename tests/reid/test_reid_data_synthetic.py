@@ -149,8 +149,8 @@ def test_shape_is_seen_by_all(kind: str, attribute: str) -> None:
 def test_blindness_is_local_and_of_one_sensor() -> None:
     """With clutter off, blind shots differ from seeing ones in part of the picture only, not all of it."""
     shots = [Shot("train", 0, 0, 0, number) for number in range(24)]
-    seeing = [World(config(blindness=0.0, clutter=0.0)).draw(shot) for shot in shots]
-    blind = [World(config(blindness=1.0, clutter=0.0)).draw(shot) for shot in shots]
+    seeing = [World(config(blindness=0.0, clutter=0.0)).look(shot).images for shot in shots]
+    blind = [World(config(blindness=1.0, clutter=0.0)).look(shot).images for shot in shots]
     for sensor in (0, 1):
         lost = []
         for clear, dim in zip(seeing, blind, strict=True):
@@ -163,7 +163,7 @@ def test_blindness_is_local_and_of_one_sensor() -> None:
 def test_mean_colour_does_not_tell_identities() -> None:
     world = World(config())
     plan = [shot for shot in plan_shots(world.config) if shot.split == "train"][:160]
-    means = np.array([world.draw(shot)[0].mean((0, 1)) for shot in plan])
+    means = np.array([world.look(shot).images[0].mean((0, 1)) for shot in plan])
     distance = ((means[:, None] - means[None]) ** 2).sum(-1)
     owner, camera = np.array([s.identity for s in plan]), np.array([s.camera for s in plan])
     distance[camera[:, None] == camera[None]] = np.inf
@@ -176,5 +176,5 @@ def test_drawing_is_fast() -> None:
     plan = plan_shots(world.config)[:40]
     start = time.process_time()
     for shot in plan:
-        world.draw(shot)
+        world.look(shot)
     assert (time.process_time() - start) / 40 < 0.05
