@@ -15,6 +15,7 @@ import argparse
 import json
 import math
 import multiprocessing
+import signal
 import statistics
 import sys
 import time
@@ -354,4 +355,6 @@ def train_missing(options: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
+    # A polite kill ends the processes of the runs too, and they save where they are.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     sys.exit(main())
