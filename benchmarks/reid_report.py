@@ -25,10 +25,10 @@ def figures(runs: list[dict[str, Any]], variant: str, pattern: int, key: str = "
     return found
 
 
-def spread(values: list[float]) -> str:
-    """Mean and standard deviation."""
+def spread(values: list[float], sign: str = "") -> str:
+    """Mean and standard deviation; `sign` "+" for differences."""
     deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-    return f"{statistics.mean(values):.1f} ± {deviation:.1f}"
+    return f"{statistics.mean(values):{sign}.1f} ± {deviation:.1f}"
 
 
 def widest(variant: str) -> int:
@@ -160,7 +160,7 @@ def verdict(tables: dict[str, Any], variants: list[str], cases: list[str]) -> li
         if variant == "concat":
             continue
         pairs = zip(tables[variant][cases[0], "leave-out"], tables["concat"][cases[0], "leave-out"], strict=False)
-        gain = spread([ours - theirs for ours, theirs in pairs])
+        gain = spread([ours - theirs for ours, theirs in pairs], "+")
         better = {
             handling: sum(mean[variant][case, handling] > mean["concat"][case, handling] for case in cases[1:])
             for handling in ("zero", "leave-out")
