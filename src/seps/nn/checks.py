@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 from torch import Tensor
@@ -13,14 +15,30 @@ class InputError(ValueError):
     """An argument the network cannot work with."""
 
 
+_looking: ContextVar[bool] = ContextVar("looking", default=True)
+
+
+@contextmanager
+def values_unchecked() -> Iterator[None]:
+    """Within it shapes are checked, but no values: each look makes a GPU wait for what it was asked before.
+
+    For callers that look at the result anyway, as a training loop does at its loss.
+    """
+    token = _looking.set(False)
+    try:
+        yield
+    finally:
+        _looking.reset(token)
+
+
 def _inspectable() -> bool:
     """Whether values may be looked at: not while a compiler or an exporter traces the call."""
-    return not torch.compiler.is_compiling()
+    return not torch.compiler.is_compiling() and _looking.get()
 
 
 def _all_finite(tensor: Tensor) -> bool:
-    """Whether no value is NaN or infinite: both ends are finite then, which one pass tells."""
-    return not tensor.numel() or all(math.isfinite(end) for end in torch.aminmax(tensor.detach()))
+    """Whether no value is NaN or infinite: both ends are finite then, which one pass and one transfer tell."""
+    return not tensor.numel() or all(map(math.isfinite, torch.stack(torch.aminmax(tensor.detach())).tolist()))
 
 
 def check_features(name: str, tensor: Tensor, dims: str, width: int | None = None) -> None:
