@@ -132,7 +132,7 @@ def kept_table(runs: list[dict[str, Any]], variants: list[str]) -> list[str]:
     for variant in variants:
         own = [run for run in told if run["variant"] == variant]
         for blinded in (False, True):
-            for by in ("score", "own vector", "others' vectors", "predictor"):
+            for by in ("score", "own vector", "others' vectors", "others by position", "predictor"):
                 cells = kept_cells(own, blinded, by, sensors)
                 if cells:
                     lines.append(f"| {variant} | {'yes' if blinded else 'no'} | {by} | {cells} |")

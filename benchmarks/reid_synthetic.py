@@ -48,12 +48,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "binary": {"fusion": "sdtps", "decision": "binary"},
     # The sensor's own vector has no say: the others alone judge its patches.
     "cross": {"fusion": "sdtps", "decision": "topk", "own_guide": 0.0},
+    # The others judge by what they see at the same place, not by their vectors against patches of another sensor.
+    "position": {"fusion": "sdtps", "decision": "topk", "guides": "position"},
     # No cosines at all: the predictor alone decides, and Gumbel gives it a gradient.
     "learned": {"fusion": "sdtps", "decision": "gumbel", "beta": 0.0},
     # Told by the drawing where the figure is seen: the most that selection could bring.
     "oracle": {"fusion": "sdtps", "decision": "topk"},
 }
-SLOWEST_FIRST = ("oracle", "gumbel", "learned", "binary", "topk", "cross", "keep-all", "concat")
+SLOWEST_FIRST = ("oracle", "gumbel", "learned", "binary", "position", "topk", "cross", "keep-all", "concat")
 # What does not change the outcome of a run, and so may differ when a call goes on.
 FREE = {"out", "data", "report", "device", "variants", "seeds", "modality_dropout", "processes", "threads", "minutes"}
 

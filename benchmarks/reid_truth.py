@@ -89,13 +89,16 @@ def _decisions(model: ReidModel, pixels: Tensor, cameras: Tensor) -> dict[tuple[
     if keep is None or model.sdtps is None:
         return {}
     ratio, found = model.config.sparse_ratio, {}
+    pairs = list(zip(encoded.patches.unbind(1), encoded.vectors.unbind(1), strict=True))
+    maps = [min_max(cosine_attention(patches, vector)) for patches, vector in pairs]
     for number, name in enumerate(model.sdtps.modalities):
         patches = encoded.patches[:, number]
-        guides = [min_max(cosine_attention(patches, vector)) for vector in encoded.vectors.unbind(1)]
-        own = guides.pop(number)
+        others = [other for other in range(len(pairs)) if other != number]
         found[number, "score"] = keep[:, number]
-        found[number, "own vector"] = hard_topk(own, ratio)
-        found[number, "others' vectors"] = hard_topk(torch.stack(guides).sum(dim=0), ratio)
+        found[number, "own vector"] = hard_topk(maps[number], ratio)
+        vectors = torch.stack([min_max(cosine_attention(patches, pairs[other][1])) for other in others])
+        found[number, "others' vectors"] = hard_topk(vectors.sum(dim=0), ratio)
+        found[number, "others by position"] = hard_topk(torch.stack([maps[i] for i in others]).sum(dim=0), ratio)
         found[number, "predictor"] = hard_topk(getattr(model.sdtps, f"{name}_sparse").predict(patches), ratio)
     return found
 
@@ -129,7 +132,11 @@ class KnowingSelection(MultiModalSDTPS):
     decisions: Tensor | None = None
 
     def choose(
-        self, name: str, patches: Tensor, vectors: Mapping[str, Tensor], present: Mapping[str, Tensor] | None = None
+        self,
+        name: str,
+        patches: Mapping[str, Tensor],
+        vectors: Mapping[str, Tensor],
+        present: Mapping[str, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
         scores, keep = super().choose(name, patches, vectors, present)
         if self.decisions is not None:

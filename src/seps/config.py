@@ -17,6 +17,7 @@ Aggregation = Literal["single", "dual"]
 Alignment = Literal["mean", "topk"]
 Similarity = Literal["cosine", "leaky"]
 DecisionKind = Literal["topk", "gumbel", "binary"]
+GuideKind = Literal["vector", "position"]
 RatioForm = Literal["unified", "separate", "printed"]
 LossKind = Literal["triplet", "infonce", "sigmoid"]
 

@@ -74,6 +74,8 @@ def test_modules():
         seps.MultiModalSDTPS(modalities=("rgb",))
     with pytest.raises(seps.InputError, match="own_guide must be a finite number"):
         seps.MultiModalSDTPS(own_guide=-1.0)
+    with pytest.raises(seps.InputError, match="guides must be one of"):
+        seps.MultiModalSDTPS(guides="hearsay")
     with pytest.raises(seps.InputError, match="3 patch tensors and 3 global vectors"):
         seps.MultiModalSDTPS(16, 12)(torch.ones(2, 12, 16))
     with pytest.raises(seps.InputError, match="scores must be square"):

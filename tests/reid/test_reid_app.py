@@ -167,6 +167,20 @@ def test_distances_are_taken_over_shared_sensors() -> None:
     torch.testing.assert_close(distances(complete, complete), 1 - complete.flat() @ complete.flat().T)
 
 
+def test_features_with_blank_sensors_are_those_of_blank_pictures(small: tuple[ReidModel, ReidDataset, Path]) -> None:
+    """Blank pictures are encoded once a camera; the features must be as if every one had been."""
+    _, dataset, root = small
+    model = toy_model(5, len(dataset.cameras), camera_embedding=True).eval()
+    with make_reader(toy_config(root, "rgbnt201"), dataset) as reader:
+        found = extract(model, dataset, dataset.query, [Case(("RGB", "TI"), "zero", 3)], reader, batch_size=5)[0]
+        pixels = reader.batch(dataset.query).float() / 255
+    present = torch.tensor([[True, False, True]]).expand(len(pixels), -1)
+    cameras = torch.tensor(dataset.camera_indices(dataset.query))
+    with torch.no_grad():
+        expected = model.embed(pixels, cameras, present, "zero").pattern(3)
+    torch.testing.assert_close(found.vectors.flatten(1), expected)
+
+
 def test_cost_counts_the_branch() -> None:
     slimmed, plain = cost(toy_model()), cost(toy_model(fusion="concat"))
     assert slimmed["gflops"] > plain["gflops"] > 0

@@ -32,7 +32,8 @@ def test_published_shapes() -> None:
     encoded = model.encode(pixels)
     assert encoded.patches.shape == (4, 3, 128, 512) and model.sdtps is not None
     vectors = dict(zip(model.sdtps.modalities, encoded.vectors.unbind(1), strict=True))
-    tokens, keep = model.sdtps.slim("sensor0", encoded.patches[:, 0], vectors)
+    patches = dict(zip(model.sdtps.modalities, encoded.patches.unbind(1), strict=True))
+    tokens, keep = model.sdtps.slim("sensor0", patches, vectors)
     assert keep.sum(dim=1).tolist() == [64] * 4 and tokens.shape == (4, 26, 512)
     model.eval()
     assert [tuple(model(pixels, return_pattern=p).shape) for p in (1, 2, 3)] == [(4, 1536), (4, 1536), (4, 3072)]
@@ -122,26 +123,56 @@ def test_the_guides_left_share_the_weight_of_those_missing() -> None:
     torch.testing.assert_close(scores.amax(dim=1), torch.ones(2), rtol=1e-5, atol=1e-5)
 
 
+def guided() -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Global vectors and patches of three sensors."""
+    names = [f"sensor{number}" for number in range(3)]
+    return {name: torch.randn(2, 16) for name in names}, {name: torch.randn(2, 8, 16) for name in names}
+
+
+def test_guides_by_position_ask_the_others_about_their_own_patches() -> None:
+    vectors, patches = guided()
+    module = toy_model(guides="position").sdtps
+    assert module is not None
+    scores, _ = module.choose("sensor1", patches, vectors)
+    maps = {name: min_max(cosine_attention(patches[name], vectors[name])) for name in vectors}
+    expected = 0.5 * module.sensor1_sparse.predict(patches["sensor1"])
+    expected = expected + 0.25 * (maps["sensor0"] + 2 * maps["sensor1"] + maps["sensor2"])
+    torch.testing.assert_close(scores, expected)
+    # Another sensor may turn its space as it likes: what it says stays the same.
+    turned, _ = torch.linalg.qr(torch.randn(16, 16))
+    again, _ = module.choose(
+        "sensor1",
+        {**patches, "sensor0": patches["sensor0"] @ turned},
+        {**vectors, "sensor0": vectors["sensor0"] @ turned},
+    )
+    torch.testing.assert_close(again, scores)
+    alone = {name: torch.tensor([name == "sensor1"] * 2) for name in vectors}
+    scores, _ = module.choose("sensor1", patches, vectors, alone)
+    expected = 0.5 * module.sensor1_sparse.predict(patches["sensor1"]) + maps["sensor1"]
+    torch.testing.assert_close(scores, expected)
+    with pytest.raises(ValueError, match="guides"):
+        ReidModelConfig(guides="hearsay")  # type: ignore[arg-type]
+
+
 def test_own_guide_zero_leaves_the_judgement_to_the_others() -> None:
-    vectors = {f"sensor{number}": torch.randn(2, 16) for number in range(3)}
-    patches = torch.randn(2, 8, 16)
+    vectors, patches = guided()
     for weight, matters in ((0.0, False), (2.0, True)):
         module = toy_model(own_guide=weight).sdtps
         assert module is not None
         scores, keep = module.choose("sensor0", patches, vectors)
         changed, _ = module.choose("sensor0", patches, {**vectors, "sensor0": torch.randn(2, 16)})
         assert torch.equal(scores, changed) is not matters and keep.sum(dim=1).tolist() == [4, 4]
-        guided = sum(
-            (weight if name == "sensor0" else 1.0) * 0.25 * min_max(cosine_attention(patches, vector))
+        sources = sum(
+            (weight if name == "sensor0" else 1.0) * 0.25 * min_max(cosine_attention(patches["sensor0"], vector))
             for name, vector in vectors.items()
         )
-        torch.testing.assert_close(scores, 0.5 * module.sensor0_sparse.predict(patches) + guided)
+        torch.testing.assert_close(scores, 0.5 * module.sensor0_sparse.predict(patches["sensor0"]) + sources)
     alone = {name: torch.tensor([name == "sensor0"] * 2) for name in vectors}
     module = toy_model(own_guide=0.0).sdtps
     assert module is not None
     # Nobody is left to guide: the predictor decides by itself.
     scores, _ = module.choose("sensor0", patches, vectors, alone)
-    torch.testing.assert_close(scores, 0.5 * module.sensor0_sparse.predict(patches))
+    torch.testing.assert_close(scores, 0.5 * module.sensor0_sparse.predict(patches["sensor0"]))
     with pytest.raises(ValueError, match="own_guide"):
         ReidModelConfig(own_guide=-1.0)
 

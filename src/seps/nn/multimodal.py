@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
 
-from seps.config import DecisionKind
+from seps.config import DecisionKind, GuideKind
 from seps.nn.aggregation import TokenAggregation, merge
 from seps.nn.checks import InputError, check_features, check_ratio
 from seps.nn.guidance import combine_scores, cosine_attention
@@ -37,6 +38,10 @@ class MultiModalSDTPS(nn.Module):
         decision: overrides `use_gumbel`: "topk", "gumbel" or "binary".
         own_guide: w, the weight of a sensor's own global vector beside the others'. 0 leaves the judgement to the
             others: a sensor that glare blinds has glare in its own vector, which then asks for more of it.
+        guides: how another sensor guides. "vector" as published: its global vector is compared with this sensor's
+            patches, which means something only while both live in one space; no gradient keeps them there.
+            "position", for sensors that look at the same scene through the same frame: its own patch at the same
+            place is compared with its own vector.
     """
 
     def __init__(
@@ -52,6 +57,7 @@ class MultiModalSDTPS(nn.Module):
         modalities: Sequence[str] = ("rgb", "nir", "tir"),
         decision: DecisionKind | None = None,
         own_guide: float = 2.0,
+        guides: GuideKind = "vector",
     ) -> None:
         super().__init__()
         check_ratio("sparse_ratio", sparse_ratio)
@@ -60,8 +66,10 @@ class MultiModalSDTPS(nn.Module):
             raise InputError(f"modalities must be two or more different names, but {tuple(modalities)} came.")
         if not 0 <= own_guide < math.inf:
             raise InputError(f"own_guide must be a finite number, 0 or more, but {own_guide} came.")
+        if guides not in get_args(GuideKind):
+            raise InputError(f"guides must be one of {get_args(GuideKind)}, but {guides!r} came.")
         self.embed_dim = embed_dim
-        self.beta, self.own_guide = beta, own_guide
+        self.beta, self.own_guide, self.guides = beta, own_guide, guides
         self.modalities = tuple(modalities)
         self.predictor_weight = 1 - (len(modalities) - 1) * beta
         if self.predictor_weight < 0:
@@ -78,7 +86,7 @@ class MultiModalSDTPS(nn.Module):
     def slim(
         self,
         name: str,
-        patches: Tensor,
+        patches: Mapping[str, Tensor],
         vectors: Mapping[str, Tensor],
         present: Mapping[str, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
@@ -91,13 +99,14 @@ class MultiModalSDTPS(nn.Module):
             raise InputError(f"{name!r} is not one of the modalities {self.modalities}.")
         aggregate: TokenAggregation = getattr(self, f"{name}_aggr")
         scores, keep = self.choose(name, patches, vectors, present)
-        merged = merge(patches, aggregate.logits(patches), keep)
-        return torch.cat([merged, extra_token(patches, scores, keep)], dim=1), keep
+        own = patches[name]
+        merged = merge(own, aggregate.logits(own), keep)
+        return torch.cat([merged, extra_token(own, scores, keep)], dim=1), keep
 
     def choose(
         self,
         name: str,
-        patches: Tensor,
+        patches: Mapping[str, Tensor],
         vectors: Mapping[str, Tensor],
         present: Mapping[str, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
@@ -105,12 +114,12 @@ class MultiModalSDTPS(nn.Module):
         sparse: TokenSparse = getattr(self, f"{name}_sparse")
         attentions = {}
         for other, vector in vectors.items():
-            attention = cosine_attention(patches, vector)
+            attention = cosine_attention(patches[other if self.guides == "position" else name], vector)
             if present is not None:
                 # A constant attention is zero after min-max normalisation.
                 attention = attention * present[other][:, None]
             attentions[other] = attention
-        scores = self._scores(name, attentions, sparse.predict(patches), present)
+        scores = self._scores(name, attentions, sparse.predict(patches[name]), present)
         guides = len(self.modalities) - 1 + self.own_guide
         return scores, sparse.decide(scores, None, self.predictor_weight + self.beta * guides)
 
@@ -156,5 +165,6 @@ class MultiModalSDTPS(nn.Module):
             check_features(f"{name} patches", patches, "samples, patches, width", self.embed_dim)
             check_features(f"{name} global vector", vector, "samples, width", self.embed_dim)
         vectors = dict(zip(self.modalities, inputs[count:], strict=True))
-        slimmed = [self.slim(name, inputs[i], vectors) for i, name in enumerate(self.modalities)]
+        patches_of = dict(zip(self.modalities, inputs[:count], strict=True))
+        slimmed = [self.slim(name, patches_of, vectors) for name in self.modalities]
         return (*(tokens for tokens, _ in slimmed), *(keep for _, keep in slimmed))

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from seps.config import ConfigError, DecisionKind
+from seps.config import ConfigError, DecisionKind, GuideKind
 from seps.reid.settings import build, check_known, parse_override, read_yaml
 from seps.training import TrainConfig
 
@@ -90,6 +90,8 @@ class ReidModelConfig(_Section):
     fusion: "sdtps", or "concat", the global vectors alone, concatenated.
     sparse_ratio, aggr_ratio, beta, decision, temperature: of SDTPS (method, sections 2, 3 and 8).
     own_guide: weight of a sensor's own global vector beside the others' (published: 2; 0: the others alone guide).
+    guides: how the others guide: their "vector" against this sensor's patches (as published), or, for sensors that
+        share one frame, by "position": what each keeps to itself, at the same place.
     missing: what an absent sensor is: a "zero" image (as published), or "leave-out": it neither guides nor is
         guided, and distances are taken over the sensors both samples have.
     """
@@ -107,6 +109,7 @@ class ReidModelConfig(_Section):
     aggr_ratio: float = 0.4
     beta: float = 0.25
     own_guide: float = 2.0
+    guides: GuideKind = "vector"
     decision: DecisionKind = "topk"
     temperature: float = 1.0
     missing: Missing = "leave-out"
@@ -116,6 +119,7 @@ class ReidModelConfig(_Section):
             ("backbones", Backbones),
             ("fusion", Fusion),
             ("decision", DecisionKind),
+            ("guides", GuideKind),
             ("missing", Missing),
         ):
             self._choice(name, choices)

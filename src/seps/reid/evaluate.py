@@ -156,7 +156,10 @@ def _case_features(model: ReidModel, pixels: Tensor, cameras: Tensor, cases: Seq
     full = set(model.modalities)
     blank: Encoded | None = None
     if any(case.missing == "zero" and set(case.present) != full for case in cases):
-        blank = model.encode(model.blank(pixels), cameras)
+        # One blank picture a camera: they differ in nothing else.
+        seen, which = torch.unique(cameras, return_inverse=True)
+        blank = model.encode(model.blank(pixels[: len(seen)]), seen)
+        blank = Encoded(blank.patches[which], blank.vectors[which])
     fused: dict[tuple[tuple[str, ...], Missing], Fused] = {}
     for case in cases:
         key = (case.present, case.missing)

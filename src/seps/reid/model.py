@@ -173,6 +173,7 @@ class ReidModel(nn.Module):
             modalities=[f"sensor{number}" for number in range(len(self.modalities))],
             decision=config.decision,
             own_guide=config.own_guide,
+            guides=config.guides,
         )
 
     @property
@@ -228,11 +229,10 @@ class ReidModel(nn.Module):
         original, sdtps, keep = encoded.vectors, None, None
         if self.sdtps is not None:
             names = self.sdtps.modalities
+            patches = dict(zip(names, encoded.patches.unbind(1), strict=True))
             vectors = dict(zip(names, encoded.vectors.unbind(1), strict=True))
             there = None if present is None else dict(zip(names, present.unbind(1), strict=True))
-            slimmed = [
-                self.sdtps.slim(name, encoded.patches[:, number], vectors, there) for number, name in enumerate(names)
-            ]
+            slimmed = [self.sdtps.slim(name, patches, vectors, there) for name in names]
             sdtps = torch.stack([tokens.mean(dim=1) for tokens, _ in slimmed], dim=1)
             keep = torch.stack([mask for _, mask in slimmed], dim=1)
         if present is not None:
