@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from seps import __version__
@@ -33,7 +33,7 @@ EXTRA_OF = {
     "dist": "dist",
 }
 """The extra that a check needs; the others are the core."""
-_OURS = ("embedded model", "demo gallery")
+_AGAIN = "pip install --force-reinstall --no-deps"
 _DISTRIBUTIONS = {
     "PIL": "pillow",
     "yaml": "pyyaml",
@@ -165,24 +165,39 @@ def _text(content: bytes | str | None) -> str:
 def _finding(result: Mapping[str, str], known: Sequence[Package]) -> Finding:
     name, status, detail = result["check"], result["status"], result["detail"]
     extra = EXTRA_OF.get(name, "")
-    wanted = f"'seps[{extra}]'" if extra else "seps"
     if status == "ok":
         return Finding(name, "ok", detail, extra)
+    module = result.get("module", "")
+    distribution = _DISTRIBUTIONS.get(module, module)
     if status == "missing":
-        module = result.get("module", "")
-        distribution = _DISTRIBUTIONS.get(module, module)
         version = installed_version(distribution) if distribution else None
         if version is None:
-            return Finding(name, "missing", detail, extra, f"pip install {wanted}")
+            return Finding(name, "missing", detail, extra, f"pip install {_wanted(extra, distribution, known)}")
         detail = f"{distribution} {version} is installed, but {module} cannot be imported"
-        return Finding(
-            name, "broken", detail, extra, f"pip install --force-reinstall --no-deps {distribution}=={version}"
-        )
-    if name in _OURS:
-        return Finding(name, "broken", detail, extra, f"pip install --force-reinstall --no-deps seps=={__version__}")
-    named = [package.name for package in known if package.version and package.extra == extra and extra]
-    again = ["torch"] if name in ("torch", "GPU") else named or [wanted]
-    return Finding(name, "broken", detail, extra, f"pip install --force-reinstall --no-deps {' '.join(again)}")
+        return Finding(name, "broken", detail, extra, f"{_AGAIN} {distribution}=={version}")
+    here = [package.name for package in known if package.version and package.extra == extra and extra]
+    if name in ("torch", "GPU"):
+        here = ["torch"]
+    if extra and not here:
+        return Finding(name, "broken", detail, extra, f"pip install --upgrade 'seps[{extra}]'")
+    return Finding(name, "broken", detail, extra, f"{_AGAIN} {' '.join(here) or f'seps=={__version__}'}")
+
+
+def _wanted(extra: str, distribution: str, known: Sequence[Package]) -> str:
+    """What to install for a package that is missing: its extra, or of the core the package itself."""
+    if extra:
+        return f"'seps[{extra}]'"
+    asked = next((package for package in known if package.name == distribution and not package.extra), None)
+    return f"'{asked.name}{asked.wanted}'" if asked else distribution or "seps"
+
+
+def _same_cause(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Where torch itself is broken, everything that fails with its words has its remedy."""
+    torch = next((finding for finding in findings if finding.check == "torch" and finding.status == "broken"), None)
+    if torch is None:
+        return tuple(findings)
+    same = {finding.check for finding in findings if finding.detail == torch.detail}
+    return tuple(replace(finding, remedy=torch.remedy) if finding.check in same else finding for finding in findings)
 
 
 def examine(names: Sequence[str] | None = None, patience: float = PATIENCE) -> Report:
@@ -194,5 +209,5 @@ def examine(names: Sequence[str] | None = None, patience: float = PATIENCE) -> R
         platform.python_version(),
         platform.platform(),
         known,
-        tuple(_finding(result, known) for result in results),
+        _same_cause([_finding(result, known) for result in results]),
     )

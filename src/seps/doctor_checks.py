@@ -121,10 +121,9 @@ def triton_works() -> str:
     texts = Texts(words, lengths, dtype=torch.float32)
     block = texts.block(0, texts.count)
     scores = torch.empty(len(images), texts.count)
-    sizes = {
-        name: 16 for name in vars(fused.Blocks()) if name.split("_")[-1] in ("columns", "inner", "patches", "width")
-    }
-    small = fused.Blocks(**{**sizes, "norm_rows": 16, "norm_group": 2, "align_rows": 16})
+    small = fused.Blocks(
+        norm_rows=16, norm_group=2, norm_columns=16, norm_inner=16, align_rows=16, align_patches=16, align_width=16
+    )
     with torch.no_grad():
         scores[:, block.index] = fused.scorer(net, torch.float16, small)(net.encode_images(images))(block)
     found = _compare(scores, _expected(), 5e-3)
@@ -207,12 +206,12 @@ def serve_works() -> str:
     return f"the API, and a page of {len(FILES)} files"
 
 
-def importing(name: str) -> Callable[[], str]:
-    """A check that a package can be imported."""
+def importing(*names: str) -> Callable[[], str]:
+    """A check that packages can be imported."""
 
     def check() -> str:
-        module = importlib.import_module(name)
-        return str(getattr(module, "__version__", "imported"))
+        modules = [importlib.import_module(name) for name in names]
+        return ", ".join(f"{module.__name__} {getattr(module, '__version__', '')}".strip() for module in modules)
 
     return check
 
@@ -230,7 +229,7 @@ CHECKS: dict[str, Callable[[], str]] = {
     "store": store_works,
     "serve": serve_works,
     "plots": importing("matplotlib"),
-    "export": importing("onnxscript"),
+    "export": importing("onnx", "onnxruntime", "onnxscript"),
     "tensorboard": importing("tensorboard"),
     "dist": importing("ray"),
 }

@@ -53,6 +53,14 @@ def test_a_missing_package_is_told_with_the_command_that_gets_it(shadow, monkeyp
     assert report.ok and report.remedies() == ["pip install 'seps[store]'", "pip install 'seps[serve]'"]
 
 
+def test_a_missing_core_package_is_no_core_that_works(shadow, monkeypatch):
+    shadow("rich", absent("rich"))
+    monkeypatch.setattr(doctor, "installed_version", lambda name: None)
+    report = examine(["core"])
+    assert not report.ok and report.findings[0].status == "missing"
+    assert report.remedies()[0].startswith(("pip install 'rich>=", "pip install rich"))
+
+
 def test_installed_but_not_importable_is_broken(shadow, monkeypatch):
     shadow("lancedb", absent("lancedb"))
     monkeypatch.setattr(doctor, "installed_version", lambda name: "0.40.0")
@@ -66,6 +74,7 @@ def test_a_broken_torch_leaves_a_report(shadow):
     report = examine(["torch", "core", "scoring: factored", "plots"])
     assert [finding.status for finding in report.findings][:3] == ["broken"] * 3
     assert "libcudart.so" in report.findings[0].detail and not report.ok
+    assert "pip install --force-reinstall --no-deps torch" in report.remedies() and len(report.remedies()) <= 2
 
 
 def test_a_crash_a_hang_and_an_exit_are_findings_and_the_rest_goes_on(shadow):

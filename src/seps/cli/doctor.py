@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from seps.doctor import Report, examine
 
+_DEVELOPERS = ("dev", "docs")
 _SIGNS = {"ok": "[green]works[/]", "missing": "[yellow]not there[/]", "broken": "[bold red]broken[/]"}
 
 
@@ -66,7 +67,8 @@ def _show(report: Report) -> None:
         table.add_column("extra")
         table.add_column("installed")
         table.add_column("not installed")
-        for extra in dict.fromkeys(package.extra for package in report.packages):
+        extras = dict.fromkeys(package.extra for package in report.packages if package.extra not in _DEVELOPERS)
+        for extra in extras:
             asked = [package for package in report.packages if package.extra == extra]
             here = ", ".join(f"{package.name} {package.version}" for package in asked if package.version)
             absent = ", ".join(f"{package.name}{package.wanted}" for package in asked if not package.version)
