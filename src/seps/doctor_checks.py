@@ -188,7 +188,10 @@ def store_works() -> str:
     from seps.retrieval.store_rows import StoreSettings
 
     with tempfile.TemporaryDirectory(prefix="seps-doctor-") as folder:
-        Store.create(folder, StoreSettings("photos", "none", "0", 16, (2, 2), 0))
+        Store.create(
+            folder,
+            StoreSettings(root="photos", model="none", model_hash="0", width=16, grid=(2, 2), num_prefix_tokens=0),
+        )
         if len(Store.open(folder)) != 0:
             raise RuntimeError("a new store is not empty")
     return "a table was made, closed and opened"

@@ -87,20 +87,9 @@ def environment(archives: tuple[Path, Path], tmp_path_factory: pytest.TempPathFa
     """An empty virtual environment with the wheel; the dependencies are those of the tests' own environment."""
     place = tmp_path_factory.mktemp("empty") / "venv"
     call(sys.executable, "-m", "venv", "--without-pip", place)
-    variables = {"base": str(place), "platbase": str(place)}
-    own = Path(sysconfig.get_path("purelib", scheme="venv", vars=variables))
-    call(
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        place / "bin" / "python",
-        "install",
-        "-q",
-        "--no-deps",
-        "--no-index",
-        archives[1],
-    )
+    own = next((place / "lib").glob("python*/site-packages"))
+    pip = [sys.executable, "-m", "pip", "--python", place / "bin" / "python"]
+    call(*pip, "install", "-q", "--no-deps", "--no-index", archives[1])
     # Read after the environment's own packages; the .pth files in there, such as an editable seps, are not.
     (own / "dependencies.pth").write_text(
         "\n".join(dict.fromkeys(sysconfig.get_paths()[k] for k in ("purelib", "platlib")))
@@ -123,11 +112,8 @@ def test_the_wheel_works_in_an_empty_environment(environment: Path, tmp_path: Pa
     report = json.loads(call(program, "doctor", "--json", **options))
     found = {finding["check"]: finding["status"] for finding in report["findings"]}
     assert report["ok"] and report["version"] == seps.__version__
-    assert all(
-        found[name] == "ok" for name in ("core", "scoring: factored", "embedded model", "demo gallery", "encoders")
-    )
-    if found["store"] != "ok":
-        pytest.skip("no LanceDB here: the search was not tried")
+    for name in ("core", "scoring: factored", "embedded model", "demo gallery", "encoders", "store", "serve"):
+        assert found[name] == "ok", report["findings"]
     gallery = Path(where.strip()).parent / "assets" / "gallery"
     indexed = json.loads(call(program, "index", gallery, "--store", "store", "--json", **options))
     assert indexed["new"] == 54 and not indexed["problems"]
@@ -135,4 +121,12 @@ def test_the_wheel_works_in_an_empty_environment(environment: Path, tmp_path: Pa
     elsewhere.mkdir()
     options["cwd"] = elsewhere
     hits = json.loads(call(program, "search", "a dog", "--store", tmp_path / "store", "-k", "3", "--json", **options))
-    assert (len(hits) == 3 and "dog" in hits[0]["path"]) or "dachshund" in hits[0]["path"]
+    names = [Path(hit["path"]).stem for hit in hits]
+    assert len(names) == 3 and set(names) <= {
+        "dachshund-grass",
+        "shepherd-puppy",
+        "black-dog-floor",
+        "dog-running-field",
+        "black-dog-woods",
+        "dogs-window",
+    }
