@@ -13,9 +13,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -27,6 +28,7 @@ CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 FORMAT = 1
 SAFE_FILES = ("*.safetensors", "*.json", "README.md", "vocab.txt", "merges.txt", "*.model")
 """What is fetched from a hub: tensors, configurations and tokenizers; never pickles, never code."""
+_LEFT_BEHIND = re.compile(r"\.saving-.+|model(-\d+)?\.safetensors|(vision|text)(-\d+)?")
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 
 
@@ -128,11 +130,7 @@ def write_folder(
         raise ModelError(f"The model was not saved to {folder}: {error}. Make room, then save it again.") from error
     finally:
         shutil.rmtree(staged, ignore_errors=True)
-    for old in before:
-        if old.is_dir():
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            old.unlink(missing_ok=True)
+    _tidy(folder, before)
 
 
 def _named(folder: Path) -> list[Path]:
@@ -143,6 +141,19 @@ def _named(folder: Path) -> list[Path]:
         return [inside(folder, name, str(folder / CONFIG)) for name in names]
     except (ModelError, AttributeError, TypeError, KeyError):
         return []
+
+
+def _tidy(folder: Path, before: Sequence[Path]) -> None:
+    """Remove what the model before consisted of, and what a save that was killed left behind."""
+    current = _named(folder)
+    killed = [path for path in folder.iterdir() if _LEFT_BEHIND.fullmatch(path.name)]
+    # A folder of weights is not ours: an encoder's files here are its configuration alone.
+    killed = [path for path in killed if path.name.startswith(".") or not list(path.glob("*.safetensors"))]
+    for old in {*before, *killed} - set(current):
+        if old.is_dir():
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            old.unlink(missing_ok=True)
 
 
 def _free_name(folder: Path, name: str) -> str:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import huggingface_hub
@@ -169,6 +172,39 @@ def test_saving_again_leaves_one_model_and_foreign_files(encoders, tmp_path):
     assert len(list((tmp_path / "m").glob("*.safetensors"))) == 1
     assert len([path for path in (tmp_path / "m").iterdir() if path.is_dir()]) == 2
     assert (tmp_path / "m" / "notes.txt").exists()
+
+
+SAVE_FOREVER = """
+import sys
+from seps.retrieval.pretrained import from_pretrained, save_pretrained
+models = [from_pretrained(name) for name in sys.argv[2:]]
+print("ready", flush=True)
+while True:
+    for model in models:
+        save_pretrained(model, sys.argv[1])
+"""
+
+
+def test_killed_saves_leave_one_of_the_models_whole(encoders, tmp_path):
+    models = [make_model(encoders, seed) for seed in (0, 1)]
+    for number, model in enumerate(models):
+        save_pretrained(model, tmp_path / str(number))
+    allowed = [scores(model) for model in models]
+    save_pretrained(models[0], tmp_path / "m")
+    source = str(Path(model_folder.__file__).parents[1])
+    arguments = [str(tmp_path / name) for name in ("m", "0", "1")]
+    with subprocess.Popen(
+        [sys.executable, "-c", SAVE_FOREVER, *arguments],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": source},
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+        time.sleep(0.4)
+        process.kill()
+    found = scores(from_pretrained(tmp_path / "m"))
+    assert any(torch.equal(found, expected) for expected in allowed)
+    save_pretrained(models[1], tmp_path / "m")
+    assert len(list((tmp_path / "m").iterdir())) == 5
 
 
 def test_pickled_weights_are_refused(encoders, tmp_path, monkeypatch):
