@@ -121,11 +121,8 @@ def triton_works() -> str:
     texts = Texts(words, lengths, dtype=torch.float32)
     block = texts.block(0, texts.count)
     scores = torch.empty(len(images), texts.count)
-    small = fused.Blocks(
-        norm_rows=16, norm_group=2, norm_columns=16, norm_inner=16, align_rows=16, align_patches=16, align_width=16
-    )
     with torch.no_grad():
-        scores[:, block.index] = fused.scorer(net, torch.float16, small)(net.encode_images(images))(block)
+        scores[:, block.index] = fused.scorer(net, torch.float16)(net.encode_images(images))(block)
     found = _compare(scores, _expected(), 5e-3)
     return f"triton {triton.__version__}, interpreted: {found}; it is used on a GPU"
 

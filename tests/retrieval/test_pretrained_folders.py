@@ -107,7 +107,9 @@ def test_a_local_folder_comes_before_the_hub(encoders, tmp_path, hub, monkeypatc
 
 
 @pytest.mark.parametrize("name", ["nowhere", "./a/b", "/a/b", "a/b/c", "../b", "a/"])
-def test_what_is_no_hub_id_never_asks_the_hub(name, hub):
+def test_what_is_no_hub_id_never_asks_the_hub(name, hub, tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
     with pytest.raises(ModelError, match="There is no model"):
         from_pretrained(name)
     assert hub[1] == []
