@@ -1,20 +1,26 @@
 """Semantic-Enhanced Patch Slimming (arXiv 2511.01390): let the text decide which image patches matter."""
 
-from seps.compat import CrossSparseAggrNet, create_seps_model
-from seps.config import ConfigError, LossConfig, SlimmingConfig
-from seps.losses import ContrastiveLoss, InfoNCELoss, RatioLoss, SEPSLoss, SigmoidLoss
-from seps.nn import (
-    HRPA,
-    DualTokenAggregation,
-    ImageSide,
-    InputError,
-    MultiModalSDTPS,
-    PatchSlimming,
-    TokenAggregation,
-    TokenSparse,
-    mask_xattn_one_text,
-    score_published_pairing,
-)
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from seps.compat import CrossSparseAggrNet, create_seps_model
+    from seps.config import ConfigError, LossConfig, SlimmingConfig
+    from seps.losses import ContrastiveLoss, InfoNCELoss, RatioLoss, SEPSLoss, SigmoidLoss
+    from seps.nn import (
+        HRPA,
+        DualTokenAggregation,
+        ImageSide,
+        InputError,
+        MultiModalSDTPS,
+        PatchSlimming,
+        TokenAggregation,
+        TokenSparse,
+        mask_xattn_one_text,
+        score_published_pairing,
+    )
 
 __version__ = "0.1.0"
 
@@ -40,3 +46,22 @@ __all__ = [
     "mask_xattn_one_text",
     "score_published_pairing",
 ]
+_HOMES = ("config", "nn", "losses", "compat")
+"""The modules that define the names above, and may be reached as attributes of this one."""
+
+
+def __getattr__(name: str) -> Any:
+    # On first use: `seps --help` then starts at once, and `seps doctor` runs where torch itself is broken.
+    if name in _HOMES:
+        return importlib.import_module(f"seps.{name}")
+    if name in __all__:
+        for home in _HOMES:
+            module = importlib.import_module(f"seps.{home}")
+            if hasattr(module, name):
+                globals()[name] = getattr(module, name)
+                return globals()[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__, *_HOMES])

@@ -108,10 +108,14 @@ def _same_settings(config: ReidConfig, run_dir: Path) -> None:
 def load_trained(
     source: Path | str, which: Literal["best", "last"] = "best", device: torch.device | str = "cpu"
 ) -> TrainedReid:
-    """The model of a run folder (its best or last checkpoint), in evaluation mode.
+    """The model of a run folder (its best or last checkpoint) or of a saved model's folder, in evaluation mode.
 
     Raises CheckpointError (a ValueError) when there is none, or one of another application.
     """
+    if (Path(source) / "config.json").is_file():
+        from seps.reid.pretrained import from_pretrained
+
+        return from_pretrained(source, device=device)
     folder = find_checkpoint(source, which)
     checkpoint = load(folder, optimizer=False)
     about = checkpoint.state.get("about", {})

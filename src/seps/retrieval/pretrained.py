@@ -1,37 +1,37 @@
-"""Save and load retrieval models: a folder with `config.json` and `model.safetensors`, or the embedded "mini".
+"""Save and load retrieval models: a model folder (`seps.model_folder`), a hub id, or the embedded "mini".
 
-Two forms of weights. "full" holds every tensor. "delta" holds the encoders' tensors as their difference from the
-pretrained ones, in 8 bits with a scale a row, so that a fine-tuned model whose encoders come from their own packages
-is small. Nothing is ever unpickled.
+Two forms of weights. "full" holds every tensor, and the encoders' configuration and tokenizer beside them: nothing
+else is needed to load it. "delta" holds the encoders' tensors as their difference from the pretrained ones, in 8 bits
+with a scale a row, so that a fine-tuned model whose encoders come from their own packages is small.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import os
+from collections.abc import Mapping
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from seps.encoders import TextEncoder, VisionEncoder, text_encoder, vision_encoder
+from seps.encoders.saved import save_text_files, save_vision_files
+from seps.model_folder import CONFIG, ModelError, find_folder, inside, read_config, read_weights, write_folder
+from seps.retrieval.card import model_card
 from seps.retrieval.config import ModelConfig
 from seps.retrieval.heads import SlimmingHead
 from seps.retrieval.model import RetrievalModel
 from seps.training import find_checkpoint, load_weights
 
-FORMAT = 1
+__all__ = ["MINI", "ModelError", "from_pretrained", "mini_folder", "resolved", "save_pretrained"]
+
 MINI = "mini"
 Form = Literal["full", "delta"]
 _ENCODERS = ("vision.", "text.")
-
-
-class ModelError(ValueError):
-    """A model folder that cannot be read; the message says which and what to do."""
 
 
 def pack_delta(trained: Tensor, base: Tensor) -> tuple[Tensor, Tensor]:
@@ -51,14 +51,16 @@ def unpack_delta(packed: Tensor, scale: Tensor, base: Tensor) -> Tensor:
     return (base.float() + packed.float() * scale.float().view(shape)).to(base.dtype)
 
 
-def save_pretrained(model: RetrievalModel, folder: Path | str, *, form: Form = "full", about: Any = None) -> None:
-    """Write `config.json` and `model.safetensors` into `folder`, whole or not at all.
+def save_pretrained(
+    model: RetrievalModel, folder: Path | str, *, form: Form = "full", about: Mapping[str, Any] | None = None
+) -> None:
+    """Write the model and its card into `folder`, whole or not at all.
 
-    `form="delta"` needs encoders that can be loaded again by the names in the model's config.
+    `form="delta"` needs encoders that can be loaded again by the names in the model's config. `about` is kept in
+    `config.json`; of it the card shows `name`, `license`, `summary` and `figures`, a list of
+    `EvaluationReport.as_dict()`. Raises ModelError when the folder cannot be written.
     """
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    state = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in model.state_dict().items()}
     tensors: dict[str, Tensor] = {}
     base = RetrievalModel(model.config).state_dict() if form == "delta" else {}
     for name, tensor in state.items():
@@ -70,12 +72,27 @@ def save_pretrained(model: RetrievalModel, folder: Path | str, *, form: Form = "
             tensors[f"delta.{name}"], scale = pack_delta(tensor, base[name])
             if tensor.dim() > 1:
                 tensors[f"scale.{name}"] = scale
-    config = {"format": FORMAT, "form": form, "model": resolved(model), "about": about or {}}
-    temporary = folder / ".model.safetensors.partial"
-    save_file(tensors, temporary)
-    os.replace(temporary, folder / "model.safetensors")
-    (folder / ".config.json.partial").write_text(json.dumps(config, indent=1) + "\n")
-    os.replace(folder / ".config.json.partial", folder / "config.json")
+    # Through JSON and back, so that what the card says is what config.json says.
+    config = json.loads(json.dumps({"form": form, "model": resolved(model), "about": dict(about or {})}))
+    card = model_card(Path(folder).resolve().name, config["model"], config["about"], _facts(model))
+    write_folder(folder, config, tensors, card, partial(_save_encoders, model) if form == "full" else None)
+
+
+def _facts(model: RetrievalModel) -> dict[str, str]:
+    height, width = model.image_size
+    return {
+        "parameters": f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f} M",
+        "image size": f"{height} x {width} px, {model.vision.num_patches} patches",
+        **({"weight of the description": f"{model.trust:.2f}"} if model.trust is not None else {}),
+    }
+
+
+def _save_encoders(model: RetrievalModel, folder: Path) -> dict[str, str]:
+    saved = {
+        "vision": save_vision_files(model.vision, folder / "vision"),
+        "text": save_text_files(model.text, folder / "text"),
+    }
+    return {kind: kind for kind, done in saved.items() if done}
 
 
 def resolved(model: RetrievalModel) -> dict[str, Any]:
@@ -93,29 +110,40 @@ def mini_folder() -> Path:
     return Path(str(files("seps"))) / "assets" / "mini"
 
 
-def from_pretrained(name: Path | str, *, device: torch.device | str = "cpu", averaged: bool = True) -> RetrievalModel:
-    """The model "mini", that of a folder written by `save_pretrained`, or the best of a training run's folder."""
-    folder = mini_folder() if str(name) == MINI else Path(name)
-    if not folder.is_dir():
-        raise ModelError(
-            f"There is no model {str(name)!r}: give {MINI!r}, a folder written by save_pretrained, or a run of "
-            "seps train."
-        )
-    model = _load_folder(folder) if (folder / "config.json").is_file() else _load_run(folder, averaged)
+def from_pretrained(
+    name: Path | str,
+    *,
+    device: torch.device | str = "cpu",
+    averaged: bool = True,
+    revision: str | None = None,
+    local_files_only: bool = False,
+    vision: VisionEncoder | None = None,
+    text: TextEncoder | None = None,
+) -> RetrievalModel:
+    """The model "mini", that of a folder written by `save_pretrained`, the best of a training run, or a hub model.
+
+    Args:
+        name: "mini", a folder, or a hub id "organisation/name"; a folder of that name comes first.
+        averaged: of a training run, the averaged weights where it kept them.
+        revision: branch, tag or commit of a hub model.
+        local_files_only: never reach for the hub; its cache still counts.
+        vision, text: encoders of your own, for a model that was saved with such.
+
+    Raises ModelError (a ValueError) when there is none, or it is damaged; EncoderUnavailable without its encoders.
+    """
+    what = f"{MINI!r}, a folder written by save_pretrained or by seps train"
+    folder, remote = (
+        (mini_folder(), False)
+        if str(name) == MINI
+        else find_folder(name, revision=revision, local_files_only=local_files_only, what=what)
+    )
+    if (folder / CONFIG).is_file():
+        model = _load_folder(folder, remote, vision, text)
+    elif remote:
+        raise ModelError(f"The hub model {name} has no config.json: it was not written by save_pretrained of seps.")
+    else:
+        model = _load_run(folder, averaged)
     return model.to(device).eval()
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    try:
-        config: dict[str, Any] = json.loads(path.read_text())
-        if int(config["format"]) > FORMAT:
-            raise ModelError(
-                f"{path} was written by a newer release (format {config['format']}); this one reads up to {FORMAT}. "
-                "Update seps."
-            )
-        return config
-    except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
-        raise ModelError(f"{path} is not the configuration of a retrieval model ({error}).") from error
 
 
 def model_config(values: dict[str, Any]) -> ModelConfig:
@@ -127,20 +155,22 @@ def model_config(values: dict[str, Any]) -> ModelConfig:
     return ModelConfig(**values)
 
 
-def _load_folder(folder: Path) -> RetrievalModel:
-    config = _read_config(folder / "config.json")
-    path = folder / "model.safetensors"
-    if not path.is_file():
-        raise ModelError(f"{folder} has no model.safetensors; copy it there, or save the model again.")
-    model = RetrievalModel(model_config(config["model"]))
+def _load_folder(folder: Path, remote: bool, vision: VisionEncoder | None, text: TextEncoder | None) -> RetrievalModel:
+    config = read_config(folder)
     try:
-        with safe_open(path, "pt") as reader:
-            names = set(reader.keys())
-        tensors = load_file(path)
-    except Exception as error:
-        raise ModelError(f"{path} cannot be read ({error}); it may be cut off. Copy or save it again.") from error
+        settings, form = model_config(config["model"]), str(config["form"])
+    except (KeyError, TypeError) as error:
+        raise ModelError(f"{folder / CONFIG} is not the configuration of a retrieval model ({error}).") from error
+    tensors, path = read_weights(folder, config)
+    if form == "full":
+        vision, text = _saved_encoders(folder, config, settings, remote, vision, text)
+    for place, given in ((settings.vision, vision), (settings.text, text)):
+        if given is None:
+            _refuse_path(place, folder, remote)
+    model = RetrievalModel(settings, vision, text)
+    names = set(tensors)
     state = model.state_dict()
-    if config["form"] == "delta":
+    if form == "delta":
         for name in list(state):
             if f"delta.{name}" in names:
                 scale = tensors.get(f"scale.{name}", torch.ones(()))
@@ -151,6 +181,38 @@ def _load_folder(folder: Path) -> RetrievalModel:
         state = tensors
     _load_state(model, state, path)
     return model
+
+
+def _saved_encoders(
+    folder: Path,
+    config: dict[str, Any],
+    settings: ModelConfig,
+    remote: bool,
+    vision: VisionEncoder | None,
+    text: TextEncoder | None,
+) -> tuple[VisionEncoder | None, TextEncoder | None]:
+    """The encoders built from the folder's own files: the weights come with the model's."""
+    places = config.get("encoders") or {}
+    where = str(folder / CONFIG)
+    if vision is None and "vision" in places:
+        vision = vision_encoder(
+            inside(folder, places["vision"], where), image_size=settings.image_size, pretrained=False
+        )
+    elif vision is None and settings.vision == MINI:
+        vision = vision_encoder(MINI, image_size=settings.image_size, pretrained=False)
+    if text is None and "text" in places:
+        text = text_encoder(inside(folder, places["text"], where), pretrained=False)
+    return vision, text
+
+
+def _refuse_path(name: str, folder: Path, remote: bool) -> None:
+    """Raise ModelError when a configuration names an encoder by a path that it should not lead to."""
+    is_path = name.startswith((".", "~", "/")) or name.count("/") > 1 or "\\" in name
+    if (remote and is_path) or ".." in Path(name).parts:
+        raise ModelError(
+            f"{folder / CONFIG} names the encoder {name!r}, a path that leads out of the model's folder; it was not "
+            "loaded. Save the model again with save_pretrained, which puts the encoders' files into the folder."
+        )
 
 
 def _load_run(folder: Path, averaged: bool) -> RetrievalModel:

@@ -1,0 +1,173 @@
+"""`seps doctor`: finds what is missing and what is broken, and never breaks itself."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import seps
+from seps import doctor, doctor_checks
+from seps.cli import doctor as command
+from seps.cli.main import main
+from seps.doctor import Finding, Package, Report, examine, read_requirements
+from seps.retrieval.demo import gallery_file
+from seps.retrieval.pretrained import mini_folder
+
+
+@pytest.fixture
+def shadow(tmp_path, monkeypatch):
+    """shadow("lancedb", "raise ...") puts a module of that name before the real one, here and for the doctor."""
+    place = tmp_path / "shadows"
+    place.mkdir()
+    monkeypatch.syspath_prepend(str(place))
+
+    def write(name: str, source: str) -> None:
+        (place / f"{name}.py").write_text(source)
+
+    return write
+
+
+def absent(name: str) -> str:
+    return f"raise ModuleNotFoundError({name!r}, name={name!r})"
+
+
+def test_what_is_here_works_and_json_says_so(capsys):
+    names = ["core", "scoring: reference", "scoring: factored", "scoring: triton", "embedded model"]
+    report = examine(names)
+    assert [(finding.check, finding.status) for finding in report.findings] == [(name, "ok") for name in names]
+    assert report.ok and report.version == seps.__version__ and report.remedies() == []
+    assert json.loads(json.dumps(report.as_dict()))["findings"][0]["status"] == "ok"
+
+
+def test_a_missing_package_is_told_with_the_command_that_gets_it(shadow, monkeypatch):
+    for name in ("lancedb", "fastapi"):
+        shadow(name, absent(name))
+    monkeypatch.setattr(doctor, "installed_version", lambda name: None)
+    report = examine(["store", "serve", "embedded model"])
+    assert [finding.status for finding in report.findings] == ["missing", "missing", "ok"]
+    assert report.ok and report.remedies() == ["pip install 'seps[store]'", "pip install 'seps[serve]'"]
+
+
+def test_a_missing_core_package_is_no_core_that_works(shadow, monkeypatch):
+    shadow("rich", absent("rich"))
+    monkeypatch.setattr(doctor, "installed_version", lambda name: None)
+    report = examine(["core"])
+    assert not report.ok and report.findings[0].status == "missing"
+    assert report.remedies()[0].startswith(("pip install 'rich>=", "pip install rich"))
+
+
+def test_installed_but_not_importable_is_broken(shadow, monkeypatch):
+    shadow("lancedb", absent("lancedb"))
+    monkeypatch.setattr(doctor, "installed_version", lambda name: "0.40.0")
+    report = examine(["store"])
+    assert not report.ok and report.findings[0].status == "broken"
+    assert report.remedies() == ["pip install --force-reinstall --no-deps lancedb==0.40.0"]
+
+
+def test_a_broken_torch_leaves_a_report(shadow):
+    shadow("torch", "raise OSError('libcudart.so: cannot open shared object file')")
+    report = examine(["torch", "core", "scoring: factored", "plots"])
+    assert [finding.status for finding in report.findings][:3] == ["broken"] * 3
+    assert "libcudart.so" in report.findings[0].detail and not report.ok
+    assert "pip install --force-reinstall --no-deps torch" in report.remedies() and len(report.remedies()) <= 2
+
+
+def test_a_crash_a_hang_and_an_exit_are_findings_and_the_rest_goes_on(shadow):
+    shadow("lancedb", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
+    shadow("matplotlib", "import time; time.sleep(60)")
+    shadow("onnxscript", "import os; os._exit(3)")
+    shadow("fastapi", "raise SystemExit(0)")
+    results = doctor.run_checks(["store", "export", "serve"])
+    assert "signal 11" in results[0]["detail"] and "status 3" in results[1]["detail"]
+    assert results[2]["status"] == "broken" and "SystemExit" in results[2]["detail"]
+    assert "hangs" in doctor.run_checks(["plots"], patience=3)[0]["detail"]
+
+
+def test_a_kernel_with_wrong_scores_is_broken(monkeypatch):
+    from seps.scoring import factored
+
+    original = factored.prepare
+    calls = []
+
+    def wrong(*args, **kwargs):
+        calls.append(1)
+        prepared = original(*args, **kwargs)
+        prepared.patches = prepared.patches * 1.5 + 0.1
+        return prepared
+
+    from seps.scoring import fused
+
+    monkeypatch.setattr(fused, "prepare", wrong)
+    result = doctor_checks.try_out("scoring: triton")
+    assert calls and result["status"] == "broken" and "off by" in result["detail"]
+
+    def fails(*args, **kwargs):
+        raise RuntimeError("PTX was compiled for another GPU")
+
+    monkeypatch.setattr(fused, "prepare", fails)
+    assert "another GPU" in doctor_checks.try_out("scoring: triton")["detail"]
+
+
+def test_a_damaged_model_and_gallery_are_found(tmp_path):
+    model = shutil.copytree(mini_folder(), tmp_path / "mini")
+    assert "sha256 as stated" in doctor_checks.model_intact(model)
+    weights = bytearray((model / "model.safetensors").read_bytes())
+    weights[len(weights) // 2] ^= 1
+    (model / "model.safetensors").write_bytes(weights)
+    with pytest.raises(ValueError, match="cannot be read"):
+        doctor_checks.model_intact(model)
+    (model / "config.json").write_text("{")
+    with pytest.raises(ValueError, match="not the configuration"):
+        doctor_checks.model_intact(model)
+    gallery = shutil.copytree(gallery_file().parent, tmp_path / "gallery")
+    photo = next(gallery.glob("*.jpg"))
+    photo.write_bytes(photo.read_bytes()[:2000])
+    with pytest.raises(ValueError, match=photo.stem):
+        doctor_checks.gallery_intact(gallery / "gallery.jsonl")
+
+
+def test_a_damaged_model_ends_in_exit_status_1_and_a_remedy(monkeypatch, capsys):
+    finding = doctor._finding({"check": "embedded model", "status": "broken", "detail": "cut"}, ())
+    assert finding.remedy == f"pip install --force-reinstall --no-deps seps=={seps.__version__}"
+    report = Report("1", "3", "x", (Package("rich", ">=13", "", "15"), Package("ray", "", "dist", None)), (finding,))
+    monkeypatch.setattr(command, "examine", lambda: report)
+    assert main(["doctor"]) == 1
+    shown = capsys.readouterr().out
+    assert "broken" in shown and finding.remedy in shown and "rich 15" in shown
+    assert main(["doctor", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["ok"] is False
+
+
+def test_without_rich_the_report_is_plain(monkeypatch, capsys):
+    report = Report(
+        "1", "3", "x", (), (Finding("torch", "ok", "fine"), Finding("store", "missing", "[no]", "store", "get"))
+    )
+    monkeypatch.setattr(command, "examine", lambda: report)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "rich"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "rich", None)
+    assert main(["doctor"]) == 0
+    shown = capsys.readouterr().out
+    assert "store                missing  [no]" in shown and "  get" in shown
+
+
+def test_requirements_are_read_by_extra():
+    lines = ["torch>=2.4", 'ray[data]>=2.40; extra == "dist"', "seps[store]; extra == 'serve'", "???"]
+    found = read_requirements([*lines, 'triton>=3.0; platform_system == "Linux" and extra == "kernels"'])
+    assert [(p.name, p.wanted, p.extra) for p in found] == [
+        ("torch", ">=2.4", ""),
+        ("ray", ">=2.40", "dist"),
+        ("triton", ">=3.0", "kernels"),
+    ]
+    assert found[0].version is not None
+
+
+def test_importing_seps_alone_loads_no_torch():
+    code = "import sys, seps; assert 'torch' not in sys.modules; assert seps.PatchSlimming is seps.nn.PatchSlimming"
+    source = str(Path(seps.__file__).parents[1])
+    subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": source})

@@ -1,0 +1,67 @@
+"""Saved re-identification models: the same features again, with a card, and the checks of every model folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from reid_toys import SENSORS, toy_config
+
+from seps.model_folder import ModelError
+from seps.reid.model import ReidModel
+from seps.reid.pretrained import from_pretrained, save_pretrained
+from seps.reid.run import TrainedReid, load_trained
+from tiny import save_vision_encoder
+
+
+def made(**model: object) -> TrainedReid:
+    config = toy_config(Path("/secret/photos"), model=model)
+    return TrainedReid(ReidModel(config.model, SENSORS, 5, 2).eval(), config, (1, 4), Path("run"))
+
+
+def features(model: ReidModel) -> torch.Tensor:
+    images = torch.rand(2, 3, 3, *model.config.image_size, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        return model.embed(images).pattern(3)
+
+
+@pytest.mark.parametrize("encoder", ["mini", "vit", "vit, overlapping"])
+def test_round_trip_gives_identical_features(tmp_path: Path, encoder: str) -> None:
+    settings: dict[str, object] = {"encoder": "mini", "backbones": "separate"}
+    if encoder != "mini":
+        folder = save_vision_encoder(tmp_path / "vit")
+        settings = {"encoder": str(folder), "stride": 4 if "overlapping" in encoder else None}
+    trained = made(**settings)
+    expected = features(trained.model)
+    save_pretrained(trained, tmp_path / "saved", about={"figures": [{"present": ["RGB", "NI"], "mAP": 0.5}]})
+    shutil.rmtree(tmp_path / "vit", ignore_errors=True)
+    for back in (from_pretrained(tmp_path / "saved"), load_trained(tmp_path / "saved")):
+        assert torch.equal(features(back.model), expected)
+        assert back.cameras == (1, 4) and back.model.modalities == SENSORS
+    card = (tmp_path / "saved" / "README.md").read_text()
+    assert yaml.safe_load(card.split("---")[1])["pipeline_tag"] == "image-feature-extraction"
+    assert "RGB, NI | 0.500" in card
+    assert "/secret" not in card + (tmp_path / "saved" / "config.json").read_text()
+
+
+def test_other_and_hostile_folders_are_refused(tmp_path: Path) -> None:
+    save_pretrained(made(), tmp_path / "saved")
+    path = tmp_path / "saved" / "config.json"
+    good = json.loads(path.read_text())
+    for change, sentence in (
+        ({"application": "retrieval"}, "not the configuration of a re-identification model"),
+        ({"weights": {"file": "../x.safetensors"}}, "no file inside"),
+        ({"encoders": {"vision": "../vit"}}, "no file inside"),
+        ({"reid": {**good["reid"], "model": {**good["reid"]["model"], "encoder": "/vit"}}}, "no files of it"),
+        ({"reid": {"nonsense": {}}}, "does not say how to build"),
+        ({"identities": None}, "does not say how to build"),
+    ):
+        path.write_text(json.dumps({**good, **change}))
+        with pytest.raises(ModelError, match=sentence):
+            from_pretrained(tmp_path / "saved")
+    with pytest.raises(ModelError, match="There is no model"):
+        from_pretrained(tmp_path / "none")
