@@ -1,16 +1,16 @@
 """Draw docs/images/leak.svg, what the published pairing does to a figure, from the results of `seps compare`.
 
-    python tools/leak_figure.py docs/results/compare-flickr8k.jsonl docs/images/leak.svg
+python tools/leak_figure.py docs/results/compare-flickr8k.jsonl docs/images/leak.svg
 """
 
 from __future__ import annotations
 
+import json
+import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
-
-from seps.retrieval.compare import finished, summarise
 
 WIDTH, LEFT, BAR = 480, 16, 372
 ROWS = (
@@ -47,7 +47,7 @@ def _pairings(top: float) -> Iterator[str]:
     """Whose the description is: two rows of boxes."""
     for y, title, query, image in (
         (top, "published evaluation", ("caption", "+ description of the target"), ("pixels",)),
-        (top + 76, "here", ("caption",), ("pixels", "+ the image's own description")),
+        (top + 86, "here", ("caption",), ("pixels", "+ the image's own description")),
     ):
         leaks = len(query) == 2
         yield _text(LEFT, y, f"{title}:", "bold small")
@@ -55,25 +55,26 @@ def _pairings(top: float) -> Iterator[str]:
         yield from _box(LEFT + 8, y + 25, 186, query, "bad" if leaks else "box")
         yield _text(LEFT + 206, y + 47, "finds")
         yield _text(LEFT + 250, y + 19, "image in the gallery", "small")
-        yield from _box(LEFT + 250, y + 25, 186, image, "box" if leaks else "good")
+        yield from _box(LEFT + 250, y + 25, 196, image, "box" if leaks else "good")
 
 
 def draw(results: Path) -> str:
     """The figure as SVG."""
-    rows = {(row["name"], row["protocol"], row["split"]): row for row in summarise(finished(results))}
+    lines = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]
     parts = list(_pairings(28))
-    y = 206.0
-    parts.append(_text(LEFT, y, "rSum (of 600), mean of three seeds; upper bar dev, lower bar dev-llava", "bold small"))
+    y = 222.0
+    parts.append(_text(LEFT, y, "rSum (of 600), three seeds; upper bar dev, lower dev-llava", "bold small"))
     for name, protocol, title, kind in ROWS:
         y += 26
         parts.append(_text(LEFT, y, title))
         for split, second in (("dev", ""), ("dev-llava", " second")):
-            row = rows[name, protocol, split]
-            length, spread = row["mean"] / 600 * BAR, row["spread"] / 600 * BAR
+            values = [line["rsum"][f"{split}/{protocol}"] for line in lines if line["name"] == name]
+            mean, deviation = statistics.fmean(values), statistics.stdev(values)
+            length, spread = mean / 600 * BAR, deviation / 600 * BAR
             parts.append(f'<rect x="{LEFT}" y="{y + 6:g}" width="{length:.1f}" height="11" class="{kind}{second}"/>')
             ends = f'x1="{LEFT + length - spread:.1f}" x2="{LEFT + length + spread:.1f}"'
             parts.append(f'<line {ends} y1="{y + 11.5:g}" y2="{y + 11.5:g}" class="spread"/>')
-            parts.append(_text(LEFT + length + 8, y + 16, f"{row['mean']:.1f} ± {row['spread']:.1f}", "small"))
+            parts.append(_text(LEFT + length + 8, y + 16, f"{mean:.1f} ± {deviation:.1f}", "small"))
             y += 14
     height = y + 20
     title = "<title>What the published pairing does to a figure</title>"
