@@ -25,7 +25,7 @@ from seps.cli.main import main
 Words = list[str]
 
 SMALLER: dict[str, str] = {
-    "seps train": "--model.image_size [64,64] --model.embed_size 16 --train.epochs 1 --train.batch_size 4 "
+    "seps train": "--model.image_size [96,96] --model.embed_size 16 --train.epochs 1 --train.batch_size 4 "
     "--train.precision float32",
     "seps compare": "--config tiny.yaml --only mean --seeds 0",
     "seps caption": "--url {server} --mixed",

@@ -49,7 +49,7 @@ def _jsonl(path: Path, lines: list[dict[str, object]]) -> None:
 
 def _tiny_recipe(path: Path) -> None:
     recipe = yaml.safe_load((ROOT / "configs/compare.yaml").read_text())
-    recipe["model"] |= {"image_size": [64, 64], "embed_size": 16}
+    recipe["model"] |= {"image_size": [96, 96], "embed_size": 16}
     recipe["train"] |= {"epochs": 1, "batch_size": 4, "precision": "float32"}
     path.write_text(yaml.safe_dump(recipe))
 
