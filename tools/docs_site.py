@@ -25,7 +25,9 @@ REPOSITORY_PAGES = {
 
 _CODE = re.compile(r"(^```.*?^```\s*?$|`[^`\n]+`)", re.DOTALL | re.MULTILINE)
 _MATH = re.compile(r"\$\$(.+?)\$\$|\\\((.+?)\\\)", re.DOTALL)
+_TAG = re.compile(r"\\tag\{(.+?)\}")
 _LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(?=\))")
+_CODE_WORD = re.compile(r"<code>([^<\s]{1,26})</code>")
 _TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
 
 
@@ -50,7 +52,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
     def aside(found: re.Match[str]) -> str:
         display = found[1] is not None
-        page.equations.append(to_mathml(found[1] if display else found[2], display=display))
+        page.equations.append(display_html(found[1]) if display else to_mathml(found[2], display=False))
         return f"EQUATION{len(page.equations) - 1}X"
 
     parts = _CODE.split(markdown)
@@ -61,11 +63,24 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_page_content(html: str, page: Any, **_: Any) -> str:
-    """Bring the equations back, and let wide tables scroll by themselves."""
+    """Bring the equations back, keep short code whole, and let wide tables scroll by themselves."""
     for number, mathml in enumerate(page.equations):
-        html = html.replace(f"<p>EQUATION{number}X</p>", f'<div class="equation">{mathml}</div>')
-        html = html.replace(f"EQUATION{number}X", mathml)
+        html = html.replace(f"<p>EQUATION{number}X</p>", mathml).replace(f"EQUATION{number}X", mathml)
+    html = html.replace("::</p>", ":</p>")  # a docstring's mark that a plain block follows
+    html = _CODE_WORD.sub(r'<code class="whole">\1</code>', html)  # an option is not broken at its hyphens
     return _TABLE.sub(lambda table: f'<div class="table">{table[0]}</div>', html)
+
+
+def on_post_page(output: str, page: Any, **_: Any) -> str:
+    """Say in which language a page is."""
+    return output.replace('<html lang="en"', '<html lang="zh"', 1) if page.file.src_uri.startswith("zh/") else output
+
+
+def display_html(latex: str) -> str:
+    """An equation on a line of its own; its number (`\\tag{...}`) stands apart, so that it is seen on a phone, too."""
+    number = _TAG.search(latex)
+    label = f"<span>({number[1]})</span>" if number else ""
+    return f'<div class="equation"><div>{to_mathml(_TAG.sub("", latex), display=True)}</div>{label}</div>'
 
 
 def to_mathml(latex: str, *, display: bool) -> str:

@@ -108,11 +108,11 @@ def test_equations_become_mathml_and_code_stays() -> None:
     class Where:
         file = File()
 
-    text = "An \\(x_1 * y_2 * z\\) and `\\(code\\)`.\n\n$$ \\sum_i a_i $$\n\n```text\n$$ raw $$\n```\n"
+    text = "An \\(x_1 * y_2 * z\\) and `\\(code\\)`.\n\n$$ \\sum_i a_i \\tag{3} $$\n\n```text\n$$ raw $$\n```\n"
     marked = on_page_markdown(text, page=Where)
     assert "`\\(code\\)`" in marked and "$$ raw $$" in marked and "sum" not in marked
     html = on_page_content("<p>An EQUATION0X</p>\n<p>EQUATION1X</p>", page=Where)
-    assert html.count("<math") == 2 and '<div class="equation">' in html
+    assert html.count("<math") == 2 and '<div class="equation">' in html and "<span>(3)</span>" in html
     assert 'display="block"' in to_mathml("a", display=True) and "<mi>a</mi>" in to_mathml("a", display=False)
 
 
