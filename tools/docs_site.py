@@ -72,8 +72,12 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:
-    """Say in which language a page is."""
-    return output.replace('<html lang="en"', '<html lang="zh"', 1) if page.file.src_uri.startswith("zh/") else output
+    """Say in which language a page is, and give the theme's colour switch the sheets it looks for."""
+    if page.file.src_uri.startswith("zh/"):
+        output = output.replace('<html lang="en"', '<html lang="zh"', 1)
+    # With highlight.js off the theme leaves these out, but its script switches them all the same, and stumbles.
+    sheets = '<style id="hljs-light"></style><style id="hljs-dark"></style>'
+    return output.replace("</head>", f"{sheets}</head>", 1)
 
 
 def display_html(latex: str) -> str:
