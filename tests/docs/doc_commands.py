@@ -25,8 +25,8 @@ from seps.cli.main import main
 Words = list[str]
 
 SMALLER: dict[str, str] = {
-    "seps train": "--model.image_size [96,96] --model.embed_size 16 --train.epochs 1 --train.batch_size 4 "
-    "--train.precision float32",
+    "seps train": "--model.vision {vision} --model.text {text} --model.image_size [32,32] --model.embed_size 16 "
+    "--train.epochs 1 --train.batch_size 4 --train.precision float32",
     "seps compare": "--config tiny.yaml --only mean --seeds 0",
     "seps caption": "--url {server} --mixed",
     "seps convert": "--vision {vision} --text {text}",

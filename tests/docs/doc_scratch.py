@@ -37,7 +37,7 @@ def prepare(folder: Path, encoders: dict[str, str]) -> Path:
         (folder / name).symlink_to(ROOT / name)
     for name in ("images", "results"):
         shutil.copytree(ROOT / "docs" / name, folder / "docs" / name)
-    _tiny_recipe(folder / "tiny.yaml")
+    _tiny_recipe(folder / "tiny.yaml", encoders)
     _published_layout(folder / "data/f30k", lines[:3])
     _published_checkpoint(folder / "model_best.pth", encoders)
     return folder
@@ -47,9 +47,9 @@ def _jsonl(path: Path, lines: list[dict[str, object]]) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
 
 
-def _tiny_recipe(path: Path) -> None:
+def _tiny_recipe(path: Path, encoders: dict[str, str]) -> None:
     recipe = yaml.safe_load((ROOT / "configs/compare.yaml").read_text())
-    recipe["model"] |= {"image_size": [96, 96], "embed_size": 16}
+    recipe["model"] |= {**encoders, "image_size": [32, 32], "embed_size": 16}
     recipe["train"] |= {"epochs": 1, "batch_size": 4, "precision": "float32"}
     path.write_text(yaml.safe_dump(recipe))
 
