@@ -3,11 +3,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.stamp
 
-.PHONY: help setup demo demo-reid test lint format bench clean
+.PHONY: help setup demo demo-reid docs test lint format bench clean
 help:
 	@echo "make demo   set up and run the main job on the embedded default"
 	@echo "make test   set up and run every check (lint, types, tests)"
 	@echo "make demo-reid   draw a small RGB/NIR/TIR set, train on it, measure, show"
+	@echo "make docs   build the documentation site into build/site"
 	@echo "make lint | format | bench | clean"
 
 setup: $(STAMP)
@@ -25,6 +26,10 @@ demo-reid: $(STAMP)
 	$(BIN)/seps reid train --config configs/reid/synthetic.yaml --out runs/reid-demo/run
 	$(BIN)/seps reid eval runs/reid-demo/run --missing --cost
 	$(BIN)/seps reid show runs/reid-demo/run --out runs/reid-demo/pictures
+
+docs: $(STAMP)
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "Open build/site/index.html"
 
 lint: $(STAMP)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

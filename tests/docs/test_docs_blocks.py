@@ -1,0 +1,92 @@
+"""Every fenced block of README and docs is executed: Python in order, commands in a folder made for them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from doc_blocks import PAGES, ROOT, Block, blocks, commands
+from doc_commands import added, check, parse_seps
+from doc_scratch import prepare
+
+sys.path.append(str(ROOT / "tests/retrieval"))
+from dense_server import ChatServer
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory: pytest.TempPathFactory, encoders: dict[str, str]) -> Path:
+    return prepare(tmp_path_factory.mktemp("scratch") / "made", encoders)
+
+
+@pytest.fixture
+def fill(
+    scratch: Path, tmp_path: Path, encoders: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[dict[str, str]]:
+    """A fresh copy of the scratch folder to work in; what the commands' tables fill in."""
+    shutil.copytree(scratch, tmp_path / "work", symlinks=True)
+    monkeypatch.chdir(tmp_path / "work")
+    with ChatServer() as server:
+        yield {**encoders, "server": server.url}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_blocks_work(page: Path, fill: dict[str, str]) -> None:
+    namespace: dict[str, Any] = {"__name__": page.stem}
+    for block in blocks(page):
+        try:
+            run(block, namespace, fill)
+        except BaseException as error:
+            error.add_note(f"in the block at {block.place}") if hasattr(error, "add_note") else None
+            raise
+
+
+def run(block: Block, namespace: dict[str, Any], fill: dict[str, str]) -> None:
+    """Execute a block, or read it where it is data."""
+    if block.language == "python":
+        exec(compile(block.text, block.place, "exec"), namespace)
+    elif block.language == "bash":
+        for words in commands(block):
+            check(words, fill)
+    elif block.language == "json":
+        assert is_json(block.text), block.place
+    elif block.language == "yaml":
+        yaml.safe_load(block.text)
+    else:
+        assert block.language == "text", f"{block.place}: say what the block is: python, bash, json, yaml or text."
+
+
+def is_json(text: str) -> bool:
+    """Whether a text is one JSON value, or one a line."""
+    try:
+        json.loads(text)
+    except ValueError:
+        for line in text.splitlines():
+            json.loads(line)
+    return True
+
+
+def test_an_unknown_command_fails(fill: dict[str, str]) -> None:
+    with pytest.raises(AssertionError, match="no way to check"):
+        check(["curl", "example"], fill)
+    with pytest.raises(AssertionError):
+        check(["seps", "nosuch"], fill)
+    with pytest.raises(AssertionError, match="no such target"):
+        check(["make", "nosuch"], fill)
+    with pytest.raises(AssertionError, match="no extra"):
+        check(["pip", "install", "seps[nosuch]"], fill)
+    with pytest.raises(SystemExit):
+        parse_seps(["seps", "eval", "--nosuch"])
+    with pytest.raises(ValueError, match="no plain command"):
+        list(commands(Block("here", "bash", "seps demo | head\n")))
+    assert added(["seps", "eval"], fill) == []
+
+
+def test_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) < 120
