@@ -190,6 +190,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--data-seed", type=int, default=1, help="the recipe was tuned on the set of seed 0")
     parser.add_argument("--identities", type=int, default=150, help="train and test together")
     parser.add_argument("--images", type=int, default=16, help="shots of an identity")
+    parser.add_argument("--blindness", type=float, default=0.5, help="how often a sensor is blind in part of a shot")
+    parser.add_argument("--clutter", type=float, default=3.0, help="mean number of unrelated things in a shot")
     parser.add_argument("--kind", choices=("people", "vehicles"), default="people")
     parser.add_argument("--image-size", type=int, nargs=2, default=[128, 64], metavar=("HEIGHT", "WIDTH"))
     parser.add_argument("--epochs", type=int, default=36)
@@ -254,6 +256,8 @@ def draw_set(options: argparse.Namespace) -> None:
         seed=options.data_seed,
         kind=options.kind,
         size=tuple(options.image_size),
+        blindness=options.blindness,
+        clutter=options.clutter,
         workers=options.processes,
     )
     if not truth_path(options).exists():
