@@ -66,6 +66,8 @@ class Prepared:
     """(B, K, C) tokens of a second branch that no caption changes."""
     fixed_keep: Tensor | None
     """(B, N) D of that branch."""
+    thrifty: bool = True
+    """Make the extra tokens again in the backward pass rather than keep them."""
 
 
 def depends_on_text(net: PatchSlimming, branch: Branch, paired: bool) -> bool:

@@ -26,6 +26,8 @@ from seps.scoring.state import count_images, split_state, take_images
 from seps.scoring.texts import TextBlock, Texts
 
 MEMORY = 5 * 2**29
+_KEPT = 2**24
+"""Values of extra tokens (about 8 bytes each) of a call that wait for the backward pass rather than be made again."""
 _LEAST_TEXTS = 128
 """A batch is launched many times a second: fewer, larger steps are worth some padding."""
 
@@ -96,7 +98,8 @@ def score_with_gradient(
         side = ImageBlock(images, dense, _as_tensor(dense_lengths), guides, patch_mask).encode(net, paired)
         blocks = [texts.block(start, stop) for start, stop in texts.runs(plan.texts, _LEAST_TEXTS)]
         order, parts = _parts(net, side, dtype, plan, memory, texts.count)
-        rows = [_score_part(net, part, blocks, dtype, paired, want_masks) for part in parts]
+        thrifty = images.shape[0] * texts.count * images.shape[-1] > _KEPT
+        rows = [_score_part(net, part, blocks, dtype, paired, want_masks, thrifty) for part in parts]
     back = torch.argsort(torch.cat([block.index for block in blocks]))
     sims = _joined([row[0] for row in rows], back, order)
     patches_part = _joined([row[1] for row in rows], back, order)
@@ -167,12 +170,20 @@ def _parts(
 
 
 def _score_part(
-    net: PatchSlimming, part: _Part, blocks: list[TextBlock], dtype: torch.dtype, paired: bool, want_masks: bool
+    net: PatchSlimming,
+    part: _Part,
+    blocks: list[TextBlock],
+    dtype: torch.dtype,
+    paired: bool,
+    want_masks: bool,
+    thrifty: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None, list[Tensor]]:
     """S, its parts (b, T) with texts in block order, and D of each branch (T, b, N)."""
     outputs: list[tuple[Tensor | None, ...]] = []
     by_hand = net.config.aggregation == "single" and not part.direct
     ready = prepare(net, part.side, dtype, paired=paired, recompute=True) if by_hand else None
+    if ready is not None:
+        ready.thrifty = thrifty
     small = [block.part(i, i + part.texts) for block in blocks for i in range(0, block.count, part.texts)]
     count = count_images(part.side)
     for group in _group_texts(small, part.texts):

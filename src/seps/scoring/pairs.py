@@ -30,8 +30,6 @@ from seps.scoring.precision import row_dots, zero_dropped
 from seps.scoring.texts import PackedWords, TextBlock
 
 _FAR = -1e30
-_WORTH_KEEPING = 2**24
-"""Values of extra tokens (about 8 bytes each) that wait for the backward pass rather than be made again."""
 
 
 @dataclass
@@ -283,12 +281,11 @@ def _with_others(
 
     LeakyReLU rises, so it commutes with the maxima and is taken of them alone.
     """
-    small = extra.shape[0] * extra.shape[1] * prep.patches.shape[-1] <= _WORTH_KEEPING
 
     def work() -> tuple[Tensor, Tensor]:
         return _other_maxima(prep, block, extra)
 
-    best, across = work() if small else _recomputed(prep, work)
+    best, across = _recomputed(prep, work) if prep.thrifty else work()
     return _pool(net, torch.maximum(rows, best), torch.cat([columns, across], dim=-1), block.mask, None)
 
 
