@@ -59,6 +59,8 @@ def test_it_learns_and_the_best_model_is_saved(encoders, scenes, dev_scenes, tmp
     model = from_pretrained(tmp_path / "run" / "model")
     assert model.trust is not None and 0 < model.trust < 1
     assert from_pretrained(tmp_path / "run").config.vision == encoders["vision"]
+    card = (tmp_path / "run" / "model" / "README.md").read_text()
+    assert "rSum" in card and "`none`" in card and "`image`" in card and "`published` |" not in card
 
 
 @pytest.mark.parametrize(
@@ -112,7 +114,7 @@ def test_the_query_is_never_in_its_own_description(encoders, scenes, dev_scenes)
 
 def arguments(encoders, scenes, dev_scenes, run: Path, epochs: int = 6) -> list[str]:
     words = ["train", "--out", str(run), "--device", "cpu", "--data.train", str(scenes)]
-    words += ["--data.dev", json.dumps([str(dev_scenes)]), "--model.dropout", "0.0", "--model.embed_size", "16"]
+    words += ["--data.dev", str(dev_scenes), "--model.dropout", "0.0", "--model.embed_size", "16"]
     words += ["--model.vision", encoders["vision"], "--model.text", encoders["text"]]
     words += ["--train.epochs", str(epochs), "--train.batch_size", "16", "--train.checkpoint_every", "2"]
     return [*words, "--train.eval_every", "2", "--train.learning_rate", "0.003"]

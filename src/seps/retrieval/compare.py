@@ -25,7 +25,7 @@ from seps.retrieval.model import RetrievalModel
 from seps.retrieval.probe import gradient_at_patches, kept_at_test, summary_of_training
 from seps.retrieval.protocol import Protocol
 from seps.retrieval.task import RetrievalTask
-from seps.retrieval.training import choose_trust
+from seps.retrieval.training import choose_trust, honest_protocols
 from seps.training import NonFiniteLossError, find_checkpoint, load_weights, train
 
 Log = Callable[[str], None]
@@ -60,12 +60,8 @@ class Material:
 
 def protocols_for(model: RetrievalModel) -> list[Protocol]:
     """Under which protocols a model can be measured."""
-    if not model.head.uses_description:
-        return ["none"]
-    if not model.head.uses_pixels:
-        return ["image"]
     leaks = isinstance(model.head, SlimmingHead) and model.head.net.config.dense == "branch"
-    return ["none", "image", "published"] if leaks else ["none", "image"]
+    return [*honest_protocols(model), "published"] if leaks else honest_protocols(model)
 
 
 def config_for(job: Job, recipe: RunConfig) -> RunConfig:

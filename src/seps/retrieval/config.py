@@ -70,7 +70,7 @@ class DataConfig:
 
     train: str = ""
     """JSONL of the training images, or `FOLDER:SPLIT[:NAME]` of the published layout."""
-    dev: tuple[str, ...] = ()
+    dev: tuple[str, ...] | str = ()
     """Data sets on which checkpoints are chosen, by the mean of their scores."""
     images_root: str | None = None
     strict: bool = False

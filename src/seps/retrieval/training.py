@@ -11,10 +11,11 @@ import torch
 from seps.metrics import recall
 from seps.retrieval.config import RunConfig
 from seps.retrieval.data import RetrievalDataset, check_dataset, drop_bad, load_data
-from seps.retrieval.evaluate import encode_images
+from seps.retrieval.evaluate import encode_images, evaluate
 from seps.retrieval.heads import ImageFeatures, SlimmingHead
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import from_pretrained, resolved, save_pretrained
+from seps.retrieval.protocol import Protocol
 from seps.retrieval.task import RetrievalTask
 from seps.scoring import score_with_gradient
 from seps.training import DistributedInfo, TrainResult, train
@@ -71,8 +72,21 @@ def train_model(
         if config.choose_trust and best.trust is not None:
             chosen = choose_trust(best, dev_sets, task.dev_pixels)
             say(f"The description's weight chosen on dev is {chosen:.2f}.")
-        save_pretrained(best, run_dir / "model", about={"config": dataclasses.asdict(config), "step": result.step})
+        figures = [
+            evaluate(best, data, protocol, pixels=pixels).as_dict()
+            for data, pixels in zip(dev_sets, task.dev_pixels, strict=True)
+            for protocol in honest_protocols(best)
+        ]
+        told = {"config": dataclasses.asdict(config), "step": result.step, "figures": figures}
+        save_pretrained(best, run_dir / "model", about=told)
     return result
+
+
+def honest_protocols(model: RetrievalModel) -> list[Protocol]:
+    """Under which protocols, the leaking one aside, a model can be measured."""
+    if not model.head.uses_description:
+        return ["none"]
+    return ["none", "image"] if model.head.uses_pixels else ["image"]
 
 
 @torch.no_grad()
