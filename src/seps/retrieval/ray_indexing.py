@@ -13,7 +13,7 @@ from typing import Any
 from seps.retrieval.dense_text.config import RayConfig
 from seps.retrieval.embedding import Batch, Job, Preparer
 
-RETRIES = 2
+RETRIES = 1
 """How often a batch is tried again whose worker died."""
 AHEAD = 2
 """Batches a worker has at a time: one it computes, one that waits."""
