@@ -10,8 +10,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from seps.retrieval.data import ImageSource, UnreadableImage
 from seps.retrieval.heads import ImageFeatures
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.packing import Precision, pack
+from seps.retrieval.threads import computing_threads
 from seps.retrieval.thumbnails import Picture, read_picture
 from seps.retrieval.vectors import fixed_patch_scores, image_vectors
 
@@ -107,11 +108,7 @@ class Preparer:
 def prepare_locally(
     batches: Sequence[Sequence[Job]], prepare: Preparer, workers: int | None = None
 ) -> Iterator[tuple[int, Batch]]:
-    """Batches and their places, in order; each thread decodes and embeds a batch of its own.
-
-    Threads that each compute on one core keep all of them busy, also while pictures are decoded, and do not wait for
-    each other as the threads of one matrix product do.
-    """
+    """Batches and their places, in order; each thread decodes and embeds a batch of its own."""
     cores = os.cpu_count() or 1
     workers = workers or min(16, cores)
     on_cpu = prepare.model.device.type == "cpu"
@@ -122,25 +119,14 @@ def prepare_locally(
             return prepare(jobs)
 
     waiting: deque[Future[Batch]] = deque()
-    with _torch_threads(max(1, cores // workers)) as limit:
-        pool = ThreadPoolExecutor(workers, thread_name_prefix="seps-index", initializer=limit)
-        try:
-            for place in range(len(batches)):
-                while len(waiting) < workers + 2 and place + len(waiting) < len(batches):
-                    waiting.append(pool.submit(work, batches[place + len(waiting)]))
-                yield place, waiting.popleft().result()
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-
-
-@contextmanager
-def _torch_threads(count: int) -> Iterator[Any]:
-    """What each new thread calls to compute on `count` cores; the process has its own number again afterwards."""
-    before = torch.get_num_threads()
+    pool = computing_threads(workers, "seps-index", max(1, min(torch.get_num_threads(), cores) // workers))
     try:
-        yield lambda: torch.set_num_threads(min(count, before))
+        for place in range(len(batches)):
+            while len(waiting) < workers + 2 and place + len(waiting) < len(batches):
+                waiting.append(pool.submit(work, batches[place + len(waiting)]))
+            yield place, waiting.popleft().result()
     finally:
-        torch.set_num_threads(before)
+        pool.shutdown(wait=True, cancel_futures=True)
 
 
 @torch.no_grad()
@@ -161,13 +147,21 @@ def embed(
     words = mask = None
     if model.head.uses_description and any(text is not None for text in dense):
         words, mask = model.encode_descriptions(dense, batch_size=CPU_TEXTS if on_cpu else 128)
-    images = ImageFeatures(tokens, words, mask)
+    return packed_states(model, ImageFeatures(tokens, words, mask), precision, keep_patches)
+
+
+@torch.no_grad()
+def packed_states(
+    model: RetrievalModel, images: ImageFeatures, precision: Precision, keep_patches: int | None
+) -> list[dict[str, Any]]:
+    """What `embed` returns, from features."""
+    tokens, words, mask = images.tokens, images.dense, images.dense_mask
     vectors = image_vectors(model, images).cpu().numpy().astype(np.float16)
     prefix = model.vision.num_prefix_tokens
     slim = keep_patches is not None and keep_patches < tokens.shape[1] - prefix
     best = rank_patches(fixed_patch_scores(model, images))[:, :keep_patches].sort(dim=1).values if slim else None
     states = []
-    for i in range(len(pixels)):
+    for i in range(len(tokens)):
         state: dict[str, Any] = {"vector": vectors[i], "positions": None, "mean": None, "words": None}
         rows = tokens[i]
         if best is not None:

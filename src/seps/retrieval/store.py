@@ -122,6 +122,10 @@ class Store:
         """Some columns of one image, as a table of one row; of none where there is no such id."""
         return self._where(_among([identity]) if _ID.fullmatch(identity) else "false", columns)
 
+    def table_of(self, ids: Sequence[str], columns: Sequence[str]) -> pa.Table:
+        """Some columns of the images with these ids, in any order."""
+        return self._where(_among(ids), columns)
+
     def _where(self, condition: str, columns: Sequence[str] | None = None) -> pa.Table:
         def search(table: Any) -> pa.Table:
             query = table.search().where(condition)

@@ -18,7 +18,7 @@ from seps.nn.selection import num_kept
 from seps.nn.slimming import ImageSide, PatchSlimming
 from seps.retrieval.heads import ImageFeatures, SlimmingHead, TextFeatures
 from seps.retrieval.model import RetrievalModel
-from seps.retrieval.packing import unpack, unpack_padded
+from seps.retrieval.packing import unpack, unpack_alike, unpack_padded
 from seps.retrieval.store_rows import StoreSettings
 from seps.scoring import score_state
 
@@ -42,7 +42,7 @@ class StoredImages:
 
 def restore(batch: Any, settings: StoreSettings, device: torch.device | str = "cpu") -> StoredImages:
     """The images of an Arrow table or batch with the columns `tokens`, `positions`, `mean` and `words`."""
-    tokens = np.stack([unpack(blob) for blob in batch.column("tokens").to_pylist()])
+    tokens = unpack_alike(batch.column("tokens"))
     words, mask = unpack_padded(batch.column("words").to_pylist(), settings.width)
     features = ImageFeatures(torch.from_numpy(tokens).to(device))
     if mask.shape[1]:
