@@ -32,6 +32,7 @@ from seps.retrieval.embedding import packed_states
 from seps.retrieval.heads import ImageFeatures, TextFeatures
 from seps.retrieval.indexing import IndexOptions, index_folder
 from seps.retrieval.maintenance import status
+from seps.retrieval.packing import Precision
 from seps.retrieval.pretrained import from_pretrained
 from seps.retrieval.search import CANDIDATES, SHOWN, Searcher
 from seps.retrieval.store import Store
@@ -43,7 +44,7 @@ from seps.retrieval.vectors import text_vectors
 Facts = dict[str, Any]
 TEN = 10
 COUNTS = (100, 200, 400, 800, 1600)
-STATES: tuple[tuple[str, int | None], ...] = (("float16", None), ("int8", None), ("int8", 48), ("int8", 32))
+STATES: tuple[tuple[Precision, int | None], ...] = (("float16", None), ("int8", None), ("int8", 48), ("int8", 32))
 
 
 def main() -> None:
@@ -204,7 +205,7 @@ def state_facts(store: Store, place: Path, model: Any, queries: Sequence[str]) -
         settings = replace(store.settings, precision=precision, keep_patches=patches)
         small = Store.create(place, settings)
         for rows, features in _rows(store):
-            states = packed_states(model, features, precision, patches)  # type: ignore[arg-type]
+            states = packed_states(model, features, precision, patches)
             small.put([replace(row, **state) for row, state in zip(rows, states, strict=True)])
         small.tidy(always=True)
         best = exact_best(Searcher(small, model), queries)

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,17 @@ class Filters:
     def clause(self) -> str | None:
         """As a condition on the table."""
         return where_clause(folder=self.folder, after=self.after, before=self.before, min_size=self.min_size)
+
+
+def nanoseconds(text: str) -> int:
+    """A date like 2024-05-31, or with a time, as nanoseconds since 1970 (local time). Raises ValueError."""
+    try:
+        seconds = datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError, OSError) as error:
+        raise ValueError(f"The date {text!r} cannot be read; write it like 2024-05-31") from error
+    if abs(seconds) >= 2**63 / 1e9:
+        raise ValueError(f"The date {text!r} is beyond what file times can hold (1678 to 2261)")
+    return int(seconds * 1e9)
 
 
 class Searcher:

@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from seps.retrieval.dense_text.lock import FileInUse, FileLock
+from seps.retrieval.remote_lock import RemoteLock, RemoteLockHeld
 from seps.retrieval.store_rows import TABLE, Row, StoreError, StoreSettings, from_table, schema, to_table
 
 INDEX_ABOVE = 50_000
@@ -29,6 +30,8 @@ FRAGMENTS = 32
 _ID = re.compile(r"[0-9a-f]{20}")
 _FRESH = timedelta(seconds=2)
 Result = TypeVar("Result")
+_HELD: dict[str, RemoteLock] = {}
+"""Locks of this process, by store."""
 
 
 @dataclass(frozen=True)
@@ -190,9 +193,9 @@ class Store:
         return bool(self._read(lambda table: table.list_indices()))
 
     def disk_bytes(self) -> int:
-        """Bytes on disk; 0 for a store elsewhere."""
+        """Bytes on disk; in object storage those of the newest version."""
         if is_remote(self.location):
-            return 0
+            return int(self._read(lambda table: table.stats())["total_bytes"])
         return sum(path.stat().st_size for path in Path(self.location).rglob("*") if path.is_file())
 
     def _read(self, work: Callable[[Any], Result]) -> Result:
@@ -208,6 +211,8 @@ class Store:
 
     @contextlib.contextmanager
     def _failing(self, verb: str) -> Iterator[None]:
+        if self.location in _HELD:
+            _HELD[self.location].check()
         try:
             yield
         except (ValueError, RuntimeError, OSError) as error:
@@ -224,7 +229,10 @@ def connect(location: str) -> Any:
         import lancedb
     except ImportError as error:
         raise StoreError("The store needs LanceDB: pip install 'seps[store]'") from error
-    return lancedb.connect(location, read_consistency_interval=_FRESH)
+    try:
+        return lancedb.connect(location, read_consistency_interval=_FRESH)
+    except (ValueError, RuntimeError, OSError) as error:
+        raise StoreError(f"The place {location} cannot be used: {first_line(error)[:300]}.") from error
 
 
 def is_remote(location: str) -> bool:
@@ -234,9 +242,10 @@ def is_remote(location: str) -> bool:
 
 @contextlib.contextmanager
 def writer_lock(location: str) -> Iterator[None]:
-    """One writer a store, on one machine. Object storage has no such lock: there each commit is checked instead."""
+    """One writer a store: a lock of the system for a folder, a table that names the writer in object storage."""
     if is_remote(location):
-        yield
+        with _remote_writer(location):
+            yield
         return
     folder = Path(location)
     folder.mkdir(parents=True, exist_ok=True)
@@ -253,6 +262,19 @@ def writer_lock(location: str) -> Iterator[None]:
                 ) from error
             raise StoreError(f"The store {folder} is being written by another process.") from error
         yield
+
+
+@contextlib.contextmanager
+def _remote_writer(location: str) -> Iterator[None]:
+    try:
+        with RemoteLock(connect(location)) as lock:
+            _HELD[location] = lock
+            try:
+                yield
+            finally:
+                del _HELD[location]
+    except RemoteLockHeld as error:
+        raise StoreError(f"The store {location} {error}") from error
 
 
 def where_clause(
