@@ -178,15 +178,21 @@ class Store:
         """Join the table's small parts, drop old versions and index the vectors of a large store."""
         with self._failing("changed"):
             rows = len(self)
+            joined = always or len(self._table.to_lance().get_fragments()) > FRAGMENTS
+            if joined:
+                self._optimize()
             if rows >= INDEX_ABOVE and not self._table.list_indices():
                 from lancedb.index import IvfFlat
 
                 self._table.create_index("vector", config=IvfFlat(distance_type="dot", num_partitions=int(rows**0.5)))
-            if always or len(self._table.to_lance().get_fragments()) > FRAGMENTS:
-                with warnings.catch_warnings():
-                    # Readers open the newest version again when theirs is gone.
-                    warnings.simplefilter("ignore", UserWarning)
-                    self._table.optimize(cleanup_older_than=timedelta(0), delete_unverified=True)
+            elif joined and self._table.list_indices():
+                self._optimize()  # the index of the parts that were joined is an old version only now
+
+    def _optimize(self) -> None:
+        with warnings.catch_warnings():
+            # Readers open the newest version again when theirs is gone.
+            warnings.simplefilter("ignore", UserWarning)
+            self._table.optimize(cleanup_older_than=timedelta(0), delete_unverified=True)
 
     def indexed(self) -> bool:
         """Whether there is an approximate index of the vectors."""
