@@ -1,32 +1,42 @@
 """Does cross-modal patch selection help? Concatenation against SDTPS on the synthetic set, several seeds.
 
-    python benchmarks/reid_synthetic.py --out results/reid --device cuda --processes 4
-    python benchmarks/reid_synthetic.py --out results/reid --report      (tables and curves again, no training)
+    python -m benchmarks.reid_synthetic --out runs/reid --device cuda --processes 12
+    python -m benchmarks.reid_synthetic --out runs/reid --report      (tables and curves again, no training)
 
 Every variant is trained with the same recipe, data, batches and number of steps; checkpoints are chosen by mAP on
-held-out training identities; the test set is looked at once, at the end. Writes results.json, results.md and, where
-matplotlib is installed, curves.png into --out. Needs torch, numpy, Pillow, PyYAML, safetensors.
+held-out training identities; the test set is looked at once, at the end. Each finished run is a line of runs.jsonl in
+--out at once: the same call after a kill, a failure or --minutes goes on with what is missing. Then results.json,
+results.md and, where matplotlib is installed, curves.png are written.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import multiprocessing
+import signal
 import statistics
 import sys
 import time
+import traceback
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import TimeoutError as OutOfTime
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from seps.reid.config import from_mapping
-from seps.reid.data import make_synthetic
+from benchmarks.reid_report import curves, report
+from benchmarks.reid_truth import KnowingModel, KnowingReader, Truth, kept_rows, write_truth
+from seps.reid.config import ReidConfig, from_mapping
+from seps.reid.data import ReidDataset, make_synthetic
 from seps.reid.evaluate import Case, all_cases, cost, evaluate
-from seps.reid.task import ReidTask, load_dataset
+from seps.reid.task import ReidTask, load_dataset, split_dataset
 from seps.training import load_weights, train
+from seps.training.seeding import derive_seed
 from seps.training.tracking import read_metrics
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -36,10 +46,32 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "topk": {"fusion": "sdtps", "decision": "topk"},
     "gumbel": {"fusion": "sdtps", "decision": "gumbel"},
     "binary": {"fusion": "sdtps", "decision": "binary"},
+    # The sensor's own vector has no say: the others alone judge its patches.
+    "cross": {"fusion": "sdtps", "decision": "topk", "own_guide": 0.0},
+    # No cosines at all: the predictor alone decides, and Gumbel gives it a gradient.
+    "learned": {"fusion": "sdtps", "decision": "gumbel", "beta": 0.0},
+    # Told by the drawing where the figure is seen: the most that selection could bring.
+    "oracle": {"fusion": "sdtps", "decision": "topk"},
 }
+SLOWEST_FIRST = ("oracle", "gumbel", "learned", "binary", "topk", "cross", "keep-all", "concat")
+# What does not change the outcome of a run, and so may differ when a call goes on.
+FREE = {"out", "data", "report", "device", "variants", "seeds", "modality_dropout", "processes", "threads", "minutes"}
 
 
-def settings(options: argparse.Namespace, variant: str, seed: int) -> dict[str, Any]:
+class Job(NamedTuple):
+    """One run."""
+
+    variant: str
+    dropout: float
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """A name for folders and lines."""
+        return f"{self.variant}-d{self.dropout:g}-{self.seed}"
+
+
+def settings(options: argparse.Namespace, job: Job) -> dict[str, Any]:
     """The recipe: the same for every variant but for the fields of `VARIANTS`."""
     return {
         "data": {
@@ -58,13 +90,13 @@ def settings(options: argparse.Namespace, variant: str, seed: int) -> dict[str, 
             "stride": options.stride,
             "width": options.width,
             "freeze_blocks": options.freeze_blocks,
-            **VARIANTS[variant],
+            **VARIANTS[job.variant],
         },
         # Published: cross-entropy x 0.25 and triplets of raw features, which collapse this encoder (synthetic.yaml).
         "loss": {
             "identity": options.identity_weight,
             "triplet_space": options.triplet_space,
-            "modality_dropout": options.modality_dropout,
+            "modality_dropout": job.dropout,
         },
         "train": {
             "epochs": options.epochs,
@@ -73,7 +105,7 @@ def settings(options: argparse.Namespace, variant: str, seed: int) -> dict[str, 
             "warmup_fraction": 0.2,
             "clip_norm": 5.0,
             "precision": options.precision,
-            "seed": seed,
+            "seed": job.seed,
             "eval_every": max(1, options.epochs // 6),
             "keep_last": 1,
             "workers": 2,
@@ -81,181 +113,83 @@ def settings(options: argparse.Namespace, variant: str, seed: int) -> dict[str, 
     }
 
 
-def one_run(options: argparse.Namespace, variant: str, seed: int) -> dict[str, Any]:
+def make_task(variant: str, config: ReidConfig, dataset: ReidDataset, known: Truth) -> ReidTask:
+    """The task of a variant; the oracle has a reader and a model of its own."""
+    if variant != "oracle":
+        return ReidTask(config, dataset)
+    identities = len(split_dataset(config, dataset)[0].identities)
+    torch.manual_seed(derive_seed(config.train.seed))
+    model = KnowingModel(config.model, dataset.modalities, identities, len(dataset.cameras))
+    return ReidTask(config, dataset, model, KnowingReader(known, config, dataset.modalities))
+
+
+def one_run(options: argparse.Namespace, job: Job) -> dict[str, Any]:
     """Train one variant with one seed and look at the test set in every case."""
     torch.set_num_threads(options.threads)
-    config = from_mapping(settings(options, variant, seed))
-    dataset = load_dataset(config.data)
-    task = ReidTask(config, dataset)
-    folder = options.out / "runs" / f"{variant}-{seed}"
+    config = from_mapping(settings(options, job))
+    dataset, known = load_dataset(config.data), Truth(truth_path(options))
+    task = make_task(job.variant, config, dataset, known)
+    folder = options.out / "runs" / job.name
     started = time.perf_counter()
     result = train(task, config.train, folder, device=options.device)
     seconds = time.perf_counter() - started
+    if result.interrupted:
+        raise InterruptedError("asked to stop; the next call goes on")
     if result.best_checkpoint is None:
-        raise ValueError(f"{variant} with seed {seed} has no finite score.")
+        raise ValueError("no finite score")
     task.model.load_state_dict(load_weights(result.best_checkpoint))
     cases: list[Case] = [case for pattern in task.model.patterns for case in all_cases(task.model, pattern)]
     rows = [found.row() for found in evaluate(task.model, dataset, task.reader, cases)]
+    kept = kept_rows(task.model, dataset, task.reader, known)
     lines = [line for line in read_metrics(folder / "metrics.jsonl") if line["kind"] == "train"]
     task.reader.close()
     return {
-        "variant": variant,
-        "seed": seed,
+        **job._asdict(),
         "seconds": seconds,
         "steps": result.step,
         "dev_mAP": result.best_score,
         "best_step": int(result.best_checkpoint.name.split("-")[-1]),
         "rows": rows,
-        "loss": [line["loss"] for line in lines],
-        "grad_norm": [line["grad_norm"] for line in lines],
+        "kept": kept,
+        "stability": stability([line["loss"] for line in lines], [line["grad_norm"] for line in lines]),
+        "curves": {name: thinned([line[name] for line in lines]) for name in ("loss", "grad_norm")},
         "cost": cost(task.model),
     }
 
 
-def name_of(case: list[str]) -> str:
-    """["RGB", "TI"] -> "RT"."""
-    return "".join(sensor[0] for sensor in case)
+def stability(losses: list[float], norms: list[float]) -> dict[str, float]:
+    """How calmly a run trained."""
+    return {
+        "final_loss": statistics.mean(losses[-20:]),
+        "worst_loss": max(losses[50:] or losses),
+        "median_norm": statistics.median(norms),
+        "largest_norm": max(norms),
+    }
 
 
-def figures(runs: list[dict[str, Any]], variant: str, pattern: int, key: str = "mAP") -> dict[tuple[str, str], Any]:
-    """(case, handling) -> that figure of every seed."""
-    found: dict[tuple[str, str], list[float]] = {}
-    for run in runs:
-        if run["variant"] == variant:
-            for row in run["rows"]:
-                if row["pattern"] == pattern:
-                    found.setdefault((name_of(row["present"]), row["missing"]), []).append(row[key])
-    return found
+def thinned(values: list[float], points: int = 60) -> list[float]:
+    """Means of windows, `points` or a few less: what a curve needs."""
+    window = math.ceil(len(values) / points)
+    return [round(statistics.mean(values[i : i + window]), 5) for i in range(0, len(values), window)]
 
 
-def spread(values: list[float]) -> str:
-    """Mean and standard deviation."""
-    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-    return f"{statistics.mean(values):.1f} ± {deviation:.1f}"
-
-
-def widest(variant: str) -> int:
-    """The features a variant is judged by: all it has."""
-    return 1 if variant == "concat" else 3
-
-
-def report(results: dict[str, Any]) -> str:
-    """The tables in Markdown."""
-    runs = results["runs"]
-    variants = [name for name in VARIANTS if any(run["variant"] == name for run in runs)]
-    tables = {variant: figures(runs, variant, widest(variant)) for variant in variants}
-    cases = list(dict.fromkeys(case for case, _ in tables[variants[0]]))
-    text = ["# Synthetic re-identification: concatenation against SDTPS", "", f"Settings: `{results['options']}`", ""]
-    text += ["mAP on the test set, mean ± standard deviation over the seeds; features: all a variant has.", ""]
-    text += ["| sensors | missing ones | " + " | ".join(variants) + " |", "|---|---|" + "---:|" * len(variants)]
-    for case in cases:
-        for handling in ("zero", "leave-out"):
-            if (case, handling) in tables[variants[0]]:
-                cells = " | ".join(spread(tables[variant][case, handling]) for variant in variants)
-                text.append(f"| {case} | {'-' if case == cases[0] else handling} | {cells} |")
-    return "\n".join([*text, "", *pattern_table(runs, variants, cases[0]), "", *stability(runs, variants), "",
-                      *verdict(tables, variants, cases)]) + "\n"  # fmt: skip
-
-
-def pattern_table(runs: list[dict[str, Any]], variants: list[str], full: str) -> list[str]:
-    """All sensors: each branch by itself, R1, and what it costs."""
-    lines = ["| variant | original mAP | SDTPS mAP | both mAP | R1 | parameters (M) | GFLOPs | s a run |"]
-    lines.append("|---|---:|---:|---:|---:|---:|---:|---:|")
-    for variant in variants:
-        cells = []
-        for pattern in (1, 2, 3):
-            values = figures(runs, variant, pattern).get((full, "leave-out"))
-            cells.append(spread(values) if values else "-")
-        first = spread(figures(runs, variant, widest(variant), "r1")[full, "leave-out"])
-        own = [run for run in runs if run["variant"] == variant]
-        price = own[0]["cost"]
-        seconds = statistics.mean(run["seconds"] for run in own)
-        cells += [first, f"{price['parameters_m']:.2f}", f"{price['gflops']:.3f}", f"{seconds:.0f}"]
-        lines.append(f"| {variant} | " + " | ".join(cells) + " |")
-    return lines
-
-
-def stability(runs: list[dict[str, Any]], variants: list[str]) -> list[str]:
-    """How calmly each variant trained."""
-    lines = ["| variant | final loss | median gradient norm | largest gradient norm | largest loss after step 50 |"]
-    lines.append("|---|---:|---:|---:|---:|")
-    for variant in variants:
-        own = [run for run in runs if run["variant"] == variant]
-        final = statistics.mean(statistics.mean(run["loss"][-20:]) for run in own)
-        middle = statistics.mean(statistics.median(run["grad_norm"]) for run in own)
-        largest = max(max(run["grad_norm"]) for run in own)
-        worst = max(max(run["loss"][50:] or run["loss"]) for run in own)
-        lines.append(f"| {variant} | {final:.3f} | {middle:.2f} | {largest:.1f} | {worst:.2f} |")
-    return lines
-
-
-def verdict(tables: dict[str, Any], variants: list[str], cases: list[str]) -> list[str]:
-    """What was asked, answered by the figures."""
-    if "concat" not in variants:
-        return []
-    mean = {v: {key: statistics.mean(values) for key, values in tables[v].items()} for v in variants}
-    lines = ["Against concatenation (its own figures in each case with the same handling):", ""]
-    for variant in variants:
-        if variant == "concat":
-            continue
-        gain = mean[variant][cases[0], "leave-out"] - mean["concat"][cases[0], "leave-out"]
-        better = {
-            handling: sum(mean[variant][case, handling] > mean["concat"][case, handling] for case in cases[1:])
-            for handling in ("zero", "leave-out")
-        }
-        ours = sum(mean[variant][case, "leave-out"] > mean[variant][case, "zero"] for case in cases[1:])
-        published = sum(mean[variant][case, "leave-out"] > mean["concat"][case, "zero"] for case in cases[1:])
-        lines.append(
-            f"- {variant}: {gain:+.1f} mAP with all sensors (asked: +3); better in {better['leave-out']} of "
-            f"{len(cases) - 1} missing cases with leave-out, {better['zero']} with zero images (asked: 5); leave-out "
-            f"above zero images in {ours} of {len(cases) - 1}; above the published way (concatenation, zero images) "
-            f"in {published}."
-        )
-    return lines
-
-
-def curves(results: dict[str, Any], path: Path) -> bool:
-    """Loss and gradient norm by step, mean of the seeds; False without matplotlib."""
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-    except ImportError:
-        return False
-    figure, axes = pyplot.subplots(1, 2, figsize=(11, 4))
-    for variant in VARIANTS:
-        own = [run for run in results["runs"] if run["variant"] == variant]
-        for axis, key in zip(axes, ("loss", "grad_norm"), strict=True):
-            if own:
-                series = torch.tensor([run[key] for run in own]).mean(dim=0)
-                window = max(1, len(series) // 60)
-                smooth = series[: len(series) // window * window].view(-1, window).mean(dim=1)
-                axis.plot([window * (i + 1) for i in range(len(smooth))], smooth.tolist(), label=variant)
-    for axis, title in zip(axes, ("training loss", "gradient norm before clipping"), strict=True):
-        axis.set(xlabel="step", title=title)
-        axis.legend()
-    axes[1].set_yscale("log")
-    figure.tight_layout()
-    figure.savefig(path, dpi=130)
-    return True
-
-
-def parse() -> argparse.Namespace:
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The options; see --help."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("results/reid_synthetic"))
+    parser.add_argument("--out", type=Path, default=Path("runs/reid_synthetic"))
     parser.add_argument("--data", type=Path, help="synthetic set, drawn when missing (default: OUT/data)")
     parser.add_argument("--report", action="store_true", help="only write tables and curves again")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--processes", type=int, default=1, help="runs at a time")
-    parser.add_argument("--threads", type=int, default=2, help="CPU threads of a run")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads of a run")
+    parser.add_argument("--minutes", type=float, help="stop then, report what is there; the same call goes on")
+    parser.add_argument("--data-seed", type=int, default=1, help="the recipe was tuned on the set of seed 0")
     parser.add_argument("--identities", type=int, default=150, help="train and test together")
     parser.add_argument("--images", type=int, default=16, help="shots of an identity")
     parser.add_argument("--kind", choices=("people", "vehicles"), default="people")
-    parser.add_argument("--image-size", type=int, nargs=2, default=(128, 64), metavar=("HEIGHT", "WIDTH"))
+    parser.add_argument("--image-size", type=int, nargs=2, default=[128, 64], metavar=("HEIGHT", "WIDTH"))
     parser.add_argument("--epochs", type=int, default=36)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--encoder", default="mini")
@@ -266,63 +200,161 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--backbone-scale", type=float, default=0.3)
     parser.add_argument("--identity-weight", type=float, default=1.0)
     parser.add_argument("--triplet-space", choices=("raw", "unit"), default="unit")
-    parser.add_argument("--modality-dropout", type=float, default=0.0)
+    parser.add_argument("--modality-dropout", type=float, nargs="+", default=[0.0], help="every run with each of these")
     parser.add_argument("--precision", choices=("float32", "bf16"), default="float32")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     options.data = options.data or options.out / "data"
     return options
 
 
-def main() -> int:
-    """Train everything, then write what was found."""
-    options = parse()
+def main(arguments: list[str] | None = None) -> int:
+    """Train what is missing, then write what was found; 1 if some runs are still missing."""
+    options = parse(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / "results.json"
-    if options.report:
-        results = json.loads(path.read_text(encoding="utf-8"))
-    else:
-        size = tuple(options.image_size)
-        make_synthetic(
-            options.data, options.identities, options.images, kind=options.kind, size=size, workers=options.processes
-        )
-        plain = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
-        results = {"options": plain, "torch": torch.__version__, "runs": train_all(options)}
-        path.write_text(json.dumps(results), encoding="utf-8")
-    text = report(results)
+    missing = 0
+    if not options.report:
+        check_recipe(options)
+        draw_set(options)
+        missing = train_missing(options)
+    runs = finished(options)
+    if not runs:
+        print(f"No run in {options.out} has finished: nothing to report.", file=sys.stderr)
+        return 1
+    recipe = json.loads((options.out / "recipe.json").read_text(encoding="utf-8"))
+    results = {"recipe": recipe, "torch": torch.__version__, "runs": runs}
+    (options.out / "results.json").write_text(json.dumps(results), encoding="utf-8")
+    text = report(results, list(VARIANTS))
     (options.out / "results.md").write_text(text, encoding="utf-8")
     print(text)
-    if not curves(results, options.out / "curves.png"):
+    if not curves(results, list(VARIANTS), options.out):
         print("matplotlib is not installed: no curves.png; run again with --report where it is.", file=sys.stderr)
-    return 0
+    if missing:
+        print(f"{missing} runs are missing: the same call goes on with them.", file=sys.stderr)
+    return 1 if missing else 0
 
 
-def train_all(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Every variant with every seed, `options.processes` at a time, in a fixed order."""
-    jobs = [(variant, seed) for seed in range(options.seeds) for variant in options.variants]
-    done: dict[tuple[str, int], dict[str, Any]] = {}
+def check_recipe(options: argparse.Namespace) -> None:
+    """Note the settings that decide the outcome; refuse to mix runs of other ones."""
+    path = options.out / "recipe.json"
+    recipe = {name: value for name, value in vars(options).items() if name not in FREE}
+    if path.exists() and (before := json.loads(path.read_text(encoding="utf-8"))) != recipe:
+        changed = sorted(name for name in recipe if before.get(name) != recipe[name])
+        raise SystemExit(f"{options.out} holds runs with another {', '.join(changed)}: choose another --out.")
+    path.write_text(json.dumps(recipe), encoding="utf-8")
 
-    def note(run: dict[str, Any]) -> None:
-        full = [row["mAP"] for row in run["rows"] if len(row["present"]) > 2]
+
+def draw_set(options: argparse.Namespace) -> None:
+    """The synthetic set and its truth, unless they are there."""
+    make_synthetic(
+        options.data,
+        options.identities,
+        options.images,
+        seed=options.data_seed,
+        kind=options.kind,
+        size=tuple(options.image_size),
+        workers=options.processes,
+    )
+    if not truth_path(options).exists():
+        dataset = load_dataset(from_mapping(settings(options, Job("concat", 0.0, 0))).data)
+        names = [record.name for record in (*dataset.train, *dataset.query, *dataset.gallery)]
+        write_truth(truth_path(options), options.data, names, options.processes)
+
+
+def truth_path(options: argparse.Namespace) -> Path:
+    """Where the truth of the set lies: in --out, never in the set."""
+    path: Path = options.out / "truth.npz"
+    return path
+
+
+def finished(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The runs so far, in a fixed order, each once."""
+    found = {Job(run["variant"], run["dropout"], run["seed"]): run for run in read_metrics(options.out / "runs.jsonl")}
+    return [found[job] for job in sorted(found, key=lambda job: (job.dropout, list(VARIANTS).index(job.variant), job))]
+
+
+def jobs(options: argparse.Namespace) -> list[Job]:
+    """What is missing: a seed at a time, so that a cut experiment has all variants; in it the longest first."""
+    done = {Job(run["variant"], run["dropout"], run["seed"]) for run in finished(options)}
+    wanted = [
+        Job(variant, dropout, seed)
+        for seed in range(options.seeds)
+        for variant in sorted(options.variants, key=SLOWEST_FIRST.index)
+        for dropout in options.modality_dropout
+    ]
+    return [job for job in wanted if job not in done]
+
+
+def attempt(options: argparse.Namespace, job: Job) -> dict[str, Any] | str:
+    """`one_run`, or why it failed: the others go on."""
+    try:
+        return one_run(options, job)
+    except Exception:
+        return traceback.format_exc(limit=-3)
+
+
+def attempts(options: argparse.Namespace, todo: list[Job]) -> Iterator[tuple[Job, dict[str, Any] | str]]:
+    """Every job's outcome as it comes, `options.processes` at a time, until the time is over."""
+    deadline = math.inf if options.minutes is None else time.monotonic() + 60 * options.minutes
+    if options.processes == 1:
+        for job in todo:
+            if time.monotonic() < deadline:
+                yield job, attempt(options, job)
+        return
+    # Spawned: a forked process cannot use CUDA.
+    pool = ProcessPoolExecutor(options.processes, mp_context=multiprocessing.get_context("spawn"))
+    try:
+        futures = {pool.submit(attempt, options, job): job for job in todo}
+        left = None if deadline == math.inf else max(1.0, deadline - time.monotonic())
+        for future in as_completed(futures, left):
+            yield futures[future], future.result()
+    except OutOfTime:
+        print("The time is over: runs on the way stop here.", file=sys.stderr)
+    except BrokenProcessPool as error:
+        print(f"A process died ({error}): the runs on the way are lost, those finished are not.", file=sys.stderr)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        stop_children()
+
+
+def stop_children() -> None:
+    """End what is still running: a run that is told to stop saves where it is."""
+    children = multiprocessing.active_children()
+    for child in children:
+        child.terminate()
+    limit = time.monotonic() + 10
+    for child in children:
+        child.join(max(0.0, limit - time.monotonic()))
+        child.kill()
+
+
+def append(path: Path, line: dict[str, Any]) -> None:
+    """Add a line; one that a kill cut off stays alone on its own."""
+    with path.open("ab+") as file:
+        cut = file.tell() > 0 and file.seek(-1, 2) >= 0 and file.read(1) != b"\n"
+        file.write(b"\n" * cut + json.dumps(line).encode() + b"\n")
+
+
+def train_missing(options: argparse.Namespace) -> int:
+    """Run what is missing and write each run at once; returns how many are missing still."""
+    todo = jobs(options)
+    done = 0
+    for job, outcome in attempts(options, todo):
+        if isinstance(outcome, str):
+            print(f"{job.name} FAILED:\n{outcome}", file=sys.stderr, flush=True)
+            continue
+        done += 1
+        append(options.out / "runs.jsonl", outcome)
+        full = [row["mAP"] for row in outcome["rows"] if len(row["present"]) > 2]
         print(
-            f"{run['variant']} seed {run['seed']}: dev mAP {run['dev_mAP']:.1f}, test mAP {full[-1]:.1f}, "
-            f"{run['seconds']:.0f} s",
+            f"{done}/{len(todo)} {job.name}: dev mAP {outcome['dev_mAP']:.1f}, test mAP {full[-1]:.1f}, "
+            f"{outcome['seconds']:.0f} s",
             file=sys.stderr,
             flush=True,
         )
-
-    if options.processes == 1:
-        for job in jobs:
-            done[job] = one_run(options, *job)
-            note(done[job])
-    else:
-        # Spawned: a forked process cannot use CUDA.
-        with ProcessPoolExecutor(options.processes, mp_context=multiprocessing.get_context("spawn")) as pool:
-            futures = {pool.submit(one_run, options, *job): job for job in jobs}
-            for future in as_completed(futures):
-                done[futures[future]] = future.result()
-                note(done[futures[future]])
-    return [done[job] for job in jobs]
+    return len(todo) - done
 
 
 if __name__ == "__main__":
+    # A polite kill ends the processes of the runs too, and they save where they are.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     sys.exit(main())

@@ -21,7 +21,8 @@ def _loop(net: PatchSlimming, data: dict[str, Any]) -> Tensor:
     return score_published_pairing(net, data["img_embs"], data["cap_embs"], data["cap_lens"], dense, dense_lens)[0]
 
 
-def _factored(net: PatchSlimming, data: dict[str, Any], precision: str) -> Tensor:
+def factored(net: PatchSlimming, data: dict[str, Any], precision: str) -> Tensor:
+    """Similarities with gradients, by the scorer."""
     return score_with_gradient(
         net,
         data["img_embs"],
@@ -33,7 +34,8 @@ def _factored(net: PatchSlimming, data: dict[str, Any], precision: str) -> Tenso
     ).similarity
 
 
-def _step(net: PatchSlimming, leaves: list[Tensor], forward: Callable[[], Tensor]) -> None:
+def step(net: PatchSlimming, leaves: list[Tensor], forward: Callable[[], Tensor]) -> None:
+    """Forward and backward to the parameters and all inputs."""
     net.zero_grad(set_to_none=True)
     for leaf in leaves:
         leaf.grad = None
@@ -56,10 +58,10 @@ def run(arguments: argparse.Namespace, device: torch.device) -> list[dict[str, A
             forwards["loop", "float32"] = partial(_loop, net, data)
         for precision in precisions:
             if precision != "half":
-                forwards["factored", precision] = partial(_factored, net, data, precision)
+                forwards["factored", precision] = partial(factored, net, data, precision)
         for (backend, precision), forward in forwards.items():
             with PeakMemory(device) as peak:
-                seconds = clock(partial(_step, net, leaves, forward), device, 3 if cuda else 1)
+                seconds = clock(partial(step, net, leaves, forward), device, 3 if cuda else 1)
             row = {
                 "training": backend,
                 "precision": precision,

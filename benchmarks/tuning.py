@@ -17,21 +17,29 @@ from seps.scoring.fused import Blocks
 from seps.scoring.texts import Texts
 
 _NORMS: list[dict[str, Any]] = [
-    {"norm_rows": rows, "norm_group": group, "norm_columns": columns, "norm_inner": inner, "norm_warps": warps}
-    for columns, group, inner, rows, warps in (
-        (32, 4, 32, 128, 4),
-        (32, 8, 32, 128, 8),
-        (32, 4, 32, 256, 8),
-        (32, 8, 32, 256, 16),
-        (16, 8, 32, 128, 4),
-        (16, 16, 32, 128, 8),
-    )
+    {},
+    {"norm_group": 8, "norm_warps": 8},
+    {"norm_group": 8, "norm_warps": 8, "norm_stages": 2},
+    {"norm_group": 8, "norm_warps": 8, "norm_stages": 4},
+    {"norm_stages": 2},
+    {"norm_stages": 4},
+    {"norm_stages": 5},
 ]
 _ALIGN: list[dict[str, Any]] = [
-    {"align_rows": rows, "align_patches": patches, "warps": warps, "multiply": multiply}
-    for multiply, patches, rows, warps in ((False, 64, 64, 4), (False, 64, 128, 8), (False, 128, 64, 4))
+    {},
+    {"align_stages": 1},
+    {"align_stages": 2},
+    {"align_stages": 4},
+    {"align_registers": 128},
+    {"align_registers": 96},
+    {"align_patches": 32, "align_stages": 2},
+    {"align_patches": 32, "align_registers": 128},
+    {"align_rows": 32},
+    {"align_rows": 32, "align_registers": 96},
+    {"align_rows": 32, "warps": 2},
+    {"align_rows": 128, "align_patches": 32, "warps": 4},
 ]
-_SELECT: list[dict[str, Any]] = [{"select_rows": rows} for rows in (4, 8)]
+_SELECT: list[dict[str, Any]] = [{"select_rows": rows} for rows in (1, 2, 4, 8)]
 
 
 def run(arguments: argparse.Namespace, device: torch.device) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from torch import nn
 from seps.encoders import (
     EfficientNetLite0,
     EncoderUnavailable,
+    freeze,
     mini_text_folder,
     text_encoder,
     vision_encoder,
@@ -61,6 +62,28 @@ def test_same_features_as_the_published_code(vision: EfficientNetLite0, side: in
     with torch.no_grad():
         expected = published.eval().extract_features(pixels * 2 - 1).flatten(2).transpose(1, 2)
         torch.testing.assert_close(vision(pixels), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_channels_last_in_memory_changes_no_token(vision: EfficientNetLite0) -> None:
+    pixels = torch.rand(2, 3, 64, 96)
+    with torch.no_grad():
+        tokens = vision.encode(pixels.contiguous(memory_format=torch.channels_last))
+        torch.testing.assert_close(tokens, vision.encode(pixels), atol=1e-4, rtol=1e-4)
+
+
+def test_frozen_first_blocks_record_nothing() -> None:
+    whole, part = EfficientNetLite0(pretrained=False), EfficientNetLite0(pretrained=False)
+    part.load_state_dict(whole.state_dict())
+    freeze(part, 9)
+    recorded: dict[int, bool] = {}
+    for number, block in enumerate(part.blocks):
+        block.register_forward_hook(lambda _m, _i, out, number=number: recorded.update({number: out.requires_grad}))
+    pixels = torch.rand(1, 3, 64, 64)
+    tokens = part.train()(pixels)
+    assert torch.equal(tokens, whole.train()(pixels))
+    assert recorded == {number: number >= 9 for number in range(16)}
+    tokens.sum().backward()
+    assert all((value.grad is None) == (not value.requires_grad) for value in part.parameters())
 
 
 def test_batch_statistics_stay_frozen() -> None:

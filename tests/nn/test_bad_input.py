@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import seps
+from seps.nn.checks import InputError, check_features, values_unchecked
 
 
 @pytest.fixture
@@ -71,9 +72,33 @@ def test_modules():
         seps.TokenAggregation(16, 0)
     with pytest.raises(seps.InputError, match="two or more different names"):
         seps.MultiModalSDTPS(modalities=("rgb",))
+    with pytest.raises(seps.InputError, match="own_guide must be a finite number"):
+        seps.MultiModalSDTPS(own_guide=-1.0)
     with pytest.raises(seps.InputError, match="3 patch tensors and 3 global vectors"):
         seps.MultiModalSDTPS(16, 12)(torch.ones(2, 12, 16))
     with pytest.raises(seps.InputError, match="scores must be square"):
         seps.ContrastiveLoss()(torch.ones(2, 3))
     with pytest.raises(seps.InputError, match="img_ids must hold 2"):
         seps.ContrastiveLoss()(torch.ones(2, 2), torch.tensor([1, 2, 3]))
+
+
+def test_values_are_not_looked_at_where_the_caller_looks_at_the_result():
+    bad = torch.full((2, 3, 4), float("nan"))
+    with pytest.raises(InputError, match="NaN"):
+        check_features("images", bad, "images, tokens, width")
+    with values_unchecked():
+        check_features("images", bad, "images, tokens, width")
+        with pytest.raises(InputError, match="axes"):
+            check_features("images", bad[0], "images, tokens, width")
+    with pytest.raises(InputError, match="NaN"):
+        check_features("images", bad, "images, tokens, width")
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_one_value_that_is_not_finite_is_found(value, dtype):
+    features = torch.randn(3, 5, 7).to(dtype)
+    check_features("images", features, "images, tokens, width")
+    features[1, 2, 3] = value
+    with pytest.raises(InputError, match="NaN or infinite"):
+        check_features("images", features, "images, tokens, width")

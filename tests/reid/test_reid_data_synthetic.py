@@ -10,11 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from seps.reid.data import ReidDataError, contact_sheet, load, make_synthetic
 from seps.reid.data.synthetic import Shot, SyntheticConfig, World, plan_shots
-from seps.reid.data.synthetic_canvas import Canvas, Frame, Material
+from seps.reid.data.synthetic_canvas import FIGURE, Canvas, Frame, Material
 from seps.reid.data.synthetic_figures import draw_codes, paint_person, paint_vehicle
+from seps.reid.data.synthetic_truth import BLIND, on_figure, patch_shares, truth
 
 SMALL = {"identities": 6, "images_per_identity": 5, "cameras": 3, "size": (64, 32)}
 
@@ -149,8 +151,8 @@ def test_shape_is_seen_by_all(kind: str, attribute: str) -> None:
 def test_blindness_is_local_and_of_one_sensor() -> None:
     """With clutter off, blind shots differ from seeing ones in part of the picture only, not all of it."""
     shots = [Shot("train", 0, 0, 0, number) for number in range(24)]
-    seeing = [World(config(blindness=0.0, clutter=0.0)).draw(shot) for shot in shots]
-    blind = [World(config(blindness=1.0, clutter=0.0)).draw(shot) for shot in shots]
+    seeing = [World(config(blindness=0.0, clutter=0.0)).look(shot).images for shot in shots]
+    blind = [World(config(blindness=1.0, clutter=0.0)).look(shot).images for shot in shots]
     for sensor in (0, 1):
         lost = []
         for clear, dim in zip(seeing, blind, strict=True):
@@ -163,7 +165,7 @@ def test_blindness_is_local_and_of_one_sensor() -> None:
 def test_mean_colour_does_not_tell_identities() -> None:
     world = World(config())
     plan = [shot for shot in plan_shots(world.config) if shot.split == "train"][:160]
-    means = np.array([world.draw(shot)[0].mean((0, 1)) for shot in plan])
+    means = np.array([world.look(shot).images[0].mean((0, 1)) for shot in plan])
     distance = ((means[:, None] - means[None]) ** 2).sum(-1)
     owner, camera = np.array([s.identity for s in plan]), np.array([s.camera for s in plan])
     distance[camera[:, None] == camera[None]] = np.inf
@@ -176,5 +178,48 @@ def test_drawing_is_fast() -> None:
     plan = plan_shots(world.config)[:40]
     start = time.process_time()
     for shot in plan:
-        world.draw(shot)
+        world.look(shot)
     assert (time.process_time() - start) / 40 < 0.05
+
+
+@pytest.mark.parametrize("kind", ["people", "vehicles"])
+def test_the_truth_says_what_lies_where(tmp_path: Path, kind: str) -> None:
+    make_synthetic(tmp_path / "set", kind=kind, blindness=0.5, **SMALL)  # type: ignore[arg-type]
+    dataset = load("generic", tmp_path / "set")
+    names = [record.name for record in (*dataset.query, *dataset.train)]
+    kinds = truth(tmp_path / "set", names)
+    assert kinds.shape == (22, 3, 64, 32) and set(np.unique(kinds)) == {0, 1, 2, 3}
+    assert np.array_equal(truth(tmp_path / "set", names[3:5]), kinds[3:5])
+    # Sensors agree on everything but on where they are blind.
+    seen = kinds[:, :2].reshape(22, 2, -1)
+    both = (seen != BLIND).all(axis=1)
+    assert np.array_equal(seen[:, 0][both], seen[:, 1][both])
+    shares = patch_shares(torch.from_numpy(kinds), (8, 4))
+    torch.testing.assert_close(shares.sum(dim=-1), torch.ones(22, 3, 32))
+    torch.testing.assert_close(shares[0, 1, 5, 3], torch.from_numpy(kinds[0, 1, 8:16, 8:16] == 3).float().mean())
+    keep = on_figure(shares)
+    assert bool((keep.sum(dim=-1) >= 1).all()) and bool((keep[shares[..., 2] >= 0.25] == 1).all())
+    with pytest.raises(ReidDataError, match="no shot 'nobody'"):
+        truth(tmp_path / "set", ["nobody"])
+    with pytest.raises(ReidDataError, match=r"manifest\.json"):
+        truth(tmp_path, names)
+
+
+def test_the_figure_of_the_truth_is_what_changes_with_the_identity() -> None:
+    """Another identity in the same place changes pixels of the figure and none of the undisturbed background."""
+    plain = config(blindness=0.0, clutter=0.0)
+    world = World(plain)
+    shot = plan_shots(plain)[0]
+    before = world.look(shot)
+    code = dict(world.codes[0])
+    world.codes[0] = {**code, "upper_colour": (code["upper_colour"] + 4) % 10}
+    after = world.look(shot)
+    changed = (before.images[0].astype(int) != after.images[0]).any(axis=-1)
+    outside = before.kinds != FIGURE
+    assert changed[~outside].mean() > 0.1
+    # The blur of the lens reaches one pixel over the edge.
+    edge = np.zeros_like(outside)
+    for rows in (-1, 0, 1):
+        for columns in (-1, 0, 1):
+            edge |= np.roll(~outside, (rows, columns), (0, 1))
+    assert not changed[~edge].any()

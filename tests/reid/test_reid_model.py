@@ -10,6 +10,7 @@ import transformers
 from reid_toys import SENSORS, ToyEncoder, toy_model
 
 from seps.encoders.vision import Preprocessing, TransformersVision
+from seps.nn.guidance import cosine_attention, min_max
 from seps.reid.backbone import build_backbone, overlapping
 from seps.reid.config import ReidLossConfig, ReidModelConfig
 from seps.reid.model import Fused, ReidModel, missing_cases
@@ -119,6 +120,30 @@ def test_the_guides_left_share_the_weight_of_those_missing() -> None:
     masked = {name: attention * alone[name][:, None] for name, attention in attentions.items()}
     scores = module._scores("sensor0", masked, None, alone)
     torch.testing.assert_close(scores.amax(dim=1), torch.ones(2), rtol=1e-5, atol=1e-5)
+
+
+def test_own_guide_zero_leaves_the_judgement_to_the_others() -> None:
+    vectors = {f"sensor{number}": torch.randn(2, 16) for number in range(3)}
+    patches = torch.randn(2, 8, 16)
+    for weight, matters in ((0.0, False), (2.0, True)):
+        module = toy_model(own_guide=weight).sdtps
+        assert module is not None
+        scores, keep = module.choose("sensor0", patches, vectors)
+        changed, _ = module.choose("sensor0", patches, {**vectors, "sensor0": torch.randn(2, 16)})
+        assert torch.equal(scores, changed) is not matters and keep.sum(dim=1).tolist() == [4, 4]
+        guided = sum(
+            (weight if name == "sensor0" else 1.0) * 0.25 * min_max(cosine_attention(patches, vector))
+            for name, vector in vectors.items()
+        )
+        torch.testing.assert_close(scores, 0.5 * module.sensor0_sparse.predict(patches) + guided)
+    alone = {name: torch.tensor([name == "sensor0"] * 2) for name in vectors}
+    module = toy_model(own_guide=0.0).sdtps
+    assert module is not None
+    # Nobody is left to guide: the predictor decides by itself.
+    scores, _ = module.choose("sensor0", patches, vectors, alone)
+    torch.testing.assert_close(scores, 0.5 * module.sensor0_sparse.predict(patches))
+    with pytest.raises(ValueError, match="own_guide"):
+        ReidModelConfig(own_guide=-1.0)
 
 
 @pytest.mark.parametrize("sensors", [("A", "B"), ("RGB", "NI", "TI", "depth map")])

@@ -145,3 +145,15 @@ def test_prefetched_batches_come_in_order(ahead: int, workers: int) -> None:
 def test_seeds_differ_by_every_part() -> None:
     seeds = {derive_seed(seed, step, rank) for seed in range(5) for step in range(20) for rank in range(3)}
     assert len(seeds) == 300 and derive_seed(1, 2, 3) == derive_seed(1, 2, 3)
+
+
+def test_batches_with_expanded_tensors_can_be_pinned(monkeypatch: Any) -> None:
+    def pin(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_contiguous():
+            raise RuntimeError("more than one element refers to a single memory location")
+        return tensor
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    row = torch.tensor([True, False])
+    with Prefetcher(lambda step: {"present": row.expand(3, -1)}, range(2), 1, 1, True) as batches:
+        assert [batch["present"].tolist() for batch in batches] == [[[True, False]] * 3] * 2

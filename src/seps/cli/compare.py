@@ -1,61 +1,154 @@
-"""`seps compare`: train and measure a list of baselines over several seeds, and print one table."""
+"""`seps compare`: train and measure a suite of entries over several seeds, and print the tables."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import shutil
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from seps.retrieval.compare import Job
+    from seps.retrieval.compare_workers import Outcome
+    from seps.retrieval.config import RunConfig
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Train what is not finished yet; results go to OUT/results.jsonl as they come, the table to OUT/table.md."""
-    from seps.retrieval.compare import BASELINES
+    """Train what is not finished yet; results go to OUT/results.jsonl as they come, then OUT/table.md and plot.png."""
+    from seps.cli.main import EXIT_USER_ERROR
+    from seps.retrieval.compare import SUITES, Job
+    from seps.retrieval.compare_report import finished
 
-    parser = argparse.ArgumentParser("seps compare", description=__doc__)
-    parser.add_argument("--config", required=True, help="YAML of the recipe all entries share (as for seps train)")
-    parser.add_argument("--data", required=True, help="JSONL of the training images")
-    parser.add_argument("--dev", required=True, nargs="+", help="JSONL files to measure on")
-    parser.add_argument("--out", required=True, help="folder of the results")
-    parser.add_argument("--only", nargs="+", choices=list(BASELINES), default=list(BASELINES), help="entries to run")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--device", help="cpu, cuda, ...; default: a GPU if there is one")
-    parser.add_argument("--keep-runs", action="store_true", help="keep the checkpoints")
-    options = parser.parse_args(arguments)
-
-    import torch
-
-    from seps.cli.train import read_config
-    from seps.retrieval.compare import finished, markdown, run_one, summarise
-    from seps.retrieval.data.images import decode_all
-    from seps.retrieval.training import read_data
-
-    base = read_config(options.config, {"data.train": options.data, "data.dev": options.dev})
+    options = _options(arguments)
+    suite = SUITES[options.suite]
+    names = options.only or list(suite)
+    unknown = [name for name in names if name not in suite]
+    if unknown:
+        raise ValueError(
+            f"--only {' '.join(unknown)}: suite {options.suite} has no such entry, only {', '.join(suite)}."
+        )
     out = Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
-    results_path = out / "results.jsonl"
-    done = {(result["name"], result["seed"]) for result in finished(results_path)}
-    wanted = [(name, seed) for seed in options.seeds for name in options.only if (name, seed) not in done]
+    failed = 0
+    if not options.report:
+        done = {(result["name"], result["seed"]) for result in finished(out / "results.jsonl")}
+        # All entries with the first seed come first, so that a run cut off leaves whole seeds.
+        jobs = [Job(options.suite, name, seed) for seed in options.seeds for name in names if (name, seed) not in done]
+        failed = _run_jobs(options, jobs, out) if jobs else 0
+    _report(options.suite, out)
+    return EXIT_USER_ERROR if failed else 0
 
-    def say(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
 
-    if wanted:
-        data = read_data(base, say)
-        size = base.data.size_to_decode(base.model.image_size or (224, 224))
-        pixels = (decode_all(data[0], size), [decode_all(part, size) for part in data[1]])
-        device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-        for number, (name, seed) in enumerate(wanted, 1):
-            result = run_one(name, base, seed, out / "runs", data, pixels, device=device, log=lambda _: None)
-            with results_path.open("a") as file:
-                file.write(json.dumps(result) + "\n")
+def _options(arguments: Sequence[str]) -> argparse.Namespace:
+    from seps.retrieval.compare import SUITES
+
+    parser = argparse.ArgumentParser("seps compare", description=__doc__)
+    parser.add_argument("--suite", choices=list(SUITES), default="baselines", help="what to compare")
+    parser.add_argument("--config", help="YAML of the recipe all entries share (as for seps train)")
+    parser.add_argument("--data", help="JSONL of the training images")
+    parser.add_argument("--dev", nargs="+", help="JSONL files to measure on")
+    parser.add_argument("--out", required=True, help="folder of the results")
+    parser.add_argument("--only", nargs="+", metavar="ENTRY", help="entries to run; default: all of the suite")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--processes", type=int, default=1, help="runs at a time, each in a process of its own")
+    parser.add_argument(
+        "--set", nargs="+", default=[], metavar="NAME=VALUE", help="settings in place of the recipe's: train.epochs=4"
+    )
+    parser.add_argument("--device", help="cpu, cuda, ...; default: a GPU if there is one")
+    parser.add_argument("--scratch", help="folder for checkpoints and decoded photos; default: OUT/runs")
+    parser.add_argument("--keep-runs", action="store_true", help="keep the checkpoints")
+    parser.add_argument("--report", action="store_true", help="train nothing: tables and plot from OUT/results.jsonl")
+    options = parser.parse_args(arguments)
+    missing = [name for name in ("config", "data", "dev") if not getattr(options, name)]
+    if missing and not options.report:
+        parser.error(f"the following arguments are required: {', '.join(f'--{name}' for name in missing)}")
+    if options.processes < 1:
+        parser.error(f"--processes is {options.processes}; it must be at least 1")
+    return options
+
+
+def _recipe(options: argparse.Namespace, out: Path) -> RunConfig:
+    """The recipe, the same as that of the results already in `out`."""
+    from seps.cli.train import read_config
+
+    changes = dict(item.partition("=")[::2] for item in options.set)
+    recipe = read_config(options.config, {"data.train": options.data, "data.dev": options.dev, **changes})
+    settings = {"suite": options.suite, **json.loads(json.dumps(asdict(recipe)))}
+    for place in ("train", "dev", "images_root"):
+        del settings["data"][place]
+    path = out / "recipe.json"
+    if path.is_file() and json.loads(path.read_text(encoding="utf-8")) != settings:
+        raise ValueError(
+            f"{out} holds results of another suite or recipe (see {path}): use the same one, or another --out."
+        )
+    path.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
+    return recipe
+
+
+def _run_jobs(options: argparse.Namespace, jobs: Sequence[Job], out: Path) -> int:
+    """Run and write down what comes; returns how many runs failed."""
+    failed = 0
+    with (out / "results.jsonl").open("a", encoding="utf-8") as file:
+        if file.tell() and not (out / "results.jsonl").read_bytes().endswith(b"\n"):
+            file.write("\n")
+        for number, outcome in enumerate(_outcomes(options, jobs, out), 1):
+            place = f"[{number}/{len(jobs)}] {outcome.job.name} seed {outcome.job.seed}"
+            if outcome.result is None:
+                failed += 1
+                _say(f"{place} failed: {outcome.reason}")
+                continue
+            result: dict[str, Any] = {**outcome.result, "processes": options.processes}
+            file.write(json.dumps(result) + "\n")
+            file.flush()
             figures = ", ".join(f"{key} {value:.1f}" for key, value in result["rsum"].items())
-            say(f"[{number}/{len(wanted)}] {name} seed {seed}: {figures} ({result['seconds']:.0f} s)")
-            if not options.keep_runs:
-                shutil.rmtree(out / "runs" / f"{name}-{seed}", ignore_errors=True)
-    table = markdown(summarise(finished(results_path)))
-    (out / "table.md").write_text(table)
+            _say(f"{place}: {figures or 'the loss was not finite'} ({result.get('seconds', 0):.0f} s)")
+    return failed
+
+
+def _outcomes(options: argparse.Namespace, jobs: Sequence[Job], out: Path) -> Iterator[Outcome]:
+    import torch
+
+    from seps.retrieval.compare_workers import Workers, attempt, decode_to, load_material
+    from seps.retrieval.training import read_data
+
+    recipe = _recipe(options, out)
+    runs = Path(options.scratch) if options.scratch else out / "runs"
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    train, dev = read_data(recipe, _say)
+    pixels = decode_to(runs, recipe, train, dev)
+    material = load_material(recipe, train, dev, pixels)
+    try:
+        if options.processes == 1:
+            for job in jobs:
+                yield attempt(job, material, runs, device, options.keep_runs)
+            return
+        # The workers share the processor already; a pool of tokenizer threads in each would only be in the way.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        with Workers(options.processes, material, pixels, runs, device=device, keep=options.keep_runs) as workers:
+            yield from workers.run(jobs)
+    except InterruptedError as error:
+        raise KeyboardInterrupt from error
+    finally:
+        for path in pixels:
+            path.unlink(missing_ok=True)
+
+
+def _report(name: str, out: Path) -> None:
+    from seps.retrieval.compare import SUITES
+    from seps.retrieval.compare_plot import plot_differences
+    from seps.retrieval.compare_report import finished, markdown
+
+    results = finished(out / "results.jsonl")
+    table = markdown(results, SUITES[name])
+    (out / "table.md").write_text(table, encoding="utf-8")
     print(table)
-    return 0
+    if plot_differences(results, SUITES[name], out / "plot.png"):
+        _say(f"The differences as a picture: {out / 'plot.png'}")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 from torch import Tensor
@@ -12,9 +15,30 @@ class InputError(ValueError):
     """An argument the network cannot work with."""
 
 
+_looking: ContextVar[bool] = ContextVar("looking", default=True)
+
+
+@contextmanager
+def values_unchecked() -> Iterator[None]:
+    """Within it shapes are checked, but no values: each look makes a GPU wait for what it was asked before.
+
+    For callers that look at the result anyway, as a training loop does at its loss.
+    """
+    token = _looking.set(False)
+    try:
+        yield
+    finally:
+        _looking.reset(token)
+
+
 def _inspectable() -> bool:
     """Whether values may be looked at: not while a compiler or an exporter traces the call."""
-    return not torch.compiler.is_compiling()
+    return not torch.compiler.is_compiling() and _looking.get()
+
+
+def _all_finite(tensor: Tensor) -> bool:
+    """Whether no value is NaN or infinite: both ends are finite then, which one pass and one transfer tell."""
+    return not tensor.numel() or all(map(math.isfinite, torch.stack(torch.aminmax(tensor.detach())).tolist()))
 
 
 def check_features(name: str, tensor: Tensor, dims: str, width: int | None = None) -> None:
@@ -37,7 +61,7 @@ def check_features(name: str, tensor: Tensor, dims: str, width: int | None = Non
         )
     if not tensor.is_floating_point():
         raise InputError(f"{name} must hold floating point features, but its dtype is {tensor.dtype}.")
-    if _inspectable() and not bool(torch.isfinite(tensor).all()):
+    if _inspectable() and not _all_finite(tensor):
         raise InputError(f"{name} holds NaN or infinite values; check the encoder that made it.")
 
 
@@ -52,7 +76,13 @@ def length_mask(
     rows, longest = tensor.shape[0], tensor.shape[1]
     if lengths is None:
         return torch.ones(rows, longest, dtype=torch.bool, device=tensor.device)
-    values = torch.as_tensor(lengths, device=tensor.device)
+    values = torch.as_tensor(lengths)
+    check_lengths(name, values, rows, longest, allow_empty=allow_empty)
+    return torch.arange(longest, device=tensor.device)[None, :] < values.to(tensor.device)[:, None]
+
+
+def check_lengths(name: str, values: Tensor, rows: int, longest: int, *, allow_empty: bool = False) -> None:
+    """Raise `InputError` unless `values` are `rows` whole numbers of at least 1 (0 with `allow_empty`) to `longest`."""
     if values.is_floating_point() or values.dtype == torch.bool:
         raise InputError(f"{name} must hold whole numbers, but its dtype is {values.dtype}.")
     if values.dim() != 1 or values.shape[0] != rows:
@@ -63,7 +93,6 @@ def length_mask(
             raise InputError(f"{name} holds the length {least}; every text needs at least one word.")
         if most > longest:
             raise InputError(f"{name} holds the length {most}, but the tensor has only {longest} positions.")
-    return torch.arange(longest, device=tensor.device)[None, :] < values[:, None]
 
 
 def check_ratio(name: str, value: float) -> None:

@@ -5,6 +5,7 @@ Shapes: B samples, N patches, C width, Q merged patches.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -22,7 +23,7 @@ class MultiModalSDTPS(nn.Module):
 
     Flow for one modality of M::
 
-        s = (1 - (M - 1) b) s^p + b (sum of s_other + 2 s_own)    cosines, min-max normalised  (Eq. 1-3)
+        s = (1 - (M - 1) b) s^p + b (sum of s_other + w s_own)    cosines, min-max normalised  (Eq. 1-3), w = 2
         keep the K = ceil(ratio N) best, merge them into Q (Eq. 4), append one extra token of the discarded
         (B, N, C) -> (B, Q + 1, C)       128 -> 64 -> 25 -> 26 at 256 x 128 pixels with the defaults
 
@@ -34,6 +35,8 @@ class MultiModalSDTPS(nn.Module):
         beta: b of Eq. 3.
         modalities: names of the sensors, in the order of the arguments of `forward`.
         decision: overrides `use_gumbel`: "topk", "gumbel" or "binary".
+        own_guide: w, the weight of a sensor's own global vector beside the others'. 0 leaves the judgement to the
+            others: a sensor that glare blinds has glare in its own vector, which then asks for more of it.
     """
 
     def __init__(
@@ -48,14 +51,17 @@ class MultiModalSDTPS(nn.Module):
         *,
         modalities: Sequence[str] = ("rgb", "nir", "tir"),
         decision: DecisionKind | None = None,
+        own_guide: float = 2.0,
     ) -> None:
         super().__init__()
         check_ratio("sparse_ratio", sparse_ratio)
         check_ratio("aggr_ratio", aggr_ratio)
         if len(modalities) < 2 or len(set(modalities)) != len(modalities):
             raise InputError(f"modalities must be two or more different names, but {tuple(modalities)} came.")
+        if not 0 <= own_guide < math.inf:
+            raise InputError(f"own_guide must be a finite number, 0 or more, but {own_guide} came.")
         self.embed_dim = embed_dim
-        self.beta = beta
+        self.beta, self.own_guide = beta, own_guide
         self.modalities = tuple(modalities)
         self.predictor_weight = 1 - (len(modalities) - 1) * beta
         if self.predictor_weight < 0:
@@ -81,9 +87,22 @@ class MultiModalSDTPS(nn.Module):
         `present` says by modality which samples have it ((B,) bool); an absent sensor guides nothing, and
         the weights of the others grow so that their sum stays.
         """
-        sparse, aggregate = self.get_submodule(f"{name}_sparse"), self.get_submodule(f"{name}_aggr")
-        if not (isinstance(sparse, TokenSparse) and isinstance(aggregate, TokenAggregation)):
+        if name not in self.modalities:
             raise InputError(f"{name!r} is not one of the modalities {self.modalities}.")
+        aggregate: TokenAggregation = getattr(self, f"{name}_aggr")
+        scores, keep = self.choose(name, patches, vectors, present)
+        merged = merge(patches, aggregate.logits(patches), keep)
+        return torch.cat([merged, extra_token(patches, scores, keep)], dim=1), keep
+
+    def choose(
+        self,
+        name: str,
+        patches: Tensor,
+        vectors: Mapping[str, Tensor],
+        present: Mapping[str, Tensor] | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Scores and decision D, both (B, N), of modality `name`; arguments as in `slim`."""
+        sparse: TokenSparse = getattr(self, f"{name}_sparse")
         attentions = {}
         for other, vector in vectors.items():
             attention = cosine_attention(patches, vector)
@@ -92,9 +111,8 @@ class MultiModalSDTPS(nn.Module):
                 attention = attention * present[other][:, None]
             attentions[other] = attention
         scores = self._scores(name, attentions, sparse.predict(patches), present)
-        keep = sparse.decide(scores, None, self.predictor_weight + self.beta * (len(self.modalities) + 1))
-        merged = merge(patches, aggregate.logits(patches), keep)
-        return torch.cat([merged, extra_token(patches, scores, keep)], dim=1), keep
+        guides = len(self.modalities) - 1 + self.own_guide
+        return scores, sparse.decide(scores, None, self.predictor_weight + self.beta * guides)
 
     def _scores(
         self,
@@ -104,7 +122,7 @@ class MultiModalSDTPS(nn.Module):
         present: Mapping[str, Tensor] | None,
     ) -> Tensor:
         """Eq. 3 for modality `name`, (B, N); the guides a sample has share the weight of those it lacks."""
-        weights = {other: 2 * self.beta if other == name else self.beta for other in attentions}
+        weights = {other: self.own_guide * self.beta if other == name else self.beta for other in attentions}
         if present is None:
             return combine_scores(
                 attentions,

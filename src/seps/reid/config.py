@@ -89,6 +89,7 @@ class ReidModelConfig(_Section):
     width: C of the patches and global vectors.
     fusion: "sdtps", or "concat", the global vectors alone, concatenated.
     sparse_ratio, aggr_ratio, beta, decision, temperature: of SDTPS (method, sections 2, 3 and 8).
+    own_guide: weight of a sensor's own global vector beside the others' (published: 2; 0: the others alone guide).
     missing: what an absent sensor is: a "zero" image (as published), or "leave-out": it neither guides nor is
         guided, and distances are taken over the sensors both samples have.
     """
@@ -105,6 +106,7 @@ class ReidModelConfig(_Section):
     sparse_ratio: float = 0.5
     aggr_ratio: float = 0.4
     beta: float = 0.25
+    own_guide: float = 2.0
     decision: DecisionKind = "topk"
     temperature: float = 1.0
     missing: Missing = "leave-out"
@@ -125,6 +127,7 @@ class ReidModelConfig(_Section):
         for name in ("sparse_ratio", "aggr_ratio"):
             self._require(name, 0 < getattr(self, name) <= 1, "must be above 0 and at most 1")
         self._require("beta", self.beta >= 0, "must not be negative")
+        self._require("own_guide", 0 <= self.own_guide < math.inf, "must be a finite number, 0 or more")
         self._require("temperature", self.temperature > 0, "must be above 0")
 
 

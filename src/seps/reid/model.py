@@ -117,6 +117,8 @@ class ReidModel(nn.Module):
         backbones: encoders to use instead of those `config` names, one, or one a modality.
     """
 
+    selection: type[MultiModalSDTPS] = MultiModalSDTPS
+
     def __init__(
         self,
         config: ReidModelConfig,
@@ -160,7 +162,7 @@ class ReidModel(nn.Module):
                 f"{self.num_patches} patches x aggr_ratio {config.aggr_ratio} x sparse_ratio {config.sparse_ratio} "
                 "leave no merged token: use larger images, a smaller stride or larger ratios."
             )
-        return MultiModalSDTPS(
+        return self.selection(
             config.width,
             self.num_patches,
             config.sparse_ratio,
@@ -170,6 +172,7 @@ class ReidModel(nn.Module):
             # Attribute names of a module: a modality may be called anything.
             modalities=[f"sensor{number}" for number in range(len(self.modalities))],
             decision=config.decision,
+            own_guide=config.own_guide,
         )
 
     @property

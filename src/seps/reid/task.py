@@ -19,7 +19,7 @@ from seps.reid.model import Fused, ReidModel
 from seps.training import distributed as processes
 from seps.training.optim import backbone_groups
 from seps.training.seeding import derive_seed
-from seps.training.task import ParameterGroup
+from seps.training.task import Figures, ParameterGroup
 
 # Keep the streams of chance of the augmentation and of the sensors left out apart.
 _AUGMENT, _DROPOUT, _SHUFFLE = 1, 2, 3
@@ -174,7 +174,7 @@ class ReidTask:
             present[rng.permutation(count)[kept:]] = False
         return torch.from_numpy(present)
 
-    def loss(self, batch: ReidBatch, epoch: int) -> tuple[Tensor, dict[str, float]]:
+    def loss(self, batch: ReidBatch, epoch: int) -> tuple[Tensor, Figures]:
         """The loss of this process's rows against those of all."""
         fused = self.model.embed(batch.images, batch.cameras, batch.present)
         everyone, labels = fused, batch.labels
@@ -185,13 +185,13 @@ class ReidTask:
         scores = self.model.classify(everyone)
         first = processes.rank() * len(batch.labels)
         total, parts = reid_losses(fused, everyone, scores, labels, self.config.loss, first)
-        figures = {name: float(value) for name, value in parts.items()}
+        figures = dict(parts)
         if fused.keep is not None:
-            figures["kept"] = float(fused.keep.detach().mean())
+            figures["kept"] = fused.keep.detach().mean()
             if self.config.model.decision == "binary":
                 total = total + self.config.loss.ratio * self._ratio(fused.keep)
         hits = (scores[0].argmax(dim=1) == labels).float().mean()
-        return total, {**figures, "accuracy": float(hits)}
+        return total, {**figures, "accuracy": hits}
 
     def _ratio(self, keep: Tensor) -> Tensor:
         """Eq. 7 of each sensor, averaged."""

@@ -126,15 +126,18 @@ class RunConfig:
     """Whose the description is in training: the image's, or, to reproduce the published systems, the caption's."""
     warmup_epochs_sum: int = 0
     """Triplet loss: epochs with the sum of violations before the hardest negative takes over (published: 1)."""
-    freeze_vision: bool = False
+    freeze_vision: int | bool | None = None
+    """How many blocks of the vision encoder stay as they are, its embedding with them; -1 (or true) freezes all."""
     freeze_text: int | None = None
-    """How many blocks of the text encoder stay as they are, its embedding with them; -1 freezes all of it."""
+    """The same for the text encoder."""
     text_lr_scale: float = 1.0
     """Learning rate of the text encoder relative to the vision encoder's."""
     choose_trust: bool = False
     """After training choose the weight of the description on dev instead of keeping the learned one."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.freeze_vision, bool):
+            object.__setattr__(self, "freeze_vision", -1 if self.freeze_vision else None)
         require_choice("pairing", self.pairing, Pairing)
         require(
             self.pairing == "image" or (self.model.head == "slimming" and self.parts.fused > 0),

@@ -73,6 +73,8 @@ class Head(nn.Module):
     uses_description = False
     score_range = 1.0
     """The largest possible score: losses with a temperature take it relative to this."""
+    learns_number = False
+    """Whether it learns how many patches to keep; that number is then reported while it trains."""
 
     def forward(self, images: ImageFeatures, texts: TextFeatures, *, want_masks: bool = False) -> Scores:
         """Similarities of every image with every caption, with gradients."""
@@ -204,6 +206,7 @@ class SlimmingHead(Head):
         self.net = PatchSlimming(config)
         self.uses_description = config.dense != "none"
         self.score_range = 2.0 + config.pooled
+        self.learns_number = config.decision == "binary"
 
     def forward(
         self,

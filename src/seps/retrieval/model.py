@@ -121,8 +121,11 @@ class RetrievalModel(nn.Module):
 
 
 def freeze_parts(model: RetrievalModel, config: RunConfig) -> None:
-    """Freeze what `config` says stays as it is."""
-    if config.freeze_vision:
-        freeze(model.vision)
-    if config.freeze_text is not None:
-        freeze(model.text, None if config.freeze_text < 0 else config.freeze_text)
+    """Freeze what `config` says stays as it is. Frozen first blocks record nothing for a backward pass."""
+    parts: tuple[tuple[nn.Module, int | None], ...] = (
+        (model.vision, config.freeze_vision),
+        (model.text, config.freeze_text),
+    )
+    for encoder, blocks in parts:
+        if blocks is not None:
+            freeze(encoder, None if blocks < 0 else blocks)

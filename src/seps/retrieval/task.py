@@ -22,6 +22,7 @@ from seps.retrieval.heads import ImageFeatures, Scores, TextFeatures
 from seps.retrieval.model import RetrievalModel, freeze_parts
 from seps.retrieval.protocol import Protocol
 from seps.training.distributed import gather_with_gradient
+from seps.training.task import Figures
 
 _PARTS = ("fused", "pixels", "description")
 
@@ -195,20 +196,18 @@ class RetrievalTask:
             dense = model.encode_ids(batch.dense_ids, shown)
         return tokens, words, batch.mask, dense, batch.dense_mask
 
-    def loss(self, batch: StepBatch, epoch: int) -> tuple[Tensor, dict[str, float]]:
+    def loss(self, batch: StepBatch, epoch: int) -> tuple[Tensor, Figures]:
         """The loss of the whole batch, from this rank's rows and the other ranks' features."""
         return self.loss_from_features(self.encode(batch), batch, epoch)
 
-    def loss_from_features(
-        self, features: tuple[Tensor, ...], batch: StepBatch, epoch: int
-    ) -> tuple[Tensor, dict[str, float]]:
+    def loss_from_features(self, features: tuple[Tensor, ...], batch: StepBatch, epoch: int) -> tuple[Tensor, Figures]:
         """See `loss`."""
         tokens, words, mask, dense, dense_mask = features
         head = self.model.model.head
         described = head.uses_description and dense_mask.shape[1] > 1
         texts = TextFeatures(gather_with_gradient(words), gather_with_gradient(mask))
         ids = gather_with_gradient(batch.images)
-        options: dict[str, Any] = {"want_masks": self.config.loss.ratio_weight > 0}
+        options: dict[str, Any] = {"want_masks": self.config.loss.ratio_weight > 0 or head.learns_number}
         if described and self.config.pairing == "published":
             images = ImageFeatures(tokens)
             options["paired"] = TextFeatures(gather_with_gradient(dense), gather_with_gradient(dense_mask))
@@ -217,9 +216,9 @@ class RetrievalTask:
         scores = head(images, texts, **options)
         return self._part_losses(scores, ids)
 
-    def _part_losses(self, scores: Scores, ids: Tensor) -> tuple[Tensor, dict[str, float]]:
+    def _part_losses(self, scores: Scores, ids: Tensor) -> tuple[Tensor, Figures]:
         total: Tensor | None = None
-        figures: dict[str, float] = {}
+        figures: dict[str, Tensor] = {}
         parts = {"fused": scores.similarity, "pixels": scores.pixels, "description": scores.description}
         for name, criterion in self.model.criteria.items():
             rows = parts[name]
@@ -231,13 +230,13 @@ class RetrievalTask:
             loss, align, ratio = criterion(gather_with_gradient(rows), scores.masks, ids)
             weighted = getattr(self.config.parts, name) * loss
             total = weighted if total is None else total + weighted
-            figures[f"loss_{name}"] = float(align.detach())
+            figures[f"loss_{name}"] = align.detach()
             if self.config.loss.ratio_weight:
-                figures["ratio"] = float(ratio.detach())
+                figures["ratio"] = ratio.detach()
         if total is None:
             raise ValueError("no part of the score has a loss")
-        if scores.masks:
-            figures["kept"] = float(scores.masks[0].detach().mean())
+        for name, mask in zip(("kept", "kept_dense"), scores.masks, strict=False):
+            figures[name] = mask.detach().mean()
         return total, figures
 
     @torch.no_grad()

@@ -1,7 +1,7 @@
 """Drives the fused kernels (`kernels`): selection, norms and alignment without per-pair tensors but D itself.
 
-What stays with torch: the cosines of the selection (float32, strict), the word-patch products where the vendor's
-GEMM beats ours (`multiply=False`), prefix cosines, and the description's words.
+What stays with torch: the cosines of the selection (float32, strict), the word-patch products (the vendor's GEMM beats
+ours by more than the writing costs), prefix cosines, and the description's words.
 
 Shapes: B images, T texts, M words, N patches (Z padded), C width, Q merged patches, P prefix tokens.
 """
@@ -34,13 +34,14 @@ class Blocks:
     norm_columns: int = 32
     norm_inner: int = 32
     norm_warps: int = 4
+    norm_stages: int = 5
     table_columns: int = 128
     align_rows: int = 64
     align_patches: int = 64
-    align_width: int = 64
-    multiply: bool = False
-    """Make the word-patch products inside the alignment kernel (then `align_patches` should cover all patches)."""
     warps: int = 4
+    align_stages: int = 3
+    align_registers: int | None = None
+    """Most registers of a thread in the alignment kernel; None leaves it to the compiler."""
 
 
 def supports(
@@ -142,22 +143,19 @@ class FusedScorer:
         norms = self.norms(keep, self.table)
         extra_norms = self.norms(extra, self.gram[:, :, None, :])
         prep, sizes, hrpa = self.prep, self.blocks, self.net.hrpa
-        images, padded, width = prep.patches.shape
+        images, padded, _ = prep.patches.shape
         texts, longest = block.words.shape[:2]
-        words = block.words.to(prep.patches.dtype).contiguous()
+        products = pairs.word_products(prep, block)
         prefix = prep.prefix.shape[1]
-        prefix_cosines = pairs.token_cosines(block, prep.prefix).contiguous() if prefix else words
-        products = words if sizes.multiply else pairs.word_products(prep, block)
+        prefix_cosines = pairs.token_cosines(block, prep.prefix).contiguous() if prefix else products
         top = hrpa.top_k if hrpa.relevance_mlp is not None else 0
         # A wide row of tokens leaves registers for half the words.
         wide = self.weights.shape[-1] > 64
         rows = max(sizes.align_rows // (2 if wide else 1), _power(longest))
         per = rows // longest
-        out = torch.empty(images, texts, device=words.device)
+        out = torch.empty(images, texts, device=products.device)
         kernels.align_kernel[(-(-texts // per), images)](
             products,
-            words,
-            prep.patches,
             keep,
             extra,
             self.weights,
@@ -172,18 +170,18 @@ class FusedScorer:
             padded,
             longest,
             self.merged,
-            width,
             per,
             PREFIX=prefix,
             ROWS=rows,
             BN=sizes.align_patches,
-            BC=sizes.align_width,
+            PX=max(16, _power(per)),
             QP=self.weights.shape[-1],
             TOP=top,
             HP=_power(max(2, 2 * top)),
             LEAKY=hrpa.scan,
-            MULTIPLY=sizes.multiply,
             num_warps=sizes.warps,
+            num_stages=sizes.align_stages,
+            **({} if sizes.align_registers is None else {"maxnreg": sizes.align_registers}),
         )
         return out
 
@@ -237,6 +235,7 @@ class FusedScorer:
             BJ=sizes.norm_columns,
             BI=sizes.norm_inner,
             num_warps=sizes.norm_warps,
+            num_stages=sizes.norm_stages,
         )
         return out
 

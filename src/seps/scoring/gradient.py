@@ -25,7 +25,7 @@ from seps.scoring.precision import product_dtype
 from seps.scoring.state import count_images, split_state, take_images
 from seps.scoring.texts import TextBlock, Texts
 
-MEMORY = 3 * 2**29
+MEMORY = 5 * 2**29
 _LEAST_TEXTS = 128
 """A batch is launched many times a second: fewer, larger steps are worth some padding."""
 
@@ -72,8 +72,8 @@ def score_with_gradient(
     Raises:
         InputError: for inputs that do not fit, or a `memory` that cannot work (with the smallest that can).
     """
-    check_features("images", images, "images, tokens, width", net.config.embed_size)
-    check_features("words", words, "texts, words, width", net.config.embed_size)
+    check_features("images", images[:1], "images, tokens, width", net.config.embed_size)
+    check_features("words", words[:1], "texts, words, width", net.config.embed_size)
     paired = paired_dense is not None
     if paired and dense is not None:
         raise InputError("Both dense and paired_dense came; a dense text belongs to its image or to a caption.")

@@ -165,8 +165,6 @@ def _relevance(values, place, mlp, TOP: tl.constexpr, HP: tl.constexpr):
 @triton.jit(do_not_specialize=["texts", "images", "M", "PER"])
 def align_kernel(
     products,
-    words,
-    patches,
     keep,
     extra,
     weights,
@@ -181,59 +179,50 @@ def align_kernel(
     Z,
     M,
     Q,
-    C,
     PER,
     PREFIX: tl.constexpr,
     ROWS: tl.constexpr,
     BN: tl.constexpr,
-    BC: tl.constexpr,
+    PX: tl.constexpr,
     QP: tl.constexpr,
     TOP: tl.constexpr,
     HP: tl.constexpr,
     LEAKY: tl.constexpr,
-    MULTIPLY: tl.constexpr,
 ):
-    """S of `PER` texts (of up to M words, `PER * M <= ROWS`) with one image.
+    """S of `PER` texts (of up to M words, `PER * M <= ROWS`, `PER <= PX`) with one image.
 
-    With MULTIPLY the word-patch products are made here from words (T, M, C) and patches (B, Z, C); otherwise they
-    are read from `products` (T, M, B, Z). `weights` are (B, Z, QP), `prefix` (T, M, B, PREFIX) cosines; out is (B, T).
+    `products` are (T, M, B, Z), `weights` (B, Z, QP), `prefix` (T, M, B, PREFIX) cosines; out is (B, T).
     """
     b = tl.program_id(1)
+    head = tl.program_id(0) * PER
     row = tl.arange(0, ROWS)
     local = row // M
     word = row - local * M
-    t = tl.program_id(0) * PER + local
+    t = head + local
     present = (local < PER) & (t < texts)
     valid = present & (word < tl.load(lengths + t, mask=present, other=0))
-    pair = t.to(tl.int64) * images + b
     line = t.to(tl.int64) * M + word
     q = tl.arange(0, QP)
-    half = keep.dtype.element_ty
+    own = tl.arange(0, PX)
+    shown = (own < PER) & (head + own < texts)
+    p_rows = products + ((line * images + b) * Z)[:, None]
+    d_rows = keep + ((t.to(tl.int64) * images + b) * Z)[:, None]
+    x_rows = extra + (((head + own).to(tl.int64) * images + b) * Z)[None, :]
+    e_rows = weights + b.to(tl.int64) * Z * QP
     sums = tl.zeros([ROWS, QP], dtype=tl.float32)
-    rest = tl.zeros([ROWS], dtype=tl.float32)
+    rests = tl.zeros([ROWS, PX], dtype=tl.float32)
     for start in range(0, Z, BN):
         n = start + tl.arange(0, BN)
         seen = present[:, None] & (n < Z)[None, :]
-        if MULTIPLY:
-            p = tl.zeros([ROWS, BN], dtype=tl.float32)
-            for begin in range(0, C, BC):
-                c = begin + tl.arange(0, BC)
-                w = tl.load(
-                    words + (line * C)[:, None] + c[None, :], mask=present[:, None] & (c < C)[None, :], other=0.0
-                )
-                v = tl.load(
-                    patches + (b.to(tl.int64) * Z + n)[None, :] * C + c[:, None],
-                    mask=(n < Z)[None, :] & (c < C)[:, None],
-                    other=0.0,
-                )
-                p += tl.dot(w, v)
-        else:
-            p = tl.load(products + ((line * images + b) * Z)[:, None] + n[None, :], mask=seen, other=0.0).to(tl.float32)
-        d = tl.load(keep + (pair * Z)[:, None] + n[None, :], mask=seen, other=0.0).to(tl.float32)
-        x = tl.load(extra + (pair * Z)[:, None] + n[None, :], mask=seen, other=0.0).to(tl.float32)
-        e = tl.load(weights + (b.to(tl.int64) * Z + n)[:, None] * QP + q[None, :], mask=(n < Z)[:, None], other=0.0)
-        sums += tl.dot((p * d).to(half), e)
-        rest += tl.sum(p * x, axis=1)
+        p = tl.load(p_rows + n[None, :], mask=seen, other=0.0)
+        d = tl.load(d_rows + n[None, :], mask=seen, other=0.0)
+        x = tl.load(x_rows + n[:, None], mask=shown[None, :] & (n < Z)[:, None], other=0.0)
+        e = tl.load(e_rows + (n * QP)[:, None] + q[None, :], mask=(n < Z)[:, None], other=0.0)
+        # D is zeros and ones: the product is exact in half precision.
+        sums += tl.dot(p * d, e)
+        # Every word meets the extra tokens of all texts here, and keeps its own below.
+        rests += tl.dot(p, x)
+    rest = tl.sum(tl.where(local[:, None] == own[None, :], rests, 0.0), axis=1)
     place = (b.to(tl.int64) * texts + t)[:, None]
     norm = tl.load(norms + place * Q + q[None, :], mask=present[:, None] & (q < Q)[None, :], other=1.0)
     cosine = tl.where(norm > 1e-36, sums * tl.rsqrt(tl.maximum(norm, 1e-36)), 0.0)
@@ -254,5 +243,5 @@ def align_kernel(
         if TOP > 0:
             score += _relevance(tl.where(mine, best, -1e30), row, mlp, TOP, HP)
             score += _relevance(tl.where(q < count, column, -1e30), q, mlp, TOP, HP)
-        here = tl.program_id(0) * PER + i
+        here = head + i
         tl.store(out + b.to(tl.int64) * texts + here, score, mask=here < texts)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from seps.scoring.precision import row_dots
+from seps.scoring.precision import row_dots, zero_dropped
 
 SMALLEST = 1e-36
 
@@ -47,7 +47,7 @@ def _masked_products(words: Tensor, patches: Tensor, keep: Tensor) -> Tensor:
     """P * D: (T, M, C), (B, Z, C), (T, B, Z) -> (T * M, B, Z)."""
     texts, batch, count = keep.shape
     flat = words.flatten(0, 1) @ patches.flatten(0, 1).T
-    return flat.view(texts, -1, batch, count).mul_(keep[:, None]).view(-1, batch, count)
+    return zero_dropped(flat.view(texts, -1, batch * count), keep.flatten(1)).view(-1, batch, count)
 
 
 def _norms(weights: Tensor, gram: Tensor, keep: Tensor) -> Tensor:
@@ -131,7 +131,7 @@ def _gradients(
     # P is needed no more: its gradient takes its place.
     torch.bmm(d_cosines, weights.transpose(1, 2), out=products.transpose(0, 1))
     del d_cosines
-    d_products = products.view(*words.shape[:2], *keep.shape[1:]).mul_(keep[:, None]).view(len(products), -1)
+    d_products = zero_dropped(products.view(*words.shape[:2], -1), keep.flatten(1)).flatten(0, 1)
     d_words = None
     if want_words:
         d_words = (d_products @ patches.flatten(0, 1)).view_as(words).to(words.dtype)

@@ -26,10 +26,12 @@ from seps.scoring.factored import (
     present_branches,
 )
 from seps.scoring.maxima import SMALLEST, merged_maxima
-from seps.scoring.precision import row_dots
+from seps.scoring.precision import row_dots, zero_dropped
 from seps.scoring.texts import PackedWords, TextBlock
 
 _FAR = -1e30
+_WORTH_KEEPING = 2**24
+"""Values of extra tokens (about 8 bytes each) that wait for the backward pass rather than be made again."""
 
 
 @dataclass
@@ -169,7 +171,10 @@ def word_products(prep: Prepared, block: TextBlock) -> Tensor:
 def _masked_products(prep: Prepared, products: Tensor, name: str, keep: Tensor) -> Tensor:
     """(P * D) e: (T, M, B, Z) -> (B, T, M, Q), unscaled by any norm. Overwrites P without gradients."""
     texts, words, batch, count = products.shape
-    masked = products * keep[:, None] if torch.is_grad_enabled() else products.mul_(keep[:, None])
+    if torch.is_grad_enabled():
+        masked = products * keep[:, None]
+    else:
+        masked = zero_dropped(products.view(texts, words, -1), keep.reshape(texts, -1))
     rows = masked.view(texts * words, batch, count).transpose(0, 1)
     merged = prep.side.logits[name].shape[-1]
     return torch.bmm(rows, prep.terms[name].weights).view(batch, texts, words, -1)[..., :merged]
@@ -278,18 +283,21 @@ def _with_others(
 
     LeakyReLU rises, so it commutes with the maxima and is taken of them alone.
     """
-    best, across = _recomputed(prep, lambda: _other_maxima(prep, block, extra))
+    small = extra.shape[0] * extra.shape[1] * prep.patches.shape[-1] <= _WORTH_KEEPING
+
+    def work() -> tuple[Tensor, Tensor]:
+        return _other_maxima(prep, block, extra)
+
+    best, across = work() if small else _recomputed(prep, work)
     return _pool(net, torch.maximum(rows, best), torch.cat([columns, across], dim=-1), block.mask, None)
 
 
 def _other_maxima(prep: Prepared, block: TextBlock, extra: Tensor) -> tuple[Tensor, Tensor]:
     """Both maxima over the prefix tokens and the extra token: (B, T, M) and (B, T, P + 1), float32."""
-    others = [_extra_cosines(prep, block, extra)[..., None]]
+    others = _extra_cosines(prep, block, extra)[..., None]
     if prep.prefix.shape[1]:
-        others.insert(0, token_cosines(block, prep.prefix).permute(2, 0, 1, 3))
-    best = torch.cat([other.amax(dim=-1, keepdim=True) for other in others], dim=-1).amax(dim=-1)
-    across = torch.cat([_over_words(block, other) for other in others], dim=-1)
-    return best.float(), across.float()
+        others = torch.cat([token_cosines(block, prep.prefix).permute(2, 0, 1, 3), others], dim=-1)
+    return others.amax(dim=-1).float(), _over_words(block, others).float()
 
 
 def _over_words(block: TextBlock, cosines: Tensor) -> Tensor:

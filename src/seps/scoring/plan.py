@@ -18,6 +18,8 @@ _CACHE = 12 * 2**20
 _MOST_IMAGES = 64
 _FEW_IMAGES = 8
 """At most so many at once on a core, at least so many on a GPU where half the memory holds them."""
+_MOST_TRAINED = 128
+"""Images at once in training: a second block would double the launches of a step."""
 
 
 @dataclass(frozen=True)
@@ -207,7 +209,10 @@ def make_plan(
         return _cpu_plan(shapes, memory, images, texts, image, 0 if kept else text, pair)
     half = memory // 2 // image
     # Pairs are worth more of the memory than images, unless those are so large that few fit.
-    count = max(1, min(images, _MOST_IMAGES, half if gradient else max(half // 2, min(half, _FEW_IMAGES))))
+    if gradient:
+        count = max(1, min(images, _MOST_TRAINED, half))
+    else:
+        count = max(1, min(images, _MOST_IMAGES, max(half // 2, min(half, _FEW_IMAGES))))
     while True:
         many = (memory - count * image) // (max(text, count * pair) if kept else text + count * pair)
         if count == 1 or many >= min(texts, 256):

@@ -56,3 +56,17 @@ def row_dots(left_XQN: Tensor, right_XN: Tensor) -> Tensor:
         except (TypeError, RuntimeError):
             pass
     return (left_XQN.float() * right_XN[:, None, :].float()).sum(dim=-1)
+
+
+def zero_dropped(values_TMX: Tensor, keep_TX: Tensor) -> Tensor:
+    """Multiply by zeros and ones in place: (T, M, X) by (T, X), contiguous and of one dtype.
+
+    A product with a mask that is the same for all M is not vectorised on a GPU; the same as a bitwise "and" of eight
+    bytes at a time is about three times faster.
+    """
+    if keep_TX.shape[-1] * keep_TX.itemsize % 8:
+        return values_TMX.mul_(keep_TX[:, None])
+    whole = torch.int32 if keep_TX.itemsize == 4 else torch.int16
+    bits = keep_TX.to(whole).neg_().view(torch.int64)
+    values_TMX.view(torch.int64).bitwise_and_(bits[:, None])
+    return values_TMX

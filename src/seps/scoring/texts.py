@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from seps.nn.checks import InputError, check_features, length_mask
+from seps.nn.checks import InputError, check_features, check_lengths
 from seps.nn.guidance import masked_mean
 
 _SLACK = 1.13
@@ -129,6 +129,7 @@ class Texts:
         if paired is not None:
             self._paired_counts = torch.tensor(self.paired_lengths, dtype=torch.int32).to(words.device)[self._index]
         self._kept: dict[tuple[int, int], TextBlock] | None = None
+        self._runs: dict[tuple[int, int], list[tuple[int, int]]] = {}
 
     @property
     def count(self) -> int:
@@ -158,7 +159,10 @@ class Texts:
 
     def runs(self, limit: int, least: int = 64) -> list[tuple[int, int]]:
         """Runs of the sorted texts, at most `limit` each; see `cut_by_length`."""
-        return cut_by_length(self._ordered, limit, least)
+        # Every block of images asks: cutting 25,000 texts again would leave a GPU idle for some milliseconds.
+        if (limit, least) not in self._runs:
+            self._runs[limit, least] = cut_by_length(self._ordered, limit, least)
+        return self._runs[limit, least]
 
     def restore(self, rows: Tensor) -> Tensor:
         """Columns of the sorted texts, (B, T), in the caller's order."""
@@ -202,5 +206,7 @@ def _checked_lengths(name: str, words: Tensor, lengths: Tensor | Sequence[int] |
         check_features(f"{name}_embs", words[start : start + 1024], "texts, words, width")
     if lengths is None:
         return [words.shape[1]] * words.shape[0]
-    length_mask(f"{name}_lens", lengths, words)
-    return [int(n) for n in torch.as_tensor(lengths).tolist()]
+    values = torch.as_tensor(lengths).cpu()
+    check_lengths(f"{name}_lens", values, words.shape[0], words.shape[1])
+    numbers: list[int] = values.tolist()
+    return numbers

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seps.training.task import CachedTask, Task
+from seps.training.task import CachedTask, Figures, Task
 
 Autocast = Callable[[], AbstractContextManager[Any]]
 Features = tuple[Tensor, ...]
@@ -28,7 +28,7 @@ class Forward:
     """A loss taken, with the way back: `backward()` leaves the gradients on the parameters."""
 
     loss: Tensor
-    metrics: dict[str, float]
+    metrics: Figures
     backward: Callable[[], None]
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from seps.nn.checks import values_unchecked
 from seps.training import distributed as processes
 from seps.training.batches import Prefetcher, move_batch
 from seps.training.checkpoint import (
@@ -38,7 +39,7 @@ from seps.training.optim import (
     set_learning_rate,
 )
 from seps.training.seeding import seed_everything
-from seps.training.task import CachedTask, Task
+from seps.training.task import CachedTask, Figures, Task
 from seps.training.tracking import MetricsLog, Progress, SilentProgress, shown
 
 # Keeps the random numbers of an evaluation apart from those of the steps.
@@ -95,6 +96,14 @@ def train(
         shown_here = progress if progress is not None and run.info.rank == 0 else SilentProgress()
         interrupted = run.train(guard, shown_here)
     return run.result(interrupted)
+
+
+def _read(figures: Figures) -> dict[str, float]:
+    """Plain numbers; what lies on a GPU comes over in one piece."""
+    tensors = {name: value for name, value in figures.items() if isinstance(value, torch.Tensor)}
+    values = torch.stack([value.detach().float().reshape(()) for value in tensors.values()]).tolist() if tensors else []
+    read = dict(zip(tensors, values, strict=True))
+    return {name: read[name] if name in read else float(value) for name, value in figures.items()}
 
 
 class _Run:
@@ -253,9 +262,11 @@ class _Run:
         batch = move_batch(batch, self.device)
         seed_everything(self.config.seed, self.step, self.info.rank)
         lr = set_learning_rate(self.optimizer, lr_factor(self.step, self.per_epoch, self.config))
-        forward = self._forward(batch, epoch)
-        local = {name: float(value) for name, value in forward.metrics.items()}
-        local |= {"loss": self._number(forward.loss), "_stop": float(guard.requested)}
+        # The loss and the gradients' norm are looked at here: nothing before them need be.
+        with values_unchecked():
+            forward = self._forward(batch, epoch)
+        self._check_shape(forward.loss)
+        local = _read({**forward.metrics, "loss": forward.loss.detach()}) | {"_stop": float(guard.requested)}
         values = processes.mean_values(local)
         stop = values.pop("_stop") > 0
         if not math.isfinite(values["loss"]):
@@ -275,13 +286,12 @@ class _Run:
         self._report(epoch, {**values, "seconds": seconds, "data_seconds": waited}, progress)
         return stop
 
-    def _number(self, loss: torch.Tensor) -> float:
+    def _check_shape(self, loss: torch.Tensor) -> None:
         if loss.numel() != 1:
             raise ValueError(
                 f"The loss of {type(self.task).__name__} has shape {tuple(loss.shape)}: return a single "
                 "number, the mean over the rows."
             )
-        return float(loss.detach())
 
     def _forward(self, batch: Any, epoch: int) -> Forward:
         if self.cached is None:

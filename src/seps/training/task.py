@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
 ParameterGroup = dict[str, Any]
+Figures = Mapping[str, "float | Tensor"]
+"""Numbers, or tensors of one value, which the loop reads all at once: each look makes a GPU wait."""
 
 
 class Task(Protocol):
@@ -38,7 +41,7 @@ class Task(Protocol):
         """
         ...
 
-    def loss(self, batch: Any, epoch: int) -> tuple[Tensor, dict[str, float]]:
+    def loss(self, batch: Any, epoch: int) -> tuple[Tensor, Figures]:
         """The scalar loss of this rank's rows, and figures to log (same names on every rank).
 
         With several processes: the mean over this rank's own rows, scored against features gathered from all
@@ -70,8 +73,6 @@ class CachedTask(Protocol):
         """Features of a chunk, samples first; tensors that are not floating point (masks) just pass along."""
         ...
 
-    def loss_from_features(
-        self, features: tuple[Tensor, ...], batch: Any, epoch: int
-    ) -> tuple[Tensor, dict[str, float]]:
+    def loss_from_features(self, features: tuple[Tensor, ...], batch: Any, epoch: int) -> tuple[Tensor, Figures]:
         """`loss`, from the features of all chunks concatenated along the samples."""
         ...

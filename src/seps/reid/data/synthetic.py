@@ -37,7 +37,7 @@ import numpy as np
 from PIL import Image
 
 from seps.reid.data.records import ReidDataError
-from seps.reid.data.synthetic_canvas import Canvas, Frame
+from seps.reid.data.synthetic_canvas import CLUTTER, FIGURE, Canvas, Floats, Frame
 from seps.reid.data.synthetic_figures import Code, Kind, draw_codes, paint_person, paint_vehicle
 from seps.reid.data.synthetic_sensors import (
     Bytes,
@@ -93,6 +93,18 @@ class SyntheticConfig:
     def test_identities(self) -> int:
         """How many identities make query and gallery."""
         return round(self.test_fraction * self.identities)
+
+
+@dataclass(frozen=True)
+class Look:
+    """One drawn shot: (H, W, 3) RGB, (H, W) near infrared, (H, W) thermal bytes, and what is known about them.
+
+    kinds (H, W): BACKGROUND, CLUTTER (passers-by too) or FIGURE. blind (3, H, W) in [0, 1]: how blind each sensor is.
+    """
+
+    images: tuple[Bytes, Bytes, Bytes]
+    kinds: Bytes
+    blind: Floats
 
 
 @dataclass(frozen=True)
@@ -220,7 +232,7 @@ def write_shots(config: SyntheticConfig, shots: list[Shot], root: Path) -> list[
     written = []
     for shot in shots:
         digest = hashlib.sha256()
-        for modality, pixels in zip(MODALITIES, world.draw(shot), strict=True):
+        for modality, pixels in zip(MODALITIES, world.look(shot).images, strict=True):
             buffer = BytesIO()
             Image.fromarray(pixels).save(buffer, "JPEG", quality=config.quality)
             (root / shot.split / modality / f"{shot.name}.jpg").write_bytes(buffer.getvalue())
@@ -245,21 +257,24 @@ class World:
             draw_scene(_rng(config, _SCENES, s), night=s % 2 == 1) for s in range(config.scenes)
         ]
 
-    def draw(self, shot: Shot) -> tuple[Bytes, Bytes, Bytes]:
-        """(H, W, 3) RGB, (H, W) near infrared, (H, W) thermal bytes."""
+    def look(self, shot: Shot) -> Look:
+        """Draw one shot."""
         rng = _rng(self.config, _SHOTS, shot.identity, shot.number)
         camera = self.cameras[shot.camera]
         height, width = self.config.size
         canvas = Canvas(height, width, camera.wall)
         paint_background(canvas, camera, rng)
+        canvas.kind = CLUTTER
         paint_clutter(canvas, rng, int(rng.poisson(self.config.clutter)))
         code = self.codes[shot.identity]
         if self.config.kind == "people":
             self._people(canvas, camera, code, rng)
         else:
             self._vehicle(canvas, camera, code, rng)
+        canvas.kind = CLUTTER
         paint_clutter(canvas, rng, int(rng.poisson(0.3 * self.config.clutter)), largest=0.14)
-        return render(canvas, camera, self.scenes[shot.scene], self.config.blindness, rng)
+        images, blind = render(canvas, camera, self.scenes[shot.scene], self.config.blindness, rng)
+        return Look(images, canvas.kinds, blind)
 
     def _people(self, canvas: Canvas, camera: Camera, code: Code, rng: np.random.Generator) -> None:
         """A stranger at the border in some shots, then the person."""
@@ -275,6 +290,7 @@ class World:
         y = (height - tall) * float(rng.uniform(0.3, 0.9))
         mirror = 1.0 if rng.random() < 0.5 else -1.0
         view = int(rng.choice(3, p=np.array(camera.views) / sum(camera.views)))
+        canvas.kind = FIGURE
         paint_person(canvas, Frame(x, y, tall, mirror if view == 2 else 1.0), code, view, rng)
 
     def _vehicle(self, canvas: Canvas, camera: Camera, code: Code, rng: np.random.Generator) -> None:
@@ -285,4 +301,5 @@ class World:
         facing = (1.0 if view == 0 else -1.0) * squeeze
         middle = width * (0.5 + camera.shift + float(rng.uniform(-0.04, 0.04)))
         y = height * float(rng.uniform(0.82, 0.95))
+        canvas.kind = FIGURE
         paint_vehicle(canvas, Frame(middle - 0.5 * scale * facing, y, scale, facing), code, view)

@@ -19,6 +19,7 @@ Colour = tuple[float, float, float]
 Pattern = Callable[[Floats, Floats], Mask]
 """From figure coordinates (u, v) to where something shows."""
 RGB, NIR, TIR = 0, 1, 2
+BACKGROUND, CLUTTER, FIGURE = 0, 1, 2
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,18 @@ class Frame:
 
 
 class Canvas:
-    """Material numbers (3, H, W) as the sensors RGB, NIR and TIR see them, and the materials."""
+    """Material numbers (3, H, W) as the sensors RGB, NIR and TIR see them, and the materials.
+
+    `kinds` (H, W) says what is seen at each pixel: BACKGROUND, CLUTTER or FIGURE, whichever `kind` was set to
+    when it was painted last.
+    """
 
     def __init__(self, height: int, width: int, ground: Material) -> None:
         self.height, self.width = height, width
         self.index = np.zeros((3, height, width), dtype=np.uint8)
         self.materials = [ground]
+        self.kinds = np.zeros((height, width), dtype=np.uint8)
+        self.kind = BACKGROUND
 
     def add(self, material: Material) -> int:
         """The number of a material, added when new."""
@@ -89,6 +96,7 @@ class Canvas:
         planes = slice(None) if sensor is None else slice(sensor, sensor + 1)
         region = self.index[planes, top:bottom, left:right]
         np.copyto(region, np.uint8(self.add(material)), where=mask)
+        np.copyto(self.kinds[top:bottom, left:right], np.uint8(self.kind), where=mask)
 
     def ellipse(
         self,

@@ -107,8 +107,8 @@ def _any_material(rng: np.random.Generator) -> Material:
 
 def render(
     canvas: Canvas, camera: Camera, scene: Scene, blindness: float, rng: np.random.Generator
-) -> tuple[Bytes, Bytes, Bytes]:
-    """(H, W, 3) RGB, (H, W) near infrared, (H, W) thermal bytes of one shot.
+) -> tuple[tuple[Bytes, Bytes, Bytes], Floats]:
+    """(H, W, 3) RGB, (H, W) near infrared, (H, W) thermal bytes of one shot; (3, H, W) how blind each was.
 
     Each sensor is blind in some regions with probability `blindness`, on its own: RGB in deep shadow or in
     glare, near infrared outside its lamp's beam or in a reflection, thermal where the surroundings are as
@@ -116,24 +116,29 @@ def render(
     """
     colour, infrared, heat = canvas.looks(rng, camera.cast)
     size = canvas.height, canvas.width
+    blind = []
     dark, dazzled = _blind(size, blindness, rng)
+    blind.append(dark + dazzled)
     colour *= (1 + 0.15 * smooth_noise(size, rng)) * (scene.light * (1 - 0.96 * dark))
     colour = soften(colour)
     colour += dazzled * np.array((1.1, 1.05, 0.9), dtype=np.float32)[:, None, None]
     colour += _noise(colour.shape, 0.02 + 0.02 * (scene.light < 0.5), rng)
 
     dark, dazzled = _blind(size, blindness, rng)
+    blind.append(dark + dazzled)
     infrared *= (0.95 + 0.15 * smooth_noise(size, rng)) * (camera.gain[0] * (1 - 0.96 * dark))
     infrared = soften(infrared)
     infrared += 1.1 * dazzled + _noise(size, 0.03, rng)
 
     washed, noisy = _blind(size, blindness, rng)
+    blind.append(washed + noisy)
     heat = soften(soften(heat))
     heat += (1 - heat) * np.float32(scene.ambient)
     heat += washed * (0.72 + 0.1 * smooth_noise(size, rng) - heat)
     heat = camera.gain[1] * heat + 0.05 * smooth_noise(size, rng) + _noise((1, size[1]), 0.012, rng)
     heat += _noise(size, 0.02, rng) * (1 + 9 * noisy) + noisy * _noise((size[0], 1), 0.3, rng)
-    return np.ascontiguousarray(_bytes(colour).transpose(1, 2, 0)), _bytes(infrared), _bytes(heat)
+    seen = np.ascontiguousarray(_bytes(colour).transpose(1, 2, 0)), _bytes(infrared), _bytes(heat)
+    return seen, np.stack(blind)
 
 
 def _blind(size: tuple[int, int], blindness: float, rng: np.random.Generator) -> tuple[Floats, Floats]:

@@ -1,0 +1,88 @@
+"""What lies where in a synthetic set, drawn again from its parameters: nothing of it is stored with the pictures.
+
+Shapes: S shots, M = 3 sensors, (H, W) pixels, N patches, K = 4 kinds.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+from torch.nn import functional as F
+
+from seps.reid.data.records import ReidDataError
+from seps.reid.data.synthetic import VERSION, Look, Shot, SyntheticConfig, World, plan_shots
+from seps.reid.data.synthetic_canvas import FIGURE
+from seps.reid.data.synthetic_sensors import Bytes
+
+KINDS = ("background", "clutter", "figure", "blind")
+"""Names of the values of `truth`: the first three in numbers of the canvas, then what a sensor cannot see."""
+BLIND = len(KINDS) - 1
+
+
+def read_parameters(root: str | Path) -> SyntheticConfig:
+    """The parameters of the synthetic set in `root`. Raises ReidDataError where there is none of this version."""
+    path = Path(root) / "manifest.json"
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        values = {**manifest["parameters"], "size": tuple(manifest["parameters"]["size"])}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ReidDataError(f"{path} does not describe a synthetic set of `seps reid synth` ({error})") from error
+    if manifest.get("version") != VERSION:
+        raise ReidDataError(f"{path} is of version {manifest.get('version')}, not {VERSION}; draw the set again")
+    return SyntheticConfig(**values)
+
+
+def truth(root: str | Path, names: Sequence[str], workers: int = 1) -> Bytes:
+    """What each sensor sees at each pixel of the shots `names`: (S, M, H, W), numbers into `KINDS`.
+
+    A pixel is blind where more than half of what is there is lost to shadow, glare, a reflection, warm surroundings
+    or detector noise; low light of the whole scene does not count. With `workers` > 1 the caller's main module must
+    be importable. Raises ReidDataError for a name that the set does not have.
+    """
+    config = read_parameters(root)
+    plan = {shot.name: shot for shot in plan_shots(config)}
+    unknown = [name for name in names if name not in plan]
+    if unknown:
+        raise ReidDataError(f"the synthetic set in {root} has no shot {unknown[0]!r}")
+    shots = [plan[name] for name in names]
+    chunks = [shots[start : start + 64] for start in range(0, len(shots), 64)]
+    if workers <= 1 or len(chunks) < 2:
+        parts = [_draw(config, chunk) for chunk in chunks]
+    else:
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(min(workers, len(chunks)), mp_context=context) as pool:
+            parts = list(pool.map(_draw, [config] * len(chunks), chunks))
+    return np.concatenate([np.zeros((0, 3, *config.size), dtype=np.uint8), *parts])
+
+
+def _draw(config: SyntheticConfig, shots: Sequence[Shot]) -> Bytes:
+    world = World(config)
+    return np.stack([label(world.look(shot)) for shot in shots])
+
+
+def label(look: Look) -> Bytes:
+    """One shot's kinds as each sensor sees them, (M, H, W)."""
+    return np.where(look.blind > 0.5, np.uint8(BLIND), look.kinds[None])
+
+
+def patch_shares(kinds: Tensor, grid: tuple[int, int]) -> Tensor:
+    """The part of every patch that is of each kind: (S, M, H, W) numbers -> (S, M, N, K), rows that sum to 1."""
+    planes = F.one_hot(kinds.long(), len(KINDS)).float().permute(0, 1, 4, 2, 3)
+    pooled = F.adaptive_avg_pool2d(planes.flatten(0, 1), grid)
+    return pooled.flatten(2).transpose(1, 2).reshape(*kinds.shape[:2], grid[0] * grid[1], len(KINDS))
+
+
+def on_figure(shares: Tensor, least: float = 0.25) -> Tensor:
+    """The decision of someone who knows: 1 at patches that show `least` or more of the figure, (S, M, N) float32.
+
+    Where a sensor shows none, its best patch is kept, as selection keeps at least one.
+    """
+    seen = shares[..., FIGURE]
+    best = F.one_hot(seen.argmax(dim=-1), seen.shape[-1]).bool()
+    return ((seen >= least) | best).float()

@@ -1,0 +1,244 @@
+"""`seps compare`: every entry is valid, runs resume, failures stay alone, and the report needs the results only."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from seps.cli.main import main
+from seps.cli.train import read_config
+from seps.config import ConfigError
+from seps.retrieval.compare import SUITES, Job, config_for, protocols_for, run_one
+from seps.retrieval.compare_plot import plot_differences
+from seps.retrieval.compare_report import Figure, figure_of, finished, markdown, rows_of, summarise
+from seps.retrieval.compare_workers import Workers, decode_to, load_material
+from seps.retrieval.config import ModelConfig, PartWeights, RunConfig
+from seps.retrieval.data import load_jsonl
+from seps.retrieval.model import RetrievalModel
+from seps.retrieval.probe import gradient_at_patches
+from seps.retrieval.task import RetrievalTask
+from seps.training import NonFiniteLossError, TrainConfig
+
+RECIPE = Path(__file__).parents[2] / "configs" / "ablation.yaml"
+ENTRIES = [(suite, name) for suite, entries in SUITES.items() for name in entries]
+
+
+def recipe(encoders: dict[str, str], **changes: Any) -> RunConfig:
+    train = TrainConfig(epochs=1, batch_size=16, learning_rate=3e-3, eval_every=0, prefetch=0)
+    model = ModelConfig(**encoders, embed_size=16, image_size=(32, 32))
+    parts = PartWeights(fused=0.0, pixels=1.0, description=0.5)
+    return RunConfig(**{"model": model, "train": train, "parts": parts, "choose_trust": True, **changes})
+
+
+@pytest.fixture
+def material(encoders, scenes, dev_scenes, tmp_path):
+    made = recipe(encoders)
+    sets = load_jsonl(scenes), [load_jsonl(dev_scenes)]
+    return load_material(made, *sets, decode_to(tmp_path / "pixels", made, *sets))
+
+
+@pytest.mark.parametrize(("suite", "name"), ENTRIES, ids=lambda word: word)
+def test_every_entry_is_a_valid_run(encoders, scenes, suite, name):
+    config = config_for(Job(suite, name, 3), recipe(encoders))
+    assert config.train.seed == 3 and config.data == recipe(encoders).data
+    model = RetrievalModel(config.model)
+    task = RetrievalTask(model, config, load_jsonl(scenes), [])
+    loss, figures = task.loss(task.batch(0, 0, 0, 1), 0)
+    assert torch.isfinite(loss)
+    assert protocols_for(model)
+    assert ("ratio" in figures) == (config.loss.ratio_weight > 0)
+    if model.head.learns_number:
+        assert 0 < figures["kept"] <= 1
+
+
+def test_every_reference_is_there_and_its_row_differs():
+    for entries in SUITES.values():
+        for name, entry in entries.items():
+            assert entry.reference is None or (entry.reference in entries and entry.reference != name)
+    made = [config_for(Job("ablation", name, 0), RunConfig()) for name in SUITES["ablation"]]
+    assert all(made[i] != made[j] for i in range(len(made)) for j in range(i))
+
+
+def test_the_recipe_of_the_ablation_is_read():
+    made = read_config(str(RECIPE), {"data.train": "a.jsonl", "train.epochs": "2"})
+    assert (made.freeze_vision, made.freeze_text, made.train.epochs) == (9, 3, 2)
+
+
+def arguments(encoders, scenes, dev_scenes, out: Path, *more: str) -> list[str]:
+    config = out.parent / "recipe.yaml"
+    text = {"model": {**encoders, "embed_size": 16, "image_size": [32, 32]}, "freeze_vision": 1}
+    text["train"] = {"epochs": 1, "batch_size": 16, "eval_every": 0, "prefetch": 0}
+    config.write_text(json.dumps(text))
+    words = ["compare", "--suite", "ablation", "--config", str(config), "--data", str(scenes), "--out", str(out)]
+    return [*words, "--dev", str(dev_scenes), "--device", "cpu", *more]
+
+
+def test_two_processes_a_failure_and_the_resume(encoders, scenes, dev_scenes, tmp_path, capsys):
+    out = tmp_path / "out"
+    words = ["--only", "base", "dense-none", "mean", "--seeds", "0", "--processes", "2"]
+    (out / "runs").mkdir(parents=True)
+    # A file where the run's folder should be: this run fails, and no other.
+    (out / "runs" / "dense-none-0").write_text("in the way")
+    assert main(arguments(encoders, scenes, dev_scenes, out, *words)) == 2
+    error = capsys.readouterr().err
+    assert "dense-none seed 0 failed" in error and "dense-none-0" in error
+    first = finished(out / "results.jsonl")
+    assert sorted(result["name"] for result in first) == ["base", "mean"]
+    base = next(result for result in first if result["name"] == "base")
+    assert set(base["rsum"]) == {"dev/none", "dev/image"} and base["processes"] == 2
+    assert base["gradient"]["norm"] > 0 and base["gradient"]["share"] == 1.0 and base["nonfinite"] is None
+    assert base["step_ms"] > 0 and base["kept_at_test"] == 0.5
+    assert [path.name for path in (out / "runs").iterdir()] == ["dense-none-0"]
+
+    (out / "runs" / "dense-none-0").unlink()
+    with (out / "results.jsonl").open("a") as file:
+        file.write('{"name": "dense-none", "seed": 0, "rs')
+    assert main(arguments(encoders, scenes, dev_scenes, out, *words)) == 0
+    assert "[1/1] dense-none seed 0" in capsys.readouterr().err
+    assert finished(out / "results.jsonl")[:2] == first and len(finished(out / "results.jsonl")) == 3
+
+    assert main(arguments(encoders, scenes, dev_scenes, out, *words)) == 0
+    captured = capsys.readouterr()
+    assert "[1/" not in captured.err and "### what training did" in captured.out
+    assert main(arguments(encoders, scenes, dev_scenes, out, "--set", "train.epochs=2")) == 2
+    assert "another suite or recipe" in capsys.readouterr().err
+
+
+def test_a_worker_that_dies_takes_only_its_run(material, tmp_path):
+    jobs = [Job("ablation", "mean", 0), Job("ablation", "base", 0)]
+    with Workers(1, material, [tmp_path / "nothing.npy"], tmp_path / "runs", device="cpu") as workers:
+        outcomes = list(workers.run(jobs))
+    assert [outcome.job for outcome in outcomes] == jobs
+    assert all(outcome.result is None and "exit code 1" in outcome.reason for outcome in outcomes)
+
+
+def test_one_process_gives_what_two_give(material, encoders, scenes, dev_scenes, tmp_path):
+    jobs = [Job("ablation", "default", 1)]
+    alone = run_one(jobs[0], material, tmp_path / "runs", device="cpu", keep=True)
+    assert (tmp_path / "runs" / "default-1" / "metrics.jsonl").is_file()
+    pixels = decode_to(tmp_path / "again", material.recipe, material.train, material.dev)
+    with Workers(2, material, pixels, tmp_path / "other", device="cpu") as workers:
+        (outcome,) = workers.run(jobs)
+    assert outcome.result is not None and outcome.result["rsum"] == alone["rsum"]
+    assert 0 < alone["trust"] < 1 and alone["loss"] == outcome.result["loss"]
+
+
+def test_a_loss_that_is_not_finite_is_a_result(material, tmp_path, monkeypatch):
+    def explode(*_: Any, **__: Any) -> None:
+        raise NonFiniteLossError("not finite", tmp_path / "batch", 6)
+
+    monkeypatch.setattr("seps.retrieval.compare.train", explode)
+    result = run_one(Job("ablation", "decision-gumbel", 0), material, tmp_path / "runs", device="cpu")
+    assert result["nonfinite"] == 7 and result["rsum"] == {}
+    assert "| decision-gumbel |  |  |  |  |  |  |  |  |  | 1 |" in markdown([result], SUITES["ablation"])
+
+
+def test_gradients_stop_where_the_patches_are_cut_off(encoders, scenes):
+    found = {}
+    for name in ("base", "detached", "description"):
+        config = config_for(Job("ablation", name, 0), recipe(encoders))
+        found[name] = gradient_at_patches(
+            RetrievalTask(RetrievalModel(config.model), config, load_jsonl(scenes), []), "cpu"
+        )
+    assert found["base"]["norm"] > 0 and found["base"]["share"] == 1.0
+    assert found["detached"]["norm"] < found["base"]["norm"]
+    assert found["description"] is None
+
+
+def test_a_ratio_loss_on_a_fixed_number_moves_nothing(material, tmp_path):
+    with pytest.warns(UserWarning, match="cannot act"):
+        constant = run_one(Job("ablation", "ratio-topk", 0), material, tmp_path, device="cpu")
+    base = run_one(Job("ablation", "base", 0), material, tmp_path, device="cpu")
+    assert constant["rsum"] == base["rsum"] and constant["ratio"][0] == constant["ratio"][1]
+    assert constant["gradient"]["norm"] == pytest.approx(base["gradient"]["norm"])
+
+
+def lines(name: str, values: list[float], **more: Any) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "seed": i, "rsum": {"dev/none": v, "dev/image": v + 1}, **more} for i, v in enumerate(values)
+    ]
+
+
+def test_report_from_results_alone(tmp_path, capsys):
+    results = lines("base", [100.0, 102.0, 104.0], step_ms=10.0, head_parameters=1234)
+    results += lines("dense-none", [110.0, 111.0, 112.0], kept=[0.5, 0.25], ratio=[0.0, 0.0625])
+    results += lines("rho-0.3", [101.0, 103.0, 106.0], gradient={"norm": 0.5, "share": 0.25})
+    (tmp_path / "results.jsonl").write_text("\n".join(map(json.dumps, results)) + '\n{"name": "rho-0.3", "se')
+    assert main(["compare", "--suite", "ablation", "--out", str(tmp_path), "--report"]) == 0
+    text = (tmp_path / "table.md").read_text()
+    assert text in capsys.readouterr().out
+    assert "| 102.0 ± 2.0 | 103.0 ± 2.0 | 10 | 1,234 | 3 |" in text
+    assert "111.0 ± 1.0 (**+9.0**)" in text and "103.3 ± 2.5 (+1.3)" in text
+    assert "0.500 → 0.250" in text and "25.0%" in text
+    rows = rows_of("numbers", summarise(results, SUITES["ablation"]), SUITES["ablation"])
+    assert rows == ["base", "rho-0.3"]
+    if plot_differences(results, SUITES["ablation"], tmp_path / "again.png"):
+        assert (tmp_path / "plot.png").stat().st_size > 10_000
+
+
+def test_the_table_of_the_baselines():
+    results = lines("mean", [10.0, 12.0]) + lines("default", [20.0])
+    text = markdown(results, SUITES["baselines"]).splitlines()
+    assert text[0] == "| model | protocol | rSum dev |"
+    assert text[2] == "| **mean**: mean patch against mean word (VSE++ style) | none | 11.0 ± 1.4 |"
+    assert text[5].endswith("| image | 21.0 ± 0.0 |") and len(text) == 6
+    assert not plot_differences(results, SUITES["baselines"], Path("nowhere.png"))
+
+
+def test_figures():
+    assert figure_of([1.0, 3.0]) == Figure(2.0, pytest.approx(2**0.5), 2)
+    assert figure_of([5.0]).minus(figure_of([1.0, 2.0])) == (3.5, False)
+    assert figure_of([5.0, 5.2]).minus(figure_of([1.0, 2.0])) == (pytest.approx(3.6), True)
+
+
+def test_mistakes_of_the_command_get_a_sentence(tmp_path, capsys):
+    assert main(["compare", "--only", "nonsense", "--report", "--out", str(tmp_path)]) == 2
+    assert "nonsense" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["compare", "--out", str(tmp_path)])
+    assert "--config, --data, --dev" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("given", "kept"), [(True, -1), (False, None), (2, 2), (None, None), (-1, -1)])
+def test_freeze_vision_is_a_number_of_blocks(given, kept):
+    made = RunConfig(freeze_vision=given)
+    assert made.freeze_vision is kept if kept is None else made.freeze_vision == kept
+    assert RunConfig(**{**vars(made)}) == made and dataclasses.asdict(made)["freeze_vision"] == kept
+
+
+@pytest.mark.parametrize(("word", "kept"), [("true", -1), ("false", None), ("3", 3), ("1", 1), ("null", None)])
+def test_freeze_vision_in_a_file(tmp_path, word, kept):
+    (tmp_path / "recipe.yaml").write_text(f"freeze_vision: {word}\n")
+    made = read_config(str(tmp_path / "recipe.yaml"), {})
+    assert made.freeze_vision == kept and not isinstance(made.freeze_vision, bool)
+
+
+def test_frozen_blocks_get_no_gradient_and_change_no_figure(encoders, scenes):
+    outcomes = []
+    for blocks in (None, 1, -1):
+        torch.manual_seed(0)
+        config = recipe(encoders, freeze_vision=blocks)
+        task = RetrievalTask(RetrievalModel(config.model), config, load_jsonl(scenes), [])
+        torch.manual_seed(0)
+        loss, _ = task.loss(task.batch(0, 0, 0, 1), 0)
+        loss.backward()
+        vision = task.model.model.vision
+        got = {name for name, value in vision.named_parameters() if value.grad is not None}
+        outcomes.append((loss.item(), got))
+    (whole, everything), (some, late), (none, nothing) = outcomes
+    assert whole == some == none
+    assert not nothing and late < everything
+    assert not any("embeddings" in name or "layers.0." in name or "layer.0." in name for name in late)
+
+
+def test_a_frozen_block_that_is_not_there(encoders, scenes):
+    config = recipe(encoders, freeze_vision=7)
+    with pytest.raises(ValueError, match="2 blocks"):
+        RetrievalTask(RetrievalModel(config.model), config, load_jsonl(scenes), [])
+    with pytest.raises(ConfigError):
+        recipe(encoders, pairing="nobody's")
