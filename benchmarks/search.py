@@ -7,8 +7,8 @@ FOLDER holds pictures (or shards) and a JSONL whose captions are the queries. Fo
 - index: images a second, how busy the cores are, and where the processor time goes;
 - states: what each smaller state costs, as the overlap of the exact ten best with those of float32;
 - search: milliseconds of every stage, recall of the ten best against `--exact`;
-- large: the same photos again and again, each copy with noise of its own on all patches and words together (so that
-  its vector moves) and on each apart. It is built as `seps index` builds it, thumbnails left out.
+- large: the same photos again and again, each copy with noise of its own on every patch and word, and a shift of all
+  of them together, so that its vector moves. It is built as `seps index` builds it, thumbnails left out.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from seps.retrieval.vectors import text_vectors
 
 Facts = dict[str, Any]
 TEN = 10
-COUNTS = (100, 200, 400, 800, 1600)
+COUNTS = (10, 25, 50, 100, 200, 400, 800)
 STATES: tuple[tuple[Precision, int | None], ...] = (("float16", None), ("int8", None), ("int8", 48), ("int8", 32))
 
 
@@ -55,7 +55,8 @@ def main() -> None:
     parser.add_argument("--model", default="mini")
     parser.add_argument("--precision", default="float16", choices=("float32", "float16", "int8"))
     parser.add_argument("--large", type=int, default=0, metavar="IMAGES", help="size of the large gallery; 0: none")
-    parser.add_argument("--noise", type=float, default=0.5, help="in standard deviations of the features")
+    parser.add_argument("--noise", type=float, default=0.5, help="on each patch and word, in standard deviations")
+    parser.add_argument("--shift", type=float, default=0.5, help="on all patches, or words, of a copy together")
     parser.add_argument("--queries", type=int, default=40)
     parser.add_argument("--exact", type=int, default=2, help="queries on which scoring everything is timed at large")
     parser.add_argument("--states", action="store_true", help="compare the precisions and numbers of patches")
@@ -83,7 +84,7 @@ def main() -> None:
         tell("search", {**stage_facts(searcher, queries), **recall_facts(searcher, queries)})
         if options.large:
             large = options.work / "large"
-            tell("build", enlarge(searcher, large, options.large, options.noise))
+            tell("build", enlarge(searcher, large, options.large, options.noise, options.shift))
             searcher = Searcher(large, model)
             tell("large", {**stage_facts(searcher, queries), **recall_facts(searcher, queries)})
             tell("exact", exact_facts(searcher, queries[: options.exact], report["large"]["total"]))
@@ -121,8 +122,12 @@ def disk(held: Facts) -> Facts:
 
 
 def stage_facts(searcher: Searcher, queries: Sequence[str]) -> Facts:
-    """Median milliseconds of each stage with the default candidates; the first query warms up."""
+    """Median milliseconds of each stage with the default candidates; the first query warms up.
+
+    `rerank_processor` is processor time of all cores: beside it, `rerank` tells how busy the machine was otherwise.
+    """
     times: dict[str, list[float]] = {name: [] for name in ("text", "nearest", "fetch", "rerank", "total")}
+    busy: list[float] = []
     for query in queries:
         marks = [time.perf_counter()]
         words = searcher.encode(query)
@@ -132,13 +137,16 @@ def stage_facts(searcher: Searcher, queries: Sequence[str]) -> Facts:
         marks.append(time.perf_counter())
         table = searcher.store.nearest(vector, CANDIDATES, [*SHOWN, *STATE])
         marks.append(time.perf_counter())
+        spent = time.process_time()
         searcher.scores(table, words)
+        busy.append((time.process_time() - spent) * 1e3)
         marks.append(time.perf_counter())
         searcher.search(query, TEN)
         marks.append(time.perf_counter())
         text, nearest, both, rerank, total = np.diff(marks) * 1e3
         for name, value in zip(times, (text, nearest, both - nearest, rerank, total), strict=True):
             times[name].append(float(value))
+    times["rerank_processor"] = busy
     return {name: round(median(values[1:]), 1) for name, values in times.items()}
 
 
@@ -228,7 +236,7 @@ def _rows(store: Store, size: int = 128) -> Iterator[tuple[list[Row], ImageFeatu
         yield rows, restore(batch, store.settings).features
 
 
-def enlarge(searcher: Searcher, place: Path, count: int, noise: float) -> Facts:
+def enlarge(searcher: Searcher, place: Path, count: int, noise: float, shift: float) -> Facts:
     """Fill a store with noisy copies of the rows of a small one, and index it as `seps index` would."""
     shutil.rmtree(place, ignore_errors=True)
     start, threads = time.perf_counter(), torch.get_num_threads()
@@ -244,8 +252,8 @@ def enlarge(searcher: Searcher, place: Path, count: int, noise: float) -> Facts:
         return pool[offset : offset + size].reshape(shape)
 
     def noisy(values: torch.Tensor) -> torch.Tensor:
-        scale = noise * values.std()
-        return values + scale * (some((len(values), 1, values.shape[-1])) + some(tuple(values.shape)))
+        together, each = some((len(values), 1, values.shape[-1])), some(tuple(values.shape))
+        return values + values.std() * (shift * together + noise * each)
 
     written = copy = 0
     pending: list[Row] = []
@@ -272,6 +280,7 @@ def enlarge(searcher: Searcher, place: Path, count: int, noise: float) -> Facts:
     return {
         "images": len(large),
         "noise": noise,
+        "shift": shift,
         "approximate_index": large.indexed(),
         "fill_seconds": round(filled - start),
         "tidy_seconds": round(time.perf_counter() - filled),
