@@ -14,9 +14,11 @@ FOLDER holds pictures (or shards) and a JSONL whose captions are the queries. Fo
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -95,9 +97,43 @@ def main() -> None:
             options.out.write_text(json.dumps(report, indent=1) + "\n")
 
 
+class Demand:
+    """How much processor time this process's threads used or waited for: what they would use on a quiet machine."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, int] = {}
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Demand:
+        self._look()
+        self._before, self._start = sum(self._seen.values()), time.monotonic()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+        self.cores = (sum(self._seen.values()) - self._before) / 1e9 / (time.monotonic() - self._start)
+
+    def _watch(self) -> None:
+        while not self._done.wait(0.2):
+            self._look()
+
+    def _look(self) -> None:
+        for task in Path("/proc/self/task").glob("*/schedstat"):
+            with contextlib.suppress(OSError, ValueError):
+                running, waiting, _ = map(int, task.read_text().split())
+                self._seen[task.parent.name] = running + waiting
+
+
 def index_facts(folder: Path, place: Path, model: Any, name: str, precision: Any) -> Facts:
-    """Index once. Shares are of the processor time; `busy` is that time over wall time and cores."""
-    done = index_folder(folder, place, model, name, options=IndexOptions(precision))
+    """Index once. Shares are of the processor time; `busy` is that time over wall time and cores.
+
+    `wanted` counts the time that threads waited for a core as well, which others had.
+    """
+    with Demand() as demand:
+        done = index_folder(folder, place, model, name, options=IndexOptions(precision))
     spent = done.decoding + done.encoding + done.own
     held = status(Store.open(place))
     return {
@@ -105,6 +141,7 @@ def index_facts(folder: Path, place: Path, model: Any, name: str, precision: Any
         "seconds": round(done.seconds, 1),
         "images_per_second": round(done.new / done.seconds, 1),
         "busy": round(spent / done.seconds / (os.cpu_count() or 1), 3),
+        "wanted": round(demand.cores / (os.cpu_count() or 1), 3),
         "decoding": round(done.decoding / spent, 3),
         "encoding": round(done.encoding / spent, 3),
         "own": round(done.own / spent, 3),
