@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -73,6 +73,8 @@ class Preparer:
         familiar: frozenset[tuple[str, str | None]] = frozenset(),
     ) -> None:
         self.model, self.precision, self.keep_patches = model, precision, keep_patches
+        self.turn: AbstractContextManager[Any] = nullcontext()
+        """Held while embedding: a GPU takes one batch at a time, while other threads decode."""
         self.familiar = familiar
         """Digests and descriptions the store holds: such images are read and not embedded."""
 
@@ -86,7 +88,8 @@ class Preparer:
             for place, (outcome, job) in enumerate(zip(outcomes, jobs, strict=True))
             if isinstance(outcome, Prepared) and (outcome.picture.sha256, job.dense) not in self.familiar
         ]
-        states = self.embed([picture for _, picture, _ in fresh], [dense for _, _, dense in fresh])
+        with self.turn:
+            states = self.embed([picture for _, picture, _ in fresh], [dense for _, _, dense in fresh])
         for (place, picture, _), state in zip(fresh, states, strict=True):
             outcomes[place] = Prepared(replace(picture, pixels=_NO_PIXELS), state)
         return Batch(outcomes, decoded - start, time.thread_time() - decoded)
@@ -111,19 +114,14 @@ def prepare_locally(
     """Batches and their places, in order; each thread decodes and embeds a batch of its own."""
     cores = os.cpu_count() or 1
     workers = workers or min(16, cores)
-    on_cpu = prepare.model.device.type == "cpu"
-    turn = nullcontext() if on_cpu else threading.Lock()
-
-    def work(jobs: Sequence[Job]) -> Batch:
-        with turn:
-            return prepare(jobs)
-
+    if prepare.model.device.type != "cpu":
+        prepare.turn = threading.Lock()
     waiting: deque[Future[Batch]] = deque()
     pool = computing_threads(workers, "seps-index", max(1, min(torch.get_num_threads(), cores) // workers))
     try:
         for place in range(len(batches)):
             while len(waiting) < workers + 2 and place + len(waiting) < len(batches):
-                waiting.append(pool.submit(work, batches[place + len(waiting)]))
+                waiting.append(pool.submit(prepare, batches[place + len(waiting)]))
             yield place, waiting.popleft().result()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
