@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import signal
 from collections.abc import Iterator, Sequence
@@ -78,13 +79,15 @@ def test_a_cluster_gives_the_same_store(
     folder = gallery(tmp_path / "g", 20, described=10)
     (folder / "bad.jpg").write_text("no picture")
     local = index(folder, tmp_path / "local")
-    report = over_ray(folder, tmp_path / "ray")
-    assert (report.new, report.described) == (local.new, local.described) == (20, 10)
-    assert [problem.name for problem in report.problems] == ["bad.jpg"]
+    arguments = [str(folder), "--store", str(tmp_path / "ray"), "--model", model_folder(), "--engine", "ray", "--json"]
+    assert index_command.run([*arguments, "--workers", "1"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["new"], told["described"]) == (local.new, local.described) == (20, 10)
+    assert [problem["name"] for problem in told["problems"]] == ["bad.jpg"]
     same(rows(tmp_path / "local"), rows(tmp_path / "ray"))
     (folder / "bad.jpg").unlink()
 
-    # Interrupted after the first commit, and run again; then the folder changes.
+    # Interrupted after the first commit; then the folder changes, and it runs again.
     monkeypatch.setattr(indexing, "COMMIT_ROWS", 1)
 
     def interrupt(done: int, total: int) -> None:
@@ -93,13 +96,15 @@ def test_a_cluster_gives_the_same_store(
     options = IndexOptions(batch_size=4, ray=RayConfig(workers=1))
     with pytest.raises(KeyboardInterrupt):
         index_folder(folder, tmp_path / "cut", model(), model_folder(), options=options, progress=interrupt)
-    assert over_ray(folder, tmp_path / "cut").unchanged == 4
-    same(rows(tmp_path / "local"), rows(tmp_path / "cut"))
+    assert len(rows(tmp_path / "cut")) == 4
     os.replace(folder / "p00.jpg", folder / "moved.jpg")
+    text = (folder / "data.jsonl").read_text()
+    (folder / "data.jsonl").write_text(text.replace('"p00.jpg"', '"moved.jpg"'))
     paint(folder / "p02.jpg", 300)
-    report, local = (engine(folder, tmp_path / place) for engine, place in ((over_ray, "cut"), (index, "local")))
-    counts = [(one.new, one.changed, one.moved, one.deleted, one.unchanged) for one in (report, local)]
-    assert counts[0] == counts[1]
+    report = over_ray(folder, tmp_path / "cut")
+    index(folder, tmp_path / "local")
+    assert report.unchanged + report.new + report.changed + report.moved == 20
+    assert report.moved == 1 and report.deleted == 1
     same(rows(tmp_path / "local"), rows(tmp_path / "cut"))
     assert verify(Store.open(tmp_path / "cut")) == []
 
@@ -119,8 +124,3 @@ def test_a_cluster_gives_the_same_store(
     assert [(problem.name, problem.why) for problem in report.problems] == [("p04.jpg", LOST)]
     expected = {identity: row for identity, row in rows(tmp_path / "local").items() if row.path != "p04.jpg"}
     same(expected, rows(tmp_path / "dying"))
-    monkeypatch.undo()
-
-    arguments = [str(folder), "--store", str(tmp_path / "dying"), "--model", model_folder(), "--engine", "ray"]
-    assert index_command.run([*arguments, "--workers", "1", "--json"]) == 0
-    assert '"new": 1' in capsys.readouterr().out
