@@ -15,12 +15,13 @@ import pytest
 
 from seps.cli import index as index_command
 from seps.retrieval import indexing
+from seps.retrieval.data import ImageSource
 from seps.retrieval.dense_text import RayConfig
 from seps.retrieval.embedding import Batch, Job, Preparer
 from seps.retrieval.indexing import IndexOptions, index_folder
 from seps.retrieval.maintenance import verify
 from seps.retrieval.packing import unpack
-from seps.retrieval.ray_indexing import LOST
+from seps.retrieval.ray_indexing import LOST, _one_by_one
 from seps.retrieval.store import Store
 from seps.retrieval.store_rows import Row
 from stores import gallery, index, model, model_folder, paint
@@ -124,3 +125,26 @@ def test_a_cluster_gives_the_same_store(
     assert [(problem.name, problem.why) for problem in report.problems] == [("p04.jpg", LOST)]
     expected = {identity: row for identity, row in rows(tmp_path / "local").items() if row.path != "p04.jpg"}
     same(expected, rows(tmp_path / "dying"))
+
+
+class _Dead:
+    """A cluster whose workers always die."""
+
+    class exceptions:
+        class RayActorError(Exception):
+            pass
+
+    class run:
+        @staticmethod
+        def remote(jobs: Sequence[Job]) -> Sequence[Job]:
+            return jobs
+
+    def get(self, _: object) -> None:
+        raise self.exceptions.RayActorError
+
+
+def test_a_cluster_that_cannot_work_is_no_fault_of_the_pictures(tmp_path: Path) -> None:
+    jobs = [Job(ImageSource(tmp_path / name), None) for name in ("a.jpg", "b.jpg")]
+    with pytest.raises(ValueError, match="die whatever they read"):
+        _one_by_one(_Dead(), _Dead(), jobs)
+    assert _one_by_one(_Dead(), _Dead(), jobs[:1]).outcomes == [LOST]

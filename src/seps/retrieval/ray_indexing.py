@@ -95,7 +95,7 @@ def _spread(
 
 
 def _one_by_one(ray: Any, worker: Any, jobs: Sequence[Job]) -> Batch:
-    """Outcomes of a batch that killed its worker."""
+    """Outcomes of a batch that killed its worker. Raises ValueError where every image does: then it is not they."""
     outcomes: list[Any] = []
     decoding = encoding = 0.0
     for job in jobs:
@@ -106,6 +106,11 @@ def _one_by_one(ray: Any, worker: Any, jobs: Sequence[Job]) -> Batch:
             continue
         outcomes += part.outcomes
         decoding, encoding = decoding + part.decoding, encoding + part.encoding
+    if len(jobs) > 1 and all(outcome == LOST for outcome in outcomes):
+        raise ValueError(
+            "The cluster's workers die whatever they read. Is seps installed on every machine, in the same release, and "
+            "is there memory for the model? What was indexed is kept; run again."
+        )
     return Batch(outcomes, decoding, encoding)
 
 
