@@ -108,7 +108,7 @@ def _one_by_one(ray: Any, worker: Any, jobs: Sequence[Job]) -> Batch:
         decoding, encoding = decoding + part.decoding, encoding + part.encoding
     if len(jobs) > 1 and all(outcome == LOST for outcome in outcomes):
         raise ValueError(
-            "The cluster's workers die whatever they read. Is seps installed on every machine, in the same release, and "
+            "The cluster's workers die whatever they read. Is the same release of seps on every machine, and "
             "is there memory for the model? What was indexed is kept; run again."
         )
     return Batch(outcomes, decoding, encoding)
