@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from seps.retrieval import indexing
+from seps.retrieval import embedding, indexing
 from seps.retrieval.indexing import index_folder
 from seps.retrieval.maintenance import status, verify
 from seps.retrieval.store import Store, where_clause, writer_lock
@@ -45,7 +45,7 @@ def test_moved_images_are_not_embedded_again(tmp_path: Path, monkeypatch: pytest
     folder, store = gallery(tmp_path / "g", described=0), tmp_path / "s"
     index(folder, store)
     os.replace(folder / "sub", folder / "other")
-    monkeypatch.setattr(indexing, "embed", None)
+    monkeypatch.setattr(embedding, "embed", None)
     assert index(folder, store).moved == 4
     assert verify(Store.open(store)) == []
 

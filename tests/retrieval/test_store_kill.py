@@ -14,6 +14,7 @@ from seps.retrieval.maintenance import verify
 from seps.retrieval.store import Store
 from stores import gallery, index, model_folder
 
+KILLS = int(os.environ.get("SEPS_KILLS", "4"))
 _SCRIPT = """
 import sys, torch
 torch.set_num_threads(1)
@@ -28,7 +29,7 @@ indexing.index_folder(sys.argv[1], sys.argv[2], model, sys.argv[3], options=opti
 
 
 def kill_while_indexing(folder: Path, store: Path, chance: random.Random) -> int:
-    """Start indexing, kill the process somewhere between two images, and count what the store holds."""
+    """Start indexing, kill the process at some moment of its first images, and count what the store holds."""
     process = subprocess.Popen(
         [sys.executable, "-c", _SCRIPT, str(folder), str(store), model_folder()],
         stdout=subprocess.PIPE,
@@ -45,13 +46,18 @@ def kill_while_indexing(folder: Path, store: Path, chance: random.Random) -> int
 
 
 def test_killed_at_random(tmp_path: Path) -> None:
-    folder, store = gallery(tmp_path / "g", 60), tmp_path / "s"
+    """`SEPS_KILLS=20 pytest tests/retrieval/test_store_kill.py` for as many moments."""
+    images = 16 * KILLS  # more than any process gets to
+    folder, store = gallery(tmp_path / "g", images), tmp_path / "s"
     chance = random.Random(3)
-    survived = [kill_while_indexing(folder, store, chance) for _ in range(2)]
-    assert 0 < survived[0] < survived[1] < 60  # nothing that was written is lost
+    survived = [0]
+    for _ in range(KILLS):
+        survived.append(kill_while_indexing(folder, store, chance))
+        assert survived[-2] < survived[-1] < images  # nothing that was written is lost
+        assert verify(Store.open(store)) == []
     report = index(folder, store)
-    assert (report.unchanged, report.new, report.problems) == (survived[-1], 60 - survived[-1], [])
-    assert len(Store.open(store)) == 60 and verify(Store.open(store)) == []
+    assert (report.unchanged, report.new, report.problems) == (survived[-1], images - survived[-1], [])
+    assert len(Store.open(store)) == images and verify(Store.open(store)) == []
 
 
 def test_killed_before_the_first_commit(tmp_path: Path) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -50,6 +52,34 @@ def test_search(client: TestClient, searcher: Searcher) -> None:
     assert [hit["id"] for hit in answer["results"]] == [hit.id for hit in searcher.search("a dog", k=3)]
     assert answer["results"][0].keys() >= {"path", "score", "rank"}
     assert len(client.get(QUERY + "&folder=sub&exact=true").json()["results"]) == 3
+
+
+def test_filters(tmp_path: Path) -> None:
+    """The same filters as on the command line, for sentences and for pictures."""
+    folder = gallery(tmp_path / "g", 6)
+    for number, path in enumerate(sorted(folder.rglob("*.jpg"))):
+        day = datetime(2024, 5, 1 + number, 12).timestamp()
+        os.utime(path, (day, day))
+    index(folder, tmp_path / "s")
+    data = (folder / "p00.jpg").read_bytes()
+    with TestClient(service.create_app(Searcher(tmp_path / "s", model()))) as client:
+        for chosen, count in (
+            ("after=2024-05-03", 4),
+            ("before=2024-05-03", 2),
+            ("after=2024-05-02&before=2024-05-04", 2),
+            ("after=2024-05-02T13:00&before=2024-05-04", 1),
+            ("after=2024-05-03T12:00:00", 4),
+            ("folder=sub", 3),
+            ("folder=sub&min_size=44", 3),
+            ("min_size=45", 0),
+        ):
+            for exact in ("", "&exact=true"):
+                assert len(client.get(f"{QUERY}&{chosen}{exact}").json()["results"]) == count, chosen
+            found = client.post(f"/api/search-image?{chosen}", content=data).json()["results"]
+            assert len(found) == count, chosen
+        assert client.post("/api/search-image?after=soon", content=data).status_code == 422
+        documented = client.get("/api").text
+        assert "after" in documented and "before" in documented
 
 
 def test_pictures(client: TestClient) -> None:
@@ -96,6 +126,12 @@ def test_upload(client: TestClient, searcher: Searcher, monkeypatch: pytest.Monk
         ("/api/search?q=a&k=100000", 422),
         ("/api/search?q=" + "a" * 2001, 422),
         ("/api/search?q=a&min_size=-1", 422),
+        ("/api/search?q=a&after=yesterday", 422),
+        ("/api/search?q=a&before=2024-13-01", 422),
+        ("/api/search?q=a&after=0001-01-01", 422),
+        ("/api/search?q=a&after=2024-05-31&before=2024-05-31", 422),
+        ("/api/search?q=a&after=1+OR+1%3D1", 422),
+        ("/api/search?q=a&folder=" + "a" * 1001, 422),
         ("/api/image/" + "0" * 20, 404),
         ("/api/thumb/" + "0" * 20, 404),
         ("/api/explain/" + "0" * 20 + "?q=a", 404),

@@ -39,7 +39,12 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--patches", type=int, metavar="M", help="keep only the M patches that matter most")
     parser.add_argument("--batch", type=int, default=32, help="images embedded at a time (default: 32)")
-    parser.add_argument("--workers", type=int, help="decoding threads (default: one a core, at most 16)")
+    parser.add_argument(
+        "--workers", type=int, help="threads that embed (default: one a core, at most 16); actors of Ray"
+    )
+    parser.add_argument("--engine", choices=("local", "ray"), default="local", help="ray: a cluster (extra 'dist')")
+    parser.add_argument("--ray-address", default="", help="of the cluster (default: start one on this machine)")
+    parser.add_argument("--gpus", type=float, default=0.0, help="GPUs of each actor of Ray (default: 0)")
     parser.add_argument("--moved", action="store_true", help="the folder itself has moved to a new place")
     parser.add_argument("--device", help="cpu, cuda, ...; default: a GPU if there is one")
     action = parser.add_mutually_exclusive_group()
@@ -60,12 +65,14 @@ def run(arguments: Sequence[str]) -> int:
         parser.error("name the folder of pictures, or give --status, --verify or --compact")
     import torch
 
+    from seps.retrieval.dense_text.config import RayConfig
     from seps.retrieval.indexing import IndexOptions, index_folder
     from seps.retrieval.pretrained import from_pretrained
 
-    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    ray = RayConfig(options.ray_address, options.workers or 2, options.gpus) if options.engine == "ray" else None
+    device = options.device or ("cuda" if torch.cuda.is_available() and ray is None else "cpu")
     model = from_pretrained(options.model, device=device)
-    settings = IndexOptions(options.precision, options.patches, options.batch, options.workers, options.moved)
+    settings = IndexOptions(options.precision, options.patches, options.batch, options.workers, options.moved, ray)
     with _progress("indexing") as progress:
         report = index_folder(
             options.folder,
@@ -79,7 +86,8 @@ def run(arguments: Sequence[str]) -> int:
     counts = {name: getattr(report, name) for name in ("new", "changed", "moved", "unchanged", "deleted", "described")}
     if options.json:
         faults = [{"name": problem.name, "why": problem.why} for problem in report.problems]
-        print(json.dumps({**counts, "seconds": round(report.seconds, 2), "problems": faults}, indent=1))
+        times = {name: round(getattr(report, name), 2) for name in ("seconds", "decoding", "encoding", "own")}
+        print(json.dumps({**counts, **times, "problems": faults}, indent=1))
         return 0
     read = report.new + report.changed + report.moved
     speed = f", {read / report.seconds:.1f} images a second" if read and report.seconds else ""

@@ -9,19 +9,20 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from datetime import datetime
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from seps.retrieval.search import Hit, Searcher
 
 
-def nanoseconds(text: str) -> int:
-    """A date like 2024-05-31, or with a time, as nanoseconds since 1970 (local time)."""
+def date(text: str) -> int:
+    """A date of the command line, as nanoseconds since 1970."""
+    from seps.retrieval.search import nanoseconds
+
     try:
-        return int(datetime.fromisoformat(text).timestamp() * 1e9)
+        return nanoseconds(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no date; write it like 2024-05-31") from error
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -34,8 +35,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--candidates", type=int, default=200, help="how many to score exactly (default: 200)")
     parser.add_argument("--exact", action="store_true", help="score every picture: slower, nothing can be missed")
     parser.add_argument("--folder", help="only below this folder (or in this shard) of the gallery")
-    parser.add_argument("--after", type=nanoseconds, metavar="DATE", help="only files of this date or later")
-    parser.add_argument("--before", type=nanoseconds, metavar="DATE", help="only files before this date")
+    parser.add_argument("--after", type=date, metavar="DATE", help="only files of this date or later")
+    parser.add_argument("--before", type=date, metavar="DATE", help="only files before this date")
     parser.add_argument("--min-size", type=int, metavar="PIXELS", help="only pictures whose shorter side has as many")
     parser.add_argument("--model", help="model folder, if it is not where it was when indexing")
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda, ...")

@@ -5,29 +5,23 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
-from seps.nn.selection import rank_patches
-from seps.retrieval.data import UnreadableImage
+from seps.retrieval.dense_text.config import RayConfig
+from seps.retrieval.embedding import Batch, Job, Prepared, Preparer, prepare_locally
 from seps.retrieval.gallery import Found, Problem, read_descriptions, walk
-from seps.retrieval.heads import ImageFeatures
 from seps.retrieval.model import RetrievalModel
-from seps.retrieval.packing import Precision, pack
+from seps.retrieval.packing import Precision
 from seps.retrieval.pretrained import MINI
 from seps.retrieval.store import Known, Store, writer_lock
 from seps.retrieval.store_rows import NewerStoreError, Row, StoreError, StoreSettings
-from seps.retrieval.thumbnails import Picture, read_picture
-from seps.retrieval.vectors import fixed_patch_scores, image_vectors, model_hash
+from seps.retrieval.thumbnails import Picture
+from seps.retrieval.vectors import model_hash
 
 Progress = Callable[[int, int], None]
 COMMIT_ROWS, COMMIT_SECONDS = 512, 15.0
-CPU_BATCH = 4
 
 
 @dataclass(frozen=True)
@@ -41,6 +35,8 @@ class IndexOptions:
     workers: int | None = None
     moved: bool = False
     """The folder itself has moved: take over the new place."""
+    ray: RayConfig | None = None
+    """Spread decoding and embedding over a Ray cluster; `workers` is then its own."""
 
 
 @dataclass
@@ -57,6 +53,10 @@ class IndexReport:
     """Images of the store with a description."""
     problems: list[Problem] = field(default_factory=list)
     seconds: float = 0.0
+    decoding: float = 0.0
+    encoding: float = 0.0
+    own: float = 0.0
+    """Processor seconds of decoding pictures, of the encoders and packing, and of everything else."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def index_folder(
     StoreError for a store of another model, folder or release, or one that is being written.
     """
     options = options or IndexOptions()
-    start = time.monotonic()
+    start, cpu = time.monotonic(), time.process_time()
     gallery = walk(folder)
     texts = read_descriptions(gallery.root, dense)
     with writer_lock(str(location)):
@@ -97,12 +97,15 @@ def index_folder(
                 report.unchanged += 1
             else:
                 work.append(_Work(found, text, before))
-        _Indexer(store, model, gallery.root, options, known, report).run(work, progress)
+        _Indexer(store, model, options, known, report).run(work, gallery.root, progress)
         gone = sorted(known.keys() - {found.id for found in gallery.images})
         store.delete(gone)
         report.deleted += len(gone)
         store.tidy()
     report.seconds = time.monotonic() - start
+    # A cluster's decoding and encoding is not this process's time.
+    elsewhere = options.ray is not None
+    report.own = time.process_time() - cpu - (0.0 if elsewhere else report.decoding + report.encoding)
     return report
 
 
@@ -165,113 +168,76 @@ def _check_same(store: Store, wanted: StoreSettings, moved: bool) -> None:
 
 
 class _Indexer:
-    """Reads ahead in threads, embeds in batches and commits now and then."""
+    """Takes prepared batches and commits now and then."""
 
     def __init__(
-        self,
-        store: Store,
-        model: RetrievalModel,
-        root: Path,
-        options: IndexOptions,
-        known: dict[str, Known],
-        report: IndexReport,
+        self, store: Store, model: RetrievalModel, options: IndexOptions, known: dict[str, Known], report: IndexReport
     ) -> None:
-        self.store, self.model, self.root, self.options, self.report = store, model, root, options, report
+        self.store, self.options, self.report = store, options, report
         self.same_content = {(row.sha256, row.dense): row.id for row in known.values()}
-        self.present = known.keys()
+        self.prepare = Preparer(model, options.precision, options.keep_patches, frozenset(self.same_content))
         self.pending: list[Row] = []
         self.committed = time.monotonic()
 
-    def run(self, work: Sequence[_Work], progress: Progress | None) -> None:
+    def run(self, work: Sequence[_Work], root: Path, progress: Progress | None) -> None:
         """Index everything in `work`."""
-        done = 0
-        for batch, pictures in self._read_ahead(work):
-            self._take(batch, pictures)
+        size, done = self.options.batch_size, 0
+        batches = [work[start : start + size] for start in range(0, len(work), size)]
+        jobs = [[Job(item.found.source(root), item.dense) for item in batch] for batch in batches]
+        for place, prepared in self._engine(jobs):
+            self._take(batches[place], prepared.outcomes)
+            self.report.decoding += prepared.decoding
+            self.report.encoding += prepared.encoding
             late = time.monotonic() - self.committed > COMMIT_SECONDS
             if len(self.pending) >= COMMIT_ROWS or late:
                 self._commit()
-            done += len(batch)
+            done += len(batches[place])
             if progress is not None:
                 progress(done, len(work))
         self._commit()
 
-    def _read_ahead(self, work: Sequence[_Work]) -> Iterator[tuple[Sequence[_Work], list[Picture | UnreadableImage]]]:
-        """Batches with their pictures; the next ones are decoded while one is embedded."""
-        size = self.options.batch_size
-        batches = [work[start : start + size] for start in range(0, len(work), size)]
-        workers = self.options.workers or min(16, os.cpu_count() or 1)
-        with ThreadPoolExecutor(workers, thread_name_prefix="seps-index") as pool:
-            ahead: list[list[Future[Picture | UnreadableImage]]] = []
-            try:
-                for position, batch in enumerate(batches):
-                    while len(ahead) < 3 and position + len(ahead) < len(batches):
-                        ahead.append([pool.submit(self._read, item) for item in batches[position + len(ahead)]])
-                    yield batch, [future.result() for future in ahead.pop(0)]
-            finally:
-                pool.shutdown(wait=True, cancel_futures=True)
+    def _engine(self, jobs: Sequence[Sequence[Job]]) -> Iterator[tuple[int, Batch]]:
+        if self.options.ray is None or not jobs:
+            return prepare_locally(jobs, self.prepare, self.options.workers)
+        from seps.retrieval.ray_indexing import prepare_on_cluster
 
-    def _read(self, work: _Work) -> Picture | UnreadableImage:
-        try:
-            return read_picture(work.found.source(self.root), self.model.image_size)
-        except UnreadableImage as error:
-            return error
+        return prepare_on_cluster(jobs, self.prepare, self.options.ray)
 
-    def _take(self, batch: Sequence[_Work], pictures: Sequence[Picture | UnreadableImage]) -> None:
-        fresh: list[tuple[_Work, Picture]] = []
-        alike = self._alike(batch, pictures)
-        for work, picture in zip(batch, pictures, strict=True):
-            if isinstance(picture, UnreadableImage):
-                self.report.problems.append(Problem(str(work.found), picture.why))
+    def _take(self, batch: Sequence[_Work], outcomes: Sequence[Prepared | str]) -> None:
+        unknown: list[tuple[_Work, Picture]] = []
+        alike = self._alike(batch, outcomes)
+        for work, outcome in zip(batch, outcomes, strict=True):
+            if isinstance(outcome, str):
+                self.report.problems.append(Problem(str(work.found), outcome))
                 if work.known:  # what the store holds is no longer what the file is
                     self.store.delete([work.known.id])
                     self.report.deleted += 1
                 continue
-            same = alike.get((picture.sha256, work.dense))
+            same = None if outcome.state is not None else alike.get((outcome.picture.sha256, work.dense))
             if same is not None:
                 self.pending.append(_renamed(same, work.found))
-            else:
-                fresh.append((work, picture))
+            elif outcome.state is not None:
+                self.pending.append(_row(work, outcome.picture, outcome.state))
+            else:  # the row that held this content was written anew in the meantime
+                unknown.append((work, outcome.picture))
             if work.known:
                 self.report.changed += 1
             elif same is not None:
                 self.report.moved += 1
             else:
                 self.report.new += 1
-        if fresh:
-            self.pending += self._embed(fresh)
+        states = self.prepare.embed([picture for _, picture in unknown], [work.dense for work, _ in unknown])
+        self.pending += [_row(*entry, state) for entry, state in zip(unknown, states, strict=True)]
 
-    def _alike(
-        self, batch: Sequence[_Work], pictures: Sequence[Picture | UnreadableImage]
-    ) -> dict[tuple[str, str | None], Row]:
+    def _alike(self, batch: Sequence[_Work], outcomes: Sequence[Prepared | str]) -> dict[tuple[str, str | None], Row]:
         """Rows of the store with the same content and description as some of the batch."""
         wanted = {
-            self.same_content[picture.sha256, work.dense]
-            for work, picture in zip(batch, pictures, strict=True)
-            if isinstance(picture, Picture) and (picture.sha256, work.dense) in self.same_content
+            self.same_content[outcome.picture.sha256, work.dense]
+            for work, outcome in zip(batch, outcomes, strict=True)
+            if isinstance(outcome, Prepared) and outcome.state is None
         }
         # The digest is taken from what is read now: a row may have been written anew since `known`.
         return {(row.sha256, row.dense): row for row in self.store.rows(sorted(wanted)).values()}
-
-    def _embed(self, fresh: Sequence[tuple[_Work, Picture]]) -> list[Row]:
-        pixels = torch.stack([picture.pixels for _, picture in fresh])
-        texts = [work.dense for work, _ in fresh]
-        states = embed(self.model, pixels, texts, self.options.precision, self.options.keep_patches)
-        return [
-            Row(
-                id=work.found.id,
-                path=work.found.path,
-                member=work.found.member,
-                size=work.found.size,
-                mtime=work.found.mtime,
-                sha256=picture.sha256,
-                width=picture.width,
-                height=picture.height,
-                thumbnail=picture.thumbnail,
-                dense=work.dense,
-                **state,
-            )
-            for (work, picture), state in zip(fresh, states, strict=True)
-        ]
 
     def _commit(self) -> None:
         self.store.put(self.pending)
@@ -279,44 +245,21 @@ class _Indexer:
         self.committed = time.monotonic()
 
 
+def _row(work: _Work, picture: Picture, state: dict[str, Any]) -> Row:
+    return Row(
+        id=work.found.id,
+        path=work.found.path,
+        member=work.found.member,
+        size=work.found.size,
+        mtime=work.found.mtime,
+        sha256=picture.sha256,
+        width=picture.width,
+        height=picture.height,
+        thumbnail=picture.thumbnail,
+        dense=work.dense,
+        **state,
+    )
+
+
 def _renamed(row: Row, found: Found) -> Row:
     return replace(row, id=found.id, path=found.path, member=found.member, size=found.size, mtime=found.mtime)
-
-
-@torch.no_grad()
-def embed(
-    model: RetrievalModel,
-    pixels: torch.Tensor,
-    dense: Sequence[str | None],
-    precision: Precision = "float16",
-    keep_patches: int | None = None,
-) -> list[dict[str, Any]]:
-    """Vector and packed state of each image: the fields `vector`, `tokens`, `positions`, `mean`, `words` of a `Row`.
-
-    `pixels` (B, 3, H, W) uint8; `dense` one description an image, or None.
-    """
-    # Large activations make the allocator hand memory back and forth: on a CPU few images at a time are much faster.
-    step = CPU_BATCH if model.device.type == "cpu" else len(pixels)
-    parts = torch.split(pixels.to(model.device), step)
-    tokens = torch.cat([model.encode_pixels(part.float() / 255) for part in parts])
-    words = mask = None
-    if model.head.uses_description and any(text is not None for text in dense):
-        words, mask = model.encode_descriptions(dense)
-    images = ImageFeatures(tokens, words, mask)
-    vectors = image_vectors(model, images).cpu().numpy().astype(np.float16)
-    prefix = model.vision.num_prefix_tokens
-    slim = keep_patches is not None and keep_patches < tokens.shape[1] - prefix
-    best = rank_patches(fixed_patch_scores(model, images))[:, :keep_patches].sort(dim=1).values if slim else None
-    states = []
-    for i in range(len(pixels)):
-        state: dict[str, Any] = {"vector": vectors[i], "positions": None, "mean": None, "words": None}
-        rows = tokens[i]
-        if best is not None:
-            state["positions"] = best[i].cpu().numpy().astype("<u2").tobytes()
-            state["mean"] = pack(rows[prefix:].mean(dim=0, keepdim=True), "float16")
-            rows = torch.cat([rows[:prefix], rows[prefix:][best[i]]])
-        state["tokens"] = pack(rows, precision)
-        if words is not None and mask is not None and bool(mask[i].any()):
-            state["words"] = pack(words[i][mask[i]], precision)
-        states.append(state)
-    return states

@@ -82,12 +82,15 @@ class RetrievalModel(nn.Module):
 
     @torch.no_grad()
     def encode_descriptions(
-        self, dense: Sequence[str | None], *, progress: Progress | None = None
+        self, dense: Sequence[str | None], *, batch_size: int = 128, progress: Progress | None = None
     ) -> tuple[Tensor, Tensor]:
         """One description an image, or None, -> words (B, L, C) and mask (B, L), all False where there is none."""
         present = [i for i, text in enumerate(dense) if text is not None]
         features = self.encode_texts(
-            [str(dense[i]) for i in present] or ["none"], max_words=self.config.max_dense_words, progress=progress
+            [str(dense[i]) for i in present] or ["none"],
+            max_words=self.config.max_dense_words,
+            batch_size=batch_size,
+            progress=progress,
         )
         words = torch.zeros(len(dense), *features.words.shape[1:], device=self.device)
         mask = torch.zeros(len(dense), features.mask.shape[1], dtype=torch.bool, device=self.device)

@@ -62,6 +62,31 @@ def unpack(blob: bytes) -> Array:
     return values.reshape(rows, width).astype(np.float32)
 
 
+def unpack_alike(column: Any) -> Array:
+    """(B, R, C) float32 of an Arrow column of B matrices of one shape, all at once where their bytes lie in a row.
+
+    Raises PackingError for bytes that are not whole.
+    """
+    blobs = column.combine_chunks() if hasattr(column, "combine_chunks") else column
+    count = len(blobs)
+    first = blobs[0].as_py() if count else b""
+    rows, width = packed_shape(first)
+    offsets = np.frombuffer(blobs.buffers()[1], "<i8", count + 1, 8 * blobs.offset)
+    if blobs.null_count or (np.diff(offsets) != len(first)).any():
+        return np.stack([unpack(blob) for blob in blobs.to_pylist()])
+    whole = np.frombuffer(blobs.buffers()[2], np.uint8, count * len(first), int(offsets[0])).reshape(count, -1)
+    if (whole[:, : _HEAD.size] != whole[0, : _HEAD.size]).any():
+        return np.stack([unpack(blob) for blob in blobs.to_pylist()])
+    kind, body = _KINDS[first[0]], whole[:, _HEAD.size :]
+    if kind == "int8":
+        scales = np.ascontiguousarray(body[:, : 4 * rows]).view("<f4")[..., None]
+        values = body[:, 4 * rows :].view(np.int8).reshape(count, rows, width)
+        scaled: Array = np.multiply(values, scales, dtype=np.float32)
+        return scaled
+    plain = np.ascontiguousarray(body).view("<f4" if kind == "float32" else "<f2")
+    return plain.reshape(count, rows, width).astype(np.float32)
+
+
 def unpack_padded(blobs: Sequence[bytes | None], width: int) -> tuple[Tensor, Tensor]:
     """B matrices, None for none, padded to the longest: values (B, R, C) float32 and mask (B, R) bool."""
     matrices = [np.zeros((0, width), np.float32) if blob is None else unpack(blob) for blob in blobs]

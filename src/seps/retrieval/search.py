@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,12 @@ from seps.retrieval.pretrained import from_pretrained
 from seps.retrieval.store import Store, where_clause
 from seps.retrieval.store_rows import STATE, StoreError
 from seps.retrieval.stored import StoredScorer, restore
+from seps.retrieval.threads import computing_threads
 from seps.retrieval.vectors import image_vectors, model_hash, text_vectors
 
 CANDIDATES = 200
 _AT_ONCE = 32
-_SHOWN = ("id", "path", "member", "width", "height", "mtime")
+SHOWN = ("id", "path", "member", "width", "height", "mtime")
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,17 @@ class Filters:
         return where_clause(folder=self.folder, after=self.after, before=self.before, min_size=self.min_size)
 
 
+def nanoseconds(text: str) -> int:
+    """A date like 2024-05-31, or with a time, as nanoseconds since 1970 (local time). Raises ValueError."""
+    try:
+        seconds = datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError, OSError) as error:
+        raise ValueError(f"The date {text!r} cannot be read; write it like 2024-05-31") from error
+    if abs(seconds) >= 2**63 / 1e9:
+        raise ValueError(f"The date {text!r} is beyond what file times can hold (1678 to 2261)")
+    return int(seconds * 1e9)
+
+
 class Searcher:
     """Search one store, from any number of threads.
 
@@ -101,6 +114,7 @@ class Searcher:
         self.scorer = StoredScorer(self.model, settings)
         # One query already uses every core; more at once only take each other's memory.
         self._turns = threading.BoundedSemaphore(2)
+        self._pool = computing_threads(max(1, torch.get_num_threads()), "seps-search")
 
     def search(
         self,
@@ -118,10 +132,13 @@ class Searcher:
         if not isinstance(text, str) or not text.strip():
             raise ValueError("The query is blank. Write what to look for, like 'a dog running on the beach'.")
         with self._turns:
-            words = self.model.encode_texts([text.strip()])
+            words = self.encode(text)
             return self._find(words, text_vectors(words)[0], k, candidates, exact, filters, described=True)
 
-    @torch.no_grad()
+    def encode(self, text: str) -> TextFeatures:
+        """The words of one query."""
+        return self._pool.submit(self.model.encode_texts, [text.strip()]).result()
+
     def search_image(
         self,
         picture: str | os.PathLike[str] | bytes,
@@ -139,12 +156,16 @@ class Searcher:
         data = picture if isinstance(picture, bytes) else read_source(source)
         pixels = decode_image(data, source, self.model.image_size)
         with self._turns:
-            tokens = self.model.encode_pixels(pixels[None].to(self.model.device).float() / 255)
+            tokens = self._pool.submit(self._encode_pixels, pixels).result()
             patches = tokens[:, self.model.vision.num_prefix_tokens :]
             mask = torch.ones(patches.shape[:2], dtype=torch.bool, device=patches.device)
             vector = image_vectors(self.model, ImageFeatures(tokens))[0]
             words = TextFeatures(patches, mask)
             return self._find(words, vector, k, candidates, exact, filters, described=False)
+
+    @torch.no_grad()
+    def _encode_pixels(self, pixels: torch.Tensor) -> torch.Tensor:
+        return self.model.encode_pixels(pixels[None].to(self.model.device).float() / 255)
 
     def _find(
         self,
@@ -159,7 +180,7 @@ class Searcher:
         if k < 1 or candidates < 1:
             raise ValueError(f"k is {k} and candidates {candidates}; both must be at least 1.")
         where = (filters or Filters()).clause()
-        columns = [*_SHOWN, *STATE]
+        columns = [*SHOWN, *STATE]
         batches: Iterator[Any]
         if exact:
             batches = self.store.scan(columns, where)
@@ -167,21 +188,23 @@ class Searcher:
             batches = iter([self.store.nearest(vector.cpu().numpy(), max(k, candidates), columns, where)])
         best: list[tuple[float, str, Mapping[str, Any]]] = []
         for batch in batches:
-            scores = self._scores(batch, words, described)
-            rows = batch.select(list(_SHOWN)).to_pylist()
+            scores = self.scores(batch, words, described)
+            rows = batch.select(list(SHOWN)).to_pylist()
             scored = [(-score, row["id"], row) for score, row in zip(scores, rows, strict=True)]
             best = heapq.nsmallest(k, [*best, *scored], key=lambda entry: entry[:2])
         return [Hit(rank, -score, **row) for rank, (score, _, row) in enumerate(best, 1)]
 
-    def _scores(self, batch: Any, words: TextFeatures, described: bool) -> list[float]:
-        """Exact scores of a batch of rows, a few at a time: what fits the cache is much faster."""
-        scores: list[float] = []
-        step = _AT_ONCE if self.model.device.type == "cpu" else max(1, batch.num_rows)
-        for start in range(0, batch.num_rows, step):
+    def scores(self, batch: Any, words: TextFeatures, described: bool = True) -> list[float]:
+        """Exact scores of a table of rows, a few at a time on each core: what fits the cache is much faster."""
+
+        def part(start: int) -> list[float]:
             images = restore(batch.slice(start, step), self.store.settings, self.model.device)
             images = images if described else images.without_description()
-            scores += self.scorer.score(images, words)[:, 0].tolist()
-        return scores
+            some: list[float] = self.scorer.score(images, words)[:, 0].tolist()
+            return some
+
+        step = _AT_ONCE if self.model.device.type == "cpu" else max(1, batch.num_rows)
+        return [score for some in self._pool.map(part, range(0, batch.num_rows, step)) for score in some]
 
     def image_source(self, row: Mapping[str, Any]) -> ImageSource:
         """Where the original of a row with `path` and `member` is. Raises StoreError for a path out of the folder."""

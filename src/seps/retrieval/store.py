@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from seps.retrieval.dense_text.lock import FileInUse, FileLock
+from seps.retrieval.remote_lock import RemoteLock, RemoteLockHeld
 from seps.retrieval.store_rows import TABLE, Row, StoreError, StoreSettings, from_table, schema, to_table
 
 INDEX_ABOVE = 50_000
@@ -29,6 +30,8 @@ FRAGMENTS = 32
 _ID = re.compile(r"[0-9a-f]{20}")
 _FRESH = timedelta(seconds=2)
 Result = TypeVar("Result")
+_HELD: dict[str, RemoteLock] = {}
+"""Locks of this process, by store."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +125,10 @@ class Store:
         """Some columns of one image, as a table of one row; of none where there is no such id."""
         return self._where(_among([identity]) if _ID.fullmatch(identity) else "false", columns)
 
+    def table_of(self, ids: Sequence[str], columns: Sequence[str]) -> pa.Table:
+        """Some columns of the images with these ids, in any order."""
+        return self._where(_among(ids), columns)
+
     def _where(self, condition: str, columns: Sequence[str] | None = None) -> pa.Table:
         def search(table: Any) -> pa.Table:
             query = table.search().where(condition)
@@ -171,24 +178,30 @@ class Store:
         """Join the table's small parts, drop old versions and index the vectors of a large store."""
         with self._failing("changed"):
             rows = len(self)
+            joined = always or len(self._table.to_lance().get_fragments()) > FRAGMENTS
+            if joined:
+                self._optimize()
             if rows >= INDEX_ABOVE and not self._table.list_indices():
                 from lancedb.index import IvfFlat
 
                 self._table.create_index("vector", config=IvfFlat(distance_type="dot", num_partitions=int(rows**0.5)))
-            if always or len(self._table.to_lance().get_fragments()) > FRAGMENTS:
-                with warnings.catch_warnings():
-                    # Readers open the newest version again when theirs is gone.
-                    warnings.simplefilter("ignore", UserWarning)
-                    self._table.optimize(cleanup_older_than=timedelta(0), delete_unverified=True)
+            elif joined and self._table.list_indices():
+                self._optimize()  # the index of the parts that were joined is an old version only now
+
+    def _optimize(self) -> None:
+        with warnings.catch_warnings():
+            # Readers open the newest version again when theirs is gone.
+            warnings.simplefilter("ignore", UserWarning)
+            self._table.optimize(cleanup_older_than=timedelta(0), delete_unverified=True)
 
     def indexed(self) -> bool:
         """Whether there is an approximate index of the vectors."""
         return bool(self._read(lambda table: table.list_indices()))
 
     def disk_bytes(self) -> int:
-        """Bytes on disk; 0 for a store elsewhere."""
+        """Bytes on disk; in object storage those of the newest version."""
         if is_remote(self.location):
-            return 0
+            return int(self._read(lambda table: table.stats())["total_bytes"])
         return sum(path.stat().st_size for path in Path(self.location).rglob("*") if path.is_file())
 
     def _read(self, work: Callable[[Any], Result]) -> Result:
@@ -204,6 +217,8 @@ class Store:
 
     @contextlib.contextmanager
     def _failing(self, verb: str) -> Iterator[None]:
+        if self.location in _HELD:
+            _HELD[self.location].check()
         try:
             yield
         except (ValueError, RuntimeError, OSError) as error:
@@ -220,7 +235,10 @@ def connect(location: str) -> Any:
         import lancedb
     except ImportError as error:
         raise StoreError("The store needs LanceDB: pip install 'seps[store]'") from error
-    return lancedb.connect(location, read_consistency_interval=_FRESH)
+    try:
+        return lancedb.connect(location, read_consistency_interval=_FRESH)
+    except (ValueError, RuntimeError, OSError) as error:
+        raise StoreError(f"The place {location} cannot be used: {first_line(error)[:300]}.") from error
 
 
 def is_remote(location: str) -> bool:
@@ -230,9 +248,10 @@ def is_remote(location: str) -> bool:
 
 @contextlib.contextmanager
 def writer_lock(location: str) -> Iterator[None]:
-    """One writer a store, on one machine. Object storage has no such lock: there each commit is checked instead."""
+    """One writer a store: a lock of the system for a folder, a table that names the writer in object storage."""
     if is_remote(location):
-        yield
+        with _remote_writer(location):
+            yield
         return
     folder = Path(location)
     folder.mkdir(parents=True, exist_ok=True)
@@ -249,6 +268,19 @@ def writer_lock(location: str) -> Iterator[None]:
                 ) from error
             raise StoreError(f"The store {folder} is being written by another process.") from error
         yield
+
+
+@contextlib.contextmanager
+def _remote_writer(location: str) -> Iterator[None]:
+    try:
+        with RemoteLock(connect(location)) as lock:
+            _HELD[location] = lock
+            try:
+                yield
+            finally:
+                del _HELD[location]
+    except RemoteLockHeld as error:
+        raise StoreError(f"The store {location} {error}") from error
 
 
 def where_clause(

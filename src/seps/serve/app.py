@@ -21,7 +21,7 @@ from fastapi.responses import HTMLResponse, Response
 import seps
 from seps.retrieval.data import UnreadableImage, read_source
 from seps.retrieval.explanation import Explainer, Explanation
-from seps.retrieval.search import CANDIDATES, Filters, Searcher
+from seps.retrieval.search import CANDIDATES, Filters, Searcher, nanoseconds
 from seps.retrieval.store_rows import STATE
 from seps.retrieval.stored import restore
 from seps.retrieval.thumbnails import resized_jpeg, upright_size
@@ -39,6 +39,11 @@ Identity = Annotated[str, InPath(pattern="^[0-9a-f]{20}$", description="Id of an
 Sentence = Annotated[str, Query(min_length=1, max_length=2000, description="What to look for")]
 Count = Annotated[int, Query(ge=1, le=200, description="How many images")]
 Candidates = Annotated[int, Query(ge=1, le=5000, description="How many images are scored exactly")]
+Exact = Annotated[bool, Query(description="Score every image")]
+Folder = Annotated[str | None, Query(max_length=1000, description="Only below this folder, or in this shard")]
+After = Annotated[str | None, Query(max_length=40, description="Only files of this date (2024-05-31) or later")]
+Before = Annotated[str | None, Query(max_length=40, description="Only files before this date, as above")]
+Shorter = Annotated[int | None, Query(ge=1, le=100_000, description="Least pixels of the shorter side")]
 
 
 class Service:
@@ -138,6 +143,17 @@ def create_app(searcher: Searcher, *, token: str | None = None, hosts: tuple[str
     return app
 
 
+def chosen(folder: str | None, after: str | None, before: str | None, min_size: int | None) -> Filters:
+    """The filters of a request. Raises HTTPException 422 for what is no date, or for dates that leave nothing."""
+    try:
+        times = [None if text is None else nanoseconds(text) for text in (after, before)]
+    except ValueError as error:
+        raise HTTPException(422, f"{error}.") from error
+    if times[0] is not None and times[1] is not None and times[0] >= times[1]:
+        raise HTTPException(422, f"No file can be both after {after} and before {before}. Exchange the two dates.")
+    return Filters(folder, times[0], times[1], min_size)
+
+
 def _add_search(app: FastAPI, service: Service) -> None:
     searcher = service.searcher
 
@@ -146,11 +162,13 @@ def _add_search(app: FastAPI, service: Service) -> None:
         q: Sentence,
         k: Count = 24,
         candidates: Candidates = CANDIDATES,
-        exact: Annotated[bool, Query(description="Score every image")] = False,
-        folder: Annotated[str | None, Query(max_length=1000, description="Only below this folder")] = None,
-        min_size: Annotated[int | None, Query(ge=1, le=100_000, description="Pixels of the shorter side")] = None,
+        exact: Exact = False,
+        folder: Folder = None,
+        after: After = None,
+        before: Before = None,
+        min_size: Shorter = None,
     ) -> dict[str, Any]:
-        filters = Filters(folder, min_size=min_size)
+        filters = chosen(folder, after, before, min_size)
         hits = await service.run(lambda: searcher.search(q, k, candidates=candidates, exact=exact, filters=filters))
         return {"query": q, "results": [hit.as_dict() for hit in hits]}
 
@@ -160,13 +178,23 @@ def _add_search(app: FastAPI, service: Service) -> None:
         summary="Images like an uploaded picture (the request's body is the picture's bytes)",
         openapi_extra={"requestBody": {"content": {"image/*": {"schema": {"type": "string", "format": "binary"}}}}},
     )
-    async def search_image(request: Request, k: Count = 24, candidates: Candidates = CANDIDATES) -> dict[str, Any]:
+    async def search_image(
+        request: Request,
+        k: Count = 24,
+        candidates: Candidates = CANDIDATES,
+        exact: Exact = False,
+        folder: Folder = None,
+        after: After = None,
+        before: Before = None,
+        min_size: Shorter = None,
+    ) -> dict[str, Any]:
+        filters = chosen(folder, after, before, min_size)
         data = await bounded_body(request)
 
         def work() -> Any:
             try:
                 upright_size(data, _UPLOAD, UPLOAD_PIXELS)
-                return searcher.search_image(data, k, candidates=candidates)
+                return searcher.search_image(data, k, candidates=candidates, exact=exact, filters=filters)
             except UnreadableImage as error:
                 raise HTTPException(422, f"The picture cannot be used: {error.why}") from error
 
