@@ -34,7 +34,7 @@ def main() -> None:
         tokens = tokens[: len(SENSORS)]
         everywhere = torch.ones(2, dtype=torch.bool)
         present = dict.fromkeys(SENSORS, everywhere) | {"depth": ~everywhere}
-        _, alone = net.slim("tir", patches["tir"], vectors, present)
+        _, alone = net.slim("tir", patches, vectors, present)
     for name, part in zip(SENSORS, tokens, strict=True):
         print(f"{name:>5}: 128 patches -> {part.shape[1]} tokens of width {part.shape[2]}")
     print(f"thermal kept {int(thermal[:, 40:72].sum())} of 64 person patches with depth's guidance,")
