@@ -11,9 +11,10 @@ from typing import Any
 import torch
 
 
-def clock(work: Callable[[], object], device: torch.device, repeats: int = 3) -> float:
-    """Seconds of the fastest of `repeats` runs, after one to warm up."""
-    work()
+def clock(work: Callable[[], object], device: torch.device, repeats: int = 3, warm: bool = True) -> float:
+    """Seconds of the fastest of `repeats` runs, after one to warm up unless that is not `warm`."""
+    if warm:
+        work()
     best = float("inf")
     for _ in range(repeats):
         synchronise(device)

@@ -24,6 +24,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from seps.hub import HubError, hub_folder
+
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 FORMAT = 1
 SAFE_FILES = ("*.safetensors", "*.json", "README.md", "vocab.txt", "merges.txt", "*.model")
@@ -50,38 +52,10 @@ def find_folder(
     parts = text.split("/")
     if isinstance(name, Path) or len(parts) != 2 or not all(parts) or parts[0] in (".", "..", "~") or "\\" in text:
         raise ModelError(f"There is no model {text!r}: give {what}, or a hub id like organisation/name.")
-    return _download(text, revision, local_files_only), True
-
-
-def _download(name: str, revision: str | None, local_files_only: bool) -> Path:
     try:
-        import huggingface_hub
-    except ImportError as error:
-        raise ModelError(
-            f"There is no folder {name!r}, and to fetch a model of that name from the hub the package "
-            "huggingface_hub is needed: pip install 'seps[encoders]'"
-        ) from error
-    try:
-        found = huggingface_hub.snapshot_download(
-            name, revision=revision, allow_patterns=list(SAFE_FILES), local_files_only=local_files_only
-        )
-        return Path(found)
-    except Exception as error:  # the hub client raises a dozen unrelated types, and users need one sentence
-        raise ModelError(_hub_sentence(name, revision, type(error).__name__, local_files_only)) from error
-
-
-def _hub_sentence(name: str, revision: str | None, kind: str, local_files_only: bool) -> str:
-    if kind == "GatedRepoError":
-        return f"The model {name} is gated: accept its licence on its hub page, `hf auth login`, then run again."
-    if kind in ("RepositoryNotFoundError", "HFValidationError"):
-        return f"There is no folder {name!r}, and no model {name} on the hub (or it is private: `hf auth login`)."
-    if kind == "RevisionNotFoundError":
-        return f"The model {name} has no revision {revision!r}: look up its branches and tags on the hub."
-    cause = "only local files were allowed" if local_files_only else "the hub could not be reached"
-    return (
-        f"There is no folder {name!r}; a hub model of that name is not in the local cache, and {cause}. On a machine "
-        f"with network run `hf download {name} --local-dir DIR`, copy DIR here, and give its path in place of the name."
-    )
+        return hub_folder(text, SAFE_FILES, revision=revision, local_files_only=local_files_only), True
+    except HubError as error:
+        raise ModelError(str(error)) from error
 
 
 def inside(folder: Path, name: object, where: str) -> Path:

@@ -191,7 +191,7 @@ def test_freeze_a_block_that_is_not_there(saved: Any) -> None:
 def test_a_preset_reads_what_the_hub_client_fetched(saved: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, list[str]]] = []
 
-    def fetch(model: str, *, allow_patterns: list[str], local_files_only: bool) -> str:
+    def fetch(model: str, *, revision: str | None, allow_patterns: list[str], local_files_only: bool) -> str:
         asked.append((model, allow_patterns))
         return str(saved("bert"))
 

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from seps import hub
+
 _SMALL_FILES = ["*.json", "vocab.txt", "merges.txt", "*.model"]
 _WEIGHT_FILES = ["model*.safetensors"]
 _PICKLED = "pytorch_model.bin"
@@ -53,30 +55,11 @@ def hub_folder(model: str, *, weights: bool, local_files_only: bool) -> Path:
     Raises EncoderUnavailable when the model is neither cached nor reachable.
     """
     transformers_module()
-    from huggingface_hub import snapshot_download
-
     patterns = [*_SMALL_FILES, *(_WEIGHT_FILES if weights else [])]
     try:
-        return Path(snapshot_download(model, allow_patterns=patterns, local_files_only=local_files_only))
-    except Exception as error:  # the hub client raises a dozen unrelated types, and users need one sentence
-        raise EncoderUnavailable(_hub_sentence(model, error, local_files_only)) from error
-
-
-def _hub_sentence(model: str, error: Exception, local_files_only: bool) -> str:
-    kind = type(error).__name__
-    if kind == "GatedRepoError":
-        return (
-            f"The model {model} is gated: accept its licence on its hub page, log in with `hf auth login`, "
-            "then run again."
-        )
-    if kind in ("RepositoryNotFoundError", "HFValidationError"):
-        return f"There is no model {model} on the hub (or it is private, and you are not logged in)."
-    cause = "only local files were allowed" if local_files_only else "the hub could not be reached"
-    return (
-        f"The weights of {model} are not in the local cache, and {cause}. On a machine with network run "
-        f"`hf download {model} --local-dir DIR`, copy DIR (config.json, model.safetensors, the tokenizer's "
-        "or preprocessor's JSON) here, and give its path in place of the name."
-    )
+        return hub.hub_folder(model, patterns, local_files_only=local_files_only)
+    except hub.HubError as error:
+        raise EncoderUnavailable(str(error)) from error
 
 
 def read_config(folder: Path) -> Any:
