@@ -186,7 +186,7 @@ OTHERWISE: list[tuple[str, Callable[[Words], None]]] = [
     (r"^pip install ", check_pip),
     (r"^torchrun ", check_torchrun),
     (r"^seps serve ", check_serve),
-    (r"^seps caption .*--engine ray", parse_seps),
+    (r"^seps (caption|index) .*--engine ray", parse_seps),
     (r"^seps .*--print_config", check_print),
     (r"^seps .*(s3|gs|az)://", check_object_storage),
     (r"^python tools/\S+\.py ", check_script),

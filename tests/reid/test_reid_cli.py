@@ -85,3 +85,10 @@ def test_mistakes_end_in_one_sentence(
     with pytest.raises(ValueError, match=r".") as caught:
         reid.run([word.format(**places) for word in words])
     assert sentence in str(caught.value) and "Traceback" not in capsys.readouterr().err
+
+
+def test_settings_are_taken_as_other_commands_take_them() -> None:
+    words = ["eval", "RUN", "--data.root", "SET", "--rerank", "--data.verify_files=true", "data.threads=2"]
+    assert reid._settings_last(words) == ["eval", "RUN", "--rerank", "data.threads=2", "data.root=SET",
+                                     "data.verify_files=true"]  # fmt: skip
+    assert reid._settings_last(["train", "--config", "a.b.yaml", "--train.epochs"])[-1] == "train.epochs="

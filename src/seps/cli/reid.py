@@ -34,9 +34,22 @@ class _Parser(argparse.ArgumentParser):
 
 def run(arguments: Sequence[str]) -> int:
     """Run one of the sub-commands; returns the exit status."""
-    options = _parser().parse_args(list(arguments) or ["--help"])
+    options = _parser().parse_args(_settings_last(arguments) or ["--help"])
     action: Callable[[argparse.Namespace], int] = options.action
     return action(options)
+
+
+def _settings_last(arguments: Sequence[str]) -> list[str]:
+    """`--train.epochs 5` and `--train.epochs=5`, as `seps train` takes settings, become `train.epochs=5` at the end."""
+    words, settings = [], []
+    waiting = iter(arguments)
+    for word in waiting:
+        name, equals, value = word.removeprefix("--").partition("=")
+        if word.startswith("--") and "." in name:
+            settings.append(f"{name}={value if equals else next(waiting, '')}")
+        else:
+            words.append(word)
+    return words + settings
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -66,7 +79,9 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--device", help="cpu, cuda, cuda:1 (default: a GPU if there is one)")
     train.add_argument("--fresh", action="store_true", help="refuse to continue a run that is there")
     train.add_argument("--json", action="store_true", help="print the result as JSON")
-    train.add_argument("overrides", nargs="*", metavar="section.field=value", help="such as train.epochs=5")
+    train.add_argument(
+        "overrides", nargs="*", metavar="section.field=value", help="such as train.epochs=5, or --train.epochs 5"
+    )
     train.set_defaults(action=_train)
 
     measure = commands.add_parser("eval", help="figures on query and gallery")

@@ -37,14 +37,15 @@ class _Section:
 class ReidDataConfig(_Section):
     """Which images, and how they become batches.
 
-    layout, root: one of the published layouts or "generic", and its folder.
-    modalities: None takes those of the layout (generic: those found); else a choice of two or more of them.
-    pattern, labels: generic layout: how names give identity and camera (see `seps.reid.data.load`).
-    on_problem, verify_files: refuse or skip shots with missing or cut files; decode every file beforehand.
-    identities, images: P x K, the make-up of a batch; `train.batch_size` must be their product.
-    holdout: training identities kept apart to choose checkpoints by: a number, or a fraction.
-    pad, flip, erase: the augmentation, drawn once a shot for all its modalities.
-    threads, cache_mib: decoding threads; memory for decoded shots.
+    Args:
+        layout, root: one of the published layouts or "generic", and its folder.
+        modalities: None takes those of the layout (generic: those found); else a choice of two or more of them.
+        pattern, labels: generic layout: how names give identity and camera (see `seps.reid.data.load`).
+        on_problem, verify_files: refuse or skip shots with missing or cut files; decode every file beforehand.
+        identities, images: P x K, the make-up of a batch; `train.batch_size` must be their product.
+        holdout: training identities kept apart to choose checkpoints by: a number, or a fraction.
+        pad, flip, erase: the augmentation, drawn once a shot for all its modalities.
+        threads, cache_mib: decoding threads; memory for decoded shots.
     """
 
     layout: str = "generic"
@@ -83,17 +84,18 @@ class ReidDataConfig(_Section):
 class ReidModelConfig(_Section):
     """The network.
 
-    encoder, pretrained, image_size, stride: backbone, (height, width), distance of its patches (None: its own).
-    backbones: "shared" by the modalities, or a "separate" one each. freeze_blocks: first blocks that do not learn.
-    camera_embedding: add a learned vector of the camera to every token (for cameras seen in training).
-    width: C of the patches and global vectors.
-    fusion: "sdtps", or "concat", the global vectors alone, concatenated.
-    sparse_ratio, aggr_ratio, beta, decision, temperature: of SDTPS (method, sections 2, 3 and 8).
-    own_guide: weight of a sensor's own global vector beside the others' (published: 2; 0: the others alone guide).
-    guides: how the others guide: their "vector" against this sensor's patches (as published), or, for sensors that
-        share one frame, by "position": what each keeps to itself, at the same place.
-    missing: what an absent sensor is: a "zero" image (as published), or "leave-out": it neither guides nor is
-        guided, and distances are taken over the sensors both samples have.
+    Args:
+        encoder, pretrained, image_size, stride: backbone, (height, width), distance of its patches (None: its own).
+        backbones: "shared" by the modalities, or a "separate" one each. freeze_blocks: first blocks that do not learn.
+        camera_embedding: add a learned vector of the camera to every token (for cameras seen in training).
+        width: C of the patches and global vectors.
+        fusion: "sdtps", or "concat", the global vectors alone, concatenated.
+        sparse_ratio, aggr_ratio, beta, decision, temperature: of SDTPS (method, sections 2, 3 and 8).
+        own_guide: weight of a sensor's own global vector beside the others' (published: 2; 0: the others alone guide).
+        guides: how the others guide: their "vector" against this sensor's patches (as published), or, for sensors that
+            share one frame, by "position": what each keeps to itself, at the same place.
+        missing: what an absent sensor is: a "zero" image (as published), or "leave-out": it neither guides nor is
+            guided, and distances are taken over the sensors both samples have.
     """
 
     encoder: str = "mini"
@@ -139,14 +141,15 @@ class ReidModelConfig(_Section):
 class ReidLossConfig(_Section):
     """Weights of the losses.
 
-    identity, triplet: of each branch's label-smoothed cross-entropy and soft-margin batch-hard triplet.
-    triplet_space: "raw" features as published, or "unit" length, the space of the cosine distances they are ranked
-        by. In the raw space the hardest triplets of an encoder that is new to the task are answered fastest by
-        shrinking all features to a point, from which training does not recover.
-    sdtps: weight of the SDTPS branch beside the original one. label_smoothing: part of the target spread evenly.
-    ratio: weight of Eq. 7, which holds the number of kept patches near `sparse_ratio`; it acts with the "binary"
-        decision alone, the others keep a fixed number.
-    modality_dropout: probability that a batch is trained with some sensors missing, as `model.missing` says.
+    Args:
+        identity, triplet: of each branch's label-smoothed cross-entropy and soft-margin batch-hard triplet.
+        triplet_space: "raw" features as published, or "unit" length, the space of the cosine distances they are ranked
+            by. In the raw space the hardest triplets of an encoder that is new to the task are answered fastest by
+            shrinking all features to a point, from which training does not recover.
+        sdtps: weight of the SDTPS branch beside the original one. label_smoothing: part of the target spread evenly.
+        ratio: weight of Eq. 7, which holds the number of kept patches near `sparse_ratio`; it acts with the "binary"
+            decision alone, the others keep a fixed number.
+        modality_dropout: probability that a batch is trained with some sensors missing, as `model.missing` says.
     """
 
     identity: float = 0.25

@@ -20,23 +20,24 @@ RESUME_MAY_CHANGE = frozenset(
 class TrainConfig:
     """How to train, for both applications. Raises ValueError naming the field, its value and the remedy.
 
-    epochs, batch_size: passes over the data; samples of one optimiser step over all processes together.
-    learning_rate, backbone_lr_scale: peak rate of new parts; pretrained parts get it times the scale.
-    weight_decay, betas: AdamW. Biases, norms and one-dimensional tensors are never decayed.
-    warmup_steps, warmup_fraction: linear warm-up in steps, or (when 0 steps) as a part of the whole run.
-    schedule: "cosine" down to final_lr_fraction of the peak, "step" (x step_gamma at the start of each of
-        step_epochs), or "constant".
-    clip_norm: largest gradient norm; 0 does not clip (the norm is reported all the same).
-    precision: "bf16" runs the loss under autocast; the weights stay float32.
-    chunk_size: samples encoded at once by cached gradients (gradcache.py); 0 encodes the batch whole.
-    seed: with the step number and rank, all the randomness of a step.
-    eval_every: epochs between evaluations; 0 evaluates at the end only (the end always evaluates).
-    checkpoint_every: steps between checkpoints, besides those at every evaluation and at the end; 0: only
-        those.
-    log_every: steps between lines in metrics.jsonl.
-    ema_decay: decay of the running average of the weights that is evaluated in their place; 0 is off.
-    keep_last: how many of the newest checkpoints stay (the best always stays).
-    prefetch, workers: batches prepared ahead, and by how many threads; prefetch 0 prepares them in line.
+    Args:
+        epochs, batch_size: passes over the data; samples of one optimiser step over all processes together.
+        learning_rate, backbone_lr_scale: peak rate of new parts; pretrained parts get it times the scale.
+        weight_decay, betas: AdamW. Biases, norms and one-dimensional tensors are never decayed.
+        warmup_steps, warmup_fraction: linear warm-up in steps, or (when 0 steps) as a part of the whole run.
+        schedule: "cosine" down to final_lr_fraction of the peak, "step" (x step_gamma at the start of each of
+            step_epochs), or "constant".
+        clip_norm: largest gradient norm; 0 does not clip (the norm is reported all the same).
+        precision: "bf16" runs the loss under autocast; the weights stay float32.
+        chunk_size: samples encoded at once by cached gradients (gradcache.py); 0 encodes the batch whole.
+        seed: with the step number and rank, all the randomness of a step.
+        eval_every: epochs between evaluations; 0 evaluates at the end only (the end always evaluates).
+        checkpoint_every: steps between checkpoints, besides those at every evaluation and at the end; 0: only
+            those.
+        log_every: steps between lines in metrics.jsonl.
+        ema_decay: decay of the running average of the weights that is evaluated in their place; 0 is off.
+        keep_last: how many of the newest checkpoints stay (the best always stays).
+        prefetch, workers: batches prepared ahead, and by how many threads; prefetch 0 prepares them in line.
     """
 
     epochs: int = 10
