@@ -84,6 +84,26 @@ def pair_flops(net: PatchSlimming, words: float, mode: str) -> float:
     return total
 
 
+def pair_traffic(net: PatchSlimming, words: float, mode: str, itemsize: int) -> float:
+    """Bytes of a pair that pass through memory at least, written once and read once.
+
+    Cosines of the selection, D and the extra token's weights, word-patch products, norms, and the score.
+    """
+    config = net.config
+    padded = config.num_patches + (-config.num_patches % 16 if itemsize == 2 else 0)
+
+    def branch(count: float) -> float:
+        selection = 4 * config.num_patches + 2 * itemsize * padded
+        return 2 * (selection + itemsize * count * (padded + config.num_prefix_tokens) + 4 * config.num_merged)
+
+    total = branch(words) + 4
+    if mode == "described":
+        total += 2 * itemsize * words * 88
+    if mode == "published":
+        total += branch(88)
+    return total
+
+
 def _settings(
     arguments: argparse.Namespace, net: PatchSlimming, device: torch.device, mode: str
 ) -> list[tuple[str, str]]:
@@ -107,8 +127,8 @@ def run(arguments: argparse.Namespace, device: torch.device, limits: dict[str, f
     size = arguments.size or ("tiny" if arguments.quick else "f30k" if device.type == "cuda" else "small")
     images, texts = SIZES[size]
     print(
-        "\nshape     texts      backend   precision      seconds   us/pair  x reference  of arithmetic  peak MiB"
-        "  largest difference"
+        "\nshape     texts      backend   precision      seconds   us/pair  x reference  of arithmetic"
+        "  of bandwidth  peak MiB  largest difference"
     )
     rows = []
     for shape in arguments.shapes:
@@ -167,6 +187,7 @@ def _measure(
         pairs = images * texts
         rate = pair_flops(net, words, mode) * pairs / seconds / 1e12
         share = rate / limits[f"{precision}_tflops"]
+        moved = pair_traffic(net, words, mode, 4 if precision == "float32" else 2) * pairs / seconds / 1e9
         if exact is None:
             raise RuntimeError("the reference was not timed")
         error = float((out[: exact.shape[0], : exact.shape[1]] - exact).abs().max())
@@ -182,13 +203,15 @@ def _measure(
             "times_reference": reference * pairs / seconds,
             "tflops": rate,
             "share_of_arithmetic_limit": share,
+            "share_of_bandwidth_limit": moved / limits["copy_gbs"],
             "peak_mib": peak.bytes / 2**20,
             "largest_difference": error,
         }
         rows.append(row)
         print(
             f"{shape:9} {mode:10} {backend:9} {precision:10} {seconds:12.4f} {seconds / pairs * 1e6:9.3f} "
-            f"{row['times_reference']:11.1f}x {share:13.1%} {row['peak_mib']:9.0f}  {error:.1e}",
+            f"{row['times_reference']:11.1f}x {share:13.1%} {moved / limits['copy_gbs']:12.1%} "
+            f"{row['peak_mib']:9.0f}  {error:.1e}",
             flush=True,
         )
     return rows
