@@ -14,7 +14,7 @@ COMMANDS = {
     "train": "train a retrieval model on pictures with captions",
     "eval": "measure a model: recall both ways, under a named protocol",
     "caption": "describe images with a vision-language model, one resumable line an image",
-    "compare": "train and measure baselines over several seeds, one table",
+    "compare": "train and measure baselines, or the ablation, over several seeds",
     "convert": "make a model from a checkpoint of the published code",
     "demo": "run the main job on the photos that ship with the package",
     "reid": "re-identification over RGB / NIR / TIR: synth, train, eval, show",
