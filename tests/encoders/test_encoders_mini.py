@@ -98,6 +98,8 @@ def test_norms_are_folded_where_nothing_learns() -> None:
     assert copied.stem._folded is None and encoder.stem._folded is not None
     encoder.half().float()
     torch.testing.assert_close(*both(), atol=1e-4, rtol=1e-4)
+    with torch.inference_mode():
+        torch.testing.assert_close(EfficientNetLite0().encode(pixels), first, atol=1e-4, rtol=1e-4)
     live = EfficientNetLite0(freeze_batchnorm=False).train()
     with torch.no_grad():
         live.encode(pixels)
