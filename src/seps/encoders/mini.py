@@ -73,7 +73,7 @@ class ConvNorm(nn.Module):
         return features if self.linear else functional.relu6(features, inplace=True)
 
     def _learns(self, features: Tensor) -> bool:
-        """Whether a gradient or batch statistics may pass here, a compiler looks on, or changes could not be noticed."""
+        """Whether gradients or batch statistics may pass, a compiler looks on, or changes could not be noticed."""
         if self.norm.training or torch.compiler.is_compiling() or self.conv.weight.is_inference():
             return True
         return torch.is_grad_enabled() and (features.requires_grad or any(p.requires_grad for p in self.parameters()))
