@@ -242,3 +242,8 @@ def test_a_frozen_block_that_is_not_there(encoders, scenes):
         RetrievalTask(RetrievalModel(config.model), config, load_jsonl(scenes), [])
     with pytest.raises(ConfigError):
         recipe(encoders, pairing="nobody's")
+
+
+def test_a_report_of_nothing_is_refused(tmp_path, capsys):
+    assert main(["compare", "--report", "--out", str(tmp_path / "none")]) == 2
+    assert "holds no result yet" in capsys.readouterr().err and not (tmp_path / "none").exists()

@@ -154,6 +154,14 @@ def test_mistakes_get_a_sentence(encoders, scenes, dev_scenes, tmp_path, capsys)
     assert "nothing.jsonl" in capsys.readouterr().err
     assert main([*words, "--train.batch_size", "500"]) == 2
     assert "batch_size" in capsys.readouterr().err
+    for wrong, said in (
+        ("--train.epochs=many", "train.epochs"),
+        ("--no.such=1", "--no.such"),
+        ("--config=no.yaml", "no.yaml"),
+    ):
+        assert main([*words, wrong]) == 2
+        shown = capsys.readouterr().err
+        assert said in shown and len(shown.splitlines()) == 1
     with pytest.raises(ConfigError, match="pairing='published'"):
         RunConfig(model=ModelConfig(head="mean"), pairing="published")
     with pytest.raises(ConfigError, match="nothing would train"):

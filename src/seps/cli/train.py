@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from jsonargparse import ArgumentParser
 
@@ -14,9 +14,16 @@ from seps.cli.main import EXIT_INTERRUPTED
 from seps.retrieval.config import RunConfig
 
 
+class _Parser(ArgumentParser):  # type: ignore[misc]
+    """Says what is wrong in one sentence, without the hundred options before it."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        raise ValueError(f"{' '.join(message.split()).rstrip('.')}. (seps train --help lists the settings.)") from ex
+
+
 def build_parser() -> ArgumentParser:
     """Every field of `RunConfig` as a dotted option; `--config FILE.yaml` sets many at once."""
-    parser = ArgumentParser(prog="seps train", description=__doc__)
+    parser = _Parser(prog="seps train", description=__doc__)
     parser.add_argument("--config", action="config", help="YAML file of settings; options after it override it")
     parser.add_argument("--out", type=str, required=True, help="folder of the run; an unfinished one is continued")
     parser.add_argument("--device", type=str, default=None, help="cpu, cuda, ...; default: a GPU if there is one")

@@ -236,6 +236,8 @@ def find_checkpoint(run_dir: Path | str, which: Literal["best", "last"] = "best"
         if newest is None:
             raise CheckpointError(f"There is no checkpoint in {run_dir}: train there first.")
         return newest
+    if not run_dir.is_dir():
+        raise CheckpointError(f"There is no run in {run_dir}: the folder does not exist. Train there first.")
     name = read_json(run_dir / "best.json").get("checkpoint")
     if name is None:
         raise CheckpointError(f"{run_dir} has no best checkpoint yet: it has not been evaluated; take 'last'.")
