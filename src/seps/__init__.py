@@ -47,12 +47,14 @@ __all__ = [
     "score_published_pairing",
 ]
 _HOMES = ("config", "nn", "losses", "compat")
-"""The modules that define the names above, and may be reached as attributes of this one."""
+"""The modules that define the names above."""
+_ROOMS = (*_HOMES, "bundle", "encoders", "metrics", "reid", "retrieval", "scoring", "training")
+"""What may be reached as an attribute: `seps.metrics.cmc_map` after `import seps` alone."""
 
 
 def __getattr__(name: str) -> Any:
     # On first use: `seps --help` then starts at once, and `seps doctor` runs where torch itself is broken.
-    if name in _HOMES:
+    if name in _ROOMS:
         return importlib.import_module(f"seps.{name}")
     if name in __all__:
         for home in _HOMES:
@@ -64,4 +66,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__, *_HOMES])
+    return sorted([*globals(), *__all__, *_ROOMS])
