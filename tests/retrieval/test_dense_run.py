@@ -18,7 +18,7 @@ import pytest
 from dense_server import GOOD, ChatServer, answer, lines, photo, photos, sent_image
 
 from seps.cli.caption import run
-from seps.retrieval.data import DataError, attach_dense, load_jsonl
+from seps.retrieval.data import DataError, NothingDescribed, attach_dense, load_jsonl
 from seps.retrieval.dense_text import BackendConfig, CaptionConfig, Sampling, caption_images, list_images
 from seps.retrieval.dense_text.sources import content_hash
 
@@ -80,6 +80,24 @@ def test_where_there_are_no_images_a_sentence_says_so(tmp_path: Path) -> None:
         list_images(photos(tmp_path, 1) / "0000.png")
     with pytest.raises(DataError, match="no file"):
         list_images(tmp_path / "nothing")
+
+
+def test_a_described_folder_is_bound_to_a_data_set_by_content(tmp_path: Path) -> None:
+    folder = photos(tmp_path / "set" / "photos", 3)
+    data = tmp_path / "set" / "data.jsonl"
+    rows = [{"image": f"photos/{path.name}", "captions": ["x"]} for path in sorted(folder.iterdir())]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    out = tmp_path / "dense.jsonl"
+    with ChatServer(by_photo) as server:
+        caption_images(list_images(folder), out, backend(server))
+    attached = attach_dense(load_jsonl(data), out)
+    assert [content_hash(photo(k))[:12] in str(text) for k, text in enumerate(attached.dense)] == [True] * 3
+    sorted(folder.iterdir())[1].write_bytes(photo(7))
+    assert attach_dense(load_jsonl(data), out).dense[1] is None
+    for path in folder.iterdir():
+        path.unlink()
+    with pytest.raises(NothingDescribed, match="describes the content of one"):
+        attach_dense(load_jsonl(data), out)
 
 
 def test_lines_are_bound_by_id_and_content_and_attached_as_they_are(tmp_path: Path) -> None:

@@ -16,11 +16,11 @@ import torch
 from seps.cli.main import main
 from seps.config import ConfigError, LossConfig
 from seps.retrieval.config import DataConfig, ModelConfig, PartWeights, RunConfig
-from seps.retrieval.data import load_jsonl
+from seps.retrieval.data import NothingDescribed, load_jsonl
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import from_pretrained
 from seps.retrieval.task import RetrievalTask
-from seps.retrieval.training import train_model
+from seps.retrieval.training import read_data, train_model
 from seps.training import TrainConfig
 from tiny import save_vision_encoder
 
@@ -110,6 +110,18 @@ def test_the_query_is_never_in_its_own_description(encoders, scenes, dev_scenes)
         for ids, mask, dense, shown in zip(batch.ids, batch.mask, batch.dense_ids, batch.dense_mask, strict=True):
             query = tokenizer.decode(ids[mask][1:-1])
             assert query not in tokenizer.decode(dense[shown][1:-1])
+
+
+def test_training_reads_the_files_of_seps_caption(encoders, scenes, dev_scenes, tmp_path):
+    dev = load_jsonl(dev_scenes)
+    path = tmp_path / "dense.jsonl"
+    path.write_text(json.dumps({"image": dev.records[3].id, "dense": "made anew"}) + "\n")
+    train_set, (dev_set,) = read_data(config(encoders, scenes, dev_scenes, data={"dense": str(path)}), lambda _: None)
+    assert dev_set.dense == [*dev.dense[:3], "made anew", *dev.dense[4:]]
+    assert train_set.dense == load_jsonl(scenes).dense
+    path.write_text(json.dumps({"image": "nobody", "dense": "x"}) + "\n")
+    with pytest.raises(NothingDescribed, match="No line of"):
+        read_data(config(encoders, scenes, dev_scenes, data={"dense": (str(path),)}), lambda _: None)
 
 
 def arguments(encoders, scenes, dev_scenes, run: Path, epochs: int = 6) -> list[str]:

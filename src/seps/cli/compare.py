@@ -80,7 +80,7 @@ def _recipe(options: argparse.Namespace, out: Path) -> RunConfig:
     changes = dict(item.partition("=")[::2] for item in options.set)
     recipe = read_config(options.config, {"data.train": options.data, "data.dev": options.dev, **changes})
     settings = {"suite": options.suite, **json.loads(json.dumps(asdict(recipe)))}
-    for place in ("train", "dev", "images_root"):
+    for place in ("train", "dev", "dense", "images_root"):
         del settings["data"][place]
     path = out / "recipe.json"
     if path.is_file() and json.loads(path.read_text(encoding="utf-8")) != settings:

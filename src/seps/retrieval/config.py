@@ -73,6 +73,8 @@ class DataConfig:
     dev: tuple[str, ...] | str = ()
     """Data sets on which checkpoints are chosen, by the mean of their scores."""
     images_root: str | None = None
+    dense: tuple[str, ...] | str = ()
+    """Files of `seps caption`: each image of the sets above gets the description of its id, or of its content."""
     strict: bool = False
     """Stop at the first unreadable image or other fault instead of leaving it out."""
     texts: TextSampling = "own"
@@ -88,7 +90,9 @@ class DataConfig:
     def __post_init__(self) -> None:
         require_choice("texts", self.texts, TextSampling)
         require(0 <= self.caption_noise <= 1, f"caption_noise is {self.caption_noise!r}; it must lie in [0, 1].")
-        object.__setattr__(self, "dev", (self.dev,) if isinstance(self.dev, str) else tuple(self.dev))
+        for name in ("dev", "dense"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
         object.__setattr__(self, "crop_scale", tuple(self.crop_scale))
         if self.decode_size is not None:
             object.__setattr__(self, "decode_size", tuple(self.decode_size))

@@ -10,7 +10,7 @@ import torch
 
 from seps.metrics import recall
 from seps.retrieval.config import RunConfig
-from seps.retrieval.data import RetrievalDataset, check_dataset, drop_bad, load_data
+from seps.retrieval.data import NothingDescribed, RetrievalDataset, attach_dense, check_dataset, drop_bad, load_data
 from seps.retrieval.evaluate import encode_images, evaluate
 from seps.retrieval.heads import ImageFeatures, SlimmingHead
 from seps.retrieval.model import RetrievalModel
@@ -31,12 +31,28 @@ def read_data(config: RunConfig, log: Log) -> tuple[RetrievalDataset, list[Retri
     if not data.train:
         raise ValueError("data.train is empty; give the JSONL file of the training images, or FOLDER:train.")
     sets = [load_data(name, images_root=data.images_root) for name in (data.train, *data.dev)]
+    for path in data.dense:
+        sets = _described(sets, path)
     report = check_dataset(*sets, verify_images="decode")
     report.raise_if(data.strict)
     for sentence in report.sentences():
         log(sentence)
     kept = [drop_bad(part, report) for part in sets]
     return kept[0], kept[1:]
+
+
+def _described(sets: list[RetrievalDataset], path: str) -> list[RetrievalDataset]:
+    """The sets with the descriptions of a file that fits one of them at least."""
+    found, problem = [], None
+    for part in sets:
+        try:
+            found.append(attach_dense(part, path))
+        except NothingDescribed as error:
+            found.append(part)
+            problem = problem or error
+    if problem is not None and all(new is old for new, old in zip(found, sets, strict=True)):
+        raise problem
+    return found
 
 
 def train_model(

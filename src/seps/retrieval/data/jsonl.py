@@ -14,13 +14,18 @@ import hashlib
 import json
 import os
 import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from .lines import Root, checked_member, checked_text, json_lines
 from .records import DataError, ImageRecord, ImageSource, RetrievalDataset
-from .shards import read_source
+from .shards import UnreadableImage, read_source
+
+
+class NothingDescribed(DataError):
+    """Descriptions of which none belongs to an image of the data set."""
 
 
 def load_jsonl(
@@ -116,11 +121,12 @@ def attach_dense(dataset: RetrievalDataset, path: str | os.PathLike[str], *, ver
     """Give images the dense texts of a JSONL file, each line `{"image": ID, "dense": TEXT}`.
 
     Lines are bound by the image's id, never by their position; `id` may stand for `image` and `text` for
-    `dense`. Images that no line names keep what they have; lines for other images are ignored.
+    `dense`. Where no id fits, as when a folder was described and the data set says FOLDER/x.jpg, they are bound by
+    `sha256`. Images that no line names keep what they have; lines for other images are ignored.
     Of two lines whose `sha256` (of the image's bytes, as `seps caption` writes it) differs the later one
     counts: the image was changed and described anew. With `verify` the images are read, and one that is not
     the one described is an error.
-    Raises DataError if two lines disagree about an image, or if no line fits.
+    Raises DataError if two lines disagree about an image, NothingDescribed if no line fits.
     """
     path = Path(path)
     texts: dict[str, str] = {}
@@ -140,15 +146,29 @@ def attach_dense(dataset: RetrievalDataset, path: str | os.PathLike[str], *, ver
             raise DataError(f"{place}: a second, different dense text for image {key!r}. Keep one of them.")
     ids = {record.id for record in dataset.records}
     if not ids & texts.keys():
-        example = dataset.records[0].id if dataset.records else "?"
-        raise DataError(
-            f"No line of {path} names an image of {dataset.label}. "
-            f'Its images have ids like {example!r}: write that as "image".'
-        )
-    if verify:
+        by_content = {digest: texts[key] for key, digest in hashes.items() if digest is not None}
+        texts = {record.id: by_content[digest] for record, digest in _digests(dataset, by_content)}
+        if not texts:
+            example = dataset.records[0].id if dataset.records else "?"
+            raise NothingDescribed(
+                f"No line of {path} names an image of {dataset.label}, or describes the content of one. "
+                f'Its images have ids like {example!r}: write that as "image".'
+            )
+    elif verify:
         _verify(dataset, hashes, path)
     records = tuple(replace(record, dense=texts.get(record.id, record.dense)) for record in dataset.records)
     return replace(dataset, records=records)
+
+
+def _digests(dataset: RetrievalDataset, wanted: dict[object, str]) -> Iterator[tuple[ImageRecord, str]]:
+    """The images whose content is `wanted`, with its sha256; images that cannot be read are left out."""
+    for record in dataset.records if wanted else ():
+        try:
+            digest = hashlib.sha256(read_source(record.source)).hexdigest()
+        except UnreadableImage:
+            continue
+        if digest in wanted:
+            yield record, digest
 
 
 def _verify(dataset: RetrievalDataset, hashes: dict[str, object], path: Path) -> None:
