@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from seps.retrieval.dense_text.lock import FileInUse, FileLock
+from seps.retrieval.file_lock import FileInUse, FileLock
 from seps.retrieval.remote_lock import RemoteLock, RemoteLockHeld
 from seps.retrieval.store_rows import TABLE, Row, StoreError, StoreSettings, from_table, schema, to_table
 

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from fastapi import FastAPI, HTTPException, Query, Request
+from fastapi import Depends, FastAPI, HTTPException, Query, Request
 from fastapi import Path as InPath
 from fastapi.responses import HTMLResponse, Response
 
@@ -143,7 +143,7 @@ def create_app(searcher: Searcher, *, token: str | None = None, hosts: tuple[str
     return app
 
 
-def chosen(folder: str | None, after: str | None, before: str | None, min_size: int | None) -> Filters:
+def chosen(folder: Folder = None, after: After = None, before: Before = None, min_size: Shorter = None) -> Filters:
     """The filters of a request. Raises HTTPException 422 for what is no date, or for dates that leave nothing."""
     try:
         times = [None if text is None else nanoseconds(text) for text in (after, before)]
@@ -154,21 +154,16 @@ def chosen(folder: str | None, after: str | None, before: str | None, min_size: 
     return Filters(folder, times[0], times[1], min_size)
 
 
+Chosen = Annotated[Filters, Depends(chosen)]
+
+
 def _add_search(app: FastAPI, service: Service) -> None:
     searcher = service.searcher
 
     @app.get("/api/search", response_model=Results, summary="Images that fit a sentence")
     async def search(
-        q: Sentence,
-        k: Count = 24,
-        candidates: Candidates = CANDIDATES,
-        exact: Exact = False,
-        folder: Folder = None,
-        after: After = None,
-        before: Before = None,
-        min_size: Shorter = None,
+        q: Sentence, filters: Chosen, k: Count = 24, candidates: Candidates = CANDIDATES, exact: Exact = False
     ) -> dict[str, Any]:
-        filters = chosen(folder, after, before, min_size)
         hits = await service.run(lambda: searcher.search(q, k, candidates=candidates, exact=exact, filters=filters))
         return {"query": q, "results": [hit.as_dict() for hit in hits]}
 
@@ -179,16 +174,8 @@ def _add_search(app: FastAPI, service: Service) -> None:
         openapi_extra={"requestBody": {"content": {"image/*": {"schema": {"type": "string", "format": "binary"}}}}},
     )
     async def search_image(
-        request: Request,
-        k: Count = 24,
-        candidates: Candidates = CANDIDATES,
-        exact: Exact = False,
-        folder: Folder = None,
-        after: After = None,
-        before: Before = None,
-        min_size: Shorter = None,
+        request: Request, filters: Chosen, k: Count = 24, candidates: Candidates = CANDIDATES, exact: Exact = False
     ) -> dict[str, Any]:
-        filters = chosen(folder, after, before, min_size)
         data = await bounded_body(request)
 
         def work() -> Any:

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from seps.retrieval.data import DataError
-
-from .lock import FileLock
+from seps.retrieval.file_lock import FileLock
 
 Line = dict[str, Any]
 GOOD_KEYS = ("image", "sha256", "dense", "model")
