@@ -65,7 +65,7 @@ def run(arguments: Sequence[str]) -> int:
         parser.error("name the folder of pictures, or give --status, --verify or --compact")
     import torch
 
-    from seps.retrieval.dense_text.config import RayConfig
+    from seps.retrieval.cluster import RayConfig
     from seps.retrieval.indexing import IndexOptions, index_folder
     from seps.retrieval.pretrained import from_pretrained
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from seps.retrieval.dense_text.config import RayConfig
+from seps.retrieval.cluster import RayConfig
 from seps.retrieval.embedding import Batch, Job, Prepared, Preparer, prepare_locally
 from seps.retrieval.gallery import Found, Problem, read_descriptions, walk
 from seps.retrieval.model import RetrievalModel

@@ -6,11 +6,10 @@ The workers read the images themselves: the folder must be at the same path on e
 from __future__ import annotations
 
 import copy
-import importlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from seps.retrieval.dense_text.config import RayConfig
+from seps.retrieval.cluster import RayConfig, load_ray
 from seps.retrieval.embedding import Batch, Job, Preparer
 
 RETRIES = 1
@@ -112,13 +111,3 @@ def _one_by_one(ray: Any, worker: Any, jobs: Sequence[Job]) -> Batch:
             "is there memory for the model? What was indexed is kept; run again."
         )
     return Batch(outcomes, decoding, encoding)
-
-
-def load_ray() -> Any:
-    """The package. Raises ValueError where it is missing."""
-    try:
-        return importlib.import_module("ray")
-    except ImportError as error:
-        raise ValueError(
-            "Indexing over a cluster needs Ray: pip install 'seps[dist]', or leave out --engine ray."
-        ) from error

@@ -125,16 +125,3 @@ class BackendConfig:
         # A key with a line feed or a letter outside ASCII would break the header it is sent in.
         if self.api_key and not re.fullmatch(r"[\x21-\x7e]+", self.api_key):
             raise ValueError("The API key holds spaces or characters outside ASCII. Check the file it comes from.")
-
-
-@dataclass(frozen=True)
-class RayConfig:
-    """Where Ray Data runs: `address` of a cluster ("" starts one here), describing `workers`, GPUs of each."""
-
-    address: str = ""
-    workers: int = 1
-    gpus: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.workers < 1 or self.gpus < 0:
-            raise ValueError(f"Ray needs at least one worker and no negative GPUs, not {self.workers}, {self.gpus}.")

@@ -6,7 +6,6 @@ themselves: the paths must lead to them on every machine.
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import threading
@@ -15,10 +14,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from seps.retrieval.cluster import RayConfig, load_ray
 from seps.retrieval.data import ImageSource
 
 from .backends import build
-from .config import BackendConfig, CaptionConfig, RayConfig
+from .config import BackendConfig, CaptionConfig
 from .local_engine import Stop, run_local
 from .sources import Item
 from .work import Outcome
@@ -38,7 +38,7 @@ def run_ray(
 
     The rate limit is shared among the workers. A worker that finds its backend unusable ends the run.
     """
-    ray = _ray()
+    ray = load_ray("ray.data")
     started = not ray.is_initialized()
     if started:
         ray.init(address=ray_config.address or None, log_to_driver=False)
@@ -99,13 +99,3 @@ def unpack(text: str) -> Item:
     """The item that `pack` packed."""
     image, path, member, known, aside = json.loads(text)
     return Item(image, ImageSource(Path(path), member), known, aside)
-
-
-def _ray() -> Any:
-    try:
-        importlib.import_module("ray.data")
-        return importlib.import_module("ray")
-    except ImportError as error:
-        raise ValueError(
-            "Captioning over a cluster needs Ray Data: pip install 'seps[dist]', or leave out --engine ray."
-        ) from error

@@ -9,10 +9,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from seps.retrieval.cluster import RayConfig
 from seps.retrieval.data import DataError
 
 from .backends import Backend, build
-from .config import BackendConfig, CaptionConfig, RayConfig
+from .config import BackendConfig, CaptionConfig
 from .journal import Journal, maker_of
 from .local_engine import Stop, run_local
 from .report import Tally, evenly, make_report
