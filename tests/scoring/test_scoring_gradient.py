@@ -99,6 +99,25 @@ def test_nothing_dropped_gives_finite_gradients():
     assert data["images"].grad is not None and torch.isfinite(data["images"].grad).all()
 
 
+@pytest.mark.parametrize("name", ["binary", "binary_sum"])
+def test_a_learned_number_may_keep_everything(name, monkeypatch):
+    """Then D still carries a gradient, and the extra token is the zero vector: no share of nothing may be taken."""
+    config = CONFIGS[name]
+    net, data = make_net(config).train(), make_inputs(config)
+    monkeypatch.setattr(selection_module, "_uniform", lambda like, _: torch.full_like(like, 0.5))
+    with torch.no_grad():
+        for parameter_name, parameter in net.named_parameters():
+            if parameter_name.endswith("threshold"):
+                parameter.fill_(-0.5)
+    described = {"dense": data["dense"], "dense_lengths": data["dense_lengths"]}
+    leaves = [data[key].requires_grad_() for key in ("images", "words")]
+    scored = score_with_gradient(net, data["images"], data["words"], data["lengths"], want_masks=True, **described)
+    assert all((mask == 1).all() for mask in scored.masks)
+    ours = gradients(net, leaves, scored.similarity)
+    assert all(torch.isfinite(value).all() for value in ours.values())
+    assert_same(ours, gradients(net, leaves, net(data["images"], data["words"], data["lengths"], **described)[0]))
+
+
 def test_an_image_without_description_gives_finite_gradients():
     config = CONFIGS["default"]
     net, data = make_net(config).train(), make_inputs(config)

@@ -142,22 +142,26 @@ def binary_decision(
     return _straight_through(hard, torch.sigmoid(logits / temperature))
 
 
+def extra_weights(scores_XN: Tensor, keep_XN: Tensor, valid_XN: Tensor | None = None) -> Tensor:
+    """Softmax of the discarded patches' raw scores, (..., N) float32; zeros, without gradient, with none discarded."""
+    scores = scores_XN.float()
+    dropped = 1 - keep_XN.float()
+    if valid_XN is not None:
+        dropped = dropped.masked_fill(~valid_XN, 0.0)
+    top = scores.detach().masked_fill(dropped.detach() <= 0, float("-inf")).amax(dim=-1, keepdim=True)
+    weights = dropped * torch.exp((scores - top.clamp_min(-1e4)).clamp_max(0.0))
+    total = weights.sum(dim=-1, keepdim=True)
+    # With none discarded, D may still carry a gradient, and normalising the zero vector later sends one of 1e12
+    # back: divided by infinity it ends here.
+    return weights / torch.where(total > 0, total, float("inf"))
+
+
 def extra_token(patches_BNC: Tensor, scores_BN: Tensor, keep_BN: Tensor, valid_BN: Tensor | None = None) -> Tensor:
     """The discarded patches as one: softmax of their raw scores applied to their features, (B, 1, C).
 
     With nothing discarded it is the zero vector.
     """
-    dropped = 1 - keep_BN.float()
-    scores = scores_BN.float()
-    if valid_BN is not None:
-        dropped = dropped.masked_fill(~valid_BN, 0.0)
-    is_dropped = dropped.detach() > 0
-    any_dropped = is_dropped.any(dim=-1, keepdim=True)
-    top = scores.detach().masked_fill(~is_dropped, float("-inf")).amax(dim=-1, keepdim=True)
-    weights = dropped * torch.exp((scores - top.clamp_min(-1e4)).clamp_max(0.0))
-    # The zero vector has no direction: normalising it later must not send a gradient of 1e12 back through here.
-    weights = torch.where(any_dropped, weights, 0.0)
-    weights = weights / torch.where(any_dropped, weights.sum(dim=-1, keepdim=True), 1.0)
+    weights = extra_weights(scores_BN, keep_BN, valid_BN)
     return torch.bmm(weights[:, None, :].to(patches_BNC.dtype), patches_BNC)
 
 

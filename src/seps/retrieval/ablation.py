@@ -93,5 +93,15 @@ ABLATION: Suite = {
     "default-topk": Entry("mean + MLP over the 5 best", _default(alignment="topk"), "around default()", "default"),
     "default-leaky": Entry("leaky cosine", _default(similarity="leaky"), "around default()", "default"),
     "default-gumbel": Entry("Gumbel top-K", _default(decision="gumbel"), "around default()", "default"),
+    "default-rho-0.7": Entry("keeps 0.7 of the patches", _default(sparse_ratio=0.7), "around default()", "default"),
+    "default-rho-1.0": Entry("keeps all", _default(sparse_ratio=1.0), "around default()", "default"),
+    "default-merged-0.2": Entry("merged to 0.2 of the kept", _default(aggr_ratio=0.2), "around default()", "default"),
+    "default-pooled-4": Entry("cosine of the means, weight 4", _default(pooled=4.0), "around default()", "default"),
+    "default-rho-0.7-merged-0.2": Entry(
+        "keeps 0.7, merged to 0.2", _default(sparse_ratio=0.7, aggr_ratio=0.2), "around default()", "default"
+    ),
+    "default-rho-1.0-merged-0.2": Entry(
+        "keeps all, merged to 0.2", _default(sparse_ratio=1.0, aggr_ratio=0.2), "around default()", "default"
+    ),
     "default-unpooled": Entry("no cosine of the means", _default(pooled=0.0), "around default()", "default"),
 }

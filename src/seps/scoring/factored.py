@@ -277,13 +277,3 @@ def decide(net: PatchSlimming, branch: Branch, scores: Tensor, side: ImageSide) 
     if hard:
         return hard_topk(scores, module.sparse_ratio, valid)
     return net.decide(side, branch, scores)
-
-
-def extra_weights(scores: Tensor, keep: Tensor, valid: Tensor | None) -> Tensor:
-    """Weights (T, B, N) of the extra token, softmax of the dropped patches' scores; zero with none dropped."""
-    dropped = 1 - keep
-    if valid is not None:
-        dropped = dropped.masked_fill(~valid, 0.0)
-    top = scores.detach().masked_fill(dropped.detach() <= 0, float("-inf")).amax(dim=-1, keepdim=True)
-    weights = dropped * torch.exp((scores - top.clamp_min(-1e4)).clamp_max(0.0))
-    return weights / weights.sum(dim=-1, keepdim=True).clamp_min(1e-30)

@@ -16,15 +16,9 @@ from torch.utils.checkpoint import checkpoint
 
 from seps.nn.aggregation import merge_weights
 from seps.nn.guidance import masked_mean
+from seps.nn.selection import extra_weights
 from seps.nn.slimming import ImageSide, PatchSlimming
-from seps.scoring.factored import (
-    Prepared,
-    decide,
-    depends_on_text,
-    extra_weights,
-    pair_scores,
-    present_branches,
-)
+from seps.scoring.factored import Prepared, decide, depends_on_text, pair_scores, present_branches
 from seps.scoring.maxima import SMALLEST, merged_maxima
 from seps.scoring.precision import row_dots, zero_dropped
 from seps.scoring.texts import PackedWords, TextBlock
