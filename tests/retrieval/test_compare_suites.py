@@ -15,7 +15,7 @@ from seps.cli.train import read_config
 from seps.config import ConfigError
 from seps.retrieval.compare import SUITES, Job, config_for, protocols_for, run_one
 from seps.retrieval.compare_plot import plot_differences
-from seps.retrieval.compare_report import Figure, figure_of, finished, markdown, rows_of, summarise
+from seps.retrieval.compare_report import Figure, finished, markdown, rows_of, summarise
 from seps.retrieval.compare_workers import Workers, decode_to, load_material
 from seps.retrieval.config import ModelConfig, PartWeights, RunConfig
 from seps.retrieval.data import load_jsonl
@@ -173,7 +173,7 @@ def test_report_from_results_alone(tmp_path, capsys):
     text = (tmp_path / "table.md").read_text()
     assert text in capsys.readouterr().out
     assert "| 102.0 ± 2.0 | 103.0 ± 2.0 | 10 | 1,234 | 3 |" in text
-    assert "111.0 ± 1.0 (**+9.0**)" in text and "103.3 ± 2.5 (+1.3)" in text
+    assert "111.0 ± 1.0 (**+9.0** ± 1.0)" in text and "103.3 ± 2.5 (+1.3 ± 0.6)" in text
     assert "0.500 → 0.250" in text and "25.0%" in text
     rows = rows_of("numbers", summarise(results, SUITES["ablation"]), SUITES["ablation"])
     assert rows == ["base", "rho-0.3"]
@@ -190,10 +190,18 @@ def test_the_table_of_the_baselines():
     assert not plot_differences(results, SUITES["baselines"], Path("nowhere.png"))
 
 
-def test_figures():
-    assert figure_of([1.0, 3.0]) == Figure(2.0, pytest.approx(2**0.5), 2)
-    assert figure_of([5.0]).minus(figure_of([1.0, 2.0])) == (3.5, False)
-    assert figure_of([5.0, 5.2]).minus(figure_of([1.0, 2.0])) == (pytest.approx(3.6), True)
+def test_a_difference_is_taken_seed_by_seed():
+    """Seeds far apart, the difference between them small and steady: clear. The other way round: not."""
+    far, near = Figure({0: 1.0, 1: 51.0, 2: 101.0}), Figure({2: 100.0, 1: 50.1, 0: 0.1, 3: 7.0})
+    assert (far.mean, far.spread) == (51.0, 50.0)
+    difference = far.minus(near)
+    assert difference is not None and difference.clear and difference.mean == pytest.approx(2.8 / 3)
+    assert difference.error == pytest.approx(4.30 * difference.spread / 3**0.5)
+    unsteady = Figure({0: 5.0, 1: 0.0}).minus(Figure({0: 1.0, 1: 0.0}))
+    assert unsteady is not None and unsteady.mean == 2.0 and not unsteady.clear
+    alone = Figure({0: 5.0}).minus(Figure({0: 1.0, 1: 2.0}))
+    assert alone is not None and (alone.mean, alone.spread, alone.clear) == (4.0, 0.0, False)
+    assert Figure({0: 5.0}).minus(Figure({1: 5.0})) is None
 
 
 def test_mistakes_of_the_command_get_a_sentence(tmp_path, capsys):

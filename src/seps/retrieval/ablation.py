@@ -61,10 +61,16 @@ ABLATION: Suite = {
     "paper": Entry("all together as printed: paper()", whole_score(preset="paper"), "differences", "base"),
     "default": Entry("ours: default()", _default(), "differences", "base"),
     "ratio-topk": Entry("7. separate, with top-K, where it cannot act", _ratio("separate"), "ratio loss", "base"),
-    "ratio-off": Entry("second branch, learned number, no ratio loss", _base(**_LEARNS), "ratio loss"),
-    "ratio-unified": Entry("7. unified, as the code", _ratio("unified", **_LEARNS), "ratio loss", "ratio-off"),
-    "ratio-separate": Entry("7. separate, as the dual code", _ratio("separate", **_LEARNS), "ratio loss", "ratio-off"),
-    "ratio-printed": Entry("7. Eq. 7 as printed", _ratio("printed", **_LEARNS), "ratio loss", "ratio-off"),
+    "ratio-off": Entry("learned number, nothing holds it", _base(**_LEARNS), "ratio loss", "dense-branch"),
+    "ratio-unified": Entry(
+        "7. learned number held by unified, as the code", _ratio("unified", **_LEARNS), "ratio loss", "dense-branch"
+    ),
+    "ratio-separate": Entry(
+        "7. by separate, as the dual code", _ratio("separate", **_LEARNS), "ratio loss", "dense-branch"
+    ),
+    "ratio-printed": Entry(
+        "7. by Eq. 7 as printed (equal weights: unified)", _ratio("printed", **_LEARNS), "ratio loss", "dense-branch"
+    ),
     "triplet": Entry("triplet loss, first epoch the sum, then the hardest", _triplet, "training", "base"),
     "detached": Entry("patches cut off from training, as published", _base(detach_patches=True), "training", "base"),
     "published": Entry(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,10 @@ def plot_differences(results: Sequence[Result], suite: Suite, path: Path) -> boo
         _bars(axis, key, names, table, suite)
     axes[0][0].set_yticks(range(len(names)), [f"{name}  (from {suite[name].reference})" for name in names], fontsize=7)
     axes[0][0].set_ylim(len(names) - 0.4, -0.6)
-    figure.suptitle("Difference in rSum to the row it changes; dark: more than twice its standard error", fontsize=9)
+    figure.suptitle(
+        "Difference in rSum to the row it changes, seed by seed, with its standard deviation; dark: clear (95 %)",
+        fontsize=9,
+    )
     figure.savefig(path, dpi=130)
     pyplot.close(figure)
     return True
@@ -48,9 +50,11 @@ def _bars(axis: Any, key: str, names: Sequence[str], table: Any, suite: Suite) -
             axis.axhline(place - 0.5, color="#d0d0d0", linewidth=0.6)
         if own is None or reference is None:
             continue
-        difference, clear = own.minus(reference)
-        error = math.sqrt(own.spread**2 / own.seeds + reference.spread**2 / reference.seeds)
-        axis.barh(place, difference, xerr=error, color=_CLEAR if clear else _UNCLEAR, error_kw={"linewidth": 0.8})
+        difference = own.minus(reference)
+        if difference is None:
+            continue
+        colour = _CLEAR if difference.clear else _UNCLEAR
+        axis.barh(place, difference.mean, xerr=difference.spread, color=colour, error_kw={"linewidth": 0.8})
     split, protocol = key.rsplit("/", 1)
     axis.set_title(f"{split}, {'no description' if protocol == 'none' else 'description with the image'}", fontsize=8)
     # A description is worth a hundred times what most other changes are: linear near zero, logarithmic beyond.
