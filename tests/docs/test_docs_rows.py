@@ -1,16 +1,21 @@
-"""Each statement of "paper versus code" points to a row of the ablation that there is, in both languages."""
+"""Each statement of "paper versus code" points to a measured row of the ablation, in both languages."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from doc_blocks import ROOT
 
 PAGES = [ROOT / "docs/paper-versus-code.md", ROOT / "docs/zh/paper-versus-code.md"]
-_FAMILIES = "scoring|dense|aggregation|alignment|similarity|decision|ratio|beta|top|rho|merged"
-_ROW = re.compile(rf"`((?:{_FAMILIES})-[\w.]+|paper|published|default)`")
+RAW = ROOT / "docs/results/ablation.jsonl"
+_FAMILIES = "scoring|dense|aggregation|alignment|similarity|decision|ratio|beta|top|rho|merged|pooled|default"
+_SINGLE = "base|paper|published|default|detached|mean|description|triplet"
+_ROW = re.compile(rf"`((?:{_FAMILIES})-[\w.-]+|{_SINGLE})`")
+_FIGURE = re.compile(r"(?<![\d.])\d{3}\.\d|[+-]\d+\.\d")
+_WITHOUT_FIGURES = {"ratio-off"}
 
 
 def rows(page: Path) -> set[str]:
@@ -32,6 +37,24 @@ def test_each_difference_points_to_a_row(page: Path) -> None:
         assert _ROW.search(found[0]), found[0]
 
 
-def test_the_rows_are_those_of_the_ablation() -> None:
+def test_the_tables_are_the_raw_lines() -> None:
+    report = pytest.importorskip("seps.retrieval.compare_report")
     ablation = pytest.importorskip("seps.retrieval.ablation")
+    table = report.markdown(report.finished(RAW), ablation.ABLATION)
+    assert table.strip() in PAGES[0].read_text(encoding="utf-8")
+
+
+def test_every_row_has_three_seeds() -> None:
+    report = pytest.importorskip("seps.retrieval.compare_report")
+    ablation = pytest.importorskip("seps.retrieval.ablation")
+    seeds = Counter(result["name"] for result in report.finished(RAW) if result["rsum"])
+    assert set(seeds) == set(ablation.ABLATION) - _WITHOUT_FIGURES and min(seeds.values()) >= 3
     assert rows(PAGES[0]) <= set(ablation.ABLATION)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.parent.name)
+def test_figures_of_the_text_are_figures_of_the_tables(page: Path) -> None:
+    before, table, after = re.split(r"<!-- /?ABLATION.*?-->", PAGES[0].read_text(encoding="utf-8"))
+    text = before + after if page == PAGES[0] else page.read_text(encoding="utf-8")
+    figures = set(_FIGURE.findall(text))
+    assert len(figures) > 30 and figures <= set(_FIGURE.findall(table))
