@@ -172,6 +172,7 @@ def test_report_from_results_alone(tmp_path, capsys):
     assert main(["compare", "--suite", "ablation", "--out", str(tmp_path), "--report"]) == 0
     text = (tmp_path / "table.md").read_text()
     assert text in capsys.readouterr().out
+    text = text.replace("\N{NO-BREAK SPACE}", " ")
     assert "| 102.0 ± 2.0 | 103.0 ± 2.0 | 10 | 1,234 | 3 |" in text
     assert "111.0 ± 1.0 (**+9.0** ± 1.0)" in text and "103.3 ± 2.5 (+1.3 ± 0.6)" in text
     assert "0.500 → 0.250" in text and "25.0%" in text

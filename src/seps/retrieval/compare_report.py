@@ -131,7 +131,8 @@ def _group(group: str, table: Mapping[str, Mapping[str, Figure]], results: Seque
     if not names:
         return ""
     keys = sorted({key for name in names for key in table[name]}, key=_place)
-    head = ["row", "differs from", *(key.replace("/", ", ") for key in keys), "ms a step", "head parameters", "seeds"]
+    keys = [key for key in keys if not key.endswith("/published") or _compared(key, names, table, suite)]
+    head = ["row", "differs from", *(key.replace("/", ", ") for key in keys), "ms a step", "parameters", "seeds"]
     lines = [f"### {group}", "", _row(head), _row(["---"] * len(head))]
     for name in names:
         own = suite[name].group == group
@@ -155,17 +156,25 @@ def _group(group: str, table: Mapping[str, Mapping[str, Figure]], results: Seque
     return "\n".join(lines) + "\n"
 
 
+def _compared(key: str, names: Sequence[str], table: Mapping[str, Mapping[str, Figure]], suite: Suite) -> bool:
+    """Whether some row and the row it differs from both have this figure."""
+    return any(key in table[name] and key in table.get(suite[name].reference or "", {}) for name in names)
+
+
 def _cell(figure: Figure | None, reference: Figure | None) -> str:
     if figure is None:
         return ""
-    shown = f"{figure.mean:.1f} ± {figure.spread:.1f}"
-    if reference is None:
-        return shown
-    difference = figure.minus(reference)
+    difference = None if reference is None else figure.minus(reference)
+    shown = _with_spread(f"{figure.mean:.1f}", figure)
     if difference is None:
         return shown
-    value = f"**{difference.mean:+.1f}**" if difference.clear else f"{difference.mean:+.1f}"
-    return f"{shown} ({value} ± {difference.spread:.1f})" if len(difference.values) > 1 else f"{shown} ({value})"
+    mark = "**" if difference.clear else ""
+    return f"{shown} ({_with_spread(f'{mark}{difference.mean:+.1f}{mark}', difference)})"
+
+
+def _with_spread(mean: str, figure: Figure) -> str:
+    """With non-breaking spaces: a narrow column breaks between figures, not within one."""
+    return f"{mean}\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}{figure.spread:.1f}"
 
 
 def _training(table: Mapping[str, Any], results: Sequence[Result], suite: Suite) -> str:
