@@ -46,7 +46,16 @@ from seps.retrieval.vectors import text_vectors
 Facts = dict[str, Any]
 TEN = 10
 COUNTS = (10, 25, 50, 100, 200, 400, 800)
-STATES: tuple[tuple[Precision, int | None], ...] = (("float16", None), ("int8", None), ("int8", 48), ("int8", 32))
+STATES: tuple[tuple[Precision, int | None, int | None], ...] = (
+    ("float16", None, None),
+    ("int8", None, None),
+    ("int8", None, 24),
+    ("int8", None, 16),
+    ("int8", None, 8),
+    ("int8", 48, None),
+    ("int8", 32, None),
+)
+"""Precision, patches kept of an image, words that a description is merged to."""
 
 
 def main() -> None:
@@ -245,17 +254,17 @@ def state_facts(store: Store, place: Path, model: Any, queries: Sequence[str]) -
     """Bytes of smaller states, and the overlap of their exact ten best with those of the float32 store given."""
     wanted = exact_best(Searcher(store, model), queries)
     facts = {}
-    for precision, patches in STATES:
+    for precision, patches, words in STATES:
         shutil.rmtree(place, ignore_errors=True)
-        settings = replace(store.settings, precision=precision, keep_patches=patches)
+        settings = replace(store.settings, precision=precision, keep_patches=patches, keep_words=words)
         small = Store.create(place, settings)
         for rows, features in _rows(store):
-            states = packed_states(model, features, precision, patches)
+            states = packed_states(model, features, precision, patches, words)
             small.put([replace(row, **state) for row, state in zip(rows, states, strict=True)])
         small.tidy(always=True)
         best = exact_best(Searcher(small, model), queries)
         overlap = float(np.mean([len(a & b) / TEN for a, b in zip(best, wanted, strict=True)]))
-        facts[f"{precision}, {patches or 'all'} patches"] = {
+        facts[f"{precision}, {patches or 'all'} patches, {words or 'all'} words"] = {
             "top10_overlap": round(overlap, 4),
             "bytes_without_thumbnail": disk(status(small))["bytes_without_thumbnail"],
         }
@@ -299,7 +308,8 @@ def enlarge(searcher: Searcher, place: Path, count: int, noise: float, shift: fl
             features = ImageFeatures(
                 noisy(images.tokens), None if images.dense is None else noisy(images.dense), images.dense_mask
             )
-            states = packed_states(searcher.model, features, large.settings.precision, large.settings.keep_patches)
+            kept = (large.settings.keep_patches, large.settings.keep_words)
+            states = packed_states(searcher.model, features, large.settings.precision, *kept)
             for row, state in list(zip(rows, states, strict=True))[: count - written]:
                 path = f"{copy}/{row.path}"
                 facts: Facts = {"id": row_id(path, row.member), "path": path, "thumbnail": b"\xff\xd8"}

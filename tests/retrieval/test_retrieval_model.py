@@ -173,6 +173,20 @@ def test_trust_moves_the_score_between_its_parts(model, dev_scenes, tmp_path, ca
     assert "trust must lie between 0 and 1" in capsys.readouterr().err
 
 
+def test_eval_with_merged_descriptions(model, dev_scenes, tmp_path, capsys):
+    """More words than there are change nothing, one word does; a description cannot have none."""
+    save_pretrained(model, tmp_path / "model")
+    words = ["eval", "--model", str(tmp_path / "model"), "--data", str(dev_scenes), "--trust", "0.99", "--json", "-"]
+    figures = []
+    for extra in ([], ["--words", "200"], ["--words", "1"]):
+        assert main([*words, *extra]) == 0
+        figures.append(json.loads(capsys.readouterr().out))
+    assert figures[0] == figures[1] != figures[2]
+    with pytest.raises(SystemExit):
+        main([*words, "--words", "0"])
+    assert "at least one word" in capsys.readouterr().err
+
+
 def test_eval_mistakes_get_a_sentence(model, dev_scenes, tmp_path, capsys):
     save_pretrained(model, tmp_path / "model")
     assert main(["eval", "--model", "nothing", "--data", str(dev_scenes)]) == 2

@@ -23,6 +23,9 @@ def build_parser() -> argparse.ArgumentParser:
         "--protocol", choices=get_args(Protocol), default="image", help="who may see descriptions (default: image)"
     )
     parser.add_argument("--trust", type=float, help="weight of the description in (0, 1) instead of the model's own")
+    parser.add_argument(
+        "--words", type=int, metavar="M", help="merge each image's description to at most M words, as seps index may"
+    )
     parser.add_argument("--folds", type=int, default=1, help="average over that many parts (COCO 1K: 5)")
     parser.add_argument("--memory", type=int, default=512, help="MiB the scorer may use (default: 512)")
     parser.add_argument("--strict", action="store_true", help="stop at a faulty image instead of leaving it out")
@@ -33,7 +36,10 @@ def build_parser() -> argparse.ArgumentParser:
 
 def run(arguments: Sequence[str]) -> int:
     """Evaluate and print a table; `--json` writes the figures."""
-    options = build_parser().parse_args(arguments)
+    parser = build_parser()
+    options = parser.parse_args(arguments)
+    if options.words is not None and options.words < 1:
+        parser.error(f"--words is {options.words}; a description needs at least one word")
     import torch
 
     from seps.cli.display import metrics_table, stage_progress
@@ -59,6 +65,7 @@ def run(arguments: Sequence[str]) -> int:
             dataset,
             options.protocol,
             folds=options.folds,
+            keep_words=options.words,
             memory=options.memory * 2**20,
             progress=progress,
         )

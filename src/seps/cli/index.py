@@ -38,6 +38,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--precision", choices=get_args(Precision), default="float16", help="of the stored state (default: float16)"
     )
     parser.add_argument("--patches", type=int, metavar="M", help="keep only the M patches that matter most")
+    parser.add_argument("--words", type=int, metavar="M", help="merge each description to at most M words")
     parser.add_argument("--batch", type=int, default=32, help="images embedded at a time (default: 32)")
     parser.add_argument(
         "--workers", type=int, help="threads that embed (default: one a core, at most 16); actors of Ray"
@@ -72,7 +73,9 @@ def run(arguments: Sequence[str]) -> int:
     ray = RayConfig(options.ray_address, options.workers or 2, options.gpus) if options.engine == "ray" else None
     device = options.device or ("cuda" if torch.cuda.is_available() and ray is None else "cpu")
     model = from_pretrained(options.model, device=device)
-    settings = IndexOptions(options.precision, options.patches, options.batch, options.workers, options.moved, ray)
+    settings = IndexOptions(
+        options.precision, options.patches, options.words, options.batch, options.workers, options.moved, ray
+    )
     with _progress("indexing") as progress:
         report = index_folder(
             options.folder,
@@ -135,7 +138,7 @@ def _status(store: Store, as_json: bool) -> int:
         print(json.dumps(values, indent=1))
         return 0
     for name, value in values.items():
-        shown = _size(value) if "bytes" in name else value
+        shown = _size(value) if "bytes" in name else "all" if value is None else value
         print(f"{name.replace('_', ' '):<26} {shown}")
     return 0
 

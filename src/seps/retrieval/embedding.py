@@ -20,6 +20,7 @@ import torch
 
 from seps.nn.selection import rank_patches
 from seps.retrieval.data import ImageSource, UnreadableImage
+from seps.retrieval.fewer_words import merge_words
 from seps.retrieval.heads import ImageFeatures
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.packing import Precision, pack
@@ -70,9 +71,11 @@ class Preparer:
         model: RetrievalModel,
         precision: Precision,
         keep_patches: int | None,
+        keep_words: int | None = None,
         familiar: frozenset[tuple[str, str | None]] = frozenset(),
     ) -> None:
-        self.model, self.precision, self.keep_patches = model, precision, keep_patches
+        self.model, self.precision = model, precision
+        self.keep_patches, self.keep_words = keep_patches, keep_words
         self.turn: AbstractContextManager[Any] = nullcontext()
         """Held while embedding: a GPU takes one batch at a time, while other threads decode."""
         self.familiar = familiar
@@ -105,7 +108,7 @@ class Preparer:
         if not pictures:
             return []
         pixels = torch.stack([picture.pixels for picture in pictures])
-        return embed(self.model, pixels, dense, self.precision, self.keep_patches)
+        return embed(self.model, pixels, dense, self.precision, self.keep_patches, self.keep_words)
 
 
 def prepare_locally(
@@ -134,6 +137,7 @@ def embed(
     dense: Sequence[str | None],
     precision: Precision = "float16",
     keep_patches: int | None = None,
+    keep_words: int | None = None,
 ) -> list[dict[str, Any]]:
     """Vector and packed state of each image: the fields `vector`, `tokens`, `positions`, `mean`, `words` of a `Row`.
 
@@ -145,12 +149,16 @@ def embed(
     words = mask = None
     if model.head.uses_description and any(text is not None for text in dense):
         words, mask = model.encode_descriptions(dense, batch_size=CPU_TEXTS if on_cpu else 128)
-    return packed_states(model, ImageFeatures(tokens, words, mask), precision, keep_patches)
+    return packed_states(model, ImageFeatures(tokens, words, mask), precision, keep_patches, keep_words)
 
 
 @torch.no_grad()
 def packed_states(
-    model: RetrievalModel, images: ImageFeatures, precision: Precision, keep_patches: int | None
+    model: RetrievalModel,
+    images: ImageFeatures,
+    precision: Precision,
+    keep_patches: int | None = None,
+    keep_words: int | None = None,
 ) -> list[dict[str, Any]]:
     """What `embed` returns, from features."""
     tokens, words, mask = images.tokens, images.dense, images.dense_mask
@@ -158,6 +166,8 @@ def packed_states(
     prefix = model.vision.num_prefix_tokens
     slim = keep_patches is not None and keep_patches < tokens.shape[1] - prefix
     best = rank_patches(fixed_patch_scores(model, images))[:, :keep_patches].sort(dim=1).values if slim else None
+    if keep_words is not None and words is not None and mask is not None:
+        words, mask = merge_words(words, mask, keep_words)
     states = []
     for i in range(len(tokens)):
         state: dict[str, Any] = {"vector": vectors[i], "positions": None, "mean": None, "words": None}

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from seps.metrics import RetrievalMetrics, five_fold, recall
 from seps.retrieval.data import ImageReader, RetrievalDataset
+from seps.retrieval.fewer_words import merge_words
 from seps.retrieval.heads import ImageFeatures, SlimmingHead, TextFeatures
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.protocol import PUBLISHED_WARNING, Protocol, ProtocolError, View, view
@@ -81,10 +82,14 @@ def score_dataset(
     seen: View,
     *,
     pixels: Tensor | None = None,
+    keep_words: int | None = None,
     memory: int = MEMORY,
     progress: Progress | None = None,
 ) -> Tensor:
-    """Similarities (images, captions) with what the view lets each side see."""
+    """Similarities (images, captions) with what the view lets each side see.
+
+    `keep_words` merges each image's description to so many words, as an index may.
+    """
     report = progress or (lambda stage, done, total: None)
     model.eval()
     texts = model.encode_texts(seen.captions, progress=lambda done, total: report("captions", done, total))
@@ -99,6 +104,8 @@ def score_dataset(
         dense, mask = model.encode_descriptions(
             seen.gallery_dense, progress=lambda done, total: report("descriptions", done, total)
         )
+        if keep_words is not None:
+            dense, mask = merge_words(dense, mask, keep_words)
     return model.score(ImageFeatures(tokens, dense, mask), texts, memory=memory)
 
 
@@ -143,13 +150,19 @@ def evaluate(
     *,
     folds: int = 1,
     pixels: Tensor | None = None,
+    keep_words: int | None = None,
     memory: int = MEMORY,
     progress: Progress | None = None,
 ) -> EvaluationReport:
-    """R@1/5/10 both ways, ranks and rSum of `dataset` under `protocol`; `folds=5` gives COCO's 1K figures."""
+    """R@1/5/10 both ways, ranks and rSum of `dataset` under `protocol`; `folds=5` gives COCO's 1K figures.
+
+    `keep_words`: as for `score_dataset`.
+    """
     seen = view(dataset, protocol)
     training = model.training
-    scores = score_dataset(model, dataset, seen, pixels=pixels, memory=memory, progress=progress)
+    scores = score_dataset(
+        model, dataset, seen, pixels=pixels, keep_words=keep_words, memory=memory, progress=progress
+    )
     model.train(training)
     owner = dataset.image_of_caption
     metrics = five_fold(scores, owner, folds) if folds > 1 else recall(scores, owner)

@@ -12,6 +12,7 @@ from torch import Tensor
 from seps.encoders.text import TextBatch
 from seps.nn.slimming import ImageSide, PatchSlimming
 from seps.retrieval.explain import Shares, shares
+from seps.retrieval.fewer_words import run_of_word
 from seps.retrieval.heads import ImageFeatures, SlimmingHead
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.stored import StoredImages, StoredScorer
@@ -135,7 +136,11 @@ class Explainer:
         if not count or dense is None:
             return []
         batch = self.model.text.tokenize([dense])
-        joined = _join(found.description.sum(dim=0)[:, None].cpu(), batch, count)
+        length = min(int(batch.mask[0].sum()), self.model.config.max_dense_words)
+        # A word of a run that the store merged takes an equal part of what the run adds.
+        runs = run_of_word(length, count)
+        values = found.description.sum(dim=0).cpu() / torch.bincount(runs, minlength=count)
+        joined = _join(values[runs][:, None], batch, length)
         return [DescriptionPart(word, special, float(values[0])) for word, special, values in joined]
 
 

@@ -31,6 +31,8 @@ class IndexOptions:
     precision: Precision = "float16"
     keep_patches: int | None = None
     """Keep only so many patches an image, those that matter most whatever the caption."""
+    keep_words: int | None = None
+    """Merge each description to so many words."""
     batch_size: int = 32
     workers: int | None = None
     moved: bool = False
@@ -116,6 +118,8 @@ def _open(
     keep = options.keep_patches
     if keep is not None and not 1 <= keep <= grid[0] * grid[1]:
         raise StoreError(f"keep_patches is {keep}; this model has {grid[0] * grid[1]} patches an image.")
+    if options.keep_words is not None and options.keep_words < 1:
+        raise StoreError(f"keep_words is {options.keep_words}; a description needs at least one word.")
     name = str(Path(model_name).resolve()) if model_name != MINI and Path(model_name).is_dir() else model_name
     settings = StoreSettings(
         root=str(root),
@@ -126,6 +130,7 @@ def _open(
         num_prefix_tokens=model.vision.num_prefix_tokens,
         precision=options.precision,
         keep_patches=None if keep == grid[0] * grid[1] else keep,
+        keep_words=options.keep_words,
     )
     if not store_exists(location):
         return Store.create(location, settings)
@@ -152,11 +157,10 @@ def _check_same(store: Store, wanted: StoreSettings, moved: bool) -> None:
             f"The store {store.location} was made with another model ({have.model}, {have.model_hash[:8]}) than "
             f"{wanted.model} ({wanted.model_hash[:8]}): their states do not mix. Use that model or another store."
         )
-    if (have.precision, have.keep_patches) != (wanted.precision, wanted.keep_patches):
+    if _kept(have) != _kept(wanted):
         raise StoreError(
-            f"The store {store.location} keeps {have.keep_patches or 'all'} patches as {have.precision}, not "
-            f"{wanted.keep_patches or 'all'} as {wanted.precision}. Leave these options as they were, or use another "
-            "store."
+            f"The store {store.location} keeps {_kept(have)}, not {_kept(wanted)}. Leave these options as they were, "
+            "or use another store."
         )
     if have.root != wanted.root:
         if not moved:
@@ -167,6 +171,12 @@ def _check_same(store: Store, wanted: StoreSettings, moved: bool) -> None:
         store.move_root(wanted.root)
 
 
+def _kept(settings: StoreSettings) -> str:
+    """What a store keeps of an image, in words."""
+    patches, words = settings.keep_patches or "all", settings.keep_words or "all"
+    return f"{patches} patches and {words} words of a description as {settings.precision}"
+
+
 class _Indexer:
     """Takes prepared batches and commits now and then."""
 
@@ -175,7 +185,9 @@ class _Indexer:
     ) -> None:
         self.store, self.options, self.report = store, options, report
         self.same_content = {(row.sha256, row.dense): row.id for row in known.values()}
-        self.prepare = Preparer(model, options.precision, options.keep_patches, frozenset(self.same_content))
+        self.prepare = Preparer(
+            model, options.precision, options.keep_patches, options.keep_words, frozenset(self.same_content)
+        )
         self.pending: list[Row] = []
         self.committed = time.monotonic()
 

@@ -34,6 +34,7 @@ def status(store: Store) -> dict[str, Any]:
         "model_hash": settings.model_hash,
         "precision": settings.precision,
         "patches": settings.keep_patches or settings.grid[0] * settings.grid[1],
+        "words": settings.keep_words,
         "approximate_index": store.indexed(),
         "format": settings.format,
         "disk_bytes": disk,

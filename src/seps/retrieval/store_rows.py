@@ -43,6 +43,8 @@ class StoreSettings:
     precision: Precision = "float16"
     keep_patches: int | None = None
     """Patches kept of each image; None: all."""
+    keep_words: int | None = None
+    """Words a description is merged to; None: all are kept."""
     format: int = FORMAT
 
     def to_json(self) -> str:
