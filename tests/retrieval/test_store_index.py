@@ -173,7 +173,7 @@ def test_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_other_settings_models_and_folders_are_refused(tmp_path: Path) -> None:
     folder, other = gallery(tmp_path / "g", 2), gallery(tmp_path / "h", 2)
     index(folder, tmp_path / "s")
-    with pytest.raises(StoreError, match="as float16, not all patches .* as int8"):
+    with pytest.raises(StoreError, match=r"as float16, not all patches .* as int8"):
         index(folder, tmp_path / "s", precision="int8")
     with pytest.raises(StoreError, match=r"holds the folder .*/g, not .*/h"):
         index(other, tmp_path / "s")
