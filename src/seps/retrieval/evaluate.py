@@ -160,9 +160,7 @@ def evaluate(
     """
     seen = view(dataset, protocol)
     training = model.training
-    scores = score_dataset(
-        model, dataset, seen, pixels=pixels, keep_words=keep_words, memory=memory, progress=progress
-    )
+    scores = score_dataset(model, dataset, seen, pixels=pixels, keep_words=keep_words, memory=memory, progress=progress)
     model.train(training)
     owner = dataset.image_of_caption
     metrics = five_fold(scores, owner, folds) if folds > 1 else recall(scores, owner)
