@@ -1,3 +1,4 @@
+import importlib
 import socket
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,7 @@ def collectives(rank: int) -> None:
 def worker(rank: int, port: int, folder: str) -> None:
     torch.set_num_threads(1)
     with process_group(DistributedInfo(rank, 2, rank, "127.0.0.1", port), timeout_minutes=1) as info:
+        importlib.import_module("torch.distributed.nn")  # as torch's optimizers do
         collectives(rank)
         for name, settings in RUNS.items():
             task = Contrastive(batch_size=9)
@@ -86,6 +88,13 @@ def worker(rank: int, port: int, folder: str) -> None:
                 torch.nn.init.zeros_(task.model.image[0].weight)
             train(task, quick(**settings), Path(folder) / name, distributed=info)
         stopped(info, Path(folder) / "stopped")
+    assert not gloo_threads()
+
+
+def gloo_threads() -> list[str]:
+    """Those that hold tensors; one left when python shuts down can abort the process."""
+    names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+    return [name for name in names if "gloo" in name]
 
 
 def stopped(info: DistributedInfo, folder: Path) -> None:

@@ -13,6 +13,7 @@ weigh the local mean by rows * W / all rows. Everything is the identity in a sin
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -84,6 +85,10 @@ def process_group(info: DistributedInfo, timeout_minutes: float = 30) -> Iterato
         return
     if info.backend == "nccl":
         torch.cuda.set_device(info.device)
+    # This module's functions keep the group of the moment it is first imported as a default argument. Torch
+    # imports it by itself later on; the group would then outlive destroy_process_group, and gloo's threads, still
+    # holding tensors while python shuts down, abort the process now and then.
+    importlib.import_module("torch.distributed.nn")
     dist.init_process_group(
         info.backend,
         init_method=f"tcp://{info.address}:{info.port}",
@@ -94,8 +99,7 @@ def process_group(info: DistributedInfo, timeout_minutes: float = 30) -> Iterato
     try:
         yield info
         if info.backend == "gloo":
-            # Gloo's threads may still hold the tensors of the last collective; freeing those while python
-            # shuts down aborts the process. A round of waiting lets them go. A rank that has failed in the
+            # No rank closes its connections while another still receives. A rank that has failed in the
             # meantime breaks the barrier, which is no fault of this one.
             with suppress(RuntimeError):
                 dist.barrier()
