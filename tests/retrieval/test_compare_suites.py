@@ -109,6 +109,19 @@ def test_two_processes_a_failure_and_the_resume(encoders, scenes, dev_scenes, tm
     assert "another suite or recipe" in capsys.readouterr().err
 
 
+def test_a_run_made_again_counts_as_the_last_time(tmp_path):
+    runs = [
+        ("base", 0, {}),
+        ("mean", 0, {"dev/none": 2.0}),
+        ("base", 1, {"dev/none": 4.0}),
+        ("base", 0, {"dev/none": 6.0}),
+    ]
+    path = tmp_path / "results.jsonl"
+    path.write_text("".join(json.dumps({"name": n, "seed": s, "rsum": r}) + "\n" for n, s, r in runs))
+    figures = summarise(finished(path), SUITES["ablation"])
+    assert figures["base"]["dev/none"].values == {0: 6.0, 1: 4.0} and len(finished(path)) == 3
+
+
 def test_a_worker_that_dies_takes_only_its_run(material, tmp_path):
     jobs = [Job("ablation", "mean", 0), Job("ablation", "base", 0)]
     with Workers(1, material, [tmp_path / "nothing.npy"], tmp_path / "runs", device="cpu") as workers:

@@ -33,7 +33,7 @@ COMMAND = [
 
 def backend(server: ChatServer, **changes: Any) -> BackendConfig:
     return BackendConfig(
-        **{"kind": "openai", "model": "tiny", "url": server.url, "backoff": 0.01, "timeout": 5.0, **changes}
+        **{"kind": "openai", "model": "tiny", "url": server.url, "backoff": 0.01, "timeout": 30.0, **changes}
     )
 
 

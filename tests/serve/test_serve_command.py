@@ -37,12 +37,12 @@ def test_serves_and_stops(tmp_path: Path, host: str) -> None:
         address = f"http://127.0.0.1:{found[1]}/api/search?q=a+dog"
         if found[2]:
             with pytest.raises(urllib.error.HTTPError, match="401"):
-                urllib.request.urlopen(address, timeout=20)
+                urllib.request.urlopen(address, timeout=60)
         request = urllib.request.Request(address, headers={"Authorization": f"Bearer {found[2]}"})
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             assert len(json.load(answer)["results"]) == 2
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=60)
     finally:
         process.kill()
     assert process.returncode == 0

@@ -56,16 +56,17 @@ class Figure:
 
 
 def finished(path: Path) -> list[dict[str, Any]]:
-    """Results written before; a torn last line is left out."""
+    """Results written before; a torn line is left out, and a run made again counts as the last time."""
     if not path.is_file():
         return []
-    results = []
+    results = {}
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            results.append(json.loads(line))
+            result = json.loads(line)
         except json.JSONDecodeError:
             continue
-    return results
+        results[result["name"], result["seed"]] = result
+    return list(results.values())
 
 
 def summarise(results: Sequence[Result], suite: Suite) -> dict[str, dict[str, Figure]]:
