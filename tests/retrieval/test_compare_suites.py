@@ -122,6 +122,16 @@ def test_a_run_made_again_counts_as_the_last_time(tmp_path):
     assert figures["base"]["dev/none"].values == {0: 6.0, 1: 4.0} and len(finished(path)) == 3
 
 
+@pytest.mark.parametrize("line", ["12", '{"name": "base"}', "[]"])
+def test_a_foreign_file_of_results_gets_a_sentence(tmp_path, capsys, line):
+    (tmp_path / "results.jsonl").write_text(line + "\n")
+    assert main(["compare", "--suite", "ablation", "--out", str(tmp_path), "--report"]) == 2
+    assert "line 1: not a result of seps compare" in capsys.readouterr().err
+    (tmp_path / "results.jsonl").write_text(json.dumps({"name": "base", "seed": 0, "rsum": {}}) + "\n")
+    assert main(["compare", "--suite", "baselines", "--out", str(tmp_path), "--report"]) == 2
+    assert "no result of the suite baselines" in capsys.readouterr().err
+
+
 def test_a_worker_that_dies_takes_only_its_run(material, tmp_path):
     jobs = [Job("ablation", "mean", 0), Job("ablation", "base", 0)]
     with Workers(1, material, [tmp_path / "nothing.npy"], tmp_path / "runs", device="cpu") as workers:
@@ -268,4 +278,4 @@ def test_a_frozen_block_that_is_not_there(encoders, scenes):
 
 def test_a_report_of_nothing_is_refused(tmp_path, capsys):
     assert main(["compare", "--report", "--out", str(tmp_path / "none")]) == 2
-    assert "holds no result yet" in capsys.readouterr().err and not (tmp_path / "none").exists()
+    assert "holds no result of the suite" in capsys.readouterr().err and not (tmp_path / "none").exists()

@@ -32,8 +32,11 @@ def run(arguments: Sequence[str]) -> int:
             f"--only {' '.join(unknown)}: suite {options.suite} has no such entry, only {', '.join(suite)}."
         )
     out = Path(options.out)
-    if options.report and not finished(out / "results.jsonl"):
-        raise ValueError(f"{out / 'results.jsonl'} holds no result yet: leave out --report, and they are made.")
+    if options.report and not any(result["name"] in suite for result in finished(out / "results.jsonl")):
+        raise ValueError(
+            f"{out / 'results.jsonl'} holds no result of the suite {options.suite} yet: leave out --report, and they "
+            "are made, or name another suite."
+        )
     out.mkdir(parents=True, exist_ok=True)
     failed = 0
     if not options.report:

@@ -56,15 +56,22 @@ class Figure:
 
 
 def finished(path: Path) -> list[dict[str, Any]]:
-    """Results written before; a torn line is left out, and a run made again counts as the last time."""
+    """Results written before; a torn line is left out, and a run made again counts as the last time.
+
+    Raises ValueError for a line that is whole and no result.
+    """
     if not path.is_file():
         return []
     results = {}
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
         try:
             result = json.loads(line)
         except json.JSONDecodeError:
             continue
+        if not isinstance(result, dict) or not {"name", "seed", "rsum"} <= set(result):
+            raise ValueError(
+                f"{path}, line {number}: not a result of seps compare. Take the line out, or choose another folder."
+            )
         results[result["name"], result["seed"]] = result
     return list(results.values())
 
