@@ -11,6 +11,7 @@ from pathlib import Path
 MODULES = (
     "config",
     "nn/checks",
+    "nn/precision",
     "nn/guidance",
     "nn/selection",
     "nn/aggregation",

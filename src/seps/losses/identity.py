@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from seps.nn.checks import InputError
+from seps.nn.precision import float_matmul
 
 
 def identity_loss(scores: Tensor, labels: Tensor, smoothing: float = 0.1) -> Tensor:
@@ -52,7 +53,7 @@ def batch_hard_triplet(
     same = labels[:, None] == other_labels[None, :]
     if bool(same.all(dim=1).any()):
         raise InputError("an anchor of the triplet loss has no row of another identity; use two or more a batch.")
-    distances = euclidean(features.float(), others.float())
+    distances = euclidean(features, others)
     itself = torch.arange(len(features), device=features.device)[:, None] + first
     itself = itself == torch.arange(len(others), device=features.device)[None, :]
     # The distance to itself is 0 by definition; computed, it is rounding noise under a square root.
@@ -63,6 +64,7 @@ def batch_hard_triplet(
 
 
 def euclidean(left: Tensor, right: Tensor) -> Tensor:
-    """Distances (A, B) of rows (A, C) and (B, C); the derivative at distance 0 is finite."""
-    squared = left.square().sum(1)[:, None] + right.square().sum(1)[None, :] - 2 * left @ right.T
+    """Distances (A, B) of rows (A, C) and (B, C) in float32; the derivative at distance 0 is finite."""
+    left, right = left.float(), right.float()
+    squared = left.square().sum(1)[:, None] + right.square().sum(1)[None, :] - 2 * float_matmul(left, right.T)
     return squared.clamp_min(1e-12).sqrt()

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from seps.nn.checks import InputError
+from seps.nn.precision import float_apply, float_matmul
 
 
 def merge_weights(logits_BNQ: Tensor, keep_BN: Tensor | None = None) -> Tensor:
-    """Softmax over the kept patches, (B, N, Q) float32; each column sums to 1."""
+    """Softmax over the kept patches, (B, N, Q) float32; each column sums to 1, or is 0 where none is kept."""
     logits = logits_BNQ.float()
     if keep_BN is None:
         return torch.softmax(logits, dim=1)
@@ -25,18 +26,24 @@ def merge_weights(logits_BNQ: Tensor, keep_BN: Tensor | None = None) -> Tensor:
     top = logits.detach().masked_fill(keep.detach() <= 0, float("-inf")).amax(dim=1, keepdim=True)
     # A dropped patch may have a logit far above the kept ones: its weight is zero, but not its derivative.
     weights = keep * torch.exp((logits - top).clamp_max(0.0))
-    return weights / weights.sum(dim=1, keepdim=True)
+    total = weights.sum(dim=1, keepdim=True)
+    return weights / torch.where(total > 0, total, float("inf"))
 
 
 def merge(patches_BNC: Tensor, logits_BNQ: Tensor, keep_BN: Tensor | None = None) -> Tensor:
-    """`vhat_k = sum_i W_ik v_i` (Eq. 4): (B, N, C), (B, N, Q) -> (B, Q, C)."""
-    weights = merge_weights(logits_BNQ, keep_BN).to(patches_BNC.dtype)
-    return torch.bmm(weights.transpose(1, 2), patches_BNC)
+    """`vhat_k = sum_i W_ik v_i` (Eq. 4), summed in float32: (B, N, C), (B, N, Q) -> (B, Q, C) in the patches' dtype."""
+    weights = merge_weights(logits_BNQ, keep_BN)
+    return float_matmul(weights.transpose(1, 2), patches_BNC).to(patches_BNC.dtype)
 
 
 def _weight_mlp(dim: int, keeped_patches: int, dim_ratio: float) -> nn.Sequential:
     hidden = max(1, int(dim * dim_ratio))
     return nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, keeped_patches))
+
+
+def _scaled_logits(mlp: nn.Module, scale: Tensor, x: Tensor) -> Tensor:
+    """`scale * MLP(v)` in float32."""
+    return float_apply(mlp, x) * scale.float()
 
 
 def _check_merged(keeped_patches: int) -> None:
@@ -65,9 +72,8 @@ class TokenAggregation(nn.Module):
         self.scale = nn.Parameter(torch.ones(1, 1, 1))
 
     def logits(self, x: Tensor) -> Tensor:
-        """L: (B, N, C) -> (B, N, Q). A function of the image alone."""
-        logits: Tensor = self.weight(x)
-        return logits * self.scale
+        """L: (B, N, C) -> (B, N, Q) float32. A function of the image alone."""
+        return _scaled_logits(self.weight, self.scale, x)
 
     def forward(self, x: Tensor, keep_policy: Tensor | None = None) -> Tensor:
         """Merge `x` (B, N, C) into (B, Q, C); `keep_policy` D (B, N) leaves patches out."""
@@ -94,10 +100,9 @@ class DualTokenAggregation(nn.Module):
         self.scale = nn.Parameter(torch.ones(1, 1, 1))
 
     def logits(self, x: Tensor, branch: str) -> Tensor:
-        """L of the "caption" or the "dense" branch: (B, N, C) -> (B, N, Q)."""
+        """L of the "caption" or the "dense" branch: (B, N, C) -> (B, N, Q) float32."""
         mlp = self.weight_sparse if branch == "caption" else self.weight_dense
-        logits: Tensor = mlp(x)
-        return logits * self.scale
+        return _scaled_logits(mlp, self.scale, x)
 
     def forward(
         self,

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from seps.nn.checks import InputError, check_features
+from seps.nn.precision import float_apply, float_matmul
 
 
 def relevance_mlp(top_k: int) -> nn.Sequential:
@@ -35,9 +36,7 @@ def pool_relevance(
     ranked = best if mask_BX is None else best.masked_fill(~mask_BX, float("-inf"))
     top = ranked.topk(min(top_k, best.shape[-1]), dim=-1).values
     top = F.pad(torch.where(torch.isfinite(top), top, 0.0), (0, top_k - top.shape[-1]))
-    first = next(mlp.parameters())
-    relevance: Tensor = mlp(top.to(first.dtype))
-    return pooled + relevance.squeeze(-1).float()
+    return pooled + float_apply(mlp, top).squeeze(-1)
 
 
 def align(
@@ -95,7 +94,7 @@ def mask_xattn_one_text(
     """
     check_features("img_embs", img_embs, "images, tokens, width")
     check_features("cap_i_expand", cap_i_expand, "images, words, width", img_embs.shape[-1])
-    similarity = torch.bmm(cap_i_expand, img_embs.transpose(1, 2))
+    similarity = float_matmul(cap_i_expand, img_embs.transpose(1, 2))
     token_mask = None if img_mask is None else img_mask > 0.5
     mlp = relevance_mlp if use_paper_version else None
     score = align(similarity, None, token_mask, leaky=scan, bidirectional=i2t, top_k=top_k, mlp=mlp)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from seps.config import DecisionKind
 from seps.nn.checks import InputError, check_ratio
 from seps.nn.guidance import combine_scores, min_max, score_predictor
+from seps.nn.precision import float_apply, float_matmul
 
 _FAR = -1e9
 
@@ -162,7 +163,7 @@ def extra_token(patches_BNC: Tensor, scores_BN: Tensor, keep_BN: Tensor, valid_B
     With nothing discarded it is the zero vector.
     """
     weights = extra_weights(scores_BN, keep_BN, valid_BN)
-    return torch.bmm(weights[:, None, :].to(patches_BNC.dtype), patches_BNC)
+    return float_matmul(weights[:, None, :], patches_BNC).to(patches_BNC.dtype)
 
 
 class TokenSparse(nn.Module):
@@ -216,8 +217,7 @@ class TokenSparse(nn.Module):
         """`s^p` of Eq. 1, (B, N, C) -> (B, N) float32, or None where scoring is the plain sum."""
         if not self.use_paper_version:
             return None
-        predicted: Tensor = self.score_predictor(tokens)
-        return predicted.squeeze(-1).float()
+        return float_apply(self.score_predictor, tokens).squeeze(-1)
 
     def decide(self, scores: Tensor, valid: Tensor | None = None, full_score: Tensor | float = 1.0) -> Tensor:
         """D (B, N) for `scores` (B, N), by this module's decision.

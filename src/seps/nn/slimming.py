@@ -21,6 +21,7 @@ from seps.nn.aggregation import DualTokenAggregation, TokenAggregation, merge
 from seps.nn.alignment import HRPA
 from seps.nn.checks import InputError, check_features, length_mask
 from seps.nn.guidance import combine_scores, cosine_attention, masked_mean, min_max
+from seps.nn.precision import float_matmul
 from seps.nn.selection import TokenSparse, extra_token
 
 
@@ -242,28 +243,29 @@ class PatchSlimming(nn.Module):
 
         One (B, P + Q + 1, C) tensor, or two where `dense="branch"` keeps the branches apart.
         """
+        prefix, patches = side.prefix.float(), side.patches.float()
         merged, extras, masks = [], [], []
         for branch in self.config.branches:
             if branch.name not in side.fixed_scores:
                 continue
             scores = self.patch_scores(side, branch, caption_BC)
             keep = self.decide(side, branch, scores)
-            merged.append(merge(side.patches, side.logits[branch.name], keep))
-            extras.append(extra_token(side.patches, scores, keep, side.valid))
+            merged.append(merge(patches, side.logits[branch.name], keep))
+            extras.append(extra_token(patches, scores, keep, side.valid))
             masks.append(keep)
         if self.config.aggregation == "dual":
             merged = [torch.stack(merged).sum(dim=0)]
             extras = [torch.stack(extras).mean(dim=0)]
-        groups = [torch.cat([side.prefix, *pair], dim=1) for pair in zip(merged, extras, strict=True)]
-        return [F.normalize(group.float(), dim=-1) for group in groups], tuple(masks)
+        groups = [torch.cat([prefix, *pair], dim=1) for pair in zip(merged, extras, strict=True)]
+        return [F.normalize(group, dim=-1) for group in groups], tuple(masks)
 
     def _similarity(self, words_MC: Tensor, tokens_BKC: Tensor) -> Tensor:
         """Cosines of normalised words and tokens: (M, C), (B, K, C) -> (B, M, K)."""
-        return torch.matmul(words_MC, tokens_BKC.transpose(1, 2))
+        return float_matmul(words_MC, tokens_BKC.transpose(1, 2))
 
     def pooled_score(self, image_BC: Tensor, caption_TC: Tensor) -> Tensor:
         """The pooled part of S, the weighted cosine of an image-side mean with the mean word: (B, T)."""
-        return self.config.pooled * (F.normalize(image_BC, dim=-1) @ F.normalize(caption_TC, dim=-1).T)
+        return self.config.pooled * float_matmul(F.normalize(image_BC, dim=-1), F.normalize(caption_TC, dim=-1).T)
 
     def score_text(self, side: ImageSide, words: Tensor, mask: Tensor | None = None) -> TextScore:
         """One caption, words (M, C) with `mask` (M,) bool, against the B images of `side`."""

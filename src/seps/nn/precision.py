@@ -1,0 +1,39 @@
+"""Products and small networks in float32, whatever autocast says and whatever dtype the weights have.
+
+Half precision changes which patches are kept, which word finds which token and which sample is the hardest: the
+score moves a little, its gradient a lot. Everything the method decides by is therefore computed through this file.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor, nn
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def without_autocast(tensor: Tensor) -> AbstractContextManager[object]:
+    """A region in which autocast is off for the device of `tensor`; no region at all where it is off already."""
+    kind = tensor.device.type
+    # An exporter records a region of autocast as an operator of its own, so none is opened without need.
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+
+
+def float_matmul(left: Tensor, right: Tensor) -> Tensor:
+    """`left @ right` in float32."""
+    with without_autocast(left):
+        return torch.matmul(left.float(), right.float())
+
+
+def float_apply(network: nn.Module, inputs: Tensor) -> Tensor:
+    """`network(inputs)` in float32: half-precision weights are widened for the call. The result is float32."""
+    weight = next(network.parameters())
+    with without_autocast(inputs):
+        if weight.dtype in _HALF:
+            wide = {name: parameter.float() for name, parameter in network.named_parameters()}
+            result: Tensor = torch.func.functional_call(network, wide, inputs.float())
+        else:
+            result = network(inputs.to(weight.dtype))
+        return result.float()
