@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
-import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from torch import Tensor
 
 from seps.config import SlimmingConfig
-from seps.nn.checks import check_features
-from seps.nn.slimming import PatchSlimming, score_published_pairing
+from seps.nn.checks import InputError, check_features
+from seps.nn.slimming import ImageSide, PatchSlimming, score_published_pairing
 
 
 class CrossSparseAggrNet(PatchSlimming):
@@ -35,8 +33,8 @@ class CrossSparseAggrNet(PatchSlimming):
         use_gumbel_softmax, gumbel_tau: straight-through Gumbel decision and its temperature.
         use_dual_aggr: two weight matrices (Eq. 4), with `use_paper_version`.
         beta: b of Eq. 3.
-        has_cls: whether the first token is CLS. None falls back on the published guess (it is, unless the number
-            of tokens is a square), with a warning.
+        has_cls: whether the first token is CLS. None reads it from the number of tokens in each call: N tokens
+            are patches alone, N + 1 are CLS and patches, any other number is refused.
         detach_patches: cut kept patches off from training as the published code does.
     """
 
@@ -59,7 +57,7 @@ class CrossSparseAggrNet(PatchSlimming):
         config = preset(
             embed_size=embed_size,
             num_patches=num_patches,
-            num_prefix_tokens=int(bool(has_cls)),
+            num_prefix_tokens=int(has_cls is not False),
             sparse_ratio=sparse_ratio,
             aggr_ratio=aggr_ratio,
             aggregation="dual" if use_paper_version and use_dual_aggr else "single",
@@ -75,20 +73,44 @@ class CrossSparseAggrNet(PatchSlimming):
             # The reference builds this predictor even where it has no use for it; its checkpoints hold the weights.
             self.sparse_net_long = self._sparse_net()
 
-    def _tell_prefix(self, num_tokens: int) -> None:
-        """Settle whether the first token is CLS where the caller did not say."""
-        if self.has_cls is not None:
-            return
-        square = math.isqrt(num_tokens) ** 2 == num_tokens
-        known = {self.config.num_patches: False, self.config.num_patches + 1: True}
-        guess = known.get(num_tokens, not square)
-        warnings.warn(
-            f"has_cls was not given; {num_tokens} tokens with num_patches={self.config.num_patches} are read as "
-            f"{'one CLS token and ' if guess else ''}{num_tokens - guess} patches. Pass has_cls={guess} to say so.",
-            UserWarning,
+    def prefix_count(self, num_tokens: int) -> int:
+        """0 or 1: whether the first of `num_tokens` tokens is CLS, by `has_cls` or else by `num_patches`.
+
+        Raises `InputError` for a number that contradicts both.
+        """
+        patches = self.config.num_patches
+        if self.has_cls is None:
+            if num_tokens not in (patches, patches + 1):
+                raise InputError(
+                    f"{num_tokens} tokens came for num_patches={patches}, and has_cls was not given: {patches} tokens "
+                    f"are patches alone, {patches + 1} are CLS and patches. Pass has_cls, or the right num_patches."
+                )
+            return num_tokens - patches
+        if num_tokens == patches + (not self.has_cls):
+            came = "no CLS token" if self.has_cls else "a CLS token"
+            raise InputError(
+                f"{num_tokens} tokens came for num_patches={patches}, which is {patches} patches and {came}, but "
+                f"has_cls={self.has_cls}. Pass has_cls={not self.has_cls}, or the right num_patches."
+            )
+        return int(self.has_cls)
+
+    def encode_images(
+        self,
+        images: Tensor,
+        *,
+        dense: Tensor | None = None,
+        dense_lengths: Tensor | Sequence[int] | None = None,
+        guides: Mapping[str, Tensor] | None = None,
+        patch_mask: Tensor | None = None,
+    ) -> ImageSide:
+        """As `PatchSlimming.encode_images`; without a dense text the caption's weight matrix W_s works alone."""
+        side = super().encode_images(
+            images, dense=dense, dense_lengths=dense_lengths, guides=guides, patch_mask=patch_mask
         )
-        self.has_cls = guess
-        self.config = replace(self.config, num_prefix_tokens=int(guess))
+        if dense is not None:
+            return side
+        first = self.config.branches[0].name
+        return replace(side, fixed_scores={first: side.fixed_scores[first]}, logits={first: side.logits[first]})
 
     def forward(  # type: ignore[override]
         self,
@@ -109,10 +131,10 @@ class CrossSparseAggrNet(PatchSlimming):
 
         Returns:
             In training (similarity (B_v, B_t), masks): D_s + D_d as one (B_t, B_v, N) tensor, or with
-            `use_paper_version` a tuple of one per branch. In evaluation the similarity.
+            `use_paper_version` a tuple of one per branch: without dense texts there is the caption's alone.
+            In evaluation the similarity.
         """
         check_features("img_embs", img_embs, "images, tokens, width", self.config.embed_size)
-        self._tell_prefix(img_embs.shape[1])
         check_features("cap_embs", cap_embs, "texts, words, width", self.config.embed_size)
         if long_cap_embs is None:
             result = super().forward(img_embs, cap_embs, cap_lens)

@@ -7,6 +7,7 @@ that space. A combination that cannot work is refused here, at construction, wit
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -121,14 +122,17 @@ class SlimmingConfig:
             value = getattr(self, name)
             require(0 < value <= 1, f"{name} is {value!r}; it must lie in (0, 1].")
         for name in ("temperature", "sharpness"):
-            require(getattr(self, name) > 0, f"{name} is {getattr(self, name)!r}; it must be positive.")
+            value = getattr(self, name)
+            require(0 < value < math.inf, f"{name} is {value!r}; it must be positive and finite.")
         require(
             self.num_merged >= 1,
             f"num_patches={self.num_patches}, sparse_ratio={self.sparse_ratio} and aggr_ratio={self.aggr_ratio} "
             "leave no merged patch (their product is below 1); raise one of the ratios.",
         )
-        require(self.pooled >= 0, f"pooled is {self.pooled!r}; it must not be negative.")
-        require(self.beta >= 0, f"beta is {self.beta!r}; it must not be negative.")
+        weights = {"pooled": self.pooled, "beta": self.beta}
+        weights |= {f"extra_guides[{name!r}]": weight for name, weight in self.extra_guides.items()}
+        for name, value in weights.items():
+            require(0 <= value < math.inf, f"{name} is {value!r}; it must not be negative, and finite.")
         reserved = {"image", "caption", "dense"} & set(self.extra_guides)
         require(not reserved, f"extra_guides names {sorted(reserved)}, which are built in; choose other names.")
         require(
@@ -222,7 +226,10 @@ class LossConfig:
     def __post_init__(self) -> None:
         require_choice("kind", self.kind, LossKind)
         require_choice("ratio_form", self.ratio_form, RatioForm)
-        require(self.margin >= 0, f"margin is {self.margin!r}; it must not be negative.")
-        require(self.temperature > 0, f"temperature is {self.temperature!r}; it must be positive.")
-        require(self.ratio_weight >= 0, f"ratio_weight is {self.ratio_weight!r}; it must not be negative.")
+        for name in ("margin", "ratio_weight", "lambda_sparse", "lambda_dense"):
+            value = getattr(self, name)
+            require(0 <= value < math.inf, f"{name} is {value!r}; it must not be negative, and finite.")
+        require(
+            0 < self.temperature < math.inf, f"temperature is {self.temperature!r}; it must be positive and finite."
+        )
         require(0 < self.target_ratio <= 1, f"target_ratio is {self.target_ratio!r}; it must lie in (0, 1].")

@@ -72,8 +72,99 @@ def test_a_ratio_loss_that_cannot_act_says_so_once(decision, warns):
     assert len([w for w in caught if "cannot act" in str(w.message)]) == int(warns)
 
 
-def test_configured_losses():
-    scores, masks = torch.randn(3, 3), (torch.ones(3, 3, 4),)
-    for kind in ("triplet", "infonce", "sigmoid"):
-        total, align, ratio = seps.SEPSLoss.from_config(seps.LossConfig(kind=kind))(scores, masks)
-        assert torch.isfinite(total) and total == align and ratio == 0
+@pytest.mark.parametrize("weight", [0.0, 1.5])
+@pytest.mark.parametrize("form", ["unified", "separate", "printed"])
+@pytest.mark.parametrize("kind", ["triplet", "infonce", "sigmoid"])
+def test_configured_losses(kind, form, weight):
+    scores, ids = torch.randn(5, 5), torch.tensor([0, 1, 2, 1, 3])
+    masks = tuple((torch.rand(5, 5, 12) < share).float().requires_grad_() for share in (0.3, 0.6))
+    config = seps.LossConfig(
+        kind=kind,
+        margin=0.3,
+        hardest=False,
+        temperature=0.25,
+        ratio_form=form,
+        ratio_weight=weight,
+        target_ratio=0.4,
+        lambda_sparse=0.5,
+        lambda_dense=2.0,
+    )
+    total, align, ratio = seps.SEPSLoss.from_config(config)(scores, masks, ids)
+    expected = {
+        "triplet": lambda: slow_triplet(scores.tolist(), ids.tolist(), 0.3, False),
+        "infonce": lambda: infonce(scores, 4.0, ids).item(),
+        "sigmoid": lambda: sigmoid_loss(scores, 4.0, -10.0, ids).item(),
+    }[kind]()
+    settings = {"target": 0.4, "lambda_sparse": 0.5, "lambda_dense": 2.0}
+    expected_ratio = ratio_loss(masks, form=form, **settings).item() if weight else 0.0
+    assert align.item() == pytest.approx(expected, rel=1e-5)
+    assert ratio.item() == pytest.approx(expected_ratio, rel=1e-5)
+    assert total.item() == pytest.approx(expected + weight * expected_ratio, rel=1e-5)
+
+
+LEARNED = {
+    "infonce": (seps.InfoNCELoss, lambda scores, scale: infonce(scores, scale)),
+    "sigmoid": (seps.SigmoidLoss, lambda scores, scale: sigmoid_loss(scores, scale, -10.0)),
+}
+
+
+@pytest.mark.parametrize("kind", LEARNED)
+def test_a_learned_scale_is_bounded_and_its_gradient_is_that_of_the_scale(kind):
+    module, function = LEARNED[kind]
+    scores = torch.rand(6, 6)
+    for temperature, scale in ((0.05, 20.0), (0.01, 100.0), (0.004, 100.0)):
+        criterion = module(temperature)
+        loss = criterion(scores)
+        loss.backward()
+        assert loss.item() == pytest.approx(function(scores, scale).item(), rel=1e-5)
+        leaf = torch.tensor(math.log(scale), requires_grad=True)
+        (slope,) = torch.autograd.grad(function(scores, leaf.exp()), leaf)
+        assert slope > 0  # wrong pairs score above right ones: a lower scale is better
+        assert criterion.log_scale.grad.item() == pytest.approx(slope.item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", LEARNED)
+def test_a_scale_beyond_its_bound_comes_back_and_never_drifts_further(kind):
+    criterion = LEARNED[kind][0](0.004)
+    optimizer = torch.optim.SGD([criterion.log_scale], lr=0.01)
+    started = criterion.log_scale.item()
+    right = 3 * torch.eye(6) - 1  # a higher scale would be better still
+    for _ in range(5):
+        optimizer.zero_grad()
+        criterion(right).backward()
+        optimizer.step()
+    assert criterion.log_scale.item() == started
+    wrong = torch.rand(6, 6)
+    for _ in range(50):
+        optimizer.zero_grad()
+        criterion(wrong).backward()
+        optimizer.step()
+    assert criterion.log_scale.item() < math.log(100)
+
+
+def test_the_ratio_loss_says_nothing_without_gradients_and_decides_later():
+    config = seps.SlimmingConfig(embed_size=16, num_patches=20, num_prefix_tokens=0, decision="binary")
+    net = seps.PatchSlimming(config).train()
+    images, words = torch.randn(5, 20, 16), torch.randn(5, 3, 16)
+    for decision, warns in (("binary", 0), ("topk", 1)):
+        net.sparse_net_cap.decision = decision
+        criterion = seps.RatioLoss()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with torch.no_grad():
+                criterion(net(images, words)[1])
+            assert not caught  # a validation pass before the first step knows nothing about training
+            criterion(net(images, words)[1])
+            criterion(net(images, words)[1])
+        assert len(caught) == warns
+
+
+def test_too_few_rows_of_one_count_prove_nothing():
+    soft = torch.rand(2, 6, requires_grad=True)
+    hard = torch.tensor([[1.0, 1, 0, 0, 0, 0], [0, 0, 1, 1, 0, 0]])
+    criterion = seps.RatioLoss()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        criterion(hard + soft - soft.detach())  # both keep two, by chance or by rule
+    with pytest.warns(UserWarning, match="cannot act"):
+        criterion((hard + soft - soft.detach()).repeat(8, 1))

@@ -36,6 +36,7 @@ GOOD = {"images": torch.ones(2, 10, 16), "words": torch.ones(3, 4, 16), "lengths
         ({"images": torch.ones(2, 1, 16)}, "no patch is left"),
         ({"dense": torch.ones(3, 4, 16)}, "dense holds 3 descriptions for 2 images"),
         ({"patch_mask": torch.ones(2, 3, dtype=torch.bool)}, r"patch_mask must be a bool tensor .* \(2, 9\)"),
+        ({"patch_mask": (torch.arange(2) == 0)[:, None].expand(2, 9)}, "patch_mask leaves row 1 without any valid"),
         ({"guides": {"audio": torch.ones(2, 16)}}, "guides names .*audio.*extra_guides"),
     ],
 )
@@ -57,7 +58,12 @@ def test_network(net, change, sentence):
         ({"detach_patches": True, "decision": "gumbel"}, "could not learn"),
         ({"beta": 0.6}, "negative weight"),
         ({"extra_guides": {"image": 0.1}}, "built in"),
+        ({"extra_guides": {"audio": -0.1}}, r"extra_guides\['audio'\] is -0.1; it must not be negative"),
+        ({"extra_guides": {"audio": float("nan")}, "scoring": "sum"}, r"extra_guides\['audio'\] is nan"),
+        ({"beta": -0.1}, "beta is -0.1"),
+        ({"pooled": float("inf")}, "pooled is inf"),
         ({"temperature": 0.0}, "temperature is 0.0; it must be positive"),
+        ({"sharpness": float("inf")}, "sharpness is inf; it must be positive and finite"),
     ],
 )
 def test_configuration(change, sentence):
@@ -65,7 +71,40 @@ def test_configuration(change, sentence):
         seps.SlimmingConfig(**change)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [{"margin": -0.1}, {"ratio_weight": -1.0}, {"lambda_sparse": -1.0}, {"lambda_dense": float("nan")}],
+)
+def test_loss_configuration(change):
+    (name,) = change
+    with pytest.raises(seps.ConfigError, match=f"{name} is .*; it must not be negative"):
+        seps.LossConfig(**change)
+
+
+def test_nothing_is_broadcast_silently():
+    tokens, words = torch.ones(2, 9, 16), torch.ones(2, 4, 16)
+    aggregate, dual = seps.TokenAggregation(16, 3), seps.DualTokenAggregation(16, 3)
+    with pytest.raises(seps.InputError, match=r"D must have the shape \(images, patches\) = \(2, 9\)"):
+        aggregate(tokens, torch.ones(1, 9))
+    with pytest.raises(seps.InputError, match="tokens_sparse holds 2 images and tokens_dense 1"):
+        dual(tokens, tokens[:1])
+    with pytest.raises(seps.InputError, match="img_embs holds 2 images and cap_i_expand 1 rows"):
+        seps.HRPA(16)(tokens, words[:1])
+    with pytest.raises(seps.InputError, match=r"img_mask must have the shape \(images, tokens\) = \(2, 9\)"):
+        seps.HRPA(16)(tokens, words, torch.ones(1, 9))
+    with pytest.raises(seps.InputError, match="img_mask leaves row 0 without any valid position"):
+        seps.HRPA(16)(tokens, words, torch.zeros(2, 9))
+    with pytest.raises(seps.InputError, match="attention_y_dense must have the shape"):
+        seps.TokenSparse(16, 0.5, True)(tokens, torch.ones(2, 9), torch.ones(2, 9), torch.ones(1, 9))
+
+
 def test_modules():
+    with pytest.raises(seps.InputError, match=r"decision must be one of .*'gumble' came"):
+        seps.TokenSparse(16, 0.5, decision="gumble")
+    with pytest.raises(seps.InputError, match="temperature must be positive and finite"):
+        seps.TokenSparse(16, 0.5, decision="gumbel", temperature=0.0)
+    with pytest.raises(seps.InputError, match="beta must be a finite number"):
+        seps.MultiModalSDTPS(beta=-0.1)
     with pytest.raises(seps.InputError, match="sparse_ratio must lie in"):
         seps.TokenSparse(16, 0.0)
     with pytest.raises(seps.InputError, match="keeped_patches must be at least 1"):

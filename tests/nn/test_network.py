@@ -108,12 +108,6 @@ def test_a_16_by_8_grid_is_read_as_told():
     assert published(torch.randn(2, 128, 16), torch.randn(2, 3, 16))[1].shape == (2, 2, 128)
 
 
-def test_only_the_compatible_call_guesses_and_says_so():
-    with pytest.warns(UserWarning, match="has_cls"):
-        sims = seps.CrossSparseAggrNet(16, 16).eval()(torch.randn(2, 17, 16), torch.randn(3, 4, 16))
-    assert sims.shape == (2, 3)
-
-
 @pytest.mark.parametrize("prefix", [0, 1])
 @pytest.mark.parametrize("option", LEGAL)
 def test_gradient_reaches_every_kept_and_every_merged_patch(option, prefix):

@@ -51,6 +51,17 @@ def test_merge_survives_a_huge_logit_of_a_dropped_patch():
     torch.testing.assert_close(merge(patches, logits, keep), expected)
 
 
+def test_nothing_kept_gives_zeros_and_no_gradient():
+    patches, logits = torch.randn(2, 4, 3, requires_grad=True), torch.randn(2, 4, 2, requires_grad=True)
+    keep = torch.tensor([[0.0, 0, 0, 0], [1, 0, 1, 0]]).requires_grad_()
+    merged = merge(patches, logits, keep)
+    assert not merged[0].any()
+    torch.testing.assert_close(merged[1:], merge(patches[1:], logits[1:], keep[1:]))
+    merged.square().sum().backward()
+    for leaf in (patches, logits, keep):
+        assert not leaf.grad[0].any() and leaf.grad[1].any()
+
+
 @pytest.mark.parametrize("paper", [False, True])
 def test_published_call_gathers_best_first(paper):
     torch.manual_seed(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +35,33 @@ def sigmoid_loss(scores: Tensor, scale: Tensor | float, bias: Tensor | float, im
     return losses.sum() / len(scores)
 
 
+LARGEST_SCALE = 100.0
+"""Bound of a learned scale: a temperature of 0.01."""
+
+
+class _FromAbove(torch.autograd.Function):
+    """`min(x, bound)` whose gradient still leads back from beyond the bound, but never further away from it."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, bound: float) -> Tensor:
+        ctx.save_for_backward(value)
+        ctx.bound = bound
+        return value.clamp_max(bound)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (value,) = ctx.saved_tensors
+        # A step goes against the gradient: a negative one would raise a value that is too large already.
+        away = (value > ctx.bound) & (gradients[0] < 0)
+        return gradients[0].masked_fill(away, 0.0), None
+
+
+def learned_scale(log_scale: Tensor) -> Tensor:
+    """`exp(log_scale)`, at most `LARGEST_SCALE`, in float32; beyond the bound it can still learn to come back."""
+    bounded: Tensor = _FromAbove.apply(log_scale.float(), math.log(LARGEST_SCALE))  # type: ignore[no-untyped-call]
+    return bounded.exp()
+
+
 class InfoNCELoss(nn.Module):
     """Symmetric InfoNCE with a learned temperature, bounded below at 0.01."""
 
@@ -43,11 +71,11 @@ class InfoNCELoss(nn.Module):
 
     def forward(self, scores: Tensor, img_ids: Tensor | None = None) -> Tensor:
         """(B, B) similarities -> scalar."""
-        return infonce(scores, self.log_scale.exp().clamp_max(100.0), img_ids)
+        return infonce(scores, learned_scale(self.log_scale), img_ids)
 
 
 class SigmoidLoss(nn.Module):
-    """Pairwise sigmoid loss with a learned temperature and bias."""
+    """Pairwise sigmoid loss with a learned temperature, bounded below at 0.01, and a learned bias."""
 
     def __init__(self, temperature: float = 0.1, bias: float = -10.0) -> None:
         super().__init__()
@@ -56,4 +84,4 @@ class SigmoidLoss(nn.Module):
 
     def forward(self, scores: Tensor, img_ids: Tensor | None = None) -> Tensor:
         """(B, B) similarities -> scalar."""
-        return sigmoid_loss(scores, self.log_scale.exp().clamp_max(100.0), self.bias, img_ids)
+        return sigmoid_loss(scores, learned_scale(self.log_scale), self.bias.float(), img_ids)

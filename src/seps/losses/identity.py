@@ -50,6 +50,10 @@ def batch_hard_triplet(
             f"batch_hard_triplet needs features (rows, width) with one label a row, but {tuple(features.shape)} and "
             f"{tuple(labels.shape)} came, others {tuple(others.shape)} and {tuple(other_labels.shape)}."
         )
+    if features.shape[1] != others.shape[1] or not 0 <= first <= len(others) - len(features):
+        raise InputError(
+            f"features {tuple(features.shape)} must be the rows from first={first} on of others {tuple(others.shape)}."
+        )
     same = labels[:, None] == other_labels[None, :]
     if bool(same.all(dim=1).any()):
         raise InputError("an anchor of the triplet loss has no row of another identity; use two or more a batch.")

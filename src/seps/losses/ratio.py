@@ -41,13 +41,25 @@ def ratio_loss(
     return torch.stack([w * (m - target) ** 2 for w, m in zip(weights, means, strict=True)]).sum()
 
 
-def number_is_fixed(masks: Sequence[Tensor]) -> bool:
-    """Whether these decisions leave a ratio loss nothing to move: no gradient, or the same count in every row."""
+_ENOUGH_ROWS = 16
+"""So many equal counts are no chance."""
+
+
+def number_is_fixed(masks: Sequence[Tensor]) -> bool | None:
+    """Whether these decisions leave a ratio loss nothing to move: no gradient, or the same count in every row.
+
+    None where these masks cannot tell: without gradient mode, or too few rows of one count.
+    """
+    if not torch.is_grad_enabled():
+        return None
+    fixed: bool | None = True
     for mask in masks:
         counts = mask.detach().float().sum(dim=-1).flatten()
-        if mask.requires_grad and (counts.numel() < 2 or bool((counts != counts[0]).any())):
+        if mask.requires_grad and bool((counts != counts[:1]).any()):
             return False
-    return True
+        if mask.requires_grad and counts.numel() < _ENOUGH_ROWS:
+            fixed = None
+    return fixed
 
 
 class RatioLoss(nn.Module):
@@ -78,8 +90,9 @@ class RatioLoss(nn.Module):
         """D, or a tuple (D_s, D_d), each (..., N) -> scalar loss."""
         masks = [score_mask] if isinstance(score_mask, Tensor) else list(score_mask)
         if not self._checked:
-            self._checked = True
-            if number_is_fixed(masks):
+            fixed = number_is_fixed(masks)
+            self._checked = fixed is not None
+            if fixed:
                 warnings.warn(
                     "The ratio loss cannot act: this decision keeps a fixed number of patches, so the loss is a "
                     "constant. Use decision='binary' to learn the number, or set its weight to 0.",

@@ -22,6 +22,11 @@ def merge_weights(logits_BNQ: Tensor, keep_BN: Tensor | None = None) -> Tensor:
     logits = logits_BNQ.float()
     if keep_BN is None:
         return torch.softmax(logits, dim=1)
+    if keep_BN.shape != logits.shape[:2]:
+        raise InputError(
+            f"the decision D must have the shape (images, patches) = {tuple(logits.shape[:2])}, but its shape is "
+            f"{tuple(keep_BN.shape)}."
+        )
     keep = keep_BN.float()[..., None]
     top = logits.detach().masked_fill(keep.detach() <= 0, float("-inf")).amax(dim=1, keepdim=True)
     # A dropped patch may have a logit far above the kept ones: its weight is zero, but not its derivative.
@@ -112,6 +117,11 @@ class DualTokenAggregation(nn.Module):
         mask_dense: Tensor | None = None,
     ) -> Tensor:
         """Merge both sets into (B, Q, C); the masks D (B, N) leave patches out."""
+        if tokens_sparse.shape[0] != tokens_dense.shape[0]:
+            raise InputError(
+                f"tokens_sparse holds {tokens_sparse.shape[0]} images and tokens_dense {tokens_dense.shape[0]}; both "
+                "must be of the same images."
+            )
         return merge(tokens_sparse, self.logits(tokens_sparse, "caption"), mask_sparse) + merge(
             tokens_dense, self.logits(tokens_dense, "dense"), mask_dense
         )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from seps.nn.checks import InputError, check_features
+from seps.nn.checks import InputError, check_features, check_rows_hold_one
 from seps.nn.precision import float_apply, float_matmul
 
 
@@ -94,8 +94,20 @@ def mask_xattn_one_text(
     """
     check_features("img_embs", img_embs, "images, tokens, width")
     check_features("cap_i_expand", cap_i_expand, "images, words, width", img_embs.shape[-1])
+    if img_embs.shape[0] != cap_i_expand.shape[0]:
+        raise InputError(
+            f"img_embs holds {img_embs.shape[0]} images and cap_i_expand {cap_i_expand.shape[0]} rows; repeat the "
+            "words once per image."
+        )
     similarity = float_matmul(cap_i_expand, img_embs.transpose(1, 2))
     token_mask = None if img_mask is None else img_mask > 0.5
+    if token_mask is not None:
+        if token_mask.shape != img_embs.shape[:2]:
+            raise InputError(
+                f"img_mask must have the shape (images, tokens) = {tuple(img_embs.shape[:2])}, but its shape is "
+                f"{tuple(token_mask.shape)}."
+            )
+        check_rows_hold_one("img_mask", token_mask)
     mlp = relevance_mlp if use_paper_version else None
     score = align(similarity, None, token_mask, leaky=scan, bidirectional=i2t, top_k=top_k, mlp=mlp)
     return score[:, None]

@@ -95,6 +95,13 @@ def check_lengths(name: str, values: Tensor, rows: int, longest: int, *, allow_e
             raise InputError(f"{name} holds the length {most}, but the tensor has only {longest} positions.")
 
 
+def check_rows_hold_one(name: str, mask: Tensor) -> None:
+    """Raise `InputError` where a row of the bool tensor `mask` (rows, positions) is False throughout."""
+    if mask.numel() and _inspectable() and not bool(mask.any(dim=-1).all()):
+        row = int((~mask.any(dim=-1)).nonzero()[0, 0])
+        raise InputError(f"{name} leaves row {row} without any valid position; every image needs at least one.")
+
+
 def check_ratio(name: str, value: float) -> None:
     """Raise `InputError` unless `value` lies in (0, 1]."""
     if not 0 < value <= 1:

@@ -64,6 +64,8 @@ class MultiModalSDTPS(nn.Module):
         check_ratio("aggr_ratio", aggr_ratio)
         if len(modalities) < 2 or len(set(modalities)) != len(modalities):
             raise InputError(f"modalities must be two or more different names, but {tuple(modalities)} came.")
+        if not 0 <= beta < math.inf:
+            raise InputError(f"beta must be a finite number, 0 or more, but {beta} came.")
         if not 0 <= own_guide < math.inf:
             raise InputError(f"own_guide must be a finite number, 0 or more, but {own_guide} came.")
         if guides not in get_args(GuideKind):

@@ -10,6 +10,7 @@ Shapes: B images, N patches, C width, K kept patches.
 from __future__ import annotations
 
 import math
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
@@ -198,6 +199,11 @@ class TokenSparse(nn.Module):
     ) -> None:
         super().__init__()
         check_ratio("sparse_ratio", sparse_ratio)
+        if decision not in get_args(DecisionKind):
+            raise InputError(f"decision must be one of {get_args(DecisionKind)}, but {decision!r} came.")
+        for name, value in (("temperature", temperature), ("sharpness", sharpness)):
+            if not 0 < value < math.inf:
+                raise InputError(f"{name} must be positive and finite, but {value!r} came.")
         self.embed_dim = embed_dim
         self.sparse_ratio = sparse_ratio
         self.use_paper_version = use_paper_version
@@ -273,11 +279,13 @@ class TokenSparse(nn.Module):
                 "decision='binary' keeps another number of patches in each image, so they cannot be gathered "
                 "into one tensor; use decide() and the masked aggregation instead."
             )
-        if not attention_x.shape == attention_y.shape == tokens.shape[:2]:
-            raise InputError(
-                f"attention_x {tuple(attention_x.shape)} and attention_y {tuple(attention_y.shape)} must both have "
-                f"the shape (images, patches) of tokens, {tuple(tokens.shape[:2])}."
-            )
+        given = {"attention_x": attention_x, "attention_y": attention_y, "attention_y_dense": attention_y_dense}
+        for name, attention in given.items():
+            if attention is not None and attention.shape != tokens.shape[:2]:
+                raise InputError(
+                    f"{name} must have the shape (images, patches) of tokens, {tuple(tokens.shape[:2])}, but its "
+                    f"shape is {tuple(attention.shape)}."
+                )
         attentions = {"image": attention_x, "caption": attention_y}
         if self.use_paper_version:
             if attention_y_dense is not None:

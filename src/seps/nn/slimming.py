@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from seps.config import Branch, SlimmingConfig
 from seps.nn.aggregation import DualTokenAggregation, TokenAggregation, merge
 from seps.nn.alignment import HRPA
-from seps.nn.checks import InputError, check_features, length_mask
+from seps.nn.checks import InputError, check_features, check_rows_hold_one, length_mask
 from seps.nn.guidance import combine_scores, cosine_attention, masked_mean, min_max
 from seps.nn.precision import float_matmul
 from seps.nn.selection import TokenSparse, extra_token
@@ -125,6 +125,10 @@ class PatchSlimming(nn.Module):
         """g of `S = (1 - g) S_patches + g S_words`, in (0, 1)."""
         return torch.sigmoid(self.trust.float())
 
+    def prefix_count(self, num_tokens: int) -> int:
+        """How many of an image's `num_tokens` tokens are prefix tokens such as CLS."""
+        return self.config.num_prefix_tokens
+
     def encode_images(
         self,
         images: Tensor,
@@ -146,12 +150,13 @@ class PatchSlimming(nn.Module):
         config = self.config
         check_features("images", images, "images, tokens, width", config.embed_size)
         images = images.to(self.aggr_net.scale.dtype)
-        if images.shape[1] <= config.num_prefix_tokens:
+        count = self.prefix_count(images.shape[1])
+        if images.shape[1] <= count:
             raise InputError(
-                f"images holds {images.shape[1]} tokens, of which {config.num_prefix_tokens} are prefix tokens; "
-                "no patch is left. Check num_prefix_tokens."
+                f"images holds {images.shape[1]} tokens, of which {count} are prefix tokens; no patch is left. "
+                "Check num_prefix_tokens."
             )
-        prefix, patches = images[:, : config.num_prefix_tokens], images[:, config.num_prefix_tokens :]
+        prefix, patches = images[:, :count], images[:, count:]
         if patch_mask is not None:
             patch_mask = self._check_patch_mask(patch_mask, patches)
         if config.detach_patches:
@@ -184,6 +189,7 @@ class PatchSlimming(nn.Module):
                 f"patch_mask must be a bool tensor of shape (images, patches) = {tuple(patches.shape[:2])}, but a "
                 f"{mask.dtype} tensor of shape {tuple(mask.shape)} came."
             )
+        check_rows_hold_one("patch_mask", mask)
         return mask
 
     def _check_dense(self, dense: Tensor, lengths: Tensor | Sequence[int] | None, batch: int) -> Tensor:

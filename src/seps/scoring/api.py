@@ -276,7 +276,7 @@ def _block_rows(
 ) -> Iterator[Tensor]:
     """Rows (b, T) of the images of one block, a few images at a time."""
     features = block.images if isinstance(block, ImageBlock) else block.patches
-    prefix = net.config.num_prefix_tokens if isinstance(block, ImageBlock) else 0
+    prefix = net.prefix_count(block.images.shape[1]) if isinstance(block, ImageBlock) else 0
     dense = block.dense if isinstance(block, ImageBlock) else block.dense_words
     masked = (block.patch_mask if isinstance(block, ImageBlock) else block.valid) is not None
     count, patches = features.shape[0], features.shape[1] - prefix

@@ -91,7 +91,7 @@ def score_with_gradient(
     dense_words = texts.longest_paired if paired else 0
     if not paired and dense is not None and net.config.dense == "tokens":
         dense_words = dense.shape[1]
-    patches = images.shape[1] - net.config.num_prefix_tokens
+    patches = images.shape[1] - net.prefix_count(images.shape[1])
     shapes = shapes_of(net.config, patches, texts.longest, dense_words, paired)
     plan = make_plan(shapes, memory, images.shape[0], texts.count, dtype=dtype, cuda=images.is_cuda, gradient=True)
     with torch.autocast(images.device.type, enabled=False):
