@@ -57,7 +57,7 @@ def main() -> None:
     print(f"{len(dataset)} images, {len(dataset.captions)} captions, encoding the images took {encode_seconds:.1f} s")
     print("description  backend    precision    us/pair   seconds for all   largest difference   rSum")
     for described in (False, True):
-        extra: dict[str, Any] = {"dense": dense, "dense_lens": mask.sum(dim=1)} if described else {}
+        extra: dict[str, Any] = {"dense": dense, "dense_lengths": mask.sum(dim=1)} if described else {}
         few = texts.words[: options.slice], texts.lengths[: options.slice]
         with torch.no_grad():
             seconds, exact = timed(

@@ -53,16 +53,16 @@ def make_inputs(
     }
     if mode == "described":
         data["dense"] = random(images, 96, config.embed_size)
-        data["dense_lens"] = torch.randint(80, 97, (images,))
+        data["dense_lengths"] = torch.randint(80, 97, (images,))
     if mode == "published":
         data["paired_dense"] = random(texts, 96, config.embed_size)
-        data["paired_dense_lens"] = torch.randint(80, 97, (texts,))
+        data["paired_dense_lengths"] = torch.randint(80, 97, (texts,))
     return data
 
 
 def part_of(data: dict[str, Any], images: int, texts: int) -> dict[str, Any]:
     """The first images and texts."""
-    of_images = ("img_embs", "dense", "dense_lens")
+    of_images = ("img_embs", "dense", "dense_lengths")
     return {name: value[: images if name in of_images else texts] for name, value in data.items()}
 
 

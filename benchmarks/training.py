@@ -17,8 +17,8 @@ from seps.scoring import score_with_gradient
 
 
 def _loop(net: PatchSlimming, data: dict[str, Any]) -> Tensor:
-    dense, dense_lens = data["paired_dense"], data["paired_dense_lens"]
-    return score_published_pairing(net, data["img_embs"], data["cap_embs"], data["cap_lens"], dense, dense_lens)[0]
+    dense, dense_lengths = data["paired_dense"], data["paired_dense_lengths"]
+    return score_published_pairing(net, data["img_embs"], data["cap_embs"], data["cap_lens"], dense, dense_lengths)[0]
 
 
 def factored(net: PatchSlimming, data: dict[str, Any], precision: str) -> Tensor:
@@ -29,7 +29,7 @@ def factored(net: PatchSlimming, data: dict[str, Any], precision: str) -> Tensor
         data["cap_embs"],
         data["cap_lens"],
         paired_dense=data["paired_dense"],
-        paired_dense_lengths=data["paired_dense_lens"],
+        paired_dense_lengths=data["paired_dense_lengths"],
         precision=precision,
     ).similarity
 

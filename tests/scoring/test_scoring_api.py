@@ -32,7 +32,7 @@ def case():
     config = CONFIGS["default"]
     data = make_inputs(config, images=9, texts=11)
     net = make_net(config)
-    described = {"dense": data["dense"], "dense_lens": data["dense_lengths"]}
+    described = {"dense": data["dense"], "dense_lengths": data["dense_lengths"]}
     scores = score_matrix(net, data["images"], data["words"], data["lengths"], **described)
     return net, data, described, scores
 

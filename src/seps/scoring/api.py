@@ -5,6 +5,7 @@ Shapes: B images, T texts, P prefix tokens, N patches, M words, C width.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -120,9 +121,9 @@ def score_matrix(
     cap_lens: Lengths = None,
     *,
     dense: Tensor | None = None,
-    dense_lens: Lengths = None,
+    dense_lengths: Lengths = None,
     paired_dense: Tensor | None = None,
-    paired_dense_lens: Lengths = None,
+    paired_dense_lengths: Lengths = None,
     guides: Mapping[str, Tensor] | None = None,
     patch_mask: Tensor | None = None,
     backend: str = "auto",
@@ -132,6 +133,8 @@ def score_matrix(
     topk: int | None = None,
     query: Literal["text", "image"] = "text",
     progress: Progress | None = None,
+    dense_lens: Lengths = None,
+    paired_dense_lens: Lengths = None,
 ) -> Tensor | TopK:
     """Score every image against every text, exactly, without gradients.
 
@@ -140,8 +143,8 @@ def score_matrix(
         img_embs: (B, P + N, C) features, an `ImageSide` made earlier, or an iterable of such blocks (also
             `ImageBlock`), read one at a time, so that a gallery larger than memory can be scored.
         cap_embs: (T, M, C) caption words; `cap_lens` (T,) valid words of each.
-        dense, dense_lens, guides, patch_mask: belong to the images; see `PatchSlimming.encode_images`.
-        paired_dense, paired_dense_lens: the published pairing: dense text t comes with caption t. Leaks; only to
+        dense, dense_lengths, guides, patch_mask: belong to the images; see `PatchSlimming.encode_images`.
+        paired_dense, paired_dense_lengths: the published pairing: dense text t comes with caption t. Leaks; only to
             reproduce published figures.
         backend: "auto", "reference", "factored" or "triton"; `choose_backend` says which and why.
         precision: of the products, "float32", "half" or "bfloat16"; the selection is float32 always.
@@ -150,6 +153,7 @@ def score_matrix(
         topk: return only the best `topk` images per text (`query="text"`) or texts per image (`query="image"`);
             the matrix is never held.
         progress: called with (images done, images in all or None).
+        dense_lens, paired_dense_lens: former names of `dense_lengths` and `paired_dense_lengths`.
 
     Returns:
         (B, T) float32, or `TopK`.
@@ -157,6 +161,10 @@ def score_matrix(
     Raises:
         InputError: for inputs that do not fit, an impossible `memory` (with the smallest possible) or backend.
     """
+    dense_lengths = _renamed("dense_lens", dense_lens, "dense_lengths", dense_lengths)
+    paired_dense_lengths = _renamed(
+        "paired_dense_lens", paired_dense_lens, "paired_dense_lengths", paired_dense_lengths
+    )
     _check_call(net, img_embs, cap_embs, dense, guides, patch_mask, paired_dense, out, topk, query)
     device = cap_embs.device
     dtype = product_dtype(precision, device)
@@ -167,10 +175,10 @@ def score_matrix(
         dtype=net.aggr_net.scale.dtype,
         products=dtype,
         paired=paired_dense,
-        paired_lengths=paired_dense_lens,
+        paired_lengths=paired_dense_lengths,
         by_paired=net.config.dense == "branch",
     )
-    blocks = _blocks(img_embs, dense, dense_lens, guides, patch_mask)
+    blocks = _blocks(img_embs, dense, dense_lengths, guides, patch_mask)
     total = _size(img_embs)
     sink: Matrix | BestPerText | BestPerImage
     if topk is None:
@@ -188,6 +196,18 @@ def score_matrix(
                 if progress is not None:
                     progress(done, total)
     return sink.result()
+
+
+def _renamed(old: str, old_value: Lengths, new: str, value: Lengths) -> Lengths:
+    """The value of an argument that may still come by its former name."""
+    if old_value is None:
+        return value
+    if value is not None:
+        raise InputError(f"Both {new} and {old}, its former name, came; pass {new} alone.")
+    warnings.warn(
+        f"{old} is now called {new}; the former name goes with the next major release.", DeprecationWarning, 3
+    )
+    return old_value
 
 
 def _check_call(
@@ -240,14 +260,14 @@ def _size(gallery: Gallery) -> int | None:
 def _blocks(
     gallery: Gallery,
     dense: Tensor | None,
-    dense_lens: Lengths,
+    dense_lengths: Lengths,
     guides: Mapping[str, Tensor] | None,
     patch_mask: Tensor | None,
 ) -> Iterator[ImageBlock | ImageSide]:
     if isinstance(gallery, Tensor):
         if dense is not None and dense.shape[:1] != gallery.shape[:1]:
             raise InputError(f"dense holds {dense.shape[0]} descriptions for {gallery.shape[0]} images; one each.")
-        lengths = None if dense_lens is None else torch.as_tensor(dense_lens)
+        lengths = None if dense_lengths is None else torch.as_tensor(dense_lengths)
         yield ImageBlock(gallery, dense, lengths, guides, patch_mask)
     elif isinstance(gallery, ImageSide):
         yield gallery
