@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from seps.config import SlimmingConfig
 from seps.nn.guidance import masked_mean
+from seps.nn.precision import float_matmul, without_autocast
 from seps.nn.slimming import PatchSlimming
 from seps.retrieval.config import HeadKind
 from seps.scoring import score_matrix, score_with_gradient
@@ -106,7 +107,7 @@ class MeanHead(Head):
         """See `Head.forward`."""
         patches = F.normalize(images.tokens[:, self.num_prefix_tokens :].float().mean(dim=1), dim=-1)
         words = F.normalize(masked_mean(texts.words, texts.mask), dim=-1)
-        similarity = patches @ words.T
+        similarity = float_matmul(patches, words.T)
         return Scores(similarity, pixels=similarity)
 
 
@@ -128,7 +129,8 @@ class ScanHead(Head):
         """See `Head.forward`."""
         patches = F.normalize(images.tokens[:, self.num_prefix_tokens :].float(), dim=-1)
         words = F.normalize(texts.words.float(), dim=-1)
-        cosines = torch.einsum("bnc,tmc->btnm", patches, words)
+        with without_autocast(patches):
+            cosines = torch.einsum("bnc,tmc->btnm", patches, words)
         cosines = cosines.masked_fill(~texts.mask[None, :, None, :], 0.0)
         total = torch.zeros(cosines.shape[:2], device=cosines.device)
         if self.direction in ("scan-t2i", "scan"):
@@ -142,7 +144,7 @@ class ScanHead(Head):
         scores = F.normalize(F.leaky_relu(cosines, 0.1), dim=3)
         weights = torch.softmax(self.sharpness * scores, dim=2)
         dots = (weights * cosines).sum(dim=2)
-        norms = _weighted_norm(weights.transpose(2, 3), torch.bmm(patches, patches.transpose(1, 2))[:, None])
+        norms = _weighted_norm(weights.transpose(2, 3), float_matmul(patches, patches.transpose(1, 2))[:, None])
         relevance = dots / norms.clamp_min(1e-8)
         return relevance.masked_fill(~mask[None], 0.0).sum(dim=-1) / mask.sum(dim=-1)
 
@@ -151,7 +153,7 @@ class ScanHead(Head):
         scores = (self.sharpness * scores).masked_fill(~mask[None, :, None, :], float("-inf"))
         weights = torch.softmax(scores, dim=3)
         dots = (weights * cosines).sum(dim=3)
-        norms = _weighted_norm(weights, torch.bmm(words, words.transpose(1, 2))[None])
+        norms = _weighted_norm(weights, float_matmul(words, words.transpose(1, 2))[None])
         return (dots / norms.clamp_min(1e-8)).mean(dim=-1)
 
     def bytes_per_image(self, images: ImageFeatures, texts: TextFeatures) -> int:
@@ -161,7 +163,7 @@ class ScanHead(Head):
 
 def _weighted_norm(weights: Tensor, gram: Tensor) -> Tensor:
     """|sum_i w_i v_i| from the Gram matrix: (..., X, N), (..., N, N) -> (..., X)."""
-    return ((weights @ gram) * weights).sum(dim=-1).clamp_min(1e-12).sqrt()
+    return (float_matmul(weights, gram) * weights).sum(dim=-1).clamp_min(1e-12).sqrt()
 
 
 class DescriptionHead(Head):
@@ -179,7 +181,8 @@ class DescriptionHead(Head):
                 "use protocol 'image'."
             )
         words, dense = F.normalize(texts.words.float(), dim=-1), F.normalize(images.dense.float(), dim=-1)
-        cosines = torch.einsum("tmc,blc->btml", words, dense)
+        with without_autocast(words):
+            cosines = torch.einsum("tmc,blc->btml", words, dense)
         rows = cosines.masked_fill(~images.dense_mask[:, None, None], -1.0).amax(dim=3)
         columns = cosines.masked_fill(~texts.mask[None, :, :, None], -1.0).amax(dim=2)
         forward = (rows * texts.mask).sum(dim=2) / texts.mask.sum(dim=1)
@@ -187,7 +190,7 @@ class DescriptionHead(Head):
             :, None
         ]
         means = F.normalize(masked_mean(images.dense, images.dense_mask), dim=-1)
-        pooled = means @ F.normalize(masked_mean(texts.words, texts.mask), dim=-1).T
+        pooled = float_matmul(means, F.normalize(masked_mean(texts.words, texts.mask), dim=-1).T)
         similarity = forward + backward + 2.0 * pooled
         similarity = similarity.masked_fill(~images.dense_mask.any(dim=1)[:, None], -4.0)
         return Scores(similarity, description=similarity)
