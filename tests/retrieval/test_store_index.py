@@ -126,24 +126,6 @@ def _bomb() -> bytes:
     )
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every folder")
-def test_unreadable_folder_is_listed(tmp_path: Path) -> None:
-    folder = gallery(tmp_path / "g", 2)
-    (folder / "sub").chmod(0)
-    try:
-        assert [problem.name for problem in index(folder, tmp_path / "s").problems] == ["sub"]
-    finally:
-        (folder / "sub").chmod(0o755)
-
-
-def test_a_file_that_became_unreadable_leaves_the_store(tmp_path: Path) -> None:
-    folder = gallery(tmp_path / "g", 3)
-    index(folder, tmp_path / "s")
-    (folder / "p00.jpg").write_bytes(b"broken")
-    assert index(folder, tmp_path / "s").deleted == 1
-    assert {path for path, _ in paths(tmp_path / "s")} == {"sub/p01.jpg", "p02.jpg"}
-
-
 def test_second_writer_is_told(tmp_path: Path) -> None:
     folder = gallery(tmp_path / "g", 2)
     with (
