@@ -115,7 +115,11 @@ def _composed(place: Place) -> Place:
 def read_descriptions(root: Path, extra: Iterable[str | os.PathLike[str]] = ()) -> Descriptions:
     """Descriptions from `root`'s own JSONL files, then from the files named. Raises DataError for one not there."""
     texts = Descriptions()
-    for file in sorted(root.glob("*.jsonl")):
+    try:
+        files = sorted(root.glob("*.jsonl"))
+    except OSError as error:
+        raise DataError(f"{root} cannot be read ({error.strerror or error}). Nothing was changed.") from error
+    for file in files:
         if not file.name.startswith("."):
             try:
                 texts.read(file)
