@@ -1,27 +1,23 @@
 """A saved model as a folder, on disk or on a model hub; nothing in it is ever unpickled.
 
-    config.json          what to build, and which file of weights belongs to it, with its size and sha256
+    config.json          what to build, which file of weights belongs to it, and a list of all its files with sha256
     model.safetensors    the weights
     README.md            the model card
     vision/, text/       configuration and tokenizer of the encoders, where they are not found by name
 
-`config.json` is replaced last and names its weights, so that a folder holds the old model or the new one, whole.
+`config.json` is replaced last and names its weights, so that a folder holds the old model or the new one, whole
+(`seps.model_saving`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import re
-import shutil
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from seps.hub import HubError, hub_folder
@@ -30,7 +26,6 @@ CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 FORMAT = 1
 SAFE_FILES = ("*.safetensors", "*.json", "README.md", "vocab.txt", "merges.txt", "*.model")
 """What is fetched from a hub: tensors, configurations and tokenizers; never pickles, never code."""
-_LEFT_BEHIND = re.compile(r"\.saving-.+|model(-\d+)?\.safetensors|(vision|text)(-\d+)?")
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 
 
@@ -66,78 +61,6 @@ def inside(folder: Path, name: object, where: str) -> Path:
     if bad:
         raise ModelError(f"{where} names {name!r}, which is no file inside {folder}; the model was not loaded.")
     return folder.joinpath(*parts)
-
-
-def write_folder(
-    folder: Path | str,
-    config: Mapping[str, Any],
-    tensors: Mapping[str, Tensor],
-    card: str,
-    encoders: Callable[[Path], Mapping[str, str]] | None = None,
-) -> None:
-    """Write a model folder; a reader, or a crash, finds the model before or the model after, never a mixture.
-
-    `encoders(folder)` writes the encoders' files there and returns their places for `config["encoders"]`.
-    Raises ModelError when the folder cannot be written.
-    """
-    folder = Path(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        staged = Path(tempfile.mkdtemp(prefix=".saving-", dir=folder))
-    except OSError as error:
-        raise ModelError(f"The model was not saved: {folder} cannot be written ({error}).") from error
-    before = _named(folder)
-    try:
-        save_file(dict(tensors), staged / WEIGHTS, metadata={"format": "pt"})
-        weights = {**describe_weights(staged / WEIGHTS), "file": _free_name(folder, WEIGHTS)}
-        places = dict(encoders(staged)) if encoders is not None else {}
-        moved = {kind: _free_name(folder, place) for kind, place in places.items()}
-        for kind, place in places.items():
-            os.replace(staged / place, folder / moved[kind])
-        os.replace(staged / WEIGHTS, folder / weights["file"])
-        content = {"format": FORMAT, **config, "weights": weights, **({"encoders": moved} if moved else {})}
-        (staged / CARD).write_text(card, encoding="utf-8")
-        (staged / CONFIG).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        os.replace(staged / CARD, folder / CARD)
-        os.replace(staged / CONFIG, folder / CONFIG)
-    except (OSError, SafetensorError) as error:
-        raise ModelError(f"The model was not saved to {folder}: {error}. Make room, then save it again.") from error
-    finally:
-        shutil.rmtree(staged, ignore_errors=True)
-    _tidy(folder, before)
-
-
-def _named(folder: Path) -> list[Path]:
-    """The files and folders that belong to the model that is in `folder`, if there is one."""
-    try:
-        config = read_config(folder)
-        names = [(config.get("weights") or {"file": WEIGHTS})["file"], *(config.get("encoders") or {}).values()]
-        return [inside(folder, name, str(folder / CONFIG)) for name in names]
-    except (ModelError, AttributeError, TypeError, KeyError):
-        return []
-
-
-def _tidy(folder: Path, before: Sequence[Path]) -> None:
-    """Remove what the model before consisted of, and what a save that was killed left behind."""
-    current = _named(folder)
-    killed = [path for path in folder.iterdir() if _LEFT_BEHIND.fullmatch(path.name)]
-    # A folder of weights is not ours: an encoder's files here are its configuration alone.
-    killed = [path for path in killed if path.name.startswith(".") or not list(path.glob("*.safetensors"))]
-    for old in {*before, *killed} - set(current):
-        if old.is_dir():
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            old.unlink(missing_ok=True)
-
-
-def _free_name(folder: Path, name: str) -> str:
-    """`name`, or one like it: what the model that is there consists of must stay readable until the end."""
-    stem, suffix = Path(name).stem, Path(name).suffix
-    number = 1
-    while (folder / name).exists():
-        number += 1
-        name = f"{stem}-{number}{suffix}"
-    return name
 
 
 def describe_weights(path: Path) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from huggingface_hub.errors import RepositoryNotFoundError
 from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import save_file
 
-from seps import model_folder
+from seps import model_folder, model_saving
 from seps.retrieval.config import ModelConfig
 from seps.retrieval.heads import ImageFeatures
 from seps.retrieval.model import RetrievalModel
@@ -159,7 +159,7 @@ def test_a_failed_save_leaves_the_model_that_was_there(encoders, tmp_path, monke
         return os.rename(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(model_folder if fails == "save_file" else model_folder.os, fails, broken)
+        patch.setattr(model_saving if fails == "save_file" else model_saving.os, fails, broken)
         with pytest.raises(ModelError, match="was not saved"):
             save_pretrained(second, tmp_path / "m")
     assert torch.equal(scores(from_pretrained(tmp_path / "m")), before)

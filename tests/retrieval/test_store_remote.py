@@ -16,7 +16,7 @@ from seps.cli import index as index_command
 from seps.retrieval import remote_lock
 from seps.retrieval.indexing import IndexOptions, index_folder
 from seps.retrieval.maintenance import status, verify
-from seps.retrieval.remote_lock import LOCK, RemoteLock, RemoteLockHeld
+from seps.retrieval.remote_lock import FREE, LOCK, RemoteLock, RemoteLockHeld
 from seps.retrieval.search import Searcher
 from seps.retrieval.store import Store, connect, writer_lock
 from seps.retrieval.store_rows import StoreError
@@ -56,11 +56,7 @@ def put(folder: Path, place: str) -> int:
 
 
 def locked(place: str) -> bool:
-    try:
-        connect(place).open_table(LOCK)
-    except ValueError:
-        return False
-    return True
+    return [row["token"] for row in connect(place).open_table(LOCK).search().to_list()] != [FREE]
 
 
 def test_index_search_and_read_while_one_writes(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from seps.retrieval.store import Store
 
 SHOWN_PROBLEMS = 20
+SHOWN_SKIPPED = 3
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -47,6 +48,17 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--ray-address", default="", help="of the cluster (default: start one on this machine)")
     parser.add_argument("--gpus", type=float, default=0.0, help="GPUs of each actor of Ray (default: 0)")
     parser.add_argument("--moved", action="store_true", help="the folder itself has moved to a new place")
+    parser.add_argument(
+        "--prune", action="store_true", help="let more than a tenth of the store go, if their files are gone on purpose"
+    )
+    parser.add_argument("--strict", action="store_true", help="stop at a line of descriptions that cannot be used")
+    parser.add_argument(
+        "--forget-descriptions",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="take away the stored description of this picture; NAME may be a pattern, '*' is all",
+    )
     parser.add_argument("--device", help="cpu, cuda, ...; default: a GPU if there is one")
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--status", action="store_true", help="say what the store holds, and stop")
@@ -74,7 +86,16 @@ def run(arguments: Sequence[str]) -> int:
     device = options.device or ("cuda" if torch.cuda.is_available() and ray is None else "cpu")
     model = from_pretrained(options.model, device=device)
     settings = IndexOptions(
-        options.precision, options.patches, options.words, options.batch, options.workers, options.moved, ray
+        options.precision,
+        options.patches,
+        options.words,
+        options.batch,
+        options.workers,
+        options.moved,
+        ray,
+        options.prune,
+        options.strict,
+        tuple(options.forget_descriptions),
     )
     with _progress("indexing") as progress:
         report = index_folder(
@@ -86,11 +107,17 @@ def run(arguments: Sequence[str]) -> int:
             options=settings,
             progress=progress,
         )
-    counts = {name: getattr(report, name) for name in ("new", "changed", "moved", "unchanged", "deleted", "described")}
+    counts = {
+        name: getattr(report, name) for name in ("new", "changed", "moved", "unchanged", "deleted", "kept", "described")
+    }
     if options.json:
-        faults = [{"name": problem.name, "why": problem.why} for problem in report.problems]
         times = {name: round(getattr(report, name), 2) for name in ("seconds", "decoding", "encoding", "own")}
-        print(json.dumps({**counts, **times, "problems": faults}, indent=1))
+        faults = {
+            "problems": _plain_values(report.problems),
+            "description_problems": _plain_values(report.description_problems),
+            "skipped": {reason: len(names) for reason, names in report.skipped.items()},
+        }
+        print(json.dumps({**counts, **times, **faults}, indent=1))
         return 0
     read = report.new + report.changed + report.moved
     speed = f", {read / report.seconds:.1f} images a second" if read and report.seconds else ""
@@ -98,7 +125,11 @@ def run(arguments: Sequence[str]) -> int:
         f"{report.new} new, {report.changed} changed, {report.moved} moved or copied, {report.deleted} deleted, "
         f"{report.unchanged} unchanged; {report.described} with a description ({report.seconds:.1f} s{speed})."
     )
+    if report.kept:
+        print(f"{report.kept} of the store are kept although their files could not be read or are skipped.")
     _list(report.problems, "could not be indexed")
+    _list(report.description_problems, "descriptions were not used, or may be out of date")
+    _list_skipped(report.skipped)
     if not read + report.unchanged:
         print(f"There is no picture in {options.folder} yet, so there is nothing to search.")
         return 0
@@ -123,7 +154,7 @@ def _maintain(options: argparse.Namespace) -> int:
     with _progress("checking") as progress:
         problems = verify(store, progress=progress)
     if options.json:
-        print(json.dumps([{"name": problem.name, "why": problem.why} for problem in problems], indent=1))
+        print(json.dumps(_plain_values(problems), indent=1))
     else:
         print(f"{len(store)} images checked, {len(problems)} problems.")
         _list(problems, "are not as they should be")
@@ -152,9 +183,32 @@ def _list(problems: Sequence[Problem], what: str) -> None:
         return
     print(f"\n{len(problems)} {what}:", file=sys.stderr)
     for problem in problems[:SHOWN_PROBLEMS]:
-        print(f"  {problem}", file=sys.stderr)
+        print(f"  {_printable(str(problem))}", file=sys.stderr)
     if len(problems) > SHOWN_PROBLEMS:
         print(f"  and {len(problems) - SHOWN_PROBLEMS} more (--json lists all)", file=sys.stderr)
+
+
+def _list_skipped(skipped: dict[str, list[str]]) -> None:
+    """Say what of the folder was left out: what is surely no picture is counted with --json alone."""
+    from seps.retrieval.gallery import OTHER
+
+    counted = {reason: names for reason, names in skipped.items() if reason != OTHER}
+    if not counted:
+        return
+    print(f"\n{sum(map(len, counted.values()))} were skipped:", file=sys.stderr)
+    for reason, names in sorted(counted.items()):
+        more = ", ..." if len(names) > SHOWN_SKIPPED else ""
+        shown = ", ".join(_printable(name) for name in names[:SHOWN_SKIPPED])
+        print(f"  {len(names)} {reason} ({shown}{more})", file=sys.stderr)
+
+
+def _plain_values(problems: Sequence[Problem]) -> list[dict[str, str]]:
+    return [{"name": problem.name, "why": problem.why} for problem in problems]
+
+
+def _printable(text: str) -> str:
+    # A name may hold control characters, which a terminal would obey.
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 @contextmanager

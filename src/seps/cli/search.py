@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from seps.retrieval.search import Hit, Searcher
+    from seps.retrieval.store import Store
 
 
 def date(text: str) -> int:
@@ -62,6 +63,8 @@ def run(arguments: Sequence[str]) -> int:
         exact=options.exact,
         filters=filters,
     )
+    if not hits and options.folder:
+        _check_folder(searcher.store, options.folder)
     if options.json:
         print(json.dumps([hit.as_dict() for hit in hits], indent=1, ensure_ascii=False))
     elif not hits:
@@ -69,6 +72,17 @@ def run(arguments: Sequence[str]) -> int:
     else:
         _table(searcher, hits)
     return 0
+
+
+def _check_folder(store: Store, folder: str) -> None:
+    """Raise ValueError where no picture of the store is below the folder."""
+    from seps.retrieval.store import where_clause
+
+    if next(store.scan(["id"], where_clause(folder=folder), batch_size=1), None) is None and len(store):
+        there = store.folders()
+        more = ", ..." if len(there) > 10 else ""
+        names = f"Its folders are {', '.join(map(printable, there[:10]))}{more}." if there else "It has no folders."
+        raise ValueError(f"No picture of the store {store.location} is in the folder {folder!r}. {names}")
 
 
 def _table(searcher: Searcher, hits: Sequence[Hit]) -> None:
@@ -85,7 +99,11 @@ def _table(searcher: Searcher, hits: Sequence[Hit]) -> None:
 
 def _name(hit: Hit) -> str:
     # A name may hold control characters, which a terminal would obey.
-    name = hit.path if hit.member is None else f"{hit.path}:{hit.member}"
+    return printable(hit.path if hit.member is None else f"{hit.path}:{hit.member}")
+
+
+def printable(name: str) -> str:
+    """A name without control characters."""
     return "".join(letter if letter.isprintable() else "?" for letter in name)
 
 

@@ -13,7 +13,8 @@ import torch
 from seps.config import ConfigError
 from seps.encoders.saved import save_vision_files
 from seps.model_card import card, table
-from seps.model_folder import CONFIG, ModelError, find_folder, inside, read_config, read_weights, write_folder
+from seps.model_folder import CONFIG, ModelError, find_folder, inside, read_config, read_weights
+from seps.model_saving import write_folder
 from seps.reid.config import ReidConfig, from_mapping
 from seps.reid.model import ReidModel
 from seps.reid.run import TrainedReid
@@ -24,7 +25,8 @@ def save_pretrained(trained: TrainedReid, folder: Path | str, *, about: Mapping[
     """Write the model and its card into `folder`, whole or not at all.
 
     `about` is kept in `config.json`; of it the card shows `name`, `license`, `summary` and `figures`, a list of
-    `CaseResult.row()`. Raises ModelError when the folder cannot be written.
+    `CaseResult.row()`. Raises ModelError when the folder cannot be written, or holds a file in the way that
+    no save wrote.
     """
     model, settings = trained.model, trained.config.to_json()
     # Where the training images lay is nobody else's business, and of no use to them.

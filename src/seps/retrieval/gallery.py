@@ -1,21 +1,35 @@
-"""What a folder of pictures holds: files, members of tar shards, and the descriptions written for them.
+"""What a folder of pictures holds: files, and members of tar shards.
 
-Nothing outside the folder is read: links are followed only where they lead to a file inside it.
+Nothing outside the folder is read: links are followed only where they lead to a file inside it. What was not read to
+its end is remembered: a picture that was not seen there is not known to be gone.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-from seps.retrieval.data import DataError, ImageSource, shard_members
-from seps.retrieval.data.lines import json_lines
+from seps.retrieval.data import DataError, ImageSource, shard_is_whole, shard_members
 from seps.retrieval.store_rows import row_id
 
 SUFFIXES = frozenset(
-    ".jpg .jpeg .jfif .png .webp .gif .bmp .tif .tiff .ppm .pgm .pbm .jp2 .j2k .avif".split()  # noqa: SIM905
+    ".jpg .jpeg .jpe .jfif .png .webp .gif .bmp .tif .tiff .ppm .pgm .pbm .pnm .jp2 .j2k .avif".split()  # noqa: SIM905
+)
+HIDDEN = "hidden, or of a system's own folders"
+NO_SUFFIX = "without a suffix in their names"
+OTHER = "other files"
+_UNREAD_FORMATS = {
+    "HEIC pictures, a format that is not read": ".heic .heif .hif",
+    "RAW pictures, a format that is not read": ".cr2 .cr3 .nef .arw .dng .raf .orf .rw2 .pef .srw .raw",
+    "pictures in a format that is not read": ".jxl .svg .psd .xcf .ico .tga .eps .exr .hdr .jpf .jpx .jxr",
+    "videos": ".mp4 .mov .avi .mkv .m4v .webm .3gp .mts .mpg .mpeg .wmv",
+    "archives other than plain .tar files": ".zip .gz .tgz .bz2 .xz .zst .7z .rar",
+}
+_REASONS = {suffix: reason for reason, suffixes in _UNREAD_FORMATS.items() for suffix in suffixes.split()}
+_SYSTEM_NAMES = frozenset(
+    {"@eadir", "@recycle", "@tmp", "#recycle", "#snapshot", "$recycle.bin", "recycler", "lost+found", "__macosx"}
+    | {"system volume information", "thumbs.db", "desktop.ini"}
 )
 
 
@@ -61,104 +75,133 @@ class Gallery:
     root: Path
     images: list[Found] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
+    skipped: dict[str, list[str]] = field(default_factory=dict)
+    """Names of what is left out on purpose, by reason."""
+    unread: set[str] = field(default_factory=set)
+    """Folders ("" is the root), shards and files that could not be read to their end."""
+
+    def is_absent(self, path: str) -> bool:
+        """Whether a path that is not among the images is known not to be there."""
+        places = [path, *(str(parent) for parent in PurePosixPath(path).parents)]
+        return not self.unread & {"" if place == "." else place for place in places}
+
+
+def is_hidden(path: str) -> bool:
+    """Whether a relative path leads through a name that is hidden or belongs to a system, like `.Trash-1000`."""
+    return any(part.startswith(".") or part.lower() in _SYSTEM_NAMES for part in PurePosixPath(path).parts)
 
 
 def walk(folder: str | os.PathLike[str]) -> Gallery:
     """Find the images of `folder`: files by their suffix, and the image members of its tar shards.
 
-    Raises DataError where there is no such folder.
+    Raises DataError where there is no such folder, or it cannot be read.
     """
     root = Path(os.path.realpath(folder))
     if not root.is_dir():
         raise DataError(f"There is no folder {folder}. Name the folder that holds the pictures.")
     gallery = Gallery(root)
-
-    def unreadable(error: OSError) -> None:
-        name = os.path.relpath(error.filename or root, root)
-        gallery.problems.append(Problem(_shown(name), f"the folder cannot be read ({error.strerror})"))
-
-    for parent, folders, files in os.walk(root, onerror=unreadable):
-        for name in list(folders):
-            if os.path.islink(os.path.join(parent, name)):
-                place = os.path.relpath(os.path.join(parent, name), root)
-                gallery.problems.append(Problem(_shown(place), "a link to a folder; such links are not followed"))
-        folders[:] = sorted(name for name in folders if not name.endswith(".lance"))
-        for name in sorted(files):
-            if _suffix(name) in SUFFIXES or _suffix(name) == ".tar":
-                _add(gallery, Path(parent, name))
+    _walk(gallery, "")
+    if "" in gallery.unread:
+        why = next((problem.why for problem in gallery.problems if problem.name == "."), "it cannot be read")
+        raise DataError(f"{folder} was not indexed: {why}. Is the disk there, and may you read it? No row was changed.")
     return gallery
+
+
+def _walk(gallery: Gallery, folder: str) -> None:
+    """Take in one folder, then the folders in it, each in the order of its names."""
+    folders: list[str] = []
+    files: list[str] = []
+    try:
+        with os.scandir(gallery.root / folder) as entries:
+            for entry in entries:
+                (folders if _is_folder(entry) else files).append(entry.name)
+    except OSError as error:
+        gallery.unread.add(folder)
+        gallery.problems.append(Problem(shown(folder) or ".", f"the folder cannot be read ({error.strerror or error})"))
+    for name in sorted(files):
+        _take(gallery, f"{folder}/{name}" if folder else name)
+    for name in sorted(folders):
+        place = f"{folder}/{name}" if folder else name
+        if is_hidden(name):
+            _skip(gallery, HIDDEN, place)
+        elif os.path.islink(gallery.root / place):
+            gallery.problems.append(Problem(shown(place), "a link to a folder; such links are not followed"))
+            gallery.unread.add(place)
+        elif not name.endswith(".lance"):
+            _walk(gallery, place)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # what reads it will tell
+        return False
+
+
+def _take(gallery: Gallery, place: str) -> None:
+    suffix = _suffix(place)
+    if is_hidden(os.path.basename(place)):
+        _skip(gallery, HIDDEN, place)
+    elif suffix in SUFFIXES or suffix == ".tar":
+        _add(gallery, place)
+    else:
+        _skip(gallery, _REASONS.get(suffix, OTHER if suffix else NO_SUFFIX), place)
+
+
+def _skip(gallery: Gallery, reason: str, place: str) -> None:
+    gallery.skipped.setdefault(reason, []).append(shown(place))
 
 
 def _suffix(name: str) -> str:
     return os.path.splitext(name)[1].lower()
 
 
-def _shown(name: str) -> str:
+def shown(name: str) -> str:
+    """A name as text that can be written: bytes that are no UTF-8 as escapes."""
     return name.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def _add(gallery: Gallery, file: Path) -> None:
-    relative = file.relative_to(gallery.root).as_posix()
+def _is_text(name: str) -> bool:
     try:
-        relative.encode("utf-8")
+        name.encode("utf-8")
     except UnicodeEncodeError:
-        gallery.problems.append(Problem(_shown(relative), "its name is not UTF-8 text; rename it"))
+        return False
+    return True
+
+
+def _add(gallery: Gallery, place: str) -> None:
+    file = gallery.root / place
+    if not _is_text(place):
+        gallery.problems.append(Problem(shown(place), "its name is not UTF-8 text; rename it"))
         return
-    if file.is_symlink() and not Path(os.path.realpath(file)).is_relative_to(gallery.root):
-        gallery.problems.append(Problem(relative, "a link that leads out of the folder; it is not followed"))
+    if os.path.islink(file) and not Path(os.path.realpath(file)).is_relative_to(gallery.root):
+        gallery.problems.append(Problem(place, "a link that leads out of the folder; it is not followed"))
+        gallery.unread.add(place)
         return
     try:
         status = file.stat()
-        if _suffix(file.name) == ".tar":
-            gallery.images.extend(
-                Found(relative, name, status.st_size, status.st_mtime_ns)
-                for name in shard_members(file)
-                if _suffix(name) in SUFFIXES
-            )
+        if _suffix(place) == ".tar":
+            _add_shard(gallery, place, status)
         else:
-            gallery.images.append(Found(relative, None, status.st_size, status.st_mtime_ns))
+            gallery.images.append(Found(place, None, status.st_size, status.st_mtime_ns))
     except (OSError, DataError) as error:
-        gallery.problems.append(Problem(relative, getattr(error, "strerror", None) or str(error)))
+        gallery.unread.add(place)
+        gallery.problems.append(Problem(place, getattr(error, "strerror", None) or str(error)))
 
 
-class Descriptions:
-    """Texts by image: from a file of `seps caption`, and from JSONL data files in the folder itself."""
-
-    def __init__(self) -> None:
-        self._texts: dict[tuple[str, str], str] = {}
-        self._places: dict[str, tuple[str, str]] = {}
-
-    def read(self, file: Path, *, strict: bool) -> None:
-        """Take over the texts of a JSONL file; later files count. Raises DataError for a malformed line if `strict`."""
-        try:
-            for _, value in json_lines(file):
-                image, shard = value.get("image", value.get("id")), value.get("shard") or ""
-                text = value.get("dense", value.get("text"))
-                if isinstance(image, int):
-                    image = str(image)
-                if not isinstance(image, str) or not isinstance(shard, str):
-                    continue
-                place = self._places.get(image) or (shard, image.removeprefix("./"))
-                if value.get("id") is not None and "image" in value:
-                    self._places[str(value["id"])] = place
-                if isinstance(text, str) and text.strip():
-                    self._texts[place] = text.strip()
-        except DataError:
-            if strict:
-                raise
-
-    def of(self, image: Found) -> str | None:
-        """The description of an image, or None."""
-        if image.member is None:
-            return self._texts.get(("", image.path))
-        return self._texts.get((image.path, image.member)) or self._texts.get(("", image.member))
-
-
-def read_descriptions(root: Path, extra: Iterable[str | os.PathLike[str]] = ()) -> Descriptions:
-    """Descriptions from `root`'s own JSONL files, then from the files named, which must be well formed."""
-    texts = Descriptions()
-    for file in sorted(root.glob("*.jsonl")):
-        texts.read(file, strict=False)
-    for named in extra:
-        texts.read(Path(named), strict=True)
-    return texts
+def _add_shard(gallery: Gallery, place: str, status: os.stat_result) -> None:
+    file = gallery.root / place
+    for name in shard_members(file):
+        if is_hidden(name):
+            _skip(gallery, HIDDEN, f"{place}:{name}")
+        elif _suffix(name) not in SUFFIXES:
+            _skip(gallery, _REASONS.get(_suffix(name), OTHER if _suffix(name) else NO_SUFFIX), f"{place}:{name}")
+        elif not _is_text(name):
+            gallery.problems.append(Problem(shown(f"{place}:{name}"), "its name in the tar is not UTF-8 text"))
+        else:
+            gallery.images.append(Found(place, name, status.st_size, status.st_mtime_ns))
+    if not shard_is_whole(file):
+        gallery.unread.add(place)
+        gallery.problems.append(
+            Problem(place, "the tar ends too early: what is after the cut is not seen; copy it again")
+        )

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from seps.encoders import TextEncoder, VisionEncoder, text_encoder, vision_encoder
 from seps.encoders.saved import save_text_files, save_vision_files
-from seps.model_folder import CONFIG, ModelError, find_folder, inside, read_config, read_weights, write_folder
+from seps.model_folder import CONFIG, ModelError, find_folder, inside, read_config, read_weights
+from seps.model_saving import write_folder
 from seps.retrieval.card import model_card
 from seps.retrieval.config import ModelConfig
 from seps.retrieval.heads import SlimmingHead
@@ -58,7 +59,8 @@ def save_pretrained(
 
     `form="delta"` needs encoders that can be loaded again by the names in the model's config. `about` is kept in
     `config.json`; of it the card shows `name`, `license`, `summary` and `figures`, a list of
-    `EvaluationReport.as_dict()`. Raises ModelError when the folder cannot be written.
+    `EvaluationReport.as_dict()`. Raises ModelError when the folder cannot be written, or holds a file in the way that
+    no save wrote.
     """
     state = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in model.state_dict().items()}
     tensors: dict[str, Tensor] = {}

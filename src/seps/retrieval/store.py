@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import posixpath
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +26,10 @@ from seps.retrieval.store_rows import TABLE, Row, StoreError, StoreSettings, fro
 
 INDEX_ABOVE = 50_000
 """Rows from which an approximate index pays; below, comparing with every vector takes milliseconds."""
+PROBES = 64
+"""Partitions of the approximate index that a query looks into."""
+RESTARTS = 8
+"""How often reading the whole table starts again because a writer removed what was being read."""
 FRAGMENTS = 32
 """Parts of the table beyond which they are joined after indexing."""
 _ID = re.compile(r"[0-9a-f]{20}")
@@ -69,7 +74,7 @@ class Store:
                 f"{place} holds no store that can be read ({first_line(error)}). Make one: seps index FOLDER --store "
                 f"{place}"
             ) from error
-        return cls(place, table, StoreSettings.from_json(found.decode(), place))
+        return cls(place, table, StoreSettings.from_json(found.decode("utf-8", "replace"), place))
 
     @classmethod
     def create(cls, location: str | os.PathLike[str], settings: StoreSettings) -> Store:
@@ -147,7 +152,7 @@ class Store:
         def search(table: Any) -> pa.Table:
             query = table.search(np.asarray(vector, np.float32), vector_column_name="vector").distance_type("dot")
             # Enough partitions that an approximate index misses next to nothing; without one it has no effect.
-            query = query.nprobes(64)
+            query = query.nprobes(PROBES)
             if where:
                 query = query.where(where, prefilter=True)
             return query.select([*columns, "_distance"]).limit(count).to_arrow()
@@ -155,13 +160,44 @@ class Store:
         return self._read(search)
 
     def scan(self, columns: Sequence[str], where: str | None = None, batch_size: int = 256) -> Iterator[pa.RecordBatch]:
-        """Some columns of all images, in batches."""
+        """Some columns of all images, in batches, each image once.
+
+        A writer that joins the table's parts removes the version that is being read: reading then goes on in the
+        newest, without the images that came already.
+        """
+        asked = list(columns) if "id" in columns else [*columns, "id"]
+        seen: set[str] = set()
 
         def start(table: Any) -> Any:
-            query = table.search().select(list(columns))
-            return (query.where(where) if where else query).to_batches(batch_size)
+            query = table.search().select(asked)
+            return iter((query.where(where) if where else query).to_batches(batch_size))
 
-        yield from self._read(start)
+        for attempt in range(RESTARTS + 1):
+            batches = self._read(start)
+            try:
+                for batch in batches:
+                    ids = batch.column("id").to_pylist()
+                    if attempt:
+                        fresh = [identity not in seen for identity in ids]
+                        batch = batch.filter(pa.array(fresh))
+                    seen.update(ids)
+                    if batch.num_rows:
+                        yield batch.select(list(columns))
+                return
+            except (ValueError, RuntimeError, OSError) as error:
+                if attempt == RESTARTS:
+                    raise StoreError(f"The store {self.location} cannot be read: {first_line(error)}.") from error
+                self._refresh()
+
+    def folders(self) -> list[str]:
+        """Folders and shards at the top of the indexed folder that hold images, sorted."""
+        found = set()
+        for batch in self.scan(["path", "member"], batch_size=8192):
+            for row in batch.to_pylist():
+                top, below, _ = row["path"].partition("/")
+                if below or row["member"] is not None:
+                    found.add(top)
+        return sorted(found)
 
     def set_settings(self, settings: StoreSettings) -> None:
         """Change what the table says of itself."""
@@ -209,9 +245,16 @@ class Store:
             return work(self._table)
         except (ValueError, RuntimeError, OSError):
             # A writer that tidied up may have removed the version this process was reading.
-            self._table.checkout_latest()
+            self._refresh()
         try:
             return work(self._table)
+        except (ValueError, RuntimeError, OSError) as error:
+            raise StoreError(f"The store {self.location} cannot be read: {first_line(error)}.") from error
+
+    def _refresh(self) -> None:
+        """Read the newest version from now on. Raises StoreError where there is none any more."""
+        try:
+            self._table.checkout_latest()
         except (ValueError, RuntimeError, OSError) as error:
             raise StoreError(f"The store {self.location} cannot be read: {first_line(error)}.") from error
 
@@ -254,19 +297,17 @@ def writer_lock(location: str) -> Iterator[None]:
             yield
         return
     folder = Path(location)
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = folder / "writer.lock"
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(FileLock(lock, folder))
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(FileLock(folder / "writer.lock", folder))
         except FileInUse as error:
-            with contextlib.suppress(OSError):
-                holder = lock.read_text().strip()
-                raise StoreError(
-                    f"The store {folder} is being written by {holder or 'another process'}. Wait for it, or stop it, "
-                    "and run again; what was written is kept."
-                ) from error
-            raise StoreError(f"The store {folder} is being written by another process.") from error
+            raise StoreError(f"The store {error} What was written is kept.") from error
+        except OSError as error:
+            raise StoreError(
+                f"The store {folder} cannot be written ({error.strerror or error}). Look at its permissions and at the "
+                "disk, or name another folder with --store. Nothing was changed."
+            ) from error
         yield
 
 
@@ -288,8 +329,8 @@ def where_clause(
 ) -> str | None:
     """A filter on paths, times (nanoseconds) and the shorter side in pixels; None without any."""
     parts = []
-    if folder:
-        prefix = folder.strip("/").removeprefix("./").replace("'", "''")
+    prefix = posixpath.normpath((folder or "").strip("/") or ".").replace("'", "''")
+    if prefix != ".":
         parts.append(f"(starts_with(path, '{prefix}/') OR path = '{prefix}')")
     if after is not None:
         parts.append(f"mtime >= {int(after)}")

@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +25,10 @@ class StoreError(ValueError):
 
 class NewerStoreError(StoreError):
     """A store that a newer release has written."""
+
+
+class DamagedStoreError(StoreError):
+    """A store whose settings cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -53,16 +57,37 @@ class StoreSettings:
 
     @classmethod
     def from_json(cls, text: str, where: str) -> StoreSettings:
-        """Read `to_json`'s line. Raises NewerStoreError for a store of a newer release."""
-        values = json.loads(text)
-        if int(values.get("format", 0)) > FORMAT:
-            raise NewerStoreError(
-                f"The store {where} was written by a newer release of seps (format {values['format']}; this one reads "
-                f"up to {FORMAT}). Update seps, or index the folder into another store."
-            )
-        known = {field.name for field in dataclasses.fields(cls)}
-        values = {name: value for name, value in values.items() if name in known}
-        return cls(**{**values, "grid": tuple(values["grid"])})
+        """Read `to_json`'s line. Raises NewerStoreError for a newer release's, DamagedStoreError for anything else."""
+        try:
+            values = json.loads(text)
+            if int(values.get("format", 0)) > FORMAT:
+                raise NewerStoreError(
+                    f"The store {where} was written by a newer release of seps (format {values['format']}; this one "
+                    f"reads up to {FORMAT}). Update seps, or index the folder into another store."
+                )
+            known = {field.name for field in dataclasses.fields(cls)}
+            values = {name: value for name, value in values.items() if name in known}
+            rows, columns = map(int, values["grid"])
+            settings = cls(**{**values, "grid": (rows, columns)})
+            settings._check()
+        except NewerStoreError:
+            raise
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise DamagedStoreError(
+                f"The settings of the store {where} are damaged ({error}). Copy the store again from where it is "
+                "whole, or index the folder into another store."
+            ) from error
+        return settings
+
+    def _check(self) -> None:
+        texts = (self.root, self.model, self.model_hash)
+        numbers = (self.width, *self.grid, self.keep_patches or 1, self.keep_words or 1)
+        if not all(isinstance(value, str) for value in texts):
+            raise ValueError("root, model and model_hash must be texts")
+        if not all(isinstance(value, int) and value > 0 for value in numbers) or self.num_prefix_tokens < 0:
+            raise ValueError("width, grid and counts must be positive numbers")
+        if self.precision not in get_args(Precision):
+            raise ValueError(f"the precision is {self.precision!r}")
 
 
 @dataclass(frozen=True)

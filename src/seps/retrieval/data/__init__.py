@@ -8,7 +8,7 @@ from .jsonl import NothingDescribed, attach_dense, load_jsonl, save_jsonl
 from .open import load_data
 from .published import load_published
 from .records import DataError, ImageRecord, ImageSource, RetrievalDataset
-from .shards import UnreadableImage, read_source, shard_members
+from .shards import UnreadableImage, read_source, shard_is_whole, shard_members
 
 __all__ = [
     "Batch",
@@ -36,5 +36,6 @@ __all__ = [
     "read_image",
     "read_source",
     "save_jsonl",
+    "shard_is_whole",
     "shard_members",
 ]

@@ -66,6 +66,13 @@ def shard_members(path: Path) -> list[str]:
         raise DataError(f"The shard {path} cannot be read: {_reason(error)}.") from error
 
 
+def shard_is_whole(path: Path) -> bool:
+    """Whether a tar shard ends with the block that ends a tar: one cut short, or damaged half-way, does not."""
+    status = path.stat()
+    with _INDEX_LOCK:
+        return _read_index(path, status.st_size, status.st_mtime_ns)[1]
+
+
 def _locate(source: ImageSource, member: str) -> tuple[int, int]:
     """(offset, length) of a member; the index of a shard is read once and kept."""
     members = _members(source.path)
@@ -78,19 +85,25 @@ def _members(path: Path) -> dict[str, tuple[int, int]]:
     _regular_size(path)
     status = path.stat()
     with _INDEX_LOCK:
-        return _read_index(path, status.st_size, status.st_mtime_ns)
+        return _read_index(path, status.st_size, status.st_mtime_ns)[0]
 
 
 @functools.lru_cache(maxsize=4096)
-def _read_index(path: Path, size: int, modified: int) -> dict[str, tuple[int, int]]:
-    """Member name -> (offset, length). Size and time are part of the key: a rewritten shard is read anew."""
+def _read_index(path: Path, size: int, modified: int) -> tuple[dict[str, tuple[int, int]], bool]:
+    """Member name -> (offset, length), and whether the tar is whole.
+
+    Size and time are part of the key: a rewritten shard is read anew.
+    """
     index: dict[str, tuple[int, int]] = {}
+    whole = False
     try:
         with tarfile.open(path, mode="r:") as shard:
             for member in shard:
                 # Links and sparse members have no plain run of bytes; nothing is ever extracted to disk.
                 if member.isreg() and member.sparse is None:
                     index[member.name.removeprefix("./")] = (member.offset_data, member.size)
+            # tarfile takes a damaged header for the end; a real end is a block of zeros.
+            whole = _read(path, shard.offset, tarfile.BLOCKSIZE) == bytes(tarfile.BLOCKSIZE)
     except tarfile.TarError as error:
         # A shard cut short still serves the members before the cut; those after it are reported as missing.
         if not index:
@@ -98,7 +111,7 @@ def _read_index(path: Path, size: int, modified: int) -> dict[str, tuple[int, in
                 f"{path} is not an uncompressed tar file ({error}). Shards must be plain .tar files: "
                 "compressed ones cannot be read at random."
             ) from error
-    return index
+    return index, whole
 
 
 def _regular_size(path: Path) -> int:
