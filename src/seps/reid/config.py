@@ -87,7 +87,8 @@ class ReidModelConfig(_Section):
     Args:
         encoder, pretrained, image_size, stride: backbone, (height, width), distance of its patches (None: its own).
         backbones: "shared" by the modalities, or a "separate" one each. freeze_blocks: first blocks that do not learn.
-        camera_embedding: add a learned vector of the camera to every token (for cameras seen in training).
+        camera_embedding: add a learned vector of the camera to the features (for cameras seen in training); which
+            patches are kept does not depend on it.
         width: C of the patches and global vectors.
         fusion: "sdtps", or "concat", the global vectors alone, concatenated.
         sparse_ratio, aggr_ratio, beta, decision, temperature: of SDTPS (method, sections 2, 3 and 8).
