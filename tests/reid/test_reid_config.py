@@ -18,14 +18,6 @@ def test_presets_load(name: str) -> None:
     assert from_mapping(config.to_json()) == config
 
 
-def test_published_hyper_parameters() -> None:
-    config = load_config(PRESETS / "RGBNT201.yaml")
-    assert (config.model.encoder, config.model.image_size, config.model.stride) == ("clip-b-16", (256, 128), 16)
-    assert (config.data.identities, config.data.images, config.model.width) == (8, 8, 512)
-    assert (config.loss.identity, config.loss.triplet, config.loss.label_smoothing) == (0.25, 1.0, 0.1)
-    assert config.train.learning_rate == pytest.approx(3.5e-4)
-
-
 def test_overrides() -> None:
     config = load_config(None, ["model.fusion=concat", "train.learning_rate=1e-4", "model.image_size=[128, 64]"])
     assert config.model.fusion == "concat" and config.train.learning_rate == 1e-4
