@@ -40,6 +40,8 @@ def test_overrides() -> None:
         ("model.image_size=[64]", "2 entries"),
         ("model.sparse_ratio=0", "above 0"),
         ("data.images=1", "triplet"),
+        ("model.temperature=.inf", "finite"),
+        ("model.beta=.inf", "finite"),
         ("data.holdout=1.5", "whole number of identities"),
         ("data.modalities=[RGB]", "two or more"),
         ("loss.modality_dropout=2", "probability"),
@@ -63,3 +65,5 @@ def test_bad_files(tmp_path: Path) -> None:
             load_config(path)
     with pytest.raises(ValueError, match="cannot be read"):
         load_config(tmp_path / "none.yaml")
+    path.write_text("train:\nmodel:\n")
+    assert load_config(path, ["train.epochs=3"]) == load_config(None, ["train.epochs=3"])
