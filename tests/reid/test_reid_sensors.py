@@ -102,3 +102,20 @@ def test_features_are_merged_by_the_decision_of_the_patches() -> None:
         dropped = torch.softmax(scores[sample][~kept], dim=0)
         expected.append(sum(dropped[i] * features[sample][~kept][i] for i in range(6)))
         torch.testing.assert_close(tokens[sample], torch.stack(expected), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("guides", ["vector", "position"])
+def test_the_decision_is_that_of_float32_under_autocast(guides: str) -> None:
+    """Scores in bfloat16 flip patches at the boundary; the same float32 features must be kept either way."""
+    torch.manual_seed(0)
+    net = seps.MultiModalSDTPS(64, 128, guides=guides).eval()  # type: ignore[arg-type]
+    with torch.no_grad():
+        for name in SENSORS:
+            # A predictor that has learned to tell patches apart.
+            getattr(net, f"{name}_sparse").score_predictor[0].weight.mul_(8)
+    given = [torch.randn(32, 128, 64) for _ in SENSORS] + [torch.randn(32, 64) for _ in SENSORS]
+    patches, vectors = by_name(given)
+    for name in SENSORS:
+        expected = net.choose(name, patches, vectors)[1]
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert torch.equal(net.choose(name, patches, vectors)[1], expected), name
