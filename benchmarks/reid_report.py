@@ -89,13 +89,16 @@ def pattern_table(runs: list[dict[str, Any]], variants: list[str], full: str) ->
 
 def stability(runs: list[dict[str, Any]], variants: list[str]) -> list[str]:
     """How calmly each variant trained."""
-    lines = ["| variant | final loss | median gradient norm | largest gradient norm | largest loss after step 50 |"]
-    lines.append("|---|---:|---:|---:|---:|")
+    lines = ["| variant | final loss | median gradient norm | largest | steps clipped | largest loss after step 50 |"]
+    lines.append("|---|---:|---:|---:|---:|---:|")
     for variant in variants:
         own = [run["stability"] for run in runs if run["variant"] == variant]
         final, middle = (statistics.mean(run[name] for run in own) for name in ("final_loss", "median_norm"))
         largest, worst = (max(run[name] for run in own) for name in ("largest_norm", "worst_loss"))
-        lines.append(f"| {variant} | {final:.3f} | {middle:.2f} | {largest:.1f} | {worst:.2f} |")
+        # Runs of earlier versions did not count them.
+        counted = [run["clipped"] for run in own if "clipped" in run]
+        clipped = f"{statistics.mean(counted):.0%}" if counted else "-"
+        lines.append(f"| {variant} | {final:.3f} | {middle:.2f} | {largest:.1f} | {clipped} | {worst:.2f} |")
     return lines
 
 

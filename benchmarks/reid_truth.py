@@ -123,7 +123,7 @@ class KnowingEncoded(Encoded):
 
     def replaced(self, other: Encoded, absent: Tensor) -> KnowingEncoded:
         plain = super().replaced(other, absent)
-        return KnowingEncoded(plain.patches, plain.vectors, self.decisions)
+        return KnowingEncoded(**vars(plain), decisions=self.decisions)
 
 
 class KnowingSelection(MultiModalSDTPS):
@@ -157,7 +157,7 @@ class KnowingModel(ReidModel):
             mark = torch.tensor(MARK, device=images.device)[:, None, None] / 255
             seen = ((images[:, count:] - mark).abs().amax(dim=2) < 0.01).long() * FIGURE
             decisions = on_figure(patch_shares(seen, self.grid))
-        return KnowingEncoded(plain.patches, plain.vectors, decisions)
+        return KnowingEncoded(**vars(plain), decisions=decisions)
 
     def fuse(self, encoded: Encoded, present: Tensor | None = None) -> Fused:
         if isinstance(self.sdtps, KnowingSelection) and isinstance(encoded, KnowingEncoded):

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from seps.encoders import Preprocessing, VisionEncoder
 from seps.reid.config import ReidConfig, ReidModelConfig, from_mapping
+from seps.reid.data import ReidDataset, ReidReader
+from seps.reid.evaluate import Case
 from seps.reid.model import ReidModel
 
 SENSORS = ("RGB", "NI", "TI")
@@ -91,3 +93,52 @@ def msvr310(root: Path) -> Path:
                     name = f"{pid:04d}_s{scene:03d}_v{pid % 8}_001.jpg"
                     write(root / split / f"{pid:04d}" / folder / name, pid, (64, 32))
     return root
+
+
+def slow_features(model: ReidModel, dataset: ReidDataset, reader: ReidReader, case: Case) -> list[list[Tensor]]:
+    """Blocks (R, M, C) of each query and of each gallery shot, by the network's own call for this case alone."""
+    found = []
+    for records in (dataset.query, dataset.gallery):
+        pixels = torch.stack([reader.read(record) for record in records]).float() / 255
+        present = torch.tensor([[sensor in case.present for sensor in model.modalities]] * len(records))
+        cameras = torch.tensor([dataset.cameras.index(record.camid) for record in records])
+        with torch.no_grad():
+            flat = model.embed(pixels, cameras, present, case.missing).pattern(case.pattern)
+        found.append(list(flat.view(len(records), -1, len(model.modalities), model.config.width)))
+    return found
+
+
+def slow_distances(query: list[Tensor], gallery: list[Tensor]) -> list[list[float]]:
+    """1 - the mean over the branches of the cosine of whole features, which all lack the same sensors."""
+    return [
+        [
+            1
+            - sum(float(torch.cosine_similarity(a.flatten(), b.flatten(), dim=0)) for a, b in zip(q, g, strict=True))
+            / len(q)
+            for g in gallery
+        ]
+        for q in query
+    ]
+
+
+def slow_map(matrix: list[list[float]], dataset: ReidDataset) -> tuple[float, float]:
+    """(mAP, R1) by the definition: a shot at a time, by the data set's rule; queries without a match do not count."""
+    precisions, firsts = [], []
+    for row, query in zip(matrix, dataset.query, strict=True):
+        place = hits = 0
+        seen: list[float] = []
+        first = False
+        for index in sorted(range(len(row)), key=lambda i: (row[i], i)):
+            shot = dataset.gallery[index]
+            same_view = shot.sceneid == query.sceneid if dataset.excludes == "scene" else shot.camid == query.camid
+            if shot.pid == query.pid and same_view:
+                continue
+            place += 1
+            if shot.pid == query.pid:
+                hits += 1
+                seen.append(hits / place)
+                first = first or place == 1
+        if seen:
+            precisions.append(sum(seen) / len(seen))
+            firsts.append(float(first))
+    return sum(precisions) / len(precisions), sum(firsts) / len(firsts)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from seps.cli import reid
+from seps.training import find_checkpoint
+from seps.training.checkpoint import CheckpointStore, load
 
 SETTINGS = [
     "data.identities=2",
@@ -87,8 +91,76 @@ def test_mistakes_end_in_one_sentence(
     assert sentence in str(caught.value) and "Traceback" not in capsys.readouterr().err
 
 
-def test_settings_are_taken_as_other_commands_take_them() -> None:
-    words = ["eval", "RUN", "--data.root", "SET", "--rerank", "--data.verify_files=true", "data.threads=2"]
-    assert reid._settings_last(words) == ["eval", "RUN", "--rerank", "data.threads=2", "data.root=SET",
-                                     "data.verify_files=true"]  # fmt: skip
-    assert reid._settings_last(["train", "--config", "a.b.yaml", "--train.epochs"])[-1] == "train.epochs="
+def test_settings_are_taken_from_any_place() -> None:
+    given = ["data.root=SET", "data.verify_files=true", "data.threads=2"]
+    for words in (
+        ["eval", "RUN", "--data.root", "SET", "--rerank", "--data.verify_files=true", "data.threads=2"],
+        ["eval", "--rerank", "RUN", *given],
+        ["eval", "RUN", "--batch-size", "64", *given, "--rerank"],
+        ["eval", *given, "RUN", "--rerank"],
+    ):
+        options = reid._options(words)
+        assert (str(options.run), options.rerank, options.batch_size) == ("RUN", True, 64)
+        assert sorted(options.overrides) == sorted(given)
+    assert reid._options(["train", "--config", "a.b.yaml", "--out", "R", "--train.epochs"]).overrides == [
+        "train.epochs="
+    ]
+    with pytest.raises(ValueError, match="synth takes no settings"):
+        reid._options(["synth", "OUT", "data.root=SET"])
+
+
+def test_what_was_left_out_and_not_counted_is_said(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "data"
+    shutil.copytree(trained / "data", root)
+    gone = sorted((root / "gallery" / "NI").iterdir())[0]
+    gone.unlink()
+    query = sorted((root / "query" / "RGB").iterdir())[0].stem
+    for folder in root.glob("gallery/*"):
+        for path in folder.glob(f"{query[:4]}_*"):
+            path.unlink()
+    for sensor in ("RGB", "NI", "TI"):
+        shot = sorted((root / "train" / sensor).iterdir())[0]
+        shutil.copy(shot, root / "gallery" / sensor / shot.name)
+    words = ["eval", str(trained / "run"), "--device", "cpu", f"data.root={root}", "data.on_problem=skip"]
+    assert reid.run(words) == 0
+    said = capsys.readouterr()
+    lone = len([path for path in (root / "query" / "RGB").iterdir() if path.name.startswith(query[:4])])
+    assert f"{lone} queries have no match in another camera and are not counted" in said.out
+    assert "1 identities occur both in train and in query or gallery" in said.err
+
+
+def test_a_damaged_state_and_places_that_cannot_be_written_are_sentences(trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    for words, sentence in (
+        (["show", str(trained / "run"), "--out", str(tmp_path / "file"), "--device", "cpu"], "cannot be written into"),
+        (["synth", str(tmp_path / "file" / "s"), "--identities", "8"], "no set can be drawn in"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            reid.run(words)
+    assert (tmp_path / "file").read_text() == "mine"
+    whole = find_checkpoint(trained / "run", "best")
+    about = load(whole, optimizer=False).state["about"]
+    for part in ("reid", "modalities", "identities", "cameras"):
+        state = load(whole)
+        less = {name: value for name, value in about.items() if name != part}
+        store = CheckpointStore(tmp_path / part, 1, lambda _: None)
+        store.save(replace(state, state={**state.state, "about": less}))
+        with pytest.raises(ValueError, match=f"does not say how to build the model .*'{part}' is missing"):
+            reid.run(["eval", str(tmp_path / part), "--which", "last", "--device", "cpu"])
+
+
+def test_synth_leaves_a_folder_that_is_not_its_own(tmp_path: Path) -> None:
+    mine = tmp_path / "set.partial" / "photo.jpg"
+    mine.parent.mkdir()
+    mine.write_bytes(b"mine")
+    small = ["--identities", "4", "--images", "4", "--height", "16", "--width", "16", "--workers", "1"]
+    with pytest.raises(ValueError, match=r"set\.partial is in the way"):
+        reid.run(["synth", str(tmp_path / "set"), *small])
+    assert mine.read_bytes() == b"mine"
+    mine.unlink()
+    (mine.parent / ".seps-unfinished").touch()
+    assert reid.run(["synth", str(tmp_path / "set"), *small]) == 0
+    assert {path.name for path in (tmp_path / "set").iterdir()} == {"train", "query", "gallery", "manifest.json"}
+    assert not mine.parent.exists()

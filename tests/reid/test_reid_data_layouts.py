@@ -148,17 +148,47 @@ def test_generic_layout_by_table(tmp_path: Path) -> None:
     assert dataset.report.shared_identities == 1
 
 
+def test_rows_without_an_image_are_named(tmp_path: Path) -> None:
+    """A shot whose files are gone in every modality leaves no trace in the folders, only in the table."""
+    for split in ("train", "query", "gallery"):
+        for modality in ("RGB", "TI"):
+            picture(tmp_path / split / modality / "a.png", 9)
+    rows = ["a,5,1,", "b.png,5,2,train", "c,6,2,", "a,5,1,trian"]
+    (tmp_path / "labels.csv").write_text("\n".join(["name,pid,camid,split", *rows]))
+    dataset = load("generic", tmp_path, labels="labels.csv", on_problem="skip")
+    assert dataset.report.counts == {"missing_file": 3}
+    told = [str(problem) for problem in dataset.report.problems]
+    assert ["line 3" in told[0], "line 4" in told[1], "line 5" in told[2], "trian" in told[2]] == [True] * 4
+    with pytest.raises(ReidDataError, match="no image b in split train"):
+        load("generic", tmp_path, labels="labels.csv")
+
+
+def test_a_folder_that_cannot_be_read_is_not_an_empty_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root, listing = generic(tmp_path), Path.iterdir
+
+    def failing(self: Path) -> Iterable[Path]:
+        if self.name == "NI" and self.parent.name == "gallery":
+            raise OSError(5, "Input/output error")
+        return listing(self)
+
+    monkeypatch.setattr(Path, "iterdir", failing)
+    with pytest.raises(ReidDataError, match=r"gallery/NI cannot be read: Input/output error"):
+        load("generic", root, on_problem="skip")
+
+
 @pytest.mark.parametrize(
     ("table", "message"),
     [
         ("name,pid\na,1\n", "lacks the columns"),
         ("name,pid,camid\na,x,1\n", "line 2.*whole numbers"),
         ("name,pid,camid\na,1,1\na.jpg,2,1\n", "line 3.*twice"),
+        ("name,pid,camid\na\n", "line 2.*whole numbers"),
+        ("name,pid,camid\n\udcff,1,1\n", "cannot be read as UTF-8"),
     ],
 )
 def test_a_bad_table_is_refused(tmp_path: Path, table: str, message: str) -> None:
     generic(tmp_path)
-    (tmp_path / "labels.csv").write_text(table)
+    (tmp_path / "labels.csv").write_bytes(table.encode("utf-8", "surrogateescape"))
     with pytest.raises(ReidDataError, match=message):
         load("generic", tmp_path, labels="labels.csv", on_problem="skip")
 

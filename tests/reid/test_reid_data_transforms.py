@@ -9,7 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
-from seps.reid.data import Augmentation, ReidDataError, ReidReader, ReidRecord, Source, augment
+from seps.reid.data import Augmentation, ReidDataError, ReidReader, ReidRecord, Source, augment, read_record
+from seps.reid.data.scan import fault_of
 from seps.reid.data.transforms import apply, draw
 
 
@@ -124,3 +125,28 @@ def test_reader_names_a_lacking_modality(tmp_path: Path) -> None:
         reader = ReidReader(("RGB", "NI"), (8, 4), cache_bytes=cache)
         with reader, pytest.raises(ReidDataError, match="NI"):
             reader.read(shot)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (np.array([[0, 256], [4096, 65535]], dtype=np.uint16), [[0, 1], [16, 255]]),
+        (np.array([[0, 256], [4096, 65535]], dtype=np.int32), [[0, 1], [16, 255]]),
+        (np.array([[0, 256], [4096, 70000]], dtype=np.int32), "from 0 to 70000"),
+        (np.array([[0.0, 20.5], [21.0, 300.0]], dtype=np.float32), "floating point"),
+    ],
+)
+def test_pixels_of_more_than_a_byte_are_scaled_or_refused(
+    tmp_path: Path, values: np.ndarray, expected: list[list[int]] | str
+) -> None:
+    """Thermal cameras write 16 bits or more: cut off at 255, warm and hot would both be white."""
+    path = tmp_path / "shot.tiff"
+    Image.fromarray(values).save(path)
+    record = ReidRecord({"RGB": Source(path), "TI": Source(path)}, 1, 1)
+    if isinstance(expected, str):
+        with pytest.raises(ReidDataError, match=expected):
+            read_record(record, ("RGB", "TI"), (2, 2))
+        fault = fault_of(record)
+        assert fault is not None and fault[0] == "undecodable" and expected in fault[2]
+    else:
+        assert read_record(record, ("RGB", "TI"), (2, 2))[1, 0].tolist() == expected and fault_of(record) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -217,20 +218,108 @@ def test_losses_weigh_the_branches() -> None:
     torch.testing.assert_close(total, by_hand)
 
 
-def test_camera_embedding_moves_the_features() -> None:
-    model = toy_model(camera_embedding=True).eval()
+def with_cameras(**settings: Any) -> ReidModel:
+    """A model whose camera vectors are about as long as its patches, as trained ones are."""
+    torch.manual_seed(3)
+    model = toy_model(camera_embedding=True, **settings)
+    assert model.camera_embedding is not None
+    patches = model.encode(images(), CAMERAS).patches.detach()
+    torch.nn.init.normal_(model.camera_embedding.weight, std=float(patches.std()))
+    return model
+
+
+def kept_of(model: ReidModel, pixels: torch.Tensor, present: torch.Tensor | None = None) -> torch.Tensor:
+    """D of a call that starts from the same random state, as the Gumbel and binary decisions draw noise."""
+    torch.manual_seed(7)
+    keep = model.embed(pixels, torch.arange(len(pixels)) % 3, present).keep
+    assert keep is not None
+    return keep.detach()
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("missing", ["zero", "leave-out", None])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"decision": "gumbel"}, {"decision": "binary"}, {"guides": "position"}, {"own_guide": 0.0}],
+    ids=lambda settings: "-".join(map(str, settings.values())) or "default",
+)
+def test_the_camera_does_not_decide_which_patches_are_kept(
+    settings: dict[str, Any], missing: str | None, training: bool
+) -> None:
+    chosen = settings if missing is None else {**settings, "missing": missing}
+    model = with_cameras(**chosen).train(training)
+    pixels = images(12)
+    present = None if missing is None else torch.tensor([[True, False, True], [True, True, True]] * 6)
+    with_them = kept_of(model, pixels, present)
+    assert model.camera_embedding is not None
+    torch.nn.init.zeros_(model.camera_embedding.weight)
+    without = kept_of(model, pixels, present)
+    for number, sensor in enumerate(SENSORS):
+        assert torch.equal(with_them[:, number], without[:, number]), sensor
+    # Else "equal" would say nothing.
+    assert 0.2 < float(without.mean()) < 0.8 and len(without.flatten(0, 1).unique(dim=0)) > 3
+
+
+def test_features_carry_the_camera_by_a_slow_twin() -> None:
+    """Both branches are made of tokens with the camera's vector; the decision comes from those without it."""
+    model = with_cameras().eval()
     pixels = images()
-    assert not torch.equal(model(pixels, CAMERAS), model(pixels, CAMERAS.roll(1)))
-    with pytest.raises(ValueError, match="camera index"):
-        model(pixels)
+    assert model.camera_embedding is not None and model.sdtps is not None
+    with torch.no_grad():
+        fused = model.embed(pixels, CAMERAS)
+        for sample in range(4):
+            vector = model.camera_embedding.weight[CAMERAS[sample]]
+            plain, marked = {}, {}
+            for number, name in enumerate(model.sdtps.modalities):
+                tokens = model.projections[0](model.backbones[0](pixels[sample, number][None]))[0]
+                for found, added in ((plain, 0.0), (marked, vector)):
+                    cls, patches = tokens[0] + added, tokens[1:] + added
+                    mean = sum(patches) / len(patches)
+                    found[name] = (patches, model.global_local[number](cls, mean))
+            original = torch.cat([marked[name][1] for name in model.sdtps.modalities])
+            torch.testing.assert_close(fused.original[sample], original, rtol=1e-4, atol=1e-5)
+            blocks = []
+            for number, name in enumerate(model.sdtps.modalities):
+                scores, keep = model.sdtps.choose(
+                    name, {n: p[None] for n, (p, _) in plain.items()}, {n: v[None] for n, (_, v) in plain.items()}
+                )
+                assert fused.keep is not None and torch.equal(keep[0], fused.keep[sample, number])
+                own, kept = marked[name][0], keep[0] > 0
+                logits = getattr(model.sdtps, f"{name}_aggr").logits(own[None])[0]
+                merged = torch.softmax(logits[kept], dim=0).T @ own[kept]
+                extra = torch.softmax(scores[0][~kept], dim=0) @ own[~kept]
+                blocks.append(torch.cat([merged, extra[None]]).mean(dim=0))
+            assert fused.sdtps is not None
+            torch.testing.assert_close(fused.sdtps[sample], torch.cat(blocks), rtol=1e-4, atol=1e-5)
 
 
-def test_separate_backbones() -> None:
+def test_wrong_cameras_and_presence_are_sentences() -> None:
+    model, pixels = with_cameras(), images()
+    for cameras, sentence in (
+        (None, "camera index"),
+        (CAMERAS[:3], r"4 whole numbers.*\(3,\)"),
+        (CAMERAS.float(), "whole numbers.*float32"),
+        (CAMERAS + 1, "from 1 to 3.*3 cameras, 0 to 2"),
+        (CAMERAS - 1, "from -1 to 1"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            model(pixels, cameras)
+    for present in (torch.ones(4, 2, dtype=torch.bool), torch.ones(3, 3, dtype=torch.bool), torch.ones(4, 3)):
+        with pytest.raises(ValueError, match=r"present must be \(4, 3\) of torch.bool"):
+            model(pixels, CAMERAS, present)
+
+
+def test_separate_backbones_see_their_own_sensor() -> None:
     model = toy_model(backbones="separate").eval()
-    assert len(model.backbones) == 3
-    pixels = images()[:, :1].expand(-1, 3, -1, -1, -1)
-    blocks = model(pixels, return_pattern=1).view(4, 3, 16)
-    assert not torch.allclose(blocks[:, 0], blocks[:, 1])
+    pixels = images()
+    with torch.no_grad():
+        blocks = model(pixels, return_pattern=1).view(4, 3, 16)
+        for number in range(3):
+            tokens = model.projections[number](model.backbones[number](pixels[:, number]))
+            expected = model.global_local[number](tokens[:, 0], tokens[:, 1:].mean(dim=1))
+            torch.testing.assert_close(blocks[:, number], expected)
+        swapped = model(pixels.flip(1), return_pattern=1).view(4, 3, 16)
+    assert (swapped - blocks.flip(1)).abs().amax() > 1e-2  # the backbones are three, not one
 
 
 @pytest.mark.parametrize("family", ["vit", "clip", "dinov2"])
@@ -271,13 +360,25 @@ def test_settings_that_leave_no_token_are_refused() -> None:
 
 
 @pytest.mark.parametrize("decision", ["topk", "gumbel", "binary"])
-def test_half_precision_with_cameras_and_missing_sensors(decision: str) -> None:
+def test_half_precision_is_float32_up_to_rounding(decision: str) -> None:
+    """With cameras and missing sensors: the same patches, features within bfloat16's rounding, the same direction."""
     model = toy_model(decision=decision, camera_embedding=True).train()
-    present = torch.tensor([[True, False, True]] * 4)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        fused = model.embed(images(), CAMERAS, present)
-        loss, _ = reid_losses(fused, fused, model.classify(fused), LABELS, ReidLossConfig(triplet_space="raw"))
-    loss.backward()
-    assert fused.original.dtype == torch.float32
-    norms = [p.grad.norm() for p in model.parameters() if p.grad is not None]
-    assert torch.isfinite(torch.stack(norms)).all()
+    present, pixels = torch.tensor([[True, False, True]] * 4), images()
+    found = []
+    for enabled in (False, True):
+        model.zero_grad()
+        torch.manual_seed(3)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            fused = model.embed(pixels, CAMERAS, present)
+            scores = model.classify(fused)
+        loss, _ = reid_losses(fused, fused, scores, LABELS, ReidLossConfig(triplet_space="raw"))
+        loss.backward()
+        assert fused.sdtps is not None and fused.keep is not None
+        assert {part.dtype for part in (fused.original, fused.sdtps, *scores)} == {torch.float32}
+        gradient = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+        found.append((fused.original.detach(), fused.sdtps.detach(), fused.keep.detach(), loss.item(), gradient))
+    full, half = found
+    assert torch.equal(full[2], half[2]) and half[3] == pytest.approx(full[3], rel=2e-3)
+    for ours, expected in zip(half[:2], full[:2], strict=True):
+        torch.testing.assert_close(ours, expected, rtol=0, atol=0.02 * float(expected.abs().max()))
+    assert torch.cosine_similarity(half[4], full[4], dim=0) > 0.999

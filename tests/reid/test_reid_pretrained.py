@@ -59,6 +59,7 @@ def test_other_and_hostile_folders_are_refused(tmp_path: Path) -> None:
         ({"reid": {**good["reid"], "model": {**good["reid"]["model"], "encoder": "/vit"}}}, "no files of it"),
         ({"reid": {"nonsense": {}}}, "does not say how to build"),
         ({"identities": None}, "does not say how to build"),
+        ({"identities": "many"}, "does not say how to build"),
     ):
         path.write_text(json.dumps({**good, **change}))
         with pytest.raises(ModelError, match=sentence):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -34,22 +35,32 @@ class _Parser(argparse.ArgumentParser):
 
 def run(arguments: Sequence[str]) -> int:
     """Run one of the sub-commands; returns the exit status."""
-    options = _parser().parse_args(_settings_last(arguments) or ["--help"])
+    options = _options(arguments)
     action: Callable[[argparse.Namespace], int] = options.action
     return action(options)
 
 
-def _settings_last(arguments: Sequence[str]) -> list[str]:
-    """`--train.epochs 5` and `--train.epochs=5`, as `seps train` takes settings, become `train.epochs=5` at the end."""
+def _options(arguments: Sequence[str]) -> argparse.Namespace:
+    """The options, with settings (`train.epochs=5`, `--train.epochs 5`, `--train.epochs=5`) taken from any place.
+
+    argparse itself would take those behind an option for unknown words.
+    """
     words, settings = [], []
     waiting = iter(arguments)
     for word in waiting:
         name, equals, value = word.removeprefix("--").partition("=")
         if word.startswith("--") and "." in name:
             settings.append(f"{name}={value if equals else next(waiting, '')}")
+        elif equals and re.fullmatch(r"\w+(\.\w+)+", name):
+            settings.append(word)
         else:
             words.append(word)
-    return words + settings
+    options = _parser().parse_args(words or ["--help"])
+    if settings and not hasattr(options, "overrides"):
+        raise ValueError(f"{settings[0]!r}: seps reid {options.command} takes no settings (see seps reid --help).")
+    if settings:
+        options.overrides = [*options.overrides, *settings]
+    return options
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -146,6 +157,8 @@ def _train(options: argparse.Namespace) -> int:
     config = load_config(options.config, options.overrides)
     dataset = load_dataset(config.data)
     with process_group(from_environment(os.environ)) as info:
+        if info.rank == 0:
+            _say_report(dataset)
         device = options.device or (str(info.device) if info.world > 1 else _device())
         result = train_reid(
             config,
@@ -217,6 +230,12 @@ def _table(dataset: ReidDataset, results: Sequence[CaseResult], costs: dict[str,
         table.add_row(" + ".join(case.present), handling, kinds[case.pattern] + again, *figures)
     console = Console()
     console.print(table)
+    counted = results[0].metrics.valid_queries
+    if counted < len(dataset.query):
+        console.print(
+            f"{len(dataset.query) - counted} queries have no match in another {dataset.excludes} and are not counted.",
+            highlight=False,
+        )
     if costs:
         console.print(
             f"{costs['parameters_m']:.2f} M parameters (SDTPS {costs['sdtps_parameters_m']:.2f} M), "
@@ -235,17 +254,31 @@ def _show(options: argparse.Namespace) -> int:
     count = min(options.queries, len(dataset.query))
     # Spread over the set: neighbours in the list are often the same identity.
     queries = [number * len(dataset.query) // count for number in range(count)]
-    options.out.mkdir(parents=True, exist_ok=True)
+    with _writing(options.out):
+        options.out.mkdir(parents=True, exist_ok=True)
     with make_reader(config, dataset) as reader:
         matrix = ranking(trained.model, dataset, reader, options.batch_size)
-        written = [options.out / "ranked.png"]
-        ranked_picture(dataset, reader, matrix, queries, options.places).save(written[0])
+        pictures = {"ranked.png": ranked_picture(dataset, reader, matrix, queries, options.places)}
         if trained.model.sdtps is not None:
-            written.append(options.out / "kept.png")
-            kept_picture(trained.model, dataset, reader, [dataset.query[i] for i in queries]).save(written[1])
-    for path in written:
-        print(path)
+            shots = [dataset.query[i] for i in queries]
+            pictures["kept.png"] = kept_picture(trained.model, dataset, reader, shots)
+    with _writing(options.out):
+        for name, picture in pictures.items():
+            picture.save(options.out / name)
+    for name in pictures:
+        print(options.out / name)
     return 0
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """An OSError inside as a sentence that names the folder."""
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(
+            f"The pictures cannot be written into {folder} ({error.strerror or error}): choose another --out."
+        ) from error
 
 
 def _load(options: argparse.Namespace) -> tuple[TrainedReid, ReidConfig, ReidDataset]:
@@ -266,8 +299,15 @@ def _load(options: argparse.Namespace) -> tuple[TrainedReid, ReidConfig, ReidDat
         values["data"][names[1]] = value
     config = from_mapping(values, "the settings")
     dataset = load_dataset(config.data)
+    _say_report(dataset)
     trained.check(dataset)
     return trained, config, dataset
+
+
+def _say_report(dataset: ReidDataset) -> None:
+    """What was left out of the data set, and identities that are both trained on and asked for."""
+    if dataset.report.problems or dataset.report.shared_identities:
+        _say(dataset.report.summary())
 
 
 def _device() -> str:

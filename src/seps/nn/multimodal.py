@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from seps.config import DecisionKind, GuideKind
 from seps.nn.aggregation import TokenAggregation, merge
-from seps.nn.checks import InputError, check_features, check_ratio
+from seps.nn.checks import InputError, check_features, check_ratio, values_unchecked
 from seps.nn.guidance import combine_scores, cosine_attention
 from seps.nn.selection import TokenSparse, extra_token
 
@@ -91,17 +91,26 @@ class MultiModalSDTPS(nn.Module):
         patches: Mapping[str, Tensor],
         vectors: Mapping[str, Tensor],
         present: Mapping[str, Tensor] | None = None,
+        features: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Slim modality `name`: patches (B, N, C), global vectors (B, C) by modality -> (B, Q + 1, C), D (B, N).
 
         `present` says by modality which samples have it ((B,) bool); an absent sensor guides nothing, and
-        the weights of the others grow so that their sum stays.
+        the weights of the others grow so that their sum stays. `features` (B, N, C) are merged in place of the
+        patches of `name`, which then only decide: for what belongs into the tokens but must not be scored, such as
+        the embedding of a camera. Raises InputError when the tensors do not fit each other or this module.
         """
         if name not in self.modalities:
             raise InputError(f"{name!r} is not one of the modalities {self.modalities}.")
+        self._check_sensors(patches, vectors, present)
+        own = patches[name] if features is None else features
+        if own.shape != patches[name].shape:
+            raise InputError(
+                f"features of {name} must have the shape of its patches, {tuple(patches[name].shape)}, but "
+                f"{tuple(own.shape)} came."
+            )
         aggregate: TokenAggregation = getattr(self, f"{name}_aggr")
         scores, keep = self.choose(name, patches, vectors, present)
-        own = patches[name]
         merged = merge(own, aggregate.logits(own), keep)
         return torch.cat([merged, extra_token(own, scores, keep)], dim=1), keep
 
@@ -118,8 +127,8 @@ class MultiModalSDTPS(nn.Module):
         for other, vector in vectors.items():
             attention = cosine_attention(patches[other if self.guides == "position" else name], vector)
             if present is not None:
-                # A constant attention is zero after min-max normalisation.
-                attention = attention * present[other][:, None]
+                # A constant attention is zero after min-max normalisation. Filled, not multiplied: NaN must not pass.
+                attention = attention.masked_fill(~present[other][:, None], 0.0)
             attentions[other] = attention
         scores = self._scores(name, attentions, sparse.predict(patches[name]), present)
         guides = len(self.modalities) - 1 + self.own_guide
@@ -148,6 +157,48 @@ class MultiModalSDTPS(nn.Module):
         guided = guided * (sum(weights.values()) / weighed.clamp_min(1e-8))[:, None]
         return guided if predicted is None else self.predictor_weight * predicted.float() + guided
 
+    def _check_sensors(
+        self, patches: Mapping[str, Tensor], vectors: Mapping[str, Tensor], present: Mapping[str, Tensor] | None
+    ) -> None:
+        """Raise InputError, naming the sensor and the shapes, unless the tensors of all sensors go together."""
+        given: dict[str, Mapping[str, Tensor]] = {"patches": patches, "global vector": vectors}
+        for what, of in {**given, **({} if present is None else {"presence": present})}.items():
+            if set(of) != set(self.modalities):
+                raise InputError(f"{what}: this module has the sensors {self.modalities}, but {tuple(of)} came.")
+        first = self.modalities[0]
+        samples, count = patches[first].shape[:2] if patches[first].ndim == 3 else (0, 0)
+        for name in self.modalities:
+            for what, of in given.items():
+                dims = "samples, patches, width" if what == "patches" else "samples, width"
+                # Shapes alone: an absent sensor may hold anything.
+                with values_unchecked():
+                    check_features(f"{name} {what}", of[name], dims, self.embed_dim)
+                told = f"{name} {what} {tuple(of[name].shape)} and {first} patches {tuple(patches[first].shape)}"
+                if len(of[name]) != samples:
+                    raise InputError(f"{told} must have the same number of samples: give every sensor of each sample.")
+                self._check_kind(f"{name} {what}", of[name], what == "patches")
+            if self.guides == "position" and patches[name].shape[1] != count:
+                raise InputError(
+                    f"{name} patches {tuple(patches[name].shape)} and {first} patches {tuple(patches[first].shape)} "
+                    "must have the same number of patches: guides='position' compares the sensors place by place."
+                )
+            if present is not None and (present[name].shape != (samples,) or present[name].dtype != torch.bool):
+                raise InputError(
+                    f"the presence of {name} must be ({samples},) of torch.bool, one value a sample, but "
+                    f"{tuple(present[name].shape)} of {present[name].dtype} came."
+                )
+
+    def _check_kind(self, what: str, tensor: Tensor, through_layers: bool) -> None:
+        """Device, and the dtype of what goes through this module's layers."""
+        weight = next(self.parameters())
+        if tensor.device != weight.device:
+            raise InputError(f"{what} lie on {tensor.device}, this module on {weight.device}: move one of them.")
+        if through_layers and tensor.dtype != weight.dtype and not torch.is_autocast_enabled(weight.device.type):
+            raise InputError(
+                f"{what} are {tensor.dtype}, this module's weights {weight.dtype}: convert one of them, or call it "
+                "under torch.autocast."
+            )
+
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Slim all modalities.
 
@@ -163,10 +214,11 @@ class MultiModalSDTPS(nn.Module):
                 f"{count} patch tensors and {count} global vectors are needed for {self.modalities}, but "
                 f"{len(inputs)} tensors came."
             )
-        for name, patches, vector in zip(self.modalities, inputs[:count], inputs[count:], strict=True):
-            check_features(f"{name} patches", patches, "samples, patches, width", self.embed_dim)
-            check_features(f"{name} global vector", vector, "samples, width", self.embed_dim)
         vectors = dict(zip(self.modalities, inputs[count:], strict=True))
         patches_of = dict(zip(self.modalities, inputs[:count], strict=True))
+        self._check_sensors(patches_of, vectors, None)
+        for name in self.modalities:
+            check_features(f"{name} patches", patches_of[name], "samples, patches, width", self.embed_dim)
+            check_features(f"{name} global vector", vectors[name], "samples, width", self.embed_dim)
         slimmed = [self.slim(name, patches_of, vectors) for name in self.modalities]
         return (*(tokens for tokens, _ in slimmed), *(keep for _, keep in slimmed))

@@ -87,7 +87,8 @@ class ReidModelConfig(_Section):
     Args:
         encoder, pretrained, image_size, stride: backbone, (height, width), distance of its patches (None: its own).
         backbones: "shared" by the modalities, or a "separate" one each. freeze_blocks: first blocks that do not learn.
-        camera_embedding: add a learned vector of the camera to every token (for cameras seen in training).
+        camera_embedding: add a learned vector of the camera to the features (for cameras seen in training); which
+            patches are kept does not depend on it.
         width: C of the patches and global vectors.
         fusion: "sdtps", or "concat", the global vectors alone, concatenated.
         sparse_ratio, aggr_ratio, beta, decision, temperature: of SDTPS (method, sections 2, 3 and 8).
@@ -132,9 +133,9 @@ class ReidModelConfig(_Section):
         self._require("width", self.width >= 4, "must be at least 4")
         for name in ("sparse_ratio", "aggr_ratio"):
             self._require(name, 0 < getattr(self, name) <= 1, "must be above 0 and at most 1")
-        self._require("beta", self.beta >= 0, "must not be negative")
+        self._require("beta", 0 <= self.beta < math.inf, "must be a finite number, 0 or more")
         self._require("own_guide", 0 <= self.own_guide < math.inf, "must be a finite number, 0 or more")
-        self._require("temperature", self.temperature > 0, "must be above 0")
+        self._require("temperature", 0 < self.temperature < math.inf, "must be a finite number above 0")
 
 
 @dataclass(frozen=True)
@@ -224,7 +225,8 @@ def load_config(path: str | Path | None = None, overrides: Sequence[str] = ()) -
         names, value = parse_override(override)
         if len(names) != 2:
             raise ConfigError(f"{override!r}: name a section and a field, such as train.epochs=5.")
-        section = values.setdefault(names[0], {})
+        # A section of a file may be empty, which YAML reads as None.
+        section = values[names[0]] = values[names[0]] if values.get(names[0]) is not None else {}
         if not isinstance(section, dict):
             raise ConfigError(f"{path}: section {names[0]!r} must hold names and values.")
         section[names[1]] = value

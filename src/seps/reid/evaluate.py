@@ -158,8 +158,7 @@ def _case_features(model: ReidModel, pixels: Tensor, cameras: Tensor, cases: Seq
     if any(case.missing == "zero" and set(case.present) != full for case in cases):
         # One blank picture a camera: they differ in nothing else.
         seen, which = torch.unique(cameras, return_inverse=True)
-        blank = model.encode(model.blank(pixels[: len(seen)]), seen)
-        blank = Encoded(blank.patches[which], blank.vectors[which])
+        blank = model.encode(model.blank(pixels[: len(seen)]), seen).rows(which)
     fused: dict[tuple[tuple[str, ...], Missing], Fused] = {}
     for case in cases:
         key = (case.present, case.missing)

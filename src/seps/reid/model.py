@@ -5,6 +5,7 @@ Flow for one sample with M sensors::
     images (M, 3, H, W) -- backbone, projection --> patches (M, N, C), global vectors g (M, C)
       original branch:  g_1 .. g_M concatenated                                             (M C)
       SDTPS branch:     patches slimmed to Q + 1 tokens, guided by all g; mean, concatenated  (M C)
+      A camera embedding is part of the features of both branches, and of nothing that decides which patches are kept.
 
 Shapes: B samples, M modalities, H x W pixels, N patches, C width, Q merged patches, I identities.
 """
@@ -30,17 +31,40 @@ Pattern = Literal[1, 2, 3]
 
 @dataclass
 class Encoded:
-    """Each sensor by itself: patches (B, M, N, C) and global vectors (B, M, C)."""
+    """Each sensor by itself: patches (B, M, N, C) and global vectors (B, M, C), by which patches are kept.
+
+    Selection compares the two, and a vector added to both sides of a cosine changes it: the camera embedding is not
+    in them. It comes beside them: `camera` (B, C), and the global vectors made with it, `camera_vectors` (B, M, C).
+    """
 
     patches: Tensor
     vectors: Tensor
+    camera: Tensor | None = None
+    camera_vectors: Tensor | None = None
+
+    def features(self) -> tuple[Tensor, Tensor]:
+        """(patches, vectors) from which features are made: with the camera embedding, where there is one."""
+        if self.camera is None or self.camera_vectors is None:
+            return self.patches, self.vectors
+        return self.patches + self.camera[:, None, None], self.camera_vectors
 
     def replaced(self, other: Encoded, absent: Tensor) -> Encoded:
-        """Where `absent` (B, M) is True, the sensors of `other`."""
+        """Where `absent` (B, M) is True, the sensors of `other`, which has the same cameras."""
+        with_camera = None
+        if self.camera_vectors is not None and other.camera_vectors is not None:
+            with_camera = torch.where(absent[:, :, None], other.camera_vectors, self.camera_vectors)
         return Encoded(
             torch.where(absent[:, :, None, None], other.patches, self.patches),
             torch.where(absent[:, :, None], other.vectors, self.vectors),
+            self.camera,
+            with_camera,
         )
+
+    def rows(self, which: Tensor) -> Encoded:
+        """The samples numbered `which`."""
+        camera = None if self.camera is None else self.camera[which]
+        with_camera = None if self.camera_vectors is None else self.camera_vectors[which]
+        return Encoded(self.patches[which], self.vectors[which], camera, with_camera)
 
 
 @dataclass
@@ -94,8 +118,9 @@ class Neck(nn.Module):
         nn.init.normal_(self.classifier.weight, std=0.001)
 
     def forward(self, features: Tensor) -> Tensor:
-        """(B, M C) -> scores (B, I)."""
-        scores: Tensor = self.classifier(self.norm(features.float()))
+        """(B, M C) -> scores (B, I), float32 under autocast too: the loss is taken from them."""
+        with torch.autocast(features.device.type, enabled=False):
+            scores: Tensor = self.classifier(self.norm(features.float()))
         return scores
 
 
@@ -201,14 +226,34 @@ class ReidModel(nn.Module):
         else:
             parts = [self._tokens(number, images[:, number]) for number in range(count)]
             first, patches = (torch.stack(column, dim=1) for column in zip(*parts, strict=True))
-        if self.camera_embedding is not None:
-            if cameras is None:
-                raise InputError("this model has a camera embedding: give the camera index of every sample.")
-            offset: Tensor = self.camera_embedding(cameras)
-            first, patches = first + offset[:, None], patches + offset[:, None, None]
-        means = patches.mean(dim=2)
-        vectors = [fuse(first[:, i], means[:, i]) for i, fuse in enumerate(self.global_local)]
-        return Encoded(patches, torch.stack(vectors, dim=1))
+        means = patches.float().mean(dim=2)
+        vectors = self._global_vectors(first, means)
+        if self.camera_embedding is None:
+            return Encoded(patches, vectors)
+        camera: Tensor = self.camera_embedding(self._checked_cameras(cameras, len(images)))
+        with_camera = self._global_vectors(first + camera[:, None], means + camera[:, None])
+        return Encoded(patches, vectors, camera, with_camera)
+
+    def _global_vectors(self, first: Tensor, means: Tensor) -> Tensor:
+        """CLS and mean patch of each sensor, (B, M, C) both, fused: (B, M, C)."""
+        return torch.stack([fuse(first[:, i], means[:, i]) for i, fuse in enumerate(self.global_local)], dim=1)
+
+    def _checked_cameras(self, cameras: Tensor | None, samples: int) -> Tensor:
+        if cameras is None:
+            raise InputError("this model has a camera embedding: give the camera index of every sample.")
+        if cameras.shape != (samples,) or cameras.is_floating_point() or cameras.dtype == torch.bool:
+            raise InputError(
+                f"cameras must hold {samples} whole numbers, one a sample, but {tuple(cameras.shape)} of "
+                f"{cameras.dtype} came."
+            )
+        # Values on a GPU are not looked at: that would make it wait in every step.
+        known: int = self.camera_embedding.num_embeddings if self.camera_embedding is not None else 0
+        if cameras.device.type == "cpu" and samples and not 0 <= int(cameras.min()) <= int(cameras.max()) < known:
+            raise InputError(
+                f"cameras holds indices from {int(cameras.min())} to {int(cameras.max())}, but the model was built for "
+                f"{known} cameras, 0 to {known - 1}."
+            )
+        return cameras
 
     def _tokens(self, number: int, pixels: Tensor) -> tuple[Tensor, Tensor]:
         """CLS, or the largest over the patches, (B, C), and the patches (B, N, C), projected."""
@@ -226,14 +271,18 @@ class ReidModel(nn.Module):
 
     def fuse(self, encoded: Encoded, present: Tensor | None = None) -> Fused:
         """Both branches; `present` (B, M) bool leaves sensors out: they guide nothing and their block is zero."""
-        original, sdtps, keep = encoded.vectors, None, None
+        featured, original = encoded.features()
+        sdtps, keep = None, None
         if self.sdtps is not None:
             names = self.sdtps.modalities
             patches = dict(zip(names, encoded.patches.unbind(1), strict=True))
             vectors = dict(zip(names, encoded.vectors.unbind(1), strict=True))
             there = None if present is None else dict(zip(names, present.unbind(1), strict=True))
-            slimmed = [self.sdtps.slim(name, patches, vectors, there) for name in names]
-            sdtps = torch.stack([tokens.mean(dim=1) for tokens, _ in slimmed], dim=1)
+            slimmed = [
+                self.sdtps.slim(name, patches, vectors, there, merged)
+                for name, merged in zip(names, featured.unbind(1), strict=True)
+            ]
+            sdtps = torch.stack([tokens.float().mean(dim=1) for tokens, _ in slimmed], dim=1)
             keep = torch.stack([mask for _, mask in slimmed], dim=1)
         if present is not None:
             scale = self._scale(present).to(original.dtype)
@@ -256,6 +305,11 @@ class ReidModel(nn.Module):
         missing: Missing | None = None,
     ) -> Fused:
         """Features of images (B, M, 3, H, W); absent sensors as `missing` (default: the configuration) says."""
+        if present is not None and (present.dtype != torch.bool or present.shape != images.shape[:2]):
+            raise InputError(
+                f"present must be {tuple(images.shape[:2])} of torch.bool, a value for every sample and sensor, but "
+                f"{tuple(present.shape)} of {present.dtype} came."
+            )
         if present is None or bool(present.all()):
             return self.fuse(self.encode(images, cameras))
         # Whatever is stored in an absent sensor's pixels is replaced, so that it can have no influence.

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from seps.config import ConfigError
 from seps.encoders.saved import save_vision_files
 from seps.model_card import card, table
 from seps.model_folder import CONFIG, ModelError, find_folder, inside, read_config, read_weights
@@ -72,7 +71,7 @@ def from_pretrained(
         config = from_mapping(values["reid"], str(folder / CONFIG))
         modalities, identities = tuple(map(str, values["modalities"])), int(values["identities"])
         cameras = tuple(map(int, values["cameras"]))
-    except (KeyError, TypeError, ConfigError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise ModelError(f"{folder / CONFIG} does not say how to build the model ({error}).") from error
     model = ReidModel(_buildable(config, values, folder), modalities, identities, len(cameras))
     load_model_tensors(model, tensors, str(path))

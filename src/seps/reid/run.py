@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -56,9 +57,22 @@ def train_reid(
 ) -> TrainResult:
     """Train on `dataset` into `run_dir`, or continue the run that is there; every state.json says how to rebuild.
 
-    Raises ValueError for settings that do not fit the data or the earlier run.
+    Raises ValueError for settings or data that do not fit the earlier run.
     """
-    processes.on_first_rank(lambda: _same_settings(config, Path(run_dir)))
+    about = {
+        "application": "reid",
+        "reid": config.to_json(),
+        "modalities": list(dataset.modalities),
+        "cameras": list(dataset.cameras),
+        "shots": _digest(dataset),
+    }
+    processes.on_first_rank(lambda: _same_run(about, Path(run_dir)))
+    unseen = sorted(set(dataset.cameras) - {record.camid for record in dataset.train})
+    if config.model.camera_embedding and unseen and log is not None and processes.rank() == 0:
+        log(
+            f"No training shot comes from the cameras {unseen} of query and gallery: their camera embedding stays as "
+            "it was drawn. model.camera_embedding=false avoids that."
+        )
     task = ReidTask(config, dataset)
     try:
         return train(
@@ -70,38 +84,44 @@ def train_reid(
             resume=resume,
             progress=progress,
             log=log,
-            about={
-                "application": "reid",
-                "reid": config.to_json(),
-                "modalities": list(dataset.modalities),
-                "identities": len(task.fit.identities),
-                "cameras": list(dataset.cameras),
-            },
+            about={**about, "identities": len(task.fit.identities)},
         )
     finally:
         task.reader.close()
 
 
-def _same_settings(config: ReidConfig, run_dir: Path) -> None:
-    """Refuse to continue a run whose model, losses or batches were set otherwise."""
+def _digest(dataset: ReidDataset) -> str:
+    """A short hash of the training shots: names, identities, cameras and scenes, not where they lie."""
+    lines = [f"{shot.name} {shot.pid} {shot.camid} {shot.sceneid}" for shot in dataset.train]
+    return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
+def _same_run(about: Mapping[str, Any], run_dir: Path) -> None:
+    """Refuse to continue a run whose model, losses, batches or training shots were others."""
     try:
-        about = read_json(find_checkpoint(run_dir, "last") / "state.json").get("about", {})
+        before = read_json(find_checkpoint(run_dir, "last") / "state.json").get("about", {})
     except CheckpointError:
         return
-    before, now = about.get("reid") or {}, config.to_json()
+    settings, now = before.get("reid") or {}, about["reid"]
     # Where the files lie and how fast they are read does not change what is learned.
     free = {"root", "threads", "cache_mib", "verify_files"}
     changed = [
-        f"{section}.{name}: {before[section].get(name)!r} -> {value!r}"
+        f"{section}.{name}: {settings[section].get(name)!r} -> {value!r}"
         for section in ("data", "model", "loss")
-        if section in before
+        if section in settings
         for name, value in now[section].items()
-        if name not in free and before[section].get(name) != value
+        if name not in free and settings[section].get(name) != value
+    ]
+    # Runs of earlier versions did not note the shots.
+    changed += [
+        f"{name}: {before[name]!r} -> {about[name]!r}"
+        for name in ("modalities", "cameras", "shots")
+        if name in before and before[name] != about[name]
     ]
     if changed:
         raise ConfigError(
-            f"{run_dir} holds a run with other settings ({'; '.join(changed)}): continue it with the same, or choose "
-            "another folder."
+            f"{run_dir} holds a run with other settings or other data ({'; '.join(changed)}): continue it with the "
+            "same, or choose another folder."
         )
 
 
@@ -121,11 +141,15 @@ def load_trained(
     about = checkpoint.state.get("about", {})
     if about.get("application") != "reid":
         raise ConfigError(f"{folder} is no re-identification run: its state does not say how to build the model.")
-    config = from_mapping(about["reid"], f"{folder}/state.json")
+    try:
+        config = from_mapping(about["reid"], f"{folder}/state.json")
+        modalities, identities = tuple(map(str, about["modalities"])), int(about["identities"])
+        cameras = tuple(map(int, about["cameras"]))
+    except (KeyError, TypeError, ValueError) as error:
+        why = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise CheckpointError(f"{folder}/state.json does not say how to build the model ({why}).") from error
     # The checkpoint holds every weight: a preset is built without fetching its pretrained ones.
-    model = ReidModel(
-        replace(config.model, pretrained=False), about["modalities"], about["identities"], len(about["cameras"])
-    )
+    model = ReidModel(replace(config.model, pretrained=False), modalities, identities, len(cameras))
     load_model_tensors(model, {**checkpoint.model, **checkpoint.ema}, str(folder))
     model.eval()
-    return TrainedReid(model.to(device), config, tuple(about["cameras"]), folder)
+    return TrainedReid(model.to(device), config, cameras, folder)

@@ -24,6 +24,7 @@ from seps.reid.data.scan import (
     Parser,
     Tags,
     join_modalities,
+    list_folder,
     list_images,
     require_folder,
     tag,
@@ -170,7 +171,7 @@ def scan_msvr310(root: Path, findings: Findings) -> tuple[tuple[str, ...], Split
     ):
         folder = require_folder(root / name, f"MSVR310's {name}/ID/{{vis,ni,th}}")
         records = splits[split] = []
-        for vehicle in sorted(path for path in folder.iterdir() if path.is_dir()):
+        for vehicle in (path for path in list_folder(folder) if path.is_dir()):
             folders = {m: vehicle / sub for m, sub in zip(TRIPLE, ("vis", "ni", "th"), strict=True)}
             records += join_modalities(folders, split, parse, findings)
     return TRIPLE, splits
@@ -194,11 +195,17 @@ def generic_layout(modalities: Sequence[str] | None, pattern: str | None, labels
         names = tuple(modalities) if modalities else discover(require_folder(root / "train", expected))
         together = (root / "test").is_dir() and not (root / "query").is_dir()
         splits: Splits = {}
+        rows, found = read_table(root / labels) if labels else [], set[int]()
         for split in ("train", "test") if together else ("train", "query", "gallery"):
             require_folder(root / split, f"the generic layout's {split}/{{{','.join(names)}}}")
             folders = {m: require_folder(root / split / m, f"modality {m} of split {split}") for m in names}
-            parse = by_table(root / labels, split) if labels else by_pattern(compile_pattern(pattern))
+            parse = by_table(root / labels, rows, split, found) if labels else by_pattern(compile_pattern(pattern))
             splits[split] = list(join_modalities(folders, split, parse, findings))
+        incomplete = {Path(problem.path).stem for problem in findings.problems}
+        for row in rows:
+            if row.line not in found and row.stem not in incomplete:
+                missing = f"line {row.line}: no image {row.stem} in split {row.split or 'train, query or gallery'}"
+                findings.add("missing_file", row.split or "all", root / str(labels), missing)
         if together:
             splits = {"train": splits["train"], "query": splits["test"], "gallery": splits["test"]}
         return names, splits
@@ -208,7 +215,7 @@ def generic_layout(modalities: Sequence[str] | None, pattern: str | None, labels
 
 def discover(train: Path) -> tuple[str, ...]:
     """Names of the modality folders: RGB, NI, TI first in this order, the others sorted after them."""
-    found = {path.name for path in train.iterdir() if path.is_dir() and not path.name.startswith(".")}
+    found = {path.name for path in list_folder(train) if path.is_dir() and not path.name.startswith(".")}
     names = (*(m for m in TRIPLE if m in found), *sorted(found - set(TRIPLE)))
     if len(names) < 2:
         raise ReidDataError(f"{train} has {len(names)} modality folders {list(names)}; two or more are needed")
@@ -227,28 +234,60 @@ def compile_pattern(pattern: str | None) -> re.Pattern[str]:
     return expression
 
 
-def by_table(path: Path, split: str) -> Parser:
-    """Tags from a CSV with name, pid, camid (sceneid and split by choice); names without or with a suffix."""
+@dataclass(frozen=True)
+class LabelRow:
+    """A line of the CSV of labels; `split` is empty where it holds for all."""
+
+    line: int
+    split: str
+    stem: str
+    tags: Tags
+
+
+def read_table(path: Path) -> list[LabelRow]:
+    """The CSV with name, pid, camid (sceneid and split by choice); names without or with a suffix.
+
+    Raises ReidDataError for a file that cannot be read, a missing column or a label that is no whole number.
+    """
     if not path.is_file():
         raise ReidDataError(f"no file {path}: the CSV of labels (name,pid,camid,sceneid) is looked for there")
+    rows = []
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as lines:
+            reader = csv.DictReader(lines)
+            lacking = {"name", "pid", "camid"} - set(reader.fieldnames or ())
+            if lacking:
+                raise ReidDataError(f"{path} lacks the columns {sorted(lacking)}")
+            for row in reader:
+                rows.append(_label_row(path, reader.line_num, row))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ReidDataError(f"the CSV of labels {path} cannot be read as UTF-8 text ({error})") from error
+    return rows
+
+
+def _label_row(path: Path, line: int, row: dict[str, str | None]) -> LabelRow:
+    name = row["name"] or ""
+    suffix = Path(name).suffix
+    stem = name.removesuffix(suffix) if suffix.lower() in IMAGE_SUFFIXES else name
+    try:
+        tags = int(row["pid"] or ""), int(row["camid"] or ""), int(row.get("sceneid") or -1)
+    except ValueError as error:
+        raise ReidDataError(f"{path}, line {line}: pid, camid and sceneid must be whole numbers ({error})") from error
+    return LabelRow(line, row.get("split") or "", stem, tags)
+
+
+def by_table(path: Path, rows: Sequence[LabelRow], split: str, found: set[int]) -> Parser:
+    """Tags by name for one split; the lines that were asked for go into `found`."""
     table: dict[str, Tags] = {}
-    with path.open(newline="", encoding="utf-8-sig") as lines:
-        reader = csv.DictReader(lines)
-        lacking = {"name", "pid", "camid"} - set(reader.fieldnames or ())
-        if lacking:
-            raise ReidDataError(f"{path} lacks the columns {sorted(lacking)}")
-        for row in reader:
-            if (row.get("split") or split) != split:
-                continue
-            name = row["name"]
-            suffix = Path(name).suffix
-            stem = name.removesuffix(suffix) if suffix.lower() in IMAGE_SUFFIXES else name
-            try:
-                tags = int(row["pid"]), int(row["camid"]), int(row.get("sceneid") or -1)
-            except (TypeError, ValueError) as error:
-                raise ReidDataError(
-                    f"{path}, line {reader.line_num}: pid, camid and sceneid must be whole numbers ({error})"
-                ) from error
-            if table.setdefault(stem, tags) != tags:
-                raise ReidDataError(f"{path}, line {reader.line_num}: {name} occurs twice with other labels")
-    return table.get
+    lines: dict[str, list[int]] = {}
+    for row in rows:
+        if row.split in ("", split):
+            if table.setdefault(row.stem, row.tags) != row.tags:
+                raise ReidDataError(f"{path}, line {row.line}: {row.stem} occurs twice with other labels")
+            lines.setdefault(row.stem, []).append(row.line)
+
+    def parse(name: str) -> Tags | None:
+        found.update(lines.get(name, ()))
+        return table.get(name)
+
+    return parse

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from seps.reid.data.records import ReidDataError, ReidRecord, Source
-from seps.reid.data.scan import group_by_file
+from seps.reid.data.scan import group_by_file, to_rgb
 
 Bytes = NDArray[np.uint8]
 
@@ -39,7 +39,7 @@ def _read_file(path: Path, sources: Sequence[Source], size: tuple[int, int]) -> 
     """Each source's part of one file: (H, W, 3)."""
     try:
         with Image.open(path) as opened:
-            image = _to_rgb(opened)
+            image = to_rgb(opened)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise ReidDataError(
             f"cannot read {path} ({error}); load the data set with verify_files=True and on_problem='skip'"
@@ -61,14 +61,6 @@ def _read_file(path: Path, sources: Sequence[Source], size: tuple[int, int]) -> 
             part = part.resize((size[1], size[0]), Image.Resampling.BICUBIC)
         parts[source] = np.asarray(part, dtype=np.uint8)
     return parts
-
-
-def _to_rgb(image: Image.Image) -> Image.Image:
-    """Three channels of a byte; of 16-bit images (thermal cameras) the upper byte."""
-    if image.mode.startswith("I;16"):
-        upper = np.asarray(image).astype(np.uint16) >> 8
-        image = Image.fromarray(upper.astype(np.uint8))
-    return image.convert("RGB")
 
 
 class ReidReader:

@@ -60,6 +60,7 @@ class Problem:
 
 PROBLEM_KINDS: Mapping[str, str] = {
     "missing_modality": "shots without a file in every modality",
+    "missing_file": "rows of the table of labels without an image",
     "unparsable_name": "names without identity and camera",
     "duplicate_name": "names that occur twice in one folder",
     "undecodable": "files that are cut or cannot be decoded",

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 from PIL import Image
 
 from seps.reid.data.records import Problem, ReidDataError, ReidRecord, Source
@@ -39,10 +40,18 @@ def require_folder(folder: Path, expected: str) -> Path:
     return folder
 
 
+def list_folder(folder: Path) -> list[Path]:
+    """What lies in the folder, sorted. Raises ReidDataError where it cannot be read to its end."""
+    try:
+        return sorted(folder.iterdir())
+    except OSError as error:
+        raise ReidDataError(f"the folder {folder} cannot be read: {error.strerror or error}") from error
+
+
 def list_images(folder: Path, split: str, findings: Findings) -> dict[str, Path]:
     """Name without suffix -> file, sorted; hidden and other files left out, double names reported."""
     found: dict[str, Path] = {}
-    for path in sorted(folder.iterdir()):
+    for path in list_folder(folder):
         if path.suffix.lower() not in IMAGE_SUFFIXES or path.name.startswith(".") or not path.is_file():
             continue
         if path.stem in found:
@@ -80,13 +89,27 @@ def tag(sources: dict[str, Source], path: Path, split: str, parse: Parser, findi
         yield ReidRecord(sources, *tags)
 
 
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Three channels of a byte; of 16-bit images (thermal cameras) the upper byte.
+
+    Raises ValueError for wider numbers: converted by Pillow, everything above 255 would become white.
+    """
+    if image.mode.startswith("I"):
+        values = np.asarray(image).astype(np.int64)
+        if values.min() < 0 or values.max() > 0xFFFF:
+            raise ValueError(f"pixels from {values.min()} to {values.max()}: save them as 8 or 16 bits without sign")
+        image = Image.fromarray((values >> 8).astype(np.uint8))
+    elif image.mode == "F":
+        raise ValueError("pixels are floating point numbers: save them as 8 or 16 bits without sign")
+    return image.convert("RGB")
+
+
 def fault_of(record: ReidRecord) -> tuple[str, Path, str] | None:
     """(kind, file, detail) of the first file of the record that does not decode or split, else None."""
     for path, sources in group_by_file(record.sources.values()):
         try:
             with Image.open(path) as image:
-                image.load()
-                width = image.width
+                width = to_rgb(image).width
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             return "undecodable", path, f"cannot be decoded ({error})"
         if len(sources) > 1 and width % len(sources):

@@ -155,12 +155,8 @@ def make_synthetic(
     out = Path(out_dir).resolve()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         return _existing(out, config)
-    partial = out.with_name(out.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
     shots = plan_shots(config)
-    for split in ("train", "query", "gallery"):
-        for modality in MODALITIES:
-            (partial / split / modality).mkdir(parents=True)
+    partial = _begin(out)
     digest = hashlib.sha256()
     for done, (name, part) in enumerate(_write_all(config, shots, partial, workers), 1):
         digest.update(f"{name} {part}\n".encode())
@@ -175,10 +171,38 @@ def make_synthetic(
         "sha256": digest.hexdigest(),
     }
     (partial / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+    (partial / _MARK).unlink()
     if out.exists():
         out.rmdir()
     os.replace(partial, out)
     return manifest
+
+
+# Says that a folder is an unfinished set of ours, which may be removed.
+_MARK = ".seps-unfinished"
+
+
+def _begin(out: Path) -> Path:
+    """The folder beside `out` to draw in, empty but for its folders; one that a stopped call left is replaced.
+
+    Raises ReidDataError when it cannot be made, or when something else has that name.
+    """
+    partial = out.with_name(out.name + ".partial")
+    try:
+        if partial.exists():
+            if not (partial / _MARK).is_file():
+                raise ReidDataError(f"{partial} is in the way and was not made by this command: move it elsewhere")
+            shutil.rmtree(partial)
+        partial.mkdir(parents=True)
+        (partial / _MARK).touch()
+        for split in ("train", "query", "gallery"):
+            for modality in MODALITIES:
+                (partial / split / modality).mkdir(parents=True)
+    except OSError as error:
+        raise ReidDataError(
+            f"no set can be drawn in {out}: {error.strerror or error}; choose another folder"
+        ) from error
+    return partial
 
 
 def _plain(config: SyntheticConfig) -> dict[str, Any]:
