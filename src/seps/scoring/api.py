@@ -19,7 +19,7 @@ from seps.scoring.engine import Engine
 from seps.scoring.known import call_forward, evaluating, own_forward, say_readable, why_not_fast
 from seps.scoring.plan import make_plan, shapes_of, smallest_budget
 from seps.scoring.precision import product_dtype
-from seps.scoring.state import count_images, take_images
+from seps.scoring.state import count_images, move_state, take_images
 from seps.scoring.texts import Texts
 from seps.scoring.topk import BestPerImage, BestPerText, Matrix, TopK
 from seps.scoring.workers import map_images
@@ -368,7 +368,10 @@ def _reference_rows(net: PatchSlimming, block: ImageBlock | ImageSide, texts: Te
     if own_forward(net):
         return _own_rows(net, block, texts, paired)
     if isinstance(block, ImageSide):
-        return reference.score_pairs(net, lambda: block, texts.words, texts.lengths)
+        # A state may be kept in half precision; the network computes in its own.
+        dtype = net.aggr_net.scale.dtype
+        side = block if block.patches.dtype == dtype else move_state(block, dtype=dtype)
+        return reference.score_pairs(net, lambda: side, texts.words, texts.lengths)
     if texts.paired is not None and paired:
         scored = score_published_pairing(
             net,
