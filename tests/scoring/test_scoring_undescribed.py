@@ -128,6 +128,23 @@ def test_joined_states(case, tmp_path):
     torch.testing.assert_close(found, whole, atol=1e-5, rtol=0)
 
 
+def test_a_state_saved_before_the_mask_was_kept():
+    """It has a second branch and no mask: all its images are described."""
+    config = ROLES["branch"]
+    net, data = make_net(config), make_inputs(config)
+    with torch.no_grad():
+        old = net.encode_images(data["images"][:2], dense=data["dense"][:2])
+        new = net.encode_images(data["images"][2:], dense=data["dense"][2:], dense_lengths=LENGTHS[2:])
+        bare = net.encode_images(data["images"][:1])
+    expected = score_state(net, old, data["words"])
+    old.dense_mask = None
+    torch.testing.assert_close(score_state(net, old, data["words"]), expected)
+    joined = score_state(net, join_states([old, new, bare]), data["words"])
+    torch.testing.assert_close(joined[:2], expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(joined[2:4], score_state(net, new, data["words"]), atol=1e-5, rtol=0)
+    torch.testing.assert_close(joined[4:], score_state(net, bare, data["words"]), atol=1e-5, rtol=0)
+
+
 def test_explanations(case):
     net, data, _, whole = case
     with torch.no_grad():
