@@ -191,7 +191,9 @@ def test_saved_state_gives_the_same_scores(name, tmp_path):
     torch.testing.assert_close(score_state(net, joined, data["words"], data["lengths"]), scores)
     small = move_state(side, dtype=torch.float16)
     assert small.patches.dtype == torch.float16 and small.fixed_scores["caption"].dtype == torch.float32
-    torch.testing.assert_close(score_state(net, small, data["words"], data["lengths"]), scores, atol=0.2, rtol=0)
+    for backend in ("factored", "reference"):
+        coarse = score_state(net, small, data["words"], data["lengths"], backend=backend)
+        assert 0 < (coarse - scores).abs().max() < 5e-4
 
 
 def test_join_pads_descriptions_and_masks():

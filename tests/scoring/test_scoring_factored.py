@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scoring_cases import CONFIGS, SMALL, make_inputs, make_net
 
 from seps.config import SlimmingConfig
-from seps.nn import PatchSlimming, score_published_pairing
+from seps.nn import score_published_pairing
 from seps.nn.selection import hard_topk
 from seps.scoring import score_matrix
 from seps.scoring.factored import attention_with, keep_best
@@ -199,4 +199,5 @@ def test_extra_guides():
     guides = {"audio": torch.randn(4, config.embed_size)}
     slow, fast = both(net, data["images"], data["words"], data["lengths"], guides=guides)
     torch.testing.assert_close(fast, slow, atol=1e-5, rtol=0)
-    assert isinstance(net, PatchSlimming)
+    other, _ = both(net, data["images"], data["words"], data["lengths"], guides={"audio": -guides["audio"]})
+    assert (other - slow).abs().max() > 1e-3

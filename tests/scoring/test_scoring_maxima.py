@@ -49,18 +49,22 @@ def test_values_and_gradients(texts, words, images, padded):
         assert (mine - other).norm() <= 1e-4 * other.norm()
 
 
-def test_half_products_have_about_the_same_gradients():
+@pytest.mark.parametrize(("coarse", "error", "cosine"), [(torch.bfloat16, 0.1, 0.995), (torch.float16, 0.03, 0.9995)])
+def test_half_products_have_about_the_same_gradients(coarse, error, cosine):
+    """Rounding moves some maxima to another word; measured 0.045 to 0.084 in bfloat16, 0.017 to 0.025 in half."""
     spoken, patches, weights, keep, mask = make(24, 8, 5, 32, 16, 8, 8)
     exact = [spoken.requires_grad_(), patches.requires_grad_(), weights.requires_grad_()]
     found = []
-    for dtype in (torch.float32, torch.bfloat16):
+    for dtype in (torch.float32, coarse):
         gram = torch.bmm(patches, patches.transpose(1, 2))
         halved = patches.to(dtype), weights.to(dtype)
         rows, columns = merged_maxima(spoken, *halved, gram, keep.to(dtype), mask, 8)
         assert rows.dtype == torch.float32
         found.append(torch.autograd.grad((rows * mask).mean() + columns.mean(), exact))
     for full, half in zip(*found, strict=True):
-        assert (full - half).norm() <= 0.2 * full.norm()
+        assert 0 < (full - half).norm() <= error * full.norm()
+        assert torch.cosine_similarity(full.flatten(), half.flatten(), dim=0) > cosine
+        assert abs(half.norm() / full.norm() - 1) < error / 4
 
 
 def test_a_merged_patch_of_length_zero_has_no_gradient():

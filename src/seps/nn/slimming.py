@@ -46,7 +46,13 @@ class ImageSide:
     dense_words: Tensor | None = None
     """(B, L, C) L2-normalised words of the description, where they are tokens of the image."""
     dense_mask: Tensor | None = None
-    """(B, L) bool: valid words of the description; a row without any is an image without description."""
+    """(B, L) bool: valid words of the description; a row without any is an image without description. None: no
+    description came. (A state of "branch" saved before the mask was kept has none either: all are described there.)"""
+
+    @property
+    def described(self) -> Tensor | None:
+        """(B,) bool: images that have a description; None where no mask came."""
+        return None if self.dense_mask is None else self.dense_mask.any(dim=-1)
 
 
 @dataclass
@@ -76,6 +82,9 @@ class PatchSlimming(nn.Module):
     with `dense="tokens"`, its words stand beside the merged patches as a second group of tokens, which a learned
     trust weighs against the first: `S = (1 - g) S_patches + g S_words`. With `pooled`, the weighted cosine of the
     means (of the patches, or of the description's words) and the mean caption word is added to each group's S.
+
+    One rule for an image without description (`dense=None`, or length 0), in every role: it scores as if no
+    description existed. Nothing of the description guides its selection, and S is that of the caption's branch.
 
     Args:
         config: see `SlimmingConfig`.
@@ -144,7 +153,7 @@ class PatchSlimming(nn.Module):
             images: (B, P + N, C) prefix tokens first, then the patches.
             dense: (B, L, C) word features of each image's own description.
             dense_lengths: (B,) valid words of each; 0 marks an image without description.
-            guides: further guidance vectors (B, C) by the names in `config.extra_guides`.
+            guides: further guidance vectors (B, C), one per image for each name in `config.extra_guides`.
             patch_mask: (B, N) bool, False at padding patches.
         """
         config = self.config
@@ -168,7 +177,8 @@ class PatchSlimming(nn.Module):
             attentions["dense"] = cosine_attention(patches, masked_mean(dense, dense_mask))
             if config.dense == "tokens":
                 dense_words = F.normalize(dense.float(), dim=-1)
-        attentions.update(self._guide_attentions(patches, guides or {}))
+        self.check_guides(guides, images.shape[0])
+        attentions.update({name: cosine_attention(patches, vector) for name, vector in (guides or {}).items()})
         # Without any description an independent second branch has nothing to go by, and is left out.
         branches = config.branches[:1] if config.dense == "branch" and dense is None else config.branches
         return ImageSide(
@@ -180,7 +190,7 @@ class PatchSlimming(nn.Module):
             logits={branch.name: self._logits(patches, branch.name) for branch in branches},
             pooled=F.normalize(masked_mean(patches, patch_mask), dim=-1),
             dense_words=dense_words,
-            dense_mask=dense_mask if dense_words is not None else None,
+            dense_mask=dense_mask,
         )
 
     def _check_patch_mask(self, mask: Tensor, patches: Tensor) -> Tensor:
@@ -201,13 +211,24 @@ class PatchSlimming(nn.Module):
             )
         return length_mask("dense_lengths", lengths, dense, allow_empty=True)
 
-    def _guide_attentions(self, patches: Tensor, guides: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        unknown = sorted(set(guides) - set(self.config.extra_guides))
-        if unknown:
-            raise InputError(f"guides names {unknown}, which config.extra_guides gives no weight; add them there.")
-        for name, vector in guides.items():
+    def check_guides(self, guides: Mapping[str, Tensor] | None, batch: int) -> None:
+        """Raise `InputError` unless `guides` holds one vector per image for each name in `config.extra_guides`."""
+        given, wanted = set(guides or {}), set(self.config.extra_guides)
+        if given - wanted:
+            raise InputError(
+                f"guides names {sorted(given - wanted)}, which config.extra_guides gives no weight; add them there."
+            )
+        if wanted - given:
+            raise InputError(
+                f"config.extra_guides names {sorted(wanted - given)}, but guides does not hold them; pass "
+                "guides={name: (images, width) vectors}, or leave the name out of extra_guides."
+            )
+        for name, vector in (guides or {}).items():
             check_features(f"guides[{name!r}]", vector, "images, width", self.config.embed_size)
-        return {name: cosine_attention(patches, vector) for name, vector in guides.items()}
+            if vector.shape[0] != batch:
+                raise InputError(
+                    f"guides[{name!r}] holds {vector.shape[0]} vectors for {batch} images; give one vector per image."
+                )
 
     def _fixed_scores(
         self, branch: Branch, patches: Tensor, attentions: Mapping[str, Tensor], valid: Tensor | None
@@ -282,6 +303,9 @@ class PatchSlimming(nn.Module):
         groups, masks = self.image_tokens(side, caption)
         expanded = None if word_mask is None else word_mask.expand(batch, -1)
         scores = [self.hrpa.align(self._similarity(unit_words, group), expanded) for group in groups]
+        if self.config.dense == "branch" and len(scores) == 2 and side.described is not None:
+            # The second branch is the description's: without one it has nothing to say.
+            scores[1] = torch.where(side.described, scores[1], 0.0)
         similarity = torch.stack(scores).sum(dim=0) + self.pooled_score(side.pooled, caption).squeeze(1)
         if side.dense_words is not None and side.dense_mask is not None:
             # An image without description is judged by its patches alone, on the same scale. Its row is computed
@@ -322,6 +346,10 @@ class PatchSlimming(nn.Module):
         side = self.encode_images(
             images, dense=dense, dense_lengths=dense_lengths, guides=guides, patch_mask=patch_mask
         )
+        if not len(words):
+            nothing = side.pooled.new_zeros(images.shape[0], 0)
+            masks = tuple(side.pooled.new_zeros(0, *side.patches.shape[:2]) for _ in side.fixed_scores)
+            return (nothing, masks) if self.training else nothing
         scored = [self.score_text(side, text, mask) for text, mask in zip(words, word_mask, strict=True)]
         return self.collect(scored)
 
@@ -341,13 +369,30 @@ def score_published_pairing(
     paired_dense: Tensor,
     paired_dense_lengths: Tensor | Sequence[int] | None,
     patch_mask: Tensor | None = None,
+    guides: Mapping[str, Tensor] | None = None,
 ) -> Tensor | tuple[Tensor, tuple[Tensor, ...]]:
     """Similarities as the published systems pair them: dense text i comes with *caption* i, not with an image.
 
     This hands each query a description of the image it should find, and exists to reproduce published figures
     and to show that leak. `paired_dense` is (T, L, C). With `dense="branch"` each image is also aligned with the
-    dense text's own words; otherwise the dense text guides the selection in every image.
+    dense text's own words; otherwise the dense text guides the selection in every image. `guides` and `patch_mask`
+    belong to the images, as in `PatchSlimming.encode_images`.
     """
+    scored = score_pairing_texts(net, images, words, lengths, paired_dense, paired_dense_lengths, patch_mask, guides)
+    return net.collect(scored)
+
+
+def score_pairing_texts(
+    net: PatchSlimming,
+    images: Tensor,
+    words: Tensor,
+    lengths: Tensor | Sequence[int] | None,
+    paired_dense: Tensor,
+    paired_dense_lengths: Tensor | Sequence[int] | None,
+    patch_mask: Tensor | None = None,
+    guides: Mapping[str, Tensor] | None = None,
+) -> list[TextScore]:
+    """The scores of `score_published_pairing`, text by text."""
     check_features("words", words, "texts, words, width", net.config.embed_size)
     check_features("paired_dense", paired_dense, "texts, words, width", net.config.embed_size)
     if paired_dense.shape[0] != words.shape[0]:
@@ -364,6 +409,7 @@ def score_published_pairing(
             images,
             dense=dense.expand(batch, -1, -1),
             dense_lengths=valid.sum().expand(batch),
+            guides=guides,
             patch_mask=patch_mask,
         )
         if net.config.dense != "branch":
@@ -376,4 +422,4 @@ def score_published_pairing(
             cosines = net._similarity(F.normalize(own.float(), dim=-1), group)
             similarity = similarity + net.hrpa.align(cosines, own_mask[None].expand(batch, -1))
         scored.append(TextScore(similarity, masks))
-    return net.collect(scored)
+    return scored

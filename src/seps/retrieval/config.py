@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from typing import Any, Literal
 
-from seps.config import LossConfig, SlimmingConfig, require, require_choice
+from seps.config import ConfigError, LossConfig, SlimmingConfig, require, require_choice
 from seps.training.config import TrainConfig
 
 HeadKind = Literal["slimming", "mean", "scan-t2i", "scan-i2t", "scan", "description"]
@@ -48,20 +49,37 @@ class ModelConfig:
             self.head == "slimming" or not self.slimming,
             f"slimming={dict(self.slimming)} has no effect with head={self.head!r}; leave it out.",
         )
+        self._check_slimming()
+
+    def _check_slimming(self) -> None:
+        known = [field.name for field in fields(SlimmingConfig)]
+        for name in self.slimming:
+            near = get_close_matches(str(name), known, 1)
+            meant = f"; did you mean {near[0]!r}?" if near else f"; choose from {', '.join(known)}."
+            require(name in known, f"model.slimming names {name!r}, which SlimmingConfig does not have{meant}")
+        require(
+            not self.slimming.get("extra_guides"),
+            f"model.slimming sets extra_guides={self.slimming.get('extra_guides')!r}, but retrieval passes no guides "
+            "yet: the model would run without them. Leave extra_guides out.",
+        )
 
     def slimming_config(self, num_patches: int, num_prefix_tokens: int) -> SlimmingConfig:
         """The head's configuration for an encoder with that many patches and prefix tokens."""
         made = {"default": SlimmingConfig.default, "paper": SlimmingConfig.paper}.get(
             self.preset, SlimmingConfig.open_source
         )
-        return made(
-            **{
-                "embed_size": self.embed_size,
-                "num_patches": num_patches,
-                "num_prefix_tokens": num_prefix_tokens,
-                **self.slimming,
-            }
-        )
+        values = {
+            "embed_size": self.embed_size,
+            "num_patches": num_patches,
+            "num_prefix_tokens": num_prefix_tokens,
+            **self.slimming,
+        }
+        try:
+            return made(**values)
+        except TypeError as error:
+            raise ConfigError(
+                f"model.slimming={dict(self.slimming)} holds a value of the wrong kind ({error}); see SlimmingConfig."
+            ) from error
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from seps.nn.aggregation import merge
+from seps.nn.checks import InputError
 from seps.nn.selection import extra_token
 from seps.nn.slimming import ImageSide, PatchSlimming
+from seps.scoring.known import evaluating, own_forward, why_not_fast
+
+_TOLERANCE = 1e-3
+"""How far the sum of the shares may be from the score by rounding alone."""
 
 
 @dataclass
@@ -61,7 +66,27 @@ def shares(net: PatchSlimming, side: ImageSide, words: Tensor, mean_length: floa
     """Take the score of one image (`side` of B = 1) with one caption, words (M, C), apart.
 
     `mean_length` is N |mean patch| over all patches where indexing left some out; what those add is `elsewhere`.
+    As in `score_matrix` the scores are those of evaluation.
+
+    Raises `InputError` for a network whose score the shares would not sum to: a changed idea has parts that are not
+    known here.
     """
+    with evaluating(net):
+        found = _shares(net, side, words, mean_length)
+        unknown = why_not_fast(net)
+        if unknown is None:
+            return found
+        score = float(net.score_text(side, words).similarity[0])
+    if own_forward(net) or not abs(found.score - score) <= _TOLERANCE:
+        raise InputError(
+            f"This score cannot be taken apart: the shares of words and patches sum to {found.score:.4f}, and the "
+            f"network's score is {'that of its own forward' if own_forward(net) else f'{score:.4f}'} ({unknown}). "
+            "Explain a network whose parts are those of PatchSlimming."
+        )
+    return found
+
+
+def _shares(net: PatchSlimming, side: ImageSide, words: Tensor, mean_length: float | None) -> Shares:
     words = words.float()
     caption = words.mean(dim=0, keepdim=True)
     unit = F.normalize(words, dim=-1)
@@ -110,8 +135,10 @@ def _token_weights(net: PatchSlimming, side: ImageSide, caption: Tensor) -> tupl
     prefix, count = side.prefix.shape[1], side.patches.shape[1]
     identity = torch.eye(count, device=side.patches.device)[None]
     merged, extras, kept, scored = [], [], [], []
+    # A branch of its own is the description's: without one it has no part in the score.
+    undescribed = net.config.dense == "branch" and side.described is not None and not bool(side.described.any())
     for branch in net.config.branches:
-        if branch.name not in side.fixed_scores:
+        if branch.name not in side.fixed_scores or (branch.name == "dense" and undescribed):
             continue
         scores = net.patch_scores(side, branch, caption)
         keep = net.decide(side, branch, scores)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from seps.config import SlimmingConfig
+from seps.config import SlimmingConfig, require
 from seps.nn.guidance import masked_mean
 from seps.nn.precision import float_matmul, without_autocast
 from seps.nn.slimming import PatchSlimming
@@ -64,6 +64,9 @@ class Scores:
     similarity: Tensor
     pixels: Tensor | None = None
     description: Tensor | None = None
+    """(B, T); rows of images without description (`described`) are computed on padding and mean nothing."""
+    described: Tensor | None = None
+    """(B,) bool; None where no description came, or every image has one."""
     masks: tuple[Tensor, ...] = ()
 
 
@@ -192,8 +195,9 @@ class DescriptionHead(Head):
         means = F.normalize(masked_mean(images.dense, images.dense_mask), dim=-1)
         pooled = float_matmul(means, F.normalize(masked_mean(texts.words, texts.mask), dim=-1).T)
         similarity = forward + backward + 2.0 * pooled
-        similarity = similarity.masked_fill(~images.dense_mask.any(dim=1)[:, None], -4.0)
-        return Scores(similarity, description=similarity)
+        described = images.dense_mask.any(dim=1)
+        similarity = similarity.masked_fill(~described[:, None], -4.0)
+        return Scores(similarity, description=similarity, described=described)
 
     def bytes_per_image(self, images: ImageFeatures, texts: TextFeatures) -> int:
         """Memory that one image takes beside all captions."""
@@ -206,6 +210,11 @@ class SlimmingHead(Head):
 
     def __init__(self, config: SlimmingConfig) -> None:
         super().__init__()
+        require(
+            not config.extra_guides,
+            f"extra_guides names {sorted(config.extra_guides)}, but retrieval passes no guides yet: the model would "
+            "run without them. Leave extra_guides out, or call seps.PatchSlimming with guides yourself.",
+        )
         self.net = PatchSlimming(config)
         self.uses_description = config.dense != "none"
         self.score_range = 2.0 + config.pooled
@@ -232,7 +241,7 @@ class SlimmingHead(Head):
             want_masks=want_masks,
         )
         pixels = scored.similarity if scored.patches is None else scored.patches
-        return Scores(scored.similarity, pixels, scored.description, scored.masks)
+        return Scores(scored.similarity, pixels, scored.description, scored.described, scored.masks)
 
     @torch.no_grad()
     def score(self, images: ImageFeatures, texts: TextFeatures, *, memory: int) -> Tensor:

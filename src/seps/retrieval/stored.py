@@ -22,6 +22,7 @@ from seps.retrieval.model import RetrievalModel
 from seps.retrieval.packing import unpack, unpack_alike, unpack_padded
 from seps.retrieval.store_rows import StoreSettings
 from seps.scoring import score_state
+from seps.scoring.known import evaluating, why_not_fast
 
 MEMORY = 256 * 2**20
 
@@ -80,11 +81,12 @@ class StoredScorer:
         """(B, T) similarities."""
         if self.net is None:
             return self.model.score(images.features, texts, memory=MEMORY)
-        if len(texts.words) == 1:
+        if len(texts.words) == 1 and why_not_fast(self.net) is None:
             # The scorer of whole matrices prepares for many captions; for one the readable form is several times
             # faster, on few images at a time.
             length = int(texts.mask[0].sum())
-            return self.net.score_text(self.side(images), texts.words[0, :length]).similarity[:, None]
+            with evaluating(self.net):
+                return self.net.score_text(self.side(images), texts.words[0, :length]).similarity[:, None]
         scores = score_state(self.net, self.side(images), texts.words, texts.lengths, memory=MEMORY)
         if not isinstance(scores, Tensor):
             raise TypeError("score_state without topk returns a tensor")

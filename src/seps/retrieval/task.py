@@ -21,7 +21,7 @@ from seps.retrieval.evaluate import evaluate
 from seps.retrieval.heads import ImageFeatures, Scores, TextFeatures
 from seps.retrieval.model import RetrievalModel, freeze_parts
 from seps.retrieval.protocol import Protocol
-from seps.training.distributed import gather_with_gradient
+from seps.training.distributed import gather_ragged, gather_with_gradient
 from seps.training.task import Figures
 
 _PARTS = ("fused", "pixels", "description")
@@ -56,6 +56,17 @@ class Trainee(nn.Module):
         self.criteria = nn.ModuleDict(
             {name: SEPSLoss.from_config(loss) for name in _PARTS if getattr(config.parts, name) > 0}
         )
+
+
+def _described_pairs(rows: Tensor, ids: Tensor, described: Tensor) -> tuple[Tensor, Tensor]:
+    """The scores and ids of described images and of their captions: the others' rows are computed on padding.
+
+    Where fewer than two are described, nothing is left to compare, and the rows come back as zeros.
+    """
+    chosen = torch.nonzero(described).squeeze(-1)
+    if len(chosen) < 2:
+        return rows * 0.0, ids
+    return rows[chosen][:, chosen], ids[chosen]
 
 
 class RetrievalTask:
@@ -227,7 +238,10 @@ class RetrievalTask:
                     f"parts.{name} has a weight, but head {self.model.model.config.head!r} gives no such part here; "
                     "set it to 0, or give the training data descriptions."
                 )
-            loss, align, ratio = criterion(gather_with_gradient(rows), scores.masks, ids)
+            rows, owners = gather_with_gradient(rows), ids
+            if name == "description" and scores.described is not None:
+                rows, owners = _described_pairs(rows, owners, gather_ragged(scores.described))
+            loss, align, ratio = criterion(rows, scores.masks, owners)
             weighted = getattr(self.config.parts, name) * loss
             total = weighted if total is None else total + weighted
             figures[f"loss_{name}"] = align.detach()

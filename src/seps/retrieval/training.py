@@ -129,6 +129,9 @@ def choose_trust(
             continue
         for weight in TRUST_GRID:
             mixed = (1 - weight) * scored.patches + weight * scored.description
+            if scored.described is not None:
+                # As in the score itself: an image without description is judged by its patches alone.
+                mixed = torch.where(scored.described[:, None], mixed, scored.patches)
             totals[weight] += recall(mixed, data.image_of_caption).rsum
     best = max(TRUST_GRID, key=lambda weight: totals[weight])
     model.set_trust(best)

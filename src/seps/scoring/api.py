@@ -17,9 +17,10 @@ from seps.nn.checks import InputError, check_features
 from seps.nn.slimming import ImageSide, PatchSlimming, score_published_pairing
 from seps.scoring import fused, reference
 from seps.scoring.engine import Engine
+from seps.scoring.known import call_forward, evaluating, own_forward, say_readable, why_not_fast
 from seps.scoring.plan import make_plan, shapes_of, smallest_budget
 from seps.scoring.precision import product_dtype
-from seps.scoring.state import count_images, take_images
+from seps.scoring.state import count_images, move_state, take_images
 from seps.scoring.texts import Texts
 from seps.scoring.topk import BestPerImage, BestPerText, Matrix, TopK
 from seps.scoring.workers import map_images
@@ -51,6 +52,19 @@ class ImageBlock:
             None if self.guides is None else {name: vector[chosen] for name, vector in self.guides.items()},
             None if self.patch_mask is None else self.patch_mask[chosen],
         )
+
+    def check(self, net: PatchSlimming) -> None:
+        """Raise `InputError` unless everything that belongs to the images has one row per image.
+
+        Before the block is cut: a part of it would not show what is missing or left over.
+        """
+        count = self.images.shape[0]
+        net.check_guides(self.guides, count)
+        for name, rows in (("dense", self.dense), ("dense_lengths", self.dense_lengths), ("patch_mask", self.patch_mask)):
+            if rows is not None and rows.shape[:1] != (count,):
+                raise InputError(
+                    f"{name} has the shape {tuple(rows.shape)} for {count} images; give one row per image."
+                )
 
     def encode(self, net: PatchSlimming, paired: bool) -> ImageSide:
         """The image-only state; for the published pairing with every branch and no description."""
@@ -94,7 +108,17 @@ def choose_backend(
     device = torch.device(device)
     if backend not in ("auto", "reference", "factored", "triton"):
         raise InputError(f"backend is {backend!r}; choose 'auto', 'reference', 'factored' or 'triton'.")
-    if backend in ("reference", "factored"):
+    if backend == "reference":
+        return Choice(backend, "asked for")
+    unknown = why_not_fast(net)
+    if unknown is not None:
+        if backend == "triton":
+            raise InputError(
+                f"backend='triton' cannot score this: the fast paths do not know this network ({unknown}). Use "
+                "backend='auto' or 'reference'."
+            )
+        return Choice("reference", f"the fast paths do not know this network: {unknown}")
+    if backend == "factored":
         return Choice(backend, "asked for")
     obstacle = fused.supports(
         net,
@@ -138,6 +162,10 @@ def score_matrix(
 ) -> Tensor | TopK:
     """Score every image against every text, exactly, without gradients.
 
+    The scores are those of evaluation, whatever mode the network is in: nothing is drawn at random. A network that
+    the fast paths do not know (a subclass, a swapped part, a hook; see `known`) is scored in the readable form, with
+    a warning that says why.
+
     Args:
         net: the network.
         img_embs: (B, P + N, C) features, an `ImageSide` made earlier, or an iterable of such blocks (also
@@ -149,14 +177,14 @@ def score_matrix(
         backend: "auto", "reference", "factored" or "triton"; `choose_backend` says which and why.
         precision: of the products, "float32", "half" or "bfloat16"; the selection is float32 always.
         memory: bytes to use beyond inputs and output.
-        out: (B, T) float32 tensor to write into, on any device.
+        out: (B, T) float32 or float64 tensor to write into, on any device.
         topk: return only the best `topk` images per text (`query="text"`) or texts per image (`query="image"`);
             the matrix is never held.
         progress: called with (images done, images in all or None).
         dense_lens, paired_dense_lens: former names of `dense_lengths` and `paired_dense_lengths`.
 
     Returns:
-        (B, T) float32, or `TopK`.
+        (B, T) float32, or `TopK`; without any image or text it is empty along that axis.
 
     Raises:
         InputError: for inputs that do not fit, an impossible `memory` (with the smallest possible) or backend.
@@ -190,11 +218,12 @@ def score_matrix(
     done = 0
     with torch.no_grad(), torch.autocast(device.type, enabled=False):
         for block in blocks:
-            for rows in _block_rows(net, block, texts, backend, precision, dtype, memory, paired):
-                sink.add(rows)
-                done += rows.shape[0]
-                if progress is not None:
-                    progress(done, total)
+            with evaluating(net):
+                for rows in _block_rows(net, block, texts, backend, precision, dtype, memory, paired):
+                    sink.add(rows)
+                    done += rows.shape[0]
+                    if progress is not None:
+                        progress(done, total)
     return sink.result()
 
 
@@ -242,6 +271,8 @@ def _check_call(
         )
     if isinstance(img_embs, Tensor):
         check_features("img_embs", img_embs[:1], "images, tokens, width", net.config.embed_size)
+    if out is not None and out.dtype not in (torch.float32, torch.float64):
+        raise InputError(f"out holds {out.dtype}, which would round the scores; make it torch.float32 or float64.")
     if topk is not None and (topk < 1 or out is not None):
         raise InputError(
             f"topk is {topk!r} with out={'given' if out is not None else None}; topk must be at least 1, "
@@ -265,8 +296,6 @@ def _blocks(
     patch_mask: Tensor | None,
 ) -> Iterator[ImageBlock | ImageSide]:
     if isinstance(gallery, Tensor):
-        if dense is not None and dense.shape[:1] != gallery.shape[:1]:
-            raise InputError(f"dense holds {dense.shape[0]} descriptions for {gallery.shape[0]} images; one each.")
         lengths = None if dense_lengths is None else torch.as_tensor(dense_lengths)
         yield ImageBlock(gallery, dense, lengths, guides, patch_mask)
     elif isinstance(gallery, ImageSide):
@@ -295,11 +324,17 @@ def _block_rows(
     paired: bool,
 ) -> Iterator[Tensor]:
     """Rows (b, T) of the images of one block, a few images at a time."""
+    if isinstance(block, ImageBlock):
+        check_features("img_embs", block.images[:1], "images, tokens, width", net.config.embed_size)
+        block.check(net)
     features = block.images if isinstance(block, ImageBlock) else block.patches
     prefix = net.prefix_count(block.images.shape[1]) if isinstance(block, ImageBlock) else 0
     dense = block.dense if isinstance(block, ImageBlock) else block.dense_words
     masked = (block.patch_mask if isinstance(block, ImageBlock) else block.valid) is not None
     count, patches = features.shape[0], features.shape[1] - prefix
+    if not count or not texts.count:
+        yield torch.zeros(count, texts.count, device=features.device)
+        return
     choice = choose_backend(
         net,
         features.device,
@@ -311,6 +346,8 @@ def _block_rows(
         precision=precision,
     )
     if choice.backend == "reference":
+        if backend != "reference":
+            say_readable(why_not_fast(net) or choice.reason)
         yield _reference_rows(net, block, texts, paired)
         return
     dense_words = texts.longest_paired if paired else 0
@@ -323,7 +360,7 @@ def _block_rows(
         texts.keep_blocks()
         memory -= kept
     threads = 1
-    if not features.is_cuda and not net.training:
+    if not features.is_cuda:
         threads = max(1, min(torch.get_num_threads(), count, memory // smallest_budget(shapes, dtype)))
     make = fused.scorer(net, dtype) if choice.backend == "triton" else None
     plan = make_plan(
@@ -348,14 +385,40 @@ def _block_rows(
 
 
 def _reference_rows(net: PatchSlimming, block: ImageBlock | ImageSide, texts: Texts, paired: bool) -> Tensor:
+    if own_forward(net):
+        return _own_rows(net, block, texts, paired)
     if isinstance(block, ImageSide):
-        return reference.score_pairs(net, lambda: block, texts.words, texts.lengths)
+        # A state may be kept in half precision; the network computes in its own.
+        dtype = net.aggr_net.scale.dtype
+        side = block if block.patches.dtype == dtype else move_state(block, dtype=dtype)
+        return reference.score_pairs(net, lambda: side, texts.words, texts.lengths)
     if texts.paired is not None and paired:
         scored = score_published_pairing(
-            net, block.images, texts.words, texts.lengths, texts.paired, texts.paired_lengths, block.patch_mask
+            net,
+            block.images,
+            texts.words,
+            texts.lengths,
+            texts.paired,
+            texts.paired_lengths,
+            block.patch_mask,
+            block.guides,
         )
         return scored if isinstance(scored, Tensor) else scored[0]
     return reference.score_pairs(net, lambda: block.encode(net, False), texts.words, texts.lengths)
+
+
+def _own_rows(net: PatchSlimming, block: ImageBlock | ImageSide, texts: Texts, paired: bool) -> Tensor:
+    """Rows of a network that has a forward of its own: what it says, and nothing else."""
+    if isinstance(block, ImageSide) or paired:
+        what = "paired_dense" if paired else "an ImageSide"
+        raise InputError(
+            f"{type(net).__name__} has a forward of its own (or a hook on it), which {what} would go round; pass the "
+            "images as features, with their own descriptions."
+        )
+    extras = {name: getattr(block, name) for name in ("dense", "dense_lengths", "guides", "patch_mask")}
+    scored = call_forward(net, block.images, texts.words, texts.lengths, extras)
+    rows: Tensor = scored if isinstance(scored, Tensor) else scored[0]
+    return rows
 
 
 def score_state(

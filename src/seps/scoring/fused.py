@@ -16,11 +16,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from seps.nn.checks import InputError
 from seps.nn.selection import num_kept
 from seps.nn.slimming import ImageSide, PatchSlimming
 from seps.scoring import pairs
 from seps.scoring.engine import BlockScorer
 from seps.scoring.factored import Prepared, attention_with, branch_weights, prepare
+from seps.scoring.known import why_not_fast
 from seps.scoring.texts import TextBlock
 
 
@@ -76,7 +78,13 @@ def _unsupported(
         return "their products are half precision, and float32 was asked for"
     if net.config.aggregation != "single":
         return "aggregation='dual' needs both softmax denominators, which only the factored form computes"
-    if net.config.decision == "binary" or (net.config.decision != "topk" and net.training):
+    unknown = why_not_fast(net)
+    if unknown is not None:
+        return f"they do not know this network: {unknown}"
+    if not net.hrpa.bidirectional:
+        return "they align in both directions, and hrpa.bidirectional is False"
+    # In evaluation "gumbel" draws nothing and is top-K.
+    if net.config.decision not in ("topk", "gumbel"):
         return f"decision={net.config.decision!r} keeps another number of patches in each pair"
     if paired:
         return "the published pairing changes the dense branch per pair"
@@ -90,7 +98,13 @@ def _unsupported(
 
 
 def scorer(net: PatchSlimming, dtype: torch.dtype, blocks: Blocks | None = None) -> Callable[[ImageSide], BlockScorer]:
-    """Makes, from images, the function that scores blocks of texts against them."""
+    """Makes, from images, the function that scores blocks of texts against them.
+
+    Raises `InputError` for a network that the kernels do not know.
+    """
+    obstacle = _unsupported(net, paired=False, masked=False, dtype=dtype, patches=None, words=None)
+    if obstacle is not None:
+        raise InputError(f"The fused kernels cannot score this: {obstacle}.")
     sizes = Blocks() if blocks is None else blocks
     mlp = _flat_mlp(net)
 

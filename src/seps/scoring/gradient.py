@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from seps.nn.checks import InputError, check_features
-from seps.nn.slimming import ImageSide, PatchSlimming
+from seps.nn.checks import InputError, check_features, length_mask
+from seps.nn.slimming import ImageSide, PatchSlimming, score_pairing_texts
 from seps.scoring import pairs
 from seps.scoring.api import ImageBlock, Lengths
 from seps.scoring.factored import prepare, unsafe_images
+from seps.scoring.known import call_forward, own_forward, say_readable, why_not_fast
 from seps.scoring.plan import Plan, make_plan, shapes_of
 from seps.scoring.precision import product_dtype
 from seps.scoring.state import count_images, split_state, take_images
@@ -41,6 +42,9 @@ class GradientScores:
     """(T, B, N) each; empty unless asked for."""
     patches: Tensor | None = None
     description: Tensor | None = None
+    """(B, T); its rows of images without description (`described`) are computed on padding: leave them out."""
+    described: Tensor | None = None
+    """(B,) bool, images that have a description; None where none came with the images."""
 
 
 def score_with_gradient(
@@ -60,6 +64,9 @@ def score_with_gradient(
     want_masks: bool = False,
 ) -> GradientScores:
     """Similarity of every image with every text, with gradients to inputs and parameters.
+
+    A network that the fast paths do not know (see `known`) is scored in the readable form, with a warning that says
+    why. Unlike `score_matrix`, the network's mode counts: in training its decisions may be drawn.
 
     Args:
         images: (B, P + N, C); `words` (T, M, C) with `lengths` (T,); the rest as in `score_matrix`.
@@ -91,11 +98,20 @@ def score_with_gradient(
     dense_words = texts.longest_paired if paired else 0
     if not paired and dense is not None and net.config.dense == "tokens":
         dense_words = dense.shape[1]
+    gallery = ImageBlock(images, dense, _as_tensor(dense_lengths), guides, patch_mask)
+    gallery.check(net)
+    if not len(images) or not texts.count:
+        return _nothing(net, gallery, texts, want_masks)
+    unknown = why_not_fast(net)
+    if unknown is not None:
+        say_readable(unknown)
+        with torch.autocast(images.device.type, enabled=False):
+            return _readable(net, gallery, texts, want_masks)
     patches = images.shape[1] - net.prefix_count(images.shape[1])
     shapes = shapes_of(net.config, patches, texts.longest, dense_words, paired)
     plan = make_plan(shapes, memory, images.shape[0], texts.count, dtype=dtype, cuda=images.is_cuda, gradient=True)
     with torch.autocast(images.device.type, enabled=False):
-        side = ImageBlock(images, dense, _as_tensor(dense_lengths), guides, patch_mask).encode(net, paired)
+        side = gallery.encode(net, paired)
         blocks = [texts.block(start, stop) for start, stop in texts.runs(plan.texts, _LEAST_TEXTS)]
         order, parts = _parts(net, side, dtype, plan, memory, texts.count)
         thrifty = images.shape[0] * texts.count * images.shape[-1] > _KEPT
@@ -110,8 +126,70 @@ def score_with_gradient(
     if order is not None:
         masks = tuple(mask.index_select(1, order) for mask in masks)
     if sims is None:
-        raise InputError("images is empty; give at least one image.")
-    return GradientScores(sims, masks, None if description is None else patches_part, description)
+        raise ValueError("no image was scored")
+    return GradientScores(
+        sims, masks, None if description is None else patches_part, description, None if paired else side.described
+    )
+
+
+def _nothing(net: PatchSlimming, gallery: ImageBlock, texts: Texts, want_masks: bool) -> GradientScores:
+    """The scores of no image or no text, empty along that axis; a backward pass through them finds zeros."""
+    side = gallery.encode(net, texts.paired is not None)
+    batch, count = side.patches.shape[:2]
+    sims = (gallery.images.sum() + texts.words.sum()).float() * side.pooled.new_zeros(batch, texts.count)
+    masks = tuple(side.pooled.new_zeros(texts.count, batch, count) for _ in side.fixed_scores) if want_masks else ()
+    described = None if side.dense_words is None else sims
+    return GradientScores(sims, masks, described, described, None if texts.paired is not None else side.described)
+
+
+def _readable(net: PatchSlimming, gallery: ImageBlock, texts: Texts, want_masks: bool) -> GradientScores:
+    """The network's own loop over the texts, for a network that the fast paths do not know."""
+    if own_forward(net):
+        return _own(net, gallery, texts, want_masks)
+    side: ImageSide | None = None
+    if texts.paired is not None:
+        own = (gallery.images, texts.words, texts.lengths, texts.paired, texts.paired_lengths)
+        scored = score_pairing_texts(net, *own, gallery.patch_mask, gallery.guides)
+    else:
+        side = gallery.encode(net, False)
+        mask = length_mask("lengths", texts.lengths, texts.words)
+        words = texts.words.to(texts.dtype)
+        scored = [net.score_text(side, text, valid) for text, valid in zip(words, mask, strict=True)]
+    columns = list(zip(*(one.masks for one in scored), strict=True)) if want_masks else []
+    described = None if side is None else side.described
+    parts = [_side_by_side([getattr(one, part) for one in scored]) for part in ("patches", "description")]
+    return GradientScores(
+        torch.stack([one.similarity for one in scored], dim=1),
+        tuple(torch.stack(branch) for branch in columns),
+        parts[0],
+        parts[1],
+        described,
+    )
+
+
+def _side_by_side(columns: list[Tensor | None]) -> Tensor | None:
+    """Columns (B,) of all texts as (B, T); None where a text has none."""
+    present = [column for column in columns if column is not None]
+    return torch.stack(present, dim=1) if len(present) == len(columns) else None
+
+
+def _own(net: PatchSlimming, gallery: ImageBlock, texts: Texts, want_masks: bool) -> GradientScores:
+    """What a forward of the network's own says: similarities, and masks where it gives them."""
+    if texts.paired is not None:
+        raise InputError(
+            f"{type(net).__name__} has a forward of its own (or a hook on it), which paired_dense would go round; "
+            "call the network itself."
+        )
+    extras = {name: getattr(gallery, name) for name in ("dense", "dense_lengths", "guides", "patch_mask")}
+    scored = call_forward(net, gallery.images, texts.words, texts.lengths, extras)
+    sims, masks = (scored, ()) if isinstance(scored, Tensor) else scored[:2]
+    masks = (masks,) if isinstance(masks, Tensor) else tuple(masks)
+    if want_masks and not masks:
+        raise InputError(
+            f"want_masks needs D of each branch, but the forward of {type(net).__name__} returned similarities "
+            "alone; let it return (similarities, masks) as PatchSlimming does in training."
+        )
+    return GradientScores(sims, masks if want_masks else ())
 
 
 def _joined(rows: list[Tensor | None], back: Tensor, order: Tensor | None) -> Tensor | None:

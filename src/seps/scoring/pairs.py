@@ -60,7 +60,8 @@ def score_block(net: PatchSlimming, prep: Prepared, block: TextBlock, *, want_ma
         own = [block, block.paired if block.paired is not None else block]
         for position, name in enumerate(names):
             words = own[position] if net.config.dense == "branch" else block
-            scores.append(_score_group(net, prep, words, [name], [keeps[position]], extras[position]))
+            score = _score_group(net, prep, words, [name], [keeps[position]], extras[position])
+            scores.append(_described_only(prep.side, score) if name == "dense" else score)
     total = scores[0] if len(scores) == 1 else torch.stack(scores).sum(dim=0)
     total = add_fixed_parts(net, prep, block, total)
     return BlockScores(total, describe(net, prep, block), masks if want_masks else [])
@@ -70,10 +71,16 @@ def add_fixed_parts(net: PatchSlimming, prep: Prepared, block: TextBlock, score:
     """Add what no decision changes: a second branch's tokens, and the pooled cosine."""
     tokens = prep.fixed_tokens
     if tokens is not None:
-        score = score + _recomputed(prep, lambda: align_tokens(net, block, tokens.to(prep.patches.dtype), None))
+        second = _recomputed(prep, lambda: align_tokens(net, block, tokens.to(prep.patches.dtype), None))
+        score = score + _described_only(prep.side, second)
     if net.config.pooled:
         score = score + net.pooled_score(prep.side.pooled.float(), block.mean)
     return score
+
+
+def _described_only(side: ImageSide, score: Tensor) -> Tensor:
+    """A second branch's S (B, T), zero for images without description: the branch is the description's."""
+    return score if side.described is None else torch.where(side.described[:, None], score, 0.0)
 
 
 def describe(net: PatchSlimming, prep: Prepared, block: TextBlock) -> Tensor | None:

@@ -66,13 +66,16 @@ def state_nbytes(side: ImageSide) -> int:
 def join_states(sides: Sequence[ImageSide]) -> ImageSide:
     """One state of all the images, in order; descriptions are padded to the longest.
 
+    States with and without descriptions may be joined: an image without one scores as before.
+
     Raises `InputError` when the states come from networks of different settings.
     """
     if not sides:
         raise InputError("join_states needs at least one state, but the list is empty.")
-    first = sides[0]
+    first = max(sides, key=lambda side: len(side.logits))
     for side in sides:
-        same = side.logits.keys() == first.logits.keys() and side.patches.shape[1:] == first.patches.shape[1:]
+        # Without any description a second branch was left out; the caption's is always there.
+        same = side.logits.keys() <= first.logits.keys() and side.patches.shape[1:] == first.patches.shape[1:]
         if not same or side.prefix.shape[1:] != first.prefix.shape[1:]:
             raise InputError(
                 f"The states do not belong together: patches {tuple(first.patches.shape[1:])} with branches "
@@ -94,29 +97,43 @@ def join_states(sides: Sequence[ImageSide]) -> ImageSide:
         prefix=torch.cat([side.prefix for side in sides]),
         patches=torch.cat([side.patches for side in sides]),
         valid=valid,
-        fixed_scores={name: torch.cat([side.fixed_scores[name] for side in sides]) for name in first.fixed_scores},
+        fixed_scores={
+            name: torch.cat([_branch_part(side.fixed_scores, name) for side in sides]) for name in first.fixed_scores
+        },
         full_score=torch.cat([side.full_score for side in sides]),
-        logits={name: torch.cat([side.logits[name] for side in sides]) for name in first.logits},
+        logits={name: torch.cat([_branch_part(side.logits, name) for side in sides]) for name in first.logits},
         pooled=torch.cat([side.pooled for side in sides]),
         dense_words=dense_words,
         dense_mask=dense_mask,
     )
 
 
+def _branch_part(by_branch: dict[str, Tensor], name: str) -> Tensor:
+    """A branch's tensor; zeros where the branch was left out, whose part of the score is not used."""
+    found = by_branch.get(name)
+    return torch.zeros_like(by_branch["caption"]) if found is None else found
+
+
 def _join_descriptions(sides: Sequence[ImageSide]) -> tuple[Tensor | None, Tensor | None]:
-    longest = max((side.dense_words.shape[1] for side in sides if side.dense_words is not None), default=0)
-    if not longest:
+    """(B, L, C) words and (B, L) mask of all images; None where no state has them."""
+    has_words = any(side.dense_words is not None for side in sides)
+    partly = any("dense" in side.logits for side in sides) and any("dense" not in side.logits for side in sides)
+    if not (has_words or partly or any(side.dense_mask is not None for side in sides)):
         return None, None
+    longest = max((side.dense_mask.shape[1] for side in sides if side.dense_mask is not None), default=1)
     words, masks = [], []
     for side in sides:
-        if side.dense_words is None or side.dense_mask is None:
-            words.append(side.patches.new_zeros(count_images(side), longest, side.patches.shape[-1]).float())
-            masks.append(torch.zeros(count_images(side), longest, dtype=torch.bool, device=side.patches.device))
-            continue
-        missing = longest - side.dense_words.shape[1]
-        words.append(F.pad(side.dense_words, (0, 0, 0, missing)))
-        masks.append(F.pad(side.dense_mask, (0, missing)))
-    return torch.cat(words), torch.cat(masks)
+        count, mask = count_images(side), side.dense_mask
+        if mask is None:
+            # A state saved with a second branch before the mask was kept: all its images are described.
+            old = "dense" in side.logits and not has_words
+            mask = torch.full((count, 1), old, dtype=torch.bool, device=side.patches.device)
+        masks.append(F.pad(mask, (0, longest - mask.shape[1])))
+        if side.dense_words is None:
+            words.append(side.patches.new_zeros(count, longest, side.patches.shape[-1]).float())
+        else:
+            words.append(F.pad(side.dense_words, (0, 0, 0, longest - side.dense_words.shape[1])))
+    return torch.cat(words) if has_words else None, torch.cat(masks)
 
 
 def _flatten(side: ImageSide) -> dict[str, Tensor]:

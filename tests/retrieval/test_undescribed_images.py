@@ -1,0 +1,89 @@
+"""A partly described data set: images without description are judged by their pixels alone, also where it is chosen
+how much the description counts, and teach its part of the loss nothing. And settings of the head that cannot work."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from seps.cli.main import main
+from seps.config import ConfigError, SlimmingConfig
+from seps.retrieval import training
+from seps.retrieval.config import ModelConfig, PartWeights, RunConfig
+from seps.retrieval.data import load_jsonl
+from seps.retrieval.evaluate import encode_images
+from seps.retrieval.heads import ImageFeatures, Scores, SlimmingHead
+from seps.retrieval.model import RetrievalModel
+from seps.retrieval.task import RetrievalTask
+
+
+@pytest.fixture
+def model(encoders):
+    torch.manual_seed(0)
+    return RetrievalModel(ModelConfig(**encoders, embed_size=16, image_size=(32, 32), dropout=0.0)).eval()
+
+
+def test_trust_is_chosen_by_the_scores_that_it_gives(model, dev_scenes, monkeypatch):
+    """The grid mixed padding into the scores of images without description."""
+    data = load_jsonl(dev_scenes)
+    half = dataclasses.replace(
+        data, records=[dataclasses.replace(r, dense=None) if i % 2 else r for i, r in enumerate(data.records)]
+    )
+    seen, honest = [], training.recall
+    monkeypatch.setattr(training, "recall", lambda scores, owner: seen.append(scores) or honest(scores, owner))
+    training.choose_trust(model, [half])
+    assert len(seen) == len(training.TRUST_GRID)
+    texts = model.encode_texts(half.captions)
+    images = ImageFeatures(encode_images(model, half), *model.encode_descriptions(half.dense))
+    for weight, mixed in zip(training.TRUST_GRID, seen, strict=True):
+        model.set_trust(weight)
+        torch.testing.assert_close(mixed, model.score(images, texts), atol=1e-5, rtol=0)
+
+
+def test_the_descriptions_part_learns_from_described_images_alone(model, scenes):
+    config = RunConfig(model=model.config, parts=PartWeights(fused=0.0, pixels=0.0, description=1.0))
+    task = RetrievalTask(model, config, load_jsonl(scenes), [], pixels=torch.zeros(0))
+    torch.manual_seed(1)
+    rows, ids = torch.randn(6, 6), torch.arange(6)
+    described = torch.tensor([True, False, True, True, False, True])
+    found, _ = task._part_losses(Scores(rows, rows, rows, described), ids)
+    nonsense = rows.clone()
+    nonsense[~described] = 100.0
+    again, _ = task._part_losses(Scores(rows, rows, nonsense, described), ids)
+    some = described.nonzero().squeeze(-1)
+    alone, _ = task._part_losses(Scores(rows, rows, rows[some][:, some]), ids[some])
+    assert torch.equal(found, again) and torch.equal(found, alone)
+    everyone, _ = task._part_losses(Scores(rows, rows, rows, torch.ones(6, dtype=torch.bool)), ids)
+    assert torch.equal(everyone, task._part_losses(Scores(rows, rows, rows), ids)[0]) and everyone != found
+    few = rows.clone().requires_grad_()
+    task._part_losses(Scores(rows, rows, few, torch.tensor([True] + [False] * 5)), ids)[0].backward()
+    assert few.grad is not None and not few.grad.any()
+
+
+@pytest.mark.parametrize(
+    ("slimming", "message"),
+    [
+        ({"sparse_ratoi": 0.8}, "names 'sparse_ratoi'.*did you mean 'sparse_ratio'"),
+        ({"zzz": 1}, "names 'zzz'.*choose from embed_size"),
+        ({"extra_guides": {"audio": 0.2}}, "retrieval passes no guides yet"),
+    ],
+)
+def test_settings_of_the_head_that_cannot_work(slimming, message):
+    with pytest.raises(ConfigError, match=message):
+        ModelConfig(slimming=slimming)
+
+
+def test_a_head_refuses_guides_that_nobody_passes():
+    with pytest.raises(ConfigError, match="retrieval passes no guides yet"):
+        SlimmingHead(SlimmingConfig(extra_guides={"audio": 0.2}))
+    with pytest.raises(ConfigError, match="wrong kind"):
+        ModelConfig(slimming={"sparse_ratio": "much"}).slimming_config(16, 0)
+
+
+def test_a_typo_on_the_command_line_is_a_sentence(tmp_path, capsys):
+    code = main(["train", "--out", str(tmp_path / "run"), "--model.slimming", '{"sparse_ratoi": 0.8}'])
+    said = capsys.readouterr().err
+    assert code != 0 and "Traceback" not in said
+    assert "sparse_ratoi" in said and "did you mean 'sparse_ratio'" in said

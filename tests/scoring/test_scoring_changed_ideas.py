@@ -1,0 +1,362 @@
+"""Somebody's changed idea: every path agrees with `net.forward`, or falls back (or refuses) and says so.
+
+Each case overrides or swaps one part. Nothing may be scored as the old network without a word.
+"""
+
+from __future__ import annotations
+
+import copy
+import types
+import warnings
+
+import pytest
+import torch
+from scoring_cases import SMALL, make_inputs, make_net
+from test_scoring_kernels import fused_scores
+from torch import nn
+
+from seps.compat import CrossSparseAggrNet
+from seps.config import Branch, SlimmingConfig
+from seps.nn import HRPA, InputError, PatchSlimming, TokenAggregation, TokenSparse
+from seps.nn.selection import hard_topk
+from seps.retrieval.explain import shares
+from seps.scoring import choose_backend, score_matrix, score_with_gradient
+from seps.scoring.known import why_not_fast
+
+PLAIN = SlimmingConfig.default(**SMALL)
+TOPK = SlimmingConfig.default(alignment="topk", **SMALL)
+
+
+def worst_first(scores, ratio, valid=None):
+    return hard_topk(-scores, ratio, valid)
+
+
+class OtherDecide(PatchSlimming):
+    def decide(self, side, branch, scores):
+        return worst_first(scores, self.config.sparse_ratio, side.valid)
+
+
+class OtherScores(PatchSlimming):
+    def patch_scores(self, side, branch, caption_BC):
+        return -super().patch_scores(side, branch, caption_BC)
+
+
+class OtherTokens(PatchSlimming):
+    def image_tokens(self, side, caption_BC):
+        groups, masks = super().image_tokens(side, caption_BC)
+        return [group.flip(-1) for group in groups], masks
+
+
+class OtherImages(PatchSlimming):
+    def encode_images(self, images, **extras):
+        return super().encode_images(images.flip(-1), **extras)
+
+
+class OtherText(PatchSlimming):
+    def score_text(self, side, words, mask=None):
+        found = super().score_text(side, words, mask)
+        found.similarity = 2 * found.similarity
+        return found
+
+
+class OtherPooled(PatchSlimming):
+    def pooled_score(self, image_BC, caption_TC):
+        return super().pooled_score(image_BC, caption_TC).square()
+
+
+class OtherTrust(PatchSlimming):
+    @property
+    def description_weight(self):
+        return torch.tensor(0.9)
+
+
+class OtherForward(PatchSlimming):
+    def forward(self, images, words, lengths=None, **extras):
+        found = super().forward(images, words, lengths, **extras)
+        return found * 3 if isinstance(found, torch.Tensor) else (found[0] * 3, found[1])
+
+
+class OtherSparse(TokenSparse):
+    def decide(self, scores, valid=None, full_score=1.0):
+        return worst_first(scores, self.sparse_ratio, valid)
+
+
+class OtherAlign(HRPA):
+    def align(self, similarity, word_mask=None, token_mask=None):
+        return 2 * super().align(similarity, word_mask, token_mask)
+
+
+class OtherPool(HRPA):
+    def pool(self, best, mask=None):
+        return 2 * super().pool(best, mask)
+
+
+class OtherMerge(TokenAggregation):
+    def logits(self, x):
+        return -super().logits(x)
+
+
+class OtherConfig(SlimmingConfig):
+    @property
+    def branches(self):
+        (first, *rest) = super().branches
+        return (Branch(first.name, 0.0, {**first.guides, "image": -3.0}), *rest)
+
+
+def subclass(kind):
+    def make():
+        net = make_net(PLAIN)
+        net.__class__ = kind
+        return net
+
+    return make
+
+
+def changed(change, config=PLAIN):
+    def make():
+        net = make_net(config)
+        change(net)
+        return net
+
+    return make
+
+
+def swap(name, kind):
+    def change(net):
+        part = copy.deepcopy(getattr(net, name))
+        part.__class__ = kind
+        setattr(net, name, part)
+
+    return change
+
+
+def patched_decide(net):
+    net.decide = types.MethodType(OtherDecide.decide, net)
+
+
+def patched_align(net):
+    honest = net.hrpa.align
+    net.hrpa.align = lambda *arguments: 2 * honest(*arguments)
+
+
+def patched_sparse(net):
+    net.sparse_net_cap.decide = lambda scores, valid=None, full=1.0: worst_first(scores, 0.5, valid)
+
+
+def patched_forward(net):
+    honest = net.forward
+
+    def forward(*arguments, **extras):
+        found = honest(*arguments, **extras)
+        return found + 1 if isinstance(found, torch.Tensor) else (found[0] + 1, found[1])
+
+    net.forward = forward
+
+
+def other_ratio(net):
+    net.sparse_net_cap.sparse_ratio = 0.25
+
+
+def new_decision(net):
+    object.__setattr__(net.config, "decision", "worst")
+    swap("sparse_net_cap", OtherSparse)(net)
+
+
+def one_direction(net):
+    net.hrpa.bidirectional = False
+
+
+def other_config(net):
+    net.config = OtherConfig(**{name: getattr(PLAIN, name) for name in PLAIN.__dataclass_fields__})
+
+
+def mlp_layers(net):
+    net.hrpa.relevance_mlp[1] = nn.Tanh()
+
+
+def mlp_hook(net):
+    net.hrpa.relevance_mlp.register_forward_hook(lambda _, __, out: out * 5)
+
+
+def predictor(net):
+    net.sparse_net_cap.score_predictor = nn.Sequential(nn.Linear(16, 1), nn.Tanh())
+
+
+def merge_layers(net):
+    net.aggr_net.weight[2] = nn.Tanh()
+
+
+def hook(net):
+    net.register_forward_hook(lambda _, __, out: out * 2 if isinstance(out, torch.Tensor) else (out[0] * 2, out[1]))
+
+
+IDEAS = {
+    **{f"subclass: {kind.__name__}": subclass(kind) for kind in (
+        OtherDecide, OtherScores, OtherTokens, OtherImages, OtherText, OtherPooled, OtherTrust, OtherForward,
+    )},
+    "swapped: sparse_net_cap": changed(swap("sparse_net_cap", OtherSparse)),
+    "swapped: hrpa, align": changed(swap("hrpa", OtherAlign)),
+    "swapped: hrpa, pool": changed(swap("hrpa", OtherPool)),
+    "swapped: aggr_net": changed(swap("aggr_net", OtherMerge)),
+    "patched: decide": changed(patched_decide),
+    "patched: hrpa.align": changed(patched_align),
+    "patched: sparse_net_cap.decide": changed(patched_sparse),
+    "patched: forward": changed(patched_forward),
+    "setting: another ratio in a part": changed(other_ratio),
+    "setting: a new decision": lambda: changed(new_decision, SlimmingConfig.default(**SMALL))(),
+    "setting: one direction": changed(one_direction),
+    "setting: a configuration class": changed(other_config),
+    "layers: relevance MLP": changed(mlp_layers, TOPK),
+    "layers: predictor": changed(predictor),
+    "layers: aggregation": changed(merge_layers),
+    "hook: on the network": changed(hook),
+    "hook: on the MLP": changed(mlp_hook, TOPK),
+}  # fmt: skip
+HANDLED = {"setting: one direction", "layers: predictor", "layers: aggregation"}
+"""Ideas that the factored form does know: it must agree without a fallback."""
+
+
+@pytest.fixture(params=IDEAS)
+def idea(request):
+    net = IDEAS[request.param]()
+    data = make_inputs(net.config, texts=9)
+    described = {"dense": data["dense"], "dense_lengths": torch.tensor([3, 5, 0, 1])}
+    with torch.no_grad():
+        truth = net(data["images"], data["words"], data["lengths"], **described)
+    old = make_net(TOPK if net.config.alignment == "topk" else PLAIN)
+    plain = old(data["images"], data["words"], data["lengths"], **described).detach()
+    # `align` does not call `pool`: there it is the fast paths that would have changed.
+    changes = (truth - plain).abs().max() > 1e-3
+    assert changes or request.param == "swapped: hrpa, pool", "the idea changes no score: the test could not fail"
+    return request.param, net, data, described, truth
+
+
+def scored(call):
+    """The result, and whether a sentence said that the readable form was taken."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = call()
+    return result, [str(one.message) for one in caught if "readable form" in str(one.message)]
+
+
+@pytest.mark.parametrize("backend", ["auto", "factored", "reference"])
+def test_score_matrix(idea, backend):
+    name, net, data, described, truth = idea
+    call = {"dense": described["dense"], "dense_lens": described["dense_lengths"], "backend": backend}
+    found, said = scored(lambda: score_matrix(net, data["images"], data["words"], data["lengths"], **call))
+    torch.testing.assert_close(found, truth, atol=1e-5, rtol=0)
+    assert bool(said) == (backend != "reference" and name not in HANDLED)
+    assert len(said) <= 1
+    assert (choose_backend(net, "cpu").backend == "reference") == (name not in HANDLED)
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_score_with_gradient(idea, mode):
+    name, net, data, described, truth = idea
+    if mode == "train":
+        net.train()
+    images = data["images"].requires_grad_()
+    found, said = scored(lambda: score_with_gradient(net, images, data["words"], data["lengths"], **described))
+    torch.testing.assert_close(found.similarity.detach(), truth, atol=1e-5, rtol=0)
+    assert bool(said) == (name not in HANDLED)
+    (ours,) = torch.autograd.grad(found.similarity.sum(), images)
+    expected = net(images, data["words"], data["lengths"], **described)
+    (theirs,) = torch.autograd.grad((expected if mode == "eval" else expected[0]).sum(), images)
+    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-3)
+
+
+def test_kernels_refuse_with_a_reason(idea):
+    name, net, data, described, truth = idea
+    if name in ("layers: predictor", "layers: aggregation"):
+        torch.testing.assert_close(fused_scores(net, data, **described), truth, atol=2e-3, rtol=0)
+        return
+    with pytest.raises(InputError, match="cannot score this"):
+        fused_scores(net, data, **described)
+    choice = choose_backend(net, "cuda", precision="half")
+    assert choice.backend == ("factored" if name in HANDLED else "reference")
+    with pytest.raises(InputError, match="backend='triton' cannot score this"):
+        choose_backend(net, "cuda", precision="half", backend="triton")
+
+
+def test_explanations_agree_or_refuse(idea):
+    _, net, data, _, truth = idea
+    with torch.no_grad():
+        side = net.encode_images(data["images"][:1], dense=data["dense"][:1], dense_lengths=[3])
+    words = data["words"][0, : data["lengths"][0]]
+    try:
+        found = shares(net, side, words)
+    except InputError as error:
+        assert "cannot be taken apart" in str(error)
+    else:
+        assert found.score == pytest.approx(float(truth[0, 0]), abs=1e-4)
+
+
+def test_most_explanations_agree():
+    """A refusal of everything would pass the test above."""
+    agreed = []
+    for name, make in IDEAS.items():
+        net = make()
+        data = make_inputs(net.config)
+        side = net.encode_images(data["images"][:1])
+        try:
+            agreed.append((name, shares(net, side, data["words"][0])))
+        except InputError:
+            continue
+    names = {name for name, _ in agreed}
+    assert {"subclass: OtherDecide", "patched: decide", *HANDLED} <= names
+    assert not {"subclass: OtherForward", "patched: forward", "hook: on the network", "swapped: hrpa, align"} & names
+
+
+def test_what_is_known():
+    for config in (PLAIN, TOPK, SlimmingConfig.paper(**SMALL), SlimmingConfig.open_source(**SMALL)):
+        for decision in ("topk", "gumbel", "binary"):
+            net = make_net(SlimmingConfig(**{**vars(config), "decision": decision}))
+            assert why_not_fast(net) is None and why_not_fast(net.train()) is None
+            assert why_not_fast(copy.deepcopy(net)) is None
+    for paper in (False, True):
+        for dual in (False, True):
+            assert why_not_fast(CrossSparseAggrNet(16, 12, use_paper_version=paper, use_dual_aggr=dual)) is None
+
+
+def test_a_class_patched_in_place(monkeypatch):
+    monkeypatch.setattr(PatchSlimming, "decide", OtherDecide.decide)
+    assert why_not_fast(make_net(PLAIN)) == "it has another decide"
+    monkeypatch.undo()
+    monkeypatch.setattr(HRPA, "pool", OtherPool.pool)
+    assert "another pool" in why_not_fast(make_net(PLAIN))
+
+
+def test_a_subclass_of_the_compatible_network():
+    class Mine(CrossSparseAggrNet):
+        def decide(self, side, branch, scores):
+            return worst_first(scores, self.config.sparse_ratio, side.valid)
+
+    torch.manual_seed(0)
+    net = Mine(16, 12, aggr_ratio=0.5, has_cls=True).eval()
+    data = make_inputs(net.config)
+    pair = {"paired_dense": data["paired"], "paired_dense_lens": data["paired_lengths"]}
+    call = (data["images"], data["words"], data["lengths"])
+    found, said = scored(lambda: score_matrix(net, *call, **pair))
+    assert said and torch.equal(found, net(*call, data["paired"], data["paired_lengths"]))
+    again, _ = scored(lambda: score_with_gradient(
+        net, *call, paired_dense=data["paired"], paired_dense_lengths=data["paired_lengths"], want_masks=True
+    ))  # fmt: skip
+    torch.testing.assert_close(again.similarity, found)
+    assert [tuple(mask.shape) for mask in again.masks] == [(7, 4, 12)] * 2
+
+
+def test_a_forward_of_its_own_takes_features_alone():
+    net = subclass(OtherForward)()
+    data = make_inputs(PLAIN)
+    with torch.no_grad():
+        side = net.encode_images(data["images"])
+    for call in ({"img_embs": side}, {"img_embs": data["images"], "paired_dense": data["paired"]}):
+        with pytest.raises(InputError, match="forward of its own"), pytest.warns(UserWarning, match="readable"):
+            score_matrix(net, cap_embs=data["words"], **call)
+    with pytest.raises(InputError, match="forward of its own"), pytest.warns(UserWarning, match="readable"):
+        score_with_gradient(net, data["images"], data["words"], paired_dense=data["paired"])
+    net.forward = lambda images, words, lengths: torch.zeros(len(images), len(words))
+    with pytest.raises(InputError, match=r"takes no \['dense'\]"), pytest.warns(UserWarning, match="readable"):
+        score_matrix(net, data["images"], data["words"], dense=data["dense"])
+    with pytest.raises(InputError, match="want_masks"), pytest.warns(UserWarning, match="readable"):
+        score_with_gradient(net, data["images"], data["words"], want_masks=True)
