@@ -165,7 +165,7 @@ class MultiModalSDTPS(nn.Module):
         for what, of in {**given, **({} if present is None else {"presence": present})}.items():
             if set(of) != set(self.modalities):
                 raise InputError(f"{what}: this module has the sensors {self.modalities}, but {tuple(of)} came.")
-        first = self.modalities[0]
+        first, device = self.modalities[0], next(self.parameters()).device
         samples, count = patches[first].shape[:2] if patches[first].ndim == 3 else (0, 0)
         for name in self.modalities:
             for what, of in given.items():
@@ -176,7 +176,8 @@ class MultiModalSDTPS(nn.Module):
                 told = f"{name} {what} {tuple(of[name].shape)} and {first} patches {tuple(patches[first].shape)}"
                 if len(of[name]) != samples:
                     raise InputError(f"{told} must have the same number of samples: give every sensor of each sample.")
-                self._check_kind(f"{name} {what}", of[name], what == "patches")
+                if of[name].device != device:
+                    raise InputError(f"{name} {what} lie on {of[name].device}, this module on {device}: move one.")
             if self.guides == "position" and patches[name].shape[1] != count:
                 raise InputError(
                     f"{name} patches {tuple(patches[name].shape)} and {first} patches {tuple(patches[first].shape)} "
@@ -187,17 +188,6 @@ class MultiModalSDTPS(nn.Module):
                     f"the presence of {name} must be ({samples},) of torch.bool, one value a sample, but "
                     f"{tuple(present[name].shape)} of {present[name].dtype} came."
                 )
-
-    def _check_kind(self, what: str, tensor: Tensor, through_layers: bool) -> None:
-        """Device, and the dtype of what goes through this module's layers."""
-        weight = next(self.parameters())
-        if tensor.device != weight.device:
-            raise InputError(f"{what} lie on {tensor.device}, this module on {weight.device}: move one of them.")
-        if through_layers and tensor.dtype != weight.dtype and not torch.is_autocast_enabled(weight.device.type):
-            raise InputError(
-                f"{what} are {tensor.dtype}, this module's weights {weight.dtype}: convert one of them, or call it "
-                "under torch.autocast."
-            )
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Slim all modalities.

@@ -89,7 +89,7 @@ def _changed(name: str, part: object, kind: type) -> str | None:
     own, methods = vars(part), _METHODS[kind]
     for method, function in methods.items():
         found = getattr(type(part), method)
-        if method == "encode_images" and _of_a_known_network(found, method):
+        if method in ("encode_images", "prefix_count") and _of_a_known_network(found, method):
             found = function  # every path calls it
         if method in own or found is not function:
             return f"{name} has another {method}"
