@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import base64
 import io
-import json
 import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+from seps.cli.text import printable, printable_json
 
 if TYPE_CHECKING:
     from seps.retrieval.search import Hit, Searcher
@@ -63,7 +64,7 @@ def run(arguments: Sequence[str]) -> int:
         filters=filters,
     )
     if options.json:
-        print(json.dumps([hit.as_dict() for hit in hits], indent=1, ensure_ascii=False))
+        print(printable_json([hit.as_dict() for hit in hits], indent=1))
     elif not hits:
         print("Nothing found: the store is empty, or the filters leave nothing.", file=sys.stderr)
     else:
@@ -84,9 +85,7 @@ def _table(searcher: Searcher, hits: Sequence[Hit]) -> None:
 
 
 def _name(hit: Hit) -> str:
-    # A name may hold control characters, which a terminal would obey.
-    name = hit.path if hit.member is None else f"{hit.path}:{hit.member}"
-    return "".join(letter if letter.isprintable() else "?" for letter in name)
+    return printable(hit.path if hit.member is None else f"{hit.path}:{hit.member}")
 
 
 def _inline_protocol() -> str | None:
