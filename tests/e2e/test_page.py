@@ -29,12 +29,19 @@ QUERY = "a dog on the beach"
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the pictures `g` and the store `s`."""
+    folder = tmp_path_factory.mktemp("page")
+    index(gallery(folder / "g", 8, described=8), folder / "s")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def address(served: Path) -> Iterator[str]:
     from seps.retrieval.search import Searcher
     from seps.serve.app import create_app
 
-    folder = tmp_path_factory.mktemp("page")
-    index(gallery(folder / "g", 8, described=8), folder / "s")
+    folder = served
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -220,3 +227,80 @@ def test_errors_are_shown(page: Any, address: str) -> None:
     page.goto(address)
     page.get_by_role("button", name="Search", exact=True).click()
     assert page.locator("#message").inner_text() == "Write what to look for."
+
+
+def test_a_picture_whose_folder_is_away_shows_its_thumbnail(page: Any, address: str, served: Path) -> None:
+    (served / "g").rename(served / "away")
+    try:
+        search(page, address)
+        page.locator("#results a").first.click()
+        page.wait_for_selector("#words button")
+        page.wait_for_function("document.getElementById('photo').naturalWidth > 0")
+        assert "/api/thumb/" in page.locator("#photo").get_attribute("src")
+        assert "The folder g is away" in page.locator("#photo-note").inner_text() and fits(page)
+    finally:
+        (served / "away").rename(served / "g")
+    page.keyboard.press("Escape")
+    page.locator("#results a").first.click()
+    page.wait_for_function("document.getElementById('photo').src.includes('/api/image/')")
+    assert page.locator("#photo-note").is_hidden()
+
+
+def test_an_image_that_is_not_there_is_said(browser: Any, address: str) -> None:
+    page = browser.new_page()
+    page.goto(f"{address}/?id={'0' * 20}")
+    page.wait_for_function("document.getElementById('message').textContent.includes('There is no image')")
+    assert page.locator("#detail").is_hidden()
+    page.close()
+
+
+def test_other_sites_cannot_look(browser: Any, address: str, served: Path) -> None:
+    """A page of another origin in a real browser: pictures, scripts, searches and uploads all fail alike."""
+    import http.server
+
+    from seps.retrieval.store_rows import row_id
+
+    port = address.rsplit(":", 1)[1]
+    there, absent = row_id("p00.jpg", None), "0" * 20
+
+    class Evil(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(b"<!doctype html><title>evil</title>")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Evil)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    page = browser.new_page()
+    statuses: list[int] = []
+    page.on("response", lambda answer: statuses.append(answer.status) if f":{port}/" in answer.url else None)
+    try:
+        for host in ("localhost", "127.0.0.1"):  # another site, and the same one on another port
+            page.goto(f"http://{host}:{server.server_address[1]}/")
+            script = """async ([address, there, absent]) => {
+                const load = (tag, url) => new Promise((done) => {
+                    const element = document.createElement(tag);
+                    element.onload = () => done("loaded");
+                    element.onerror = () => done("failed");
+                    element.src = url;
+                    document.body.append(element);
+                });
+                const found = [];
+                for (const id of [there, absent])
+                    for (const kind of ["thumb", "image", "explain"])
+                        found.push(await load("img", `${address}/api/${kind}/${id}?q=a`));
+                found.push(await load("script", `${address}/static/app.js`));
+                for (const options of [{mode: "no-cors"}, {mode: "no-cors", method: "POST", body: "x"}])
+                    found.push(await fetch(`${address}/api/search-image?q=a`, options).then(() => "answered", () => "failed"));
+                return found;
+            }"""
+            assert set(page.evaluate(script, [address, there, absent])) == {"failed"}
+        assert set(statuses) == {403}
+    finally:
+        page.close()
+        server.shutdown()
+        server.server_close()
