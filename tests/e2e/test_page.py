@@ -29,12 +29,19 @@ QUERY = "a dog on the beach"
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the pictures `g` and the store `s`."""
+    folder = tmp_path_factory.mktemp("page")
+    index(gallery(folder / "g", 8, described=8), folder / "s")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def address(served: Path) -> Iterator[str]:
     from seps.retrieval.search import Searcher
     from seps.serve.app import create_app
 
-    folder = tmp_path_factory.mktemp("page")
-    index(gallery(folder / "g", 8, described=8), folder / "s")
+    folder = served
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -82,6 +89,14 @@ def search(page: Any, address: str) -> None:
     page.wait_for_selector("#results a")
 
 
+def until(page: Any, expression: str, seconds: float = 20) -> None:
+    """Wait for something of the page. Playwright's own way asks the page to evaluate text, which its policy forbids."""
+    end = time.monotonic() + seconds
+    while not page.evaluate(expression):
+        assert time.monotonic() < end, expression
+        page.wait_for_timeout(50)
+
+
 def painted(page: Any) -> int:
     """How many pixels of the overlay are not transparent."""
     return int(
@@ -108,7 +123,7 @@ def test_search_open_light_and_back(page: Any, address: str) -> None:
     assert "&id=" in page.url and page.locator("#detail").is_visible() and fits(page)
     assert "score" in page.locator("#detail-title").inner_text()
     page.mouse.move(2, 2)
-    page.wait_for_function("document.getElementById('heat').dataset.mode === 'none'")
+    until(page, "document.getElementById('heat').dataset.mode === 'none'")
     assert painted(page) == 0
     page.get_by_role("button", name="dog").hover()
     assert page.locator("#heat").get_attribute("data-mode") == "word-2"
@@ -220,3 +235,81 @@ def test_errors_are_shown(page: Any, address: str) -> None:
     page.goto(address)
     page.get_by_role("button", name="Search", exact=True).click()
     assert page.locator("#message").inner_text() == "Write what to look for."
+
+
+def test_a_picture_whose_folder_is_away_shows_its_thumbnail(page: Any, address: str, served: Path) -> None:
+    (served / "g").rename(served / "away")
+    try:
+        search(page, address)
+        page.locator("#results a").first.click()
+        page.wait_for_selector("#words button")
+        until(page, "document.getElementById('photo').naturalWidth > 0")
+        assert "/api/thumb/" in page.locator("#photo").get_attribute("src")
+        assert "The folder g is away" in page.locator("#photo-note").inner_text() and fits(page)
+    finally:
+        (served / "away").rename(served / "g")
+    page.keyboard.press("Escape")
+    page.locator("#results a").first.click()
+    until(page, "document.getElementById('photo').src.includes('/api/image/')")
+    assert page.locator("#photo-note").is_hidden()
+
+
+def test_an_image_that_is_not_there_is_said(browser: Any, address: str) -> None:
+    page = browser.new_page()
+    page.goto(f"{address}/?id={'0' * 20}")
+    until(page, "document.getElementById('message').textContent.includes('There is no image')")
+    assert page.locator("#detail").is_hidden()
+    page.close()
+
+
+LOOK = """async ([address, there, absent]) => {
+    const load = (tag, url) => new Promise((done) => {
+        const element = document.createElement(tag);
+        element.onload = () => done("loaded");
+        element.onerror = () => done("failed");
+        element.src = url;
+        document.body.append(element);
+    });
+    const ask = (url, options) => fetch(url, {mode: "no-cors", ...options}).then(() => "answered", () => "failed");
+    return [
+        await load("img", `${address}/api/thumb/${there}`),
+        await load("img", `${address}/api/image/${there}`),
+        await load("script", `${address}/static/app.js?again`),
+        await ask(`${address}/api/search?q=a`),
+        await ask(`${address}/api/search-image`, {method: "POST", body: "x"}),
+        await ask(`${address}/api/thumb/${there}`),
+        await ask(`${address}/api/thumb/${absent}`),
+    ];
+}"""
+
+
+def test_other_sites_cannot_look(browser: Any, address: str) -> None:
+    """A page of another origin in a real browser: pictures, scripts, searches and uploads all fail alike."""
+    import http.server
+
+    from seps.retrieval.store_rows import row_id
+
+    class Other(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(b"<!doctype html><title>other</title>")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Other)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    page = browser.new_page()
+    values = [address, row_id("p00.jpg", None), "0" * 20]
+    try:
+        for host in ("localhost", "127.0.0.1"):  # another site, and the same one on another port
+            page.goto(f"http://{host}:{server.server_address[1]}/")
+            assert page.evaluate(LOOK, values) == ["failed"] * 7
+        page.goto(f"{address}/api")
+        assert page.evaluate(LOOK, values) == ["loaded", "loaded", "loaded", *["answered"] * 4]
+    finally:
+        page.close()
+        server.shutdown()
+        server.server_close()

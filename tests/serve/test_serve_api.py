@@ -22,6 +22,8 @@ from starlette.testclient import TestClient
 from seps.retrieval.search import Searcher
 from seps.retrieval.store_rows import row_id
 from seps.serve import app as service
+from seps.serve import service as work
+from seps.serve import uploads
 from seps.serve.guard import LOOPBACK, host_name
 
 QUERY = "/api/search?q=a+dog"
@@ -49,7 +51,7 @@ def photo(size: tuple[int, int] = (40, 30), kind: str = "PNG") -> bytes:
 
 def test_search(client: TestClient, searcher: Searcher) -> None:
     answer = client.get(QUERY + "&k=3").json()
-    assert [hit["id"] for hit in answer["results"]] == [hit.id for hit in searcher.search("a dog", k=3)]
+    assert [hit["id"][:20] for hit in answer["results"]] == [hit.id for hit in searcher.search("a dog", k=3)]
     assert answer["results"][0].keys() >= {"path", "score", "rank"}
     assert len(client.get(QUERY + "&folder=sub&exact=true").json()["results"]) == 3
 
@@ -95,7 +97,7 @@ def test_pictures(client: TestClient) -> None:
 def test_explanation(client: TestClient) -> None:
     for hit in client.get(QUERY).json()["results"]:
         answer = client.get(f"/api/explain/{hit['id']}?q=a+dog").json()
-        assert answer["score"] == pytest.approx(hit["score"], abs=1e-4)
+        assert answer["score"] == hit["score"] and answer["id"] == hit["id"]
         assert sum(part["contribution"] for part in answer["words"]) == pytest.approx(hit["score"], abs=1e-4)
         assert len(answer["kept"]) == 9 and answer["path"] == hit["path"]
 
@@ -107,11 +109,11 @@ def test_upload(client: TestClient, searcher: Searcher, monkeypatch: pytest.Monk
     refused = client.post("/api/search-image", content=b"<svg onload=alert(1)>")
     assert refused.status_code == 422 and "not an image in a known format" in refused.json()["error"]
     assert client.post("/api/search-image", content=photo()[:-30]).status_code == 422
-    monkeypatch.setattr(service, "UPLOAD_BYTES", 1000)
+    monkeypatch.setattr(uploads, "UPLOAD_BYTES", 1000)
     assert client.post("/api/search-image", content=b"x" * 1001).status_code == 413
     # A body of unknown length is counted while it comes.
     assert client.post("/api/search-image", content=iter([b"x" * 600, b"x" * 600])).status_code == 413
-    monkeypatch.setattr(service, "UPLOAD_PIXELS", 500)
+    monkeypatch.setattr(uploads, "UPLOAD_PIXELS", 500)
     assert "more than 500" in client.post("/api/search-image", content=photo()).json()["error"]
 
 
@@ -178,20 +180,6 @@ def test_a_row_that_leads_outside_is_not_read(tmp_path: Path) -> None:
             assert answer.status_code == 400 and "leads out of the indexed folder" in answer.json()["error"]
 
 
-def test_vanished_file(tmp_path: Path) -> None:
-    folder = gallery(tmp_path / "g", 2)
-    index(folder, tmp_path / "s")
-    searcher = Searcher(tmp_path / "s", model())
-    identity = row_id("p00.jpg", None)
-    (folder / "p00.jpg").write_text("no picture")
-    with TestClient(service.create_app(searcher)) as client:
-        assert client.get(f"/api/image/{identity}").status_code == 404
-        (folder / "p00.jpg").unlink()
-        assert client.get(f"/api/image/{identity}").status_code == 404
-        assert client.get(f"/api/thumb/{identity}").status_code == 200
-        assert client.get(f"/api/explain/{identity}?q=a+dog").status_code == 200
-
-
 def test_token(searcher: Searcher) -> None:
     with TestClient(service.create_app(searcher, token="sesame"), base_url="http://photos.example") as client:
         for path in ("/", QUERY, "/api/status", "/static/app.js", "/api", "/?token=wrong", QUERY + "&token=sesame"):
@@ -232,10 +220,11 @@ def test_failures_are_answered(searcher: Searcher, monkeypatch: pytest.MonkeyPat
         raise RuntimeError("inner secret")
 
     monkeypatch.setattr(searcher, "search", broken)
-    with TestClient(service.create_app(searcher), raise_server_exceptions=False) as client:
+    with TestClient(service.create_app(searcher)) as client:
         answer = client.get(QUERY)
         assert answer.status_code == 500 and "secret" not in answer.text
-    monkeypatch.setattr(service, "WAITING", 0)
+        assert answer.headers["x-content-type-options"] == "nosniff"
+    monkeypatch.setattr(work, "WAITING", 0)
     with TestClient(service.create_app(searcher)) as client:
         assert client.get(QUERY).status_code == 503
 

@@ -1,57 +1,123 @@
-"""`seps explain`: why a picture and a sentence have their score, as one picture or as JSON."""
+"""`seps explain`: why a picture and a sentence have their score, as one picture or as JSON.
+
+With --store the picture is one of a store, and the score is the one that `seps search` shows.
+"""
 
 from __future__ import annotations
 
 import argparse
 import io
-import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from seps.cli.text import printable, printable_json
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+    from seps.retrieval.explanation import Explanation
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The options of `seps explain`."""
     parser = argparse.ArgumentParser("seps explain", description=__doc__)
-    parser.add_argument("image", help="picture to explain")
+    parser.add_argument("image", help="picture to explain; with --store its path as seps search shows it, or its id")
     parser.add_argument("caption", help='the sentence, like "a dog running on the beach"')
+    parser.add_argument("--store", help="explain a picture of this store: its description and the score of the search")
     parser.add_argument("-o", "--out", help="PNG or JPEG to write")
-    parser.add_argument("--dense", metavar="TEXT", help="the picture's own description, if it has one")
-    parser.add_argument("--model", default="mini", help="'mini', a model folder, or a run of seps train")
+    parser.add_argument("--dense", metavar="TEXT", help="the picture's own description (not with --store)")
+    parser.add_argument(
+        "--model", help="'mini' (default), a model folder or a run of seps train; with --store, its own"
+    )
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda, ...")
     parser.add_argument("--json", action="store_true", help="print every number as JSON")
     return parser
 
 
+@dataclass
+class _Explained:
+    explanation: Explanation
+    photo: Image.Image
+    notes: list[str]
+
+
 def run(arguments: Sequence[str]) -> int:
     """Explain one pair; writes the picture and prints what each word adds."""
     options = build_parser().parse_args(arguments)
+    if options.out and Path(options.out).suffix.lower() not in (".png", ".jpg", ".jpeg"):
+        raise ValueError(f"--out is {options.out!r}; name a .png or .jpg file.")
+    if options.store and options.dense is not None:
+        raise ValueError("--dense and --store do not go together: a store has its own descriptions.")
+    found = _of_store(options) if options.store else _of_file(options)
+    explanation = found.explanation
+    if options.out:
+        from seps.retrieval.explain_picture import draw
+
+        draw(explanation, found.photo).save(options.out)
+    if options.json:
+        print(printable_json(explanation.as_dict()))
+        return 0
+    words = [(printable(part.word), part.contribution) for part in explanation.words]
+    width = max(len(word) for word, _ in words)
+    print(f"score {explanation.score:.3f}; {sum(explanation.kept)} of {len(explanation.kept)} patches kept")
+    for word, contribution in words:
+        print(f"  {word:<{width}}  {contribution:+.3f}")
+    if explanation.rest:
+        print(f"  {'(MLP)':<{width}}  {explanation.rest:+.3f}")
+    for note in found.notes:
+        print(printable(note))
+    if options.out:
+        print(f"Written: {printable(options.out)}")
+    return 0
+
+
+def _of_file(options: argparse.Namespace) -> _Explained:
+    """A picture by itself: its pixels, and the description that was given."""
     from PIL import Image
 
     from seps.retrieval.data import ImageSource, read_source
     from seps.retrieval.data.images import decode_image
-    from seps.retrieval.explain_picture import draw
     from seps.retrieval.explanation import Explainer
     from seps.retrieval.pretrained import from_pretrained
     from seps.retrieval.thumbnails import resized_jpeg
 
-    if options.out and Path(options.out).suffix.lower() not in (".png", ".jpg", ".jpeg"):
-        raise ValueError(f"--out is {options.out!r}; name a .png or .jpg file.")
     source = ImageSource(Path(options.image))
     data = read_source(source)
-    explainer = Explainer(from_pretrained(options.model, device=options.device))
+    explainer = Explainer(from_pretrained(options.model or "mini", device=options.device))
     pixels = decode_image(data, source, explainer.model.image_size)
     explanation = explainer.picture(pixels, options.caption, options.dense)
-    if options.out:
-        draw(explanation, Image.open(io.BytesIO(resized_jpeg(data, source, 1024)))).save(options.out)
-    if options.json:
-        print(json.dumps(explanation.as_dict(), ensure_ascii=False))
-        return 0
-    width = max(len(part.word) for part in explanation.words)
-    print(f"score {explanation.score:.3f}; {sum(explanation.kept)} of {len(explanation.kept)} patches kept")
-    for part in explanation.words:
-        print(f"  {part.word:<{width}}  {part.contribution:+.3f}")
-    if explanation.rest:
-        print(f"  {'(MLP)':<{width}}  {explanation.rest:+.3f}")
-    if options.out:
-        print(f"Written: {options.out}")
-    return 0
+    hint = "Give it with --dense TEXT, or name the store with --store DIR."
+    notes = [f"{explanation.note} {hint}"] if explanation.note else []
+    return _Explained(explanation, Image.open(io.BytesIO(resized_jpeg(data, source, 1024))), notes)
+
+
+def _of_store(options: argparse.Namespace) -> _Explained:
+    """A picture of a store: its stored state and description, and the score of a search for the sentence."""
+    from PIL import Image
+
+    from seps.retrieval.data import UnreadableImage, read_source
+    from seps.retrieval.explain_store import StoredExplainer, find_image
+    from seps.retrieval.search import CANDIDATES, Searcher
+    from seps.retrieval.thumbnails import resized_jpeg
+
+    searcher = Searcher(options.store, options.model, device=options.device)
+    explainer = StoredExplainer(searcher)
+    identity = find_image(searcher.store, options.image)
+    # The search itself: its scores differ in the last digit with the pictures that are scored together.
+    shown = {hit.id: hit.score for hit in searcher.search(options.caption, CANDIDATES)}
+    found = explainer.explain(identity, options.caption, shown.get(identity))
+    row = searcher.store.get(identity, ["thumbnail", "path", "member"])
+    if found is None or row is None:
+        raise ValueError(f"The picture {options.image!r} was taken out of the store meanwhile.")
+    explanation = found[0]
+    notes = [explanation.note] if explanation.note else []
+    source = searcher.image_source(row)
+    try:
+        picture = resized_jpeg(read_source(source), source, 1024)
+    except UnreadableImage as error:
+        picture = bytes(row["thumbnail"])
+        if options.out:
+            notes.append(f"The file cannot be read ({error.why.rstrip('.')}); the store's thumbnail is drawn instead.")
+    return _Explained(explanation, Image.open(io.BytesIO(picture)), notes)

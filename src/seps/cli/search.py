@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import base64
 import io
-import json
 import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+from seps.cli.text import printable, printable_json
 
 if TYPE_CHECKING:
     from seps.retrieval.search import Hit, Searcher
@@ -66,7 +67,7 @@ def run(arguments: Sequence[str]) -> int:
     if not hits and options.folder:
         _check_folder(searcher.store, options.folder)
     if options.json:
-        print(json.dumps([hit.as_dict() for hit in hits], indent=1, ensure_ascii=False))
+        print(printable_json([hit.as_dict() for hit in hits], indent=1))
     elif not hits:
         print("Nothing found: the store is empty, or the filters leave nothing.", file=sys.stderr)
     else:
@@ -98,13 +99,7 @@ def _table(searcher: Searcher, hits: Sequence[Hit]) -> None:
 
 
 def _name(hit: Hit) -> str:
-    # A name may hold control characters, which a terminal would obey.
     return printable(hit.path if hit.member is None else f"{hit.path}:{hit.member}")
-
-
-def printable(name: str) -> str:
-    """A name without control characters."""
-    return "".join(letter if letter.isprintable() else "?" for letter in name)
 
 
 def _inline_protocol() -> str | None:

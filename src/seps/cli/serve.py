@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import os
 import secrets
+import socket
 import sys
 from collections.abc import Sequence
+
+CONNECTIONS = 512
+"""Open at once; more are answered 503."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -20,6 +25,28 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", help="model folder, if it is not where it was when indexing")
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda, ...")
     return parser
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket on the address, not yet listening. Raises ValueError where there can be none."""
+    if not 0 <= port <= 65535:
+        raise ValueError(f"--port is {port}; ports go from 0 (any free one) to 65535.")
+    listening = None
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, kind, protocol)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(place)
+    except (OSError, UnicodeError) as error:
+        if listening is not None:
+            listening.close()
+        why = {
+            errno.EADDRINUSE: f"port {port} is taken by another program. Name another with --port, or 0 for a free one",
+            errno.EACCES: f"port {port} needs more rights. Name one above 1023 with --port",
+            errno.EADDRNOTAVAIL: "it is no address of this machine. 127.0.0.1 is this machine alone, 0.0.0.0 all of it",
+        }.get(getattr(error, "errno", None) or 0, str(getattr(error, "strerror", None) or error))
+        raise ValueError(f"Cannot listen on {host!r}: {why}.") from error
+    return listening
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -39,18 +66,27 @@ def run(arguments: Sequence[str]) -> int:
     if not local and not token:
         token = secrets.token_urlsafe(24)
         print(f"Listening beyond this machine, so a token is needed. This run's: {token}", file=sys.stderr)
+    # The address first: it fails at once, the model takes seconds to load.
+    listening = bind(options.host, options.port)
     searcher = Searcher(options.store, options.model, device=options.device)
     app = create_app(searcher, token=token, hosts=LOOPBACK if local else None)
-    config = uvicorn.Config(app, options.host, options.port, log_level="warning", timeout_graceful_shutdown=5)
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        timeout_graceful_shutdown=5,
+        # The other parser of uvicorn takes in headers and addresses of any length.
+        http="h11",
+        h11_max_incomplete_event_size=64 * 1024,
+        limit_concurrency=CONNECTIONS,
+    )
     server = uvicorn.Server(config)
-    socket = config.bind_socket()
-    socket.listen(2048)  # from here on a client waits and is not refused
+    listening.listen(2048)  # from here on a client waits and is not refused
     name = f"[{options.host}]" if ":" in options.host else options.host
-    address = f"http://{name}:{socket.getsockname()[1]}/"
+    address = f"http://{name}:{listening.getsockname()[1]}/"
     print(
         f"{len(searcher.store)} images. Open {address}{f'?token={token}' if token else ''}  (Ctrl-C stops)", flush=True
     )
     print(f"The API is documented at {address}api", flush=True)
     with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is how it is meant to end; the server has stopped by then
-        server.run(sockets=[socket])
+        server.run(sockets=[listening])
     return 0

@@ -66,6 +66,8 @@ class Explanation:
     """The MLP of Eq. 5, where the model has it."""
     terms: dict[str, float]
     """The same score by its terms."""
+    note: str = ""
+    """What took no part in the score, as a sentence; empty where nothing was left out."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -92,14 +94,22 @@ class Explainer:
         if dense is not None and dense.strip() and self.model.head.uses_description:
             features.dense, features.dense_mask = self.model.encode_descriptions([dense])
         side = self.net.encode_images(features.tokens, dense=features.dense, dense_lengths=features.dense_lengths)
-        return self._explain(self.net, side, caption, dense)
+        found = self._explain(self.net, side, caption, dense)
+        if features.dense is None and self.model.head.uses_description:
+            found.note = (
+                "No description of the picture took part: a store that holds one gives the picture another score."
+            )
+        return found
 
     @torch.no_grad()
     def stored(self, image: StoredImages, caption: str, dense: str | None) -> Explanation:
         """Explain one image of a store, from what the store holds of it."""
         if self.scorer is None or self.scorer.net is None:
             raise ValueError("This explainer was made without the scorer of a store.")
-        return self._explain(self.scorer.net, self.scorer.side(image), caption, dense, image)
+        found = self._explain(self.scorer.net, self.scorer.side(image), caption, dense, image)
+        if dense is None and self.model.head.uses_description:
+            found.note = "The store holds no description of this picture: its score is that of its pixels alone."
+        return found
 
     def _explain(
         self, net: PatchSlimming, side: ImageSide, caption: str, dense: str | None, image: StoredImages | None = None

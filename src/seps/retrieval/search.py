@@ -27,7 +27,7 @@ from seps.retrieval.vectors import image_vectors, model_hash, text_vectors
 
 CANDIDATES = 200
 _AT_ONCE = 32
-SHOWN = ("id", "path", "member", "width", "height", "mtime")
+SHOWN = ("id", "path", "member", "width", "height", "mtime", "sha256")
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,8 @@ class Hit:
     width: int
     height: int
     mtime: int
+    sha256: str = ""
+    """Of the file's content when it was indexed."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""

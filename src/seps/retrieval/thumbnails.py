@@ -48,6 +48,8 @@ def upright_size(data: bytes, source: ImageSource, limit: int = MAX_PIXELS) -> t
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             width, height = image.size
             turned = image.getexif().get(_ORIENTATION, 1) in (5, 6, 7, 8)
+    except Image.DecompressionBombError as error:  # Pillow's own limit; the size is not known then
+        raise UnreadableImage(source, f"it has more than {limit:,} pixels. Make it smaller.") from error
     except Exception as error:  # Pillow raises almost anything on broken bytes
         raise UnreadableImage(source, "it is not an image in a known format.") from error
     if width * height > limit:

@@ -6,36 +6,29 @@ file inside the indexed folder.
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+import hashlib
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, HTTPException, Query, Request
 from fastapi import Path as InPath
 from fastapi.responses import HTMLResponse, Response
 
 import seps
-from seps.retrieval.data import UnreadableImage, read_source
-from seps.retrieval.explanation import Explainer, Explanation
+from seps.retrieval.data import UnreadableImage
 from seps.retrieval.search import CANDIDATES, Filters, Searcher, nanoseconds
-from seps.retrieval.store_rows import STATE
-from seps.retrieval.stored import restore
 from seps.retrieval.thumbnails import resized_jpeg, upright_size
-from seps.serve.guard import install_errors, install_guard
-from seps.serve.models import ExplanationAnswer, Results, Status
+from seps.serve import uploads
+from seps.serve.guard import AwayError, install_errors, install_guard
+from seps.serve.models import ExplanationAnswer, Picture, Results, Status
+from seps.serve.service import Service
 
 STATIC = Path(__file__).parent / "static"
 FILES = {"index.html": "text/html", "style.css": "text/css", "app.js": "text/javascript"}
-UPLOAD_BYTES, UPLOAD_PIXELS = 20 * 2**20, 50_000_000
 SHOWN_PIXELS = 1600
-WAITING = 200
-Result = TypeVar("Result")
 
-Identity = Annotated[str, InPath(pattern="^[0-9a-f]{20}$", description="Id of an image, from a search")]
+Identity = Annotated[str, InPath(pattern="^[0-9a-f]{20}(-[0-9a-f]{12})?$", description="Id of an image, from a search")]
 Sentence = Annotated[str, Query(min_length=1, max_length=2000, description="What to look for")]
 Count = Annotated[int, Query(ge=1, le=200, description="How many images")]
 Candidates = Annotated[int, Query(ge=1, le=5000, description="How many images are scored exactly")]
@@ -44,75 +37,6 @@ Folder = Annotated[str | None, Query(max_length=1000, description="Only below th
 After = Annotated[str | None, Query(max_length=40, description="Only files of this date (2024-05-31) or later")]
 Before = Annotated[str | None, Query(max_length=40, description="Only files before this date, as above")]
 Shorter = Annotated[int | None, Query(ge=1, le=100_000, description="Least pixels of the shorter side")]
-
-
-class Service:
-    """The work behind the endpoints, a few requests at a time on threads of its own."""
-
-    def __init__(self, searcher: Searcher, workers: int = 2) -> None:
-        self.searcher = searcher
-        self.explainer = Explainer(searcher.model, searcher.scorer) if searcher.scorer.net is not None else None
-        # Each thread that computes keeps memory of its own: few threads keep it flat, whatever the clients do.
-        self.pool = ThreadPoolExecutor(workers, thread_name_prefix="seps-serve")
-        self.quick = ThreadPoolExecutor(2, thread_name_prefix="seps-files")
-        self._waiting = 0
-        self._lock = threading.Lock()
-
-    async def run(self, work: Callable[[], Result], *, quick: bool = False) -> Result:
-        """Do `work` on a pool; pictures (`quick`) do not wait for searches.
-
-        Raises HTTPException 503 when too many wait.
-        """
-        with self._lock:
-            if self._waiting >= WAITING:
-                raise HTTPException(503, "Too many requests are waiting. Try again in a moment.")
-            self._waiting += 1
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self.quick if quick else self.pool, work)
-        finally:
-            with self._lock:
-                self._waiting -= 1
-
-    def row(self, identity: str, columns: tuple[str, ...]) -> dict[str, Any]:
-        """Some columns of an image. Raises HTTPException 404."""
-        row = self.searcher.store.get(identity, columns)
-        if row is None:
-            raise HTTPException(404, f"There is no image {identity} in this store; it may have been removed.")
-        return row
-
-    def original(self, identity: str) -> tuple[bytes, Any]:
-        """The bytes of an image's file, and where they came from. Raises HTTPException 404."""
-        source = self.searcher.image_source(self.row(identity, ("path", "member")))
-        try:
-            return read_source(source), source
-        except UnreadableImage as error:
-            raise HTTPException(404, f"The file of image {identity} cannot be read any more.") from error
-
-    def explain(self, identity: str, text: str) -> dict[str, Any]:
-        """The explanation of one image and one sentence."""
-        if self.explainer is None:
-            raise HTTPException(501, "The model of this store selects no patches, so there is nothing to explain.")
-        columns = ("path", "member", "width", "height", "dense", *STATE)
-        table = self.searcher.store.table(identity, columns)
-        if not table.num_rows:
-            raise HTTPException(404, f"There is no image {identity} in this store; it may have been removed.")
-        row = table.to_pylist()[0]
-        image = restore(table, self.searcher.store.settings, self.searcher.model.device)
-        found = self.explainer.stored(image, text, row["dense"])
-        facts = {name: row[name] for name in ("path", "member", "width", "height")}
-        return {"id": identity, **facts, **_rounded(found)}
-
-
-def _rounded(found: Explanation) -> dict[str, Any]:
-    def shorten(value: Any) -> Any:
-        if isinstance(value, float):
-            return round(value, 7)
-        if isinstance(value, dict):
-            return {name: shorten(inner) for name, inner in value.items()}
-        return [shorten(inner) for inner in value] if isinstance(value, list | tuple) else value
-
-    plain: dict[str, Any] = shorten(found.as_dict())
-    return plain
 
 
 def create_app(searcher: Searcher, *, token: str | None = None, hosts: tuple[str, ...] | None = None) -> FastAPI:
@@ -165,7 +89,7 @@ def _add_search(app: FastAPI, service: Service) -> None:
         q: Sentence, filters: Chosen, k: Count = 24, candidates: Candidates = CANDIDATES, exact: Exact = False
     ) -> dict[str, Any]:
         hits = await service.run(lambda: searcher.search(q, k, candidates=candidates, exact=exact, filters=filters))
-        return {"query": q, "results": [hit.as_dict() for hit in hits]}
+        return service.results(q, hits)
 
     @app.post(
         "/api/search-image",
@@ -176,22 +100,23 @@ def _add_search(app: FastAPI, service: Service) -> None:
     async def search_image(
         request: Request, filters: Chosen, k: Count = 24, candidates: Candidates = CANDIDATES, exact: Exact = False
     ) -> dict[str, Any]:
-        data = await bounded_body(request)
+        with service.uploads.place():
+            data = await uploads.bounded_body(request)
 
-        def work() -> Any:
-            try:
-                upright_size(data, _UPLOAD, UPLOAD_PIXELS)
-                return searcher.search_image(data, k, candidates=candidates, exact=exact, filters=filters)
-            except UnreadableImage as error:
-                raise HTTPException(422, f"The picture cannot be used: {error.why}") from error
+            def work() -> Any:
+                try:
+                    upright_size(data, uploads.UPLOAD, uploads.UPLOAD_PIXELS)
+                    return searcher.search_image(data, k, candidates=candidates, exact=exact, filters=filters)
+                except UnreadableImage as error:
+                    raise HTTPException(422, f"The picture cannot be used: {error.why}") from error
 
-        hits = await service.run(work)
-        return {"query": "", "results": [hit.as_dict() for hit in hits]}
+            hits = await service.run(work)
+        return service.results("", hits)
 
     @app.get("/api/similar/{identity}", response_model=Results, summary="Images like one of the store")
     async def similar(identity: Identity, k: Count = 24) -> dict[str, Any]:
         hits = await service.run(lambda: searcher.search_image(service.original(identity)[0], k))
-        return {"query": "", "results": [hit.as_dict() for hit in hits]}
+        return service.results("", hits)
 
     @app.get("/api/explain/{identity}", response_model=ExplanationAnswer, summary="Why an image has its score")
     async def explain(identity: Identity, q: Sentence) -> dict[str, Any]:
@@ -211,27 +136,55 @@ def _add_search(app: FastAPI, service: Service) -> None:
 
 
 def _add_images(app: FastAPI, service: Service) -> None:
-    kept = {"Cache-Control": "private, max-age=3600"}
     jpeg: dict[int | str, dict[str, Any]] = {200: {"content": {"image/jpeg": {}}}}
 
+    @app.get(
+        "/api/picture/{identity}", response_model=Picture, summary="An image's facts, and whether its file is there"
+    )
+    async def picture(identity: Identity) -> dict[str, Any]:
+        return await service.run(lambda: service.picture(identity), quick=True)
+
     @app.get("/api/thumb/{identity}", response_class=Response, responses=jpeg, summary="Thumbnail")
-    async def thumb(identity: Identity) -> Response:
+    async def thumb(request: Request, identity: Identity) -> Response:
         row = await service.run(lambda: service.row(identity, ("thumbnail",)), quick=True)
-        return Response(row["thumbnail"], media_type="image/jpeg", headers=kept)
+        # An address with a tag means one content for ever; a bare row id means whatever is at that path now.
+        age = "max-age=31536000, immutable" if "-" in identity else "no-cache"
+        return _jpeg(request, row["thumbnail"], _tag(row["thumbnail"]), age)
 
     @app.get(
         "/api/image/{identity}", response_class=Response, responses=jpeg, summary="The image, at most 1600 pixels wide"
     )
-    async def image(identity: Identity) -> Response:
-        def work() -> bytes:
-            data, source = service.original(identity)
+    async def image(request: Request, identity: Identity) -> Response:
+        def work() -> Response:
+            data, source, row = service.original(identity)
+            tag = _tag(data, SHOWN_PIXELS)
+            if _known(request, tag):
+                return _jpeg(request, b"", tag, "no-cache")
             try:
                 # Never the file's own bytes: what is sent is a JPEG, whatever the file holds.
-                return resized_jpeg(data, source, SHOWN_PIXELS)
+                return _jpeg(request, resized_jpeg(data, source, SHOWN_PIXELS), tag, "no-cache")
             except UnreadableImage as error:
-                raise HTTPException(404, f"The file of image {identity} is not an image any more.") from error
+                why = "The file is not an image any more. Only the thumbnail can be shown."
+                raise AwayError(why, service.thumbnail_address(row)) from error
 
-        return Response(await service.run(work, quick=True), media_type="image/jpeg", headers=kept)
+        return await service.run(work, quick=True)
+
+
+def _tag(data: bytes, size: int = 0) -> str:
+    """An ETag of a content, shown at some size."""
+    return f'"{hashlib.sha256(data).hexdigest()[:32]}-{size}"'
+
+
+def _known(request: Request, tag: str) -> bool:
+    return tag in [text.strip() for text in request.headers.get("if-none-match", "").split(",")]
+
+
+def _jpeg(request: Request, data: bytes, tag: str, age: str) -> Response:
+    """A JPEG to keep, or 304 where the browser has it already."""
+    headers = {"Cache-Control": f"private, {age}", "ETag": tag, "Accept-Ranges": "none"}
+    if _known(request, tag):
+        return Response(status_code=304, headers=headers)
+    return Response(data, media_type="image/jpeg", headers=headers)
 
 
 def _add_page(app: FastAPI) -> None:
@@ -253,32 +206,3 @@ def _add_page(app: FastAPI) -> None:
         from seps.serve.models import documentation_page
 
         return HTMLResponse(documentation_page(app.openapi()))
-
-
-class _Upload:
-    """Stands for an uploaded picture in messages."""
-
-    def __str__(self) -> str:
-        return "that was sent"
-
-
-_UPLOAD: Any = _Upload()
-
-
-async def bounded_body(request: Request) -> bytes:
-    """The body of a request. Raises HTTPException 413 as soon as it is known to be too long, 400 if it is empty."""
-    limit = f"The picture is larger than {UPLOAD_BYTES // 2**20} MiB. Make it smaller."
-    try:
-        stated = int(request.headers.get("content-length", "0"))
-    except ValueError:
-        raise HTTPException(400, "The length of the request is not a number.") from None
-    if stated > UPLOAD_BYTES:
-        raise HTTPException(413, limit)
-    parts = bytearray()
-    async for part in request.stream():
-        parts += part
-        if len(parts) > UPLOAD_BYTES:
-            raise HTTPException(413, limit)
-    if not parts:
-        raise HTTPException(400, "The request holds no picture. Send its bytes as the request's body.")
-    return bytes(parts)

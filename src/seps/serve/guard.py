@@ -4,24 +4,41 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Awaitable, Callable
-from urllib.parse import urlencode
+from typing import Any
+from urllib.parse import urlencode, urlsplit
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, RedirectResponse, Response
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from seps.retrieval.store_rows import StoreError
 
 COOKIE = "seps_token"
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
+PAGES = ("/", "/api")
+"""What a link on another site may open: documents that hold nothing of the store."""
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
 }
-Next = Callable[[Request], Awaitable[Response]]
+_PORTS = {"http": ":80", "https": ":443"}
 log = logging.getLogger("seps.serve")
+
+
+class AwayError(HTTPException):
+    """The file of an image cannot be shown; its thumbnail can."""
+
+    def __init__(self, why: str, thumbnail: str) -> None:
+        super().__init__(404, why)
+        self.thumbnail = thumbnail
 
 
 def host_name(header: str) -> str:
@@ -31,24 +48,87 @@ def host_name(header: str) -> str:
     return header.rsplit(":", 1)[0] if ":" in header else header
 
 
-def install_guard(app: FastAPI, token: str | None, hosts: tuple[str, ...] | None) -> None:
-    """Ask for the token, refuse other host names, and add the headers that keep a browser honest.
+def from_elsewhere(request: Request) -> bool:
+    """Whether a page of another origin sent the request: its address, picture, form or script.
+
+    Browsers say so in `Sec-Fetch-Site`, which pages cannot change. Where it is missing (old browsers, and plain HTTP
+    beyond this machine), `Origin` or `Referer` must name the host that was asked; programs send none of the three.
+    """
+    headers = request.headers
+    opening = request.method in ("GET", "HEAD") and request.url.path in PAGES
+    site = headers.get("sec-fetch-site")
+    if site is not None:
+        document = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+        return site not in ("same-origin", "none") and not (opening and document)
+    named = headers.get("origin")
+    if named is None:
+        named = None if opening else headers.get("referer")
+    return named is not None and _place(named) != _place(f"{request.url.scheme}://{headers.get('host', '')}")
+
+
+def _place(address: str) -> str:
+    """Host and port of an address; of what is none ("null"), the empty text."""
+    try:
+        parts = urlsplit(address)
+    except ValueError:
+        return ""
+    return parts.netloc.rpartition("@")[2].lower().removesuffix(_PORTS.get(parts.scheme, "\0"))
+
+
+class Guard:
+    """Asks for the token, refuses other sites and host names, adds the headers that keep a browser honest.
 
     The host check is for a service on the loopback address without a token: a page elsewhere could have its own
-    name point there and read the answers.
+    name point there and read the answers. Every answer passes here, those to failures as well; HEAD is answered
+    as GET without a body.
     """
 
-    @app.middleware("http")
-    async def guard(request: Request, proceed: Next) -> Response:
-        response = _refusal(request, token, hosts) or await proceed(request)
-        for name, value in _HEADERS.items():
-            response.headers.setdefault(name, value)
-        return response
+    def __init__(self, app: ASGIApp, token: str | None, hosts: tuple[str, ...] | None) -> None:
+        self.app, self.token, self.hosts = app, token, hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        head, started = scope["method"] == "HEAD", False
+        if head:
+            scope = {**scope, "method": "GET"}
+
+        async def sending(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers.setdefault(name, value)
+            elif head and message["type"] == "http.response.body":
+                message = {**message, "body": b""}
+            await send(message)
+
+        answer: ASGIApp = _refusal(Request(scope), self.token, self.hosts) or self.app
+        try:
+            await answer(scope, receive, sending)
+        except Exception as error:
+            log.error("%s %r failed", scope["method"], scope["path"], exc_info=error)
+            if started:
+                raise
+            await sentence(500, "The service failed on this request; its log says why.")(scope, receive, sending)
+
+
+def install_guard(app: FastAPI, token: str | None, hosts: tuple[str, ...] | None) -> None:
+    """Let every request pass a `Guard` first."""
+    app.add_middleware(Guard, token=token, hosts=hosts)
 
 
 def _refusal(request: Request, token: str | None, hosts: tuple[str, ...] | None) -> Response | None:
-    if hosts is not None and host_name(request.headers.get("host", "")) not in hosts:
+    if hosts is not None and host_name(request.headers.get("host", "")).lower() not in hosts:
         return sentence(400, f"This service answers to {', '.join(hosts)} only.")
+    header = request.headers.get("authorization", "")
+    if token is not None and header.startswith("Bearer ") and _same(header.removeprefix("Bearer "), token):
+        return None  # no page of another site can send this header
+    if from_elsewhere(request):
+        return sentence(403, "The request came from a page of another site. Open this service's own page.")
     if token is None:
         return None
     given = request.query_params.get("token")
@@ -58,9 +138,7 @@ def _refusal(request: Request, token: str | None, hosts: tuple[str, ...] | None)
         answer = RedirectResponse("/" + ("?" + urlencode(rest) if rest else ""), 303)
         answer.set_cookie(COOKIE, token, httponly=True, samesite="strict", max_age=30 * 86400)
         return answer
-    header = request.headers.get("authorization", "")
-    carried = [request.cookies.get(COOKIE, ""), header.removeprefix("Bearer ") if header.startswith("Bearer ") else ""]
-    if any(_same(value, token) for value in carried):
+    if _same(request.cookies.get(COOKIE, ""), token):
         return None
     return sentence(401, "A token is needed: open /?token=TOKEN, or send the header Authorization: Bearer TOKEN.")
 
@@ -69,9 +147,9 @@ def _same(given: str, token: str) -> bool:
     return secrets.compare_digest(given.encode("utf-8", "replace"), token.encode("utf-8"))
 
 
-def sentence(status: int, text: str) -> JSONResponse:
+def sentence(status: int, text: str, **more: Any) -> JSONResponse:
     """An error as the API answers it."""
-    return JSONResponse({"error": text}, status)
+    return JSONResponse({"error": text, **more}, status, {"Retry-After": "2"} if status == 503 else None)
 
 
 def install_errors(app: FastAPI) -> None:
@@ -82,7 +160,7 @@ def install_errors(app: FastAPI) -> None:
         names = {404: "There is nothing at this address.", 405: "This address does not take that method."}
         if text in ("Not Found", "Method Not Allowed"):
             text = names[status]
-        return sentence(status, text)
+        return sentence(status, text, **({"thumbnail": error.thumbnail} if isinstance(error, AwayError) else {}))
 
     async def malformed(_: Request, error: Exception) -> Response:
         faults = error.errors() if isinstance(error, RequestValidationError) else []
@@ -92,11 +170,10 @@ def install_errors(app: FastAPI) -> None:
     async def mistaken(_: Request, error: Exception) -> Response:
         return sentence(400, str(error))
 
-    async def failed(request: Request, error: Exception) -> Response:
-        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return sentence(500, "The service failed on this request; its log says why.")
+    async def away(_: Request, error: Exception) -> Response:
+        return sentence(503, str(error))
 
     app.add_exception_handler(HTTPException, refused)
     app.add_exception_handler(RequestValidationError, malformed)
     app.add_exception_handler(ValueError, mistaken)
-    app.add_exception_handler(Exception, failed)
+    app.add_exception_handler(StoreError, away)

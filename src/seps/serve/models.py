@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from html import escape
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
@@ -15,9 +15,10 @@ class Result(BaseModel):
     score: float = Field(description="Exact score; higher fits better")
     path: str = Field(description="Relative to the indexed folder")
     member: str | None = Field(None, description="Member of the tar shard `path`")
-    id: str
+    id: str = Field(description="Address of the image in this API: its row in the store, and a tag of its content")
     width: int
     height: int
+    thumbnail: str = Field(description="Address of the thumbnail; it never means another content")
 
 
 class Results(BaseModel):
@@ -64,6 +65,20 @@ class ExplanationAnswer(BaseModel):
     elsewhere: float
     rest: float
     terms: dict[str, float]
+    note: str = Field("", description="What took no part in the score; empty where nothing was left out")
+
+
+class Picture(BaseModel):
+    """An image of the store and its file."""
+
+    id: str
+    path: str
+    member: str | None
+    width: int
+    height: int
+    original: Literal["present", "missing", "changed"] = Field(description="The file, compared with what was indexed")
+    note: str = Field(description="What is wrong with the file, as a sentence; empty where nothing is")
+    thumbnail: str
 
 
 class Status(BaseModel):

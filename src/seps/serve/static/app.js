@@ -57,7 +57,7 @@ async function render() {
     }
     if (id) await open(id, q, mine); else shut();
   } catch (error) {
-    if (mine === turn) { say(error.message); if (key !== shown.key) { shown = { key, results: [] }; list([]); } }
+    if (mine === turn) { shut(); say(error.message); if (key !== shown.key) { shown = { key, results: [] }; list([]); } }
   }
 }
 
@@ -73,7 +73,7 @@ function list(results) {
     const item = make("li"), link = make("a"), image = make("img"), facts = make("div", "facts");
     link.href = address({ id: hit.id });
     link.dataset.id = hit.id;
-    image.src = `/api/thumb/${hit.id}`;
+    image.src = hit.thumbnail;
     image.alt = nameOf(hit);
     image.loading = "lazy";
     facts.append(make("span", "name", `${hit.rank}. ${nameOf(hit)}`), make("span", "score", hit.score.toFixed(2)));
@@ -84,14 +84,17 @@ function list(results) {
 }
 
 async function open(id, q, mine) {
-  const hit = shown.results.find((each) => each.id === id);
+  const facts = await ask(`/api/picture/${encodeURIComponent(id)}`);
+  if (mine !== turn) return;
   explanation = null;
   pressed = null;
-  $("detail-title").textContent = hit ? nameOf(hit) : id;
+  $("detail-title").textContent = nameOf(facts);
+  $("photo-note").textContent = facts.note;
   const photo = $("photo");
-  photo.alt = hit ? nameOf(hit) : "";
-  photo.src = `/api/image/${encodeURIComponent(id)}`;
-  fit(hit);
+  photo.alt = nameOf(facts);
+  photo.dataset.id = id;
+  photo.src = facts.original === "missing" ? facts.thumbnail : `/api/image/${encodeURIComponent(id)}`;
+  fit(facts);
   $("similar").href = `/?like=${encodeURIComponent(id)}`;
   $("why").hidden = !q;
   $("kept").disabled = !q;
@@ -104,12 +107,21 @@ async function open(id, q, mine) {
   if (mine !== turn) return;
   explanation = found;
   $("detail-title").textContent = `${nameOf(found)}, score ${found.score.toFixed(3)}`;
-  photo.alt = nameOf(found);
-  fit(found);
   words(found);
   terms(found);
   describe(found);
   paint();
+}
+
+// Where the file turns out to be no picture any more, the service says so and where the thumbnail is.
+async function unshown() {
+  const photo = $("photo"), id = photo.dataset.id;
+  if (!photo.src.includes("/api/image/")) return;
+  const response = await fetch(photo.src);
+  const answer = await response.json().catch(() => ({}));
+  if (photo.dataset.id !== id) return;
+  $("photo-note").textContent = answer.error || `The service answered ${response.status}.`;
+  if (answer.thumbnail) photo.src = answer.thumbnail;
 }
 
 // Small photos are enlarged to the room there is, so that patches can be told apart.
@@ -282,6 +294,7 @@ $("detail").addEventListener("cancel", (event) => { event.preventDefault(); leav
 $("detail").addEventListener("click", (event) => { if (event.target === $("detail")) leave(); });
 $("kept").addEventListener("change", () => paint());
 $("photo").addEventListener("load", () => paint());
+$("photo").addEventListener("error", unshown);
 document.addEventListener("keydown", (event) => {
   if (event.key === "/" && !$("detail").open && document.activeElement.tagName !== "INPUT") {
     event.preventDefault();

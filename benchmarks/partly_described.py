@@ -1,0 +1,125 @@
+"""What descriptions of some photos cost the others: recall of the undescribed photos in a partly described gallery.
+
+    python -m benchmarks.partly_described [--data FILE.jsonl] [--model mini] [--halves 20] [--part 0.5]
+
+By default on the photos that ship with the package. A photo's score depends on its own description and on nothing
+else, so two score matrices (no photo described, all described) hold every partly described gallery: a random part of
+the photos takes its rows from the second. The recall of the other photos is compared with what it was before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import mean
+
+import torch
+from torch import Tensor
+
+from seps.retrieval.data import RetrievalDataset, load_jsonl
+from seps.retrieval.data.images import decode_all
+from seps.retrieval.demo import gallery_file
+from seps.retrieval.evaluate import encode_images
+from seps.retrieval.heads import ImageFeatures
+from seps.retrieval.model import RetrievalModel
+from seps.retrieval.pretrained import from_pretrained
+
+
+@dataclass(frozen=True)
+class PartlyDescribed:
+    """Recall at `cutoff` in per cent, captions asking for photos: means over random parts of the gallery."""
+
+    photos: int
+    captions: int
+    cutoff: int
+    part: float
+    """Share of the photos that get their description."""
+    halves: int
+    """How many random parts were drawn."""
+    undescribed_before: float
+    """Photos without description, while no photo has one."""
+    undescribed_after: float
+    """The same photos, once the others are described."""
+    described_before: float
+    described_after: float
+
+    @property
+    def cost(self) -> float:
+        """Points that the undescribed photos lose."""
+        return self.undescribed_before - self.undescribed_after
+
+
+@torch.no_grad()
+def score_matrices(model: RetrievalModel, dataset: RetrievalDataset) -> tuple[Tensor, Tensor]:
+    """Scores (photos, captions) with no photo described, and with all of them. Raises ValueError if one cannot be."""
+    bare = [record.id for record, text in zip(dataset.records, dataset.dense, strict=True) if not (text or "").strip()]
+    if bare:
+        raise ValueError(f"{len(bare)} photos have no description, {bare[0]!r} among them; this needs one for each.")
+    tokens = encode_images(model, dataset, pixels=decode_all(dataset, model.image_size))
+    captions = model.encode_texts(dataset.captions)
+    described = ImageFeatures(tokens, *model.encode_descriptions(dataset.dense))
+    return model.score(ImageFeatures(tokens), captions), model.score(described, captions)
+
+
+def measure(
+    bare: Tensor,
+    described: Tensor,
+    image_of_caption: Sequence[int],
+    *,
+    part: float = 0.5,
+    halves: int = 20,
+    cutoff: int = 5,
+) -> PartlyDescribed:
+    """Recall before and after a random `part` of the photos is described, over `halves` draws with seeds 0, 1, ..."""
+    photos, captions = bare.shape
+    count = round(part * photos)
+    if not 0 < count < photos:
+        raise ValueError(f"part is {part}, which describes {count} of {photos} photos; some must be and some not.")
+    target = torch.as_tensor(image_of_caption)
+    found: dict[str, list[float]] = {name: [] for name in ("bare_before", "bare_after", "text_before", "text_after")}
+    for seed in range(halves):
+        chosen = torch.zeros(photos, dtype=torch.bool)
+        chosen[torch.randperm(photos, generator=torch.Generator().manual_seed(seed))[:count]] = True
+        hits_before = _found(bare, target, cutoff)
+        hits_after = _found(torch.where(chosen[:, None], described, bare), target, cutoff)
+        for name, mask in (("bare", ~chosen[target]), ("text", chosen[target])):
+            found[f"{name}_before"].append(100 * float(hits_before[mask].float().mean()))
+            found[f"{name}_after"].append(100 * float(hits_after[mask].float().mean()))
+    values = [mean(found[name]) for name in ("bare_before", "bare_after", "text_before", "text_after")]
+    return PartlyDescribed(photos, captions, cutoff, part, halves, *values)
+
+
+def _found(scores: Tensor, target: Tensor, cutoff: int) -> Tensor:
+    """(captions,) whether fewer than `cutoff` photos score above the caption's own; ties count against it."""
+    own = scores[target, torch.arange(scores.shape[1])]
+    return (scores >= own).sum(dim=0) - 1 < cutoff
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.partly_described", description=__doc__)
+    parser.add_argument("--data", type=Path, help="JSONL with captions and descriptions (default: the shipped photos)")
+    parser.add_argument("--model", default="mini", help="'mini', a model folder, or a run of seps train")
+    parser.add_argument("--part", type=float, default=0.5, help="share of the photos that are described")
+    parser.add_argument("--halves", type=int, default=20, help="random parts to average over")
+    parser.add_argument("--cutoff", type=int, default=5, help="K of R@K")
+    options = parser.parse_args()
+    dataset = load_jsonl(options.data or gallery_file())
+    bare, described = score_matrices(from_pretrained(options.model), dataset)
+    found = measure(
+        bare,
+        described,
+        dataset.image_of_caption,
+        part=options.part,
+        halves=options.halves,
+        cutoff=options.cutoff,
+    )
+    facts = {name: round(value, 2) if isinstance(value, float) else value for name, value in asdict(found).items()}
+    print(json.dumps({**facts, "cost": round(found.cost, 2)}))
+
+
+if __name__ == "__main__":
+    main()

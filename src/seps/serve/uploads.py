@@ -1,0 +1,73 @@
+"""Pictures sent to the service: how many are held at once, how large they may be, and how long they may take."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from fastapi import HTTPException, Request
+
+UPLOAD_BYTES, UPLOAD_PIXELS = 20 * 2**20, 50_000_000
+UPLOADS = 8
+"""Pictures in memory at once; what comes beyond is refused before it is read."""
+UPLOAD_SECONDS = 30.0
+
+
+class Uploads:
+    """Counts the pictures that are being read or searched for."""
+
+    def __init__(self) -> None:
+        self._held = 0
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """Room for one picture, from before its first byte is read. Raises HTTPException 503 when there is none."""
+        if self._held >= UPLOADS:
+            raise HTTPException(503, "Too many pictures are being searched for. Try again in a moment.")
+        self._held += 1
+        try:
+            yield
+        finally:
+            self._held -= 1
+
+
+class _Upload:
+    """Stands for an uploaded picture in messages."""
+
+    def __str__(self) -> str:
+        return "that was sent"
+
+
+UPLOAD: Any = _Upload()
+
+
+async def bounded_body(request: Request) -> bytes:
+    """The body of a request.
+
+    Raises HTTPException 413 as soon as it is known to be too long, 408 if it takes too long, 400 if it is empty.
+    """
+    limit = f"The picture is larger than {UPLOAD_BYTES // 2**20} MiB. Make it smaller."
+    try:
+        stated = int(request.headers.get("content-length", "0"))
+    except ValueError:
+        raise HTTPException(400, "The length of the request is not a number.") from None
+    if stated > UPLOAD_BYTES:
+        raise HTTPException(413, limit)
+
+    async def read() -> bytes:
+        parts = bytearray()
+        async for part in request.stream():
+            parts += part
+            if len(parts) > UPLOAD_BYTES:
+                raise HTTPException(413, limit)
+        return bytes(parts)
+
+    try:
+        data = await asyncio.wait_for(read(), UPLOAD_SECONDS)
+    except asyncio.TimeoutError:
+        raise HTTPException(408, f"The picture took longer than {UPLOAD_SECONDS:.0f} s to come. Try again.") from None
+    if not data:
+        raise HTTPException(400, "The request holds no picture. Send its bytes as the request's body.")
+    return data
