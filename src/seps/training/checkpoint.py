@@ -28,6 +28,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from seps.tensor_names import fitted, renamed
+
 FORMAT = 1
 _MODEL, _EMA, _OPTIMIZER = "model.safetensors", "ema.safetensors", "optimizer.safetensors"
 _STATE, _MANIFEST = "state.json", "manifest.json"
@@ -63,19 +65,22 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach().to("cpu", copy=True).contiguous() for name, value in state.items()}
 
 
-def load_model_tensors(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
+def load_model_tensors(model: nn.Module, tensors: Mapping[str, Tensor], source: str, versions: str = "") -> None:
     """Put saved tensors into a module.
 
-    Raises CheckpointError naming what is missing, left over or misshapen.
+    `versions` is a sentence about the releases, for the CheckpointError that names what is missing, left over or
+    misshapen.
     """
     own = model.state_dict()
+    tensors = fitted(tensors, own)
     missing = sorted(set(own) - set(tensors))
     unknown = sorted(set(tensors) - set(own))
     shapes = sorted(n for n in set(own) & set(tensors) if own[n].shape != tensors[n].shape)
     if missing or unknown or shapes:
         parts = [("missing", missing), ("unknown", unknown), ("of another shape", shapes)]
         told = "; ".join(f"{len(names)} {what}, first '{names[0]}'" for what, names in parts if names)
-        raise CheckpointError(f"{source} does not fit the model ({told}): build the model it was saved from.")
+        advice = f"build the model it was saved from. {versions}".rstrip()
+        raise CheckpointError(f"{source} does not fit the model ({told}): {advice}")
     model.load_state_dict(dict(tensors))
 
 
@@ -98,12 +103,16 @@ def load_optimizer_tensors(
 
     Raises CheckpointError when the groups hold other parameters than the saved ones.
     """
+    own = [name for group in optimizer.param_groups for name in group["names"]]
+    # Under another release of transformers an encoder's parameters may have other names, in the same order.
+    place = renamed([name for group in groups for name in group["names"]], own)
+    groups = [{**group, "names": [place[name] for name in group["names"]]} for group in groups]
     if [group["names"] for group in optimizer.param_groups] != [group["names"] for group in groups]:
         raise CheckpointError("The checkpoint's optimiser groups hold other parameters than this task's.")
     by_name: dict[str, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         name, _, part = key.rpartition("//")
-        by_name.setdefault(name, {})[part] = value
+        by_name.setdefault(place.get(name, name), {})[part] = value
     state = optimizer.state_dict()
     state["state"] = {}
     for current, saved in zip(state["param_groups"], groups, strict=True):

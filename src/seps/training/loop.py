@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from seps.nn.checks import values_unchecked
+from seps.tensor_names import fitted, transformers_version, versions_sentence
 from seps.training import distributed as processes
 from seps.training.batches import Prefetcher, move_batch
 from seps.training.checkpoint import (
@@ -173,12 +174,14 @@ class _Run:
             processes.broadcast_module(self.model)
             return
         source = f"The checkpoint of step {state['step']} in {self.run_dir}"
-        load_model_tensors(self.model, processes.broadcast_tensors(found.model if found else None), source)
+        tensors = processes.broadcast_tensors(found.model if found else None)
+        load_model_tensors(self.model, tensors, source, versions_sentence(state.get("transformers")))
         optimizer = processes.broadcast_tensors(found.optimizer if found else None)
         load_optimizer_tensors(self.optimizer, optimizer, state["groups"])
         ema = processes.broadcast_tensors(found.ema if found else None)
         if self.average is not None:
-            self.average.weights = {name: value.to(self.device) for name, value in ema.items()}
+            own = dict(self.model.named_parameters())
+            self.average.weights = {name: value.to(self.device) for name, value in fitted(ema, own).items()}
         self.step = self.resumed_from = self.saved_step = int(state["step"])
         self.evaluated_step = self.step if state["evaluated"] else -1
         self.best = state["best"]
@@ -357,6 +360,7 @@ class _Run:
             "steps_per_epoch": self.per_epoch,
             "best_score": self.best["score"] if self.best else None,
             "world": self.info.world,
+            "transformers": transformers_version(),
             "config": self.config.to_json(),
             "groups": groups,
             "about": self.about,
