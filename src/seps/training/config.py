@@ -10,7 +10,8 @@ from typing import Any, Literal, get_args
 Schedule = Literal["cosine", "step", "constant"]
 Precision = Literal["float32", "bf16"]
 
-# Changing one of these between two starts of a run does not change what the run computes.
+# Changing one of these between two starts of a run does not change what the run computes; but chunk_size, and the number
+# of processes, change which numbers dropout draws.
 RESUME_MAY_CHANGE = frozenset(
     {"chunk_size", "eval_every", "checkpoint_every", "log_every", "keep_last", "prefetch", "workers"}
 )
@@ -21,7 +22,9 @@ class TrainConfig:
     """How to train, for both applications. Raises ValueError naming the field, its value and the remedy.
 
     Args:
-        epochs, batch_size: passes over the data; samples of one optimiser step over all processes together.
+        epochs, batch_size: passes over the data; samples of one optimiser step over all processes together. A run
+            started again with more epochs is extended: the learning rate of each further step is that of a run of
+            the new length at that step (schedule and warmup_fraction are taken anew, the steps done stay).
         learning_rate, backbone_lr_scale: peak rate of new parts; pretrained parts get it times the scale.
         weight_decay, betas: AdamW. Biases, norms and one-dimensional tensors are never decayed.
         warmup_steps, warmup_fraction: linear warm-up in steps, or (when 0 steps) as a part of the whole run.
@@ -30,7 +33,8 @@ class TrainConfig:
         clip_norm: largest gradient norm; 0 does not clip (the norm is reported all the same).
         precision: "bf16" runs the loss under autocast; the weights stay float32.
         chunk_size: samples encoded at once by cached gradients (gradcache.py); 0 encodes the batch whole.
-        seed: with the step number and rank, all the randomness of a step.
+        seed: with the step number and rank, all the randomness of a step. Each process, and each chunk, draws
+            dropout of its own: runs agree bit for bit only with as many processes and the same chunk_size.
         eval_every: epochs between evaluations; 0 evaluates at the end only (the end always evaluates).
         checkpoint_every: steps between checkpoints, besides those at every evaluation and at the end; 0: only
             those.
@@ -109,11 +113,14 @@ class TrainConfig:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
     def differences(self, earlier: Mapping[str, Any]) -> list[str]:
-        """What differs from the JSON of an earlier start and would change the run, as 'field: old -> new'."""
+        """What differs from the JSON of an earlier start and would change the run, as 'field: old -> new'.
+
+        More epochs than before are no difference: such a run is extended.
+        """
         now = self.to_json()
         names = [field.name for field in fields(self) if field.name not in RESUME_MAY_CHANGE]
         return [
             f"{name}: {earlier[name]!r} -> {now[name]!r}"
             for name in names
-            if name in earlier and earlier[name] != now[name]
+            if name in earlier and earlier[name] != now[name] and not (name == "epochs" and now[name] > earlier[name])
         ]

@@ -41,7 +41,7 @@ from seps.training.optim import (
 )
 from seps.training.seeding import seed_everything
 from seps.training.task import CachedTask, Figures, Task
-from seps.training.tracking import MetricsLog, Progress, SilentProgress, shown
+from seps.training.tracking import MetricsLog, Progress, SilentProgress, refuse_foreign, shown
 
 # Keeps the random numbers of an evaluation apart from those of the steps.
 _EVALUATION = 1
@@ -127,6 +127,7 @@ class _Run:
             )
         self.task, self.config, self.info, self.about = task, config, info, about
         self.model = task.model
+        self.labels: dict[str, str] = dict(getattr(task, "labels", {}))
         self.device = self._place(device)
         self.per_epoch = task.steps_per_epoch(info.world)
         if self.per_epoch < 1:
@@ -186,12 +187,20 @@ class _Run:
         self.evaluated_step = self.step if state["evaluated"] else -1
         self.best = state["best"]
         self.log(f"Continuing {self.run_dir} after step {self.step} of {self.total}.")
+        before = int(state["config"]["epochs"])
+        if before != self.config.epochs:
+            self.log(
+                f"The run had {before} epochs and gets {self.config.epochs}: from here on the learning rate is that of a "
+                f"run of {self.config.epochs} epochs at the same step."
+            )
 
     def _read(self, resume: bool) -> Checkpoint | None:
         try:
             self.run_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ValueError(f"The run folder {self.run_dir} cannot be made: {error}.") from error
+        refuse_foreign(self.run_dir / "metrics.jsonl")
+        self.store.refuse_foreign()
         self.store.clean()
         folder = self.store.newest()
         if folder is None:
@@ -220,7 +229,7 @@ class _Run:
         """Run to the end or to the first interruption; returns whether it was interrupted."""
         config, info = self.config, self.info
         if info.rank == 0:
-            self.metrics_log = MetricsLog(self.run_dir, self.step, self.evaluated_step == self.step)
+            self.metrics_log = MetricsLog(self.run_dir, self.step, self.evaluated_step == self.step, self.labels)
 
         def make(step: int) -> Any:
             return self.task.batch(*divmod(step, self.per_epoch), info.rank, info.world)
@@ -330,7 +339,7 @@ class _Run:
         epoch = self.step // self.per_epoch - 1
         if self.metrics_log is not None:
             self.metrics_log.write("eval", self.step, epoch, metrics)
-        processes.on_first_rank(lambda: self.store.record_evaluation(self.step, metrics, is_best))
+        processes.on_first_rank(lambda: self.store.record_evaluation(self.step, metrics, is_best, self.labels))
         if is_best:
             self.best = {
                 "checkpoint": self.store.folder_of(self.step).name,
