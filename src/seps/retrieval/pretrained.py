@@ -18,6 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from seps.config import ConfigError
 from seps.encoders import TextEncoder, VisionEncoder, text_encoder, vision_encoder
 from seps.encoders.saved import save_text_files, save_vision_files
 from seps.model_folder import CONFIG, ModelError, find_folder, inside, read_config, read_weights, write_folder
@@ -161,7 +162,7 @@ def _load_folder(folder: Path, remote: bool, vision: VisionEncoder | None, text:
     config = read_config(folder)
     try:
         settings, form = model_config(config["model"]), str(config["form"])
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ConfigError) as error:
         raise ModelError(f"{folder / CONFIG} is not the configuration of a retrieval model ({error}).") from error
     tensors, path = read_weights(folder, config)
     if form == "full":

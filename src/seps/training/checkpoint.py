@@ -242,8 +242,8 @@ class CheckpointStore:
             path = self.run_dir / name
             if path.exists() and not isinstance(read_json(path).get("checkpoint"), str):
                 raise CheckpointError(
-                    f"{path} was not written by a run of seps, and was left as it is: choose another folder, or move the "
-                    "file away."
+                    f"{path} was not written by a run of seps, and was left as it is: choose another folder, or move "
+                    "the file away."
                 )
 
     def clean(self) -> None:

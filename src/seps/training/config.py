@@ -10,8 +10,8 @@ from typing import Any, Literal, get_args
 Schedule = Literal["cosine", "step", "constant"]
 Precision = Literal["float32", "bf16"]
 
-# Changing one of these between two starts of a run does not change what the run computes; but chunk_size, and the number
-# of processes, change which numbers dropout draws.
+# Changing one of these between two starts of a run does not change what the run computes; but chunk_size, and the
+# number of processes, change which numbers dropout draws.
 RESUME_MAY_CHANGE = frozenset(
     {"chunk_size", "eval_every", "checkpoint_every", "log_every", "keep_last", "prefetch", "workers"}
 )
@@ -72,6 +72,8 @@ class TrainConfig:
         # YAML and JSON give lists where tuples are meant.
         object.__setattr__(self, "betas", tuple(self.betas))
         object.__setattr__(self, "step_epochs", tuple(self.step_epochs))
+        for option in fields(self):
+            self._check_type(option.name)
         for name in ("epochs", "batch_size", "log_every", "keep_last", "workers"):
             self._require(name, getattr(self, name) >= 1, "must be at least 1")
         for name in ("warmup_steps", "chunk_size", "seed", "eval_every", "checkpoint_every", "prefetch"):
@@ -91,6 +93,17 @@ class TrainConfig:
         good_betas = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
         self._require("betas", good_betas, "give two numbers, each at least 0 and below 1, such as (0.9, 0.999)")
         self._check_step_epochs()
+
+    def _check_type(self, name: str) -> None:
+        """Numbers must be numbers: a text or a bool from a file of settings would fail later, or count as 1."""
+        default, value = TrainConfig.__dataclass_fields__[name].default, getattr(self, name)
+        parts = value if isinstance(default, tuple) else (value,)
+        if isinstance(default, int) or name == "step_epochs":
+            whole = all(isinstance(part, int) and not isinstance(part, bool) for part in parts)
+            self._require(name, whole, "must be a whole number" if name != "step_epochs" else "must be whole numbers")
+        elif isinstance(default, float) or name == "betas":
+            good = all(isinstance(part, (int, float)) and not isinstance(part, bool) for part in parts)
+            self._require(name, good, "must be a number" if name != "betas" else "must be two numbers")
 
     def _check_step_epochs(self) -> None:
         ascending = all(a < b for a, b in zip((0, *self.step_epochs), self.step_epochs, strict=False))

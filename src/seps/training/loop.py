@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,8 @@ class TrainResult:
     best_checkpoint: Path | None
     last_checkpoint: Path | None
     metrics: dict[str, float]
+    labels: dict[str, str] = field(default_factory=dict)
+    """What the task says about its figures, such as the protocol they are taken under."""
 
 
 def train(
@@ -190,8 +192,8 @@ class _Run:
         before = int(state["config"]["epochs"])
         if before != self.config.epochs:
             self.log(
-                f"The run had {before} epochs and gets {self.config.epochs}: from here on the learning rate is that of a "
-                f"run of {self.config.epochs} epochs at the same step."
+                f"The run had {before} epochs and gets {self.config.epochs}: from here on the learning rate is that of "
+                f"a run of {self.config.epochs} epochs at the same step."
             )
 
     def _read(self, resume: bool) -> Checkpoint | None:
@@ -390,4 +392,5 @@ class _Run:
             best_checkpoint=self.store.folder / best["checkpoint"] if best else None,
             last_checkpoint=self.store.folder_of(self.saved_step) if self.saved_step >= 0 else None,
             metrics=self.metrics,
+            labels=self.labels,
         )

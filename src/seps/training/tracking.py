@@ -34,8 +34,8 @@ def refuse_foreign(path: Path) -> None:
     for number, line in enumerate(read_metrics(path), 1):
         if line.get("kind") not in get_args(Kind) or not isinstance(line.get("step"), int):
             raise ValueError(
-                f"{path} is not the log of a run of seps (record {number} has no kind and step), and was left as it is: "
-                "choose another folder, or move the file away."
+                f"{path} is not the log of a run of seps (record {number} has no kind and step), and was left as it "
+                "is: choose another folder, or move the file away."
             )
     if path.exists() and path.stat().st_size and not any(True for _ in read_metrics(path)):
         text = path.read_text(encoding="utf-8", errors="replace")
