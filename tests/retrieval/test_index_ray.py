@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,6 @@ from seps.retrieval.ray_indexing import LOST, _one_by_one
 from seps.retrieval.store import Store
 from seps.retrieval.store_rows import Row
 from stores import gallery, index, model, model_folder, paint
-
-HAS_RAY = importlib.util.find_spec("ray") is not None
-needs_ray = pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed (pip install 'seps[dist]')")
 
 
 def over_ray(folder: Path, store: Path, workers: int = 1) -> indexing.IndexReport:
@@ -57,22 +54,12 @@ def same(left: dict[str, Row], right: dict[str, Row]) -> None:
                 np.testing.assert_allclose(unpack(a), unpack(b), atol=2e-3, rtol=2e-3)
 
 
-@pytest.mark.skipif(HAS_RAY, reason="Ray is installed")
-def test_without_ray_a_sentence_says_what_to_install(tmp_path: Path) -> None:
+def test_without_ray_a_sentence_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)  # what an import of a package that is not installed meets
     with pytest.raises(ValueError, match=r"seps\[dist\]"):
         over_ray(gallery(tmp_path / "g", 2), tmp_path / "s")
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    import ray
-
-    ray.init(num_cpus=2, log_to_driver=False, include_dashboard=False)
-    yield ray
-    ray.shutdown()
-
-
-@needs_ray
 @pytest.mark.slow
 def test_a_cluster_gives_the_same_store(
     cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
