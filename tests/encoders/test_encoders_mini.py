@@ -7,6 +7,7 @@ import pickle
 import sys
 from typing import Any
 
+import efficientnet_lite_pytorch
 import pytest
 import torch
 from torch import nn
@@ -56,8 +57,7 @@ def test_size_that_does_not_fit() -> None:
 
 @pytest.mark.parametrize("side", [224, 256])
 def test_same_features_as_the_published_code(vision: EfficientNetLite0, side: int) -> None:
-    package = pytest.importorskip("efficientnet_lite_pytorch")
-    published = package.EfficientNet.from_name("efficientnet-lite0", image_size=side)
+    published = efficientnet_lite_pytorch.EfficientNet.from_name("efficientnet-lite0", image_size=side)
     published.load_state_dict(torch.load(mini_vision_file(), weights_only=True))
     pixels = torch.rand(2, 3, side, side, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():

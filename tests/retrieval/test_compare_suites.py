@@ -210,8 +210,13 @@ def test_the_table_of_the_baselines():
     text = markdown(results, SUITES["baselines"]).splitlines()
     assert text[0] == "| model | protocol | rSum dev |"
     assert text[2] == "| **mean**: mean patch against mean word (VSE++ style) | none | 11.0 ± 1.4 |"
-    assert text[5].endswith("| image | 21.0 ± 0.0 |") and len(text) == 6
+    assert text[5].endswith("| image | 21.0 |") and len(text) == 6
     assert not plot_differences(results, SUITES["baselines"], Path("nowhere.png"))
+
+
+def test_one_seed_has_no_deviation():
+    text = markdown(lines("base", [100.0]) + lines("rho-0.3", [101.0]), SUITES["ablation"])
+    assert "| 101.0 (+1.0) |" in text and "±" not in text.replace("mean ± standard deviation", "")
 
 
 def test_a_difference_is_taken_seed_by_seed():

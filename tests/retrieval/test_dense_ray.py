@@ -1,10 +1,11 @@
-"""Captioning over Ray: what needs no cluster always, the cluster itself where Ray is installed."""
+"""Captioning over Ray: what needs no cluster, and the cluster itself."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from dense_server import ChatServer, lines, photos
@@ -12,8 +13,6 @@ from dense_server import ChatServer, lines, photos
 from seps.retrieval.data import ImageSource
 from seps.retrieval.dense_text import BackendConfig, CaptionConfig, Item, RayConfig, caption_images, list_images
 from seps.retrieval.dense_text.ray_engine import Describer, pack, unpack
-
-HAS_RAY = importlib.util.find_spec("ray") is not None
 
 
 def config(server: ChatServer) -> BackendConfig:
@@ -41,18 +40,14 @@ def test_a_worker_without_a_backend_says_so(tmp_path: Path) -> None:
     assert "nowhere" in json.loads(outcome)["reason"]
 
 
-@pytest.mark.skipif(HAS_RAY, reason="Ray is installed")
-def test_without_ray_a_sentence_says_what_to_install(tmp_path: Path) -> None:
+def test_without_ray_a_sentence_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)  # what an import of a package that is not installed meets
     with ChatServer() as server, pytest.raises(ValueError, match=r"seps\[dist\]"):
         caption_images(list_images(photos(tmp_path, 1)), tmp_path / "o.jsonl", config(server), ray=RayConfig())
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed")
-def test_a_cluster_describes_resumes_and_stops_at_a_broken_server(tmp_path: Path) -> None:
-    import ray
-
-    ray.init(num_cpus=2, log_to_driver=False)  # once: a run starts and ends its own otherwise
+def test_a_cluster_describes_resumes_and_stops_at_a_broken_server(cluster: Any, tmp_path: Path) -> None:
     items = list_images(photos(tmp_path / "in", 50))
     out = tmp_path / "dense.jsonl"
     with ChatServer() as server:

@@ -1,3 +1,5 @@
+import re
+
 import pytest
 from training_toys import quick
 
@@ -42,3 +44,23 @@ def test_json_goes_round_and_tells_differences() -> None:
     assert config.differences(config.to_json()) == []
     other = TrainConfig(schedule="step", step_epochs=(3,), betas=(0.9, 0.98), keep_last=9, eval_every=4)
     assert other.differences(config.to_json()) == ["step_epochs: [3, 5] -> [3]"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("epochs", "3"),
+        ("epochs", 1.5),
+        ("epochs", True),
+        ("batch_size", -1),
+        ("learning_rate", "fast"),
+        ("learning_rate", float("nan")),
+        ("clip_norm", None),
+        ("betas", ("a", "b")),
+        ("step_epochs", (1.5,)),
+        ("seed", -1),
+    ],
+)
+def test_wrong_types_and_values_name_field_and_value(name: str, value: object) -> None:
+    with pytest.raises(ValueError, match=rf"TrainConfig\.{name} = {re.escape(repr(value))}: "):
+        TrainConfig(**{name: value})  # type: ignore[arg-type]

@@ -81,8 +81,8 @@ def worker(rank: int, port: int, folder: str) -> None:
     with process_group(DistributedInfo(rank, 2, rank, "127.0.0.1", port), timeout_minutes=1) as info:
         importlib.import_module("torch.distributed.nn")  # as torch's optimizers do
         collectives(rank)
-        for name, settings in RUNS.items():
-            task = Contrastive(batch_size=9)
+        for name, settings in {**RUNS, "dropout": NOISY, "dropout again": NOISY}.items():
+            task = Contrastive(batch_size=9, dropout=0.3 if settings is NOISY else 0.0)
             if rank == 1:
                 # The ranks must not depend on having started alike.
                 torch.nn.init.zeros_(task.model.image[0].weight)
@@ -117,6 +117,9 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 
 
+NOISY: dict[str, Any] = {"batch_size": 9}
+
+
 def test_two_processes_give_what_one_gives(tmp_path: Path) -> None:
     # 9 samples over 2 processes: 5 and 4, so the uneven case is the one tested.
     two = tmp_path / "two"
@@ -133,6 +136,12 @@ def test_two_processes_give_what_one_gives(tmp_path: Path) -> None:
             assert torch.allclose(value, expected[key], atol=1e-4), key
     for line, other in zip(losses(two / "stopped"), losses(two / "plain"), strict=True):
         assert line == pytest.approx(other, rel=1e-5)
+    # With dropout two processes are as good as one and repeat themselves to the bit, but are not the same: each draws
+    # for its own rows.
+    assert losses(two / "dropout") == losses(two / "dropout again")
+    train(Contrastive(batch_size=9, dropout=0.3), quick(**NOISY), tmp_path / "dropout")
+    together, alone = losses(two / "dropout"), losses(tmp_path / "dropout")
+    assert together[0][1] != pytest.approx(alone[0][1], rel=1e-4)
 
 
 def distributed_weights(folder: Path) -> dict[str, torch.Tensor]:

@@ -1,3 +1,4 @@
+import shutil
 import signal
 from pathlib import Path
 
@@ -8,6 +9,8 @@ from training_toys import Contrastive, Regression, evaluations, losses, quick, s
 
 from seps.training import CheckpointError, NonFiniteLossError, find_checkpoint, load_weights, train
 from seps.training.checkpoint import read_json
+from seps.training.optim import lr_factor
+from seps.training.tracking import read_metrics
 
 
 def test_regression_learns(tmp_path: Path) -> None:
@@ -206,3 +209,78 @@ def test_begin_epoch_freezes_and_thaws_also_after_resume(tmp_path: Path) -> None
     train(resumed, quick(), tmp_path)
     assert not torch.equal(resumed.model[1].weight, start)
     assert weights_equal(whole.model, resumed.model)
+
+
+def learning_rates(folder: Path) -> list[float]:
+    return [line["learning_rate"] for line in read_metrics(folder / "metrics.jsonl") if line["kind"] == "train"]
+
+
+def test_more_epochs_extend_a_finished_run_bit_for_bit(tmp_path: Path) -> None:
+    steady = {"schedule": "constant", "ema_decay": 0.9}
+    whole, first, more = Regression(), Regression(), Regression()
+    train(whole, quick(epochs=3, **steady), tmp_path / "whole")
+    train(first, quick(epochs=2, **steady), tmp_path / "run")
+    said: list[str] = []
+    result = train(more, quick(epochs=3, **steady), tmp_path / "run", log=said.append)
+    assert (result.resumed_from, result.step) == (8, 12) and not result.interrupted
+    assert weights_equal(more.model, whole.model) and not weights_equal(first.model, whole.model)
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+    assert evaluations(tmp_path / "run") == evaluations(tmp_path / "whole")
+    assert any("had 2 epochs and gets 3" in sentence for sentence in said)
+    with pytest.raises(CheckpointError, match=r"epochs: 3 -> 2"):
+        train(Regression(), quick(epochs=2, **steady), tmp_path / "run")
+
+
+def test_an_extended_run_follows_the_schedule_of_its_new_length(tmp_path: Path) -> None:
+    short, long = quick(epochs=2), quick(epochs=4)
+    train(Regression(), short, tmp_path)
+    train(Regression(), long, tmp_path)
+    expected = [lr_factor(step, 4, short if step < 8 else long) * short.learning_rate for step in range(16)]
+    assert learning_rates(tmp_path) == pytest.approx(expected, rel=1e-12)
+
+
+def test_labels_of_the_task_are_in_every_line_and_pointer(tmp_path: Path) -> None:
+    task = Regression()
+    task.labels = {"protocol": "image"}  # type: ignore[attr-defined]
+    train(task, quick(), tmp_path)
+    lines = list(read_metrics(tmp_path / "metrics.jsonl"))
+    assert len(lines) == 15 and all(line["protocol"] == "image" for line in lines)
+    assert all(read_json(tmp_path / name)["protocol"] == "image" for name in ("best.json", "last.json"))
+
+
+FOREIGN = {
+    "metrics.jsonl": ['{"loss": 1.0}\n', '{"step": 3, "loss": 1.0}\n', "epoch,loss\n0,1.5\n", '{"kind": "train"}\n'],
+    "best.json": ['{"accuracy": 0.9}', "notes"],
+    "last.json": ['["mine"]'],
+}
+
+
+@pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in FOREIGN.items() for text in texts])
+def test_a_file_of_somebody_else_is_refused_and_left_alone(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match="left as it is"):
+        train(Regression(), quick(), tmp_path)
+    assert (tmp_path / name).read_text() == text and [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("torn", ["", '{"kind": "train", "step": 1, "ep', '{"kind": "train", "step": 1, "epoch": 0}\n'])
+def test_a_log_of_a_run_killed_before_its_first_checkpoint_is_ours(tmp_path: Path, torn: str) -> None:
+    (tmp_path / "metrics.jsonl").write_text(torn)
+    train(Regression(), quick(), tmp_path)
+    assert len(losses(tmp_path)) == 12
+
+
+def test_folders_of_somebody_else_among_the_checkpoints_stay(tmp_path: Path) -> None:
+    mine = {"step-best": "weights.bin", "step-00000001": "model.ckpt", "damaged-step-00000020": "kept.txt"}
+    for folder, name in mine.items():
+        (tmp_path / "checkpoints" / folder).mkdir(parents=True)
+        (tmp_path / "checkpoints" / folder / name).write_text("precious")
+    whole = tmp_path / "elsewhere"
+    train(Regression(), quick(), whole)
+    newest = find_checkpoint(whole, "last")
+    shutil.copytree(newest, tmp_path / "checkpoints" / newest.name)
+    (tmp_path / "checkpoints" / "step-00000020").mkdir()
+    train(Regression(), quick(epochs=5, checkpoint_every=1, keep_last=1), tmp_path)
+    for folder, name in mine.items():
+        assert (tmp_path / "checkpoints" / folder / name).read_text() == "precious"
+    assert (tmp_path / "checkpoints" / "damaged-step-00000020-2").is_dir()

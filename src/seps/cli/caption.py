@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from seps.cli.outputs import check_output, write_output
 from seps.retrieval.dense_text import BackendConfig, CaptionConfig, RayConfig, Sampling, caption_images, list_images
 from seps.retrieval.dense_text.config import ACCEPTABLE, LOCAL_URL, MODEL, Kind
 from seps.retrieval.dense_text.report import Tally
@@ -35,6 +36,7 @@ def run(arguments: Sequence[str]) -> int:
     images, out = Path(options.images), Path(options.out)
     if out.exists() and images.exists() and os.path.samefile(images, out):
         raise ValueError(f"--out {out} is the data set itself. Choose another file for the descriptions.")
+    summary = check_output(options.report, "--report", "described_in_file") if options.report else None
     backend, config = _backend(options), _config(options)
     ray = RayConfig(options.ray_address, options.workers, options.gpus) if options.engine == "ray" else None
     items = list_images(images, options.images_root)
@@ -44,8 +46,8 @@ def run(arguments: Sequence[str]) -> int:
         items = items[: options.limit]
     with InterruptGuard() as guard, _Display(len(items), guard) as display:
         report = caption_images(items, out, backend, config, ray=ray, stop=display.stopping, progress=display.update)
-    if options.report:
-        Path(options.report).write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    if summary is not None:
+        write_output(summary, report)
     _print(report)
     if report["problem"]:
         print(f"seps caption: {report['problem']}", file=sys.stderr)

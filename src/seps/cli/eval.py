@@ -6,9 +6,9 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import get_args
 
+from seps.cli.outputs import check_output, write_output
 from seps.retrieval.protocol import Protocol
 
 
@@ -40,6 +40,7 @@ def run(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     if options.words is not None and options.words < 1:
         parser.error(f"--words is {options.words}; a description needs at least one word")
+    out = check_output(options.json, "--json", "rsum") if options.json and options.json != "-" else None
     import torch
 
     from seps.cli.display import metrics_table, stage_progress
@@ -76,6 +77,6 @@ def run(arguments: Sequence[str]) -> int:
         print(json.dumps(figures, indent=1))
         return 0
     metrics_table(f"{options.model} on {dataset.label}, protocol {options.protocol}", result)
-    if options.json:
-        Path(options.json).write_text(json.dumps(figures, indent=1) + "\n")
+    if out is not None:
+        write_output(out, figures)
     return 0

@@ -69,7 +69,8 @@ def run(arguments: Sequence[str]) -> int:
             log=(lambda text: print(text, file=sys.stderr)) if first else None,
         )
     if first:
-        print(f"Step {result.step} of {result.total_steps}; best score on dev: {result.best_score}.")
+        named = f" under protocol {result.labels['protocol']}" if "protocol" in result.labels else ""
+        print(f"Step {result.step} of {result.total_steps}; best score on dev{named}: {result.best_score}.")
         if result.interrupted:
             print(f"Interrupted and saved; run the same command to go on with {options.out}.")
         else:

@@ -17,6 +17,7 @@ from seps.model_saving import write_folder
 from seps.reid.config import ReidConfig, from_mapping
 from seps.reid.model import ReidModel
 from seps.reid.run import TrainedReid
+from seps.tensor_names import transformers_version, versions_sentence
 from seps.training.checkpoint import load_model_tensors, model_tensors
 
 
@@ -38,6 +39,7 @@ def save_pretrained(trained: TrainedReid, folder: Path | str, *, about: Mapping[
                 "modalities": list(model.modalities),
                 "identities": model.original_neck.classifier.out_features,
                 "cameras": list(trained.cameras),
+                "transformers": transformers_version(),
                 "about": dict(about or {}),
             }
         )
@@ -74,7 +76,7 @@ def from_pretrained(
     except (KeyError, TypeError, ValueError) as error:
         raise ModelError(f"{folder / CONFIG} does not say how to build the model ({error}).") from error
     model = ReidModel(_buildable(config, values, folder), modalities, identities, len(cameras))
-    load_model_tensors(model, tensors, str(path))
+    load_model_tensors(model, tensors, str(path), versions_sentence(values.get("transformers")))
     model.eval()
     return TrainedReid(model.to(device), config, cameras, folder)
 

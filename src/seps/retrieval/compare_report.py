@@ -33,7 +33,7 @@ class Figure:
 
     @property
     def spread(self) -> float:
-        """Standard deviation over the seeds, 0 of one."""
+        """Standard deviation over the seeds, 0 of one (which is not printed: one figure has none)."""
         return statistics.stdev(self.values.values()) if len(self.values) > 1 else 0.0
 
     @property
@@ -120,7 +120,7 @@ def _plain(table: Mapping[str, Mapping[str, Figure]], suite: Suite) -> str:
         for protocol in PROTOCOLS:
             cells = [figures.get(f"{split}/{protocol}") for split in splits]
             if any(cells):
-                shown = [f"{cell.mean:.1f} ± {cell.spread:.1f}" if cell else "" for cell in cells]
+                shown = [_with_spread(f"{cell.mean:.1f}", cell, " ") if cell else "" for cell in cells]
                 lines.append(_row([f"**{name}**: {suite[name].title}", protocol, *shown]))
     return "\n".join(lines) + "\n"
 
@@ -180,9 +180,12 @@ def _cell(figure: Figure | None, reference: Figure | None) -> str:
     return f"{shown} ({_with_spread(f'{mark}{difference.mean:+.1f}{mark}', difference)})"
 
 
-def _with_spread(mean: str, figure: Figure) -> str:
-    """With non-breaking spaces: a narrow column breaks between figures, not within one."""
-    return f"{mean}\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}{figure.spread:.1f}"
+def _with_spread(mean: str, figure: Figure, space: str = "\N{NO-BREAK SPACE}") -> str:
+    """ "mean ± deviation", or the mean alone where there is one seed: one figure has no deviation.
+
+    With non-breaking spaces a narrow column breaks between figures, not within one.
+    """
+    return f"{mean}{space}±{space}{figure.spread:.1f}" if len(figure.values) > 1 else mean
 
 
 def _training(table: Mapping[str, Any], results: Sequence[Result], suite: Suite) -> str:

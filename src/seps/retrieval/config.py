@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any, Literal
 
 from seps.config import ConfigError, LossConfig, SlimmingConfig, require, require_choice
 from seps.training.config import TrainConfig
+
+
+def _between(value: object, low: float, high: float) -> bool:
+    """Whether `value` is a finite number (no bool) from `low` to `high`."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return number and math.isfinite(value) and low <= value <= high  # type: ignore[arg-type,operator]
+
+
+def _require_whole(name: str, value: object, low: int) -> None:
+    good = isinstance(value, int) and not isinstance(value, bool) and value >= low
+    require(good, f"{name} is {value!r}; give a whole number of at least {low}.")
+
+
+def _size(name: str, value: Sequence[int]) -> tuple[int, int]:
+    """(height, width). Raises ConfigError for anything but two whole numbers above 0."""
+    good = isinstance(value, (list, tuple)) and len(value) == 2 and all(type(side) is int for side in value)
+    require(good and min(value) >= 1, f"{name} is {value!r}; give height and width in pixels, each at least 1.")
+    return value[0], value[1]
+
 
 HeadKind = Literal["slimming", "mean", "scan-t2i", "scan-i2t", "scan", "description"]
 Preset = Literal["default", "paper", "open_source"]
@@ -41,10 +61,12 @@ class ModelConfig:
     def __post_init__(self) -> None:
         require_choice("head", self.head, HeadKind)
         require_choice("preset", self.preset, Preset)
-        require(self.embed_size >= 4, f"embed_size is {self.embed_size!r}; it must be at least 4.")
-        require(0 <= self.dropout < 1, f"dropout is {self.dropout!r}; it must lie in [0, 1).")
+        for name, low in (("embed_size", 4), ("max_words", 1), ("max_dense_words", 1)):
+            _require_whole(name, getattr(self, name), low)
+        require(_between(self.dropout, 0, 1) and self.dropout < 1, f"dropout is {self.dropout!r}; give 0 to below 1.")
         if self.image_size is not None:
-            object.__setattr__(self, "image_size", tuple(self.image_size))
+            object.__setattr__(self, "image_size", _size("image_size", self.image_size))
+        require(isinstance(self.slimming, Mapping), f"slimming is {self.slimming!r}; give options by name.")
         require(
             self.head == "slimming" or not self.slimming,
             f"slimming={dict(self.slimming)} has no effect with head={self.head!r}; leave it out.",
@@ -52,7 +74,7 @@ class ModelConfig:
         self._check_slimming()
 
     def _check_slimming(self) -> None:
-        known = [field.name for field in fields(SlimmingConfig)]
+        known = [option.name for option in fields(SlimmingConfig)]
         for name in self.slimming:
             near = get_close_matches(str(name), known, 1)
             meant = f"; did you mean {near[0]!r}?" if near else f"; choose from {', '.join(known)}."
@@ -68,18 +90,11 @@ class ModelConfig:
         made = {"default": SlimmingConfig.default, "paper": SlimmingConfig.paper}.get(
             self.preset, SlimmingConfig.open_source
         )
-        values = {
-            "embed_size": self.embed_size,
-            "num_patches": num_patches,
-            "num_prefix_tokens": num_prefix_tokens,
-            **self.slimming,
-        }
+        sizes = {"embed_size": self.embed_size, "num_patches": num_patches, "num_prefix_tokens": num_prefix_tokens}
         try:
-            return made(**values)
+            return made(**{**sizes, **self.slimming})
         except TypeError as error:
-            raise ConfigError(
-                f"model.slimming={dict(self.slimming)} holds a value of the wrong kind ({error}); see SlimmingConfig."
-            ) from error
+            raise ConfigError(f"slimming={dict(self.slimming)} has a value of the wrong type ({error}).") from error
 
 
 @dataclass(frozen=True)
@@ -112,8 +127,14 @@ class DataConfig:
             value = getattr(self, name)
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
         object.__setattr__(self, "crop_scale", tuple(self.crop_scale))
+        good = len(self.crop_scale) == 2 and all(_between(part, 0, 1) for part in self.crop_scale)
+        require(
+            good and 0 < self.crop_scale[0] <= self.crop_scale[1],
+            f"crop_scale is {self.crop_scale!r}; give two parts of the picture's area, above 0, at most 1 and rising.",
+        )
+        require(_between(self.jitter, 0, 1), f"jitter is {self.jitter!r}; it must lie in [0, 1].")
         if self.decode_size is not None:
-            object.__setattr__(self, "decode_size", tuple(self.decode_size))
+            object.__setattr__(self, "decode_size", _size("decode_size", self.decode_size))
 
     def size_to_decode(self, image_size: tuple[int, int]) -> tuple[int, int]:
         """The size at which images are kept, for a model that takes `image_size`; crops then keep their detail."""
@@ -131,7 +152,8 @@ class PartWeights:
 
     def __post_init__(self) -> None:
         for name in ("fused", "pixels", "description"):
-            require(getattr(self, name) >= 0, f"parts.{name} is {getattr(self, name)!r}; it must not be negative.")
+            value = getattr(self, name)
+            require(_between(value, 0, math.inf), f"parts.{name} is {value!r}; give a finite number, 0 or more.")
         require(self.fused + self.pixels + self.description > 0, "parts: all weights are 0; nothing would train.")
 
 
@@ -158,8 +180,17 @@ class RunConfig:
     """After training choose the weight of the description on dev instead of keeping the learned one."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.freeze_vision, bool):
-            object.__setattr__(self, "freeze_vision", -1 if self.freeze_vision else None)
+        for name in ("freeze_vision", "freeze_text"):
+            value = getattr(self, name)
+            if isinstance(value, bool):
+                object.__setattr__(self, name, -1 if value else None)
+            elif value is not None:
+                _require_whole(name, value, -1)
+        _require_whole("warmup_epochs_sum", self.warmup_epochs_sum, 0)
+        require(
+            _between(self.text_lr_scale, 0, math.inf),
+            f"text_lr_scale is {self.text_lr_scale!r}; give a finite number, 0 or more.",
+        )
         require_choice("pairing", self.pairing, Pairing)
         require(
             self.pairing == "image" or (self.model.head == "slimming" and self.parts.fused > 0),

@@ -18,6 +18,7 @@ from seps.encoders import text_encoder, vision_encoder
 from seps.retrieval.config import ModelConfig
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import ModelError
+from seps.tensor_names import fitted, transformers_version
 
 PREFIXES = {
     "img_enc.visual_encoder.": "vision.model.",
@@ -103,9 +104,11 @@ def convert_published(path: Path | str, *, vision: str | None = None, text: str 
             # The published model leaves the projection out where the widths agree.
             state[f"{name}.weight"], state[f"{name}.bias"] = torch.eye(width), torch.zeros(width)
     try:
-        model.load_state_dict(state, strict=True)
+        # The published code ran on transformers 4, which named the tensors of ViT and Swin otherwise.
+        model.load_state_dict(fitted(state, model.state_dict()), strict=True)
     except RuntimeError as error:
         raise ModelError(
-            f"{path} does not fit {vision_name} and {text_name}: {error} Name the encoders it was trained with."
+            f"{path} does not fit {vision_name} and {text_name} of transformers {transformers_version()}: "
+            f"{' '.join(str(error).split())} Name the encoders it was trained with."
         ) from error
     return model.eval()

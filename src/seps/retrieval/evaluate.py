@@ -158,10 +158,17 @@ def evaluate(
 
     `keep_words`: as for `score_dataset`.
     """
+    for name, value in (("folds", folds), ("keep_words", keep_words), ("memory", memory)):
+        if value is not None and value < 1:
+            raise ValueError(f"{name} is {value}; it must be at least 1.")
     seen = view(dataset, protocol)
     training = model.training
-    scores = score_dataset(model, dataset, seen, pixels=pixels, keep_words=keep_words, memory=memory, progress=progress)
-    model.train(training)
+    try:
+        scores = score_dataset(
+            model, dataset, seen, pixels=pixels, keep_words=keep_words, memory=memory, progress=progress
+        )
+    finally:
+        model.train(training)
     owner = dataset.image_of_caption
     metrics = five_fold(scores, owner, folds) if folds > 1 else recall(scores, owner)
     shown = seen.gallery_dense if model.head.uses_description else None

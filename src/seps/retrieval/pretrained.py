@@ -18,6 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from seps.config import ConfigError
 from seps.encoders import TextEncoder, VisionEncoder, text_encoder, vision_encoder
 from seps.encoders.saved import save_text_files, save_vision_files
 from seps.model_folder import CONFIG, ModelError, find_folder, inside, read_config, read_weights
@@ -26,6 +27,7 @@ from seps.retrieval.card import model_card
 from seps.retrieval.config import ModelConfig
 from seps.retrieval.heads import SlimmingHead
 from seps.retrieval.model import RetrievalModel
+from seps.tensor_names import fitted, renamed, transformers_version, versions_sentence
 from seps.training import find_checkpoint, load_weights
 
 __all__ = ["MINI", "ModelError", "from_pretrained", "mini_folder", "resolved", "save_pretrained"]
@@ -75,7 +77,8 @@ def save_pretrained(
             if tensor.dim() > 1:
                 tensors[f"scale.{name}"] = scale
     # Through JSON and back, so that what the card says is what config.json says.
-    config = json.loads(json.dumps({"form": form, "model": resolved(model), "about": dict(about or {})}))
+    told = {"form": form, "model": resolved(model), "transformers": transformers_version(), "about": dict(about or {})}
+    config = json.loads(json.dumps(told))
     card = model_card(Path(folder).resolve().name, config["model"], config["about"], _facts(model))
     write_folder(folder, config, tensors, card, partial(_save_encoders, model) if form == "full" else None)
 
@@ -161,7 +164,7 @@ def _load_folder(folder: Path, remote: bool, vision: VisionEncoder | None, text:
     config = read_config(folder)
     try:
         settings, form = model_config(config["model"]), str(config["form"])
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ConfigError) as error:
         raise ModelError(f"{folder / CONFIG} is not the configuration of a retrieval model ({error}).") from error
     tensors, path = read_weights(folder, config)
     if form == "full":
@@ -170,19 +173,29 @@ def _load_folder(folder: Path, remote: bool, vision: VisionEncoder | None, text:
         if given is None:
             _refuse_path(place, folder, remote)
     model = RetrievalModel(settings, vision, text)
-    names = set(tensors)
-    state = model.state_dict()
-    if form == "delta":
-        for name in list(state):
-            if f"delta.{name}" in names:
-                scale = tensors.get(f"scale.{name}", torch.ones(()))
-                state[name] = unpack_delta(tensors[f"delta.{name}"], scale, state[name])
-            elif name in names:
-                state[name] = tensors[name].to(state[name].dtype)
-    else:
-        state = tensors
-    _load_state(model, state, path)
+    state = _undelta(model.state_dict(), tensors) if form == "delta" else tensors
+    _load_state(model, state, path, config.get("transformers"))
     return model
+
+
+def _undelta(base: dict[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The state that "delta" tensors make of `base`, a new model with pretrained encoders.
+
+    An encoder's tensor that is not among them is the pretrained one; any other that is not is left out, and so missed.
+    """
+    state = {name: tensor for name, tensor in base.items() if name.startswith(_ENCODERS)}
+    bare = {name: name.removeprefix("delta.") for name in tensors if not name.startswith("scale.")}
+    places = renamed(bare.values(), base)
+    for name, stem in bare.items():
+        place = places[stem]
+        if place not in base:
+            state[place] = tensors[name]
+        elif name != stem:
+            scale = tensors.get(f"scale.{stem}", torch.ones(()))
+            state[place] = unpack_delta(tensors[name], scale, base[place])
+        else:
+            state[place] = tensors[name].to(base[place].dtype)
+    return state
 
 
 def _saved_encoders(
@@ -229,12 +242,23 @@ def _load_run(folder: Path, averaged: bool) -> RetrievalModel:
     model = RetrievalModel(config)
     weights = load_weights(checkpoint, averaged)
     own = {name.removeprefix("model."): value for name, value in weights.items() if name.startswith("model.")}
-    _load_state(model, own, checkpoint)
+    _load_state(model, own, checkpoint, state.get("transformers"))
     return model
 
 
-def _load_state(model: RetrievalModel, state: dict[str, Tensor], path: Path) -> None:
+def _load_state(model: RetrievalModel, state: Mapping[str, Tensor], path: Path, saved_with: object) -> None:
+    own = model.state_dict()
+    state = fitted(state, own)
+    missing, unknown = sorted(set(own) - set(state)), sorted(set(state) - set(own))
+    if missing or unknown:
+        parts = [("lacks", missing), ("has, without a place in the model,", unknown)]
+        told = " and ".join(f"{what} {len(names)} tensors (first: {names[0]})" for what, names in parts if names)
+        raise ModelError(
+            f"{path} {told}. {versions_sentence(saved_with)} Install the release it was saved with, or save the model "
+            "again."
+        )
     try:
         model.load_state_dict(state, strict=True)
     except RuntimeError as error:
-        raise ModelError(f"{path} does not fit its configuration: {error}") from error
+        told = " ".join(str(error).split())
+        raise ModelError(f"{path} does not fit its configuration: {told}") from error

@@ -1,7 +1,8 @@
 """Training a retrieval model: what `seps.training.train` needs to know.
 
 With several processes each encodes and scores its own images against the captions of all; the rows are gathered, so
-that every process sees the whole similarity matrix and the loss is that of a single process.
+that every process sees the whole similarity matrix and the loss is that of a single process, within rounding. Dropout
+and Gumbel noise are drawn by each process for its own rows: with them the loss is as good as that of one, not the same.
 """
 
 from __future__ import annotations
@@ -91,9 +92,24 @@ class RetrievalTask:
         self.augment = ImageAugment(model.image_size, scale=config.data.crop_scale, jitter=config.data.jitter)
         self._order: tuple[int, list[Any]] = (-1, [])
 
+    @property
+    def protocol(self) -> Protocol:
+        """The one the head is made for; dev is scored under it."""
+        return "image" if self.model.model.head.uses_description else "none"
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """What every line of the run's log says beside its figures."""
+        return {"protocol": self.protocol}
+
     def steps_per_epoch(self, world: int) -> int:
-        """Whole batches in the training set."""
-        return len(self.data) // self.config.train.batch_size
+        """Whole batches in the training set. Raises ValueError for a batch that the processes cannot share evenly."""
+        size = self.config.train.batch_size
+        if size % world:
+            raise ValueError(
+                f"train.batch_size = {size} cannot be shared evenly by {world} processes: choose a multiple of {world}."
+            )
+        return len(self.data) // size
 
     def begin_epoch(self, epoch: int) -> None:
         """Triplet loss: the sum of violations first, then the hardest negative."""
@@ -114,12 +130,14 @@ class RetrievalTask:
         ]
 
     def _batches(self, epoch: int) -> list[Any]:
-        if self._order[0] != epoch:
+        # Read once: with several workers another thread may put the next epoch there meanwhile.
+        order = self._order
+        if order[0] != epoch:
             config = self.config.train
             counts = self.data.captions_per_image
-            batches = epoch_batches(len(self.data), counts, config.batch_size, config.seed, epoch)
-            self._order = (epoch, batches)
-        return self._order[1]
+            order = (epoch, epoch_batches(len(self.data), counts, config.batch_size, config.seed, epoch))
+            self._order = order
+        return order[1]
 
     def batch(self, epoch: int, step: int, rank: int, world: int) -> StepBatch:
         """The rows of this rank. Texts are drawn for the whole batch, so that any number of ranks agrees."""
@@ -257,10 +275,9 @@ class RetrievalTask:
     def evaluate(self) -> dict[str, float]:
         """rSum on each dev set under the protocol the head is made for; "score" is their mean."""
         model = self.model.model
-        protocol: Protocol = "image" if model.head.uses_description else "none"
         figures: dict[str, float] = {}
         for data, pixels in zip(self.dev, self.dev_pixels, strict=True):
-            report = evaluate(model, data, protocol, pixels=pixels)
+            report = evaluate(model, data, self.protocol, pixels=pixels)
             figures[f"rsum_{data.label}"] = report.metrics.rsum
         figures["score"] = sum(figures.values()) / max(1, len(figures))
         if model.trust is not None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from seps.config import ConfigError
 from seps.metrics import recall
+from seps.model_folder import CONFIG
 from seps.retrieval.config import RunConfig
 from seps.retrieval.data import NothingDescribed, RetrievalDataset, attach_dense, check_dataset, drop_bad, load_data
 from seps.retrieval.evaluate import encode_images, evaluate
@@ -18,7 +22,8 @@ from seps.retrieval.pretrained import from_pretrained, resolved, save_pretrained
 from seps.retrieval.protocol import Protocol
 from seps.retrieval.task import RetrievalTask
 from seps.scoring import score_with_gradient
-from seps.training import DistributedInfo, TrainResult, train
+from seps.training import CheckpointError, DistributedInfo, TrainResult, find_checkpoint, train
+from seps.training.checkpoint import read_json
 from seps.training.tracking import Progress
 
 Log = Callable[[str], None]
@@ -67,6 +72,8 @@ def train_model(
     """Train as `config` says into `run_dir` (continuing a run that is there), then save the best as `run_dir/model`."""
     say = log or (lambda _: None)
     run_dir = Path(run_dir)
+    _same_settings(config, run_dir)
+    _room_for_model(run_dir / "model")
     train_set, dev_sets = read_data(config, say)
     torch.manual_seed(config.train.seed)
     model = RetrievalModel(config.model)
@@ -96,6 +103,59 @@ def train_model(
         told = {"config": dataclasses.asdict(config), "step": result.step, "figures": figures}
         save_pretrained(best, run_dir / "model", about=told)
     return result
+
+
+def _same_settings(config: RunConfig, run_dir: Path) -> None:
+    """Refuse to continue a run whose model, data, losses or freezing were set otherwise.
+
+    `train` compares its own settings; where files lie, and what happens after training, may differ.
+    """
+    try:
+        about = read_json(find_checkpoint(run_dir, "last") / "state.json").get("about")
+    except CheckpointError:
+        return
+    before = _flat(about.get("config") if isinstance(about, dict) else None)
+    now = _flat(json.loads(json.dumps(dataclasses.asdict(config))))
+    changed = [
+        f"{name}: {before[name]!r} -> {value!r}"
+        for name, value in now.items()
+        if name in before and _content(name, before[name]) != _content(name, value)
+    ]
+    if changed:
+        raise ConfigError(
+            f"{run_dir} holds a run with other settings ({'; '.join(changed)}): continue it with the same, or choose "
+            "another folder."
+        )
+
+
+def _flat(config: object) -> dict[str, Any]:
+    """The settings by dotted name, without those of the loop and those that do not change what is learned."""
+    flat: dict[str, Any] = {}
+    for name, value in config.items() if isinstance(config, dict) else ():
+        if isinstance(value, dict):
+            flat |= {f"{name}.{inner}": entry for inner, entry in value.items()}
+        else:
+            flat[name] = value
+    free = ("train.", "data.images_root", "data.strict", "choose_trust")
+    return {name: value for name, value in flat.items() if not name.startswith(free)}
+
+
+def _content(name: str, value: Any) -> Any:
+    """Of files only their names: a data set or an encoder may be moved."""
+    if name in ("data.train", "data.dev", "data.dense", "model.vision", "model.text"):
+        return [Path(str(one)).name for one in (value if isinstance(value, list) else [value])]
+    return value
+
+
+def _room_for_model(folder: Path) -> None:
+    """Raise ValueError, before hours of training, where the trained model's folder holds something else."""
+    if folder.is_dir() and (not any(folder.iterdir()) or read_json(folder / CONFIG).get("format") is not None):
+        return
+    if folder.exists():
+        raise ValueError(
+            f"{folder} is where the trained model goes, but it holds something else, which was left as it is: choose "
+            "another folder for the run, or move it away."
+        )
 
 
 def honest_protocols(model: RetrievalModel) -> list[Protocol]:

@@ -17,6 +17,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -28,10 +29,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from seps.tensor_names import fitted, renamed
+
 FORMAT = 1
 _MODEL, _EMA, _OPTIMIZER = "model.safetensors", "ema.safetensors", "optimizer.safetensors"
 _STATE, _MANIFEST = "state.json", "manifest.json"
 _TEMPORARY = ".writing-"
+_NAME = re.compile(r"step-\d{8,}")
 
 Log = Callable[[str], None]
 
@@ -63,19 +67,22 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach().to("cpu", copy=True).contiguous() for name, value in state.items()}
 
 
-def load_model_tensors(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
+def load_model_tensors(model: nn.Module, tensors: Mapping[str, Tensor], source: str, versions: str = "") -> None:
     """Put saved tensors into a module.
 
-    Raises CheckpointError naming what is missing, left over or misshapen.
+    `versions` is a sentence about the releases, for the CheckpointError that names what is missing, left over or
+    misshapen.
     """
     own = model.state_dict()
+    tensors = fitted(tensors, own)
     missing = sorted(set(own) - set(tensors))
     unknown = sorted(set(tensors) - set(own))
     shapes = sorted(n for n in set(own) & set(tensors) if own[n].shape != tensors[n].shape)
     if missing or unknown or shapes:
         parts = [("missing", missing), ("unknown", unknown), ("of another shape", shapes)]
         told = "; ".join(f"{len(names)} {what}, first '{names[0]}'" for what, names in parts if names)
-        raise CheckpointError(f"{source} does not fit the model ({told}): build the model it was saved from.")
+        advice = f"build the model it was saved from. {versions}".rstrip()
+        raise CheckpointError(f"{source} does not fit the model ({told}): {advice}")
     model.load_state_dict(dict(tensors))
 
 
@@ -98,12 +105,16 @@ def load_optimizer_tensors(
 
     Raises CheckpointError when the groups hold other parameters than the saved ones.
     """
+    own = [name for group in optimizer.param_groups for name in group["names"]]
+    # Under another release of transformers an encoder's parameters may have other names, in the same order.
+    place = renamed([name for group in groups for name in group["names"]], own)
+    groups = [{**group, "names": [place[name] for name in group["names"]]} for group in groups]
     if [group["names"] for group in optimizer.param_groups] != [group["names"] for group in groups]:
         raise CheckpointError("The checkpoint's optimiser groups hold other parameters than this task's.")
     by_name: dict[str, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         name, _, part = key.rpartition("//")
-        by_name.setdefault(name, {})[part] = value
+        by_name.setdefault(place.get(name, name), {})[part] = value
     state = optimizer.state_dict()
     state["state"] = {}
     for current, saved in zip(state["param_groups"], groups, strict=True):
@@ -123,7 +134,7 @@ class CheckpointStore:
 
     def folders(self) -> list[Path]:
         """Every checkpoint folder, whole or not, oldest first."""
-        return sorted(path for path in self.folder.glob("step-*") if path.is_dir())
+        return sorted(path for path in self.folder.glob("step-*") if _NAME.fullmatch(path.name) and path.is_dir())
 
     def folder_of(self, step: int) -> Path:
         """Where the checkpoint after `step` steps is, or would be."""
@@ -150,8 +161,10 @@ class CheckpointStore:
         """Rename the (damaged) checkpoints newer than `folder`, so that they do not count as kept ones."""
         for path in self.folders():
             if path.name > folder.name:
-                aside = path.with_name(f"damaged-{path.name}")
-                shutil.rmtree(aside, ignore_errors=True)
+                aside, number = path.with_name(f"damaged-{path.name}"), 1
+                while aside.exists():
+                    number += 1
+                    aside = path.with_name(f"damaged-{path.name}-{number}")
                 path.rename(aside)
 
     def save(self, checkpoint: Checkpoint) -> Path:
@@ -167,6 +180,8 @@ class CheckpointStore:
             temporary.mkdir(parents=True)
             _write_folder(temporary, checkpoint)
             if target.exists():
+                if not written_by_us(target):
+                    raise OSError(f"{target} holds files that no run of seps wrote")
                 shutil.rmtree(target)
             temporary.rename(target)
             _sync(self.folder)
@@ -182,10 +197,18 @@ class CheckpointStore:
         self._prune()
         return target
 
-    def record_evaluation(self, step: int, metrics: Mapping[str, float], is_best: bool) -> None:
+    def record_evaluation(
+        self, step: int, metrics: Mapping[str, float], is_best: bool, labels: Mapping[str, str] | None = None
+    ) -> None:
         """Note in best.json (if it is) and last.json that the checkpoint of `step` earned these figures."""
         figures = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-        pointer = {**figures, "checkpoint": self.folder_of(step).name, "step": step, "evaluated": True}
+        pointer = {
+            **figures,
+            **(labels or {}),
+            "checkpoint": self.folder_of(step).name,
+            "step": step,
+            "evaluated": True,
+        }
         try:
             if is_best:
                 write_json(self.run_dir / "best.json", pointer)
@@ -213,6 +236,16 @@ class CheckpointStore:
         self._log(f"The best checkpoint of {self.run_dir} is damaged ({problem}) and counts no more.")
         return None
 
+    def refuse_foreign(self) -> None:
+        """Raise CheckpointError when a file that a run replaces is there and no run of seps wrote it."""
+        for name in ("best.json", "last.json"):
+            path = self.run_dir / name
+            if path.exists() and not isinstance(read_json(path).get("checkpoint"), str):
+                raise CheckpointError(
+                    f"{path} was not written by a run of seps, and was left as it is: choose another folder, or move "
+                    "the file away."
+                )
+
     def clean(self) -> None:
         """Remove what an interrupted save left behind."""
         for path in self.folder.glob(f"{_TEMPORARY}*"):
@@ -221,8 +254,14 @@ class CheckpointStore:
     def _prune(self) -> None:
         best = read_json(self.run_dir / "best.json").get("checkpoint")
         for path in self.folders()[: -self._keep_last]:
-            if path.name != best:
+            if path.name != best and written_by_us(path):
                 shutil.rmtree(path, ignore_errors=True)
+
+
+def written_by_us(folder: Path) -> bool:
+    """Whether a checkpoint folder holds nothing but what a checkpoint consists of."""
+    known = {_MODEL, _EMA, _OPTIMIZER, _STATE, _MANIFEST}
+    return all(path.name in known and path.is_file() for path in folder.iterdir())
 
 
 def find_checkpoint(run_dir: Path | str, which: Literal["best", "last"] = "best", log: Log | None = None) -> Path:

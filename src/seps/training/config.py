@@ -10,7 +10,8 @@ from typing import Any, Literal, get_args
 Schedule = Literal["cosine", "step", "constant"]
 Precision = Literal["float32", "bf16"]
 
-# Changing one of these between two starts of a run does not change what the run computes.
+# Changing one of these between two starts of a run does not change what the run computes; but chunk_size, and the
+# number of processes, change which numbers dropout draws.
 RESUME_MAY_CHANGE = frozenset(
     {"chunk_size", "eval_every", "checkpoint_every", "log_every", "keep_last", "prefetch", "workers"}
 )
@@ -21,7 +22,9 @@ class TrainConfig:
     """How to train, for both applications. Raises ValueError naming the field, its value and the remedy.
 
     Args:
-        epochs, batch_size: passes over the data; samples of one optimiser step over all processes together.
+        epochs, batch_size: passes over the data; samples of one optimiser step over all processes together. A run
+            started again with more epochs is extended: the learning rate of each further step is that of a run of
+            the new length at that step (schedule and warmup_fraction are taken anew, the steps done stay).
         learning_rate, backbone_lr_scale: peak rate of new parts; pretrained parts get it times the scale.
         weight_decay, betas: AdamW. Biases, norms and one-dimensional tensors are never decayed.
         warmup_steps, warmup_fraction: linear warm-up in steps, or (when 0 steps) as a part of the whole run.
@@ -30,7 +33,8 @@ class TrainConfig:
         clip_norm: largest gradient norm; 0 does not clip (the norm is reported all the same).
         precision: "bf16" runs the loss under autocast; the weights stay float32.
         chunk_size: samples encoded at once by cached gradients (gradcache.py); 0 encodes the batch whole.
-        seed: with the step number and rank, all the randomness of a step.
+        seed: with the step number and rank, all the randomness of a step. Each process, and each chunk, draws
+            dropout of its own: runs agree bit for bit only with as many processes and the same chunk_size.
         eval_every: epochs between evaluations; 0 evaluates at the end only (the end always evaluates).
         checkpoint_every: steps between checkpoints, besides those at every evaluation and at the end; 0: only
             those.
@@ -68,6 +72,8 @@ class TrainConfig:
         # YAML and JSON give lists where tuples are meant.
         object.__setattr__(self, "betas", tuple(self.betas))
         object.__setattr__(self, "step_epochs", tuple(self.step_epochs))
+        for option in fields(self):
+            self._check_type(option.name)
         for name in ("epochs", "batch_size", "log_every", "keep_last", "workers"):
             self._require(name, getattr(self, name) >= 1, "must be at least 1")
         for name in ("warmup_steps", "chunk_size", "seed", "eval_every", "checkpoint_every", "prefetch"):
@@ -87,6 +93,17 @@ class TrainConfig:
         good_betas = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
         self._require("betas", good_betas, "give two numbers, each at least 0 and below 1, such as (0.9, 0.999)")
         self._check_step_epochs()
+
+    def _check_type(self, name: str) -> None:
+        """Numbers must be numbers: a text or a bool from a file of settings would fail later, or count as 1."""
+        default, value = TrainConfig.__dataclass_fields__[name].default, getattr(self, name)
+        parts = value if isinstance(default, tuple) else (value,)
+        if isinstance(default, int) or name == "step_epochs":
+            whole = all(isinstance(part, int) and not isinstance(part, bool) for part in parts)
+            self._require(name, whole, "must be a whole number" if name != "step_epochs" else "must be whole numbers")
+        elif isinstance(default, float) or name == "betas":
+            good = all(isinstance(part, (int, float)) and not isinstance(part, bool) for part in parts)
+            self._require(name, good, "must be a number" if name != "betas" else "must be two numbers")
 
     def _check_step_epochs(self) -> None:
         ascending = all(a < b for a, b in zip((0, *self.step_epochs), self.step_epochs, strict=False))
@@ -109,11 +126,14 @@ class TrainConfig:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
     def differences(self, earlier: Mapping[str, Any]) -> list[str]:
-        """What differs from the JSON of an earlier start and would change the run, as 'field: old -> new'."""
+        """What differs from the JSON of an earlier start and would change the run, as 'field: old -> new'.
+
+        More epochs than before are no difference: such a run is extended.
+        """
         now = self.to_json()
         names = [field.name for field in fields(self) if field.name not in RESUME_MAY_CHANGE]
         return [
             f"{name}: {earlier[name]!r} -> {now[name]!r}"
             for name in names
-            if name in earlier and earlier[name] != now[name]
+            if name in earlier and earlier[name] != now[name] and not (name == "epochs" and now[name] > earlier[name])
         ]

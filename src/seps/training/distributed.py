@@ -9,6 +9,10 @@ gradients of the parameters over the ranks:
 
 Parameters used after the gather (a temperature, a head) come out right by the same average. With uneven ranks
 weigh the local mean by rows * W / all rows. Everything is the identity in a single process.
+
+Several processes give what one gives, within rounding, where the model draws no random numbers. Dropout is drawn by
+each rank for its own rows (seed, step and rank seed it): then a run repeats itself with as many processes, and is
+another sample of the same training with another number.
 """
 
 from __future__ import annotations

@@ -7,13 +7,14 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from seps.nn.checks import values_unchecked
+from seps.tensor_names import fitted, transformers_version, versions_sentence
 from seps.training import distributed as processes
 from seps.training.batches import Prefetcher, move_batch
 from seps.training.checkpoint import (
@@ -40,7 +41,7 @@ from seps.training.optim import (
 )
 from seps.training.seeding import seed_everything
 from seps.training.task import CachedTask, Figures, Task
-from seps.training.tracking import MetricsLog, Progress, SilentProgress, shown
+from seps.training.tracking import MetricsLog, Progress, SilentProgress, refuse_foreign, shown
 
 # Keeps the random numbers of an evaluation apart from those of the steps.
 _EVALUATION = 1
@@ -63,6 +64,8 @@ class TrainResult:
     best_checkpoint: Path | None
     last_checkpoint: Path | None
     metrics: dict[str, float]
+    labels: dict[str, str] = field(default_factory=dict)
+    """What the task says about its figures, such as the protocol they are taken under."""
 
 
 def train(
@@ -126,6 +129,7 @@ class _Run:
             )
         self.task, self.config, self.info, self.about = task, config, info, about
         self.model = task.model
+        self.labels: dict[str, str] = dict(getattr(task, "labels", {}))
         self.device = self._place(device)
         self.per_epoch = task.steps_per_epoch(info.world)
         if self.per_epoch < 1:
@@ -173,22 +177,32 @@ class _Run:
             processes.broadcast_module(self.model)
             return
         source = f"The checkpoint of step {state['step']} in {self.run_dir}"
-        load_model_tensors(self.model, processes.broadcast_tensors(found.model if found else None), source)
+        tensors = processes.broadcast_tensors(found.model if found else None)
+        load_model_tensors(self.model, tensors, source, versions_sentence(state.get("transformers")))
         optimizer = processes.broadcast_tensors(found.optimizer if found else None)
         load_optimizer_tensors(self.optimizer, optimizer, state["groups"])
         ema = processes.broadcast_tensors(found.ema if found else None)
         if self.average is not None:
-            self.average.weights = {name: value.to(self.device) for name, value in ema.items()}
+            own = dict(self.model.named_parameters())
+            self.average.weights = {name: value.to(self.device) for name, value in fitted(ema, own).items()}
         self.step = self.resumed_from = self.saved_step = int(state["step"])
         self.evaluated_step = self.step if state["evaluated"] else -1
         self.best = state["best"]
         self.log(f"Continuing {self.run_dir} after step {self.step} of {self.total}.")
+        before = int(state["config"]["epochs"])
+        if before != self.config.epochs:
+            self.log(
+                f"The run had {before} epochs and gets {self.config.epochs}: from here on the learning rate is that of "
+                f"a run of {self.config.epochs} epochs at the same step."
+            )
 
     def _read(self, resume: bool) -> Checkpoint | None:
         try:
             self.run_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ValueError(f"The run folder {self.run_dir} cannot be made: {error}.") from error
+        refuse_foreign(self.run_dir / "metrics.jsonl")
+        self.store.refuse_foreign()
         self.store.clean()
         folder = self.store.newest()
         if folder is None:
@@ -217,7 +231,7 @@ class _Run:
         """Run to the end or to the first interruption; returns whether it was interrupted."""
         config, info = self.config, self.info
         if info.rank == 0:
-            self.metrics_log = MetricsLog(self.run_dir, self.step, self.evaluated_step == self.step)
+            self.metrics_log = MetricsLog(self.run_dir, self.step, self.evaluated_step == self.step, self.labels)
 
         def make(step: int) -> Any:
             return self.task.batch(*divmod(step, self.per_epoch), info.rank, info.world)
@@ -327,7 +341,7 @@ class _Run:
         epoch = self.step // self.per_epoch - 1
         if self.metrics_log is not None:
             self.metrics_log.write("eval", self.step, epoch, metrics)
-        processes.on_first_rank(lambda: self.store.record_evaluation(self.step, metrics, is_best))
+        processes.on_first_rank(lambda: self.store.record_evaluation(self.step, metrics, is_best, self.labels))
         if is_best:
             self.best = {
                 "checkpoint": self.store.folder_of(self.step).name,
@@ -357,6 +371,7 @@ class _Run:
             "steps_per_epoch": self.per_epoch,
             "best_score": self.best["score"] if self.best else None,
             "world": self.info.world,
+            "transformers": transformers_version(),
             "config": self.config.to_json(),
             "groups": groups,
             "about": self.about,
@@ -377,4 +392,5 @@ class _Run:
             best_checkpoint=self.store.folder / best["checkpoint"] if best else None,
             last_checkpoint=self.store.folder_of(self.saved_step) if self.saved_step >= 0 else None,
             metrics=self.metrics,
+            labels=self.labels,
         )

@@ -15,7 +15,9 @@ Figures = Mapping[str, "float | Tensor"]
 class Task(Protocol):
     """The part every application implements.
 
-    Optional methods, found by name:
+    Optional, found by name:
+        labels -> {name: text} to put into every line of metrics.jsonl and into best.json and last.json, such as the
+            protocol of the evaluation.
         parameter_groups(lr, backbone_scale) -> list of {"params": [...], "lr": ...}, such as
             optim.backbone_groups makes. Without it every parameter of the model gets `lr`.
         begin_epoch(epoch) -> None, called before the first step of an epoch that this process runs (also when

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 Kind = Literal["train", "eval"]
 
@@ -29,6 +29,23 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
                 yield value
 
 
+def refuse_foreign(path: Path) -> None:
+    """Raise ValueError for a metrics file that some other program wrote: a run takes lines out of its own."""
+    for number, line in enumerate(read_metrics(path), 1):
+        if line.get("kind") not in get_args(Kind) or not isinstance(line.get("step"), int):
+            raise ValueError(
+                f"{path} is not the log of a run of seps (record {number} has no kind and step), and was left as it "
+                "is: choose another folder, or move the file away."
+            )
+    if path.exists() and path.stat().st_size and not any(True for _ in read_metrics(path)):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        if "\n" in text.rstrip("\n") or not text.startswith('{"kind"'):
+            raise ValueError(
+                f"{path} is not the log of a run of seps, and was left as it is: choose another folder, or move the "
+                "file away."
+            )
+
+
 def drop_after(path: Path, step: int, evaluated: bool) -> None:
     """Take out the lines that a run resumed at `step` writes again (its evaluation unless `evaluated`)."""
     if not path.exists():
@@ -36,7 +53,7 @@ def drop_after(path: Path, step: int, evaluated: bool) -> None:
     kept = [
         line
         for line in read_metrics(path)
-        if line.get("step", 0) < step or (line["step"] == step and (line.get("kind") == "train" or evaluated))
+        if line["step"] < step or (line["step"] == step and (line.get("kind") == "train" or evaluated))
     ]
     temporary = path.with_name(f".{path.name}.new")
     with temporary.open("w", encoding="utf-8") as file:
@@ -49,20 +66,27 @@ def drop_after(path: Path, step: int, evaluated: bool) -> None:
 class MetricsLog:
     """Appends one JSON line per record to `RUN/metrics.jsonl`, flushed at once; NaN and infinity become null.
 
-    `step` and `evaluated` say where the run continues; what stands beyond is taken out first. TensorBoard
-    gets the same figures (in `RUN/tensorboard`) when it is installed.
+    `step` and `evaluated` say where the run continues; what stands beyond is taken out first. `labels` are texts that
+    every record carries, such as the protocol of the evaluation. TensorBoard gets the same figures (in
+    `RUN/tensorboard`) when it is installed.
     """
 
-    def __init__(self, run_dir: Path, step: int = 0, evaluated: bool = False) -> None:
+    def __init__(
+        self, run_dir: Path, step: int = 0, evaluated: bool = False, labels: Mapping[str, str] | None = None
+    ) -> None:
         self.path = run_dir / "metrics.jsonl"
+        self.labels = dict(labels or {})
         drop_after(self.path, step, evaluated)
         self._file = self.path.open("a", encoding="utf-8")
         self._board = _tensorboard(run_dir / "tensorboard", step + 1)
+        if self._board is not None:
+            for name, text in self.labels.items():
+                self._board.add_text(name, text, step)
 
     def write(self, kind: Kind, step: int, epoch: int, values: Mapping[str, float]) -> None:
         """Add a record. Raises ValueError when the file cannot take it."""
         plain = {name: value if math.isfinite(value) else None for name, value in values.items()}
-        place = {"kind": kind, "step": step, "epoch": epoch}
+        place = {"kind": kind, "step": step, "epoch": epoch, **self.labels}
         # Twice: first in the line, and never overwritten by a figure of the same name.
         record = {**place, **plain, **place}
         try:

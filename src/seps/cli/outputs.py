@@ -1,0 +1,42 @@
+"""Files that a command writes at the end: checked before the work begins, and never put over something else."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def check_output(path: str | Path, option: str, ours: str) -> Path:
+    """The path of a JSON file to write. Raises ValueError where it cannot be, or holds what the command did not write.
+
+    `ours` is a key that every such file has: an earlier result may be replaced, nothing else.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise ValueError(f"{option} {path} is a folder. Name a file in it.")
+    if not path.absolute().parent.is_dir():
+        raise ValueError(f"The folder {path.absolute().parent} for {option} {path.name} does not exist. Make it.")
+    if path.exists() and path.stat().st_size:
+        try:
+            value = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            value = None
+        if not isinstance(value, dict) or ours not in value:
+            raise ValueError(
+                f"{option} {path} exists and was not written by this command; it was left as it is. Choose "
+                "another file."
+            )
+    return path
+
+
+def write_output(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a JSON file, whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        temporary.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
