@@ -90,7 +90,7 @@ def run(arguments: Sequence[str]) -> int:
     if options.json:
         faults = [{"name": problem.name, "why": problem.why} for problem in report.problems]
         times = {name: round(getattr(report, name), 2) for name in ("seconds", "decoding", "encoding", "own")}
-        print(json.dumps({**counts, **times, "problems": faults}, indent=1))
+        print(json.dumps({**counts, **times, "older_pixels": report.older_pixels, "problems": faults}, indent=1))
         return 0
     read = report.new + report.changed + report.moved
     speed = f", {read / report.seconds:.1f} images a second" if read and report.seconds else ""
@@ -99,6 +99,13 @@ def run(arguments: Sequence[str]) -> int:
         f"{report.unchanged} unchanged; {report.described} with a description ({report.seconds:.1f} s{speed})."
     )
     _list(report.problems, "could not be indexed")
+    if report.older_pixels:
+        print(
+            f"The pictures of {options.store} were made the old way, stretched to the model's size at once, and so are "
+            "those that join them and pictures to search by. The new way finds more (docs/retrieval-results.md). To "
+            f"change over, index into a new store: seps index {options.folder} --store NEW",
+            file=sys.stderr,
+        )
     if not read + report.unchanged:
         print(f"There is no picture in {options.folder} yet, so there is nothing to search.")
         return 0

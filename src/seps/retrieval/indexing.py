@@ -53,6 +53,8 @@ class IndexReport:
     deleted: int = 0
     described: int = 0
     """Images of the store with a description."""
+    older_pixels: bool = False
+    """The store was made when pixels were made another way; it keeps that way, for all of its images."""
     problems: list[Problem] = field(default_factory=list)
     seconds: float = 0.0
     decoding: float = 0.0
@@ -90,7 +92,7 @@ def index_folder(
     with writer_lock(str(location)):
         store = _open(location, gallery.root, model, model_name, options)
         known = store.known()
-        report = IndexReport(problems=gallery.problems)
+        report = IndexReport(problems=gallery.problems, older_pixels=store.settings.pixels != "model")
         work = []
         for found in gallery.images:
             before, text = known.get(found.id), texts.of(found)
@@ -186,7 +188,12 @@ class _Indexer:
         self.store, self.options, self.report = store, options, report
         self.same_content = {(row.sha256, row.dense): row.id for row in known.values()}
         self.prepare = Preparer(
-            model, options.precision, options.keep_patches, options.keep_words, frozenset(self.same_content)
+            model,
+            options.precision,
+            options.keep_patches,
+            options.keep_words,
+            frozenset(self.same_content),
+            store.settings.pixels,
         )
         self.pending: list[Row] = []
         self.committed = time.monotonic()

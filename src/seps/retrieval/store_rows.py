@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from seps.retrieval.data import Mode
 from seps.retrieval.packing import Precision
 
 FORMAT = 1
@@ -45,6 +46,8 @@ class StoreSettings:
     """Patches kept of each image; None: all."""
     keep_words: int | None = None
     """Words a description is merged to; None: all are kept."""
+    pixels: Mode = "model"
+    """How the pixels of its images were made; a store without this note was made by "resize"."""
     format: int = FORMAT
 
     def to_json(self) -> str:
@@ -62,7 +65,7 @@ class StoreSettings:
             )
         known = {field.name for field in dataclasses.fields(cls)}
         values = {name: value for name, value in values.items() if name in known}
-        return cls(**{**values, "grid": tuple(values["grid"])})
+        return cls(**{"pixels": "resize", **values, "grid": tuple(values["grid"])})
 
 
 @dataclass(frozen=True)
