@@ -2,7 +2,7 @@
 
     python -m benchmarks.pixels --data dev-llava.jsonl [--protocols none image] [--ways straight-bicubic model]
 
-`model` is what every command uses (`seps.retrieval.data.model_pixels`); the others are what it was chosen from.
+`model` is what every command uses (`seps.retrieval.data.read_image`); the others are what it was chosen from.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from PIL import Image
 from torch import Tensor
 
 from seps.metrics import recall
-from seps.retrieval.data import RetrievalDataset, load_jsonl, read_source
+from seps.retrieval.data import ImageSource, RetrievalDataset, load_jsonl, read_source
+from seps.retrieval.data.images import Upright, pixels_of
 from seps.retrieval.heads import ImageFeatures
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import from_pretrained
@@ -59,7 +60,12 @@ def _float(image: Image.Image, side: int) -> Tensor:
     return F.interpolate(stored, (side, side), mode="bilinear", antialias=True)[0]
 
 
+def _model(image: Image.Image, side: int) -> Tensor:
+    return pixels_of(Upright(image, *image.size), ImageSource(Path("photo")), (side, side)).float() / 255
+
+
 WAYS: dict[str, Way] = {
+    "model": _model,
     "straight-bicubic": _straight(Filter.BICUBIC),
     "straight-bilinear": _straight(Filter.BILINEAR),
     "straight-box": _straight(Filter.BOX),
