@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import signal
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from PIL import PngImagePlugin
 
+from seps.cli import compare as compare_command
 from seps.cli.main import main
 from seps.cli.train import read_config
 from seps.config import ConfigError
 from seps.retrieval.compare import SUITES, Job, config_for, protocols_for, run_one
+from seps.retrieval.compare_pixels import decode_to, load_material, mapped
 from seps.retrieval.compare_plot import plot_differences
 from seps.retrieval.compare_report import Figure, finished, markdown, rows_of, summarise
-from seps.retrieval.compare_workers import Workers, decode_to, load_material
+from seps.retrieval.compare_workers import Workers, attempt
 from seps.retrieval.config import ModelConfig, PartWeights, RunConfig
-from seps.retrieval.data import load_jsonl
+from seps.retrieval.data import ImageSource, RetrievalDataset, decode_all, load_jsonl
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.probe import gradient_at_patches
 from seps.retrieval.task import RetrievalTask
@@ -38,8 +45,7 @@ def recipe(encoders: dict[str, str], **changes: Any) -> RunConfig:
 @pytest.fixture
 def material(encoders, scenes, dev_scenes, tmp_path):
     made = recipe(encoders)
-    sets = load_jsonl(scenes), [load_jsonl(dev_scenes)]
-    return load_material(made, *sets, decode_to(tmp_path / "pixels", made, *sets))
+    return load_material(made, *decode_to(tmp_path / "pixels", made, [load_jsonl(scenes), load_jsonl(dev_scenes)]))
 
 
 @pytest.mark.parametrize(("suite", "name"), ENTRIES, ids=lambda word: word)
@@ -132,6 +138,70 @@ def test_a_foreign_file_of_results_gets_a_sentence(tmp_path, capsys, line):
     assert "no result of the suite baselines" in capsys.readouterr().err
 
 
+def test_a_failed_command_can_be_corrected_and_decodes_each_photo_once(
+    encoders, scenes, dev_scenes, tmp_path, capsys, monkeypatch
+):
+    out = tmp_path / "out"
+    words = ["--only", "mean", "--seeds", "0"]
+    assert main(arguments(encoders, scenes, tmp_path / "missing.jsonl", out, *words)) == 2
+    assert "missing.jsonl" in capsys.readouterr().err and not (out / "recipe.json").exists()
+    decoded = []
+    prepare = PngImagePlugin.PngImageFile.load_prepare
+    monkeypatch.setattr(PngImagePlugin.PngImageFile, "load_prepare", lambda self: decoded.append(self) or prepare(self))
+    assert main(arguments(encoders, scenes, dev_scenes, out, *words, "--set", "train.batch_size=12")) == 0
+    assert len(decoded) == 48 + 24
+    assert json.loads((out / "recipe.json").read_text())["train"]["batch_size"] == 12
+
+    # With a result there, another recipe is refused; settings of the machine are not part of it.
+    more = ["--only", "mean", "--seeds", "1", "--set", "train.batch_size=12"]
+    options = compare_command._options(arguments(encoders, scenes, dev_scenes, out, *more, "train.chunk_size=4")[1:])
+    assert compare_command._recipe(options, out).train.chunk_size == 4
+    assert main(arguments(encoders, scenes, dev_scenes, out, "--only", "mean", "--seeds", "1")) == 2
+    assert "another suite or recipe" in capsys.readouterr().err
+
+
+def test_bad_photos_leave_their_rows(encoders, scenes, dev_scenes, tmp_path):
+    whole, dev = load_jsonl(scenes), load_jsonl(dev_scenes)
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(b"no picture")
+    records = [dataclasses.replace(record) for record in whole.records]
+    records[3] = dataclasses.replace(records[3], source=ImageSource(broken))
+    said = []
+    sets, paths = decode_to(
+        tmp_path / "pixels", recipe(encoders), [RetrievalDataset(tuple(records), "toy", "train"), dev], said.append
+    )
+    assert len(sets[0]) == 47 and "broken.png" in "".join(said)
+    assert torch.equal(mapped(paths[0]), decode_all(sets[0], (36, 36), mode="resize"))
+
+
+@pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory. Tried to\nmore")])
+def test_a_run_out_of_memory_says_what_to_change(material, tmp_path, monkeypatch, error):
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("seps.retrieval.compare_workers.run_one", fail)
+    outcome = attempt(Job("ablation", "base", 0), material, tmp_path, "cpu", False)
+    assert outcome.result is None and "ran out of memory" in outcome.reason and "\n" not in outcome.reason
+    assert "train.chunk_size=8 (now 16 of a batch of 16" in outcome.reason and "--processes" in outcome.reason
+
+
+def test_a_worker_killed_by_the_system_says_how_it_died(material, tmp_path):
+    _, pixels = decode_to(tmp_path / "pixels", material.recipe, [material.train, *material.dev])
+    with Workers(1, material, pixels, tmp_path / "runs", device="cpu") as workers:
+
+        def kill() -> None:
+            while not workers._busy:
+                time.sleep(0.01)
+            ((process, _job),) = workers._busy.values()
+            os.kill(process.pid, signal.SIGKILL)
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        (outcome,) = workers.run([Job("ablation", "mean", 0)])
+        killer.join()
+    assert outcome.result is None and "SIGKILL" in outcome.reason and "train.chunk_size=8" in outcome.reason
+
+
 def test_a_worker_that_dies_takes_only_its_run(material, tmp_path):
     jobs = [Job("ablation", "mean", 0), Job("ablation", "base", 0)]
     with Workers(1, material, [tmp_path / "nothing.npy"], tmp_path / "runs", device="cpu") as workers:
@@ -144,7 +214,7 @@ def test_one_process_gives_what_two_give(material, encoders, scenes, dev_scenes,
     jobs = [Job("ablation", "default", 1)]
     alone = run_one(jobs[0], material, tmp_path / "runs", device="cpu", keep=True)
     assert (tmp_path / "runs" / "default-1" / "metrics.jsonl").is_file()
-    pixels = decode_to(tmp_path / "again", material.recipe, material.train, material.dev)
+    _, pixels = decode_to(tmp_path / "again", material.recipe, [material.train, *material.dev])
     with Workers(2, material, pixels, tmp_path / "other", device="cpu") as workers:
         (outcome,) = workers.run(jobs)
     assert outcome.result is not None and outcome.result["rsum"] == alone["rsum"]

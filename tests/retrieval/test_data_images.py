@@ -64,7 +64,7 @@ def make_shard(path: Path, members: dict[str, bytes]) -> Path:
 
 def test_size_is_height_then_width_and_pixels_are_those_of_the_file(tmp_path: Path) -> None:
     image = photo()
-    pixels = read_image(saved(tmp_path / "a.png", encoded(image)), (120, 160))
+    pixels = read_image(saved(tmp_path / "a.png", encoded(image)), (120, 160), "resize")
     assert pixels.shape == (3, 120, 160) and pixels.dtype == torch.uint8 and pixels.is_contiguous()
     assert np.array_equal(pixels.permute(1, 2, 0).numpy(), np.asarray(image))
 

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from seps.retrieval.config import RunConfig
 
 
+MACHINE_SETTINGS = ("chunk_size", "workers", "prefetch")
+"""Of `train`: they may differ between the runs of one folder, so that a run out of memory can be made again."""
+
+
 def run(arguments: Sequence[str]) -> int:
     """Train what is not finished yet; results go to OUT/results.jsonl as they come, then OUT/table.md and plot.png."""
     from seps.cli.main import EXIT_USER_ERROR
@@ -77,21 +81,35 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _recipe(options: argparse.Namespace, out: Path) -> RunConfig:
-    """The recipe, the same as that of the results already in `out`."""
+    """The recipe. Raises ValueError where `out` holds results of another one."""
     from seps.cli.train import read_config
+    from seps.retrieval.compare_report import finished
 
     changes = dict(item.partition("=")[::2] for item in options.set)
     recipe = read_config(options.config, {"data.train": options.data, "data.dev": options.dev, **changes})
-    settings = {"suite": options.suite, **json.loads(json.dumps(asdict(recipe)))}
+    path = out / "recipe.json"
+    # Without a result there is nothing to keep apart: a recipe that failed may be corrected.
+    if path.is_file() and finished(out / "results.jsonl"):
+        written = json.loads(path.read_text(encoding="utf-8"))
+        if _comparable(written) != _comparable(_settings(options.suite, recipe)):
+            raise ValueError(
+                f"{out} holds results of another suite or recipe (see {path}): use the same one, or another --out."
+            )
+    return recipe
+
+
+def _settings(suite: str, recipe: RunConfig) -> dict[str, Any]:
+    """What is written down of a recipe: everything but where the data lies."""
+    settings: dict[str, Any] = {"suite": suite, **json.loads(json.dumps(asdict(recipe)))}
     for place in ("train", "dev", "dense", "images_root"):
         del settings["data"][place]
-    path = out / "recipe.json"
-    if path.is_file() and json.loads(path.read_text(encoding="utf-8")) != settings:
-        raise ValueError(
-            f"{out} holds results of another suite or recipe (see {path}): use the same one, or another --out."
-        )
-    path.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
-    return recipe
+    return settings
+
+
+def _comparable(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings without those that change how a run computes and not what."""
+    train = {name: value for name, value in settings.get("train", {}).items() if name not in MACHINE_SETTINGS}
+    return {**settings, "train": train}
 
 
 def _run_jobs(options: argparse.Namespace, jobs: Sequence[Job], out: Path) -> int:
@@ -117,20 +135,19 @@ def _run_jobs(options: argparse.Namespace, jobs: Sequence[Job], out: Path) -> in
 def _outcomes(options: argparse.Namespace, jobs: Sequence[Job], out: Path) -> Iterator[Outcome]:
     import torch
 
-    from seps.retrieval.compare_workers import Workers, attempt, decode_to, load_material
-    from seps.retrieval.training import read_data
+    from seps.retrieval.compare_pixels import decode_to, load_material
+    from seps.retrieval.compare_workers import Workers
+    from seps.retrieval.training import load_sets
 
     recipe = _recipe(options, out)
     runs = Path(options.scratch) if options.scratch else out / "runs"
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    train, dev = read_data(recipe, _say)
-    pixels = decode_to(runs, recipe, train, dev)
-    material = load_material(recipe, train, dev, pixels)
+    sets, pixels = decode_to(runs, recipe, load_sets(recipe), _say)
+    material = load_material(recipe, sets, pixels)
+    written = json.dumps(_settings(options.suite, recipe), indent=1) + "\n"
+    (out / "recipe.json").write_text(written, encoding="utf-8")
     try:
-        if options.processes == 1:
-            for job in jobs:
-                yield attempt(job, material, runs, device, options.keep_runs)
-            return
+        # Also a single run at a time has a process of its own: if memory runs out the system ends that one alone.
         # The workers share the processor already; a pool of tokenizer threads in each would only be in the way.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         with Workers(options.processes, material, pixels, runs, device=device, keep=options.keep_runs) as workers:

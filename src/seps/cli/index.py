@@ -117,7 +117,7 @@ def run(arguments: Sequence[str]) -> int:
             "description_problems": _plain_values(report.description_problems),
             "skipped": {reason: len(names) for reason, names in report.skipped.items()},
         }
-        print(json.dumps({**counts, **times, **faults}, indent=1))
+        print(json.dumps({**counts, **times, "older_pixels": report.older_pixels, **faults}, indent=1))
         return 0
     read = report.new + report.changed + report.moved
     speed = f", {read / report.seconds:.1f} images a second" if read and report.seconds else ""
@@ -130,6 +130,13 @@ def run(arguments: Sequence[str]) -> int:
     _list(report.problems, "could not be indexed")
     _list(report.description_problems, "descriptions were not used, or may be out of date")
     _list_skipped(report.skipped)
+    if report.older_pixels:
+        print(
+            f"The pictures of {options.store} were made the old way, stretched to the model's size at once, and so are "
+            "those that join them and pictures to search by. The new way finds more (docs/retrieval-results.md). To "
+            f"change over, index into a new store: seps index {options.folder} --store NEW",
+            file=sys.stderr,
+        )
     if not read + report.unchanged:
         print(f"There is no picture in {options.folder} yet, so there is nothing to search.")
         return 0

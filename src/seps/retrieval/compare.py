@@ -87,6 +87,7 @@ def run_one(
     task = RetrievalTask(model, config, material.train, dev, pixels=material.pixels, dev_pixels=dev_pixels)
     run_dir = runs / job.folder
     result: dict[str, Any] = {"name": job.name, "seed": job.seed, "epochs": config.train.epochs, "rsum": {}}
+    result["chunk_size"] = config.train.chunk_size
     result["head_parameters"] = sum(p.numel() for p in model.head.parameters())
     try:
         trained = train(task, config.train, run_dir, device=device, log=lambda _: None, about={"entry": job.name})

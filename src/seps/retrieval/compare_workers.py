@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,14 +17,10 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from seps.retrieval.compare import Job, Material, run_one
-from seps.retrieval.config import RunConfig
-from seps.retrieval.data import RetrievalDataset
-from seps.retrieval.data.images import decode_all
+from seps.retrieval.compare import Job, Material, config_for, run_one
+from seps.retrieval.compare_pixels import load_material
 
 _LONGEST_REASON = 2000
 
@@ -37,40 +34,41 @@ class Outcome:
     reason: str = ""
 
 
-def decode_to(folder: Path, recipe: RunConfig, train: RetrievalDataset, dev: list[RetrievalDataset]) -> list[Path]:
-    """Decode the photos of all sets into `folder`, one .npy a set, the training set's first."""
-    folder.mkdir(parents=True, exist_ok=True)
-    size = recipe.data.size_to_decode(recipe.model.image_size or (224, 224))
-    paths = []
-    for number, part in enumerate([train, *dev]):
-        paths.append(folder / f"pixels-{number}.npy")
-        np.save(paths[-1], decode_all(part, size).numpy())
-    return paths
-
-
-def mapped(path: Path) -> Tensor:
-    """The array of a .npy file as a tensor whose memory all processes share; writing to it changes a private copy."""
-    return torch.from_numpy(np.load(path, mmap_mode="c"))
-
-
-def load_material(
-    recipe: RunConfig, train: RetrievalDataset, dev: list[RetrievalDataset], pixels: Sequence[Path]
-) -> Material:
-    """The shared data, with its photos mapped from the files that `decode_to` made."""
-    first, *others = map(mapped, pixels)
-    return Material(recipe, train, dev, first, others)
-
-
 def attempt(job: Job, material: Material, runs: Path, device: str, keep: bool) -> Outcome:
-    """`run_one`, with whatever goes wrong as a reason instead of an exception."""
+    """`run_one`, with whatever goes wrong as a reason instead of an exception; a lack of memory says what to change."""
     try:
         return Outcome(job, run_one(job, material, runs, device=device, keep=keep))
     except InterruptedError:
         raise
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        first = str(error).strip().split("\n")[0]
+        reason = f"it ran out of memory ({first or type(error).__name__})"
+        return Outcome(job, None, f"{reason[:_LONGEST_REASON]}. {less_memory(job, material)}")
     except Exception as error:  # one bad run must not take the others with it
         where = traceback.extract_tb(error.__traceback__)[-1]
         reason = f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})"
         return Outcome(job, None, reason[:_LONGEST_REASON])
+
+
+def less_memory(job: Job, material: Material) -> str:
+    """What to change so that a run takes less memory, as a sentence."""
+    train = config_for(job, material.recipe).train
+    step = train.chunk_size or train.batch_size
+    return (
+        f"To take less, add --set train.chunk_size={max(1, step // 2)} (now {step} of a batch of {train.batch_size} "
+        "at a time; results stay comparable) or lower --processes, and give the same command again: finished runs are "
+        "kept."
+    )
+
+
+def _how_it_ended(code: int | None, job: Job, material: Material) -> str:
+    """Why a worker sent no outcome."""
+    if code is None or code >= 0:
+        return f"its process ended with exit code {code}"
+    name = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
+    if -code != signal.SIGKILL:
+        return f"its process was ended by {name}"
+    return f"its process was ended by {name}, as the system does when memory runs out. {less_memory(job, material)}"
 
 
 @dataclass(frozen=True)
@@ -89,7 +87,7 @@ def _work(setting: _Setting, pipe: Connection) -> None:
     """The life of a worker: jobs in, outcomes out, until the parent closes the pipe or ends."""
     torch.set_num_threads(setting.threads)
     shared = setting.material
-    material = load_material(shared.recipe, shared.train, shared.dev, setting.pixels)
+    material = load_material(shared.recipe, [shared.train, *shared.dev], setting.pixels)
     try:
         while True:
             pipe.send(attempt(pipe.recv(), material, setting.runs, setting.device, setting.keep))
@@ -152,7 +150,7 @@ class Workers:
             outcome: Outcome = pipe.recv()
         except (EOFError, OSError):
             process.join()
-            outcome = Outcome(job, None, f"its process ended with exit code {process.exitcode}")
+            outcome = Outcome(job, None, _how_it_ended(process.exitcode, job, self._setting.material))
         # After a failure a new process takes over: a GPU's error would stay in the old one and fail all that follows.
         if outcome.result is not None and waiting:
             self._busy[pipe] = (process, waiting[0])

@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from typing import Any, Literal
 
 from seps.config import ConfigError, LossConfig, SlimmingConfig, require, require_choice
+from seps.retrieval.data.images import stored_size
 from seps.training.config import TrainConfig
 
 
@@ -118,7 +119,7 @@ class DataConfig:
     crop_scale: tuple[float, float] = (0.5, 1.0)
     jitter: float = 0.2
     decode_size: tuple[int, int] | None = None
-    """Size at which images are decoded and kept; None: 8/7 of the model's."""
+    """Size at which training photos are decoded and kept; None: 8/7 of the model's."""
 
     def __post_init__(self) -> None:
         require_choice("texts", self.texts, TextSampling)
@@ -138,8 +139,7 @@ class DataConfig:
 
     def size_to_decode(self, image_size: tuple[int, int]) -> tuple[int, int]:
         """The size at which images are kept, for a model that takes `image_size`; crops then keep their detail."""
-        height, width = image_size
-        return self.decode_size or (height * 8 // 7, width * 8 // 7)
+        return self.decode_size or stored_size(image_size)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from seps.nn.selection import rank_patches
-from seps.retrieval.data import ImageSource, UnreadableImage
+from seps.retrieval.data import ImageSource, Mode, UnreadableImage
 from seps.retrieval.fewer_words import merge_words
 from seps.retrieval.heads import ImageFeatures
 from seps.retrieval.model import RetrievalModel
@@ -73,9 +73,12 @@ class Preparer:
         keep_patches: int | None,
         keep_words: int | None = None,
         familiar: frozenset[tuple[str, str | None]] = frozenset(),
+        mode: Mode = "model",
     ) -> None:
         self.model, self.precision = model, precision
         self.keep_patches, self.keep_words = keep_patches, keep_words
+        self.mode: Mode = mode
+        """How pixels are made: the store's way."""
         self.turn: AbstractContextManager[Any] = nullcontext()
         """Held while embedding: a GPU takes one batch at a time, while other threads decode."""
         self.familiar = familiar
@@ -99,7 +102,7 @@ class Preparer:
 
     def _read(self, job: Job) -> Prepared | str:
         try:
-            return Prepared(read_picture(job.source, self.model.image_size), None)
+            return Prepared(read_picture(job.source, self.model.image_size, self.mode), None)
         except UnreadableImage as error:
             return error.why
 

@@ -52,8 +52,17 @@ def encode_images(
     batch_size: int | None = None,
     progress: Progress | None = None,
 ) -> Tensor:
-    """Tokens (B, P + N, C) of all images; decoding runs ahead in threads. `pixels` are images decoded before."""
+    """Tokens (B, P + N, C) of all images; decoding runs ahead in threads.
+
+    `pixels` (B, 3, H, W) uint8 are images decoded before, by `decode_all(dataset, model.image_size)`. Raises ValueError
+    for pixels of another size: to resize them here would be a second way to make them.
+    """
     height, width = model.image_size
+    if pixels is not None and pixels.shape[-2:] != (height, width):
+        raise ValueError(
+            f"The pixels are {pixels.shape[-2]} x {pixels.shape[-1]}, and the model takes {height} x {width}: decode "
+            "them with decode_all(dataset, model.image_size)."
+        )
     # On a CPU large activations are paid for in page faults: a few images at a time are about three times faster.
     batch_size = batch_size or (64 if model.device.type == "cuda" else 4)
     tokens = []
@@ -67,8 +76,6 @@ def encode_images(
                 else reader.read_many(dataset.sources[start:stop], (height, width))
             )
             part = part.to(model.device).float() / 255
-            if part.shape[-2:] != (height, width):
-                part = torch.nn.functional.interpolate(part, (height, width), mode="bilinear", antialias=True)
             tokens.append(model.encode_pixels(part))
             if progress is not None:
                 progress("images", stop, total)

@@ -67,6 +67,8 @@ class IndexReport:
     deleted: int = 0
     described: int = 0
     """Images of the store with a description."""
+    older_pixels: bool = False
+    """The store was made when pixels were made another way; it keeps that way, for all of its images."""
     problems: list[Problem] = field(default_factory=list)
     kept: int = 0
     """Rows kept although their file could not be read this time, or is in a place that is skipped."""
@@ -118,6 +120,7 @@ def index_folder(
     forgotten = named_by(options.forget_descriptions, gallery.images)
     with writer_lock(str(location)):
         store, known = _open(location, gallery, model, model_name, options)
+        report.older_pixels = store.settings.pixels != "model"
         gone, report.kept = _gone(gallery, known, options.prune)
         work = _compare(gallery, known, texts, forgotten, report)
         _Indexer(store, model, options, known, report).run(work, gallery.root, progress)
@@ -271,7 +274,12 @@ class _Indexer:
         for row in known.values():  # a picture without a text takes over that of the same content
             self.same_content.setdefault((row.sha256, None), row.id)
         self.prepare = Preparer(
-            model, options.precision, options.keep_patches, options.keep_words, frozenset(self.same_content)
+            model,
+            options.precision,
+            options.keep_patches,
+            options.keep_words,
+            frozenset(self.same_content),
+            store.settings.pixels,
         )
         self.pending: list[Row] = []
         self.committed = time.monotonic()

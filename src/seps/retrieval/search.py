@@ -152,11 +152,12 @@ class Searcher:
     ) -> list[Hit]:
         """The `k` images most like a picture (a file, or its bytes): its patches are the words of the query.
 
-        Descriptions take no part. Raises UnreadableImage.
+        Its pixels are made the way the store's were (`StoreSettings.pixels`). Descriptions take no part.
+        Raises UnreadableImage.
         """
         source = ImageSource(Path("upload") if isinstance(picture, bytes) else Path(picture))
         data = picture if isinstance(picture, bytes) else read_source(source)
-        pixels = decode_image(data, source, self.model.image_size)
+        pixels = decode_image(data, source, self.model.image_size, self.store.settings.pixels)
         with self._turns:
             tokens = self._pool.submit(self._encode_pixels, pixels).result()
             patches = tokens[:, self.model.vision.num_prefix_tokens :]

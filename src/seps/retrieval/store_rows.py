@@ -12,6 +12,7 @@ from typing import Any, get_args
 import numpy as np
 import pyarrow as pa
 
+from seps.retrieval.data import Mode
 from seps.retrieval.packing import Precision
 
 FORMAT = 1
@@ -49,6 +50,8 @@ class StoreSettings:
     """Patches kept of each image; None: all."""
     keep_words: int | None = None
     """Words a description is merged to; None: all are kept."""
+    pixels: Mode = "model"
+    """How the pixels of its images were made; a store without this note was made by "resize"."""
     format: int = FORMAT
 
     def to_json(self) -> str:
@@ -68,7 +71,7 @@ class StoreSettings:
             known = {field.name for field in dataclasses.fields(cls)}
             values = {name: value for name, value in values.items() if name in known}
             rows, columns = map(int, values["grid"])
-            settings = cls(**{**values, "grid": (rows, columns)})
+            settings = cls(**{"pixels": "resize", **values, "grid": (rows, columns)})
             settings._check()
         except NewerStoreError:
             raise

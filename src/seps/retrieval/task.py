@@ -87,7 +87,7 @@ class RetrievalTask:
         self.model = Trainee(model, config)
         self.config, self.data, self.dev = config, train, dev
         size = config.data.size_to_decode(model.image_size)
-        self.pixels = decode_all(train, size) if pixels is None else pixels
+        self.pixels = decode_all(train, size, mode="resize") if pixels is None else pixels
         self.dev_pixels = [decode_all(part, model.image_size) for part in dev] if dev_pixels is None else dev_pixels
         self.augment = ImageAugment(model.image_size, scale=config.data.crop_scale, jitter=config.data.jitter)
         self._order: tuple[int, list[Any]] = (-1, [])

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from PIL import Image
 from torch import Tensor
 
-from seps.retrieval.data import ImageSource, UnreadableImage, read_source
-from seps.retrieval.data.images import FORMATS, MAX_PIXELS, decode_image
+from seps.retrieval.data import ImageSource, read_source
+from seps.retrieval.data.images import Mode, Upright, decode_upright, pixels_of, side_for, upright_size
+
+__all__ = ["THUMBNAIL", "Picture", "decode_picture", "read_picture", "resized_jpeg", "upright_size"]
 
 THUMBNAIL = 160
-_ORIENTATION = 0x0112
 
 
 @dataclass(frozen=True)
@@ -30,39 +31,27 @@ class Picture:
     """JPEG, its longer side `THUMBNAIL`."""
 
 
-def read_picture(source: ImageSource, size: tuple[int, int]) -> Picture:
+def read_picture(source: ImageSource, size: tuple[int, int], mode: Mode = "model") -> Picture:
     """Read and decode one image; `size` is the model's (height, width). Raises UnreadableImage."""
-    return decode_picture(read_source(source), source, size)
+    return decode_picture(read_source(source), source, size, mode)
 
 
-def decode_picture(data: bytes, source: ImageSource, size: tuple[int, int]) -> Picture:
-    """As `read_picture`, for bytes already read; `source` is for messages. Raises UnreadableImage."""
-    pixels = decode_image(data, source, size)
-    width, height = upright_size(data, source)
-    return Picture(pixels, hashlib.sha256(data).hexdigest(), width, height, resized_jpeg(data, source, THUMBNAIL))
-
-
-def upright_size(data: bytes, source: ImageSource, limit: int = MAX_PIXELS) -> tuple[int, int]:
-    """(width, height) after turning by EXIF, from the head of the file. Raises UnreadableImage above `limit`."""
-    try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-            width, height = image.size
-            turned = image.getexif().get(_ORIENTATION, 1) in (5, 6, 7, 8)
-    except Image.DecompressionBombError as error:  # Pillow's own limit; the size is not known then
-        raise UnreadableImage(source, f"it has more than {limit:,} pixels. Make it smaller.") from error
-    except Exception as error:  # Pillow raises almost anything on broken bytes
-        raise UnreadableImage(source, "it is not an image in a known format.") from error
-    if width * height > limit:
-        raise UnreadableImage(source, f"it has {width} x {height} pixels, more than {limit:,}. Make it smaller.")
-    return (height, width) if turned else (width, height)
+def decode_picture(data: bytes, source: ImageSource, size: tuple[int, int], mode: Mode = "model") -> Picture:
+    """As `read_picture`, for bytes already read; `source` is for messages. Decodes once. Raises UnreadableImage."""
+    decoded = decode_upright(data, source, side_for(size, mode))
+    pixels = pixels_of(decoded, source, size, mode)
+    digest = hashlib.sha256(data).hexdigest()
+    return Picture(pixels, digest, decoded.width, decoded.height, _jpeg(decoded, THUMBNAIL))
 
 
 def resized_jpeg(data: bytes, source: ImageSource, longest: int) -> bytes:
-    """The image as JPEG, upright, its longer side at most `longest` pixels."""
-    width, height = upright_size(data, source)
-    scale = min(1.0, longest / max(width, height))
-    target = (max(1, round(height * scale)), max(1, round(width * scale)))
-    small = Image.fromarray(decode_image(data, source, target).permute(1, 2, 0).numpy())
+    """The image as JPEG, upright, its longer side at most `longest` pixels. Raises UnreadableImage."""
+    return _jpeg(decode_upright(data, source, 2 * longest), longest)
+
+
+def _jpeg(decoded: Upright, longest: int) -> bytes:
+    scale = min(1.0, longest / max(decoded.width, decoded.height))
+    target = (max(1, round(decoded.width * scale)), max(1, round(decoded.height * scale)))
     out = io.BytesIO()
-    small.save(out, "JPEG", quality=80)
+    decoded.image.resize(target, Image.Resampling.BICUBIC).save(out, "JPEG", quality=80)
     return out.getvalue()

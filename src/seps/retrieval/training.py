@@ -14,7 +14,15 @@ from seps.config import ConfigError
 from seps.metrics import recall
 from seps.model_folder import CONFIG
 from seps.retrieval.config import RunConfig
-from seps.retrieval.data import NothingDescribed, RetrievalDataset, attach_dense, check_dataset, drop_bad, load_data
+from seps.retrieval.data import (
+    CheckReport,
+    NothingDescribed,
+    RetrievalDataset,
+    attach_dense,
+    check_dataset,
+    drop_bad,
+    load_data,
+)
 from seps.retrieval.evaluate import encode_images, evaluate
 from seps.retrieval.heads import ImageFeatures, SlimmingHead
 from seps.retrieval.model import RetrievalModel
@@ -32,18 +40,31 @@ TRUST_GRID = tuple(i / 20 for i in range(4, 20))
 
 def read_data(config: RunConfig, log: Log) -> tuple[RetrievalDataset, list[RetrievalDataset]]:
     """The training set and the dev sets, checked; what is bad is left out and named, or refused if `strict`."""
+    sets = load_sets(config)
+    report = check_dataset(*sets, verify_images="decode")
+    kept = without_bad(sets, report, config, log)
+    return kept[0], kept[1:]
+
+
+def load_sets(config: RunConfig) -> list[RetrievalDataset]:
+    """The training set and the dev sets, with their descriptions, as their files say."""
     data = config.data
     if not data.train:
         raise ValueError("data.train is empty; give the JSONL file of the training images, or FOLDER:train.")
     sets = [load_data(name, images_root=data.images_root) for name in (data.train, *data.dev)]
     for path in data.dense:
         sets = _described(sets, path)
-    report = check_dataset(*sets, verify_images="decode")
-    report.raise_if(data.strict)
+    return sets
+
+
+def without_bad(
+    sets: list[RetrievalDataset], report: CheckReport, config: RunConfig, log: Log
+) -> list[RetrievalDataset]:
+    """The sets without what the report finds fault with, each fault named; refused if `strict`."""
+    report.raise_if(config.data.strict)
     for sentence in report.sentences():
         log(sentence)
-    kept = [drop_bad(part, report) for part in sets]
-    return kept[0], kept[1:]
+    return [drop_bad(part, report) for part in sets]
 
 
 def _described(sets: list[RetrievalDataset], path: str) -> list[RetrievalDataset]:

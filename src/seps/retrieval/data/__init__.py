@@ -3,7 +3,7 @@
 from .augment import ImageAugment, augment_tokens, augment_words
 from .batches import Batch, epoch_batches, mixed_seed
 from .check import CheckReport, Finding, check_dataset, drop_bad
-from .images import ImageReader, decode_all, read_image
+from .images import ImageReader, Mode, decode_all, read_image
 from .jsonl import NothingDescribed, attach_dense, load_jsonl, save_jsonl
 from .open import load_data
 from .published import load_published
@@ -19,6 +19,7 @@ __all__ = [
     "ImageReader",
     "ImageRecord",
     "ImageSource",
+    "Mode",
     "NothingDescribed",
     "RetrievalDataset",
     "UnreadableImage",

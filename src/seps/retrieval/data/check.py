@@ -6,6 +6,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from .images import ImageReader, decode_image
@@ -14,6 +15,7 @@ from .shards import UnreadableImage, read_source, source_exists
 
 Kind = Literal["missing", "unreadable", "no captions", "duplicate id", "in two splits"]
 Verify = Literal["exists", "decode"]
+Visit = Callable[[int, int, bytes, ImageSource], None]
 
 NAMED = 10  # how many images of a kind a report names
 
@@ -80,12 +82,15 @@ def check_dataset(
     verify_images: Verify = "exists",
     progress: Callable[[int, int], None] | None = None,
     workers: int | None = None,
+    visit: Visit | None = None,
 ) -> CheckReport:
     """Look for faults in `train` and in the other splits, and for images that two of them share.
 
     "exists" looks for files and shard members; "decode" reads and decodes every image as well, and
     recognises an image in two splits by its bytes and not only by its id or file. An image in two splits
     is laid to the earlier data set's charge: put the one to clean (train) first.
+    `visit(number of the data set, index, bytes, source)` takes the place of the trial decoding, for callers that
+    decode the images anyway; threads call it, and an UnreadableImage that it raises is a finding.
     """
     if verify_images not in ("exists", "decode"):
         raise DataError(f"verify_images must be 'exists' or 'decode', not {verify_images!r}.")
@@ -100,8 +105,8 @@ def check_dataset(
         for dataset in datasets:
             findings += _text_findings(dataset)
             digests: list[str | None] = []
-            look = _decode if verify_images == "decode" else _exists
-            for index, (kind, detail) in enumerate(reader.map(look, dataset.sources)):
+            look = partial(_decode, visit or _try, len(hashes)) if verify_images == "decode" else _exists
+            for index, (kind, detail) in enumerate(reader.map(look, range(len(dataset)), dataset.sources)):
                 if kind is not None:
                     findings.append(Finding(kind, dataset.label, index, dataset.records[index].id, detail))
                 digests.append(detail if kind is None and detail else None)
@@ -123,18 +128,22 @@ def _text_findings(dataset: RetrievalDataset) -> Iterator[Finding]:
         seen.add(record.id)
 
 
-def _exists(source: ImageSource) -> tuple[Kind | None, str]:
+def _exists(index: int, source: ImageSource) -> tuple[Kind | None, str]:
     return (None, "") if source_exists(source) else ("missing", str(source))
 
 
-def _decode(source: ImageSource) -> tuple[Kind | None, str]:
+def _try(number: int, index: int, data: bytes, source: ImageSource) -> None:
+    # A small target: JPEG then decodes at an eighth, and still reads its file to the end.
+    decode_image(data, source, (16, 16), "resize")
+
+
+def _decode(visit: Visit, number: int, index: int, source: ImageSource) -> tuple[Kind | None, str]:
     """(fault, its detail), or (None, digest of the bytes)."""
     if not source_exists(source):
         return "missing", str(source)
     try:
         data = read_source(source)
-        # A small target: JPEG then decodes at an eighth, and still reads its file to the end.
-        decode_image(data, source, (16, 16))
+        visit(number, index, data, source)
     except UnreadableImage as error:
         return "unreadable", f"{source}: {error.why.rstrip('.')}"
     return None, hashlib.blake2b(data, digest_size=16).hexdigest()

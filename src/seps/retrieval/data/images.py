@@ -1,5 +1,9 @@
 """Images as uint8 tensors: decoded with Pillow, upright, RGB, of one size.
 
+Every command makes the pixels a model sees in one way, the mode "model" (the default): the image is stretched to 8/7
+of the size, as training keeps its photos, and then sampled bilinearly, as training samples its crops. It was chosen on
+dev (docs/retrieval-results.md).
+
 A file from the outside is never trusted: formats are a fixed list, pixels are bounded before decoding, and
 whatever a decoder raises comes out as `UnreadableImage` with the file's name.
 """
@@ -8,10 +12,12 @@ from __future__ import annotations
 
 import io
 import os
+import struct
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -21,58 +27,159 @@ from torch import Tensor
 from .records import DataError, ImageSource, RetrievalDataset
 from .shards import UnreadableImage, read_source
 
-Mode = Literal["resize", "center-crop"]
+Mode = Literal["model", "resize", "center-crop"]
+"""How an image is brought to a size.
+
+"model": as a model sees it when it does not train. "resize": stretched at once (what training keeps of its photos, and
+what stores without a note of their way hold). "center-crop": keeps its shape and cuts off what sticks out.
+"""
 
 # Pillow also opens formats that run programs (EPS) or hold vectors; a gallery of photos needs none of them.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
 MAX_PIXELS = 89_478_485  # Pillow's own default: a quarter of a gigabyte of RGB
+MAX_JPEG_PIXELS = 3 * MAX_PIXELS
+"""Of a JPEG file that is decoded at a half or less: its bytes must still be read, though its pixels are never held."""
+_ORIENTATION = 0x0112
+LEAST_SIDE = 320
+"""A JPEG is never decoded smaller than this for a model, so that one decoding serves the thumbnail too."""
 
 
-def read_image(source: ImageSource, size: tuple[int, int], mode: Mode = "resize") -> Tensor:
-    """(3, height, width) uint8 RGB of one image; `size` is (height, width).
+@dataclass(frozen=True)
+class Upright:
+    """A decoded image, upright and RGB."""
 
-    "resize" stretches the whole image to the size; "center-crop" keeps its shape and cuts off what
-    sticks out. The EXIF orientation is applied, transparency lies on white, animations give one frame.
+    image: Any
+    """PIL; a JPEG may be decoded at a half, a quarter or an eighth of its size."""
+    width: int
+    height: int
+    """Of the file, upright."""
+
+
+def stored_size(size: tuple[int, int]) -> tuple[int, int]:
+    """(height, width) at which training keeps photos for a model of `size`: 8/7 of it, so that crops keep detail."""
+    return size[0] * 8 // 7, size[1] * 8 // 7
+
+
+def read_image(source: ImageSource, size: tuple[int, int], mode: Mode = "model") -> Tensor:
+    """(3, height, width) uint8 RGB of one image; `size` is (height, width), `mode` as in `Mode`.
+
+    The EXIF orientation is applied, transparency lies on white, animations give one frame.
     Raises UnreadableImage, which names the file.
     """
     return decode_image(read_source(source), source, size, mode)
 
 
-def decode_image(data: bytes, source: ImageSource, size: tuple[int, int], mode: Mode = "resize") -> Tensor:
+def decode_image(data: bytes, source: ImageSource, size: tuple[int, int], mode: Mode = "model") -> Tensor:
     """As `read_image`, for bytes already read; `source` is for messages."""
+    return pixels_of(decode_upright(data, source, side_for(size, mode)), source, size, mode)
+
+
+def side_for(size: tuple[int, int], mode: Mode) -> int:
+    """The side that `decode_upright` needs to keep for pixels of this size and mode."""
     height, width = _checked_size(size, mode)
+    # Twice the target leaves the resize enough to average; the larger side covers images that EXIF turns.
+    return max(LEAST_SIDE, 2 * max(stored_size((height, width)))) if mode == "model" else 2 * max(height, width)
+
+
+def decode_upright(data: bytes, source: ImageSource, side: int) -> Upright:
+    """Decode once, whatever is made of it. A JPEG is decoded smaller where both its sides stay above `side`.
+
+    Raises UnreadableImage for broken bytes, and for more than `MAX_PIXELS` pixels to decode.
+    """
     if not data:
         raise UnreadableImage(source, "the file is empty. Replace it or take it out of the data.")
     try:
-        image = Image.open(io.BytesIO(data), formats=FORMATS)
-        if image.width * image.height > MAX_PIXELS:
-            raise Image.DecompressionBombError
-        # JPEG decoders can halve the size while decoding. Twice the target leaves the resize enough to
-        # average, and the larger side covers images that the EXIF orientation turns.
-        side = 2 * max(height, width)
+        image = opened(data)
+        width, height = image.size
         image.draft(None, (side, side))
-        image.load()
-        image = _rgb(_upright(image))
-        target = (width, height)
-        if mode == "resize":
-            image = image.resize(target, Image.Resampling.BICUBIC)
-        else:
-            image = ImageOps.fit(image, target, Image.Resampling.BICUBIC)
-        pixels = np.array(image, dtype=np.uint8)
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        why = f"it has more than {MAX_PIXELS:,} pixels. Make it smaller or take it out of the data."
-        raise UnreadableImage(source, why) from error
+        whole = image.size == (width, height) or bool(image.info.get("progressive"))
+        limit = MAX_PIXELS if whole else MAX_JPEG_PIXELS
+        if width * height <= limit:
+            image.load()
+            size = (height, width) if _turned(image) else (width, height)
+            return Upright(_rgb(_upright(image)), *size)
     except Exception as error:  # Pillow's decoders raise almost anything on broken bytes
         raise UnreadableImage(source, f"{_sentence(error)} Replace it or take it out of the data.") from error
+    raise UnreadableImage(source, too_large(width, height, limit))
+
+
+def pixels_of(decoded: Upright, source: ImageSource, size: tuple[int, int], mode: Mode = "model") -> Tensor:
+    """(3, height, width) uint8 of a decoded image. Raises UnreadableImage where memory ends."""
+    height, width = _checked_size(size, mode)
+    image, target = decoded.image, (width, height)
+    try:
+        if mode == "center-crop":
+            image = ImageOps.fit(image, target, Image.Resampling.BICUBIC)
+        elif mode == "resize":
+            image = image.resize(target, Image.Resampling.BICUBIC)
+        else:
+            rows, columns = stored_size(size)
+            stored = image.resize((columns, rows), Image.Resampling.BICUBIC)
+            # Not `resize`, which averages: training takes the four nearest pixels of what it kept, no more.
+            box = (0, 0, columns, rows)
+            image = stored.transform(target, Image.Transform.EXTENT, box, Image.Resampling.BILINEAR)
+        pixels = np.array(image, dtype=np.uint8)
+    except MemoryError as error:
+        raise UnreadableImage(source, f"{_sentence(error)} Replace it or take it out of the data.") from error
     return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
+
+
+def opened(data: bytes) -> Any:
+    """The image of a file, its pixels not yet decoded. Raises what Pillow raises.
+
+    `Image.open` without its bound on the pixels: that one does not know that a JPEG can be decoded smaller.
+    """
+    prefix, file = data[:16], io.BytesIO(data)
+    for name in FORMATS:
+        if name not in Image.OPEN:
+            Image.init()
+        factory, accepts = Image.OPEN.get(name, (None, None))
+        if factory is None or (accepts is not None and accepts(prefix) is not True):
+            continue
+        try:
+            file.seek(0)
+            return factory(file, "")
+        except (SyntaxError, IndexError, TypeError, struct.error):
+            continue
+    raise Image.UnidentifiedImageError("cannot identify the image")
+
+
+def too_large(width: int, height: int, limit: int) -> str:
+    """Why an image is refused."""
+    return f"it has {width} x {height} pixels, and more than {limit:,} pixels are not decoded. Make it smaller."
 
 
 def _checked_size(size: tuple[int, int], mode: str) -> tuple[int, int]:
     if len(size) != 2 or min(size) < 1:
         raise DataError(f"The image size must be (height, width), both at least 1, not {size!r}.")
-    if mode not in ("resize", "center-crop"):
-        raise DataError(f"The image mode must be 'resize' or 'center-crop', not {mode!r}.")
+    if mode not in get_args(Mode):
+        raise DataError(f"The image mode must be one of {', '.join(get_args(Mode))}, not {mode!r}.")
     return size
+
+
+def upright_size(data: bytes, source: ImageSource, limit: int | None = None) -> tuple[int, int]:
+    """(width, height) after turning by EXIF, from the head of the file.
+
+    Raises UnreadableImage for what is no image, and above `limit` pixels.
+    """
+    try:
+        image = opened(data)
+        width, height = image.size
+        # Not PNG's own method, which decodes all pixels to look behind them.
+        turned = Image.Image.getexif(image).get(_ORIENTATION, 1) in (5, 6, 7, 8)
+    except Exception as error:  # Pillow raises almost anything on broken bytes
+        raise UnreadableImage(source, "it is not an image in a known format.") from error
+    if limit is not None and width * height > limit:
+        raise UnreadableImage(source, f"it has {width} x {height} pixels, more than {limit:,}. Make it smaller.")
+    return (height, width) if turned else (width, height)
+
+
+def _turned(image: Any) -> bool:
+    """Whether the EXIF orientation swaps width and height."""
+    try:
+        return image.getexif().get(_ORIENTATION, 1) in (5, 6, 7, 8)
+    except Exception:  # a broken EXIF block says nothing about the pixels
+        return False
 
 
 def _upright(image: Any) -> Any:
@@ -107,7 +214,7 @@ class ImageReader:
     Use it in a `with` block, or call `close`.
     """
 
-    def __init__(self, mode: Mode = "resize", workers: int | None = None) -> None:
+    def __init__(self, mode: Mode = "model", workers: int | None = None) -> None:
         self.mode: Mode = mode
         self.workers = workers if workers is not None else min(16, os.cpu_count() or 1)
         if self.workers < 1:
@@ -122,9 +229,9 @@ class ImageReader:
             pixels[index] = image
         return pixels
 
-    def map(self, function: Callable[[ImageSource], Any], sources: Iterable[ImageSource]) -> Iterable[Any]:
-        """`function` of every source, in order, computed by the pool."""
-        return self._pool.map(function, sources)
+    def map(self, function: Callable[..., Any], *arguments: Iterable[Any]) -> Iterable[Any]:
+        """`function` of every source (or of several values each), in order, computed by the pool."""
+        return self._pool.map(function, *arguments)
 
     def close(self) -> None:
         """Wait for what is running, drop what is queued."""
@@ -144,7 +251,7 @@ def decode_all(
     size: tuple[int, int],
     progress: Callable[[int, int], None] | None = None,
     *,
-    mode: Mode = "resize",
+    mode: Mode = "model",
     workers: int | None = None,
     chunk: int = 256,
 ) -> Tensor:
