@@ -225,4 +225,6 @@ class LossConfig:
         require(self.margin >= 0, f"margin is {self.margin!r}; it must not be negative.")
         require(self.temperature > 0, f"temperature is {self.temperature!r}; it must be positive.")
         require(self.ratio_weight >= 0, f"ratio_weight is {self.ratio_weight!r}; it must not be negative.")
+        for name in ("lambda_sparse", "lambda_dense"):
+            require(getattr(self, name) >= 0, f"{name} is {getattr(self, name)!r}; it must not be negative.")
         require(0 < self.target_ratio <= 1, f"target_ratio is {self.target_ratio!r}; it must lie in (0, 1].")

@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 from doc_blocks import ROOT
 
+from seps.retrieval import ablation
+from seps.retrieval import compare_report as report
+
 PAGES = [ROOT / "docs/paper-versus-code.md", ROOT / "docs/zh/paper-versus-code.md"]
 RAW = ROOT / "docs/results/ablation.jsonl"
 AGAIN = ROOT / "docs/results/ablation-cpu.jsonl"  # runs made again
@@ -43,20 +46,16 @@ def test_each_difference_points_to_a_row(page: Path) -> None:
 def results(tmp_path: Path) -> list[dict[str, Any]]:
     """Of both files, as `seps compare --report` reads them."""
     (tmp_path / "results.jsonl").write_bytes(RAW.read_bytes() + AGAIN.read_bytes())
-    report = pytest.importorskip("seps.retrieval.compare_report")
     found: list[dict[str, Any]] = report.finished(tmp_path / "results.jsonl")
     return found
 
 
 def test_the_tables_are_the_raw_lines(results: list[dict[str, Any]]) -> None:
-    report = pytest.importorskip("seps.retrieval.compare_report")
-    ablation = pytest.importorskip("seps.retrieval.ablation")
     table = report.markdown(results, ablation.ABLATION)
     assert table.strip() in PAGES[0].read_text(encoding="utf-8")
 
 
 def test_every_row_has_three_seeds(results: list[dict[str, Any]]) -> None:
-    ablation = pytest.importorskip("seps.retrieval.ablation")
     seeds = Counter(result["name"] for result in results if result["rsum"])
     assert set(seeds) == set(ablation.ABLATION) and min(seeds.values()) >= 3
     assert rows(PAGES[0]) <= set(ablation.ABLATION)
@@ -65,7 +64,6 @@ def test_every_row_has_three_seeds(results: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.parent.name)
 def test_figures_of_the_text_are_measured(page: Path) -> None:
     """Each is in the tables, or the figure of one run."""
-    report = pytest.importorskip("seps.retrieval.compare_report")
     runs = {
         f"{value:.1f}" for file in (RAW, CONTROL) for line in report.finished(file) for value in line["rsum"].values()
     }

@@ -8,16 +8,18 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from seps.cli.argtypes import Parser, device, output_file, refuse_same_file
+
 
 def build_parser() -> argparse.ArgumentParser:
     """The options of `seps explain`."""
-    parser = argparse.ArgumentParser("seps explain", description=__doc__)
+    parser = Parser("seps explain", description=__doc__)
     parser.add_argument("image", help="picture to explain")
     parser.add_argument("caption", help='the sentence, like "a dog running on the beach"')
-    parser.add_argument("-o", "--out", help="PNG or JPEG to write")
+    parser.add_argument("-o", "--out", type=output_file, help="PNG or JPEG to write")
     parser.add_argument("--dense", metavar="TEXT", help="the picture's own description, if it has one")
     parser.add_argument("--model", default="mini", help="'mini', a model folder, or a run of seps train")
-    parser.add_argument("--device", default="cpu", help="cpu (default), cuda, ...")
+    parser.add_argument("--device", type=device, default="cpu", help="cpu (default), cuda, ...")
     parser.add_argument("--json", action="store_true", help="print every number as JSON")
     return parser
 
@@ -36,6 +38,7 @@ def run(arguments: Sequence[str]) -> int:
 
     if options.out and Path(options.out).suffix.lower() not in (".png", ".jpg", ".jpeg"):
         raise ValueError(f"--out is {options.out!r}; name a .png or .jpg file.")
+    refuse_same_file("--out", options.out, [options.image])
     source = ImageSource(Path(options.image))
     data = read_source(source)
     explainer = Explainer(from_pretrained(options.model, device=options.device))

@@ -41,6 +41,8 @@ class ModelConfig:
         require_choice("head", self.head, HeadKind)
         require_choice("preset", self.preset, Preset)
         require(self.embed_size >= 4, f"embed_size is {self.embed_size!r}; it must be at least 4.")
+        for name in ("max_words", "max_dense_words"):
+            require(getattr(self, name) >= 1, f"{name} is {getattr(self, name)!r}; it must be at least 1.")
         require(0 <= self.dropout < 1, f"dropout is {self.dropout!r}; it must lie in [0, 1).")
         if self.image_size is not None:
             object.__setattr__(self, "image_size", tuple(self.image_size))
@@ -90,6 +92,7 @@ class DataConfig:
     def __post_init__(self) -> None:
         require_choice("texts", self.texts, TextSampling)
         require(0 <= self.caption_noise <= 1, f"caption_noise is {self.caption_noise!r}; it must lie in [0, 1].")
+        require(0 <= self.jitter < 1, f"jitter is {self.jitter!r}; it must lie in [0, 1).")
         for name in ("dev", "dense"):
             value = getattr(self, name)
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
@@ -143,6 +146,8 @@ class RunConfig:
         if isinstance(self.freeze_vision, bool):
             object.__setattr__(self, "freeze_vision", -1 if self.freeze_vision else None)
         require_choice("pairing", self.pairing, Pairing)
+        for name in ("warmup_epochs_sum", "text_lr_scale"):
+            require(getattr(self, name) >= 0, f"{name} is {getattr(self, name)!r}; it must not be negative.")
         require(
             self.pairing == "image" or (self.model.head == "slimming" and self.parts.fused > 0),
             "pairing='published' belongs to head='slimming' and the loss on the whole score (parts.fused).",

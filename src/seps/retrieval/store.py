@@ -69,7 +69,7 @@ class Store:
                 f"{place} holds no store that can be read ({first_line(error)}). Make one: seps index FOLDER --store "
                 f"{place}"
             ) from error
-        return cls(place, table, StoreSettings.from_json(found.decode(), place))
+        return cls(place, table, StoreSettings.from_json(found, place))
 
     @classmethod
     def create(cls, location: str | os.PathLike[str], settings: StoreSettings) -> Store:

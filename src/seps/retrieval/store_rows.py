@@ -52,9 +52,20 @@ class StoreSettings:
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
-    def from_json(cls, text: str, where: str) -> StoreSettings:
-        """Read `to_json`'s line. Raises NewerStoreError for a store of a newer release."""
-        values = json.loads(text)
+    def from_json(cls, text: str | bytes, where: str) -> StoreSettings:
+        """Read `to_json`'s line. Raises NewerStoreError for a newer release's, StoreError for a damaged one."""
+        try:
+            return cls._from_values(json.loads(text), where)
+        except StoreError:
+            raise
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise StoreError(
+                f"The settings of the store {where} are damaged ({type(error).__name__}: {error}). Restore it from a "
+                "copy, or index the folder into another store."
+            ) from error
+
+    @classmethod
+    def _from_values(cls, values: dict[str, Any], where: str) -> StoreSettings:
         if int(values.get("format", 0)) > FORMAT:
             raise NewerStoreError(
                 f"The store {where} was written by a newer release of seps (format {values['format']}; this one reads "
@@ -62,7 +73,9 @@ class StoreSettings:
             )
         known = {field.name for field in dataclasses.fields(cls)}
         values = {name: value for name, value in values.items() if name in known}
-        return cls(**{**values, "grid": tuple(values["grid"])})
+        down, across = map(int, values["grid"])
+        numbers = {name: int(values[name]) for name in ("width", "num_prefix_tokens")}
+        return cls(**{**values, **numbers, "grid": (down, across)})
 
 
 @dataclass(frozen=True)

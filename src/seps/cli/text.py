@@ -1,0 +1,37 @@
+"""Text that comes from files, models and networks, made safe for a terminal."""
+
+from __future__ import annotations
+
+import unicodedata
+
+# Joiners are part of many scripts and of emoji; they cannot move or hide other text.
+_KEPT = "\u200c\u200d"
+_ESCAPED = ("Cc", "Cf", "Cs", "Zl", "Zp")
+
+
+def printable(text: str) -> str:
+    """`text` with every character that a terminal would obey written as a visible escape, like \\x1b or \\u202e.
+
+    These are the control characters (C0, C1, line ends included), the marks that change the direction of writing, and
+    bytes of a file name that are no text.
+    """
+    return "".join(letter if _harmless(letter) else _escape(letter) for letter in text)
+
+
+def printable_lines(text: str) -> str:
+    """`printable`, with the line ends kept: for messages that we wrote over several lines."""
+    return "\n".join(printable(line) for line in text.split("\n"))
+
+
+def _harmless(letter: str) -> bool:
+    return letter in _KEPT or unicodedata.category(letter) not in _ESCAPED
+
+
+def _escape(letter: str) -> str:
+    short = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}.get(letter)
+    if short:
+        return short
+    code = ord(letter)
+    if 0xDC80 <= code <= 0xDCFF:  # how Python holds a byte of a file name that is not UTF-8
+        return f"\\x{code - 0xDC00:02x}"
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
