@@ -347,6 +347,8 @@ def test_an_output_is_never_the_file_that_is_read(fails: Fails, places: dict[str
     before = photo.read_bytes(), data.read_bytes()
     fails("explain", "--out", str(photo), str(photo))
     fails("eval", "--json", str(data), str(data))
+    fails("eval", "--json", str(photo), str(photo))
+    fails("caption", "--report", str(photo), str(photo))
     assert (photo.read_bytes(), data.read_bytes()) == before
 
 

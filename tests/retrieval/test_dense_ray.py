@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,8 +42,8 @@ def test_a_worker_without_a_backend_says_so(tmp_path: Path) -> None:
     assert "nowhere" in json.loads(outcome)["reason"]
 
 
-@pytest.mark.skipif(HAS_RAY, reason="Ray is installed")
-def test_without_ray_a_sentence_says_what_to_install(tmp_path: Path) -> None:
+def test_without_ray_a_sentence_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not installed
     with ChatServer() as server, pytest.raises(ValueError, match=r"seps\[dist\]"):
         caption_images(list_images(photos(tmp_path, 1)), tmp_path / "o.jsonl", config(server), ray=RayConfig())
 

@@ -156,6 +156,17 @@ def output_file_anywhere(text: str) -> str:
     return text
 
 
+def output_json(text: str) -> str:
+    """A file for figures as JSON: a new one, or one that holds JSON already; nobody means to overwrite a photo."""
+    output_file(text)
+    if os.path.isfile(text):
+        with open(text, "rb") as file:
+            start = file.read(64).lstrip()
+        if start and not start.startswith((b"{", b"[")):
+            raise argparse.ArgumentTypeError(f"{text!r} is there and is not JSON: name another file")
+    return text
+
+
 def output_folder(text: str) -> str:
     """A folder that can be written, or made."""
     if not text:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from seps.cli.argtypes import Parser, input_file, output_folder
+from seps.cli.argtypes import Parser, output_folder
 from seps.cli.text import printable
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The options of `seps convert`."""
     parser = Parser("seps convert", description=__doc__)
-    parser.add_argument("checkpoint", type=input_file, help="model_best.pth of the published code")
+    parser.add_argument("checkpoint", help="model_best.pth of the published code")
     parser.add_argument("-o", "--out", type=output_folder, required=True, help="folder to write")
     parser.add_argument("--vision", help="its vision encoder: preset, hub id or folder (default: as the file says)")
     parser.add_argument("--text", help="its text encoder (default: bert-base)")

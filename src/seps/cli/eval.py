@@ -15,7 +15,7 @@ from seps.cli.argtypes import (
     inner_fraction,
     input_file,
     input_folder,
-    output_file,
+    output_json,
     positive,
     refuse_same_file,
 )
@@ -25,7 +25,7 @@ PROTOCOLS = ("none", "image", "published")  # as seps.retrieval.protocol has the
 
 
 def _json_file(text: str) -> str:
-    return text if text == "-" else output_file(text)
+    return text if text == "-" else output_json(text)
 
 
 def build_parser() -> argparse.ArgumentParser:
