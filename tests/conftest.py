@@ -22,6 +22,18 @@ sys.path.insert(0, str(Path(__file__).parent))
 GOLDEN = Path(__file__).parent / "golden"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--no-skips", action="store_true", help="fail where a test is skipped that tests/skips.py lacks")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    from skips import NoSkips, wanted
+
+    # Only the process that ends the run: under xdist the workers report to it.
+    if wanted(config) and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(NoSkips(), "no-skips")
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
     torch.set_num_threads(1)

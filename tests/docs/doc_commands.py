@@ -56,7 +56,7 @@ def added(words: Words, fill: dict[str, str]) -> Words:
     return []
 
 
-class Parsed(Exception):
+class Parsed(BaseException):  # which no error boundary takes for a defect
     """The command's words were understood; it is not run."""
 
 

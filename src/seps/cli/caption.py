@@ -15,10 +15,26 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from seps.cli.argtypes import (
+    Parser,
+    device_or_auto,
+    input_file,
+    input_folder,
+    non_negative,
+    non_negative_real,
+    output_file_anywhere,
+    output_json,
+    positive,
+    positive_fraction,
+    positive_real,
+    refuse_same_file,
+)
 from seps.cli.outputs import check_output, write_output
+from seps.cli.text import printable
 from seps.retrieval.dense_text import BackendConfig, CaptionConfig, RayConfig, Sampling, caption_images, list_images
 from seps.retrieval.dense_text.config import ACCEPTABLE, LOCAL_URL, MODEL, Kind
 from seps.retrieval.dense_text.report import Tally
@@ -32,17 +48,16 @@ STOPPING = "finishing what is running; Ctrl-C again leaves at once"
 
 def run(arguments: Sequence[str]) -> int:
     """Describe images; 0 when every image was accounted for, 1 when the run had to stop, 130 after Ctrl-C."""
-    options = _parser().parse_args(arguments)
+    options = build_parser().parse_args(arguments)
     images, out = Path(options.images), Path(options.out)
     if out.exists() and images.exists() and os.path.samefile(images, out):
         raise ValueError(f"--out {out} is the data set itself. Choose another file for the descriptions.")
+    refuse_same_file("--report", options.report, [options.images, options.out])
     summary = check_output(options.report, "--report", "described_in_file") if options.report else None
     backend, config = _backend(options), _config(options)
     ray = RayConfig(options.ray_address, options.workers, options.gpus) if options.engine == "ray" else None
     items = list_images(images, options.images_root)
     if options.limit is not None:
-        if options.limit < 1:
-            raise ValueError(f"--limit is {options.limit}. Choose at least 1.")
         items = items[: options.limit]
     with InterruptGuard() as guard, _Display(len(items), guard) as display:
         report = caption_images(items, out, backend, config, ray=ray, stop=display.stopping, progress=display.update)
@@ -50,14 +65,15 @@ def run(arguments: Sequence[str]) -> int:
         write_output(summary, report)
     _print(report)
     if report["problem"]:
-        print(f"seps caption: {report['problem']}", file=sys.stderr)
+        print(f"seps caption: {printable(report['problem'])}", file=sys.stderr)
         return EXIT_UNFINISHED
     return EXIT_INTERRUPTED if report["interrupted"] else 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
+    """The options of `seps caption`."""
     said, who, how = Sampling(), BackendConfig(), CaptionConfig()
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         "seps caption",
         description=__doc__,
         epilog="Started again, it goes on where it was stopped or killed. Images that got no good answer are in "
@@ -65,47 +81,82 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("images", help="a folder (walked), a .tar shard, or a JSONL data set")
-    add("--out", default="dense.jsonl", help="file to write, a line an image (default: %(default)s)")
-    add("--report", metavar="FILE", help="write the report as JSON, too")
-    add("--images-root", metavar="DIR", help="folder that the paths in a JSONL data set start from")
-    add("--limit", type=int, metavar="N", help="describe the first N images only")
+    add(
+        "--out",
+        type=output_file_anywhere,
+        default="dense.jsonl",
+        help="file to write, a line an image (default: %(default)s)",
+    )
+    add("--report", type=output_json, metavar="FILE", help="write the report as JSON, too")
+    add("--images-root", type=input_folder, metavar="DIR", help="folder that the paths in a JSONL data set start from")
+    add("--limit", type=positive, metavar="N", help="describe the first N images only")
 
     add = parser.add_argument_group("who writes").add_argument
     add("--backend", choices=("transformers", "openai"), help="default: openai with --url, else transformers")
     add("--model", help=f"folder, hub id (default: {MODEL}) or the server's name for it (default: its only one)")
     add("--url", help=f"address of a server that speaks the OpenAI chat protocol (default: {LOCAL_URL})")
-    add("--api-key-file", metavar="FILE", help="file that holds the server's key")
+    add("--api-key-file", type=input_file, metavar="FILE", help="file that holds the server's key")
     add("--api-key-env", default="OPENAI_API_KEY", metavar="NAME", help="else its variable (default: %(default)s)")
-    add("--batch-size", type=int, default=who.batch_size, help="transformers: images at once (default: %(default)s)")
-    add("--parallel", type=int, default=who.parallel, help="openai: requests at once (default: %(default)s)")
-    add("--device", default=who.device, help="transformers: auto, cpu, cuda, cuda:1 (default: %(default)s)")
+    add(
+        "--batch-size",
+        type=positive,
+        default=who.batch_size,
+        help="transformers: images at once (default: %(default)s)",
+    )
+    add("--parallel", type=positive, default=who.parallel, help="openai: requests at once (default: %(default)s)")
+    add(
+        "--device",
+        type=device_or_auto,
+        default=who.device,
+        help="transformers: auto, cpu, cuda, cuda:1 (default: %(default)s)",
+    )
     add("--dtype", default=who.dtype, help="transformers: auto, float32, float16, bfloat16 (default: %(default)s)")
-    add("--max-side", type=int, default=who.max_side, help="make longer images smaller; 0 never (default: 0)")
+    add("--max-side", type=non_negative, default=who.max_side, help="make longer images smaller; 0 never (default: 0)")
     add("--extra", default="{}", metavar="JSON", help="openai: more keys of a request, e.g. '{\"max_tokens\": null}'")
 
     add = parser.add_argument_group("what is written (defaults as published)").add_argument
     add("--prompt", default=said.prompt, help="default: %(default)s")
-    add("--temperature", type=float, default=said.temperature, help="default: %(default)s")
-    add("--top-p", type=float, default=said.top_p, help="default: %(default)s")
-    add("--max-tokens", type=int, default=said.max_tokens, help="default: %(default)s")
-    add("--seed", type=int, default=said.seed, help="default: %(default)s")
-    add("--bad-retries", type=int, default=how.bad_retries, help="ask again after a bad answer (default: %(default)s)")
+    add("--temperature", type=non_negative_real, default=said.temperature, help="default: %(default)s")
+    add("--top-p", type=positive_fraction, default=said.top_p, help="default: %(default)s")
+    add("--max-tokens", type=positive, default=said.max_tokens, help="default: %(default)s")
+    add("--seed", type=non_negative, default=said.seed, help="default: %(default)s")
+    add(
+        "--bad-retries",
+        type=non_negative,
+        default=how.bad_retries,
+        help="ask again after a bad answer (default: %(default)s)",
+    )
     add("--accept", nargs="+", choices=ACCEPTABLE, default=[], help="bad answers to take all the same")
     add("--retry-failed", action="store_true", help="try images again that an earlier run set aside")
     add("--mixed", action="store_true", help="allow several models or settings in one file")
 
     add = parser.add_argument_group("when the server fails").add_argument
-    add("--retries", type=int, default=who.retries, help="per request, with growing pauses (default: %(default)s)")
-    add("--backoff", type=float, default=who.backoff, help="seconds of the first pause (default: %(default)s)")
-    add("--timeout", type=float, default=who.timeout, help="seconds for an answer (default: %(default)s)")
-    add("--requests-per-minute", type=float, default=who.requests_per_minute, help="0 does not limit (default: 0)")
-    add("--give-up-after", type=int, default=who.give_up_after, help="faults in a row (default: %(default)s)")
+    add(
+        "--retries",
+        type=non_negative,
+        default=who.retries,
+        help="per request, with growing pauses (default: %(default)s)",
+    )
+    add(
+        "--backoff",
+        type=non_negative_real,
+        default=who.backoff,
+        help="seconds of the first pause (default: %(default)s)",
+    )
+    add("--timeout", type=positive_real, default=who.timeout, help="seconds for an answer (default: %(default)s)")
+    add(
+        "--requests-per-minute",
+        type=non_negative_real,
+        default=who.requests_per_minute,
+        help="0 does not limit (default: 0)",
+    )
+    add("--give-up-after", type=positive, default=who.give_up_after, help="faults in a row (default: %(default)s)")
 
     add = parser.add_argument_group("over a cluster").add_argument
     add("--engine", choices=("local", "ray"), default="local", help="ray: Ray Data (default: %(default)s)")
     add("--ray-address", default="", help="address of the cluster (default: start one on this machine)")
-    add("--workers", type=int, default=1, help="describing processes in the cluster (default: %(default)s)")
-    add("--gpus", type=float, default=0.0, help="GPUs of each (default: 0)")
+    add("--workers", type=positive, default=1, help="describing processes in the cluster (default: %(default)s)")
+    add("--gpus", type=non_negative_real, default=0.0, help="GPUs of each (default: 0)")
     return parser
 
 
@@ -215,7 +266,9 @@ class _Display:
 def _print(report: dict[str, Any]) -> None:
     table = Table(
         show_header=False,
-        title=f"{report['described_in_file']} of {report['images']} images described in {report['out']}",
+        title=escape(
+            f"{report['described_in_file']} of {report['images']} images described in {printable(str(report['out']))}"
+        ),
     )
     table.add_column("")
     table.add_column("", justify="right")
@@ -235,11 +288,15 @@ def _print(report: dict[str, Any]) -> None:
     console = Console(soft_wrap=False)
     console.print(table)
     for sample in report["samples"]:
-        text = " ".join(sample["dense"].split())
+        text = printable(" ".join(sample["dense"].split()))
         console.print(
-            f"{sample['image']}: {text[:300]}{'...' if len(text) > 300 else ''}", markup=False, highlight=False
+            f"{printable(sample['image'])}: {text[:300]}{'...' if len(text) > 300 else ''}",
+            markup=False,
+            highlight=False,
         )
     if report["failed"]:
-        console.print(f"Images without a description, and why: {report['failed']}", markup=False, highlight=False)
+        console.print(
+            f"Images without a description, and why: {printable(str(report['failed']))}", markup=False, highlight=False
+        )
     if report["interrupted"]:
         console.print("Stopped on request. The same command goes on from here.")

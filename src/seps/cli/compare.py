@@ -11,6 +11,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from seps.cli.argtypes import Parser, device, input_file, non_negative, output_folder, positive
+from seps.cli.text import printable_lines
+
 if TYPE_CHECKING:
     from seps.retrieval.compare import Job
     from seps.retrieval.compare_workers import Outcome
@@ -52,31 +55,37 @@ def run(arguments: Sequence[str]) -> int:
     return EXIT_USER_ERROR if failed else 0
 
 
-def _options(arguments: Sequence[str]) -> argparse.Namespace:
+def build_parser() -> argparse.ArgumentParser:
+    """The options of `seps compare`."""
     from seps.retrieval.compare import SUITES
 
-    parser = argparse.ArgumentParser("seps compare", description=__doc__)
+    parser = Parser("seps compare", description=__doc__)
     parser.add_argument("--suite", choices=list(SUITES), default="baselines", help="what to compare")
-    parser.add_argument("--config", help="YAML of the recipe all entries share (as for seps train)")
+    parser.add_argument("--config", type=input_file, help="YAML of the recipe all entries share (as for seps train)")
     parser.add_argument("--data", help="JSONL of the training images")
     parser.add_argument("--dev", nargs="+", help="JSONL files to measure on")
-    parser.add_argument("--out", required=True, help="folder of the results")
+    parser.add_argument("--out", type=output_folder, required=True, help="folder of the results")
     parser.add_argument("--only", nargs="+", metavar="ENTRY", help="entries to run; default: all of the suite")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--processes", type=int, default=1, help="runs at a time, each in a process of its own")
+    parser.add_argument("--seeds", type=non_negative, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--processes", type=positive, default=1, help="runs at a time, each in a process of its own")
     parser.add_argument(
         "--set", nargs="+", default=[], metavar="NAME=VALUE", help="settings in place of the recipe's: train.epochs=4"
     )
-    parser.add_argument("--device", help="cpu, cuda, ...; default: a GPU if there is one")
-    parser.add_argument("--scratch", help="folder for checkpoints and decoded photos; default: OUT/runs")
+    parser.add_argument("--device", type=device, help="cpu, cuda, ...; default: a GPU if there is one")
+    parser.add_argument(
+        "--scratch", type=output_folder, help="folder for checkpoints and decoded photos; default: OUT/runs"
+    )
     parser.add_argument("--keep-runs", action="store_true", help="keep the checkpoints")
     parser.add_argument("--report", action="store_true", help="train nothing: tables and plot from OUT/results.jsonl")
+    return parser
+
+
+def _options(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = build_parser()
     options = parser.parse_args(arguments)
     missing = [name for name in ("config", "data", "dev") if not getattr(options, name)]
     if missing and not options.report:
         parser.error(f"the following arguments are required: {', '.join(f'--{name}' for name in missing)}")
-    if options.processes < 1:
-        parser.error(f"--processes is {options.processes}; it must be at least 1")
     return options
 
 
@@ -173,4 +182,4 @@ def _report(name: str, out: Path) -> None:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    print(printable_lines(text), file=sys.stderr, flush=True)

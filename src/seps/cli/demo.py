@@ -8,16 +8,36 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from seps.cli.argtypes import Parser, output_file_anywhere
+from seps.cli.text import printable
+
+MADE_BY = "seps demo"
+"""The comment in the picture by which the demo knows its own."""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The options of `seps demo`."""
+    parser = Parser("seps demo", description=__doc__)
+    parser.add_argument("queries", nargs="*", help="sentences to search for (default: a few of ours)")
+    parser.add_argument("--model", default="mini", help="'mini', a model folder, or a run of seps train")
+    parser.add_argument(
+        "-o",
+        "--out",
+        type=_picture,
+        default="out/demo.png",
+        help="picture to write (default: %(default)s); a file there that the demo did not write stays",
+    )
+    parser.add_argument("--force", action="store_true", help="overwrite such a file")
+    return parser
+
 
 def run(arguments: Sequence[str]) -> int:
     """Print the answers and write the picture."""
-    parser = argparse.ArgumentParser("seps demo", description=__doc__)
-    parser.add_argument("queries", nargs="*", help="sentences to search for (default: a few of ours)")
-    parser.add_argument("--model", default="mini", help="'mini', a model folder, or a run of seps train")
-    parser.add_argument("-o", "--out", default="out/demo.png", help="picture to write (default: %(default)s)")
-    options = parser.parse_args(arguments)
+    options = build_parser().parse_args(arguments)
 
+    from PIL.PngImagePlugin import PngInfo
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     from seps.cli.display import stage_progress
@@ -31,8 +51,11 @@ def run(arguments: Sequence[str]) -> int:
         table.add_column(name)
     for answer in result.answers:
         columns = (answer.pixels_only, answer.with_description)
-        lines = ["\n".join(f"{score:5.2f}  {Path(name).stem}" for name, score in best[:3]) for best in columns]
-        table.add_row(answer.query, *lines)
+        lines = [
+            "\n".join(f"{score:5.2f}  {escape(printable(Path(name).stem))}" for name, score in best[:3])
+            for best in columns
+        ]
+        table.add_row(escape(printable(answer.query)), *lines)
         table.add_section()
     console = Console()
     console.print(table)
@@ -44,14 +67,51 @@ def run(arguments: Sequence[str]) -> int:
             f"The photos' own {metrics.captions} captions as queries, {title}: R@1 {metrics.t2i.r1:.0f} %, "
             f"R@5 {metrics.t2i.r5:.0f} %"
         )
-    path = Path(options.out)
+    asked = Path(options.out)
+    path = asked if options.force else _free_or_ours(asked)
+    if path != asked:
+        console.print(f"{printable(str(asked))} is not a picture of the demo and stays as it is.", markup=False)
     path.parent.mkdir(parents=True, exist_ok=True)
-    result.picture.save(path)
-    console.print(f"Wrote {path}: the best photos, kept patches bright. ({time.perf_counter() - started:.0f} s)")
+    mark = PngInfo()
+    mark.add_text("comment", MADE_BY)
+    result.picture.save(path, pnginfo=mark, comment=MADE_BY)  # each format takes its own
+    console.print(
+        f"Wrote {printable(str(path))}: the best photos, kept patches bright. ({time.perf_counter() - started:.0f} s)",
+        markup=False,
+    )
     console.print("To search these photos in a browser, and to see why each was found:", highlight=False)
     store = path.parent / "demo-store"
     program = Path(sys.argv[0]).name if Path(sys.argv[0]).parent.name != "bin" else sys.argv[0]
     console.print(
-        f"  {program} index {gallery_file().parent} --store {store} && {program} serve --store {store}", soft_wrap=True
+        f"  {program} index {gallery_file().parent} --store {store} && {program} serve --store {store}",
+        soft_wrap=True,
+        markup=False,
     )
     return 0
+
+
+def _picture(text: str) -> str:
+    from PIL import Image
+
+    if Path(text).suffix.lower() not in Image.registered_extensions():
+        raise argparse.ArgumentTypeError(f"{text!r} is not the name of a picture: let it end in .png or .jpg")
+    return output_file_anywhere(text)
+
+
+def _free_or_ours(path: Path) -> Path:
+    """`path`, or the first of `NAME-2.png`, `NAME-3.png`, ... that is free or a picture of the demo."""
+    number, chosen = 1, path
+    while chosen.exists() and not _is_ours(chosen):
+        number += 1
+        chosen = path.with_stem(f"{path.stem}-{number}")
+    return chosen
+
+
+def _is_ours(path: Path) -> bool:
+    from PIL import Image
+
+    try:
+        with Image.open(path) as picture:
+            return picture.info.get("comment") in (MADE_BY, MADE_BY.encode())
+    except (OSError, ValueError, SyntaxError):
+        return False

@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from seps.cli.text import printable
 from seps.retrieval.evaluate import EvaluationReport
 
 StageProgress = Callable[[str, int, int | None], None]
@@ -33,7 +35,7 @@ def stage_progress() -> Iterator[StageProgress]:
 def metrics_table(title: str, report: EvaluationReport) -> None:
     """Print both directions' recalls and ranks."""
     metrics = report.metrics
-    table = Table(title=title)
+    table = Table(title=escape(printable(title)))
     for name in ("direction", "R@1", "R@5", "R@10", "median rank", "mean rank"):
         table.add_column(name, justify="left" if name == "direction" else "right")
     for name, side in (("image -> text", metrics.i2t), ("text -> image", metrics.t2i)):

@@ -9,17 +9,24 @@ import argparse
 import json
 from collections.abc import Sequence
 
+from seps.cli.argtypes import Parser
+from seps.cli.text import printable
 from seps.doctor import Report, examine
 
 _DEVELOPERS = ("dev", "docs")
 _SIGNS = {"ok": "[green]works[/]", "missing": "[yellow]not there[/]", "broken": "[bold red]broken[/]"}
 
 
+def build_parser() -> argparse.ArgumentParser:
+    """The options of `seps doctor`."""
+    parser = Parser("seps doctor", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    return parser
+
+
 def run(arguments: Sequence[str]) -> int:
     """Examine and print."""
-    parser = argparse.ArgumentParser("seps doctor", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
-    options = parser.parse_args(arguments)
+    options = build_parser().parse_args(arguments)
     report = examine()
     if options.json:
         print(json.dumps(report.as_dict(), indent=1))
@@ -34,7 +41,7 @@ def run(arguments: Sequence[str]) -> int:
 def plain_lines(report: Report) -> list[str]:
     """The report without colours and frames."""
     lines = [f"seps {report.version}, Python {report.python}, {report.platform}"]
-    lines += [f"{finding.check:<20} {finding.status:<8} {finding.detail}" for finding in report.findings]
+    lines += [f"{finding.check:<20} {finding.status:<8} {printable(finding.detail)}" for finding in report.findings]
     return [*lines, *advice(report)]
 
 
@@ -60,7 +67,7 @@ def _show(report: Report) -> None:
     for name in ("part", "", "what was tried, and found"):
         table.add_column(name)
     for finding in report.findings:
-        table.add_row(finding.check, _SIGNS[finding.status], escape(finding.detail))
+        table.add_row(finding.check, _SIGNS[finding.status], escape(printable(finding.detail)))
     console.print(table)
     if report.packages:
         table = Table(title="Packages")

@@ -6,31 +6,54 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from typing import get_args
 
+from seps.cli.argtypes import (
+    Parser,
+    default_device,
+    device,
+    inner_fraction,
+    input_file,
+    input_folder,
+    output_json,
+    positive,
+    refuse_same_file,
+)
 from seps.cli.outputs import check_output, write_output
-from seps.retrieval.protocol import Protocol
+from seps.cli.text import printable
+
+PROTOCOLS = ("none", "image", "published")  # as seps.retrieval.protocol has them, whose import takes seconds
+
+
+def _json_file(text: str) -> str:
+    return text if text == "-" else output_json(text)
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The options of `seps eval`."""
-    parser = argparse.ArgumentParser("seps eval", description=__doc__)
+    parser = Parser("seps eval", description=__doc__)
     parser.add_argument("--model", default="mini", help="'mini', a model folder, or a run of seps train")
     parser.add_argument("--data", required=True, help="JSONL file, or FOLDER:SPLIT[:NAME] of the published layout")
-    parser.add_argument("--images", help="folder the images are in (default: that of the JSONL)")
-    parser.add_argument("--dense", help="JSONL of descriptions by image, e.g. from seps caption")
+    parser.add_argument("--images", type=input_folder, help="folder the images are in (default: that of the JSONL)")
+    parser.add_argument("--dense", type=input_file, help="JSONL of descriptions by image, e.g. from seps caption")
     parser.add_argument(
-        "--protocol", choices=get_args(Protocol), default="image", help="who may see descriptions (default: image)"
+        "--protocol", choices=PROTOCOLS, default="image", help="who may see descriptions (default: image)"
     )
-    parser.add_argument("--trust", type=float, help="weight of the description in (0, 1) instead of the model's own")
     parser.add_argument(
-        "--words", type=int, metavar="M", help="merge each image's description to at most M words, as seps index may"
+        "--trust", type=inner_fraction, help="weight of the description in (0, 1) instead of the model's own"
     )
-    parser.add_argument("--folds", type=int, default=1, help="average over that many parts (COCO 1K: 5)")
-    parser.add_argument("--memory", type=int, default=512, help="MiB the scorer may use (default: 512)")
+    parser.add_argument(
+        "--words",
+        type=positive,
+        metavar="M",
+        help="merge each image's description to at most M words, as seps index may",
+    )
+    parser.add_argument("--folds", type=positive, default=1, help="average over that many parts (COCO 1K: 5)")
+    parser.add_argument("--memory", type=positive, default=512, help="MiB the scorer may use (default: 512)")
     parser.add_argument("--strict", action="store_true", help="stop at a faulty image instead of leaving it out")
-    parser.add_argument("--device", help="cpu, cuda, ...; default: a GPU if there is one")
-    parser.add_argument("--json", metavar="FILE", help="also write the figures to FILE ('-': to standard output)")
+    parser.add_argument("--device", type=device, help="cpu, cuda, ...; default: a GPU if there is one")
+    parser.add_argument(
+        "--json", type=_json_file, metavar="FILE", help="also write the figures to FILE ('-': to standard output)"
+    )
     return parser
 
 
@@ -38,10 +61,9 @@ def run(arguments: Sequence[str]) -> int:
     """Evaluate and print a table; `--json` writes the figures."""
     parser = build_parser()
     options = parser.parse_args(arguments)
-    if options.words is not None and options.words < 1:
-        parser.error(f"--words is {options.words}; a description needs at least one word")
+    if options.json != "-":
+        refuse_same_file("--json", options.json, (options.data, options.dense))
     out = check_output(options.json, "--json", "rsum") if options.json and options.json != "-" else None
-    import torch
 
     from seps.cli.display import metrics_table, stage_progress
     from seps.retrieval.data import attach_dense, check_dataset, drop_bad, load_data
@@ -54,10 +76,9 @@ def run(arguments: Sequence[str]) -> int:
     report = check_dataset(dataset, verify_images="decode")
     report.raise_if(options.strict)
     for sentence in report.sentences():
-        print(sentence, file=sys.stderr)
+        print(printable(sentence), file=sys.stderr)
     dataset = drop_bad(dataset, report)
-    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    model = from_pretrained(options.model, device=device)
+    model = from_pretrained(options.model, device=options.device or default_device())
     if options.trust is not None:
         model.set_trust(options.trust)
     with stage_progress() as progress:
@@ -72,7 +93,7 @@ def run(arguments: Sequence[str]) -> int:
         )
     figures = {"model": options.model, **result.as_dict()}
     if result.warning:
-        print(f"Warning: {result.warning}", file=sys.stderr)
+        print(f"Warning: {printable(result.warning)}", file=sys.stderr)
     if options.json == "-":
         print(json.dumps(figures, indent=1))
         return 0

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from seps.cli.argtypes import Parser, device, output_file, refuse_same_file
 from seps.cli.text import printable, printable_json
 
 if TYPE_CHECKING:
@@ -22,16 +23,16 @@ if TYPE_CHECKING:
 
 def build_parser() -> argparse.ArgumentParser:
     """The options of `seps explain`."""
-    parser = argparse.ArgumentParser("seps explain", description=__doc__)
+    parser = Parser("seps explain", description=__doc__)
     parser.add_argument("image", help="picture to explain; with --store its path as seps search shows it, or its id")
     parser.add_argument("caption", help='the sentence, like "a dog running on the beach"')
     parser.add_argument("--store", help="explain a picture of this store: its description and the score of the search")
-    parser.add_argument("-o", "--out", help="PNG or JPEG to write")
+    parser.add_argument("-o", "--out", type=output_file, help="PNG or JPEG to write")
     parser.add_argument("--dense", metavar="TEXT", help="the picture's own description (not with --store)")
     parser.add_argument(
         "--model", help="'mini' (default), a model folder or a run of seps train; with --store, its own"
     )
-    parser.add_argument("--device", default="cpu", help="cpu (default), cuda, ...")
+    parser.add_argument("--device", type=device, default="cpu", help="cpu (default), cuda, ...")
     parser.add_argument("--json", action="store_true", help="print every number as JSON")
     return parser
 
@@ -83,6 +84,7 @@ def _of_file(options: argparse.Namespace) -> _Explained:
     from seps.retrieval.pretrained import from_pretrained
     from seps.retrieval.thumbnails import resized_jpeg
 
+    refuse_same_file("--out", options.out, [options.image])
     source = ImageSource(Path(options.image))
     data = read_source(source)
     explainer = Explainer(from_pretrained(options.model or "mini", device=options.device))

@@ -10,9 +10,10 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
-from seps.retrieval.packing import Precision
+from seps.cli.argtypes import Parser, device, non_negative_real, positive
+from seps.cli.text import printable
 
 if TYPE_CHECKING:
     from seps.retrieval.gallery import Problem
@@ -20,11 +21,12 @@ if TYPE_CHECKING:
 
 SHOWN_PROBLEMS = 20
 SHOWN_SKIPPED = 3
+PRECISIONS = ("float32", "float16", "int8")  # as seps.retrieval.packing has them, whose import takes seconds
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The options of `seps index`."""
-    parser = argparse.ArgumentParser("seps index", description=__doc__)
+    parser = Parser("seps index", description=__doc__)
     parser.add_argument("folder", nargs="?", help="folder of pictures and plain .tar shards of pictures")
     parser.add_argument("--store", required=True, help="folder (or object storage URI) of the store")
     parser.add_argument("--model", default="mini", help="'mini', a model folder, or a run of seps train")
@@ -36,17 +38,17 @@ def build_parser() -> argparse.ArgumentParser:
         help="JSONL of descriptions by image, e.g. from seps caption; FOLDER/*.jsonl is read anyway",
     )
     parser.add_argument(
-        "--precision", choices=get_args(Precision), default="float16", help="of the stored state (default: float16)"
+        "--precision", choices=PRECISIONS, default="float16", help="of the stored state (default: float16)"
     )
-    parser.add_argument("--patches", type=int, metavar="M", help="keep only the M patches that matter most")
-    parser.add_argument("--words", type=int, metavar="M", help="merge each description to at most M words")
-    parser.add_argument("--batch", type=int, default=32, help="images embedded at a time (default: 32)")
+    parser.add_argument("--patches", type=positive, metavar="M", help="keep only the M patches that matter most")
+    parser.add_argument("--words", type=positive, metavar="M", help="merge each description to at most M words")
+    parser.add_argument("--batch", type=positive, default=32, help="images embedded at a time (default: 32)")
     parser.add_argument(
-        "--workers", type=int, help="threads that embed (default: one a core, at most 16); actors of Ray"
+        "--workers", type=positive, help="threads that embed (default: one a core, at most 16); actors of Ray"
     )
     parser.add_argument("--engine", choices=("local", "ray"), default="local", help="ray: a cluster (extra 'dist')")
     parser.add_argument("--ray-address", default="", help="of the cluster (default: start one on this machine)")
-    parser.add_argument("--gpus", type=float, default=0.0, help="GPUs of each actor of Ray (default: 0)")
+    parser.add_argument("--gpus", type=non_negative_real, default=0.0, help="GPUs of each actor of Ray (default: 0)")
     parser.add_argument("--moved", action="store_true", help="the folder itself has moved to a new place")
     parser.add_argument(
         "--prune", action="store_true", help="let more than a tenth of the store go, if their files are gone on purpose"
@@ -59,7 +61,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="take away the stored description of this picture; NAME may be a pattern, '*' is all",
     )
-    parser.add_argument("--device", help="cpu, cuda, ...; default: a GPU if there is one")
+    parser.add_argument("--device", type=device, help="cpu, cuda, ...; default: a GPU if there is one")
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--status", action="store_true", help="say what the store holds, and stop")
     action.add_argument("--verify", action="store_true", help="check every row and file; exit status 1 if any is bad")
@@ -138,7 +140,7 @@ def run(arguments: Sequence[str]) -> int:
             file=sys.stderr,
         )
     if not read + report.unchanged:
-        print(f"There is no picture in {options.folder} yet, so there is nothing to search.")
+        print(f"There is no picture in {printable(options.folder)} yet, so there is nothing to search.")
         return 0
     print(f'Search it: seps search "a dog on the beach" --store {options.store}')
     return 0
@@ -190,7 +192,7 @@ def _list(problems: Sequence[Problem], what: str) -> None:
         return
     print(f"\n{len(problems)} {what}:", file=sys.stderr)
     for problem in problems[:SHOWN_PROBLEMS]:
-        print(f"  {_printable(str(problem))}", file=sys.stderr)
+        print(f"  {printable(str(problem))}", file=sys.stderr)
     if len(problems) > SHOWN_PROBLEMS:
         print(f"  and {len(problems) - SHOWN_PROBLEMS} more (--json lists all)", file=sys.stderr)
 
@@ -205,17 +207,12 @@ def _list_skipped(skipped: dict[str, list[str]]) -> None:
     print(f"\n{sum(map(len, counted.values()))} were skipped:", file=sys.stderr)
     for reason, names in sorted(counted.items()):
         more = ", ..." if len(names) > SHOWN_SKIPPED else ""
-        shown = ", ".join(_printable(name) for name in names[:SHOWN_SKIPPED])
+        shown = ", ".join(printable(name) for name in names[:SHOWN_SKIPPED])
         print(f"  {len(names)} {reason} ({shown}{more})", file=sys.stderr)
 
 
 def _plain_values(problems: Sequence[Problem]) -> list[dict[str, str]]:
     return [{"name": problem.name, "why": problem.why} for problem in problems]
-
-
-def _printable(text: str) -> str:
-    # A name may hold control characters, which a terminal would obey.
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 @contextmanager

@@ -1,10 +1,15 @@
-"""The `seps` command: one sub-command a file, imported only when it is called."""
+"""The `seps` command: one sub-command per file, imported only when it is called; every failure ends here."""
 
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+
+from seps.cli.errors import tell
+from seps.cli.text import printable
 
 COMMANDS = {
     "index": "embed a folder of pictures into a store, again and again",
@@ -13,7 +18,7 @@ COMMANDS = {
     "serve": "a web page and an API over a store",
     "train": "train a retrieval model on pictures with captions",
     "eval": "measure a model: recall both ways, under a named protocol",
-    "caption": "describe images with a vision-language model, one resumable line an image",
+    "caption": "describe images with a vision-language model, one resumable line per image",
     "compare": "train and measure baselines, or the ablation, over several seeds",
     "convert": "make a model from a checkpoint of the published code",
     "demo": "run the main job on the photos that ship with the package",
@@ -22,19 +27,44 @@ COMMANDS = {
     "modules": "write seps_modules.py, the method in one file that needs torch alone",
 }
 EXIT_USER_ERROR = 2
+EXIT_DEFECT = 70
 EXIT_INTERRUPTED = 130
+EXAMPLES = """examples:
+  seps demo                                        search photos that ship with the package
+  seps index photos --store store                  put a folder of pictures into a store
+  seps search "a dog on the beach" --store store   find pictures in it
+  seps serve --store store                         the same as a web page"""
+_SAVED = {
+    "index": " What was stored so far is kept; the same command goes on from there.",
+    "compare": " Finished runs are in results.jsonl of the --out folder; the same command goes on from there.",
+    "caption": " Finished descriptions are in the --out file; the same command goes on from there.",
+    "train": " The last checkpoint is in the --out folder; the same command goes on from there.",
+}
+"""What a command that was interrupted leaves behind; the others leave nothing."""
 
 
 def usage() -> str:
     """What `seps --help` prints."""
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {text}" for name, text in COMMANDS.items()]
-    return "\n".join(["usage: seps COMMAND [options]   (seps COMMAND --help for its options)", "", *lines])
+    return "\n".join(
+        [
+            "usage: seps COMMAND [options]   (seps COMMAND --help for its options)",
+            "",
+            *lines,
+            "",
+            EXAMPLES,
+            "",
+            "--debug (or SEPS_DEBUG=1) shows the traceback of every error.",
+        ]
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; a user's mistake ends in a sentence and exit status 2, never in a traceback."""
+    """Run one command; a user's mistake ends in a sentence and status 2, a defect of ours in a traceback and 70."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in words or os.environ.get("SEPS_DEBUG", "") not in ("", "0")
+    words = [word for word in words if word != "--debug"]
     if not words or words[0] in ("-h", "--help", "help"):
         print(usage())
         return 0 if words else EXIT_USER_ERROR
@@ -45,19 +75,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     name = words[0]
     if name not in COMMANDS:
-        print(f"seps: there is no command {name!r}.\n\n{usage()}", file=sys.stderr)
+        from seps.cli.argtypes import suggestion
+
+        hint = suggestion(name, COMMANDS) or "."
+        print(f"seps: there is no command {printable(repr(name))}{hint} (seps --help lists them.)", file=sys.stderr)
         return EXIT_USER_ERROR
-    command = importlib.import_module(f"seps.cli.{name.replace('-', '_')}")
+    return _run(name, words[1:], debug)
+
+
+def _run(name: str, words: Sequence[str], debug: bool) -> int:
+    """One command inside the boundary that turns whatever happens into an exit status."""
     try:
-        return int(command.run(words[1:]) or 0)
+        if hasattr(sys.stdout, "reconfigure"):
+            # A name may hold what the terminal's encoding has no letter for; it must not end the command.
+            sys.stdout.reconfigure(errors="backslashreplace")
+        command = importlib.import_module(f"seps.cli.{name}")
+        status = int(command.run(words) or 0)
+        sys.stdout.flush()
+        return status
     except KeyboardInterrupt:
-        print("seps: interrupted.", file=sys.stderr)
+        print(f"seps {name}: interrupted.{_SAVED.get(name, '')}", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
+        # The reader of our output has gone (`| head`); what is left in the buffer must not complain at the end.
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (ValueError, OSError) as error:
-        print(f"seps {name}: {error}", file=sys.stderr)
-        return EXIT_USER_ERROR
+    except Exception as error:
+        return EXIT_USER_ERROR if tell(f"seps {name}", error, debug) else EXIT_DEFECT
 
 
 if __name__ == "__main__":

@@ -6,19 +6,47 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from seps.bundle import single_file
+from seps.bundle import GENERATED, single_file
+from seps.cli.argtypes import Parser, output_file
+from seps.cli.text import printable
+
+
+def _file(text: str) -> str:
+    return text if text == "-" else output_file(text)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The options of `seps modules`."""
+    parser = Parser("seps modules", description=__doc__)
+    parser.add_argument(
+        "-o", "--out", type=_file, default="seps_modules.py", help="file to write (default: %(default)s)"
+    )
+    parser.add_argument("--force", action="store_true", help="overwrite a file that seps modules did not write")
+    return parser
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Write `seps_modules.py`, or print it with `-o -`."""
-    parser = argparse.ArgumentParser("seps modules", description=__doc__)
-    parser.add_argument("-o", "--out", default="seps_modules.py", help="file to write (default: %(default)s)")
-    options = parser.parse_args(arguments)
+    """Write `seps_modules.py`, or print it with `-o -`; a file of somebody else stays as it is."""
+    options = build_parser().parse_args(arguments)
     text = single_file()
     if options.out == "-":
         print(text, end="")
         return 0
     path = Path(options.out)
+    if not options.force and path.exists() and not _is_ours(path):
+        raise ValueError(f"{path} is there and was not written by seps modules. Name another file, or give --force.")
     path.write_text(text, encoding="utf-8")
-    print(f"Wrote {path} ({len(text.splitlines())} lines). It needs torch alone: from {path.stem} import SEPSLoss")
+    print(
+        f"Wrote {printable(str(path))} ({len(text.splitlines())} lines). "
+        f"It needs torch alone: from {printable(path.stem)} import SEPSLoss"
+    )
     return 0
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether an earlier `seps modules` wrote this file, or nobody put anything in it."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        start = file.read(2000)
+    return not start or GENERATED.encode() in start

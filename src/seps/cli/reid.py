@@ -19,6 +19,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from seps.cli.argtypes import (
+    Parser,
+    default_device,
+    device,
+    ended,
+    fraction,
+    input_file,
+    non_negative,
+    output_folder,
+    positive,
+)
+from seps.cli.text import printable_lines
+
 if TYPE_CHECKING:
     from seps.reid.config import ReidConfig
     from seps.reid.data import ReidDataset
@@ -26,11 +39,11 @@ if TYPE_CHECKING:
     from seps.reid.run import TrainedReid
 
 
-class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one sentence; the caller prints it and exits with status 2."""
+class _Parser(Parser):
+    """Raises what is wrong; the caller prints it and exits with status 2."""
 
     def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message} (see {self.prog} --help).")
+        raise ValueError(f"{ended(message)} ({self.prog} --help lists the options.)")
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -38,6 +51,14 @@ def run(arguments: Sequence[str]) -> int:
     options = _options(arguments)
     action: Callable[[argparse.Namespace], int] = options.action
     return action(options)
+
+
+def _out(text: str) -> Path:
+    return Path(output_folder(text))
+
+
+def _file(text: str) -> Path:
+    return Path(input_file(text))
 
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
@@ -55,7 +76,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
             settings.append(word)
         else:
             words.append(word)
-    options = _parser().parse_args(words or ["--help"])
+    options = build_parser().parse_args(words or ["--help"])
     if settings and not hasattr(options, "overrides"):
         raise ValueError(f"{settings[0]!r}: seps reid {options.command} takes no settings (see seps reid --help).")
     if settings:
@@ -63,31 +84,32 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def _parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
+    """The options of `seps reid` and its sub-commands."""
     parser = _Parser("seps reid", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True, metavar="synth|train|eval|show")
 
     synth = commands.add_parser("synth", help="draw a synthetic RGB / NIR / TIR set")
-    synth.add_argument("out", type=Path, help="folder to make")
-    for name, default, text in (
-        ("identities", 150, "people or vehicles, train and test together"),
-        ("images", 16, "shots of each"),
-        ("cameras", 4, "cameras"),
-        ("seed", 0, "the same seed draws the same files"),
-        ("height", 256, "pixels"),
-        ("width", 128, "pixels"),
-        ("workers", 2, "processes that draw"),
+    synth.add_argument("out", type=_out, help="folder to make")
+    for name, kind, default, text in (
+        ("identities", positive, 150, "people or vehicles, train and test together"),
+        ("images", positive, 16, "shots of each"),
+        ("cameras", positive, 4, "cameras"),
+        ("seed", non_negative, 0, "the same seed draws the same files"),
+        ("height", positive, 256, "pixels"),
+        ("width", positive, 128, "pixels"),
+        ("workers", positive, 2, "processes that draw"),
     ):
-        synth.add_argument(f"--{name}", type=int, default=default, help=f"{text} (default: %(default)s)")
+        synth.add_argument(f"--{name}", type=kind, default=default, help=f"{text} (default: %(default)s)")
     synth.add_argument("--kind", choices=("people", "vehicles"), default="people", help="what is drawn")
-    synth.add_argument("--blindness", type=float, default=0.5, help="how often a sensor is blind in part")
+    synth.add_argument("--blindness", type=fraction, default=0.5, help="how often a sensor is blind in part")
     synth.add_argument("--json", action="store_true", help="print the manifest as JSON")
     synth.set_defaults(action=_synth)
 
     train = commands.add_parser("train", help="train, or continue a run")
-    train.add_argument("--config", type=Path, help="YAML settings")
-    train.add_argument("--out", type=Path, required=True, help="run folder")
-    train.add_argument("--device", help="cpu, cuda, cuda:1 (default: a GPU if there is one)")
+    train.add_argument("--config", type=_file, help="YAML settings")
+    train.add_argument("--out", type=_out, required=True, help="run folder")
+    train.add_argument("--device", type=device, help="cpu, cuda, cuda:1 (default: a GPU if there is one)")
     train.add_argument("--fresh", action="store_true", help="refuse to continue a run that is there")
     train.add_argument("--json", action="store_true", help="print the result as JSON")
     train.add_argument(
@@ -106,9 +128,9 @@ def _parser() -> argparse.ArgumentParser:
 
     show = commands.add_parser("show", help="pictures of what was found and which patches were kept")
     _add_run(show)
-    show.add_argument("--out", type=Path, required=True, help="folder for the pictures")
-    show.add_argument("--queries", type=int, default=6, help="rows (default: %(default)s)")
-    show.add_argument("--places", type=int, default=5, help="gallery shots a row (default: %(default)s)")
+    show.add_argument("--out", type=_out, required=True, help="folder for the pictures")
+    show.add_argument("--queries", type=positive, default=6, help="rows (default: %(default)s)")
+    show.add_argument("--places", type=positive, default=5, help="gallery shots a row (default: %(default)s)")
     show.set_defaults(action=_show)
     return parser
 
@@ -116,8 +138,8 @@ def _parser() -> argparse.ArgumentParser:
 def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, help="run folder of seps reid train")
     parser.add_argument("--which", choices=("best", "last"), default="best", help="checkpoint (default: best)")
-    parser.add_argument("--device", help="cpu, cuda, cuda:1 (default: a GPU if there is one)")
-    parser.add_argument("--batch-size", type=int, default=64, help="samples at once (default: %(default)s)")
+    parser.add_argument("--device", type=device, help="cpu, cuda, cuda:1 (default: a GPU if there is one)")
+    parser.add_argument("--batch-size", type=positive, default=64, help="samples at once (default: %(default)s)")
     parser.add_argument("overrides", nargs="*", metavar="data.field=value", help="such as data.root=FOLDER")
 
 
@@ -159,13 +181,13 @@ def _train(options: argparse.Namespace) -> int:
     with process_group(from_environment(os.environ)) as info:
         if info.rank == 0:
             _say_report(dataset)
-        device = options.device or (str(info.device) if info.world > 1 else _device())
+        device = options.device or (str(info.device) if info.world > 1 else default_device())
         result = train_reid(
             config,
             dataset,
             options.out,
             distributed=info,
-            device=_checked_device(device),
+            device=device,
             resume=not options.fresh,
             progress=terminal_progress(),
             log=_say,
@@ -249,8 +271,6 @@ def _show(options: argparse.Namespace) -> int:
     from seps.reid.task import make_reader
 
     trained, config, dataset = _load(options)
-    if options.queries < 1 or options.places < 1:
-        raise ValueError(f"--queries {options.queries} and --places {options.places} must be at least 1.")
     count = min(options.queries, len(dataset.query))
     # Spread over the set: neighbours in the list are often the same identity.
     queries = [number * len(dataset.query) // count for number in range(count)]
@@ -288,9 +308,7 @@ def _load(options: argparse.Namespace) -> tuple[TrainedReid, ReidConfig, ReidDat
     from seps.reid.settings import parse_override
     from seps.reid.task import load_dataset
 
-    if options.batch_size < 1:
-        raise ValueError(f"--batch-size {options.batch_size} must be at least 1.")
-    trained = load_trained(options.run, options.which, _checked_device(options.device or _device()))
+    trained = load_trained(options.run, options.which, options.device or default_device())
     values = trained.config.to_json()
     for override in options.overrides:
         names, value = parse_override(override)
@@ -310,24 +328,8 @@ def _say_report(dataset: ReidDataset) -> None:
         _say(dataset.report.summary())
 
 
-def _device() -> str:
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def _checked_device(name: str) -> str:
-    import torch
-
-    try:
-        torch.zeros(1, device=name)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"The device {name!r} cannot be used: {str(error).splitlines()[0]}") from error
-    return name
-
-
 def _say(text: str) -> None:
-    print(text, file=sys.stderr)
+    print(printable_lines(text), file=sys.stderr)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from seps.cli.argtypes import Parser, device, non_negative, positive
 from seps.cli.text import printable, printable_json
 
 if TYPE_CHECKING:
@@ -29,19 +30,21 @@ def date(text: str) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     """The options of `seps search`."""
-    parser = argparse.ArgumentParser("seps search", description=__doc__)
+    parser = Parser("seps search", description=__doc__)
     parser.add_argument("query", nargs="?", help='what to look for, like "a dog running on the beach"')
     parser.add_argument("--store", required=True, help="a store made by seps index")
     parser.add_argument("--image", metavar="FILE", help="look for pictures like this one instead")
-    parser.add_argument("-k", type=int, default=10, help="how many to show (default: 10)")
-    parser.add_argument("--candidates", type=int, default=200, help="how many to score exactly (default: 200)")
+    parser.add_argument("-k", type=positive, default=10, help="how many to show (default: 10)")
+    parser.add_argument("--candidates", type=positive, default=200, help="how many to score exactly (default: 200)")
     parser.add_argument("--exact", action="store_true", help="score every picture: slower, nothing can be missed")
     parser.add_argument("--folder", help="only below this folder (or in this shard) of the gallery")
     parser.add_argument("--after", type=date, metavar="DATE", help="only files of this date or later")
     parser.add_argument("--before", type=date, metavar="DATE", help="only files before this date")
-    parser.add_argument("--min-size", type=int, metavar="PIXELS", help="only pictures whose shorter side has as many")
+    parser.add_argument(
+        "--min-size", type=non_negative, metavar="PIXELS", help="only pictures whose shorter side has as many"
+    )
     parser.add_argument("--model", help="model folder, if it is not where it was when indexing")
-    parser.add_argument("--device", default="cpu", help="cpu (default), cuda, ...")
+    parser.add_argument("--device", type=device, default="cpu", help="cpu (default), cuda, ...")
     parser.add_argument("--json", action="store_true", help="print a JSON list of path, score and rank")
     return parser
 

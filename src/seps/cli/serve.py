@@ -11,19 +11,21 @@ import socket
 import sys
 from collections.abc import Sequence
 
+from seps.cli.argtypes import Parser, device, port
+
 CONNECTIONS = 512
 """Open at once; more are answered 503."""
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The options of `seps serve`."""
-    parser = argparse.ArgumentParser("seps serve", description=__doc__)
+    parser = Parser("seps serve", description=__doc__)
     parser.add_argument("--store", required=True, help="a store made by seps index")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine alone)")
-    parser.add_argument("--port", type=int, default=8000, help="default: 8000; 0 takes a free one")
+    parser.add_argument("--port", type=port, default=8000, help="default: 8000; 0 takes a free one")
     parser.add_argument("--token", help="secret that every request must carry (or SEPS_TOKEN)")
     parser.add_argument("--model", help="model folder, if it is not where it was when indexing")
-    parser.add_argument("--device", default="cpu", help="cpu (default), cuda, ...")
+    parser.add_argument("--device", type=device, default="cpu", help="cpu (default), cuda, ...")
     return parser
 
 

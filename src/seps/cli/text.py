@@ -1,21 +1,26 @@
-"""Text from files made safe to print: names, captions and descriptions may hold what a terminal would obey."""
+"""Text that comes from files, models and networks, made safe for a terminal."""
 
 from __future__ import annotations
 
 import json
+import unicodedata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.text import Text
 
+# Joiners are part of many scripts and of emoji; they cannot move or hide other text.
+_KEPT = "\u200c\u200d"
+_ESCAPED = ("Cc", "Cf", "Cs", "Zl", "Zp")
+
 
 def printable(text: object) -> str:
-    """The text with every character that does not print written as an escape, like `\\x1b` or `\\u202e`.
+    """`text` with every character that a terminal would obey written as a visible escape, like \\x1b or \\u202e.
 
-    Control characters move the cursor, change colours and titles; direction marks show a name backwards; a line break
-    makes one name look like two; half a surrogate pair cannot be written at all.
+    These are the control characters (C0, C1, line ends included), the marks that change the direction of writing, and
+    bytes of a file name that are no text.
     """
-    return "".join(letter if letter.isprintable() else _escape(letter) for letter in str(text))
+    return "".join(letter if _harmless(letter) else _escape(letter) for letter in str(text))
 
 
 def literal(text: object) -> Text:
@@ -26,17 +31,28 @@ def literal(text: object) -> Text:
 
 
 def printable_json(value: Any, indent: int | None = None) -> str:
-    """JSON that holds the same strings, with every character that does not print as a JSON escape."""
+    """JSON that holds the same strings, with every character that a terminal would obey as a JSON escape."""
     text = json.dumps(value, ensure_ascii=False, indent=indent)
-    return "".join(letter if letter.isprintable() or letter == "\n" else _json_escape(letter) for letter in text)
+    return "".join(letter if letter == "\n" or _harmless(letter) else _json_escape(letter) for letter in text)
+
+
+def printable_lines(text: str) -> str:
+    """`printable`, with the line ends kept: for messages that we wrote over several lines."""
+    return "\n".join(printable(line) for line in text.split("\n"))
+
+
+def _harmless(letter: str) -> bool:
+    return letter in _KEPT or unicodedata.category(letter) not in _ESCAPED
 
 
 def _escape(letter: str) -> str:
-    number = ord(letter)
-    short = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
-    if letter in short:
-        return short[letter]
-    return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
+    short = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}.get(letter)
+    if short:
+        return short
+    code = ord(letter)
+    if 0xDC80 <= code <= 0xDCFF:  # how Python holds a byte of a file name that is not UTF-8
+        return f"\\x{code - 0xDC00:02x}"
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def _json_escape(letter: str) -> str:

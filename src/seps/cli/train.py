@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from jsonargparse import ArgumentParser
 
+from seps.cli.argtypes import default_device, device, ended, output_folder, suggestion
 from seps.cli.main import EXIT_INTERRUPTED
+from seps.cli.text import printable_lines
 from seps.retrieval.config import RunConfig
 
 
@@ -18,15 +22,21 @@ class _Parser(ArgumentParser):  # type: ignore[misc]
     """Says what is wrong in one sentence, without the hundred options before it."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        raise ValueError(f"{' '.join(message.split()).rstrip('.')}. (seps train --help lists the settings.)") from ex
+        text = " ".join(message.split()).rstrip(".")
+        unknown = re.match(r"[Uu]nrecognized arguments: (--[^\s=]+)", text)
+        if unknown:
+            text = f"There is no option {unknown[1]}{suggestion(unknown[1], self._option_string_actions)}"
+        raise ValueError(f"{ended(text)} (seps train --help lists the settings.)") from ex
 
 
 def build_parser() -> ArgumentParser:
     """Every field of `RunConfig` as a dotted option; `--config FILE.yaml` sets many at once."""
     parser = _Parser(prog="seps train", description=__doc__)
     parser.add_argument("--config", action="config", help="YAML file of settings; options after it override it")
-    parser.add_argument("--out", type=str, required=True, help="folder of the run; an unfinished one is continued")
-    parser.add_argument("--device", type=str, default=None, help="cpu, cuda, ...; default: a GPU if there is one")
+    parser.add_argument(
+        "--out", type=output_folder, required=True, help="folder of the run; an unfinished one is continued"
+    )
+    parser.add_argument("--device", type=device, default=None, help="cpu, cuda, ...; default: a GPU if there is one")
     parser.add_class_arguments(RunConfig, nested_key=None, sub_configs=True)
     return parser
 
@@ -34,7 +44,7 @@ def build_parser() -> ArgumentParser:
 def read_config(path: str, overrides: Mapping[str, Any]) -> RunConfig:
     """The configuration in a YAML file, with some dotted settings replaced."""
     parser = build_parser()
-    words = ["--out", "unused", "--config", path]
+    words = ["--out", tempfile.gettempdir(), "--config", path]  # no run is made there
     for name, value in overrides.items():
         words += [f"--{name}", json.dumps(value) if not isinstance(value, str) else value]
     return to_config(parser, parser.parse_args(words))
@@ -50,23 +60,20 @@ def run(arguments: Sequence[str]) -> int:
     """Train, and say where the result is. Under torchrun every process calls this."""
     parser = build_parser()
     options = parser.parse_args(list(arguments))
-    import torch
-
     from seps.retrieval.training import train_model
     from seps.training import from_environment, process_group
     from seps.training.tracking import terminal_progress
 
     config = to_config(parser, options)
-    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     with process_group(from_environment(os.environ)) as info:
         first = info.rank == 0
         result = train_model(
             config,
             options.out,
-            device=device if info.world == 1 else None,
+            device=(options.device or default_device()) if info.world == 1 else None,
             distributed=info,
             progress=terminal_progress() if first else None,
-            log=(lambda text: print(text, file=sys.stderr)) if first else None,
+            log=(lambda text: print(printable_lines(text), file=sys.stderr)) if first else None,
         )
     if first:
         named = f" under protocol {result.labels['protocol']}" if "protocol" in result.labels else ""

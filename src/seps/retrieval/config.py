@@ -124,6 +124,7 @@ class DataConfig:
     def __post_init__(self) -> None:
         require_choice("texts", self.texts, TextSampling)
         require(0 <= self.caption_noise <= 1, f"caption_noise is {self.caption_noise!r}; it must lie in [0, 1].")
+        require(0 <= self.jitter < 1, f"jitter is {self.jitter!r}; it must lie in [0, 1).")
         for name in ("dev", "dense"):
             value = getattr(self, name)
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
@@ -192,6 +193,8 @@ class RunConfig:
             f"text_lr_scale is {self.text_lr_scale!r}; give a finite number, 0 or more.",
         )
         require_choice("pairing", self.pairing, Pairing)
+        for name in ("warmup_epochs_sum", "text_lr_scale"):
+            require(getattr(self, name) >= 0, f"{name} is {getattr(self, name)!r}; it must not be negative.")
         require(
             self.pairing == "image" or (self.model.head == "slimming" and self.parts.fused > 0),
             "pairing='published' belongs to head='slimming' and the loss on the whole score (parts.fused).",

@@ -60,7 +60,11 @@ class ImageBlock:
         """
         count = self.images.shape[0]
         net.check_guides(self.guides, count)
-        for name, rows in (("dense", self.dense), ("dense_lengths", self.dense_lengths), ("patch_mask", self.patch_mask)):
+        for name, rows in (
+            ("dense", self.dense),
+            ("dense_lengths", self.dense_lengths),
+            ("patch_mask", self.patch_mask),
+        ):
             if rows is not None and rows.shape[:1] != (count,):
                 raise InputError(
                     f"{name} has the shape {tuple(rows.shape)} for {count} images; give one row per image."

@@ -1,0 +1,81 @@
+"""What a failed command says: a sentence for a user's mistake, a traceback and where to report for a defect of ours."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import traceback
+from types import TracebackType
+
+from seps.cli.text import printable, printable_lines
+
+REPORT = "Please report it, with the lines above and the output of `seps doctor`, to the maintainers of seps."
+_CAUSES = {
+    errno.ENOENT: "there is no such file or folder",
+    errno.EACCES: "you may not read or write it",
+    errno.EPERM: "you may not read or write it",
+    errno.EISDIR: "it is a folder, and a file is needed",
+    errno.ENOTDIR: "a part of this path is a file, not a folder",
+    errno.EEXIST: "there is a file or folder of this name already",
+    errno.EROFS: "it is on a disk that can only be read",
+    errno.ENOSPC: "the disk is full; make room, then run the command again",
+    errno.EDQUOT: "your quota on this disk is used up; make room, then run the command again",
+    errno.ENAMETOOLONG: "the name is too long",
+    errno.EIO: "the disk or network share does not answer properly",
+    errno.ELOOP: "it is a link that leads back to itself",
+    errno.EMFILE: "too many files are open; raise the limit (ulimit -n) or use fewer workers",
+    errno.EADDRINUSE: "the address is in use; choose another --port, or stop the program that listens there",
+    errno.EADDRNOTAVAIL: "this machine does not have that address; choose another --host",
+    errno.ECONNREFUSED: "nothing answers at that address",
+}
+
+
+def sentence(error: BaseException) -> str | None:
+    """What to tell a user about a mistake or a fault of the machine; None for an error that only a defect explains."""
+    if isinstance(error, UnicodeError):
+        return None
+    if isinstance(error, OSError):
+        return _operating_system(error)
+    if isinstance(error, ModuleNotFoundError) and error.name and error.name.partition(".")[0] != "seps":
+        return f"the package {error.name!r} is not installed; `seps doctor` says how to get it."
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return f"out of memory ({_first_line(error)}). Use a smaller batch, fewer workers, or --device cpu."
+    if isinstance(error, ValueError) and (_is_ours(type(error).__module__) or _raised_by_us(error.__traceback__)):
+        return str(error)
+    return None
+
+
+def tell(command: str, error: Exception, debug: bool) -> bool:
+    """Print what `error` means for the user of `command` on standard error; whether it was one we expect."""
+    text = sentence(error)
+    if text is None or debug:
+        print(printable_lines("".join(traceback.format_exception(error)).rstrip()), file=sys.stderr)
+    said = text if text is not None else f"stopped by a defect of seps ({type(error).__name__}). {REPORT}"
+    print(f"{command}: {printable_lines(said)}", file=sys.stderr)
+    return text is not None
+
+
+def _operating_system(error: OSError) -> str:
+    if error.errno is None or not error.strerror:
+        return str(error) or type(error).__name__
+    cause = _CAUSES.get(error.errno, error.strerror[:1].lower() + error.strerror[1:])
+    names = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, str | bytes)]
+    return f"{' -> '.join(map(printable, names))}: {cause}." if names else f"{cause[:1].upper()}{cause[1:]}."
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), "") or type(error).__name__
+
+
+def _is_ours(module: str) -> bool:
+    return module.partition(".")[0] == "seps"
+
+
+def _raised_by_us(place: TracebackType | None) -> bool:
+    """Whether the innermost function of a traceback is one of seps: others' ValueErrors are not written for users."""
+    if place is None:
+        return False
+    while place.tb_next is not None:
+        place = place.tb_next
+    return _is_ours(str(place.tb_frame.f_globals.get("__name__", "")))

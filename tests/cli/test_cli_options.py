@@ -1,0 +1,357 @@
+"""Every option of every command, given nonsense: one sentence that names it, a status that is not 0, no traceback.
+
+The options are found in the parsers, so a new one is tested (or must be classified below) without being named here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seps.cli import argtypes, train
+from seps.cli.main import COMMANDS, main
+from seps.retrieval.config import RunConfig
+from stores import gallery, index, model_folder
+
+# Smallest arguments that each command accepts; {...} are places that `places` makes.
+BASE = {
+    "index": "{gallery} --store {new} --model {model}",
+    "search": "dog --store {store} --model {model}",
+    "explain": "{photo} dog --model {model}",
+    "serve": "--store {store} --model {model}",
+    "train": "--out {new} --data.train {data}",
+    "eval": "--data {data} --model {model}",
+    "caption": "{gallery} --url http://127.0.0.1:9 --model none --out {new}.jsonl",
+    "compare": "--config {config} --data {data} --dev {data} --out {new}",
+    "convert": "{checkpoint} -o {new}",
+    "demo": "",
+    "reid synth": "{new}",
+    "reid train": "--out {new}",
+    "reid eval": "{run}",
+    "reid show": "{run} --out {new}",
+    "doctor": "",
+    "modules": "",
+}
+# Where 0 means something: off, without a limit, a free port, the first seed.
+ZERO = {
+    ("caption", "--max-side"),
+    ("caption", "--temperature"),
+    ("caption", "--seed"),
+    ("caption", "--bad-retries"),
+    ("caption", "--retries"),
+    ("caption", "--backoff"),
+    ("caption", "--requests-per-minute"),
+    ("caption", "--gpus"),
+    ("compare", "--seeds"),
+    ("index", "--gpus"),
+    ("search", "--min-size"),
+    ("serve", "--port"),
+    ("reid synth", "--seed"),
+    ("reid synth", "--blindness"),
+}
+# What each option that takes a path expects.
+PATHS = {
+    ("index", "folder"): "in folder",
+    ("index", "--store"): "out folder",
+    ("index", "--dense"): "in file",
+    ("index", "--model"): "in folder",
+    ("search", "--store"): "in folder",
+    ("search", "--image"): "in file",
+    ("search", "--model"): "in folder",
+    ("explain", "image"): "in file",
+    ("explain", "--out"): "out file",
+    ("explain", "--model"): "in folder",
+    ("serve", "--store"): "in folder",
+    ("serve", "--model"): "in folder",
+    ("eval", "--data"): "in file",
+    ("eval", "--images"): "in folder",
+    ("eval", "--dense"): "in file",
+    ("eval", "--json"): "out file",
+    ("eval", "--model"): "in folder",
+    ("caption", "images"): "in anything",
+    ("caption", "--out"): "out file",
+    ("caption", "--report"): "out file",
+    ("caption", "--images-root"): "in folder",
+    ("caption", "--api-key-file"): "in file",
+    ("compare", "--config"): "in file",
+    ("compare", "--data"): "in file",
+    ("compare", "--dev"): "in file",
+    ("compare", "--out"): "out folder",
+    ("compare", "--scratch"): "out folder",
+    ("convert", "checkpoint"): "in file",
+    ("convert", "--out"): "out folder",
+    ("demo", "--model"): "in folder",
+    ("demo", "--out"): "out file",
+    ("reid synth", "out"): "out folder",
+    ("reid train", "--config"): "in file",
+    ("reid train", "--out"): "out folder",
+    ("reid eval", "run"): "in folder",
+    ("reid show", "run"): "in folder",
+    ("reid show", "--out"): "out folder",
+    ("modules", "--out"): "out file",
+    ("train", "--config"): "in file",
+    ("train", "--out"): "out folder",
+    ("train", "--data.train"): "in file",
+    ("train", "--data.dev"): "in file",
+    ("train", "--data.dense"): "in file",
+}
+# Options with free text; everything else is a number, a device, a choice, a flag or a path.
+TEXT = {
+    "search": {"query", "--folder", "--after", "--before"},
+    "explain": {"caption", "--dense"},
+    "index": {"--ray-address"},
+    "serve": {"--host", "--token"},
+    "caption": {"--model", "--url", "--api-key-env", "--dtype", "--extra", "--prompt", "--ray-address"},
+    "compare": {"--only", "--set"},
+    "convert": {"--vision", "--text"},
+    "demo": {"queries"},
+    "reid train": {"overrides"},
+    "reid eval": {"overrides"},
+    "reid show": {"overrides"},
+}
+MINE = {(command, name) for command, names in TEXT.items() for name in names}
+
+
+def parsers() -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    for name in COMMANDS:
+        if name == "train":
+            continue  # by jsonargparse: below
+        parser = importlib.import_module(f"seps.cli.{name}").build_parser()
+        parts = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+        if not parts:
+            yield name, parser
+        for part in parts:
+            yield from ((f"{name} {key}", inner) for key, inner in part.choices.items())
+
+
+def options() -> list[tuple[str, argparse.Action]]:
+    skipped = (argparse._HelpAction, argparse._StoreTrueAction)
+    return [(name, a) for name, parser in parsers() for a in parser._actions if not isinstance(a, skipped)]
+
+
+def name_of(action: argparse.Action) -> str:
+    long = [name for name in action.option_strings if name.startswith("--")]
+    return (long or action.option_strings or [action.dest])[0]
+
+
+def is_number(action: argparse.Action) -> bool:
+    """By what its type makes of a number, whatever the type is called."""
+    if action.type in (int, float):
+        return True
+    try:
+        return isinstance(action.type("0.5"), float) or isinstance(action.type("1"), int)  # type: ignore[operator]
+    except (argparse.ArgumentTypeError, ValueError, TypeError):
+        try:
+            return isinstance(action.type("1"), int) and action.dest not in ("after", "before")  # type: ignore[operator]
+        except (argparse.ArgumentTypeError, ValueError, TypeError):
+            return False
+
+
+OPTIONS = options()
+NUMBERS = [(command, name_of(a)) for command, a in OPTIONS if a.choices is None and is_number(a)]
+DEVICES = [(command, name_of(a)) for command, a in OPTIONS if a.dest == "device"]
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    root = tmp_path_factory.mktemp("places")
+    pictures = gallery(root / "gallery", 3, described=1)
+    index(pictures, root / "store")
+    (root / "checkpoint.pth").write_bytes(b"nothing")
+    (root / "file.jsonl").write_text("x")
+    (root / "picture.png").write_text("x")
+    (root / "run").mkdir()
+    (root / "tiny.yaml").write_text("train: {epochs: 1}\n")
+    return {
+        "gallery": str(pictures),
+        "photo": str(pictures / "p00.jpg"),
+        "data": str(pictures / "data.jsonl"),
+        "store": str(root / "store"),
+        "model": model_folder(),
+        "checkpoint": str(root / "checkpoint.pth"),
+        "config": str(root / "tiny.yaml"),
+        "run": str(root / "run"),
+        "new": str(root / "new"),
+        "root": str(root),
+    }
+
+
+class Fails:
+    """Run a command that must fail with one line which names `what`."""
+
+    def __init__(self, places: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+        self.places, self.capsys = places, capsys
+
+    def __call__(self, command: str, option: str, value: str, *what: str, positional: bool = False) -> None:
+        base = BASE[command].format(**self.places).split()
+        if (command, option) == ("search", "--image"):
+            base = base[1:]  # instead of the sentence
+        words = [*command.split(), *base, option, value]
+        if positional:  # in the place of the first argument
+            words = [*command.split(), value, *base[1:]]
+        self.capsys.readouterr()
+        try:
+            status: Any = main(words)
+        except SystemExit as end:
+            status = end.code
+        told = self.capsys.readouterr().err
+        assert status not in (0, None), (words, told)
+        assert "Traceback" not in told and "Errno" not in told, told
+        assert len(told.strip().splitlines()) == 1, told
+        assert any(part in told for part in what), (what, told)
+
+
+@pytest.fixture
+def fails(places: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Fails:
+    monkeypatch.chdir(places["root"])
+    return Fails(places, capsys)
+
+
+def test_every_option_is_a_number_a_device_a_choice_a_path_or_text() -> None:
+    sorted_out = {*NUMBERS, *DEVICES, *PATHS, *MINE}
+    left = {(c, name_of(a)) for c, a in OPTIONS if a.choices is None} - sorted_out
+    assert not left, f"Classify {sorted(left)} in this file: PATHS or TEXT."
+    assert len(NUMBERS) > 30 and len(DEVICES) >= 8
+    assert {(c, name_of(a)) for c, a in OPTIONS if a.type in (int, float) and a.choices is None} == set()
+
+
+@pytest.mark.parametrize(("command", "option"), NUMBERS, ids=lambda part: part)
+def test_numbers_have_bounds(fails: Fails, command: str, option: str) -> None:
+    wrong = ["x", "", "-1", "-0.5", "nan", "inf"]
+    if (command, option) not in ZERO:
+        wrong.append("0")
+    for value in wrong:
+        fails(command, option, value, option)
+
+
+@pytest.mark.parametrize(("command", "option"), DEVICES, ids=lambda part: part)
+@pytest.mark.parametrize("value", ["foo", "", "cuda:99", "cpu:x", "cuda:-1"])
+def test_devices_are_checked_before_any_work(fails: Fails, command: str, option: str, value: str) -> None:
+    fails(command, option, value, "--device")
+
+
+BAD_PATHS = {
+    "in file": ("missing", "folder"),
+    "in folder": ("missing", "file"),
+    "in anything": ("missing",),
+    "out file": ("folder", "below a file"),
+    "out folder": ("file", "below a file"),
+}
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "how"),
+    [(*key, how) for key, kind in PATHS.items() for how in BAD_PATHS[kind]],
+    ids=lambda part: str(part),
+)
+def test_bad_paths_are_named(fails: Fails, places: dict[str, str], command: str, option: str, how: str) -> None:
+    kind, root = PATHS[command, option], Path(places["root"])
+    ending = ".png" if (command, option) in (("explain", "--out"), ("demo", "--out")) else ".jsonl"
+    file = root / ("picture.png" if ending == ".png" else "file.jsonl")
+    value = {"missing": root / f"missing{ending}", "folder": root / "run", "file": file}.get(how)
+    if value is None:
+        value = file / f"inside{ending}"
+    if kind == "out file" and how == "folder" and ending == ".png":
+        value = root / "run.png"
+        value.mkdir(exist_ok=True)
+    fails(command, option, str(value), str(value), positional=not option.startswith("-"))
+
+
+def leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    hints = typing.get_type_hints(config)
+    for field in dataclasses.fields(config):
+        kind = hints[field.name]
+        if dataclasses.is_dataclass(kind):
+            yield from leaves(kind, f"{prefix}{field.name}.")
+        else:
+            yield prefix + field.name, kind
+
+
+SETTINGS = [name for name, kind in leaves(RunConfig) if {int, float} & {kind, *typing.get_args(kind)}]
+# Settings of which -1 is a sensible value: -1 freezes all blocks.
+MINUS_ONE = {"freeze_vision", "freeze_text"}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_settings_of_training_have_bounds(
+    fails: Fails, places: dict[str, str], monkeypatch: pytest.MonkeyPatch, setting: str
+) -> None:
+    import seps.retrieval.training as training
+
+    def accepted(*args: Any, **options: Any) -> Any:
+        raise AssertionError(f"{setting} was accepted")
+
+    monkeypatch.setattr(training, "train_model", accepted)
+    bad = ["x"] if setting in MINUS_ONE else ["x", "-1"]
+    for value in bad:
+        fails("train", f"--{setting}", value, setting, setting.rpartition(".")[2])
+
+
+def test_device_of_training_and_its_places(fails: Fails) -> None:
+    fails("train", "--device", "foo", "--device")
+
+
+def test_choices_that_are_written_twice_agree() -> None:
+    from seps.cli import eval as eval_command
+    from seps.cli import index as index_command
+    from seps.retrieval.packing import Precision
+    from seps.retrieval.protocol import Protocol
+
+    assert set(index_command.PRECISIONS) == set(typing.get_args(Precision))
+    assert set(eval_command.PROTOCOLS) == set(typing.get_args(Protocol))
+
+
+def test_a_mistyped_option_is_told_the_right_one(fails: Fails) -> None:
+    for name, parser in parsers():
+        action = next((a for a in parser._actions if name_of(a).startswith("--") and len(name_of(a)) > 5), None)
+        assert action is not None, name
+        right = name_of(action)
+        fails(name, right[:3] + right[4] + right[3] + right[5:], "1", f"did you mean {right}?")
+    fails("train", "--trian.epochs", "1", "did you mean --train.epochs?")
+    # Before what is missing: --sotre is why --store is missing.
+    with pytest.raises(SystemExit):
+        main(["search", "dog", "--sotre", "s"])
+    assert "did you mean --store?" in fails.capsys.readouterr().err
+
+
+def test_abbreviations_and_values_still_work() -> None:
+    parser = importlib.import_module("seps.cli.search").build_parser()
+    assert parser.parse_args(["a dog", "--sto", "s", "--cand=7"]).candidates == 7
+    assert parser.parse_args(["--store", "s", "--", "--odd words"]).query == "--odd words"
+    caption = importlib.import_module("seps.cli.caption").build_parser()
+    assert caption.parse_args(["x", "--extra", '{"a": -1}', "--top-p", "1"]).top_p == 1.0
+
+
+def test_device_type_knows_what_torch_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert [argtypes.device(name) for name in ("cpu", "cuda", "cuda:1")] == ["cpu", "cuda", "cuda:1"]
+    with pytest.raises(argparse.ArgumentTypeError, match="cuda:0 to cuda:1"):
+        argtypes.device("cuda:2")
+    assert argtypes.device_or_auto("auto") == "auto"
+    with pytest.raises(argparse.ArgumentTypeError):
+        argtypes.device("auto")
+
+
+def test_an_output_is_never_the_file_that_is_read(fails: Fails, places: dict[str, str]) -> None:
+    photo, data = Path(places["photo"]), Path(places["data"])
+    before = photo.read_bytes(), data.read_bytes()
+    fails("explain", "--out", str(photo), str(photo))
+    fails("eval", "--json", str(data), str(data))
+    fails("eval", "--json", str(photo), str(photo))
+    fails("caption", "--report", str(photo), str(photo))
+    assert (photo.read_bytes(), data.read_bytes()) == before
+
+
+def test_read_config_does_not_need_a_writable_folder(places: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir("/proc")
+    assert train.read_config(places["config"], {"train.epochs": 3}).train.epochs == 3
