@@ -31,7 +31,7 @@ def test_a_foreign_file_is_refused_before_any_work(
     assert Path("data.jsonl").read_text() == text and len(list(tmp_path.iterdir())) == 1
 
 
-@pytest.mark.parametrize(("path", "said"), [("folder", "is a folder"), ("none/out.json", "does not exist. Make it")])
+@pytest.mark.parametrize(("path", "said"), [("folder", "is a folder"), ("none/out.json", "does not exist")])
 def test_impossible_outputs_get_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], path: str, said: str
 ) -> None:

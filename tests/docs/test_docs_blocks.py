@@ -81,7 +81,7 @@ def test_an_unknown_command_fails(fill: dict[str, str]) -> None:
         check(["make", "nosuch"], fill)
     with pytest.raises(AssertionError, match="no extra"):
         check(["pip", "install", "seps[nosuch]"], fill)
-    with pytest.raises(SystemExit):
+    with pytest.raises(AssertionError, match="was not understood"):
         parse_seps(["seps", "eval", "--nosuch"])
     with pytest.raises(ValueError, match="no plain command"):
         list(commands(Block("here", "bash", "seps demo | head\n")))

@@ -91,7 +91,9 @@ def test_mistakes_end_in_one_sentence(
     assert sentence in str(caught.value) and "Traceback" not in capsys.readouterr().err
 
 
-def test_settings_are_taken_from_any_place() -> None:
+def test_settings_are_taken_from_any_place(tmp_path: Path) -> None:
+    here = tmp_path / "a.b.yaml"
+    here.touch()
     given = ["data.root=SET", "data.verify_files=true", "data.threads=2"]
     for words in (
         ["eval", "RUN", "--data.root", "SET", "--rerank", "--data.verify_files=true", "data.threads=2"],
@@ -102,7 +104,7 @@ def test_settings_are_taken_from_any_place() -> None:
         options = reid._options(words)
         assert (str(options.run), options.rerank, options.batch_size) == ("RUN", True, 64)
         assert sorted(options.overrides) == sorted(given)
-    assert reid._options(["train", "--config", "a.b.yaml", "--out", "R", "--train.epochs"]).overrides == [
+    assert reid._options(["train", "--config", str(here), "--out", "R", "--train.epochs"]).overrides == [
         "train.epochs="
     ]
     with pytest.raises(ValueError, match="synth takes no settings"):
@@ -134,8 +136,11 @@ def test_what_was_left_out_and_not_counted_is_said(
 def test_a_damaged_state_and_places_that_cannot_be_written_are_sentences(trained: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     for words, sentence in (
-        (["show", str(trained / "run"), "--out", str(tmp_path / "file"), "--device", "cpu"], "cannot be written into"),
-        (["synth", str(tmp_path / "file" / "s"), "--identities", "8"], "no set can be drawn in"),
+        (
+            ["show", str(trained / "run"), "--out", str(tmp_path / "file"), "--device", "cpu"],
+            "is a file; name a folder",
+        ),
+        (["synth", str(tmp_path / "file" / "s"), "--identities", "8"], "is a file, not a folder"),
     ):
         with pytest.raises(ValueError, match=sentence):
             reid.run(words)

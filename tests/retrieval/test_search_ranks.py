@@ -171,5 +171,5 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "p00.jpg" in capsys.readouterr().out.splitlines()[1]
     (folder / "p00.jpg").unlink()
     assert index_command.run(["--store", store, "--verify"]) == 1
-    with pytest.raises(SystemExit):
+    with pytest.raises(ValueError, match="sentence"):
         search_command.run(["--store", store])

@@ -78,7 +78,7 @@ def test_settings_of_the_head_that_cannot_work(slimming, message):
 def test_a_head_refuses_guides_that_nobody_passes():
     with pytest.raises(ConfigError, match="retrieval passes no guides yet"):
         SlimmingHead(SlimmingConfig(extra_guides={"audio": 0.2}))
-    with pytest.raises(ConfigError, match="wrong kind"):
+    with pytest.raises(ConfigError, match="wrong type"):
         ModelConfig(slimming={"sparse_ratio": "much"}).slimming_config(16, 0)
 
 

@@ -130,13 +130,31 @@ def test_an_image_without_description_gives_finite_gradients():
     assert net.trust.grad is not None and net.trust.grad.abs() > 0
 
 
-def test_follows_autocast():
+@pytest.mark.parametrize("name", CONFIGS)
+def test_float32_under_autocast(name):
+    """Products in bfloat16 turned the weights' gradients by 40 degrees and more where features share a direction."""
+    config = CONFIGS[name]
+    results = []
+    for enabled in (False, True):
+        torch.manual_seed(0)
+        net, data = make_net(config).train(), make_inputs(config)
+        images = (data["images"] + 3 * torch.ones(config.embed_size)).requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            torch.manual_seed(1)
+            scored = score_with_gradient(net, images, data["words"], data["lengths"], want_masks=True)
+        scored.similarity.sum().backward()
+        gradients = [p.grad for p in net.parameters() if p.grad is not None]
+        results.append([scored.similarity.detach(), *scored.masks, images.grad, *gradients])
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(*results, strict=True))
+
+
+def test_follows_autocast_where_asked():
     config = CONFIGS["default"]
     net, data = make_net(config).train(), make_inputs(config)
     images = data["images"].requires_grad_()
     exact = score_with_gradient(net, images, data["words"], data["lengths"]).similarity
     with torch.autocast("cpu", torch.bfloat16):
-        coarse = score_with_gradient(net, images, data["words"], data["lengths"]).similarity
+        coarse = score_with_gradient(net, images, data["words"], data["lengths"], precision=None).similarity
     assert 0 < (coarse - exact).abs().max() < 2e-2
     ours, theirs = (torch.autograd.grad(sims.sum(), images)[0].flatten() for sims in (coarse, exact))
     assert 0.99 < torch.cosine_similarity(ours, theirs, dim=0) < 1

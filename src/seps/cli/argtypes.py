@@ -14,17 +14,20 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from seps.cli.text import printable
-
 _DEVICE = re.compile(r"cpu|mps|cuda(:\d+)?")
 _MOST = 2**31 - 1
+
+
+class UsageError(ValueError):
+    """Options that do not fit; the message says which."""
 
 
 class Parser(argparse.ArgumentParser):
     """Says what is wrong in one line, without the usage before it; a mistyped option gets a suggestion."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {ended(printable(message))} ({self.prog} --help lists the options.)\n")
+        """Raise UsageError, which `seps.cli.main` prints."""
+        raise UsageError(f"{ended(message)} ({self.prog} --help lists the options.)")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         # A mistyped option first: "--store is required" would not help the one who wrote --sotre.
@@ -153,17 +156,6 @@ def output_file_anywhere(text: str) -> str:
     if os.path.exists(text) and not os.access(text, os.W_OK):
         raise argparse.ArgumentTypeError(f"{text} may not be written by you")
     _check_folder(Path(text).parent, text)
-    return text
-
-
-def output_json(text: str) -> str:
-    """A file for figures as JSON: a new one, or one that holds JSON already; nobody means to overwrite a photo."""
-    output_file(text)
-    if os.path.isfile(text):
-        with open(text, "rb") as file:
-            start = file.read(64).lstrip()
-        if start and not start.startswith((b"{", b"[")):
-            raise argparse.ArgumentTypeError(f"{text!r} is there and is not JSON: name another file")
     return text
 
 

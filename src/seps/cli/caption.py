@@ -26,8 +26,8 @@ from seps.cli.argtypes import (
     input_folder,
     non_negative,
     non_negative_real,
+    output_file,
     output_file_anywhere,
-    output_json,
     positive,
     positive_fraction,
     positive_real,
@@ -52,8 +52,8 @@ def run(arguments: Sequence[str]) -> int:
     images, out = Path(options.images), Path(options.out)
     if out.exists() and images.exists() and os.path.samefile(images, out):
         raise ValueError(f"--out {out} is the data set itself. Choose another file for the descriptions.")
-    refuse_same_file("--report", options.report, [options.images, options.out])
     summary = check_output(options.report, "--report", "described_in_file") if options.report else None
+    refuse_same_file("--report", options.report, [options.images, options.out])
     backend, config = _backend(options), _config(options)
     ray = RayConfig(options.ray_address, options.workers, options.gpus) if options.engine == "ray" else None
     items = list_images(images, options.images_root)
@@ -87,7 +87,7 @@ def build_parser() -> argparse.ArgumentParser:
         default="dense.jsonl",
         help="file to write, a line an image (default: %(default)s)",
     )
-    add("--report", type=output_json, metavar="FILE", help="write the report as JSON, too")
+    add("--report", type=output_file, metavar="FILE", help="write the report as JSON, too")
     add("--images-root", type=input_folder, metavar="DIR", help="folder that the paths in a JSONL data set start from")
     add("--limit", type=positive, metavar="N", help="describe the first N images only")
 

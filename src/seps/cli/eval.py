@@ -14,7 +14,7 @@ from seps.cli.argtypes import (
     inner_fraction,
     input_file,
     input_folder,
-    output_json,
+    output_file,
     positive,
     refuse_same_file,
 )
@@ -25,7 +25,7 @@ PROTOCOLS = ("none", "image", "published")  # as seps.retrieval.protocol has the
 
 
 def _json_file(text: str) -> str:
-    return text if text == "-" else output_json(text)
+    return text if text == "-" else output_file(text)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -61,9 +61,10 @@ def run(arguments: Sequence[str]) -> int:
     """Evaluate and print a table; `--json` writes the figures."""
     parser = build_parser()
     options = parser.parse_args(arguments)
-    if options.json != "-":
+    out = None
+    if options.json and options.json != "-":
+        out = check_output(options.json, "--json", "rsum")
         refuse_same_file("--json", options.json, (options.data, options.dense))
-    out = check_output(options.json, "--json", "rsum") if options.json and options.json != "-" else None
 
     from seps.cli.display import metrics_table, stage_progress
     from seps.retrieval.data import attach_dense, check_dataset, drop_bad, load_data

@@ -17,13 +17,12 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from seps.cli.argtypes import (
     Parser,
     default_device,
     device,
-    ended,
     fraction,
     input_file,
     non_negative,
@@ -37,13 +36,6 @@ if TYPE_CHECKING:
     from seps.reid.data import ReidDataset
     from seps.reid.evaluate import Case, CaseResult
     from seps.reid.run import TrainedReid
-
-
-class _Parser(Parser):
-    """Raises what is wrong; the caller prints it and exits with status 2."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{ended(message)} ({self.prog} --help lists the options.)")
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -86,7 +78,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
 
 def build_parser() -> argparse.ArgumentParser:
     """The options of `seps reid` and its sub-commands."""
-    parser = _Parser("seps reid", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser("seps reid", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True, metavar="synth|train|eval|show")
 
     synth = commands.add_parser("synth", help="draw a synthetic RGB / NIR / TIR set")

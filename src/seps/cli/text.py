@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import unicodedata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -11,7 +10,6 @@ if TYPE_CHECKING:
 
 # Joiners are part of many scripts and of emoji; they cannot move or hide other text.
 _KEPT = "\u200c\u200d"
-_ESCAPED = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
 def printable(text: object) -> str:
@@ -42,7 +40,7 @@ def printable_lines(text: str) -> str:
 
 
 def _harmless(letter: str) -> bool:
-    return letter in _KEPT or unicodedata.category(letter) not in _ESCAPED
+    return letter in _KEPT or letter.isprintable()
 
 
 def _escape(letter: str) -> str:
