@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from seps.retrieval.data import load_jsonl, read_image
-from seps.retrieval.explanation import Explainer
+from seps.retrieval.explain.explanation import Explainer
+from seps.retrieval.index.threads import computing_threads
 from seps.retrieval.pretrained import from_pretrained
-from seps.retrieval.threads import computing_threads
 
 
 def painted(pixels: Tensor, cells: Tensor, grid: tuple[int, int]) -> Tensor:

@@ -19,8 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from seps.retrieval.maintenance import verify
-from seps.retrieval.store import Store
+from seps.retrieval.index.maintenance import verify
+from seps.retrieval.index.store import Store
 
 
 def _command(folder: Path, store: Path) -> list[str]:

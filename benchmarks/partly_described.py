@@ -22,7 +22,7 @@ from torch import Tensor
 from seps.retrieval.data import RetrievalDataset, load_jsonl
 from seps.retrieval.data.images import decode_all
 from seps.retrieval.demo import gallery_file
-from seps.retrieval.evaluate import encode_images
+from seps.retrieval.eval.evaluate import encode_images
 from seps.retrieval.heads import ImageFeatures
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import from_pretrained

@@ -30,18 +30,18 @@ import numpy as np
 import torch
 
 from seps.retrieval.data.lines import json_lines
-from seps.retrieval.embedding import packed_states
 from seps.retrieval.heads import ImageFeatures, TextFeatures
-from seps.retrieval.indexing import IndexOptions, index_folder
-from seps.retrieval.maintenance import status
-from seps.retrieval.packing import Precision
+from seps.retrieval.index.build import IndexOptions, index_folder
+from seps.retrieval.index.codec import Precision
+from seps.retrieval.index.embedding import packed_states
+from seps.retrieval.index.maintenance import status
+from seps.retrieval.index.rows import STATE, Row, row_id
+from seps.retrieval.index.search import CANDIDATES, SHOWN, Searcher
+from seps.retrieval.index.store import Store
+from seps.retrieval.index.stored import restore
+from seps.retrieval.index.threads import computing_threads
+from seps.retrieval.index.vectors import text_vectors
 from seps.retrieval.pretrained import from_pretrained
-from seps.retrieval.search import CANDIDATES, SHOWN, Searcher
-from seps.retrieval.store import Store
-from seps.retrieval.store_rows import STATE, Row, row_id
-from seps.retrieval.stored import restore
-from seps.retrieval.threads import computing_threads
-from seps.retrieval.vectors import text_vectors
 
 Facts = dict[str, Any]
 TEN = 10

@@ -18,7 +18,7 @@ from seps.retrieval.data import (
     save_jsonl,
 )
 from seps.retrieval.demo import gallery_file
-from seps.retrieval.evaluate import evaluate
+from seps.retrieval.eval.evaluate import evaluate
 from seps.retrieval.pretrained import from_pretrained
 
 

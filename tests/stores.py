@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from seps.retrieval.config import ModelConfig
-from seps.retrieval.indexing import IndexOptions, IndexReport, index_folder
+from seps.retrieval.index.build import IndexOptions, IndexReport, index_folder
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import from_pretrained, save_pretrained
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
+
+from seps._moved import FormerNames
 
 if TYPE_CHECKING:
     from seps.compat import CrossSparseAggrNet, create_seps_model
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     )
 
 __version__ = "0.1.0"
+sys.meta_path.append(FormerNames())
 
 __all__ = [
     "HRPA",
@@ -48,7 +52,19 @@ __all__ = [
 ]
 _HOMES = ("config", "nn", "losses", "compat")
 """The modules that define the names above."""
-_ROOMS = (*_HOMES, "bundle", "encoders", "metrics", "reid", "retrieval", "scoring", "training")
+_ROOMS = (
+    *_HOMES,
+    "bundle",
+    "captioning",
+    "encoders",
+    "experiments",
+    "hub",
+    "metrics",
+    "reid",
+    "retrieval",
+    "scoring",
+    "training",
+)
 """What may be reached as an attribute: `seps.metrics.cmc_map` after `import seps` alone."""
 
 

@@ -129,7 +129,7 @@ def triton_works() -> str:
 
 def model_intact(folder: Path | None = None) -> str:
     """Read the embedded model's files and compare them with what they should be."""
-    from seps.model_folder import read_config, read_weights
+    from seps.hub.folder import read_config, read_weights
     from seps.retrieval.pretrained import mini_folder
 
     folder = folder or mini_folder()
@@ -162,7 +162,7 @@ def encoders_work() -> str:
 
     from seps.retrieval.data import load_jsonl
     from seps.retrieval.demo import gallery_file
-    from seps.retrieval.evaluate import encode_images
+    from seps.retrieval.eval.evaluate import encode_images
     from seps.retrieval.heads import ImageFeatures
     from seps.retrieval.pretrained import from_pretrained
 
@@ -181,8 +181,8 @@ def store_works() -> str:
     """Make a store in a temporary folder and open it again."""
     for name in ("lancedb", "lance"):
         importlib.import_module(name)
-    from seps.retrieval.store import Store
-    from seps.retrieval.store_rows import StoreSettings
+    from seps.retrieval.index.rows import StoreSettings
+    from seps.retrieval.index.store import Store
 
     with tempfile.TemporaryDirectory(prefix="seps-doctor-") as folder:
         Store.create(

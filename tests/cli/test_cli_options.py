@@ -281,7 +281,7 @@ MINUS_ONE = {"freeze_vision", "freeze_text"}
 def test_settings_of_training_have_bounds(
     fails: Fails, places: dict[str, str], monkeypatch: pytest.MonkeyPatch, setting: str
 ) -> None:
-    import seps.retrieval.training as training
+    import seps.retrieval.train.run as training
 
     def accepted(*args: Any, **options: Any) -> Any:
         raise AssertionError(f"{setting} was accepted")
@@ -299,8 +299,8 @@ def test_device_of_training_and_its_places(fails: Fails) -> None:
 def test_choices_that_are_written_twice_agree() -> None:
     from seps.cli import eval as eval_command
     from seps.cli import index as index_command
-    from seps.retrieval.packing import Precision
-    from seps.retrieval.protocol import Protocol
+    from seps.retrieval.eval.protocol import Protocol
+    from seps.retrieval.index.codec import Precision
 
     assert set(index_command.PRECISIONS) == set(typing.get_args(Precision))
     assert set(eval_command.PROTOCOLS) == set(typing.get_args(Protocol))

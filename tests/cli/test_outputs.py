@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from seps.captioning.journal import Journal
 from seps.cli.main import main
 from seps.cli.outputs import check_output, write_output
 from seps.retrieval.data import DataError
-from seps.retrieval.dense_text.journal import Journal
 
 COMMANDS = {
     "--json": ["eval", "--data", "data.jsonl"],

@@ -38,7 +38,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def address(served: Path) -> Iterator[str]:
-    from seps.retrieval.search import Searcher
+    from seps.retrieval.index.search import Searcher
     from seps.serve.app import create_app
 
     folder = served
@@ -287,7 +287,7 @@ def test_other_sites_cannot_look(browser: Any, address: str) -> None:
     """A page of another origin in a real browser: pictures, scripts, searches and uploads all fail alike."""
     import http.server
 
-    from seps.retrieval.store_rows import row_id
+    from seps.retrieval.index.rows import row_id
 
     class Other(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -11,7 +11,7 @@ import transformers
 from make_old_releases import FAMILIES, TOWERS, build
 from safetensors.torch import load_file
 
-from seps.tensor_names import common_form, fitted, renamed
+from seps.hub.tensor_names import common_form, fitted, renamed
 
 OLD = Path(__file__).parent / "old_releases"
 VERSIONS = sorted(path.stem.removeprefix("names-") for path in OLD.glob("names-*.json"))

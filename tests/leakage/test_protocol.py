@@ -10,10 +10,10 @@ import torch
 
 from seps.retrieval.config import ModelConfig
 from seps.retrieval.data import load_jsonl
-from seps.retrieval.evaluate import evaluate, score_dataset
+from seps.retrieval.eval.evaluate import evaluate, score_dataset
+from seps.retrieval.eval.protocol import ProtocolError, View, view
 from seps.retrieval.heads import TextFeatures
 from seps.retrieval.model import RetrievalModel
-from seps.retrieval.protocol import ProtocolError, View, view
 
 
 @pytest.fixture(scope="module", params=["default", "paper", "open_source"])

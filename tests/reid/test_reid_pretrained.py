@@ -11,7 +11,7 @@ import torch
 import yaml
 from reid_toys import SENSORS, toy_config
 
-from seps.model_folder import ModelError
+from seps.hub.folder import ModelError
 from seps.reid.model import ReidModel
 from seps.reid.pretrained import from_pretrained, save_pretrained
 from seps.reid.run import TrainedReid, load_trained

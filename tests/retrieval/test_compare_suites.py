@@ -19,16 +19,16 @@ from seps.cli import compare as compare_command
 from seps.cli.main import main
 from seps.cli.train import read_config
 from seps.config import ConfigError
-from seps.retrieval.compare import SUITES, Job, config_for, protocols_for, run_one
-from seps.retrieval.compare_pixels import decode_to, load_material, mapped
-from seps.retrieval.compare_plot import plot_differences
-from seps.retrieval.compare_report import Figure, finished, markdown, rows_of, summarise
-from seps.retrieval.compare_workers import Workers, attempt
+from seps.experiments.compare import SUITES, Job, config_for, protocols_for, run_one
+from seps.experiments.pixels import decode_to, load_material, mapped
+from seps.experiments.plot import plot_differences
+from seps.experiments.probe import gradient_at_patches
+from seps.experiments.report import Figure, finished, markdown, rows_of, summarise
+from seps.experiments.workers import Workers, attempt
 from seps.retrieval.config import ModelConfig, PartWeights, RunConfig
 from seps.retrieval.data import ImageSource, RetrievalDataset, decode_all, load_jsonl
 from seps.retrieval.model import RetrievalModel
-from seps.retrieval.probe import gradient_at_patches
-from seps.retrieval.task import RetrievalTask
+from seps.retrieval.train.task import RetrievalTask
 from seps.training import NonFiniteLossError, TrainConfig
 
 RECIPE = Path(__file__).parents[2] / "configs" / "ablation.yaml"
@@ -179,7 +179,7 @@ def test_a_run_out_of_memory_says_what_to_change(material, tmp_path, monkeypatch
     def fail(*_: Any, **__: Any) -> None:
         raise error
 
-    monkeypatch.setattr("seps.retrieval.compare_workers.run_one", fail)
+    monkeypatch.setattr("seps.experiments.workers.run_one", fail)
     outcome = attempt(Job("ablation", "base", 0), material, tmp_path, "cpu", False)
     assert outcome.result is None and "ran out of memory" in outcome.reason and "\n" not in outcome.reason
     assert "train.chunk_size=8 (now 16 of a batch of 16" in outcome.reason and "--processes" in outcome.reason
@@ -225,7 +225,7 @@ def test_a_loss_that_is_not_finite_is_a_result(material, tmp_path, monkeypatch):
     def explode(*_: Any, **__: Any) -> None:
         raise NonFiniteLossError("not finite", tmp_path / "batch", 6)
 
-    monkeypatch.setattr("seps.retrieval.compare.train", explode)
+    monkeypatch.setattr("seps.experiments.compare.train", explode)
     result = run_one(Job("ablation", "decision-gumbel", 0), material, tmp_path / "runs", device="cpu")
     assert result["nonfinite"] == 7 and result["rsum"] == {}
     assert "| decision-gumbel |  |  |  |  |  |  |  |  |  | 1 |" in markdown([result], SUITES["ablation"])

@@ -17,17 +17,17 @@ import torch
 from PIL import Image, PngImagePlugin
 
 from seps.cli.main import main
-from seps.retrieval.compare_pixels import decode_to, mapped
+from seps.experiments.pixels import decode_to, mapped
 from seps.retrieval.config import ModelConfig, RunConfig
 from seps.retrieval.data import ImageSource, RetrievalDataset, UnreadableImage, decode_all, load_jsonl, read_image
 from seps.retrieval.data.augment import _sample
 from seps.retrieval.data.images import decode_image, stored_size, upright_size
-from seps.retrieval.evaluate import encode_images
-from seps.retrieval.search import Searcher
-from seps.retrieval.store import Store
-from seps.retrieval.store_rows import StoreSettings
-from seps.retrieval.task import RetrievalTask
-from seps.retrieval.thumbnails import decode_picture
+from seps.retrieval.data.thumbnails import decode_picture
+from seps.retrieval.eval.evaluate import encode_images
+from seps.retrieval.index.rows import StoreSettings
+from seps.retrieval.index.search import Searcher
+from seps.retrieval.index.store import Store
+from seps.retrieval.train.task import RetrievalTask
 from stores import index, model, model_folder
 
 SIZE = (96, 96)

@@ -18,12 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from seps.captioning import BackendConfig, CaptionConfig, Sampling, caption_images, list_images
+from seps.captioning.backends import Answer, Fatal, Fault, Health, Rejected
+from seps.captioning.openai_backend import OpenAIBackend, parse_retry_after, read_answer
+from seps.captioning.pictures import data_url
+from seps.captioning.throttle import Throttle, backoff_delay
 from seps.retrieval.data import ImageSource, UnreadableImage
-from seps.retrieval.dense_text import BackendConfig, CaptionConfig, Sampling, caption_images, list_images
-from seps.retrieval.dense_text.backends import Answer, Fatal, Fault, Health, Rejected
-from seps.retrieval.dense_text.openai_backend import OpenAIBackend, parse_retry_after, read_answer
-from seps.retrieval.dense_text.pictures import data_url
-from seps.retrieval.dense_text.throttle import Throttle, backoff_delay
 
 SOURCE = ImageSource(Path("x.png"))
 

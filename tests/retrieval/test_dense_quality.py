@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seps.retrieval.dense_text import fault_of
-from seps.retrieval.dense_text.quality import words_of
+from seps.captioning import fault_of
+from seps.captioning.quality import words_of
 
 LONG = (
     "The image features a brown dog running across a grassy field with a red ball in its mouth. In the background, "

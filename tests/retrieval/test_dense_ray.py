@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from dense_server import ChatServer, lines, photos
 
+from seps.captioning import BackendConfig, CaptionConfig, Item, RayConfig, caption_images, list_images
+from seps.captioning.ray_engine import Describer, pack, unpack
 from seps.retrieval.data import ImageSource
-from seps.retrieval.dense_text import BackendConfig, CaptionConfig, Item, RayConfig, caption_images, list_images
-from seps.retrieval.dense_text.ray_engine import Describer, pack, unpack
 
 
 def config(server: ChatServer) -> BackendConfig:

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 from dense_server import GOOD, ChatServer, answer, lines, photo, photos, sent_image
 
+from seps.captioning import BackendConfig, CaptionConfig, Sampling, caption_images, list_images
+from seps.captioning.sources import content_hash
 from seps.cli.caption import run
 from seps.retrieval.data import DataError, NothingDescribed, attach_dense, load_jsonl
-from seps.retrieval.dense_text import BackendConfig, CaptionConfig, Sampling, caption_images, list_images
-from seps.retrieval.dense_text.sources import content_hash
 
 LOOP = "a dog and a cat and " * 30
 COMMAND = [

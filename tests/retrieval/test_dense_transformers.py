@@ -14,12 +14,12 @@ import pytest
 import torch
 from dense_server import lines, photo, photos
 
+from seps.captioning import BackendConfig, CaptionConfig, Sampling, caption_images, list_images
+from seps.captioning.backends import Answer, Fatal, Rejected, build
+from seps.captioning.sources import content_hash
+from seps.captioning.transformers_backend import TransformersBackend, prompt_text
 from seps.cli.caption import run
 from seps.retrieval.data import ImageSource
-from seps.retrieval.dense_text import BackendConfig, CaptionConfig, Sampling, caption_images, list_images
-from seps.retrieval.dense_text.backends import Answer, Fatal, Rejected, build
-from seps.retrieval.dense_text.sources import content_hash
-from seps.retrieval.dense_text.transformers_backend import TransformersBackend, prompt_text
 
 transformers = pytest.importorskip("transformers")
 SOURCE = ImageSource(Path("x.png"))

@@ -11,14 +11,14 @@ from PIL import Image
 
 from seps.cli import explain as explain_command
 from seps.config import SlimmingConfig
+from seps.nn.attribution import shares
 from seps.nn.slimming import PatchSlimming
 from seps.retrieval.data import ImageSource, read_image
-from seps.retrieval.explain import shares
-from seps.retrieval.explain_picture import draw
-from seps.retrieval.explanation import Explainer, Explanation
-from seps.retrieval.search import Searcher
-from seps.retrieval.store_rows import STATE
-from seps.retrieval.stored import restore
+from seps.retrieval.explain.explanation import Explainer, Explanation
+from seps.retrieval.explain.picture import draw
+from seps.retrieval.index.rows import STATE
+from seps.retrieval.index.search import Searcher
+from seps.retrieval.index.stored import restore
 from stores import gallery, index, model, model_folder, paint
 
 SHAPE = {"embed_size": 16, "num_patches": 12, "num_prefix_tokens": 2, "aggr_ratio": 0.5}

@@ -11,9 +11,9 @@ import pytest
 
 from seps.cli import explain as explain_command
 from seps.cli import search as search_command
-from seps.retrieval.explain_store import StoredExplainer, find_image
-from seps.retrieval.search import Searcher
-from seps.retrieval.store_rows import StoreError, row_id
+from seps.retrieval.explain.stored import StoredExplainer, find_image
+from seps.retrieval.index.rows import StoreError, row_id
+from seps.retrieval.index.search import Searcher
 from stores import gallery, index, model, model_folder, paint
 
 QUERY = "an unbelievable dog, running!"
@@ -29,7 +29,7 @@ KINDS: dict[str, dict[str, Any]] = {
 @pytest.fixture(autouse=True)
 def _loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands take the model that is loaded already: reading it for every call takes most of the time."""
-    monkeypatch.setattr("seps.retrieval.search.from_pretrained", lambda *_, **__: model())
+    monkeypatch.setattr("seps.retrieval.index.search.from_pretrained", lambda *_, **__: model())
 
 
 def asked(capsys: pytest.CaptureFixture[str], command: Any, *words: str) -> str:

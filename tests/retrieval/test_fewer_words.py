@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from seps.retrieval.explanation import Explainer
-from seps.retrieval.fewer_words import merge_words, run_of_word
-from seps.retrieval.maintenance import status, verify
-from seps.retrieval.packing import packed_shape
-from seps.retrieval.search import Searcher
-from seps.retrieval.store_rows import STATE, StoreError
-from seps.retrieval.stored import restore
+from seps.retrieval.explain.explanation import Explainer
+from seps.retrieval.index.codec import packed_shape
+from seps.retrieval.index.fewer_words import merge_words, run_of_word
+from seps.retrieval.index.maintenance import status, verify
+from seps.retrieval.index.rows import STATE, StoreError
+from seps.retrieval.index.search import Searcher
+from seps.retrieval.index.stored import restore
 from stores import gallery, index, model
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from seps.cli.main import main
 from seps.retrieval.data import DataError
-from seps.retrieval.indexing import IndexOptions, IndexReport, index_folder
-from seps.retrieval.store import Store
+from seps.retrieval.index.build import IndexOptions, IndexReport, index_folder
+from seps.retrieval.index.store import Store
 from stores import gallery, index, model, model_folder, paint
 
 

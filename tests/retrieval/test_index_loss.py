@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from seps.cli.main import main
-from seps.retrieval import gallery as gallery_module
 from seps.retrieval.data import DataError, shards
-from seps.retrieval.gallery import walk
-from seps.retrieval.maintenance import verify
-from seps.retrieval.store import Store
-from seps.retrieval.store_rows import StoreError
+from seps.retrieval.data import gallery as gallery_module
+from seps.retrieval.data.gallery import walk
+from seps.retrieval.index.maintenance import verify
+from seps.retrieval.index.rows import StoreError
+from seps.retrieval.index.store import Store
 from stores import gallery, index, model_folder, paint
 
 

@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from seps.captioning import RayConfig
 from seps.cli import index as index_command
-from seps.retrieval import indexing
 from seps.retrieval.data import ImageSource
-from seps.retrieval.dense_text import RayConfig
-from seps.retrieval.embedding import Batch, Job, Preparer
-from seps.retrieval.indexing import IndexOptions, index_folder
-from seps.retrieval.maintenance import verify
-from seps.retrieval.packing import unpack
-from seps.retrieval.ray_indexing import LOST, _one_by_one
-from seps.retrieval.store import Store
-from seps.retrieval.store_rows import Row
+from seps.retrieval.index import build as indexing
+from seps.retrieval.index.build import IndexOptions, index_folder
+from seps.retrieval.index.codec import unpack
+from seps.retrieval.index.embedding import Batch, Job, Preparer
+from seps.retrieval.index.maintenance import verify
+from seps.retrieval.index.ray import LOST, _one_by_one
+from seps.retrieval.index.rows import Row
+from seps.retrieval.index.store import Store
 from stores import gallery, index, model, model_folder, paint
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from seps import model_folder, model_saving
-from seps.model_folder import ModelError, read_config, read_weights
-from seps.model_saving import write_folder
+from seps.hub import folder as model_folder
+from seps.hub import saving as model_saving
+from seps.hub.folder import ModelError, read_config, read_weights
+from seps.hub.saving import write_folder
 
 CARD = '---\nlibrary_name: "seps"\n---\n\n# card\n'
 

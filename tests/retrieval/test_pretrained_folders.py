@@ -18,7 +18,8 @@ from huggingface_hub.errors import RepositoryNotFoundError
 from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import save_file
 
-from seps import model_folder, model_saving
+from seps.hub import folder as model_folder
+from seps.hub import saving as model_saving
 from seps.retrieval.config import ModelConfig
 from seps.retrieval.heads import ImageFeatures
 from seps.retrieval.model import RetrievalModel

@@ -15,13 +15,13 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import seps
-from seps.model_folder import describe_weights
+from seps.hub.folder import describe_weights
 from seps.retrieval.config import DataConfig, ModelConfig, RunConfig
 from seps.retrieval.convert import convert_published
 from seps.retrieval.heads import ImageFeatures
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import ModelError, from_pretrained, save_pretrained
-from seps.retrieval.training import train_model
+from seps.retrieval.train.run import train_model
 from seps.training import TrainConfig
 from seps.training.checkpoint import _digest, read_json, write_json
 from tiny import SMALL, STILL

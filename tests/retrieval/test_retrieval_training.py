@@ -21,8 +21,8 @@ from seps.retrieval.config import DataConfig, ModelConfig, PartWeights, RunConfi
 from seps.retrieval.data import NothingDescribed, load_jsonl
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import from_pretrained
-from seps.retrieval.task import RetrievalTask
-from seps.retrieval.training import read_data, train_model
+from seps.retrieval.train.run import read_data, train_model
+from seps.retrieval.train.task import RetrievalTask
 from seps.training import TrainConfig
 from tiny import save_vision_encoder
 

@@ -13,11 +13,11 @@ from seps.cli import search as search_command
 from seps.retrieval import Filters, Searcher
 from seps.retrieval.config import ModelConfig
 from seps.retrieval.data import load_jsonl
-from seps.retrieval.evaluate import score_dataset
+from seps.retrieval.eval.evaluate import score_dataset
+from seps.retrieval.eval.protocol import view
 from seps.retrieval.heads import ImageFeatures
-from seps.retrieval.protocol import view
-from seps.retrieval.store_rows import StoreError
-from seps.retrieval.vectors import image_vectors, text_vectors
+from seps.retrieval.index.rows import StoreError
+from seps.retrieval.index.vectors import image_vectors, text_vectors
 from stores import TEXTS, gallery, index, model, model_folder, paint
 
 
@@ -139,7 +139,7 @@ def test_bad_requests(searcher: Searcher, tmp_path: Path) -> None:
 def test_readers_see_what_a_writer_adds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from datetime import timedelta
 
-    monkeypatch.setattr("seps.retrieval.store._FRESH", timedelta(0))
+    monkeypatch.setattr("seps.retrieval.index.store._FRESH", timedelta(0))
     folder = gallery(tmp_path / "g", 3)
     index(folder, tmp_path / "s")
     reader = Searcher(tmp_path / "s", model())

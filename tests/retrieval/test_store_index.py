@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from seps.retrieval import embedding, indexing
-from seps.retrieval.indexing import index_folder
-from seps.retrieval.maintenance import status, verify
-from seps.retrieval.store import Store, where_clause, writer_lock
-from seps.retrieval.store_rows import Row, StoreError, StoreSettings, row_id
+from seps.retrieval.index import build as indexing
+from seps.retrieval.index import embedding
+from seps.retrieval.index.build import index_folder
+from seps.retrieval.index.maintenance import status, verify
+from seps.retrieval.index.rows import Row, StoreError, StoreSettings, row_id
+from seps.retrieval.index.store import Store, where_clause, writer_lock
 from stores import gallery, index, model, model_folder, paint
 
 
@@ -148,7 +149,7 @@ def test_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("seps.retrieval.store.to_table", full)
+        patch.setattr("seps.retrieval.index.store.to_table", full)
         with pytest.raises(StoreError, match=r"No space left on device.*make room"):
             index(folder, tmp_path / "s")
     assert len(paths(tmp_path / "s")) == 4 and verify(Store.open(tmp_path / "s")) == []
@@ -222,7 +223,7 @@ def settings(width: int) -> StoreSettings:
 
 def test_large_stores_get_an_index_that_misses_next_to_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 110 partitions 64 are looked into, so that the index can miss; with one it does."""
-    monkeypatch.setattr("seps.retrieval.store.INDEX_ABOVE", 12_000)
+    monkeypatch.setattr("seps.retrieval.index.store.INDEX_ABOVE", 12_000)
     store = Store.create(tmp_path / "s", settings(16))
     random = np.random.default_rng(0)
     vectors = random.normal(size=(12_300, 16)).astype(np.float16)
@@ -245,7 +246,7 @@ def test_large_stores_get_an_index_that_misses_next_to_nothing(tmp_path: Path, m
 
     assert recall() > 0.99
     assert any(place >= 12_200 for place in best.ravel())
-    monkeypatch.setattr("seps.retrieval.store.PROBES", 1)
+    monkeypatch.setattr("seps.retrieval.index.store.PROBES", 1)
     assert recall() < 0.9
 
 

@@ -10,15 +10,15 @@ import sys
 import time
 from pathlib import Path
 
-from seps.retrieval.maintenance import verify
-from seps.retrieval.store import Store
+from seps.retrieval.index.maintenance import verify
+from seps.retrieval.index.store import Store
 from stores import gallery, index, model_folder
 
 KILLS = int(os.environ.get("SEPS_KILLS", "4"))
 _SCRIPT = """
 import sys, torch
 torch.set_num_threads(1)
-from seps.retrieval import indexing
+from seps.retrieval.index import build as indexing
 from seps.retrieval.pretrained import from_pretrained
 model = from_pretrained(sys.argv[3])
 indexing.COMMIT_ROWS = 1

@@ -15,18 +15,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from seps import file_lock
 from seps.cli.main import main
-from seps.retrieval import file_lock, remote_lock
-from seps.retrieval.file_lock import FileInUse, FileLock
-from seps.retrieval.remote_lock import FREE, LOCK, RemoteLock, RemoteLockHeld
-from seps.retrieval.store import Store, connect, writer_lock
-from seps.retrieval.store_rows import Row, StoreError, StoreSettings, row_id
+from seps.file_lock import FileInUse, FileLock
+from seps.retrieval.index import remote_lock
+from seps.retrieval.index.remote_lock import FREE, LOCK, RemoteLock, RemoteLockHeld
+from seps.retrieval.index.rows import Row, StoreError, StoreSettings, row_id
+from seps.retrieval.index.store import Store, connect, writer_lock
 from stores import gallery, index, model_folder
 
 HOLD = """
 import errno, os, sys, time
 from pathlib import Path
-from seps.retrieval import file_lock
+from seps import file_lock
 if sys.argv[2] == "marker":
     def none(handle):
         raise OSError(errno.ENOTSUP, "not supported")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from seps.retrieval.packing import PackingError, Precision, pack, packed_shape, unpack, unpack_alike, unpack_padded
+from seps.retrieval.index.codec import PackingError, Precision, pack, packed_shape, unpack, unpack_alike, unpack_padded
 
 
 @settings(max_examples=30, deadline=None)
@@ -66,8 +66,8 @@ def test_all_at_once_with_mixed_precisions_and_damage() -> None:
 
 def test_eight_bits_are_coded_without_loss(tmp_path: Path) -> None:
     """Rounded normal values take about 7.4 bits each on disk."""
-    from seps.retrieval.store import Store
-    from seps.retrieval.store_rows import Row, StoreSettings, row_id
+    from seps.retrieval.index.rows import Row, StoreSettings, row_id
+    from seps.retrieval.index.store import Store
 
     store = Store.create(tmp_path / "s", StoreSettings("/x", "mini", "0" * 32, 384, (8, 8), 0, "int8"))
     blobs = {row_id(str(i), None): pack(torch.randn(64, 384), "int8") for i in range(20)}

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from seps.cli import index as index_command
-from seps.retrieval import remote_lock
-from seps.retrieval.indexing import IndexOptions, index_folder
-from seps.retrieval.maintenance import status, verify
-from seps.retrieval.remote_lock import FREE, LOCK, RemoteLock, RemoteLockHeld
-from seps.retrieval.search import Searcher
-from seps.retrieval.store import Store, connect, writer_lock
-from seps.retrieval.store_rows import StoreError
+from seps.retrieval.index import remote_lock
+from seps.retrieval.index.build import IndexOptions, index_folder
+from seps.retrieval.index.maintenance import status, verify
+from seps.retrieval.index.remote_lock import FREE, LOCK, RemoteLock, RemoteLockHeld
+from seps.retrieval.index.rows import StoreError
+from seps.retrieval.index.search import Searcher
+from seps.retrieval.index.store import Store, connect, writer_lock
 from stores import gallery, index, model, model_folder, paint
 
 moto = pytest.importorskip("moto.server", reason="moto's server is not installed (pip install 'moto[server]')")
@@ -62,8 +62,8 @@ def locked(place: str) -> bool:
 def test_index_search_and_read_while_one_writes(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from datetime import timedelta
 
-    monkeypatch.setattr("seps.retrieval.store._FRESH", timedelta(0))
-    monkeypatch.setattr("seps.retrieval.indexing.COMMIT_ROWS", 2)
+    monkeypatch.setattr("seps.retrieval.index.store._FRESH", timedelta(0))
+    monkeypatch.setattr("seps.retrieval.index.build.COMMIT_ROWS", 2)
     monkeypatch.chdir(tmp_path)
     folder, place = gallery(tmp_path / "g", 6), f"{bucket}/one"
     assert put(folder, place) == 6

@@ -10,13 +10,13 @@ import torch
 
 from seps.cli.main import main
 from seps.config import ConfigError, SlimmingConfig
-from seps.retrieval import training
 from seps.retrieval.config import ModelConfig, PartWeights, RunConfig
 from seps.retrieval.data import load_jsonl
-from seps.retrieval.evaluate import encode_images
+from seps.retrieval.eval.evaluate import encode_images
 from seps.retrieval.heads import ImageFeatures, Scores, SlimmingHead
 from seps.retrieval.model import RetrievalModel
-from seps.retrieval.task import RetrievalTask
+from seps.retrieval.train import run as training
+from seps.retrieval.train.task import RetrievalTask
 
 
 @pytest.fixture

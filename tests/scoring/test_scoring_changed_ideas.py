@@ -18,10 +18,10 @@ from torch import nn
 from seps.compat import CrossSparseAggrNet
 from seps.config import Branch, SlimmingConfig
 from seps.nn import HRPA, InputError, PatchSlimming, TokenAggregation, TokenSparse
+from seps.nn.attribution import shares
+from seps.nn.known import why_not_fast
 from seps.nn.selection import hard_topk
-from seps.retrieval.explain import shares
 from seps.scoring import choose_backend, score_matrix, score_with_gradient
-from seps.scoring.known import why_not_fast
 
 PLAIN = SlimmingConfig.default(**SMALL)
 TOPK = SlimmingConfig.default(alignment="topk", **SMALL)

@@ -9,7 +9,7 @@ from test_scoring_kernels import fused_scores
 
 from seps.config import SlimmingConfig
 from seps.nn import InputError
-from seps.retrieval.explain import shares
+from seps.nn.attribution import shares
 from seps.scoring import ImageBlock, choose_backend, score_matrix, score_state, score_with_gradient, take_images
 
 BACKENDS = ["auto", "reference", "factored"]

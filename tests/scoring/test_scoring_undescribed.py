@@ -9,7 +9,7 @@ from test_scoring_kernels import fused_scores
 
 from seps.config import SlimmingConfig
 from seps.nn import score_published_pairing
-from seps.retrieval.explain import shares
+from seps.nn.attribution import shares
 from seps.scoring import (
     ImageBlock,
     join_states,

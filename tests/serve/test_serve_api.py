@@ -19,8 +19,8 @@ from stores import gallery, index, model
 pytest.importorskip("fastapi")
 from starlette.testclient import TestClient
 
-from seps.retrieval.search import Searcher
-from seps.retrieval.store_rows import row_id
+from seps.retrieval.index.rows import row_id
+from seps.retrieval.index.search import Searcher
 from seps.serve import app as service
 from seps.serve import service as work
 from seps.serve import uploads

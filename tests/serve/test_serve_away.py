@@ -21,8 +21,8 @@ from starlette.testclient import TestClient
 
 from seps.cli import serve as serve_command
 from seps.cli.main import main
-from seps.retrieval.search import Searcher
-from seps.retrieval.store_rows import row_id
+from seps.retrieval.index.rows import row_id
+from seps.retrieval.index.search import Searcher
 from seps.serve.app import create_app
 
 IDENTITY = row_id("p00.jpg", None)

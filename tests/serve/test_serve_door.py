@@ -18,8 +18,8 @@ pytest.importorskip("fastapi")
 from fastapi import Request
 from starlette.testclient import TestClient
 
-from seps.retrieval.search import Searcher
-from seps.retrieval.store_rows import row_id
+from seps.retrieval.index.rows import row_id
+from seps.retrieval.index.search import Searcher
 from seps.serve import uploads
 from seps.serve.app import create_app
 from seps.serve.guard import LOOPBACK, from_elsewhere

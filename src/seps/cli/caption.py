@@ -19,6 +19,9 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from seps.captioning import BackendConfig, CaptionConfig, RayConfig, Sampling, caption_images, list_images
+from seps.captioning.config import ACCEPTABLE, LOCAL_URL, MODEL, Kind
+from seps.captioning.report import Tally
 from seps.cli.argtypes import (
     Parser,
     device_or_auto,
@@ -35,9 +38,6 @@ from seps.cli.argtypes import (
 )
 from seps.cli.outputs import check_output, write_output
 from seps.cli.text import printable
-from seps.retrieval.dense_text import BackendConfig, CaptionConfig, RayConfig, Sampling, caption_images, list_images
-from seps.retrieval.dense_text.config import ACCEPTABLE, LOCAL_URL, MODEL, Kind
-from seps.retrieval.dense_text.report import Tally
 from seps.training.interrupt import InterruptGuard
 
 EXIT_UNFINISHED = 1

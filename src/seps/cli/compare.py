@@ -15,8 +15,8 @@ from seps.cli.argtypes import Parser, device, input_file, non_negative, output_f
 from seps.cli.text import printable_lines
 
 if TYPE_CHECKING:
-    from seps.retrieval.compare import Job
-    from seps.retrieval.compare_workers import Outcome
+    from seps.experiments.compare import Job
+    from seps.experiments.workers import Outcome
     from seps.retrieval.config import RunConfig
 
 
@@ -27,8 +27,8 @@ MACHINE_SETTINGS = ("chunk_size", "workers", "prefetch")
 def run(arguments: Sequence[str]) -> int:
     """Train what is not finished yet; results go to OUT/results.jsonl as they come, then OUT/table.md and plot.png."""
     from seps.cli.main import EXIT_USER_ERROR
-    from seps.retrieval.compare import SUITES, Job
-    from seps.retrieval.compare_report import finished
+    from seps.experiments.compare import SUITES, Job
+    from seps.experiments.report import finished
 
     options = _options(arguments)
     suite = SUITES[options.suite]
@@ -57,7 +57,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     """The options of `seps compare`."""
-    from seps.retrieval.compare import SUITES
+    from seps.experiments.compare import SUITES
 
     parser = Parser("seps compare", description=__doc__)
     parser.add_argument("--suite", choices=list(SUITES), default="baselines", help="what to compare")
@@ -92,7 +92,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
 def _recipe(options: argparse.Namespace, out: Path) -> RunConfig:
     """The recipe. Raises ValueError where `out` holds results of another one."""
     from seps.cli.train import read_config
-    from seps.retrieval.compare_report import finished
+    from seps.experiments.report import finished
 
     changes = dict(item.partition("=")[::2] for item in options.set)
     recipe = read_config(options.config, {"data.train": options.data, "data.dev": options.dev, **changes})
@@ -144,9 +144,9 @@ def _run_jobs(options: argparse.Namespace, jobs: Sequence[Job], out: Path) -> in
 def _outcomes(options: argparse.Namespace, jobs: Sequence[Job], out: Path) -> Iterator[Outcome]:
     import torch
 
-    from seps.retrieval.compare_pixels import decode_to, load_material
-    from seps.retrieval.compare_workers import Workers
-    from seps.retrieval.training import load_sets
+    from seps.experiments.pixels import decode_to, load_material
+    from seps.experiments.workers import Workers
+    from seps.retrieval.train.run import load_sets
 
     recipe = _recipe(options, out)
     runs = Path(options.scratch) if options.scratch else out / "runs"
@@ -169,9 +169,9 @@ def _outcomes(options: argparse.Namespace, jobs: Sequence[Job], out: Path) -> It
 
 
 def _report(name: str, out: Path) -> None:
-    from seps.retrieval.compare import SUITES
-    from seps.retrieval.compare_plot import plot_differences
-    from seps.retrieval.compare_report import finished, markdown
+    from seps.experiments.compare import SUITES
+    from seps.experiments.plot import plot_differences
+    from seps.experiments.report import finished, markdown
 
     results = finished(out / "results.jsonl")
     table = markdown(results, SUITES[name])

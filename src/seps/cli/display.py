@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from seps.cli.text import printable
-from seps.retrieval.evaluate import EvaluationReport
+from seps.retrieval.eval.evaluate import EvaluationReport
 
 StageProgress = Callable[[str, int, int | None], None]
 

@@ -21,7 +21,7 @@ from seps.cli.argtypes import (
 from seps.cli.outputs import check_output, write_output
 from seps.cli.text import printable
 
-PROTOCOLS = ("none", "image", "published")  # as seps.retrieval.protocol has them, whose import takes seconds
+PROTOCOLS = ("none", "image", "published")  # as seps.retrieval.eval.protocol has them, whose import takes seconds
 
 
 def _json_file(text: str) -> str:
@@ -68,7 +68,7 @@ def run(arguments: Sequence[str]) -> int:
 
     from seps.cli.display import metrics_table, stage_progress
     from seps.retrieval.data import attach_dense, check_dataset, drop_bad, load_data
-    from seps.retrieval.evaluate import evaluate
+    from seps.retrieval.eval.evaluate import evaluate
     from seps.retrieval.pretrained import from_pretrained
 
     dataset = load_data(options.data, images_root=options.images)

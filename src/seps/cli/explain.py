@@ -18,7 +18,7 @@ from seps.cli.text import printable, printable_json
 if TYPE_CHECKING:
     from PIL import Image
 
-    from seps.retrieval.explanation import Explanation
+    from seps.retrieval.explain.explanation import Explanation
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -54,7 +54,7 @@ def run(arguments: Sequence[str]) -> int:
     found = _of_store(options) if options.store else _of_file(options)
     explanation = found.explanation
     if options.out:
-        from seps.retrieval.explain_picture import draw
+        from seps.retrieval.explain.picture import draw
 
         draw(explanation, found.photo).save(options.out)
     if options.json:
@@ -80,9 +80,9 @@ def _of_file(options: argparse.Namespace) -> _Explained:
 
     from seps.retrieval.data import ImageSource, read_source
     from seps.retrieval.data.images import decode_image
-    from seps.retrieval.explanation import Explainer
+    from seps.retrieval.data.thumbnails import resized_jpeg
+    from seps.retrieval.explain.explanation import Explainer
     from seps.retrieval.pretrained import from_pretrained
-    from seps.retrieval.thumbnails import resized_jpeg
 
     refuse_same_file("--out", options.out, [options.image])
     source = ImageSource(Path(options.image))
@@ -100,9 +100,9 @@ def _of_store(options: argparse.Namespace) -> _Explained:
     from PIL import Image
 
     from seps.retrieval.data import UnreadableImage, read_source
-    from seps.retrieval.explain_store import StoredExplainer, find_image
-    from seps.retrieval.search import CANDIDATES, Searcher
-    from seps.retrieval.thumbnails import resized_jpeg
+    from seps.retrieval.data.thumbnails import resized_jpeg
+    from seps.retrieval.explain.stored import StoredExplainer, find_image
+    from seps.retrieval.index.search import CANDIDATES, Searcher
 
     searcher = Searcher(options.store, options.model, device=options.device)
     explainer = StoredExplainer(searcher)

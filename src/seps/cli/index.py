@@ -16,12 +16,12 @@ from seps.cli.argtypes import Parser, device, non_negative_real, positive
 from seps.cli.text import printable
 
 if TYPE_CHECKING:
-    from seps.retrieval.gallery import Problem
-    from seps.retrieval.store import Store
+    from seps.retrieval.data.gallery import Problem
+    from seps.retrieval.index.store import Store
 
 SHOWN_PROBLEMS = 20
 SHOWN_SKIPPED = 3
-PRECISIONS = ("float32", "float16", "int8")  # as seps.retrieval.packing has them, whose import takes seconds
+PRECISIONS = ("float32", "float16", "int8")  # as seps.retrieval.index.codec has them, whose import takes seconds
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -80,8 +80,8 @@ def run(arguments: Sequence[str]) -> int:
         parser.error("name the folder of pictures, or give --status, --verify or --compact")
     import torch
 
-    from seps.retrieval.cluster import RayConfig
-    from seps.retrieval.indexing import IndexOptions, index_folder
+    from seps.ray_cluster import RayConfig
+    from seps.retrieval.index.build import IndexOptions, index_folder
     from seps.retrieval.pretrained import from_pretrained
 
     ray = RayConfig(options.ray_address, options.workers or 2, options.gpus) if options.engine == "ray" else None
@@ -147,7 +147,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _maintain(options: argparse.Namespace) -> int:
-    from seps.retrieval.store import Store
+    from seps.retrieval.index.store import Store
 
     store = Store.open(options.store)
     if options.status:
@@ -158,7 +158,7 @@ def _maintain(options: argparse.Namespace) -> int:
             store.tidy(always=True)
         print(f"{len(store)} images; {_size(before)} before, {_size(store.disk_bytes())} now.")
         return 0
-    from seps.retrieval.maintenance import verify
+    from seps.retrieval.index.maintenance import verify
 
     with _progress("checking") as progress:
         problems = verify(store, progress=progress)
@@ -171,7 +171,7 @@ def _maintain(options: argparse.Namespace) -> int:
 
 
 def _status(store: Store, as_json: bool) -> int:
-    from seps.retrieval.maintenance import status
+    from seps.retrieval.index.maintenance import status
 
     values = status(store)
     if as_json:
@@ -199,7 +199,7 @@ def _list(problems: Sequence[Problem], what: str) -> None:
 
 def _list_skipped(skipped: dict[str, list[str]]) -> None:
     """Say what of the folder was left out: what is surely no picture is counted with --json alone."""
-    from seps.retrieval.gallery import OTHER
+    from seps.retrieval.data.gallery import OTHER
 
     counted = {reason: names for reason, names in skipped.items() if reason != OTHER}
     if not counted:

@@ -14,13 +14,13 @@ from seps.cli.argtypes import Parser, device, non_negative, positive
 from seps.cli.text import printable, printable_json
 
 if TYPE_CHECKING:
-    from seps.retrieval.search import Hit, Searcher
-    from seps.retrieval.store import Store
+    from seps.retrieval.index.search import Hit, Searcher
+    from seps.retrieval.index.store import Store
 
 
 def date(text: str) -> int:
     """A date of the command line, as nanoseconds since 1970."""
-    from seps.retrieval.search import nanoseconds
+    from seps.retrieval.index.search import nanoseconds
 
     try:
         return nanoseconds(text)
@@ -55,7 +55,7 @@ def run(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     if (options.query is None) == (options.image is None):
         parser.error("give either a sentence or --image FILE")
-    from seps.retrieval.search import Filters, Searcher
+    from seps.retrieval.index.search import Filters, Searcher
 
     searcher = Searcher(options.store, options.model, device=options.device)
     filters = Filters(options.folder, options.after, options.before, options.min_size)
@@ -80,7 +80,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _check_folder(store: Store, folder: str) -> None:
     """Raise ValueError where no picture of the store is below the folder."""
-    from seps.retrieval.store import where_clause
+    from seps.retrieval.index.store import where_clause
 
     if next(store.scan(["id"], where_clause(folder=folder), batch_size=1), None) is None and len(store):
         there = store.folders()

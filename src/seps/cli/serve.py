@@ -60,7 +60,7 @@ def run(arguments: Sequence[str]) -> int:
         from seps.serve.app import create_app
     except ImportError as error:
         raise ValueError(f"The service needs FastAPI and uvicorn ({error}): pip install 'seps[serve]'") from error
-    from seps.retrieval.search import Searcher
+    from seps.retrieval.index.search import Searcher
     from seps.serve.guard import LOOPBACK
 
     local = options.host in LOOPBACK

@@ -60,7 +60,7 @@ def run(arguments: Sequence[str]) -> int:
     """Train, and say where the result is. Under torchrun every process calls this."""
     parser = build_parser()
     options = parser.parse_args(list(arguments))
-    from seps.retrieval.training import train_model
+    from seps.retrieval.train.run import train_model
     from seps.training import from_environment, process_group
     from seps.training.tracking import terminal_progress
 

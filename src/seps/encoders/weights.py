@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seps import hub
+from seps.hub import download as hub
 
 _SMALL_FILES = ["*.json", "vocab.txt", "merges.txt", "*.model"]
 _WEIGHT_FILES = ["model*.safetensors"]

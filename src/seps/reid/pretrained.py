@@ -1,4 +1,4 @@
-"""Save and load re-identification models: a model folder (`seps.model_folder`) or a hub id."""
+"""Save and load re-identification models: a model folder (`seps.hub.folder`) or a hub id."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 import torch
 
 from seps.encoders.saved import save_vision_files
-from seps.model_card import card, table
-from seps.model_folder import CONFIG, ModelError, find_folder, inside, read_config, read_weights
-from seps.model_saving import write_folder
+from seps.hub.card import card, table
+from seps.hub.folder import CONFIG, ModelError, find_folder, inside, read_config, read_weights
+from seps.hub.saving import write_folder
+from seps.hub.tensor_names import transformers_version, versions_sentence
 from seps.reid.config import ReidConfig, from_mapping
 from seps.reid.model import ReidModel
 from seps.reid.run import TrainedReid
-from seps.tensor_names import transformers_version, versions_sentence
 from seps.training.checkpoint import load_model_tensors, model_tensors
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from seps.retrieval.search import Filters, Hit, Searcher
+    from seps.retrieval.index.search import Filters, Hit, Searcher
 
 __all__ = ["Filters", "Hit", "Searcher"]
 
@@ -13,7 +13,7 @@ __all__ = ["Filters", "Hit", "Searcher"]
 def __getattr__(name: str) -> Any:
     # The search needs packages of its own: importing the data readers must not ask for them.
     if name in __all__:
-        from seps.retrieval import search
+        from seps.retrieval.index import search
 
         return getattr(search, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

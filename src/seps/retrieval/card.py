@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from seps.model_card import card, table
+from seps.hub.card import card, table
 
 
 def model_card(name: str, model: Mapping[str, Any], about: Mapping[str, Any], facts: Mapping[str, str]) -> str:

@@ -13,7 +13,7 @@ from PIL import Image
 from seps.metrics import RetrievalMetrics, recall
 from seps.retrieval.data import RetrievalDataset, load_jsonl
 from seps.retrieval.data.images import decode_all
-from seps.retrieval.evaluate import encode_images
+from seps.retrieval.eval.evaluate import encode_images
 from seps.retrieval.heads import ImageFeatures, SlimmingHead
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pictures import Hit, result_sheet

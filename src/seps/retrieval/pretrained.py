@@ -1,4 +1,4 @@
-"""Save and load retrieval models: a model folder (`seps.model_folder`), a hub id, or the embedded "mini".
+"""Save and load retrieval models: a model folder (`seps.hub.folder`), a hub id, or the embedded "mini".
 
 Two forms of weights. "full" holds every tensor, and the encoders' configuration and tokenizer beside them: nothing
 else is needed to load it. "delta" holds the encoders' tensors as their difference from the pretrained ones, in 8 bits
@@ -21,13 +21,13 @@ from torch import Tensor
 from seps.config import ConfigError
 from seps.encoders import TextEncoder, VisionEncoder, text_encoder, vision_encoder
 from seps.encoders.saved import save_text_files, save_vision_files
-from seps.model_folder import CONFIG, ModelError, find_folder, inside, read_config, read_weights
-from seps.model_saving import write_folder
+from seps.hub.folder import CONFIG, ModelError, find_folder, inside, read_config, read_weights
+from seps.hub.saving import write_folder
+from seps.hub.tensor_names import fitted, renamed, transformers_version, versions_sentence
 from seps.retrieval.card import model_card
 from seps.retrieval.config import ModelConfig
 from seps.retrieval.heads import SlimmingHead
 from seps.retrieval.model import RetrievalModel
-from seps.tensor_names import fitted, renamed, transformers_version, versions_sentence
 from seps.training import find_checkpoint, load_weights
 
 __all__ = ["MINI", "ModelError", "from_pretrained", "mini_folder", "resolved", "save_pretrained"]

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from seps.nn.checks import InputError, check_features
+from seps.nn.known import call_forward, evaluating, own_forward, say_readable, why_not_fast
 from seps.nn.slimming import ImageSide, PatchSlimming, score_published_pairing
 from seps.scoring import fused, reference
 from seps.scoring.engine import Engine
-from seps.scoring.known import call_forward, evaluating, own_forward, say_readable, why_not_fast
 from seps.scoring.plan import make_plan, shapes_of, smallest_budget
 from seps.scoring.precision import product_dtype
 from seps.scoring.state import count_images, move_state, take_images

@@ -17,12 +17,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from seps.nn.checks import InputError
+from seps.nn.known import why_not_fast
 from seps.nn.selection import num_kept
 from seps.nn.slimming import ImageSide, PatchSlimming
 from seps.scoring import pairs
 from seps.scoring.engine import BlockScorer
 from seps.scoring.factored import Prepared, attention_with, branch_weights, prepare
-from seps.scoring.known import why_not_fast
 from seps.scoring.texts import TextBlock
 
 

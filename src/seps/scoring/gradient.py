@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from seps.nn.checks import InputError, check_features, length_mask
+from seps.nn.known import call_forward, own_forward, say_readable, why_not_fast
 from seps.nn.slimming import ImageSide, PatchSlimming, score_pairing_texts
 from seps.scoring import pairs
 from seps.scoring.api import ImageBlock, Lengths
 from seps.scoring.factored import prepare, unsafe_images
-from seps.scoring.known import call_forward, own_forward, say_readable, why_not_fast
 from seps.scoring.plan import Plan, make_plan, shapes_of
 from seps.scoring.precision import product_dtype
 from seps.scoring.state import count_images, split_state, take_images

@@ -17,8 +17,8 @@ from fastapi.responses import HTMLResponse, Response
 
 import seps
 from seps.retrieval.data import UnreadableImage
-from seps.retrieval.search import CANDIDATES, Filters, Searcher, nanoseconds
-from seps.retrieval.thumbnails import resized_jpeg, upright_size
+from seps.retrieval.data.thumbnails import resized_jpeg, upright_size
+from seps.retrieval.index.search import CANDIDATES, Filters, Searcher, nanoseconds
 from seps.serve import uploads
 from seps.serve.guard import AwayError, install_errors, install_guard
 from seps.serve.models import ExplanationAnswer, Picture, Results, Status

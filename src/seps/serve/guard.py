@@ -14,7 +14,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from seps.retrieval.store_rows import StoreError
+from seps.retrieval.index.rows import StoreError
 
 COOKIE = "seps_token"
 LOOPBACK = ("localhost", "127.0.0.1", "::1")

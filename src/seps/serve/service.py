@@ -17,11 +17,11 @@ from typing import Any, TypeVar
 from fastapi import HTTPException
 
 from seps.retrieval.data import ImageSource, UnreadableImage, read_source
-from seps.retrieval.explain_store import StoredExplainer
-from seps.retrieval.explanation import Explanation
-from seps.retrieval.search import Hit, Searcher
-from seps.retrieval.store import Store, is_remote
-from seps.retrieval.store_rows import TABLE, StoreError
+from seps.retrieval.explain.explanation import Explanation
+from seps.retrieval.explain.stored import StoredExplainer
+from seps.retrieval.index.rows import TABLE, StoreError
+from seps.retrieval.index.search import Hit, Searcher
+from seps.retrieval.index.store import Store, is_remote
 from seps.serve.guard import AwayError
 from seps.serve.uploads import Uploads
 

@@ -29,7 +29,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from seps.tensor_names import fitted, renamed
+from seps.hub.tensor_names import fitted, renamed
 
 FORMAT = 1
 _MODEL, _EMA, _OPTIMIZER = "model.safetensors", "ema.safetensors", "optimizer.safetensors"

@@ -1,0 +1,86 @@
+"""Modules of the first release under their former names: `from seps.retrieval.search import Searcher` still works.
+
+The names are resolved on first use and warn; new code imports from the new place.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+import warnings
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from types import ModuleType
+from typing import Any
+
+MOVED = {
+    "model_folder": "hub.folder",
+    "model_card": "hub.card",
+    "retrieval.ablation": "experiments.ablation",
+    "retrieval.cluster": "ray_cluster",
+    "retrieval.compare": "experiments.compare",
+    "retrieval.compare_plot": "experiments.plot",
+    "retrieval.compare_report": "experiments.report",
+    "retrieval.compare_workers": "experiments.workers",
+    "retrieval.dense_text": "captioning",
+    "retrieval.embedding": "retrieval.index.embedding",
+    "retrieval.entries": "experiments.entries",
+    "retrieval.evaluate": "retrieval.eval.evaluate",
+    "retrieval.explain_picture": "retrieval.explain.picture",
+    "retrieval.explanation": "retrieval.explain.explanation",
+    "retrieval.fewer_words": "retrieval.index.fewer_words",
+    "retrieval.file_lock": "file_lock",
+    "retrieval.gallery": "retrieval.data.gallery",
+    "retrieval.indexing": "retrieval.index.build",
+    "retrieval.maintenance": "retrieval.index.maintenance",
+    "retrieval.packing": "retrieval.index.codec",
+    "retrieval.probe": "experiments.probe",
+    "retrieval.protocol": "retrieval.eval.protocol",
+    "retrieval.ray_indexing": "retrieval.index.ray",
+    "retrieval.remote_lock": "retrieval.index.remote_lock",
+    "retrieval.search": "retrieval.index.search",
+    "retrieval.store": "retrieval.index.store",
+    "retrieval.store_rows": "retrieval.index.rows",
+    "retrieval.stored": "retrieval.index.stored",
+    "retrieval.task": "retrieval.train.task",
+    "retrieval.threads": "retrieval.index.threads",
+    "retrieval.thumbnails": "retrieval.data.thumbnails",
+    "retrieval.training": "retrieval.train.run",
+    "retrieval.vectors": "retrieval.index.vectors",
+}
+"""Former name to present name, both below `seps`; a package takes its modules along."""
+
+
+def present_name(former: str) -> str | None:
+    """Where the module `former` is now; None for one that never moved."""
+    for old, new in MOVED.items():
+        if former == f"seps.{old}" or former.startswith(f"seps.{old}."):
+            return f"seps.{new}{former.removeprefix(f'seps.{old}')}"
+    return None
+
+
+class FormerNames(MetaPathFinder, Loader):
+    """Imports a module by its former name, where no module of that name exists."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """A spec for former names alone."""
+        if present_name(name) is None:
+            return None
+        return importlib.machinery.ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        """A module that looks every name up in the present one."""
+        place = present_name(spec.name) or spec.name
+        present = importlib.import_module(place)
+        warnings.warn(f"{spec.name} is {place} now; import it from there.", DeprecationWarning, stacklevel=6)
+
+        class Former(ModuleType):
+            def __getattr__(self, name: str) -> Any:
+                return getattr(present, name)
+
+        return Former(spec.name, present.__doc__)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing: the present module has run."""

@@ -1,0 +1,1 @@
+"""Comparisons and ablations over several seeds; nothing else imports this package."""

@@ -1,0 +1,208 @@
+"""Why an image has its score: one number for every pair of a word and a patch, and they sum to the score.
+
+The score is linear where it matters. A merged token is a weighted sum of patches, so its cosine with a word is a
+sum of one share a patch; the means of Eq. 5 give each word and each token its part; the pooled cosine is a sum over
+all pairs of word and patch. What is not linear (the MLP of Eq. 5, where a model has it) is reported apart.
+
+Shapes: M words, N patches, P prefix tokens, K image tokens, L description words, Q merged patches, C width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from seps.nn.aggregation import merge
+from seps.nn.checks import InputError
+from seps.nn.known import evaluating, own_forward, why_not_fast
+from seps.nn.selection import extra_token
+from seps.nn.slimming import ImageSide, PatchSlimming
+
+_TOLERANCE = 1e-3
+"""How far the sum of the shares may be from the score by rounding alone."""
+
+
+@dataclass
+class Shares:
+    """The parts of one score by pairs of tokens."""
+
+    patches: Tensor
+    """(M, N) word by patch."""
+    elsewhere: Tensor
+    """(M,) prefix tokens, and patches left out at indexing time."""
+    description: Tensor
+    """(M, L) word by word of the description; L is 0 without one."""
+    rest: float
+    """What no pair owns: the MLP of Eq. 5."""
+    kept: Tensor
+    """(N,) bool, of the first branch."""
+    importance: Tensor
+    """(N,) s of Eq. 3, what the selection went by."""
+    groups: Tensor
+    """(Q, N) merge weights, those of all branches."""
+    terms: dict[str, float]
+    """The same score by its terms."""
+
+    @property
+    def score(self) -> float:
+        """The sum of all shares."""
+        return float(self.patches.sum() + self.elsewhere.sum() + self.description.sum()) + self.rest
+
+
+@dataclass
+class _Side:
+    """One group's shares by (word, input), and its terms."""
+
+    aligned: Tensor
+    pooled: Tensor
+    rest: float
+
+
+@torch.no_grad()
+def shares(net: PatchSlimming, side: ImageSide, words: Tensor, mean_length: float | None = None) -> Shares:
+    """Take the score of one image (`side` of B = 1) with one caption, words (M, C), apart.
+
+    `mean_length` is N |mean patch| over all patches where indexing left some out; what those add is `elsewhere`.
+    As in `score_matrix` the scores are those of evaluation.
+
+    Raises `InputError` for a network whose score the shares would not sum to: a changed idea has parts that are not
+    known here.
+    """
+    with evaluating(net):
+        found = _shares(net, side, words, mean_length)
+        unknown = why_not_fast(net)
+        if unknown is None:
+            return found
+        score = float(net.score_text(side, words).similarity[0])
+    if own_forward(net) or not abs(found.score - score) <= _TOLERANCE:
+        raise InputError(
+            f"This score cannot be taken apart: the shares of words and patches sum to {found.score:.4f}, and the "
+            f"network's score is {'that of its own forward' if own_forward(net) else f'{score:.4f}'} ({unknown}). "
+            "Explain a network whose parts are those of PatchSlimming."
+        )
+    return found
+
+
+def _shares(net: PatchSlimming, side: ImageSide, words: Tensor, mean_length: float | None) -> Shares:
+    words = words.float()
+    caption = words.mean(dim=0, keepdim=True)
+    unit = F.normalize(words, dim=-1)
+    weight, description = 0.0, torch.zeros(len(words), 0, device=words.device)
+    terms: dict[str, float] = {}
+    rest = 0.0
+    if side.dense_words is not None and side.dense_mask is not None and bool(side.dense_mask.any()):
+        weight = float(net.description_weight)
+        dense = side.dense_words[0, side.dense_mask[0]].float()
+        part = _description(net, unit, words, caption, dense)
+        description = weight * (part.aligned + part.pooled)
+        rest += weight * part.rest
+        terms = {
+            "description_alignment": weight * (float(part.aligned.sum()) + part.rest),
+            "description_pooled": weight * float(part.pooled.sum()),
+        }
+    matrices, kept, importance, groups = _token_weights(net, side, caption)
+    inputs = torch.cat([side.prefix, side.patches], dim=1)[0].float()
+    aligned = torch.zeros(len(words), len(inputs), device=words.device)
+    pixel_rest = 0.0
+    for matrix in matrices:
+        found, more = _aligned(net, unit, inputs, matrix)
+        aligned, pixel_rest = aligned + found, pixel_rest + more
+    pooled_words = net.config.pooled * (words @ F.normalize(side.pooled[0].float(), dim=-1)) / _length(caption, words)
+    pooled = _pooled_pairs(net, side, words, caption, mean_length)
+    prefix = side.prefix.shape[1]
+    by_pair = (1 - weight) * (aligned[:, prefix:] + pooled)
+    elsewhere = (1 - weight) * (aligned[:, :prefix].sum(dim=1) + pooled_words - pooled.sum(dim=1))
+    rest += (1 - weight) * pixel_rest
+    terms = {
+        "patch_alignment": (1 - weight) * (float(aligned.sum()) + pixel_rest),
+        "patch_pooled": (1 - weight) * float(pooled_words.sum()),
+        **terms,
+    }
+    return Shares(by_pair, elsewhere, description, rest, kept, importance, groups, terms)
+
+
+def _length(caption: Tensor, words: Tensor) -> Tensor:
+    """M |mean word|: words / this are the parts of the unit mean word."""
+    length: Tensor = caption.norm()
+    return len(words) * length.clamp_min(1e-12)
+
+
+def _token_weights(net: PatchSlimming, side: ImageSide, caption: Tensor) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
+    """How each image token is made of prefix tokens and patches: matrices (K, P + N); D, s and the merge weights."""
+    prefix, count = side.prefix.shape[1], side.patches.shape[1]
+    identity = torch.eye(count, device=side.patches.device)[None]
+    merged, extras, kept, scored = [], [], [], []
+    # A branch of its own is the description's: without one it has no part in the score.
+    undescribed = net.config.dense == "branch" and side.described is not None and not bool(side.described.any())
+    for branch in net.config.branches:
+        if branch.name not in side.fixed_scores or (branch.name == "dense" and undescribed):
+            continue
+        scores = net.patch_scores(side, branch, caption)
+        keep = net.decide(side, branch, scores)
+        merged.append(merge(identity, side.logits[branch.name].float(), keep)[0])
+        extras.append(extra_token(identity, scores, keep, side.valid)[0])
+        kept.append(keep[0] > 0.5)
+        scored.append(scores[0].float())
+    groups = torch.cat(merged)
+    if net.config.aggregation == "dual":
+        merged = [torch.stack(merged).sum(dim=0)]
+        extras = [torch.stack(extras).mean(dim=0)]
+    matrices = []
+    for some, extra in zip(merged, extras, strict=True):
+        matrix = torch.zeros(prefix + len(some) + 1, prefix + count, device=some.device)
+        matrix[:prefix, :prefix] = torch.eye(prefix, device=some.device)
+        matrix[prefix:, prefix:] = torch.cat([some, extra])
+        matrices.append(matrix)
+    return matrices, kept[0], scored[0], groups
+
+
+def _aligned(net: PatchSlimming, unit: Tensor, inputs: Tensor, matrix: Tensor) -> tuple[Tensor, float]:
+    """Shares (M, P + N) of one group in the alignment, and the MLP's part."""
+    lengths = (matrix @ inputs).norm(dim=-1).clamp_min(1e-12)
+    # A_jk = sum_i W_ki (w_j . x_i) / |t_k|: its terms are what each input adds to the cosine.
+    pairs = (unit @ inputs.T)[:, None, :] * (matrix / lengths[:, None])[None]
+    chosen, rest = _chosen(net, pairs.sum(dim=-1))
+    return (pairs * chosen[..., None]).sum(dim=1), rest
+
+
+def _chosen(net: PatchSlimming, cosines: Tensor) -> tuple[Tensor, float]:
+    """(M, K) the factor of each cosine in S (1/M for a word's best, 1/K for a token's), and the MLP's part."""
+    slope = torch.where(cosines < 0, 0.1, 1.0) if net.hrpa.scan else torch.ones_like(cosines)
+    similar = slope * cosines
+    words, tokens = similar.shape
+    factor = torch.zeros_like(similar)
+    best = similar.max(dim=1)
+    factor[torch.arange(words), best.indices] += 1 / words
+    rest = _relevance(net, best.values)
+    if net.hrpa.bidirectional:
+        column = similar.max(dim=0)
+        factor[column.indices, torch.arange(tokens)] += 1 / tokens
+        rest += _relevance(net, column.values)
+    return factor * slope, rest
+
+
+def _relevance(net: PatchSlimming, best: Tensor) -> float:
+    if net.hrpa.relevance_mlp is None:
+        return 0.0
+    return float(net.hrpa.pool(best[None])[0] - best.mean())
+
+
+def _pooled_pairs(
+    net: PatchSlimming, side: ImageSide, words: Tensor, caption: Tensor, mean_length: float | None
+) -> Tensor:
+    """Shares (M, N) in the pooled cosine: `pooled (w_j . v_i) / (M N |mean word| |mean patch|)`."""
+    patches = side.patches[0].float()
+    length = mean_length or len(patches) * float(patches.mean(dim=0).norm().clamp_min(1e-12))
+    return net.config.pooled * (words @ patches.T) / (length * _length(caption, words))
+
+
+def _description(net: PatchSlimming, unit: Tensor, words: Tensor, caption: Tensor, dense: Tensor) -> _Side:
+    """The description's part: shares by (word, description word)."""
+    cosines = unit @ dense.T
+    chosen, rest = _chosen(net, cosines)
+    length = len(dense) * dense.mean(dim=0).norm().clamp_min(1e-12)
+    pooled = net.config.pooled * (words @ dense.T) / (length * _length(caption, words))
+    return _Side(chosen * cosines, pooled, rest)

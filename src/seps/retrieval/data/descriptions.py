@@ -1,0 +1,145 @@
+"""Descriptions of a folder's pictures, read from JSONL files.
+
+One JSON object per line: {"image": "sub/cat.jpg", "dense": "A tabby cat ..."}. `image` is the path in the folder, or
+the name of a member of a tar, then with "shard": "a.tar" where several tars hold that name. `text` is read like
+`dense`, and `id` like `image`. Lines that cannot be used are remembered with their reason; the others count.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import os
+import unicodedata
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from seps.retrieval.data import DataError
+from seps.retrieval.data.gallery import Found, Problem, shown
+from seps.retrieval.data.lines import read_bytes
+
+Place = tuple[str, str]
+"""Shard ("" without) and image."""
+_OTHER_KINDS = ("captions", "caption", "reason")
+"""Keys of lines that rightly have no description: of a data set, and of images that `seps caption` set aside."""
+
+
+class Descriptions:
+    """Texts by image, and the lines that could not be used."""
+
+    def __init__(self) -> None:
+        self.problems: list[Problem] = []
+        self._texts: dict[Place, tuple[str, str]] = {}
+        self._composed: dict[Place, Place] = {}
+        self._ids: dict[str, Place] = {}
+
+    def read(self, file: Path) -> None:
+        """Take over the texts of a JSONL file; later files and lines count. Raises DataError where there is none."""
+        lines = read_bytes(file).removeprefix(b"\xef\xbb\xbf").split(b"\n")
+        for number, line in enumerate(lines, start=1):
+            where = f"{shown(file.name)}, line {number}"
+            if line.strip():
+                why = self._take(line, where)
+                if why:
+                    self.problems.append(Problem(where, why))
+
+    def _take(self, line: bytes, where: str) -> str | None:
+        """Read one line; returns why it cannot be used."""
+        try:
+            value = json.loads(line.decode("utf-8"))
+        except UnicodeDecodeError:
+            return "not UTF-8 text"
+        except (ValueError, RecursionError) as error:
+            return f"not valid JSON ({error})"
+        if not isinstance(value, dict):
+            return "not a JSON object like {...}"
+        image, shard = value.get("image", value.get("id")), value.get("shard") or ""
+        if isinstance(image, int) and not isinstance(image, bool):
+            image = str(image)
+        if not isinstance(image, str) or not isinstance(shard, str) or not image:
+            return "it names no picture under the key 'image'"
+        place = self._ids.get(image) or (shard, image.removeprefix("./"))
+        if value.get("id") is not None and "image" in value:
+            self._ids[str(value["id"])] = place
+        return self._keep(value, place, where)
+
+    def _keep(self, value: dict[str, Any], place: Place, where: str) -> str | None:
+        key = next((key for key in ("dense", "text") if key in value), None)
+        if key is None:
+            if any(name in value for name in _OTHER_KINDS):
+                return None
+            return f"it has no description under the key 'dense', only {', '.join(map(repr, value))}"
+        text = value[key]
+        if text is None:
+            return None
+        if not isinstance(text, str) or not text.strip():
+            return f"its {key!r} is not a text with words in it"
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError:
+            return f"its {key!r} holds half of a surrogate pair, which is not a character"
+        self._texts[place] = (text.strip(), where)
+        self._composed[_composed(place)] = place
+        return None
+
+    def of(self, image: Found) -> str | None:
+        """The description of an image, or None."""
+        place = self._place(image)
+        return None if place is None else self._texts[place][0]
+
+    def _place(self, image: Found) -> Place | None:
+        wanted = [("", image.path)] if image.member is None else [(image.path, image.member), ("", image.member)]
+        for place in wanted:
+            if place in self._texts:
+                return place
+            # Some systems write the accents of file names as letters of their own.
+            if _composed(place) in self._composed:
+                return self._composed[_composed(place)]
+        return None
+
+    def unused(self, images: Iterable[Found]) -> list[Problem]:
+        """The lines whose image is none of these."""
+        used = {self._place(image) for image in images}
+        return [
+            Problem(where, f"there is no picture {shown(place[1])} in the folder")
+            for place, (_, where) in self._texts.items()
+            if place not in used
+        ]
+
+
+def _composed(place: Place) -> Place:
+    return unicodedata.normalize("NFC", place[0]), unicodedata.normalize("NFC", place[1])
+
+
+def read_descriptions(root: Path, extra: Iterable[str | os.PathLike[str]] = ()) -> Descriptions:
+    """Descriptions from `root`'s own JSONL files, then from the files named. Raises DataError for one not there."""
+    texts = Descriptions()
+    try:
+        files = sorted(root.glob("*.jsonl"))
+    except OSError as error:
+        raise DataError(f"{root} cannot be read ({error.strerror or error}). Nothing was changed.") from error
+    for file in files:
+        if not file.name.startswith("."):
+            try:
+                texts.read(file)
+            except DataError as error:
+                texts.problems.append(Problem(shown(file.name), str(error)))
+    for named in extra:
+        texts.read(Path(named))
+    return texts
+
+
+def named_by(patterns: Sequence[str], images: Iterable[Found]) -> set[str]:
+    """Ids of the images that one of the names or patterns (`*`, `?`) fits. Raises DataError for one that fits none."""
+    names = {str(image): image.id for image in images}
+    found: set[str] = set()
+    for pattern in patterns:
+        fits = {names[name] for name in names if name == pattern or fnmatch.fnmatchcase(name, pattern)}
+        if not fits:
+            raise DataError(
+                f"No picture of the folder is named {pattern!r}, so no description was taken away. Give its path in "
+                "the folder, or a pattern like 'holiday/*'; '*' is all of them. Nothing was changed."
+            )
+        found |= fits
+    return found

@@ -1,0 +1,212 @@
+"""What a folder of pictures holds: files, and members of tar shards.
+
+Nothing outside the folder is read: links are followed only where they lead to a file inside it. What was not read to
+its end is remembered: a picture that was not seen there is not known to be gone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+from seps.retrieval.data import DataError, ImageSource, shard_is_whole, shard_members
+
+SUFFIXES = frozenset(
+    ".jpg .jpeg .jpe .jfif .png .webp .gif .bmp .tif .tiff .ppm .pgm .pbm .pnm .jp2 .j2k .avif".split()  # noqa: SIM905
+)
+HIDDEN = "hidden, or of a system's own folders"
+NO_SUFFIX = "without a suffix in their names"
+OTHER = "other files"
+_UNREAD_FORMATS = {
+    "HEIC pictures, a format that is not read": ".heic .heif .hif",
+    "RAW pictures, a format that is not read": ".cr2 .cr3 .nef .arw .dng .raf .orf .rw2 .pef .srw .raw",
+    "pictures in a format that is not read": ".jxl .svg .psd .xcf .ico .tga .eps .exr .hdr .jpf .jpx .jxr",
+    "videos": ".mp4 .mov .avi .mkv .m4v .webm .3gp .mts .mpg .mpeg .wmv",
+    "archives other than plain .tar files": ".zip .gz .tgz .bz2 .xz .zst .7z .rar",
+}
+_REASONS = {suffix: reason for reason, suffixes in _UNREAD_FORMATS.items() for suffix in suffixes.split()}
+_SYSTEM_NAMES = frozenset(
+    {"@eadir", "@recycle", "@tmp", "#recycle", "#snapshot", "$recycle.bin", "recycler", "lost+found", "__macosx"}
+    | {"system volume information", "thumbs.db", "desktop.ini"}
+)
+
+
+def row_id(path: str, member: str | None) -> str:
+    """20 hex digits of an image's place, the same in every run."""
+    return hashlib.sha256(f"{path}\0{member or ''}".encode()).hexdigest()[:20]
+
+
+@dataclass(frozen=True)
+class Found:
+    """One image in the folder."""
+
+    path: str
+    """Relative to the folder, with forward slashes."""
+    member: str | None
+    size: int
+    """Bytes of the file: for a member, of its shard, which tells when the shard was written anew."""
+    mtime: int
+
+    @property
+    def id(self) -> str:
+        """As in the store."""
+        return row_id(self.path, self.member)
+
+    def source(self, root: Path) -> ImageSource:
+        """Where its bytes are."""
+        return ImageSource(root / self.path, self.member)
+
+    def __str__(self) -> str:
+        return self.path if self.member is None else f"{self.path}:{self.member}"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something that could not be indexed."""
+
+    name: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.why}"
+
+
+@dataclass
+class Gallery:
+    """All images of a folder in a fixed order, and what was left out."""
+
+    root: Path
+    images: list[Found] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    skipped: dict[str, list[str]] = field(default_factory=dict)
+    """Names of what is left out on purpose, by reason."""
+    unread: set[str] = field(default_factory=set)
+    """Folders ("" is the root), shards and files that could not be read to their end."""
+
+    def is_absent(self, path: str) -> bool:
+        """Whether a path that is not among the images is known not to be there."""
+        places = [path, *(str(parent) for parent in PurePosixPath(path).parents)]
+        return not self.unread & {"" if place == "." else place for place in places}
+
+
+def is_hidden(path: str) -> bool:
+    """Whether a relative path leads through a name that is hidden or belongs to a system, like `.Trash-1000`."""
+    return any(part.startswith(".") or part.lower() in _SYSTEM_NAMES for part in PurePosixPath(path).parts)
+
+
+def walk(folder: str | os.PathLike[str]) -> Gallery:
+    """Find the images of `folder`: files by their suffix, and the image members of its tar shards.
+
+    Raises DataError where there is no such folder, or it cannot be read.
+    """
+    root = Path(os.path.realpath(folder))
+    if not root.is_dir():
+        raise DataError(f"There is no folder {folder}. Name the folder that holds the pictures.")
+    gallery = Gallery(root)
+    _walk(gallery, "")
+    if "" in gallery.unread:
+        why = next((problem.why for problem in gallery.problems if problem.name == "."), "it cannot be read")
+        raise DataError(f"{folder} was not indexed: {why}. Is the disk there, and may you read it? No row was changed.")
+    return gallery
+
+
+def _walk(gallery: Gallery, folder: str) -> None:
+    """Take in one folder, then the folders in it, each in the order of its names."""
+    folders: list[str] = []
+    files: list[str] = []
+    try:
+        with os.scandir(gallery.root / folder) as entries:
+            for entry in entries:
+                (folders if _is_folder(entry) else files).append(entry.name)
+    except OSError as error:
+        gallery.unread.add(folder)
+        gallery.problems.append(Problem(shown(folder) or ".", f"the folder cannot be read ({error.strerror or error})"))
+    for name in sorted(files):
+        _take(gallery, f"{folder}/{name}" if folder else name)
+    for name in sorted(folders):
+        place = f"{folder}/{name}" if folder else name
+        if is_hidden(name):
+            _skip(gallery, HIDDEN, place)
+        elif os.path.islink(gallery.root / place):
+            gallery.problems.append(Problem(shown(place), "a link to a folder; such links are not followed"))
+            gallery.unread.add(place)
+        elif not name.endswith(".lance"):
+            _walk(gallery, place)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # what reads it will tell
+        return False
+
+
+def _take(gallery: Gallery, place: str) -> None:
+    suffix = _suffix(place)
+    if is_hidden(os.path.basename(place)):
+        _skip(gallery, HIDDEN, place)
+    elif suffix in SUFFIXES or suffix == ".tar":
+        _add(gallery, place)
+    else:
+        _skip(gallery, _REASONS.get(suffix, OTHER if suffix else NO_SUFFIX), place)
+
+
+def _skip(gallery: Gallery, reason: str, place: str) -> None:
+    gallery.skipped.setdefault(reason, []).append(shown(place))
+
+
+def _suffix(name: str) -> str:
+    return os.path.splitext(name)[1].lower()
+
+
+def shown(name: str) -> str:
+    """A name as text that can be written: bytes that are no UTF-8 as escapes."""
+    return name.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _add(gallery: Gallery, place: str) -> None:
+    file = gallery.root / place
+    if not _is_text(place):
+        gallery.problems.append(Problem(shown(place), "its name is not UTF-8 text; rename it"))
+        return
+    if os.path.islink(file) and not Path(os.path.realpath(file)).is_relative_to(gallery.root):
+        gallery.problems.append(Problem(place, "a link that leads out of the folder; it is not followed"))
+        gallery.unread.add(place)
+        return
+    try:
+        status = file.stat()
+        if _suffix(place) == ".tar":
+            _add_shard(gallery, place, status)
+        else:
+            gallery.images.append(Found(place, None, status.st_size, status.st_mtime_ns))
+    except (OSError, DataError) as error:
+        gallery.unread.add(place)
+        gallery.problems.append(Problem(place, getattr(error, "strerror", None) or str(error)))
+
+
+def _add_shard(gallery: Gallery, place: str, status: os.stat_result) -> None:
+    file = gallery.root / place
+    for name in shard_members(file):
+        if is_hidden(name):
+            _skip(gallery, HIDDEN, f"{place}:{name}")
+        elif _suffix(name) not in SUFFIXES:
+            _skip(gallery, _REASONS.get(_suffix(name), OTHER if _suffix(name) else NO_SUFFIX), f"{place}:{name}")
+        elif not _is_text(name):
+            gallery.problems.append(Problem(shown(f"{place}:{name}"), "its name in the tar is not UTF-8 text"))
+        else:
+            gallery.images.append(Found(place, name, status.st_size, status.st_mtime_ns))
+    if not shard_is_whole(file):
+        gallery.unread.add(place)
+        gallery.problems.append(
+            Problem(place, "the tar ends too early: what is after the cut is not seen; copy it again")
+        )

@@ -1,0 +1,189 @@
+"""Evaluation: encode a data set once, score every pair exactly, count ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from seps.metrics import RetrievalMetrics, five_fold, recall
+from seps.retrieval.data import ImageReader, RetrievalDataset
+from seps.retrieval.eval.protocol import PUBLISHED_WARNING, Protocol, ProtocolError, View, view
+from seps.retrieval.heads import ImageFeatures, SlimmingHead, TextFeatures
+from seps.retrieval.index.fewer_words import merge_words
+from seps.retrieval.model import RetrievalModel
+from seps.scoring import score_matrix
+
+MEMORY = 512 * 2**20
+Progress = Callable[[str, int, int | None], None]
+
+
+@dataclass(frozen=True)
+class EvaluationReport:
+    """The figures of one evaluation, and the protocol they were taken under."""
+
+    metrics: RetrievalMetrics
+    protocol: Protocol
+    dataset: str
+    images_with_description: int
+    folds: int = 1
+    warning: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            **self.metrics.as_dict(),
+            "protocol": self.protocol,
+            "dataset": self.dataset,
+            "images_with_description": self.images_with_description,
+            **({"warning": self.warning} if self.warning else {}),
+        }
+
+
+@torch.no_grad()
+def encode_images(
+    model: RetrievalModel,
+    dataset: RetrievalDataset,
+    *,
+    pixels: Tensor | None = None,
+    batch_size: int | None = None,
+    progress: Progress | None = None,
+) -> Tensor:
+    """Tokens (B, P + N, C) of all images; decoding runs ahead in threads.
+
+    `pixels` (B, 3, H, W) uint8 are images decoded before, by `decode_all(dataset, model.image_size)`. Raises ValueError
+    for pixels of another size: to resize them here would be a second way to make them.
+    """
+    height, width = model.image_size
+    if pixels is not None and pixels.shape[-2:] != (height, width):
+        raise ValueError(
+            f"The pixels are {pixels.shape[-2]} x {pixels.shape[-1]}, and the model takes {height} x {width}: decode "
+            "them with decode_all(dataset, model.image_size)."
+        )
+    # On a CPU large activations are paid for in page faults: a few images at a time are about three times faster.
+    batch_size = batch_size or (64 if model.device.type == "cuda" else 4)
+    tokens = []
+    total = len(dataset)
+    with ImageReader() as reader:
+        for start in range(0, total, batch_size):
+            stop = min(start + batch_size, total)
+            part = (
+                pixels[start:stop]
+                if pixels is not None
+                else reader.read_many(dataset.sources[start:stop], (height, width))
+            )
+            part = part.to(model.device).float() / 255
+            tokens.append(model.encode_pixels(part))
+            if progress is not None:
+                progress("images", stop, total)
+    return torch.cat(tokens)
+
+
+@torch.no_grad()
+def score_dataset(
+    model: RetrievalModel,
+    dataset: RetrievalDataset,
+    seen: View,
+    *,
+    pixels: Tensor | None = None,
+    keep_words: int | None = None,
+    memory: int = MEMORY,
+    progress: Progress | None = None,
+) -> Tensor:
+    """Similarities (images, captions) with what the view lets each side see.
+
+    `keep_words` merges each image's description to so many words, as an index may.
+    """
+    report = progress or (lambda stage, done, total: None)
+    model.eval()
+    texts = model.encode_texts(seen.captions, progress=lambda done, total: report("captions", done, total))
+    if model.head.uses_pixels:
+        tokens = encode_images(model, dataset, pixels=pixels, progress=progress)
+    else:
+        tokens = torch.zeros(len(dataset), 1, model.config.embed_size, device=model.device)
+    if seen.query_dense is not None:
+        return _score_published(model, tokens, texts, seen.query_dense, memory)
+    dense = mask = None
+    if seen.gallery_dense is not None and model.head.uses_description:
+        dense, mask = model.encode_descriptions(
+            seen.gallery_dense, progress=lambda done, total: report("descriptions", done, total)
+        )
+        if keep_words is not None:
+            dense, mask = merge_words(dense, mask, keep_words)
+    return model.score(ImageFeatures(tokens, dense, mask), texts, memory=memory)
+
+
+def _score_published(
+    model: RetrievalModel, tokens: Tensor, texts: TextFeatures, query_dense: list[str], memory: int
+) -> Tensor:
+    """The published pairing: dense text t comes with caption t. Each distinct text is encoded once."""
+    if not isinstance(model.head, SlimmingHead) or not model.head.uses_description:
+        raise ProtocolError(
+            f"Protocol 'published' pairs captions with descriptions inside a slimming head with dense text; head "
+            f"{model.config.head!r} takes none. Use protocol 'none' or 'image'."
+        )
+    distinct = sorted(set(query_dense))
+    place = {text: i for i, text in enumerate(distinct)}
+    features = model.encode_texts(distinct, max_words=model.config.max_dense_words)
+    rows = torch.tensor([place[text] for text in query_dense], device=model.device)
+    scores = []
+    # The paired texts of a block of captions are spread out at a time: all of them at once would not fit.
+    per_text = features.words.shape[1] * features.words.shape[2] * 4
+    step = max(16, memory // 4 // per_text)
+    for start in range(0, len(rows), step):
+        chosen = rows[start : start + step]
+        part = score_matrix(
+            model.head.net,
+            tokens,
+            texts.words[start : start + step],
+            texts.lengths[start : start + step],
+            paired_dense=features.words[chosen],
+            paired_dense_lengths=features.mask[chosen].sum(dim=1),
+            memory=memory,
+        )
+        if not isinstance(part, Tensor):
+            raise TypeError("score_matrix without topk returns a tensor")
+        scores.append(part)
+    return torch.cat(scores, dim=1)
+
+
+def evaluate(
+    model: RetrievalModel,
+    dataset: RetrievalDataset,
+    protocol: Protocol = "image",
+    *,
+    folds: int = 1,
+    pixels: Tensor | None = None,
+    keep_words: int | None = None,
+    memory: int = MEMORY,
+    progress: Progress | None = None,
+) -> EvaluationReport:
+    """R@1/5/10 both ways, ranks and rSum of `dataset` under `protocol`; `folds=5` gives COCO's 1K figures.
+
+    `keep_words`: as for `score_dataset`.
+    """
+    for name, value in (("folds", folds), ("keep_words", keep_words), ("memory", memory)):
+        if value is not None and value < 1:
+            raise ValueError(f"{name} is {value}; it must be at least 1.")
+    seen = view(dataset, protocol)
+    training = model.training
+    try:
+        scores = score_dataset(
+            model, dataset, seen, pixels=pixels, keep_words=keep_words, memory=memory, progress=progress
+        )
+    finally:
+        model.train(training)
+    owner = dataset.image_of_caption
+    metrics = five_fold(scores, owner, folds) if folds > 1 else recall(scores, owner)
+    shown = seen.gallery_dense if model.head.uses_description else None
+    return EvaluationReport(
+        metrics,
+        protocol,
+        dataset.label,
+        sum(text is not None for text in shown or []),
+        folds,
+        PUBLISHED_WARNING if protocol == "published" else None,
+    )

@@ -1,0 +1,185 @@
+"""Explanations in words: the shares of `seps.nn.attribution`, by the words of the caption and the description."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from seps.encoders.text import TextBatch
+from seps.nn.attribution import Shares, shares
+from seps.nn.slimming import ImageSide, PatchSlimming
+from seps.retrieval.heads import ImageFeatures, SlimmingHead
+from seps.retrieval.index.fewer_words import run_of_word
+from seps.retrieval.index.stored import StoredImages, StoredScorer
+from seps.retrieval.model import RetrievalModel
+
+
+@dataclass
+class WordPart:
+    """One word of the caption."""
+
+    word: str
+    special: bool
+    """A mark of the tokenizer and not a word of the text."""
+    contribution: float
+    """Its part of the score."""
+    heat: list[float]
+    """What it owes to each cell of the grid, row by row."""
+
+
+@dataclass
+class DescriptionPart:
+    """One word of the image's description."""
+
+    word: str
+    special: bool
+    contribution: float
+
+
+@dataclass
+class Explanation:
+    """A score and what it is made of.
+
+    `sum(words) + rest` and `sum(patches) + elsewhere + sum(description) + rest` both are the score.
+    """
+
+    caption: str
+    score: float
+    grid: tuple[int, int]
+    words: list[WordPart]
+    patches: list[float]
+    """What each cell of the grid adds."""
+    kept: list[bool]
+    """Cells whose patches the caption kept."""
+    stored: list[bool]
+    """Cells whose patches the store holds; all, unless indexing left some out."""
+    groups: list[list[float]]
+    """Merge weights of each group over the cells."""
+    description: list[DescriptionPart]
+    elsewhere: float
+    """Prefix tokens, and patches left out at indexing time."""
+    rest: float
+    """The MLP of Eq. 5, where the model has it."""
+    terms: dict[str, float]
+    """The same score by its terms."""
+    note: str = ""
+    """What took no part in the score, as a sentence; empty where nothing was left out."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return asdict(self)
+
+
+class Explainer:
+    """Explains scores of one model; `scorer` is that of a store, for its images."""
+
+    def __init__(self, model: RetrievalModel, scorer: StoredScorer | None = None) -> None:
+        if not isinstance(model.head, SlimmingHead):
+            raise ValueError(
+                f"The model's head is {model.config.head!r}, which selects no patches; explanations need 'slimming'."
+            )
+        self.model = model
+        self.net = model.head.net
+        self.scorer = scorer
+        self.grid = model.vision.grid_for(*model.image_size)
+
+    @torch.no_grad()
+    def picture(self, pixels: Tensor, caption: str, dense: str | None = None) -> Explanation:
+        """Explain an image, pixels (3, H, W) uint8 of the model's size, with its own description if there is one."""
+        features = ImageFeatures(self.model.encode_pixels(pixels[None].to(self.model.device).float() / 255))
+        if dense is not None and dense.strip() and self.model.head.uses_description:
+            features.dense, features.dense_mask = self.model.encode_descriptions([dense])
+        side = self.net.encode_images(features.tokens, dense=features.dense, dense_lengths=features.dense_lengths)
+        found = self._explain(self.net, side, caption, dense)
+        if features.dense is None and self.model.head.uses_description:
+            found.note = (
+                "No description of the picture took part: a store that holds one gives the picture another score."
+            )
+        return found
+
+    @torch.no_grad()
+    def stored(self, image: StoredImages, caption: str, dense: str | None) -> Explanation:
+        """Explain one image of a store, from what the store holds of it."""
+        if self.scorer is None or self.scorer.net is None:
+            raise ValueError("This explainer was made without the scorer of a store.")
+        found = self._explain(self.scorer.net, self.scorer.side(image), caption, dense, image)
+        if dense is None and self.model.head.uses_description:
+            found.note = "The store holds no description of this picture: its score is that of its pixels alone."
+        return found
+
+    def _explain(
+        self, net: PatchSlimming, side: ImageSide, caption: str, dense: str | None, image: StoredImages | None = None
+    ) -> Explanation:
+        if not caption.strip():
+            raise ValueError("The caption is blank. Write the sentence whose score to explain.")
+        batch = self.model.text.tokenize([caption.strip()])
+        words = self.model.encode_texts([caption.strip()])
+        length = int(words.mask[0].sum())
+        cells = self.grid[0] * self.grid[1]
+        places, mean_length = torch.arange(cells), None
+        if image is not None and image.positions is not None and image.mean is not None:
+            places, mean_length = image.positions[0].cpu(), cells * float(image.mean[0].norm())
+        found = shares(net, side, words.words[0, :length], mean_length)
+        stored = torch.zeros(cells, dtype=torch.bool)
+        stored[places] = True
+        return Explanation(
+            caption=caption.strip(),
+            score=found.score,
+            grid=self.grid,
+            words=_words(found, batch, length, places, cells),
+            patches=_spread(found.patches.sum(dim=0), places, cells).tolist(),
+            kept=(_spread(found.kept.float(), places, cells) > 0.5).tolist(),
+            stored=stored.tolist(),
+            groups=_spread(found.groups, places, cells).tolist(),
+            description=self._description(found, dense),
+            elsewhere=float(found.elsewhere.sum()),
+            rest=found.rest,
+            terms=found.terms,
+        )
+
+    def _description(self, found: Shares, dense: str | None) -> list[DescriptionPart]:
+        count = found.description.shape[1]
+        if not count or dense is None:
+            return []
+        batch = self.model.text.tokenize([dense])
+        length = min(int(batch.mask[0].sum()), self.model.config.max_dense_words)
+        # A word of a run that the store merged takes an equal part of what the run adds.
+        runs = run_of_word(length, count)
+        values = found.description.sum(dim=0).cpu() / torch.bincount(runs, minlength=count)
+        joined = _join(values[runs][:, None], batch, length)
+        return [DescriptionPart(word, special, float(values[0])) for word, special, values in joined]
+
+
+def _spread(values: Tensor, places: Tensor, cells: int) -> Tensor:
+    """(..., N) values of patches onto the (..., cells) of the grid, zero elsewhere."""
+    spread = torch.zeros(*values.shape[:-1], cells)
+    spread[..., places] = values.float().cpu()
+    return spread
+
+
+def _words(found: Shares, batch: TextBatch, length: int, places: Tensor, cells: int) -> list[WordPart]:
+    heat = _spread(found.patches, places, cells)
+    total = heat.sum(dim=1) + found.elsewhere.cpu() + found.description.sum(dim=1).cpu()
+    joined = _join(torch.cat([total[:, None], heat], dim=1), batch, length)
+    return [WordPart(word, special, float(values[0]), values[1:].tolist()) for word, special, values in joined]
+
+
+def _join(values: Tensor, batch: TextBatch, length: int) -> list[tuple[str, bool, Tensor]]:
+    """Add up what belongs to the tokens of one word: (tokens, X) -> (word, special, (X,)) in order."""
+    owners: Sequence[int | None] = batch.word_of_token[0][:length]
+    joined: list[tuple[str, bool, Tensor]] = []
+    last: int | None = None
+    for row, owner in enumerate(owners):
+        if owner is not None and owner == last:
+            word, special, before = joined[-1]
+            joined[-1] = (word, special, before + values[row])
+        elif owner is None:
+            joined.append(("[start]" if row == 0 else "[end]", True, values[row]))
+        else:
+            joined.append((batch.words[0][owner], False, values[row]))
+        last = owner
+    return joined

@@ -1,0 +1,81 @@
+"""Explanations of a store's images: found by path or id, with the score that the store's search gives them."""
+
+from __future__ import annotations
+
+import os
+import re
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from seps.retrieval.explain.explanation import Explainer, Explanation
+from seps.retrieval.index.rows import STATE, StoreError, row_id
+from seps.retrieval.index.search import Searcher
+from seps.retrieval.index.store import Store
+from seps.retrieval.index.stored import restore
+
+FACTS = ("id", "path", "member", "size", "mtime", "sha256", "width", "height", "dense")
+ROUNDING = 1e-5
+"""Scores of one image with different neighbours in the batch differ by rounding, a few 1e-7; more is another score."""
+_ID = re.compile(r"([0-9a-f]{20})(?:-[0-9a-f]{12})?")
+
+
+class StoredExplainer:
+    """Explains images of one store. Raises ValueError for a model that selects no patches."""
+
+    def __init__(self, searcher: Searcher) -> None:
+        self.searcher = searcher
+        self.explainer = Explainer(searcher.model, searcher.scorer)
+
+    def explain(
+        self, identity: str, text: str, shown: float | None = None
+    ) -> tuple[Explanation, dict[str, Any]] | None:
+        """The explanation of one image, and its row (`FACTS`); None where the store has no such id.
+
+        The score is the exact score of the search. `shown`, the score that a search has shown, is taken to its last
+        digit where the two differ by no more than rounding.
+        """
+        table = self.searcher.store.table(identity, [*FACTS, *STATE])
+        if not table.num_rows:
+            return None
+        row = dict(table.select(list(FACTS)).to_pylist()[0])
+        image = restore(table, self.searcher.store.settings, self.searcher.model.device)
+        found = self.explainer.stored(image, text, row["dense"])
+        score = self.searcher.scores(table, self.searcher.encode(text))[0]
+        if shown is not None and abs(shown - score) <= ROUNDING:
+            score = shown
+        return replace(found, score=score), row
+
+
+def find_image(store: Store, name: str) -> str:
+    """The id of the image that `name` means: an id, a path in the indexed folder or to a file of it, `shard:member`.
+
+    Raises StoreError where the store has no such image.
+    """
+    known = _ID.fullmatch(name)
+    candidates = [known[1]] if known else []
+    candidates += [row_id(path, member) for path, member in _places(store.settings.root, name)]
+    for identity in dict.fromkeys(candidates):
+        if store.table(identity, ["id"]).num_rows:
+            return identity
+    raise StoreError(
+        f"The store {store.location} has no image {name!r}. Give its path as seps search shows it, or its id; pictures "
+        "that came later need seps index first."
+    )
+
+
+def _places(root: str, name: str) -> Iterator[tuple[str, str | None]]:
+    """What `name` can mean: (path below `root`, member)."""
+    for text in dict.fromkeys([name, unicodedata.normalize("NFC", name), unicodedata.normalize("NFD", name)]):
+        for path, member in [(text, None), *_members(text)]:
+            yield os.path.normpath(path).replace(os.sep, "/"), member
+            real = Path(os.path.realpath(path))
+            if real.is_relative_to(root):
+                yield real.relative_to(root).as_posix(), member
+
+
+def _members(text: str) -> Iterator[tuple[str, str]]:
+    for found in re.finditer(r"\.tar:", text, re.IGNORECASE):
+        yield text[: found.end() - 1], text[found.end() :]

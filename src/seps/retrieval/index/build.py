@@ -1,0 +1,377 @@
+"""Index a folder: find what is new, changed, moved or gone, embed it in batches, and write whole batches.
+
+A row leaves the store only when its file is known to be absent, and many rows only when the caller says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from seps.ray_cluster import RayConfig
+from seps.retrieval.data import DataError, UnreadableImage, read_source
+from seps.retrieval.data.descriptions import Descriptions, named_by, read_descriptions
+from seps.retrieval.data.gallery import Found, Gallery, Problem, is_hidden, walk
+from seps.retrieval.data.thumbnails import Picture
+from seps.retrieval.index.codec import Precision
+from seps.retrieval.index.embedding import Batch, Job, Prepared, Preparer, prepare_locally
+from seps.retrieval.index.rows import DamagedStoreError, NewerStoreError, Row, StoreError, StoreSettings
+from seps.retrieval.index.store import Known, Store, writer_lock
+from seps.retrieval.index.vectors import model_hash
+from seps.retrieval.model import RetrievalModel
+from seps.retrieval.pretrained import MINI
+
+Progress = Callable[[int, int], None]
+COMMIT_ROWS, COMMIT_SECONDS = 512, 15.0
+FREE_TO_GO = 10
+"""Pictures that may leave a store in one run without `prune`, however small it is; beyond, a tenth of the store."""
+
+
+@dataclass(frozen=True)
+class IndexOptions:
+    """How to index."""
+
+    precision: Precision = "float16"
+    keep_patches: int | None = None
+    """Keep only so many patches an image, those that matter most whatever the caption."""
+    keep_words: int | None = None
+    """Merge each description to so many words."""
+    batch_size: int = 32
+    workers: int | None = None
+    moved: bool = False
+    """The folder itself has moved: take over the new place."""
+    ray: RayConfig | None = None
+    """Spread decoding and embedding over a Ray cluster; `workers` is then its own."""
+    prune: bool = False
+    """Let any number of absent pictures leave the store, and those in places that are skipped."""
+    strict: bool = False
+    """Stop at a line of descriptions that cannot be used."""
+    forget_descriptions: Sequence[str] = ()
+    """Names or patterns of pictures whose stored descriptions are taken away."""
+
+
+@dataclass
+class IndexReport:
+    """What one run of indexing did."""
+
+    new: int = 0
+    changed: int = 0
+    moved: int = 0
+    """Images known under another name: their state was taken over, not computed."""
+    unchanged: int = 0
+    deleted: int = 0
+    described: int = 0
+    """Images of the store with a description."""
+    older_pixels: bool = False
+    """The store was made when pixels were made another way; it keeps that way, for all of its images."""
+    problems: list[Problem] = field(default_factory=list)
+    kept: int = 0
+    """Rows kept although their file could not be read this time, or is in a place that is skipped."""
+    description_problems: list[Problem] = field(default_factory=list)
+    """Lines of descriptions that were not used, and descriptions that may be out of date."""
+    skipped: dict[str, list[str]] = field(default_factory=dict)
+    """What of the folder is left out on purpose: names by reason."""
+    seconds: float = 0.0
+    decoding: float = 0.0
+    encoding: float = 0.0
+    own: float = 0.0
+    """Processor seconds of decoding pictures, of the encoders and packing, and of everything else."""
+
+
+@dataclass(frozen=True)
+class _Work:
+    found: Found
+    dense: str | None
+    known: Known | None
+    forget: bool = False
+    """No description is wanted, not even that of the same content elsewhere in the store."""
+
+
+def index_folder(
+    folder: str | os.PathLike[str],
+    location: str | os.PathLike[str],
+    model: RetrievalModel,
+    model_name: str,
+    *,
+    dense: Sequence[str | os.PathLike[str]] = (),
+    options: IndexOptions | None = None,
+    progress: Progress | None = None,
+) -> IndexReport:
+    """Bring the store at `location` up to date with `folder`; `progress(done, total)` counts images.
+
+    Safe to interrupt anywhere and to run again. Raises DataError for a folder or JSONL that cannot be read,
+    StoreError for a store of another model, folder or release, one that is being written, or if more than a tenth
+    of the store would go (see `IndexOptions.prune`); then nothing was changed.
+    """
+    options = options or IndexOptions()
+    start, cpu = time.monotonic(), time.process_time()
+    gallery = walk(folder)
+    texts = read_descriptions(gallery.root, dense)
+    report = IndexReport(problems=gallery.problems, skipped=gallery.skipped)
+    report.description_problems = [*texts.problems, *texts.unused(gallery.images)]
+    if options.strict and report.description_problems:
+        first, count = report.description_problems[0], len(report.description_problems)
+        raise DataError(f"{count} lines of descriptions cannot be used; the first: {first}. Nothing was changed.")
+    forgotten = named_by(options.forget_descriptions, gallery.images)
+    with writer_lock(str(location)):
+        store, known = _open(location, gallery, model, model_name, options)
+        report.older_pixels = store.settings.pixels != "model"
+        gone, report.kept = _gone(gallery, known, options.prune)
+        work = _compare(gallery, known, texts, forgotten, report)
+        _Indexer(store, model, options, known, report).run(work, gallery.root, progress)
+        store.delete(gone)
+        report.deleted += len(gone)
+        store.tidy()
+    report.seconds = time.monotonic() - start
+    # A cluster's decoding and encoding is not this process's time.
+    elsewhere = options.ray is not None
+    report.own = time.process_time() - cpu - (0.0 if elsewhere else report.decoding + report.encoding)
+    return report
+
+
+def _compare(
+    gallery: Gallery, known: dict[str, Known], texts: Descriptions, forgotten: set[str], report: IndexReport
+) -> list[_Work]:
+    """What has to be read; the rest is counted. A description of the store stays where no file brings another."""
+    work = []
+    for found in gallery.images:
+        before, text = known.get(found.id), texts.of(found)
+        if found.id in forgotten and text is not None:
+            report.description_problems.append(
+                Problem(str(found), "its description comes from a JSONL file; take the line out to take it away")
+            )
+        same_file = before is not None and (before.size, before.mtime) == (found.size, found.mtime)
+        if text is None and before is not None and found.id not in forgotten:
+            text = before.dense
+            if text is not None and not same_file:
+                why = "its file has changed since it was described; look whether the description still fits"
+                report.description_problems.append(Problem(str(found), why))
+        report.described += text is not None
+        if before is not None and same_file and before.dense == text:
+            report.unchanged += 1
+        else:
+            work.append(_Work(found, text, before, found.id in forgotten))
+    return work
+
+
+def _gone(gallery: Gallery, known: dict[str, Known], prune: bool) -> tuple[list[str], int]:
+    """Ids of rows whose files are known to be absent, and how many others without a file are kept."""
+    missing = [known[identity] for identity in known.keys() - {found.id for found in gallery.images}]
+    absent = [row for row in missing if gallery.is_absent(row.path)]
+    if not prune:
+        absent = [row for row in absent if not is_hidden(row.path) and not is_hidden(row.member or "")]
+    return sorted(row.id for row in absent), len(missing) - len(absent)
+
+
+def _check_loss(location: str, gallery: Gallery, known: dict[str, Known], gone: Sequence[str]) -> None:
+    """Raise StoreError where `gone` is too much of the store to go without a word. Moved pictures are no loss."""
+    allowed = max(FREE_TO_GO, len(known) // 10)
+    if not gone or (len(gone) <= allowed and len(gone) < len(known)):
+        return
+    rows = [known[identity] for identity in gone]
+    sizes = {row.size for row in rows}
+    seen = set()
+    for found in gallery.images:
+        if found.id not in known and found.size in sizes:
+            try:
+                seen.add(hashlib.sha256(read_source(found.source(gallery.root))).hexdigest())
+            except UnreadableImage:
+                continue
+    lost = [row for row in rows if row.sha256 not in seen]
+    if lost and (len(lost) > allowed or len(lost) == len(known)):
+        part = "all" if len(lost) == len(known) else f"{len(lost)} of the {len(known)}"
+        names = ", ".join(sorted(row.path for row in lost)[:3])
+        raise StoreError(
+            f"{part} pictures of the store {location} are no longer in {gallery.root} ({names}, ...). Is the disk "
+            "there, and is it the right folder? If they were deleted on purpose, say so with --prune. Nothing was "
+            "changed."
+        )
+
+
+def _open(
+    location: str | os.PathLike[str], gallery: Gallery, model: RetrievalModel, model_name: str, options: IndexOptions
+) -> tuple[Store, dict[str, Known]]:
+    """The store, made where there is none, and what it knows. A store that does not fit is left as it was."""
+    grid = model.vision.grid_for(*model.image_size)
+    keep = options.keep_patches
+    if keep is not None and not 1 <= keep <= grid[0] * grid[1]:
+        raise StoreError(f"keep_patches is {keep}; this model has {grid[0] * grid[1]} patches an image.")
+    if options.keep_words is not None and options.keep_words < 1:
+        raise StoreError(f"keep_words is {options.keep_words}; a description needs at least one word.")
+    name = str(Path(model_name).resolve()) if model_name != MINI and Path(model_name).is_dir() else model_name
+    settings = StoreSettings(
+        root=str(gallery.root),
+        model=name,
+        model_hash=model_hash(model),
+        width=model.config.embed_size,
+        grid=grid,
+        num_prefix_tokens=model.vision.num_prefix_tokens,
+        precision=options.precision,
+        keep_patches=None if keep == grid[0] * grid[1] else keep,
+        keep_words=options.keep_words,
+    )
+    if not store_exists(location):
+        return Store.create(location, settings), {}
+    store = Store.open(location)
+    _check_same(store, settings, options.moved)
+    known = store.known()
+    if not options.prune:
+        _check_loss(store.location, gallery, known, _gone(gallery, known, prune=False)[0])
+    if store.settings.root != settings.root:
+        store.move_root(settings.root)
+    return store, known
+
+
+def store_exists(location: str | os.PathLike[str]) -> bool:
+    """Whether a table with at least one commit is there."""
+    try:
+        Store.open(location)
+    except (NewerStoreError, DamagedStoreError):
+        raise
+    except StoreError:
+        return False
+    return True
+
+
+def _check_same(store: Store, wanted: StoreSettings, moved: bool) -> None:
+    have = store.settings
+    if have.model_hash != wanted.model_hash:
+        raise StoreError(
+            f"The store {store.location} was made with another model ({have.model}, {have.model_hash[:8]}) than "
+            f"{wanted.model} ({wanted.model_hash[:8]}): their states do not mix. Use that model or another store."
+        )
+    if _kept(have) != _kept(wanted):
+        raise StoreError(
+            f"The store {store.location} keeps {_kept(have)}, not {_kept(wanted)}. Leave these options as they were, "
+            "or use another store."
+        )
+    if have.root != wanted.root and not moved:
+        raise StoreError(
+            f"The store {store.location} holds the folder {have.root}, not {wanted.root}. If the folder was moved, "
+            "say so with --moved; for another folder use another store."
+        )
+
+
+def _kept(settings: StoreSettings) -> str:
+    """What a store keeps of an image, in words."""
+    patches, words = settings.keep_patches or "all", settings.keep_words or "all"
+    return f"{patches} patches and {words} words of a description as {settings.precision}"
+
+
+class _Indexer:
+    """Takes prepared batches and commits now and then."""
+
+    def __init__(
+        self, store: Store, model: RetrievalModel, options: IndexOptions, known: dict[str, Known], report: IndexReport
+    ) -> None:
+        self.store, self.options, self.report = store, options, report
+        self.same_content = {(row.sha256, row.dense): row.id for row in known.values()}
+        for row in known.values():  # a picture without a text takes over that of the same content
+            self.same_content.setdefault((row.sha256, None), row.id)
+        self.prepare = Preparer(
+            model,
+            options.precision,
+            options.keep_patches,
+            options.keep_words,
+            frozenset(self.same_content),
+            store.settings.pixels,
+        )
+        self.pending: list[Row] = []
+        self.committed = time.monotonic()
+
+    def run(self, work: Sequence[_Work], root: Path, progress: Progress | None) -> None:
+        """Index everything in `work`."""
+        size, done = self.options.batch_size, 0
+        batches = [work[start : start + size] for start in range(0, len(work), size)]
+        jobs = [[Job(item.found.source(root), item.dense) for item in batch] for batch in batches]
+        for place, prepared in self._engine(jobs):
+            self._take(batches[place], prepared.outcomes)
+            self.report.decoding += prepared.decoding
+            self.report.encoding += prepared.encoding
+            late = time.monotonic() - self.committed > COMMIT_SECONDS
+            if len(self.pending) >= COMMIT_ROWS or late:
+                self._commit()
+            done += len(batches[place])
+            if progress is not None:
+                progress(done, len(work))
+        self._commit()
+
+    def _engine(self, jobs: Sequence[Sequence[Job]]) -> Iterator[tuple[int, Batch]]:
+        if self.options.ray is None or not jobs:
+            return prepare_locally(jobs, self.prepare, self.options.workers)
+        from seps.retrieval.index.ray import prepare_on_cluster
+
+        return prepare_on_cluster(jobs, self.prepare, self.options.ray)
+
+    def _take(self, batch: Sequence[_Work], outcomes: Sequence[Prepared | str]) -> None:
+        unknown: list[tuple[_Work, Picture]] = []
+        alike = self._alike(batch, outcomes)
+        for work, outcome in zip(batch, outcomes, strict=True):
+            if isinstance(outcome, str):
+                # The disk may answer the next time, and a damaged file may come back: what was known of it stays.
+                stays = " The store keeps what it knew of it." if work.known else ""
+                self.report.problems.append(Problem(str(work.found), outcome + stays))
+                self.report.kept += work.known is not None
+                continue
+            same = None if outcome.state is not None else alike.get((outcome.picture.sha256, work.dense))
+            if same is not None and same.dense is not None and work.dense is None:
+                self.report.described += not work.forget
+                same = None if work.forget else same
+            if same is not None:
+                self.pending.append(_renamed(same, work.found))
+            elif outcome.state is not None:
+                self.pending.append(_row(work, outcome.picture, outcome.state))
+            else:  # the row that held this content was written anew in the meantime
+                unknown.append((work, outcome.picture))
+            if work.known:
+                self.report.changed += 1
+            elif same is not None:
+                self.report.moved += 1
+            else:
+                self.report.new += 1
+        states = self.prepare.embed([picture for _, picture in unknown], [work.dense for work, _ in unknown])
+        self.pending += [_row(*entry, state) for entry, state in zip(unknown, states, strict=True)]
+
+    def _alike(self, batch: Sequence[_Work], outcomes: Sequence[Prepared | str]) -> dict[tuple[str, str | None], Row]:
+        """Rows of the store with the same content and description as some of the batch."""
+        wanted = {
+            self.same_content[outcome.picture.sha256, work.dense]
+            for work, outcome in zip(batch, outcomes, strict=True)
+            if isinstance(outcome, Prepared) and outcome.state is None
+        }
+        # The digest is taken from what is read now: a row may have been written anew since `known`.
+        rows = self.store.rows(sorted(wanted)).values()
+        alike: dict[tuple[str, str | None], Row] = {(row.sha256, row.dense): row for row in rows}
+        for row in rows:
+            alike.setdefault((row.sha256, None), row)
+        return alike
+
+    def _commit(self) -> None:
+        self.store.put(self.pending)
+        self.pending = []
+        self.committed = time.monotonic()
+
+
+def _row(work: _Work, picture: Picture, state: dict[str, Any]) -> Row:
+    return Row(
+        id=work.found.id,
+        path=work.found.path,
+        member=work.found.member,
+        size=work.found.size,
+        mtime=work.found.mtime,
+        sha256=picture.sha256,
+        width=picture.width,
+        height=picture.height,
+        thumbnail=picture.thumbnail,
+        dense=work.dense,
+        **state,
+    )
+
+
+def _renamed(row: Row, found: Found) -> Row:
+    return replace(row, id=found.id, path=found.path, member=found.member, size=found.size, mtime=found.mtime)

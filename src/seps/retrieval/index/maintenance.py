@@ -1,0 +1,97 @@
+"""Look after a store: what it holds, and whether all of it is whole."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from seps.retrieval.data import ImageSource, UnreadableImage, read_source
+from seps.retrieval.data.gallery import Problem
+from seps.retrieval.index.codec import PackingError, packed_shape
+from seps.retrieval.index.rows import row_id
+from seps.retrieval.index.store import Store
+
+Progress = Callable[[int, int], None]
+
+
+def status(store: Store) -> dict[str, Any]:
+    """What the store holds, as plain values."""
+    count = described = thumbnails = 0
+    for batch in store.scan(["dense", "thumbnail"], batch_size=4096):
+        count += batch.num_rows
+        described += batch.num_rows - batch.column("dense").null_count
+        thumbnails += sum(len(value) for value in batch.column("thumbnail").to_pylist())
+    disk = store.disk_bytes()
+    settings = store.settings
+    return {
+        "store": store.location,
+        "folder": settings.root,
+        "images": count,
+        "described": described,
+        "model": settings.model,
+        "model_hash": settings.model_hash,
+        "precision": settings.precision,
+        "patches": settings.keep_patches or settings.grid[0] * settings.grid[1],
+        "words": settings.keep_words,
+        "pixels": settings.pixels,
+        "approximate_index": store.indexed(),
+        "format": settings.format,
+        "disk_bytes": disk,
+        "disk_bytes_per_image": round(disk / count) if count else 0,
+        "thumbnail_bytes_per_image": round(thumbnails / count) if count else 0,
+    }
+
+
+def verify(store: Store, *, files: bool = True, progress: Progress | None = None) -> list[Problem]:
+    """What is wrong with the store: broken or doubled rows and, with `files`, images that are not as indexed."""
+    problems: list[Problem] = []
+    seen: set[str] = set()
+    total, done = len(store), 0
+    for batch in store.scan(
+        ["id", "path", "member", "sha256", "tokens", "positions", "mean", "words", "thumbnail"], batch_size=128
+    ):
+        for row in batch.to_pylist():
+            name = row["path"] if row["member"] is None else f"{row['path']}:{row['member']}"
+            problems += [Problem(name, why) for why in _faults(store, row)]
+            if row["id"] in seen:
+                problems.append(Problem(name, "it is in the store twice; run seps index again"))
+            seen.add(row["id"])
+            if files:
+                problems += [Problem(name, why) for why in _file_faults(store, row)]
+        done += batch.num_rows
+        if progress is not None:
+            progress(done, total)
+    return problems
+
+
+def _faults(store: Store, row: dict[str, Any]) -> list[str]:
+    settings = store.settings
+    patches = settings.keep_patches or settings.grid[0] * settings.grid[1]
+    faults = []
+    if row["id"] != row_id(row["path"], row["member"]):
+        faults.append("its id does not belong to its path")
+    try:
+        shape = packed_shape(row["tokens"])
+        if shape != (settings.num_prefix_tokens + patches, settings.width):
+            faults.append(f"its state holds {shape[0]} tokens of width {shape[1]}, not {patches} of {settings.width}")
+        if row["words"] is not None and packed_shape(row["words"])[1] != settings.width:
+            faults.append("its description has another width")
+    except PackingError as error:
+        faults.append(f"its state is damaged: {error}")
+    if settings.keep_patches is not None and (row["mean"] is None or len(row["positions"] or b"") != 2 * patches):
+        faults.append("the places of its patches are missing")
+    if not row["thumbnail"].startswith(b"\xff\xd8"):
+        faults.append("its thumbnail is damaged")
+    return faults
+
+
+def _file_faults(store: Store, row: dict[str, Any]) -> list[str]:
+    try:
+        data = read_source(ImageSource(Path(store.settings.root) / row["path"], row["member"]))
+    except UnreadableImage as error:
+        return [f"{error.why} Run seps index again."]
+    if hashlib.sha256(data).hexdigest() != row["sha256"]:
+        return ["the file has changed since it was indexed; run seps index again"]
+    return []

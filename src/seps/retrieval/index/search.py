@@ -1,0 +1,218 @@
+"""Search a store: candidates by their vectors, then the exact score of each."""
+
+from __future__ import annotations
+
+import heapq
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from seps.retrieval.data import ImageSource
+from seps.retrieval.data.images import decode_image
+from seps.retrieval.data.shards import read_source
+from seps.retrieval.heads import ImageFeatures, TextFeatures
+from seps.retrieval.index.rows import STATE, StoreError
+from seps.retrieval.index.store import Store, where_clause
+from seps.retrieval.index.stored import StoredScorer, restore
+from seps.retrieval.index.threads import computing_threads
+from seps.retrieval.index.vectors import image_vectors, model_hash, text_vectors
+from seps.retrieval.model import RetrievalModel
+from seps.retrieval.pretrained import from_pretrained
+
+CANDIDATES = 200
+_AT_ONCE = 32
+SHOWN = ("id", "path", "member", "width", "height", "mtime", "sha256")
+
+
+@dataclass(frozen=True)
+class Hit:
+    """One image that was found."""
+
+    rank: int
+    score: float
+    id: str
+    path: str
+    """Relative to the indexed folder."""
+    member: str | None
+    width: int
+    height: int
+    mtime: int
+    sha256: str = ""
+    """Of the file's content when it was indexed."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "rank": self.rank,
+            "score": round(self.score, 6),
+            "path": self.path,
+            **({"member": self.member} if self.member is not None else {}),
+            "id": self.id,
+            "width": self.width,
+            "height": self.height,
+        }
+
+
+@dataclass(frozen=True)
+class Filters:
+    """Which images may be found."""
+
+    folder: str | None = None
+    """Path below the indexed folder, or one tar shard."""
+    after: int | None = None
+    before: int | None = None
+    """File times in nanoseconds."""
+    min_size: int | None = None
+    """Pixels of the shorter side."""
+
+    def clause(self) -> str | None:
+        """As a condition on the table."""
+        return where_clause(folder=self.folder, after=self.after, before=self.before, min_size=self.min_size)
+
+
+def nanoseconds(text: str) -> int:
+    """A date like 2024-05-31, or with a time, as nanoseconds since 1970 (local time). Raises ValueError."""
+    try:
+        seconds = datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError, OSError) as error:
+        raise ValueError(f"The date {text!r} cannot be read; write it like 2024-05-31") from error
+    if abs(seconds) >= 2**63 / 1e9:
+        raise ValueError(f"The date {text!r} is beyond what file times can hold (1678 to 2261)")
+    return int(seconds * 1e9)
+
+
+class Searcher:
+    """Search one store, from any number of threads.
+
+        searcher = Searcher("store")
+        for hit in searcher.search("a dog on the beach", k=10): ...
+
+    Raises StoreError for a store that is not there, or was made with other weights than `model` has.
+    """
+
+    def __init__(
+        self,
+        store: str | os.PathLike[str] | Store,
+        model: RetrievalModel | str | None = None,
+        *,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.store = store if isinstance(store, Store) else Store.open(store)
+        settings = self.store.settings
+        name = model if isinstance(model, str) else settings.model
+        self.model = model if isinstance(model, RetrievalModel) else from_pretrained(name, device=device)
+        self.model.eval()
+        if model_hash(self.model) != settings.model_hash:
+            raise StoreError(
+                f"The store {self.store.location} was made with {settings.model} ({settings.model_hash[:8]}), whose "
+                "weights are not those of the model that came. Use that model, or index again into another store."
+            )
+        self.scorer = StoredScorer(self.model, settings)
+        # One query already uses every core; more at once only take each other's memory.
+        self._turns = threading.BoundedSemaphore(2)
+        self._pool = computing_threads(max(1, torch.get_num_threads()), "seps-search")
+
+    def search(
+        self,
+        text: str,
+        k: int = 10,
+        *,
+        candidates: int = CANDIDATES,
+        exact: bool = False,
+        filters: Filters | None = None,
+    ) -> list[Hit]:
+        """The `k` images that fit the text best.
+
+        `candidates` images are found by their vectors and scored exactly; with `exact` all images are.
+        """
+        if not isinstance(text, str) or not text.strip():
+            raise ValueError("The query is blank. Write what to look for, like 'a dog running on the beach'.")
+        with self._turns:
+            words = self.encode(text)
+            return self._find(words, text_vectors(words)[0], k, candidates, exact, filters, described=True)
+
+    def encode(self, text: str) -> TextFeatures:
+        """The words of one query."""
+        return self._pool.submit(self.model.encode_texts, [text.strip()]).result()
+
+    def search_image(
+        self,
+        picture: str | os.PathLike[str] | bytes,
+        k: int = 10,
+        *,
+        candidates: int = CANDIDATES,
+        exact: bool = False,
+        filters: Filters | None = None,
+    ) -> list[Hit]:
+        """The `k` images most like a picture (a file, or its bytes): its patches are the words of the query.
+
+        Its pixels are made the way the store's were (`StoreSettings.pixels`). Descriptions take no part.
+        Raises UnreadableImage.
+        """
+        source = ImageSource(Path("upload") if isinstance(picture, bytes) else Path(picture))
+        data = picture if isinstance(picture, bytes) else read_source(source)
+        pixels = decode_image(data, source, self.model.image_size, self.store.settings.pixels)
+        with self._turns:
+            tokens = self._pool.submit(self._encode_pixels, pixels).result()
+            patches = tokens[:, self.model.vision.num_prefix_tokens :]
+            mask = torch.ones(patches.shape[:2], dtype=torch.bool, device=patches.device)
+            vector = image_vectors(self.model, ImageFeatures(tokens))[0]
+            words = TextFeatures(patches, mask)
+            return self._find(words, vector, k, candidates, exact, filters, described=False)
+
+    @torch.no_grad()
+    def _encode_pixels(self, pixels: torch.Tensor) -> torch.Tensor:
+        return self.model.encode_pixels(pixels[None].to(self.model.device).float() / 255)
+
+    def _find(
+        self,
+        words: TextFeatures,
+        vector: torch.Tensor,
+        k: int,
+        candidates: int,
+        exact: bool,
+        filters: Filters | None,
+        described: bool,
+    ) -> list[Hit]:
+        if k < 1 or candidates < 1:
+            raise ValueError(f"k is {k} and candidates {candidates}; both must be at least 1.")
+        where = (filters or Filters()).clause()
+        columns = [*SHOWN, *STATE]
+        batches: Iterator[Any]
+        if exact:
+            batches = self.store.scan(columns, where)
+        else:
+            batches = iter([self.store.nearest(vector.cpu().numpy(), max(k, candidates), columns, where)])
+        best: list[tuple[float, str, Mapping[str, Any]]] = []
+        for batch in batches:
+            scores = self.scores(batch, words, described)
+            rows = batch.select(list(SHOWN)).to_pylist()
+            scored = [(-score, row["id"], row) for score, row in zip(scores, rows, strict=True)]
+            best = heapq.nsmallest(k, [*best, *scored], key=lambda entry: entry[:2])
+        return [Hit(rank, -score, **row) for rank, (score, _, row) in enumerate(best, 1)]
+
+    def scores(self, batch: Any, words: TextFeatures, described: bool = True) -> list[float]:
+        """Exact scores of a table of rows, a few at a time on each core: what fits the cache is much faster."""
+
+        def part(start: int) -> list[float]:
+            images = restore(batch.slice(start, step), self.store.settings, self.model.device)
+            images = images if described else images.without_description()
+            some: list[float] = self.scorer.score(images, words)[:, 0].tolist()
+            return some
+
+        step = _AT_ONCE if self.model.device.type == "cpu" else max(1, batch.num_rows)
+        return [score for some in self._pool.map(part, range(0, batch.num_rows, step)) for score in some]
+
+    def image_source(self, row: Mapping[str, Any]) -> ImageSource:
+        """Where the original of a row with `path` and `member` is. Raises StoreError for a path out of the folder."""
+        root = Path(os.path.realpath(self.store.settings.root))
+        path = Path(os.path.realpath(root / str(row["path"])))
+        if not path.is_relative_to(root):
+            raise StoreError(f"The path {row['path']!r} leads out of the indexed folder; it is not read.")
+        return ImageSource(path, row["member"])

@@ -1,0 +1,1 @@
+"""Training a retrieval model."""
