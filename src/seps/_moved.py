@@ -78,6 +78,8 @@ class FormerNames(MetaPathFinder, Loader):
 
         class Former(ModuleType):
             def __getattr__(self, name: str) -> Any:
+                if name.startswith("__"):  # with the present __path__ its modules would be loaded a second time
+                    raise AttributeError(name)
                 return getattr(present, name)
 
         return Former(spec.name, present.__doc__)
