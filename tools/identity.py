@@ -88,7 +88,7 @@ def record_scores() -> dict[str, str]:
     found: dict[str, str] = {}
     for name, net in networks():
         uses = net.config.dense != "none"
-        own = {"dense": dense, "dense_lens": described} if uses else {}
+        own = {"dense": dense, "dense_lengths": described} if uses else {}
         with torch.no_grad():
             forward = net(images, words, lengths, **({"dense": dense, "dense_lengths": described} if uses else {}))
         found[f"{name}/forward"] = digest(forward if isinstance(forward, torch.Tensor) else forward[0])
