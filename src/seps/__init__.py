@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 from seps._moved import FormerNames
 
 if TYPE_CHECKING:
-    from seps.compat import CrossSparseAggrNet, create_seps_model
+    from seps.compat import (
+        SDTPS,
+        CrossSparseAggrNet,
+        CrossSparseAggrNet_v2,
+        HRPA_function,
+        SDTPS_TokenAggregation,
+        SDTPS_TokenSparse,
+        create_seps_model,
+    )
     from seps.config import ConfigError, LossConfig, SlimmingConfig
     from seps.losses import ContrastiveLoss, InfoNCELoss, RatioLoss, SEPSLoss, SigmoidLoss
     from seps.nn import (
@@ -30,10 +38,13 @@ sys.meta_path.append(FormerNames())
 
 __all__ = [
     "HRPA",
+    "SDTPS",
     "ConfigError",
     "ContrastiveLoss",
     "CrossSparseAggrNet",
+    "CrossSparseAggrNet_v2",
     "DualTokenAggregation",
+    "HRPA_function",
     "ImageSide",
     "InfoNCELoss",
     "InputError",
@@ -41,6 +52,8 @@ __all__ = [
     "MultiModalSDTPS",
     "PatchSlimming",
     "RatioLoss",
+    "SDTPS_TokenAggregation",
+    "SDTPS_TokenSparse",
     "SEPSLoss",
     "SigmoidLoss",
     "SlimmingConfig",

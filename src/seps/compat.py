@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor
 
 from seps.config import SlimmingConfig
+from seps.nn.aggregation import TokenAggregation
+from seps.nn.alignment import mask_xattn_one_text
 from seps.nn.checks import InputError, check_features
+from seps.nn.selection import TokenSparse
 from seps.nn.slimming import ImageSide, PatchSlimming, score_published_pairing
 
 
@@ -25,12 +29,14 @@ class CrossSparseAggrNet(PatchSlimming):
     `use_paper_version=False` computes what the published code computes, `True` what the paper prints.
 
     Args:
-        embed_size: width C.
+        embed_size: width C; or the published `opt`, of which embed_size, num_patches and both ratios are read.
         num_patches: N; merged patches N_c = int(N * aggr_ratio * sparse_ratio).
         sparse_ratio, aggr_ratio: parts kept and merged.
         use_paper_version: learned scoring, both texts guiding, mean + top-k MLP, plain cosine.
         top_k: how many of the best relevances the MLP of Eq. 5 reads.
-        use_gumbel_softmax, gumbel_tau: straight-through Gumbel decision and its temperature.
+        use_gumbel_softmax, gumbel_tau: D carries the gradient of the Gumbel relaxation at that temperature; the kept
+            set is the plain top-K, so that the forward pass is deterministic (`decision="relaxed"`; the native network
+            also has "gumbel", which samples).
         use_dual_aggr: two weight matrices (Eq. 4), with `use_paper_version`.
         beta: b of Eq. 3.
         has_cls: whether the first token is CLS. None reads it from the number of tokens in each call: N tokens
@@ -40,7 +46,7 @@ class CrossSparseAggrNet(PatchSlimming):
 
     def __init__(
         self,
-        embed_size: int = 512,
+        embed_size: int | Any = 512,
         num_patches: int = 196,
         sparse_ratio: float = 0.5,
         aggr_ratio: float = 0.4,
@@ -53,6 +59,8 @@ class CrossSparseAggrNet(PatchSlimming):
         has_cls: bool | None = None,
         detach_patches: bool = False,
     ) -> None:
+        if not isinstance(embed_size, int):
+            embed_size, num_patches, sparse_ratio, aggr_ratio = _read_options(embed_size)
         preset = SlimmingConfig.paper if use_paper_version else SlimmingConfig.open_source
         config = preset(
             embed_size=embed_size,
@@ -61,7 +69,7 @@ class CrossSparseAggrNet(PatchSlimming):
             sparse_ratio=sparse_ratio,
             aggr_ratio=aggr_ratio,
             aggregation="dual" if use_paper_version and use_dual_aggr else "single",
-            decision="gumbel" if use_gumbel_softmax else "topk",
+            decision="relaxed" if use_gumbel_softmax else "topk",
             temperature=gumbel_tau,
             beta=beta,
             top_k=top_k,
@@ -72,6 +80,26 @@ class CrossSparseAggrNet(PatchSlimming):
         if use_paper_version and not config.uses_dense_branch:
             # The reference builds this predictor even where it has no use for it; its checkpoints hold the weights.
             self.sparse_net_long = self._sparse_net()
+
+    @property
+    def num_patches(self) -> int:
+        """N."""
+        return self.config.num_patches
+
+    @property
+    def sparse_ratio(self) -> float:
+        """Part of the patches that is kept."""
+        return self.config.sparse_ratio
+
+    @property
+    def aggr_ratio(self) -> float:
+        """Merged patches as a part of the kept ones."""
+        return self.config.aggr_ratio
+
+    @property
+    def keeped_patches(self) -> int:
+        """N_c, the number of merged patches."""
+        return self.config.num_merged
 
     def prefix_count(self, num_tokens: int) -> int:
         """0 or 1: whether the first of `num_tokens` tokens is CLS, by `has_cls` or else by `num_patches`.
@@ -146,6 +174,27 @@ class CrossSparseAggrNet(PatchSlimming):
         if self.config.scoring == "learned":
             return similarity, masks
         return similarity, masks[0] if len(masks) == 1 else masks[0] + masks[1]
+
+
+def _read_options(opt: Any) -> tuple[int, int, float, float]:
+    """embed_size, num_patches, sparse_ratio and aggr_ratio of the published options (a namespace or a mapping)."""
+    values = []
+    for name in ("embed_size", "num_patches", "sparse_ratio", "aggr_ratio"):
+        value = opt.get(name) if isinstance(opt, Mapping) else getattr(opt, name, None)
+        if value is None:
+            raise InputError(
+                f"the options have no {name}; give embed_size, num_patches, sparse_ratio and aggr_ratio, as the "
+                "published opt has them, or call CrossSparseAggrNet(embed_size=..., ...)."
+            )
+        values.append(value)
+    return int(values[0]), int(values[1]), float(values[2]), float(values[3])
+
+
+CrossSparseAggrNet_v2 = CrossSparseAggrNet
+SDTPS = CrossSparseAggrNet
+SDTPS_TokenSparse = TokenSparse
+SDTPS_TokenAggregation = TokenAggregation
+HRPA_function = mask_xattn_one_text
 
 
 def create_seps_model(

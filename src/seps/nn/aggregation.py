@@ -25,7 +25,8 @@ def merge_weights(logits_BNQ: Tensor, keep_BN: Tensor | None = None) -> Tensor:
     if keep_BN.shape != logits.shape[:2]:
         raise InputError(
             f"the decision D must have the shape (images, patches) = {tuple(logits.shape[:2])}, but its shape is "
-            f"{tuple(keep_BN.shape)}."
+            f"{tuple(keep_BN.shape)}. With all patches pass D as it is; with the kept patches alone pass D gathered "
+            "at them (`TokenSparse.select(...).kept_mask`)."
         )
     keep = keep_BN.float()[..., None]
     top = logits.detach().masked_fill(keep.detach() <= 0, float("-inf")).amax(dim=1, keepdim=True)
@@ -81,7 +82,11 @@ class TokenAggregation(nn.Module):
         return _scaled_logits(self.weight, self.scale, x)
 
     def forward(self, x: Tensor, keep_policy: Tensor | None = None) -> Tensor:
-        """Merge `x` (B, N, C) into (B, Q, C); `keep_policy` D (B, N) leaves patches out."""
+        """Merge `x` into (B, Q, C): all patches (B, N, C) with D (B, N), or the kept ones (B, K, C).
+
+        `keep_policy` is D, or for the kept patches D gathered at them (B, K): all ones, but the gradient of a relaxed
+        decision passes through it either way.
+        """
         return merge(x, self.logits(x), keep_policy)
 
 
@@ -112,16 +117,19 @@ class DualTokenAggregation(nn.Module):
     def forward(
         self,
         tokens_sparse: Tensor,
-        tokens_dense: Tensor,
+        tokens_dense: Tensor | None = None,
         mask_sparse: Tensor | None = None,
         mask_dense: Tensor | None = None,
     ) -> Tensor:
-        """Merge both sets into (B, Q, C); the masks D (B, N) leave patches out."""
+        """Merge both sets into (B, Q, C); the masks D (B, N) leave patches out. With one set W_s works alone."""
+        sparse = merge(tokens_sparse, self.logits(tokens_sparse, "caption"), mask_sparse)
+        if tokens_dense is None:
+            if mask_dense is not None:
+                raise InputError("mask_dense came without tokens_dense; pass the patches it belongs to.")
+            return sparse
         if tokens_sparse.shape[0] != tokens_dense.shape[0]:
             raise InputError(
                 f"tokens_sparse holds {tokens_sparse.shape[0]} images and tokens_dense {tokens_dense.shape[0]}; both "
                 "must be of the same images."
             )
-        return merge(tokens_sparse, self.logits(tokens_sparse, "caption"), mask_sparse) + merge(
-            tokens_dense, self.logits(tokens_dense, "dense"), mask_dense
-        )
+        return sparse + merge(tokens_dense, self.logits(tokens_dense, "dense"), mask_dense)

@@ -128,7 +128,7 @@ class HRPA(nn.Module):
         top_k: how many of the best relevances the MLP reads.
         use_paper_version: with the MLP, one for both directions.
         bidirectional: both directions, or word -> patch alone.
-        scan: LeakyReLU on the cosines.
+        scan: LeakyReLU on the cosines. None: as the version has it, with `use_paper_version` the plain cosine.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class HRPA(nn.Module):
         top_k: int = 5,
         use_paper_version: bool = False,
         bidirectional: bool = True,
-        scan: bool = True,
+        scan: bool | None = None,
     ) -> None:
         super().__init__()
         if top_k < 1:
@@ -146,7 +146,7 @@ class HRPA(nn.Module):
         self.top_k = top_k
         self.use_paper_version = use_paper_version
         self.bidirectional = bidirectional
-        self.scan = scan
+        self.scan = not use_paper_version if scan is None else scan
         self.relevance_mlp = relevance_mlp(top_k) if use_paper_version else None
 
     def pool(self, best: Tensor, mask: Tensor | None = None) -> Tensor:

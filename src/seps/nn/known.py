@@ -37,7 +37,7 @@ _SETTINGS: dict[str, frozenset[str]] = {
     "aggregation": frozenset({"single", "dual"}),
     "alignment": frozenset({"mean", "topk"}),
     "similarity": frozenset({"cosine", "leaky"}),
-    "decision": frozenset({"topk", "gumbel", "binary"}),
+    "decision": frozenset({"topk", "gumbel", "relaxed", "binary"}),
 }
 
 

@@ -18,6 +18,8 @@ from seps.nn.checks import InputError, check_features, check_ratio, values_unche
 from seps.nn.guidance import combine_scores, cosine_attention
 from seps.nn.selection import TokenSparse, extra_token
 
+_DEMO_NAMES = {"rgb": "RGB", "nir": "NI", "tir": "TI"}
+
 
 class MultiModalSDTPS(nn.Module):
     """Select and merge the patches of each sensor, guided by its own and the others' global vectors.
@@ -32,10 +34,13 @@ class MultiModalSDTPS(nn.Module):
         embed_dim: width C.
         num_patches: N, from which Q = int(N * aggr_ratio * sparse_ratio) follows.
         sparse_ratio, aggr_ratio: parts kept and merged.
-        use_gumbel, gumbel_tau: straight-through Gumbel decision, and its temperature.
+        use_gumbel, gumbel_tau: D carries the gradient of the Gumbel relaxation at that temperature; the kept set stays
+            the plain top-K (`decision="relaxed"`).
         beta: b of Eq. 3.
         modalities: names of the sensors, in the order of the arguments of `forward`.
-        decision: overrides `use_gumbel`: "topk", "gumbel" or "binary".
+        decision: overrides `use_gumbel`: "topk", "gumbel" (samples), "relaxed" or "binary".
+        dim_ratio: hidden width of the aggregation's MLP as a part of `embed_dim`.
+        cross_attn_type: of DeMo's versions. "cosine" is what this module computes; others are refused.
         own_guide: w, the weight of a sensor's own global vector beside the others'. 0 leaves the judgement to the
             others: a sensor that glare blinds has glare in its own vector, which then asks for more of it.
         guides: how another sensor guides. "vector" as published: its global vector is compared with this sensor's
@@ -53,6 +58,8 @@ class MultiModalSDTPS(nn.Module):
         use_gumbel: bool = False,
         gumbel_tau: float = 1.0,
         beta: float = 0.25,
+        dim_ratio: float = 0.2,
+        cross_attn_type: str = "cosine",
         *,
         modalities: Sequence[str] = ("rgb", "nir", "tir"),
         decision: DecisionKind | None = None,
@@ -79,11 +86,17 @@ class MultiModalSDTPS(nn.Module):
                 f"beta={beta} with {len(modalities)} modalities gives the predictor the negative weight "
                 f"{self.predictor_weight:.3g}; use a beta of at most {1 / (len(modalities) - 1):.3g}."
             )
-        chosen: DecisionKind = decision or ("gumbel" if use_gumbel else "topk")
+        if cross_attn_type != "cosine":
+            raise InputError(
+                f"cross_attn_type={cross_attn_type!r}: this module guides by 'cosine', without weights, as the method "
+                "has it; a learned cross attention has other weights and is not part of it. Leave it out."
+            )
+        chosen: DecisionKind = decision or ("relaxed" if use_gumbel else "topk")
         for name in self.modalities:
             sparse = TokenSparse(embed_dim, sparse_ratio, True, decision=chosen, temperature=gumbel_tau)
             self.add_module(f"{name}_sparse", sparse)
-            self.add_module(f"{name}_aggr", TokenAggregation(embed_dim, int(num_patches * aggr_ratio * sparse_ratio)))
+            merged = int(num_patches * aggr_ratio * sparse_ratio)
+            self.add_module(f"{name}_aggr", TokenAggregation(embed_dim, merged, dim_ratio))
 
     def slim(
         self,
@@ -189,22 +202,26 @@ class MultiModalSDTPS(nn.Module):
                     f"{tuple(present[name].shape)} of {present[name].dtype} came."
                 )
 
-    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, *inputs: Tensor, **named: Tensor) -> tuple[Tensor, ...]:
         """Slim all modalities.
 
         Args:
-            inputs: M patch tensors (B, N, C), then M global vectors (B, C), in the order of `modalities`.
+            inputs: M patch tensors (B, N, C), then M global vectors (B, C) or (B, 1, C), in the order of `modalities`.
+            named: the same by DeMo's names: RGB_cash, NI_cash, TI_cash, RGB_global, NI_global, TI_global.
 
         Returns:
             M token tensors (B, Q + 1, C), then M masks D (B, N).
         """
         count = len(self.modalities)
+        if named:
+            inputs = (*inputs, *self._by_name(named, len(inputs)))
         if len(inputs) != 2 * count:
             raise InputError(
                 f"{count} patch tensors and {count} global vectors are needed for {self.modalities}, but "
                 f"{len(inputs)} tensors came."
             )
-        vectors = dict(zip(self.modalities, inputs[count:], strict=True))
+        flat = [vector[:, 0] if vector.ndim == 3 and vector.shape[1] == 1 else vector for vector in inputs[count:]]
+        vectors = dict(zip(self.modalities, flat, strict=True))
         patches_of = dict(zip(self.modalities, inputs[:count], strict=True))
         self._check_sensors(patches_of, vectors, None)
         for name in self.modalities:
@@ -212,3 +229,12 @@ class MultiModalSDTPS(nn.Module):
             check_features(f"{name} global vector", vectors[name], "samples, width", self.embed_dim)
         slimmed = [self.slim(name, patches_of, vectors) for name in self.modalities]
         return (*(tokens for tokens, _ in slimmed), *(keep for _, keep in slimmed))
+
+    def _by_name(self, named: Mapping[str, Tensor], given: int) -> list[Tensor]:
+        """The tensors that come by DeMo's names, behind the first `given` ones, in the order of `forward`."""
+        sensors = [_DEMO_NAMES.get(name, name) for name in self.modalities]
+        order = [f"{sensor}_cash" for sensor in sensors] + [f"{sensor}_global" for sensor in sensors]
+        wanted = order[given:]
+        if sorted(named) != sorted(wanted):
+            raise InputError(f"forward takes {', '.join(wanted)} by name here, but {', '.join(sorted(named))} came.")
+        return [named[name] for name in wanted]

@@ -1,8 +1,9 @@
 """Stage 2 of SDTPS, the decision: which patches are kept (D of Eq. 4), and what becomes of the others.
 
-Three decisions. `topk` keeps the K best. `gumbel` keeps K at random in training, the better the likelier, and
-hands the gradient to a relaxation that sums to K as D does. `binary` decides about each patch alone, so that the
-number kept is learned and a ratio loss can act on it.
+Four decisions. `topk` keeps the K best. `gumbel` keeps K at random in training, the better the likelier, and hands the
+gradient to a relaxation that sums to K as D does. `relaxed` keeps the K best too, so that the forward pass is the same
+in every call; the noise is in the relaxation alone, whose gradient D carries. `binary` decides about each patch alone,
+so that the number kept is learned and a ratio loss can act on it.
 
 Shapes: B images, N patches, C width, K kept patches.
 """
@@ -10,7 +11,7 @@ Shapes: B images, N patches, C width, K kept patches.
 from __future__ import annotations
 
 import math
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -108,12 +109,36 @@ def gumbel_topk(
     """
     if not training:
         return hard_topk(scores_BN, ratio, valid_BN)
-    logits = scores_BN.float() * sharpness
-    logits = logits - torch.log(-torch.log(_uniform(logits, generator)))
-    if valid_BN is not None:
-        logits = logits.masked_fill(~valid_BN, _FAR)
+    logits = _gumbel_logits(scores_BN, sharpness, valid_BN, generator)
     soft = soft_topk(logits, kept_counts(logits, ratio, valid_BN), temperature)
     return _straight_through(hard_topk(logits, ratio, valid_BN), soft)
+
+
+def relaxed_topk(
+    scores_BN: Tensor,
+    ratio: float,
+    *,
+    temperature: float,
+    sharpness: float,
+    training: bool,
+    valid_BN: Tensor | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """D of `hard_topk`, (B, N), with the gradient of a noisy `soft_topk`: forward is the same in every call."""
+    hard = hard_topk(scores_BN, ratio, valid_BN)
+    if not training:
+        return hard
+    logits = _gumbel_logits(scores_BN, sharpness, valid_BN, generator)
+    return _straight_through(hard, soft_topk(logits, kept_counts(logits, ratio, valid_BN), temperature))
+
+
+def _gumbel_logits(
+    scores_BN: Tensor, sharpness: float, valid_BN: Tensor | None, generator: torch.Generator | None
+) -> Tensor:
+    """Scores times `sharpness` with Gumbel noise, (B, N) float32; padding far below everything."""
+    logits = scores_BN.float() * sharpness
+    logits = logits - torch.log(-torch.log(_uniform(logits, generator)))
+    return logits if valid_BN is None else logits.masked_fill(~valid_BN, _FAR)
 
 
 def binary_decision(
@@ -167,6 +192,21 @@ def extra_token(patches_BNC: Tensor, scores_BN: Tensor, keep_BN: Tensor, valid_B
     return float_matmul(weights[:, None, :], patches_BNC).to(patches_BNC.dtype)
 
 
+class Selection(NamedTuple):
+    """What `TokenSparse` decided about B images."""
+
+    tokens: Tensor
+    """(B, K, C) kept patches, best first."""
+    extra: Tensor
+    """(B, 1, C) the discarded patches as one."""
+    mask: Tensor
+    """D (B, N): 1 at the kept patches."""
+    indices: Tensor
+    """(B, K) places of the kept patches among all."""
+    kept_mask: Tensor
+    """(B, K) D at the kept patches: ones, with D's gradient."""
+
+
 class TokenSparse(nn.Module):
     """SDTPS, stages 1 and 2: score the patches and keep the best (Eq. 1-3 and the decision D).
 
@@ -183,7 +223,7 @@ class TokenSparse(nn.Module):
         embed_dim: width C of the patches.
         sparse_ratio: part of the patches that is kept, in (0, 1].
         use_paper_version: learned scoring with the predictor s^p (Eq. 1), otherwise the sum.
-        decision: "topk", "gumbel" or "binary"; see this module's head.
+        decision: "topk", "gumbel", "relaxed" or "binary"; see this module's head.
         temperature, sharpness: of the relaxations.
     """
 
@@ -233,8 +273,8 @@ class TokenSparse(nn.Module):
         """
         if self.decision == "topk":
             return hard_topk(scores, self.sparse_ratio, valid)
-        if self.decision == "gumbel":
-            return gumbel_topk(
+        if self.decision in ("gumbel", "relaxed"):
+            return (gumbel_topk if self.decision == "gumbel" else relaxed_topk)(
                 scores,
                 self.sparse_ratio,
                 temperature=self.temperature,
@@ -261,7 +301,23 @@ class TokenSparse(nn.Module):
         use_gumbel: bool = False,
         gumbel_tau: float = 1.0,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Score, decide and gather, in the call shape of the published module.
+        """Score, decide and gather, in the call shape of the published module: the first three of `select`."""
+        return self.select(
+            tokens, attention_x, attention_y, attention_y_dense, beta=beta, use_gumbel=use_gumbel, gumbel_tau=gumbel_tau
+        )[:3]
+
+    def select(
+        self,
+        tokens: Tensor,
+        attention_x: Tensor,
+        attention_y: Tensor,
+        attention_y_dense: Tensor | None = None,
+        *,
+        beta: float = 0.25,
+        use_gumbel: bool = False,
+        gumbel_tau: float = 1.0,
+    ) -> Selection:
+        """Score, decide and gather.
 
         Args:
             tokens: (B, N, C) patches.
@@ -269,10 +325,11 @@ class TokenSparse(nn.Module):
             attention_y: (B, N) cosines with the caption, `a_st`.
             attention_y_dense: (B, N) cosines with the dense text, `a_dt`; learned scoring only.
             beta: b of Eq. 3.
-            use_gumbel, gumbel_tau: take the straight-through Gumbel decision at that temperature in this call.
+            use_gumbel, gumbel_tau: in this call D carries the gradient of the Gumbel relaxation at that temperature;
+                the kept set is that of the plain top-K ("relaxed").
 
-        Returns:
-            select_tokens (B, K, C), extra_token (B, 1, C), score_mask D (B, N).
+        Raises:
+            InputError: for attentions that do not fit, and where the number kept differs between images.
         """
         if self.decision == "binary":
             raise InputError(
@@ -300,7 +357,7 @@ class TokenSparse(nn.Module):
         else:
             scores = combine_scores(attentions, {"image": 1.0, "caption": 1.0})
         if use_gumbel and self.decision == "topk":
-            keep = gumbel_topk(
+            keep = relaxed_topk(
                 scores,
                 self.sparse_ratio,
                 temperature=gumbel_tau,
@@ -312,4 +369,6 @@ class TokenSparse(nn.Module):
         kept_first = torch.where(keep.detach() > 0.5, scores.detach(), float("-inf"))
         indices = rank_patches(kept_first)[:, : num_kept(tokens.shape[1], self.sparse_ratio)]
         select_tokens = torch.gather(tokens, 1, indices[..., None].expand(-1, -1, tokens.shape[-1]))
-        return select_tokens, extra_token(tokens, scores, keep), keep
+        return Selection(
+            select_tokens, extra_token(tokens, scores, keep), keep, indices, torch.gather(keep, 1, indices)
+        )

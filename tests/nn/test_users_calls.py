@@ -1,0 +1,170 @@
+"""The calls of the first users' projects, as their documents write them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import seps
+
+OPTIONS = {"embed_size": 32, "num_patches": 16, "sparse_ratio": 0.5, "aggr_ratio": 0.5}
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
+def patches_and_attentions() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return torch.randn(3, 16, 32), torch.rand(3, 16), torch.rand(3, 16)
+
+
+@pytest.mark.parametrize("opt", [SimpleNamespace(**OPTIONS, ratio_weight=2.0), OPTIONS])
+def test_the_published_class_takes_its_options(opt: object) -> None:
+    net = seps.CrossSparseAggrNet_v2(opt)
+    assert (net.num_patches, net.sparse_ratio, net.aggr_ratio, net.keeped_patches) == (16, 0.5, 0.5, 4)
+    assert sum(p.numel() for p in net.parameters()) == 291
+    torch.manual_seed(1)
+    same = seps.CrossSparseAggrNet(**OPTIONS)
+    same.load_state_dict(net.state_dict())
+    images, words = torch.randn(2, 16, 32), torch.randn(3, 5, 32)
+    assert torch.equal(net.eval()(images, words), same.eval()(images, words))
+
+
+def test_options_that_lack_something_are_named() -> None:
+    with pytest.raises(seps.InputError, match="no aggr_ratio"):
+        seps.CrossSparseAggrNet_v2(SimpleNamespace(embed_size=32, num_patches=16, sparse_ratio=0.5))
+
+
+def test_the_further_names_of_their_files() -> None:
+    assert seps.SDTPS is seps.CrossSparseAggrNet_v2 is seps.CrossSparseAggrNet
+    assert seps.SDTPS_TokenSparse is seps.TokenSparse and seps.SDTPS_TokenAggregation is seps.TokenAggregation
+    assert seps.HRPA_function is seps.mask_xattn_one_text
+
+
+def test_sensors_by_name_and_global_vectors_of_either_shape() -> None:
+    module = seps.MultiModalSDTPS(embed_dim=16, num_patches=12).eval()
+    patches = {name: torch.randn(2, 12, 16) for name in ("RGB_cash", "NI_cash", "TI_cash")}
+    vectors = {name: torch.randn(2, 16) for name in ("RGB_global", "NI_global", "TI_global")}
+    expected = module(*patches.values(), *vectors.values())
+    wide = {name: vector[:, None] for name, vector in vectors.items()}
+    for given in (
+        module(**patches, **vectors),
+        module(**patches, **wide),
+        module(*patches.values(), *wide.values()),
+        module(*patches.values(), **vectors),
+    ):
+        assert all(torch.equal(a, b) for a, b in zip(given, expected, strict=True))
+    with pytest.raises(seps.InputError, match=r"TI_global by name here, but .*TIR_global"):
+        module(
+            **patches, RGB_global=vectors["RGB_global"], NI_global=vectors["NI_global"], TIR_global=torch.ones(2, 16)
+        )
+
+
+def test_the_arguments_of_demo_s_versions() -> None:
+    assert seps.MultiModalSDTPS(16, 12, dim_ratio=0.5).rgb_aggr.weight[1].out_features == 8
+    seps.MultiModalSDTPS(16, 12, cross_attn_type="cosine")
+    with pytest.raises(seps.InputError, match="cross_attn_type='attention'"):
+        seps.MultiModalSDTPS(16, 12, cross_attn_type="attention")
+
+
+def test_hrpa_of_the_paper_is_the_plain_cosine() -> None:
+    tokens, words = F.normalize(torch.rand(2, 6, 8), dim=-1), -F.normalize(torch.rand(2, 7, 8), dim=-1)
+    hrpa = seps.HRPA(8, use_paper_version=True)
+    cosines = words @ tokens.transpose(1, 2)
+    rows, columns = cosines.amax(2), cosines.amax(1)
+    top = [hrpa.relevance_mlp(best.topk(5).values).squeeze(-1) for best in (rows, columns)]
+    expected = rows.mean(1) + top[0] + columns.mean(1) + top[1]
+    torch.testing.assert_close(hrpa(tokens, words).squeeze(-1), expected)
+    leaky = seps.HRPA(8, use_paper_version=True, scan=True)
+    leaky.load_state_dict(hrpa.state_dict())
+    assert leaky.scan and seps.HRPA(8).scan and not torch.equal(leaky(tokens, words), hrpa(tokens, words))
+
+
+def test_kept_patches_and_the_decision_gathered_at_them() -> None:
+    tokens, own, other = patches_and_attentions()
+    sparse = seps.TokenSparse(32, 0.5)
+    chosen = sparse.select(tokens, own, other)
+    for image in range(3):
+        best = sorted(range(16), key=lambda i: -float(own[image, i] + other[image, i]))[:8]
+        assert chosen.indices[image].tolist() == best
+        assert torch.equal(chosen.tokens[image], tokens[image, best])
+    assert torch.equal(chosen.kept_mask, torch.ones(3, 8))
+    assert all(torch.equal(a, b) for a, b in zip(sparse(tokens, own, other), chosen[:3], strict=True))
+
+
+@pytest.mark.parametrize("kept_only", [False, True])
+def test_composition_by_hand_trains_the_predictor(kept_only: bool) -> None:
+    """Their flow: sparse with Gumbel, then aggregation with D, of all patches or of the kept ones."""
+    tokens, own, other = patches_and_attentions()
+    sparse, aggregate = seps.TokenSparse(32, 0.5, True).train(), seps.TokenAggregation(32, 4)
+    chosen = sparse.select(tokens, own, other, use_gumbel=True)
+    merged = aggregate(chosen.tokens, chosen.kept_mask) if kept_only else aggregate(tokens, chosen.mask)
+    plain = aggregate(chosen.tokens)
+    torch.testing.assert_close(merged, plain)
+    (merged * torch.randn(3, 4, 32)).sum().backward()
+    gradient = sparse.score_predictor[0].weight.grad
+    assert gradient is not None and 0 < float(gradient.abs().max()) < 1e2
+
+
+def test_a_mask_that_does_not_fit_says_what_to_pass() -> None:
+    tokens, own, other = patches_and_attentions()
+    chosen = seps.TokenSparse(32, 0.5).select(tokens, own, other)
+    with pytest.raises(seps.InputError, match=r"\(3, 8\).*\(3, 16\).*kept_mask"):
+        seps.TokenAggregation(32, 4)(chosen.tokens, chosen.mask)
+
+
+def test_dual_aggregation_of_one_set() -> None:
+    tokens = torch.randn(2, 6, 8)
+    module = seps.DualTokenAggregation(8, 3)
+    weights = torch.softmax(module.weight_sparse(tokens) * module.scale, dim=1)
+    torch.testing.assert_close(module(tokens), weights.transpose(1, 2) @ tokens)
+    with pytest.raises(seps.InputError, match="mask_dense came without tokens_dense"):
+        module(tokens, mask_dense=torch.ones(2, 6))
+
+
+@pytest.mark.parametrize("paper", [False, True])
+def test_their_gumbel_keeps_the_plain_top_k(paper: bool) -> None:
+    """Noise lives in the relaxation alone: forward is the same in every call, and that of the plain top-K."""
+    images, words = torch.randn(4, 16, 32), torch.randn(5, 6, 32)
+    nets = []
+    for gumbel in (False, True):
+        torch.manual_seed(2)
+        nets.append(
+            seps.CrossSparseAggrNet(
+                **OPTIONS, use_paper_version=paper, use_gumbel_softmax=gumbel, has_cls=False
+            ).train()
+        )
+    plain, gumbel_net = nets
+    expected, masks = plain(images, words)
+    flat = [masks] if isinstance(masks, torch.Tensor) else list(masks)
+    for _ in range(3):
+        similarity, drawn = gumbel_net(images, words)
+        torch.testing.assert_close(similarity, expected, rtol=0, atol=1e-6)
+        again = [drawn] if isinstance(drawn, torch.Tensor) else list(drawn)
+        assert all(torch.equal(a.detach(), b.detach()) for a, b in zip(again, flat, strict=True))
+    if paper:
+        similarity.sum().backward()
+        gradient = gumbel_net.sparse_net_cap.score_predictor[0].weight.grad
+        assert gradient is not None and 0 < float(gradient.abs().max()) < 1e3
+    sampled = seps.PatchSlimming(
+        seps.SlimmingConfig.paper(embed_size=32, num_patches=16, num_prefix_tokens=0, decision="gumbel")
+    ).train()
+    masks_of = [sampled(images, words)[1][0].detach() for _ in range(3)]
+    assert any(not torch.equal(masks_of[0], mask) for mask in masks_of[1:])
+
+
+def test_relaxed_noise_is_in_the_gradient_alone() -> None:
+    scores = torch.rand(2, 10, requires_grad=True)
+    gradients = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        module = seps.TokenSparse(8, 0.5, decision="relaxed").train()
+        keep = module.decide(scores)
+        assert torch.equal(keep.detach(), seps.nn.selection.hard_topk(scores, 0.5))
+        gradients.append(torch.autograd.grad((keep * torch.arange(10.0)).sum(), scores)[0])
+    assert not torch.equal(*gradients) and all(g.abs().max() > 0 for g in gradients)
+    assert not module.eval().decide(scores).requires_grad
