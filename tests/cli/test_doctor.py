@@ -14,7 +14,7 @@ import seps
 from seps import doctor, doctor_checks
 from seps.cli import doctor as command
 from seps.cli.main import main
-from seps.doctor import Finding, Package, Report, examine, read_requirements
+from seps.doctor import CheckResult, Package, Report, examine, read_requirements
 from seps.retrieval.demo import gallery_file
 from seps.retrieval.pretrained import mini_folder
 
@@ -132,7 +132,7 @@ def test_a_damaged_model_and_gallery_are_found(tmp_path):
 
 
 def test_a_damaged_model_ends_in_exit_status_1_and_a_remedy(monkeypatch, capsys):
-    finding = doctor._finding({"check": "embedded model", "status": "broken", "detail": "cut"}, ())
+    finding = doctor._with_remedy({"check": "embedded model", "status": "broken", "detail": "cut"}, ())
     assert finding.remedy == f"pip install --force-reinstall --no-deps seps=={seps.__version__}"
     report = Report("1", "3", "x", (Package("rich", ">=13", "", "15"), Package("ray", "", "dist", None)), (finding,))
     monkeypatch.setattr(command, "examine", lambda: report)
@@ -143,9 +143,9 @@ def test_a_damaged_model_ends_in_exit_status_1_and_a_remedy(monkeypatch, capsys)
     assert json.loads(capsys.readouterr().out)["ok"] is False
 
 
-def test_without_rich_the_report_is_plain(monkeypatch, capsys):
+def test_the_report_needs_no_rich(monkeypatch, capsys):
     report = Report(
-        "1", "3", "x", (), (Finding("torch", "ok", "fine"), Finding("store", "missing", "[no]", "store", "get"))
+        "1", "3", "x", (), (CheckResult("torch", "ok", "fine"), CheckResult("store", "missing", "[no]", "store", "get"))
     )
     monkeypatch.setattr(command, "examine", lambda: report)
     for name in [name for name in sys.modules if name.partition(".")[0] == "rich"]:
