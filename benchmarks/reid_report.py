@@ -6,7 +6,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from seps.reid.data.synthetic_truth import KINDS
+from seps.reid.synthetic.truth import KINDS
 
 
 def name_of(case: list[str]) -> str:

@@ -23,11 +23,11 @@ from seps.nn.guidance import cosine_attention, min_max
 from seps.nn.selection import hard_topk
 from seps.reid.config import Missing, ReidConfig
 from seps.reid.data import ReidDataset, ReidReader, ReidRecord
-from seps.reid.data.synthetic_canvas import FIGURE
-from seps.reid.data.synthetic_truth import BLIND, KINDS, on_figure, patch_shares, truth
 from seps.reid.data.transforms import unit_float
 from seps.reid.evaluate import evaluating
 from seps.reid.model import Encoded, Fused, ReidModel
+from seps.reid.synthetic.canvas import FIGURE
+from seps.reid.synthetic.truth import BLIND, KINDS, on_figure, patch_shares, truth
 
 # A figure's pixel in a truth plane, as the three channels of a picture; erasing fills with noise, which is never that.
 MARK = (255, 0, 255)

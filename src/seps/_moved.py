@@ -16,6 +16,12 @@ from typing import Any
 MOVED = {
     "model_folder": "hub.folder",
     "model_card": "hub.card",
+    "reid.data.scan": "reid.data.layouts",
+    "reid.data.synthetic": "reid.synthetic",
+    "reid.data.synthetic_canvas": "reid.synthetic.canvas",
+    "reid.data.synthetic_figures": "reid.synthetic.people",
+    "reid.data.synthetic_sensors": "reid.synthetic.sensors",
+    "reid.data.synthetic_truth": "reid.synthetic.truth",
     "retrieval.ablation": "experiments.ablation",
     "retrieval.cluster": "ray_cluster",
     "retrieval.compare": "experiments.compare",

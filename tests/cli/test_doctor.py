@@ -9,12 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import seps
+import seps.scoring
 from seps import doctor, doctor_checks
 from seps.cli import doctor as command
 from seps.cli.main import main
-from seps.doctor import Finding, Package, Report, examine, read_requirements
+from seps.doctor import CheckResult, Package, Report, examine, read_requirements
 from seps.retrieval.demo import gallery_file
 from seps.retrieval.pretrained import mini_folder
 
@@ -88,29 +90,31 @@ def test_a_crash_a_hang_and_an_exit_are_findings_and_the_rest_goes_on(shadow):
     assert "hangs" in doctor.run_checks(["plots"], patience=3)[0]["detail"]
 
 
-def test_a_kernel_with_wrong_scores_is_broken(monkeypatch):
-    from seps.scoring import factored
+def test_a_backend_with_wrong_scores_is_broken(monkeypatch):
+    real = seps.scoring.score_matrix
+    for backend in ("reference", "factored"):
+        monkeypatch.setattr(seps.scoring, "score_matrix", lambda *args, **options: real(*args, **options) + 1e-3)
+        result = doctor_checks.try_out(f"scoring: {backend}")
+        assert result["status"] == "broken" and "off by 0.001" in result["detail"]
 
-    original = factored.prepare
-    calls = []
-
-    def wrong(*args, **kwargs):
-        calls.append(1)
-        prepared = original(*args, **kwargs)
-        prepared.patches = prepared.patches * 1.5 + 0.1
-        return prepared
-
-    from seps.scoring import fused
-
-    monkeypatch.setattr(fused, "prepare", wrong)
-    result = doctor_checks.try_out("scoring: triton")
-    assert calls and result["status"] == "broken" and "off by" in result["detail"]
-
-    def fails(*args, **kwargs):
+    def fails(*args, **options):
         raise RuntimeError("PTX was compiled for another GPU")
 
-    monkeypatch.setattr(fused, "prepare", fails)
-    assert "another GPU" in doctor_checks.try_out("scoring: triton")["detail"]
+    monkeypatch.setattr(seps.scoring, "score_matrix", fails)
+    assert "another GPU" in doctor_checks.try_out("scoring: factored")["detail"]
+
+
+def test_kernels_are_tried_where_there_is_a_gpu(monkeypatch):
+    problem, asked = doctor_checks._problem, []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(doctor_checks, "_problem", lambda device="cpu": asked.append(device) or problem())
+    monkeypatch.setattr(
+        seps.scoring, "score_matrix", lambda net, *data, backend, precision: asked.append(backend) or net(*data)
+    )
+    assert "agrees with the network" in doctor_checks.try_out("scoring: triton")["detail"]
+    assert asked == ["cuda", "triton", "cpu"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "there is none" in doctor_checks.try_out("scoring: triton")["detail"]
 
 
 def test_a_damaged_model_and_gallery_are_found(tmp_path):
@@ -132,7 +136,7 @@ def test_a_damaged_model_and_gallery_are_found(tmp_path):
 
 
 def test_a_damaged_model_ends_in_exit_status_1_and_a_remedy(monkeypatch, capsys):
-    finding = doctor._finding({"check": "embedded model", "status": "broken", "detail": "cut"}, ())
+    finding = doctor._with_remedy({"check": "embedded model", "status": "broken", "detail": "cut"}, ())
     assert finding.remedy == f"pip install --force-reinstall --no-deps seps=={seps.__version__}"
     report = Report("1", "3", "x", (Package("rich", ">=13", "", "15"), Package("ray", "", "dist", None)), (finding,))
     monkeypatch.setattr(command, "examine", lambda: report)
@@ -143,9 +147,9 @@ def test_a_damaged_model_ends_in_exit_status_1_and_a_remedy(monkeypatch, capsys)
     assert json.loads(capsys.readouterr().out)["ok"] is False
 
 
-def test_without_rich_the_report_is_plain(monkeypatch, capsys):
+def test_the_report_needs_no_rich(monkeypatch, capsys):
     report = Report(
-        "1", "3", "x", (), (Finding("torch", "ok", "fine"), Finding("store", "missing", "[no]", "store", "get"))
+        "1", "3", "x", (), (CheckResult("torch", "ok", "fine"), CheckResult("store", "missing", "[no]", "store", "get"))
     )
     monkeypatch.setattr(command, "examine", lambda: report)
     for name in [name for name in sys.modules if name.partition(".")[0] == "rich"]:

@@ -9,13 +9,17 @@ import pytest
 import torch
 from PIL import Image
 
-from seps.reid.data import Augmentation, ReidDataError, ReidReader, ReidRecord, Source, augment, read_record
-from seps.reid.data.scan import fault_of
+from seps.reid.data import Augmentation, ReidDataError, ReidReader, ReidRecord, Source, read_record
+from seps.reid.data.reader import fault_of
 from seps.reid.data.transforms import apply, draw
 
 
 def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
+
+
+def augment(images: torch.Tensor, chance: torch.Generator, config: Augmentation) -> torch.Tensor:
+    return apply(images, draw(len(images), tuple(images.shape[-2:]), config, chance), config)
 
 
 def test_crop_and_flip_match_a_slow_twin() -> None:
@@ -69,7 +73,7 @@ def test_nothing_to_do_leaves_pixels_and_the_input_alone() -> None:
 
 def test_wrong_shapes_and_settings_are_refused() -> None:
     with pytest.raises(ReidDataError, match=r"\(B, M, 3, H, W\)"):
-        augment(torch.zeros(2, 3, 8, 8), generator())
+        augment(torch.zeros(2, 3, 8, 8), generator(), Augmentation())
     with pytest.raises(ReidDataError, match="4 shots"):
         apply(torch.zeros(2, 2, 3, 8, 8), draw(4, (8, 8), Augmentation(), generator()), Augmentation())
     with pytest.raises(ReidDataError, match="flip"):

@@ -16,7 +16,7 @@ from benchmarks import reid_synthetic as experiment
 from benchmarks.reid_truth import Truth, kept_rows
 
 from seps.reid.config import from_mapping
-from seps.reid.data.synthetic_truth import KINDS, on_figure, patch_shares
+from seps.reid.synthetic.truth import KINDS, on_figure, patch_shares
 from seps.reid.task import load_dataset
 
 SIZES = {

@@ -84,7 +84,7 @@ def build_parser() -> argparse.ArgumentParser:
     synth = commands.add_parser("synth", help="draw a synthetic RGB / NIR / TIR set")
     synth.add_argument("out", type=_out, help="folder to make")
     for name, kind, default, text in (
-        ("identities", positive, 150, "people or vehicles, train and test together"),
+        ("identities", positive, 150, "people, train and test together"),
         ("images", positive, 16, "shots of each"),
         ("cameras", positive, 4, "cameras"),
         ("seed", non_negative, 0, "the same seed draws the same files"),
@@ -93,7 +93,7 @@ def build_parser() -> argparse.ArgumentParser:
         ("workers", positive, 2, "processes that draw"),
     ):
         synth.add_argument(f"--{name}", type=kind, default=default, help=f"{text} (default: %(default)s)")
-    synth.add_argument("--kind", choices=("people", "vehicles"), default="people", help="what is drawn")
+    synth.add_argument("--kind", choices=("people", "vehicles"), default="people", help="people; vehicles are refused")
     synth.add_argument("--blindness", type=fraction, default=0.5, help="how often a sensor is blind in part")
     synth.add_argument("--json", action="store_true", help="print the manifest as JSON")
     synth.set_defaults(action=_synth)
@@ -136,7 +136,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 
 
 def _synth(options: argparse.Namespace) -> int:
-    from seps.reid.data import make_synthetic
+    from seps.reid.synthetic import make_synthetic
 
     with _counter("drawing") as progress:
         manifest = make_synthetic(

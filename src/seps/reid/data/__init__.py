@@ -1,20 +1,12 @@
-"""Re-identification data: layouts, sampling, augmentation, a synthetic set."""
+"""Re-identification data: layouts, reading, sampling, augmentation."""
+
+from typing import Any
 
 from seps.reid.data.layouts import LAYOUTS, load
 from seps.reid.data.reader import ReidReader, read_record
-from seps.reid.data.records import (
-    Problem,
-    ReidDataError,
-    ReidDataset,
-    ReidRecord,
-    ReidReport,
-    Source,
-    holdout,
-)
+from seps.reid.data.records import Problem, ReidDataError, ReidDataset, ReidRecord, ReidReport, Source, holdout
 from seps.reid.data.sampler import IdentityBatches, epoch_plan
-from seps.reid.data.sheet import contact_sheet
-from seps.reid.data.synthetic import make_synthetic
-from seps.reid.data.transforms import Augmentation, Draw, augment
+from seps.reid.data.transforms import Augmentation, Draw
 
 __all__ = [
     "LAYOUTS",
@@ -28,11 +20,17 @@ __all__ = [
     "ReidRecord",
     "ReidReport",
     "Source",
-    "augment",
-    "contact_sheet",
     "epoch_plan",
     "holdout",
     "load",
-    "make_synthetic",
     "read_record",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`make_synthetic` under its former name, loaded on first use: training does not need the drawing code."""
+    if name == "make_synthetic":
+        from seps.reid.synthetic import make_synthetic
+
+        return make_synthetic
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -12,29 +12,38 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from seps.reid.data.records import Excludes, ReidDataError, ReidDataset, ReidRecord, ReidReport, Source
-from seps.reid.data.scan import (
-    IMAGE_SUFFIXES,
-    Findings,
-    Parser,
-    Tags,
-    join_modalities,
-    list_folder,
-    list_images,
-    require_folder,
-    tag,
-    verify,
-)
+from seps.reid.data.reader import fault_of
+from seps.reid.data.records import Excludes, Problem, ReidDataError, ReidDataset, ReidRecord, ReidReport, Source
 
+IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff"})
+Tags = tuple[int, int, int]
+"""(pid, camid, sceneid)"""
+Parser = Callable[[str], "Tags | None"]
+"""From a name without suffix to its tags, or None when it has none."""
 OnProblem = Literal["skip", "refuse"]
 Splits: TypeAlias = dict[str, list[ReidRecord]]
 TRIPLE = ("RGB", "NI", "TI")
 GENERIC_PATTERN = r"(?P<pid>-?\d+)_c(?P<camid>\d+)(?:_s(?P<sceneid>\d+))?(?:_|$)"
+
+
+@dataclass
+class Findings:
+    """What a scan collects beside the records."""
+
+    root: Path
+    problems: list[Problem] = field(default_factory=list)
+    junk: int = 0
+
+    def add(self, kind: str, split: str, path: Path, detail: str) -> None:
+        """Note one problem, with the path relative to the data set's root where possible."""
+        shown = path.relative_to(self.root) if path.is_relative_to(self.root) else path
+        self.problems.append(Problem(kind, split, shown.as_posix(), detail))
 
 
 @dataclass(frozen=True)
@@ -96,11 +105,18 @@ def load(
 
 
 def _verify_splits(splits: Splits, findings: Findings, threads: int) -> Splits:
-    """Verify each split once, also where query and gallery are the same list."""
+    """Decode every file; keep the records that decode and report the others. A list in two splits is read once."""
     done: dict[int, list[ReidRecord]] = {}
-    for split, records in splits.items():
-        if id(records) not in done:
-            done[id(records)] = verify(records, split, findings, threads)
+    with ThreadPoolExecutor(threads) as pool:
+        for split, records in splits.items():
+            if id(records) in done:
+                continue
+            sound = done[id(records)] = []
+            for record, fault in zip(records, pool.map(fault_of, records), strict=True):
+                if fault is None:
+                    sound.append(record)
+                else:
+                    findings.add(fault[0], split, fault[1], fault[2])
     return {split: done[id(records)] for split, records in splits.items()}
 
 
@@ -116,6 +132,62 @@ def _report(layout: str, findings: Findings, splits: Splits, verified: bool) -> 
         verified=verified,
         shared_identities=len(train & test),
     )
+
+
+def require_folder(folder: Path, expected: str) -> Path:
+    """The folder itself, or ReidDataError saying what was `expected` there."""
+    if not folder.is_dir():
+        raise ReidDataError(f"no folder {folder}: expected {expected}; check the root and the layout's name")
+    return folder
+
+
+def list_folder(folder: Path) -> list[Path]:
+    """What lies in the folder, sorted. Raises ReidDataError where it cannot be read to its end."""
+    try:
+        return sorted(folder.iterdir())
+    except OSError as error:
+        raise ReidDataError(f"the folder {folder} cannot be read: {error.strerror or error}") from error
+
+
+def list_images(folder: Path, split: str, findings: Findings) -> dict[str, Path]:
+    """Name without suffix -> file, sorted; hidden and other files left out, double names reported."""
+    found: dict[str, Path] = {}
+    for path in list_folder(folder):
+        if path.suffix.lower() not in IMAGE_SUFFIXES or path.name.startswith(".") or not path.is_file():
+            continue
+        if path.stem in found:
+            findings.add("duplicate_name", split, path, f"{found[path.stem].name} has the same name")
+            continue
+        found[path.stem] = path
+    return found
+
+
+def join_modalities(folders: dict[str, Path], split: str, parse: Parser, findings: Findings) -> Iterator[ReidRecord]:
+    """Records of the names present in every modality's folder, in sorted order; the others are reported."""
+    listings = {
+        modality: list_images(folder, split, findings) if folder.is_dir() else {}
+        for modality, folder in folders.items()
+    }
+    for name in sorted(set().union(*listings.values())):
+        paths = {modality: listing[name] for modality, listing in listings.items() if name in listing}
+        path = next(iter(paths.values()))
+        absent = [modality for modality in folders if modality not in paths]
+        if absent:
+            findings.add("missing_modality", split, path, f"no {' and no '.join(absent)} image")
+            continue
+        sources = {modality: Source(paths[modality]) for modality in folders}
+        yield from tag(sources, path, split, parse, findings)
+
+
+def tag(sources: dict[str, Source], path: Path, split: str, parse: Parser, findings: Findings) -> Iterator[ReidRecord]:
+    """One record, or none where the name tells no identity or marks junk (identity -1)."""
+    tags = parse(path.stem)
+    if tags is None:
+        findings.add("unparsable_name", split, path, "the name tells no identity and camera in this layout")
+    elif tags[0] == -1:
+        findings.junk += 1
+    else:
+        yield ReidRecord(sources, *tags)
 
 
 def by_pattern(expression: re.Pattern[str]) -> Parser:

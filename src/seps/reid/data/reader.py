@@ -1,8 +1,8 @@
-"""From records to pixels: decoding, splitting side-by-side images, resizing, threads, a cache by choice."""
+"""From records to pixels: decoding, splitting side-by-side images, resizing, checking, threads, an optional cache."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -14,7 +14,6 @@ from PIL import Image
 from torch import Tensor
 
 from seps.reid.data.records import ReidDataError, ReidRecord, Source
-from seps.reid.data.scan import group_by_file, to_rgb
 
 Bytes = NDArray[np.uint8]
 
@@ -48,19 +47,49 @@ def _read_file(path: Path, sources: Sequence[Source], size: tuple[int, int]) -> 
     for source in sources:
         part = image
         if source.box is not None:
-            left, top, right, bottom = source.box
-            part = image.crop(
-                (
-                    round(left * image.width),
-                    round(top * image.height),
-                    round(right * image.width),
-                    round(bottom * image.height),
-                )
-            )
+            sides = zip(source.box, 2 * (image.width, image.height), strict=True)
+            left, top, right, bottom = (round(fraction * length) for fraction, length in sides)
+            part = image.crop((left, top, right, bottom))
         if part.size != (size[1], size[0]):
             part = part.resize((size[1], size[0]), Image.Resampling.BICUBIC)
         parts[source] = np.asarray(part, dtype=np.uint8)
     return parts
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Three channels of a byte; of 16-bit images (thermal cameras) the upper byte.
+
+    Raises ValueError for wider numbers: converted by Pillow, everything above 255 would become white.
+    """
+    if image.mode.startswith("I"):
+        values = np.asarray(image).astype(np.int64)
+        if values.min() < 0 or values.max() > 0xFFFF:
+            raise ValueError(f"pixels from {values.min()} to {values.max()}: save them as 8 or 16 bits without sign")
+        image = Image.fromarray((values >> 8).astype(np.uint8))
+    elif image.mode == "F":
+        raise ValueError("pixels are floating point numbers: save them as 8 or 16 bits without sign")
+    return image.convert("RGB")
+
+
+def group_by_file(sources: Iterable[Source]) -> list[tuple[Path, list[Source]]]:
+    """Sources by file, so that a side-by-side image is opened once."""
+    groups: dict[Path, list[Source]] = {}
+    for source in sources:
+        groups.setdefault(source.path, []).append(source)
+    return list(groups.items())
+
+
+def fault_of(record: ReidRecord) -> tuple[str, Path, str] | None:
+    """(kind, file, detail) of the first file of the record that does not decode or split, else None."""
+    for path, sources in group_by_file(record.sources.values()):
+        try:
+            with Image.open(path) as image:
+                width = to_rgb(image).width
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            return "undecodable", path, f"cannot be decoded ({error})"
+        if len(sources) > 1 and width % len(sources):
+            return "wrong_shape", path, f"{width} pixels wide do not divide into {len(sources)} modalities"
+    return None
 
 
 class ReidReader:

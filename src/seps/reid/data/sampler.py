@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ def epoch_plan(labels: Sequence[int], identities: int, images: int, seed: int, e
 
     The images of a label are shuffled and cut into groups of K; an incomplete group is filled with other
     images of the label, which repeat where it has fewer than K. Every group is dealt once, except that a
-    label with more groups than steps is cut to one a step, and that the last seats are filled with labels
+    label with more groups than steps is cut to one per step, and that the last seats are filled with labels
     drawn again.
     """
     rng = np.random.default_rng([seed, epoch])
@@ -70,60 +70,27 @@ def _choose(left: Ints, steps_left: int, identities: int, rng: np.random.Generat
 
 
 class IdentityBatches:
-    """Batches of one process: a deterministic function of (seed, epoch, step, rank, world).
+    """Global batches as a deterministic function of (seed, epoch, step), whatever the number of processes.
 
-    The global batch does not depend on `world`; rank r takes the r-th slice of its identities. Raises
-    ReidDataError when `world` does not divide the identities of a batch or there are too few identities.
+    Raises ReidDataError when there are too few identities.
     """
 
-    def __init__(
-        self,
-        labels: Sequence[int],
-        *,
-        identities: int = 16,
-        images: int = 4,
-        seed: int = 0,
-        rank: int = 0,
-        world: int = 1,
-    ) -> None:
+    def __init__(self, labels: Sequence[int], *, identities: int = 16, images: int = 4, seed: int = 0) -> None:
         if identities < 1 or images < 1:
             raise ReidDataError(f"identities and images per batch must be >= 1, not {identities} x {images}")
-        if not 0 <= rank < world:
-            raise ReidDataError(f"rank {rank} is not within a world of {world} processes")
-        if identities % world:
-            raise ReidDataError(
-                f"{identities} identities a batch do not divide among {world} processes; choose a multiple"
-            )
         _members(labels, identities)
         self.labels = tuple(labels)
         self.identities, self.images, self.seed = identities, images, seed
-        self.rank, self.world = rank, world
         self.steps = plan_length(labels, identities, images)
         self._plan: tuple[int, Ints] | None = None
 
     def __len__(self) -> int:
         return self.steps
 
-    @property
-    def local_size(self) -> int:
-        """Images in this process's share of a batch."""
-        return self.identities // self.world * self.images
-
     def global_batch(self, epoch: int, step: int) -> list[int]:
         """Record indices of the whole batch, all processes together."""
         if not 0 <= step < self.steps:
             raise ReidDataError(f"step {step} is outside an epoch of {self.steps} steps")
         if self._plan is None or self._plan[0] != epoch:
-            plan = epoch_plan(self.labels, self.identities, self.images, self.seed, epoch)
-            self._plan = (epoch, plan)
+            self._plan = (epoch, epoch_plan(self.labels, self.identities, self.images, self.seed, epoch))
         return [int(index) for index in self._plan[1][step]]
-
-    def batch(self, epoch: int, step: int) -> list[int]:
-        """Record indices of this process's share."""
-        start = self.rank * self.local_size
-        return self.global_batch(epoch, step)[start : start + self.local_size]
-
-    def epoch(self, epoch: int, start: int = 0) -> Iterator[list[int]]:
-        """This process's batches from step `start` on (resuming within an epoch)."""
-        for step in range(start, self.steps):
-            yield self.batch(epoch, step)

@@ -1,4 +1,4 @@
-"""One random draw of crop, flip and erasure a shot, applied alike to all its modalities.
+"""One random draw of crop, flip and erasure per shot, the same for all its modalities.
 
 Shapes: B shots, M modalities, (H, W) pixels. Pixels leave in [0, 1]; normalisation belongs to the encoder.
 """
@@ -78,7 +78,8 @@ def apply(images: Tensor, choices: Draw, config: Augmentation) -> Tensor:
     Outside the image a crop is black; an erased box is filled with uniform noise, the same
     box in every modality. Raises ReidDataError for another shape or a draw of another batch size.
     """
-    _check(images)
+    if images.ndim != 5 or not (images.dtype == torch.uint8 or images.is_floating_point()):
+        raise ReidDataError(f"expected (B, M, 3, H, W) uint8 or float pixels, got {tuple(images.shape)} {images.dtype}")
     if len(choices.flips) != len(images):
         raise ReidDataError(f"a draw for {len(choices.flips)} shots cannot serve {len(images)}")
     height, width = images.shape[-2:]
@@ -100,19 +101,6 @@ def apply(images: Tensor, choices: Draw, config: Augmentation) -> Tensor:
     return moved
 
 
-def augment(images: Tensor, generator: torch.Generator, config: Augmentation | None = None) -> Tensor:
-    """`draw` and `apply` in one: (B, M, 3, H, W) uint8 or float -> float32 in [0, 1]."""
-    _check(images)
-    config = config or Augmentation()
-    height, width = images.shape[-2:]
-    return apply(images, draw(len(images), (height, width), config, generator), config)
-
-
 def unit_float(images: Tensor) -> Tensor:
     """Pixels as float32 in [0, 1], a new tensor: bytes are divided by 255, floats taken as they are."""
     return images.float() / 255 if images.dtype == torch.uint8 else images.to(torch.float32, copy=True)
-
-
-def _check(images: Tensor) -> None:
-    if images.ndim != 5 or not (images.dtype == torch.uint8 or images.is_floating_point()):
-        raise ReidDataError(f"expected (B, M, 3, H, W) uint8 or float pixels, got {tuple(images.shape)} {images.dtype}")

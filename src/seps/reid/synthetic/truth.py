@@ -6,9 +6,8 @@ Shapes: S shots, M = 3 sensors, (H, W) pixels, N patches, K = 4 kinds.
 from __future__ import annotations
 
 import json
-import multiprocessing
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +15,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from seps.reid.data.records import ReidDataError
-from seps.reid.data.synthetic import VERSION, Look, Shot, SyntheticConfig, World, plan_shots
-from seps.reid.data.synthetic_canvas import FIGURE
-from seps.reid.data.synthetic_sensors import Bytes
+from seps.reid.synthetic.canvas import FIGURE
+from seps.reid.synthetic.files import VERSION, in_chunks
+from seps.reid.synthetic.sensors import Bytes
+from seps.reid.synthetic.world import Shot, SyntheticConfig, World, plan_shots
 
 KINDS = ("background", "clutter", "figure", "blind")
 """Names of the values of `truth`: the first three in numbers of the canvas, then what a sensor cannot see."""
@@ -50,25 +50,15 @@ def truth(root: str | Path, names: Sequence[str], workers: int = 1) -> Bytes:
     unknown = [name for name in names if name not in plan]
     if unknown:
         raise ReidDataError(f"the synthetic set in {root} has no shot {unknown[0]!r}")
-    shots = [plan[name] for name in names]
-    chunks = [shots[start : start + 64] for start in range(0, len(shots), 64)]
-    if workers <= 1 or len(chunks) < 2:
-        parts = [_draw(config, chunk) for chunk in chunks]
-    else:
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(min(workers, len(chunks)), mp_context=context) as pool:
-            parts = list(pool.map(_draw, [config] * len(chunks), chunks))
+    parts = in_chunks(partial(_draw, config), [plan[name] for name in names], workers)
     return np.concatenate([np.zeros((0, 3, *config.size), dtype=np.uint8), *parts])
 
 
 def _draw(config: SyntheticConfig, shots: Sequence[Shot]) -> Bytes:
+    """Kinds (S, M, H, W) of some shots as each sensor sees them."""
     world = World(config)
-    return np.stack([label(world.look(shot)) for shot in shots])
-
-
-def label(look: Look) -> Bytes:
-    """One shot's kinds as each sensor sees them, (M, H, W)."""
-    return np.where(look.blind > 0.5, np.uint8(BLIND), look.kinds[None])
+    looks = [world.look(shot) for shot in shots]
+    return np.stack([np.where(look.blind > 0.5, np.uint8(BLIND), look.kinds[None]) for look in looks])
 
 
 def patch_shares(kinds: Tensor, grid: tuple[int, int]) -> Tensor:

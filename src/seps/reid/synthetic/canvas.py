@@ -1,8 +1,7 @@
-"""A picture as a map of materials: paint shapes once, look at them with every sensor.
+"""A picture as a map of materials: shapes are painted once and then seen by every sensor.
 
-Shapes are painted in figure coordinates (u to the right, v down) that a `Frame` places in the image. A
-material has a colour (RGB sensor), a near-infrared reflectance and a temperature, all in [0, 1] and
-independent.
+Shapes are in figure coordinates (u to the right, v down) that a `Frame` places in the image. A material has a colour
+(RGB sensor), a near-infrared reflectance and a temperature, all in [0, 1] and independent.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ Floats = NDArray[np.float32]
 Mask = NDArray[np.bool_]
 Colour = tuple[float, float, float]
 Pattern = Callable[[Floats, Floats], Mask]
-"""From figure coordinates (u, v) to where something shows."""
+"""From figure coordinates (u, v) to a mask of where something is painted."""
 RGB, NIR, TIR = 0, 1, 2
 BACKGROUND, CLUTTER, FIGURE = 0, 1, 2
 
@@ -29,6 +28,14 @@ class Material:
     rgb: Colour
     nir: float
     heat: float
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A region of figure coordinates: `inside` the box (u0, v0, u1, v1)."""
+
+    box: tuple[float, float, float, float]
+    inside: Pattern
 
 
 @dataclass(frozen=True)
@@ -71,16 +78,11 @@ class Canvas:
         seen = tuple(table.take(plane, axis=-1) for table, plane in zip(tables, self.index, strict=True))
         return seen[0], seen[1], seen[2]
 
-    def _paint(
-        self,
-        frame: Frame,
-        box: tuple[float, float, float, float],
-        inside: Pattern,
-        material: Material,
-        where: Pattern | None,
-        sensor: int | None,
+    def paint(
+        self, frame: Frame, shape: Shape, material: Material, *, where: Pattern | None = None, sensor: int | None = None
     ) -> None:
-        """Paint where `inside` (and `where`) hold in the box (u0, v0, u1, v1), for one sensor or for all."""
+        """Paint the shape (only `where` that pattern holds) for one sensor or for all."""
+        box = shape.box
         wide = frame.scale * frame.stretch
         edges = sorted((frame.x + box[0] * wide, frame.x + box[2] * wide))
         left, right = max(0, int(edges[0])), min(self.width, int(edges[1]) + 2)
@@ -90,7 +92,7 @@ class Canvas:
             return
         u = ((np.arange(left, right, dtype=np.float32) + 0.5 - frame.x) / wide)[None, :]
         v = ((np.arange(top, bottom, dtype=np.float32) + 0.5 - frame.y) / frame.scale)[:, None]
-        mask = inside(u, v)
+        mask = shape.inside(u, v)
         if where is not None:
             mask = mask & where(u, v)
         planes = slice(None) if sensor is None else slice(sensor, sensor + 1)
@@ -98,77 +100,43 @@ class Canvas:
         np.copyto(region, np.uint8(self.add(material)), where=mask)
         np.copyto(self.kinds[top:bottom, left:right], np.uint8(self.kind), where=mask)
 
-    def ellipse(
-        self,
-        frame: Frame,
-        centre: tuple[float, float],
-        radii: tuple[float, float],
-        material: Material,
-        where: Pattern | None = None,
-        sensor: int | None = None,
-    ) -> None:
-        """An ellipse with half axes `radii`."""
-        (cu, cv), (ru, rv) = centre, radii
-        self._paint(
-            frame,
-            (cu - ru, cv - rv, cu + ru, cv + rv),
-            lambda u, v: ((u - cu) / ru) ** 2 + ((v - cv) / rv) ** 2 <= 1,
-            material,
-            where,
-            sensor,
-        )
 
-    def trapezoid(
-        self,
-        frame: Frame,
-        upper: tuple[float, float, float],
-        lower: tuple[float, float, float],
-        material: Material,
-        where: Pattern | None = None,
-        sensor: int | None = None,
-    ) -> None:
-        """Between the horizontal edges `upper` and `lower`, each (v, u from, u to)."""
-        (v0, a0, b0), (v1, a1, b1) = upper, lower
+def ellipse(centre: tuple[float, float], radii: tuple[float, float]) -> Shape:
+    """An ellipse with half axes `radii`."""
+    (cu, cv), (ru, rv) = centre, radii
+    box = (cu - ru, cv - rv, cu + ru, cv + rv)
+    return Shape(box, lambda u, v: ((u - cu) / ru) ** 2 + ((v - cv) / rv) ** 2 <= 1)
 
-        def inside(u: Floats, v: Floats) -> Mask:
-            along = (v - v0) / (v1 - v0)
-            left, right = a0 + (a1 - a0) * along, b0 + (b1 - b0) * along
-            return (u >= left) & (u <= right) & (along >= 0) & (along <= 1)
 
-        self._paint(frame, (min(a0, a1), v0, max(b0, b1), v1), inside, material, where, sensor)
+def trapezoid(upper: tuple[float, float, float], lower: tuple[float, float, float]) -> Shape:
+    """Between the horizontal edges `upper` and `lower`, each (v, u from, u to)."""
+    (v0, a0, b0), (v1, a1, b1) = upper, lower
 
-    def rectangle(
-        self,
-        frame: Frame,
-        box: tuple[float, float, float, float],
-        material: Material,
-        where: Pattern | None = None,
-        sensor: int | None = None,
-    ) -> None:
-        """The box (u0, v0, u1, v1)."""
-        u0, v0, u1, v1 = box
-        self.trapezoid(frame, (v0, u0, u1), (v1, u0, u1), material, where, sensor)
+    def inside(u: Floats, v: Floats) -> Mask:
+        along = (v - v0) / (v1 - v0)
+        left, right = a0 + (a1 - a0) * along, b0 + (b1 - b0) * along
+        return (u >= left) & (u <= right) & (along >= 0) & (along <= 1)
 
-    def limb(
-        self,
-        frame: Frame,
-        start: tuple[float, float],
-        end: tuple[float, float],
-        radius: float,
-        material: Material,
-        where: Pattern | None = None,
-        sensor: int | None = None,
-    ) -> None:
-        """A thick line with round ends."""
-        (u0, v0), (u1, v1) = start, end
-        length = max((u1 - u0) ** 2 + (v1 - v0) ** 2, 1e-9)
+    return Shape((min(a0, a1), v0, max(b0, b1), v1), inside)
 
-        def inside(u: Floats, v: Floats) -> Mask:
-            along = np.clip(((u - u0) * (u1 - u0) + (v - v0) * (v1 - v0)) / length, 0, 1)
-            return (u - u0 - along * (u1 - u0)) ** 2 + (v - v0 - along * (v1 - v0)) ** 2 <= radius**2
 
-        box = (min(u0, u1) - radius, min(v0, v1) - radius, max(u0, u1) + radius, max(v0, v1) + radius)
-        self._paint(frame, box, inside, material, where, sensor)
+def rectangle(box: tuple[float, float, float, float]) -> Shape:
+    """The box (u0, v0, u1, v1)."""
+    u0, v0, u1, v1 = box
+    return trapezoid((v0, u0, u1), (v1, u0, u1))
+
+
+def limb(start: tuple[float, float], end: tuple[float, float], radius: float) -> Shape:
+    """A thick line with round ends."""
+    (u0, v0), (u1, v1) = start, end
+    length = max((u1 - u0) ** 2 + (v1 - v0) ** 2, 1e-9)
+
+    def inside(u: Floats, v: Floats) -> Mask:
+        along = np.clip(((u - u0) * (u1 - u0) + (v - v0) * (v1 - v0)) / length, 0, 1)
+        return (u - u0 - along * (u1 - u0)) ** 2 + (v - v0 - along * (v1 - v0)) ** 2 <= radius**2
+
+    box = (min(u0, u1) - radius, min(v0, v1) - radius, max(u0, u1) + radius, max(v0, v1) + radius)
+    return Shape(box, inside)
 
 
 def stripes(period: float, upright: bool) -> Pattern:

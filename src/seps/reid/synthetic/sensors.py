@@ -8,8 +8,8 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from seps.reid.data.synthetic_canvas import Canvas, Floats, Frame, Material, checks, stripes
-from seps.reid.data.synthetic_figures import COLOURS, REFLECTANCES
+from seps.reid.synthetic.canvas import Canvas, Floats, Frame, Material, checks, ellipse, rectangle, stripes
+from seps.reid.synthetic.people import COLOURS, REFLECTANCES
 
 Bytes = NDArray[np.uint8]
 CELLS = 6
@@ -74,11 +74,11 @@ def paint_background(canvas: Canvas, camera: Camera, rng: np.random.Generator) -
     """Wall, ground, and a few posts or panels of the camera's accent material, moving a little."""
     whole = Frame(0.0, 0.0, float(canvas.height), canvas.width / canvas.height)
     line = camera.horizon + float(rng.normal(0, 0.015))
-    canvas.rectangle(whole, (0.0, line, 1.0, 1.0), camera.ground)
+    canvas.paint(whole, rectangle((0.0, line, 1.0, 1.0)), camera.ground)
     offset = float(rng.uniform(0, 1))
     for number in range(3):
         at = (offset + number * 0.37) % 1.0
-        canvas.rectangle(whole, (at, 0.0, at + 0.05, line), camera.accent)
+        canvas.paint(whole, rectangle((at, 0.0, at + 0.05, line)), camera.accent)
 
 
 def paint_clutter(canvas: Canvas, rng: np.random.Generator, count: int, largest: float = 0.2) -> None:
@@ -92,12 +92,12 @@ def paint_clutter(canvas: Canvas, rng: np.random.Generator, count: int, largest:
         box = (float(u), float(v), float(u + wide), float(v + tall))
         pattern = patterns[int(rng.integers(len(patterns)))]
         if rng.random() < 0.5:
-            canvas.rectangle(whole, box, material)
+            canvas.paint(whole, rectangle(box), material)
             if pattern is not None:
-                canvas.rectangle(whole, box, other, pattern, int(rng.integers(3)))
+                canvas.paint(whole, rectangle(box), other, where=pattern, sensor=int(rng.integers(3)))
         else:
             centre = ((box[0] + box[2]) / 2, (box[1] + box[3]) / 2)
-            canvas.ellipse(whole, centre, (float(wide) / 2, float(tall) / 2), material)
+            canvas.paint(whole, ellipse(centre, (float(wide) / 2, float(tall) / 2)), material)
 
 
 def _any_material(rng: np.random.Generator) -> Material:
