@@ -1,27 +1,23 @@
-"""The call: blocks, best k, memory, out, progress, running out of memory, choice of backend, saved state."""
+"""The call: blocks, best k, memory, out, progress, running out of memory, choice of backend, states."""
 
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
 from scoring_cases import CONFIGS, make_inputs, make_net
 
+import seps.scoring
 from seps.nn import InputError
 from seps.scoring import (
     ImageBlock,
     choose_backend,
     count_images,
-    explain_choice,
-    join_states,
-    load_state,
-    move_state,
     pairs,
-    save_state,
     score_matrix,
     score_state,
-    state_nbytes,
     take_images,
 )
 from seps.scoring.texts import cut_by_length
@@ -167,60 +163,37 @@ def test_a_nan_in_any_caption_is_refused(case):
 def test_auto_says_why(case):
     net = case[0]
     assert choose_backend(net, "cpu").backend == "factored"
-    assert "factored: the fused kernels do not apply" in explain_choice(net, "cpu", precision="half")
+    assert "the fused kernels do not apply" in choose_backend(net, "cpu", precision="half").reason
 
 
 @pytest.mark.parametrize("name", ["default", "paper", "open_source", "no_prefix"])
-def test_saved_state_gives_the_same_scores(name, tmp_path):
+def test_a_state_gives_the_scores_of_its_features(name):
     config = CONFIGS[name]
     net, data = make_net(config), make_inputs(config)
     mask = torch.ones(4, config.num_patches, dtype=torch.bool)
     mask[1, 5:] = False
+    own = {"dense": data["dense"], "dense_lengths": data["dense_lengths"], "patch_mask": mask}
     with torch.no_grad():
-        side = net.encode_images(
-            data["images"], dense=data["dense"], dense_lengths=data["dense_lengths"], patch_mask=mask
-        )
-    scores = score_state(net, side, data["words"], data["lengths"])
-    save_state(side, tmp_path / "a.safetensors", {"encoder": "mini"})
-    loaded, note = load_state(tmp_path / "a.safetensors")
-    assert note == {"encoder": "mini"}
-    assert state_nbytes(loaded) == state_nbytes(side)
-    torch.testing.assert_close(score_state(net, loaded, data["words"], data["lengths"]), scores, atol=0, rtol=0)
-    joined = join_states([take_images(loaded, slice(0, 1)), take_images(loaded, torch.tensor([1, 2, 3]))])
-    assert count_images(joined) == 4
-    torch.testing.assert_close(score_state(net, joined, data["words"], data["lengths"]), scores)
-    small = move_state(side, dtype=torch.float16)
-    assert small.patches.dtype == torch.float16 and small.fixed_scores["caption"].dtype == torch.float32
+        side = net.encode_images(data["images"], **own)
+    scores = score_matrix(net, data["images"], data["words"], data["lengths"], **own)
+    assert count_images(side) == 4
+    torch.testing.assert_close(score_state(net, side, data["words"], data["lengths"]), scores, atol=0, rtol=0)
+    parts = [take_images(side, slice(0, 1)), take_images(side, torch.tensor([1, 2, 3]))]
+    torch.testing.assert_close(score_matrix(net, parts, data["words"], data["lengths"]), scores)
+    small = replace(side, **{name: getattr(side, name).half() for name in ("prefix", "patches", "pooled")})
     for backend in ("factored", "reference"):
         coarse = score_state(net, small, data["words"], data["lengths"], backend=backend)
         assert 0 < (coarse - scores).abs().max() < 5e-4
 
 
-def test_join_pads_descriptions_and_masks():
-    config = CONFIGS["default"]
-    net, data = make_net(config), make_inputs(config)
-    mask = torch.ones(2, config.num_patches, dtype=torch.bool)
-    with torch.no_grad():
-        first = net.encode_images(data["images"][:2], dense=data["dense"][:2], patch_mask=mask)
-        second = net.encode_images(data["images"][2:3], dense=data["dense"][2:3, :2])
-        third = net.encode_images(data["images"][3:])
-    parts = [score_state(net, part, data["words"]) for part in (first, second, third)]
-    joined = join_states([first, second, third])
-    torch.testing.assert_close(score_state(net, joined, data["words"]), torch.cat(parts))
-
-
-def test_foreign_files_are_refused(tmp_path):
-    path = tmp_path / "x.safetensors"
-    path.write_bytes(b"nonsense")
-    with pytest.raises(InputError, match="cannot be read"):
-        load_state(path)
-    from safetensors.torch import save_file
-
-    save_file({"a": torch.zeros(1)}, str(path))
-    with pytest.raises(InputError, match="not a state"):
-        load_state(path)
-    with pytest.raises(InputError, match="empty"):
-        join_states([])
+@pytest.mark.parametrize(
+    "name", ["explain_choice", "join_states", "load_state", "move_state", "save_state", "state_nbytes"]
+)
+def test_removed_names_say_what_to_use(name):
+    with pytest.raises(AttributeError, match=rf"seps.scoring.{name} was removed; \w+"):
+        getattr(seps.scoring, name)
+    with pytest.raises(AttributeError, match="has no attribute 'other'"):
+        _ = seps.scoring.other
 
 
 def test_runs_have_little_padding():

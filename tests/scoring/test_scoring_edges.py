@@ -10,7 +10,7 @@ from test_scoring_kernels import fused_scores
 from seps.config import SlimmingConfig
 from seps.nn import InputError
 from seps.nn.attribution import shares
-from seps.scoring import ImageBlock, choose_backend, score_matrix, score_state, score_with_gradient, take_images
+from seps.scoring import ImageBlock, choose_backend, score_matrix, score_state, score_with_gradient
 
 BACKENDS = ["auto", "reference", "factored"]
 GUIDED = SlimmingConfig.default(extra_guides={"audio": 0.2}, **SMALL)
@@ -180,7 +180,3 @@ def test_two_token_counts_in_one_network(name):
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
     rows = [score_with_gradient(net, images, data["words"], data["lengths"]).similarity for images in sizes]
     torch.testing.assert_close(torch.cat(rows), expected, atol=1e-5, rtol=0)
-    with pytest.raises(InputError, match="do not belong together"):
-        from seps.scoring import join_states
-
-        join_states([mixed[1], take_images(net.encode_images(sizes[0]), slice(0, 1))])

@@ -12,9 +12,6 @@ from seps.nn import score_published_pairing
 from seps.nn.attribution import shares
 from seps.scoring import (
     ImageBlock,
-    join_states,
-    load_state,
-    save_state,
     score_matrix,
     score_state,
     score_with_gradient,
@@ -106,7 +103,7 @@ def test_no_description_at_all_is_nobody_described(case):
         assert scored.described is None if dense is None else not scored.described.any()
 
 
-def test_joined_states(case, tmp_path):
+def test_states_and_blocks_together(case):
     net, data, _, whole = case
     with torch.no_grad():
         parts = [
@@ -115,14 +112,9 @@ def test_joined_states(case, tmp_path):
             net.encode_images(data["images"][2:], dense=data["dense"][2:], dense_lengths=LENGTHS[2:]),
         ]
     for ordered, rows in ((parts, [0, 1, 2, 3]), ([parts[1], parts[0], parts[2]], [1, 0, 2, 3])):
-        joined = join_states(ordered)
         for backend in ("reference", "factored"):
-            found = score_state(net, joined, data["words"], data["lengths"], backend=backend)
+            found = score_matrix(net, ordered, data["words"], data["lengths"], backend=backend)
             torch.testing.assert_close(found, whole[rows], atol=1e-5, rtol=0)
-    save_state(joined, tmp_path / "joined.safetensors")
-    again, _ = load_state(tmp_path / "joined.safetensors")
-    found = score_state(net, take_images(again, slice(0, 2)), data["words"], data["lengths"])
-    torch.testing.assert_close(found, whole[[1, 0]], atol=1e-5, rtol=0)
     blocks = [ImageBlock(data["images"][:1], data["dense"][:1], LENGTHS[:1]), data["images"][1:2], parts[2]]
     found = score_matrix(net, blocks, data["words"], data["lengths"])
     torch.testing.assert_close(found, whole, atol=1e-5, rtol=0)
@@ -134,15 +126,9 @@ def test_a_state_saved_before_the_mask_was_kept():
     net, data = make_net(config), make_inputs(config)
     with torch.no_grad():
         old = net.encode_images(data["images"][:2], dense=data["dense"][:2])
-        new = net.encode_images(data["images"][2:], dense=data["dense"][2:], dense_lengths=LENGTHS[2:])
-        bare = net.encode_images(data["images"][:1])
     expected = score_state(net, old, data["words"])
     old.dense_mask = None
     torch.testing.assert_close(score_state(net, old, data["words"]), expected)
-    joined = score_state(net, join_states([old, new, bare]), data["words"])
-    torch.testing.assert_close(joined[:2], expected, atol=1e-5, rtol=0)
-    torch.testing.assert_close(joined[2:4], score_state(net, new, data["words"]), atol=1e-5, rtol=0)
-    torch.testing.assert_close(joined[4:], score_state(net, bare, data["words"]), atol=1e-5, rtol=0)
 
 
 def test_explanations(case):

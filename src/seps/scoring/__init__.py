@@ -1,16 +1,10 @@
 """All pairs of images x texts, exactly: one function with interchangeable backends."""
 
-from seps.scoring.api import Choice, ImageBlock, choose_backend, explain_choice, score_matrix, score_state
+from typing import Any
+
+from seps.scoring.api import Choice, ImageBlock, choose_backend, score_matrix, score_state
 from seps.scoring.gradient import GradientScores, score_with_gradient
-from seps.scoring.state import (
-    count_images,
-    join_states,
-    load_state,
-    move_state,
-    save_state,
-    state_nbytes,
-    take_images,
-)
+from seps.scoring.state import count_images, take_images
 from seps.scoring.topk import TopK
 
 __all__ = [
@@ -20,14 +14,23 @@ __all__ = [
     "TopK",
     "choose_backend",
     "count_images",
-    "explain_choice",
-    "join_states",
-    "load_state",
-    "move_state",
-    "save_state",
     "score_matrix",
     "score_state",
     "score_with_gradient",
-    "state_nbytes",
     "take_images",
 ]
+
+_REMOVED = {
+    "explain_choice": "choose_backend(...) returns the backend and the reason",
+    "join_states": "pass the list of states to score_matrix as the gallery",
+    "load_state": "an index (seps.retrieval.index) stores images on disk",
+    "move_state": "dataclasses.replace changes the tensors of an ImageSide",
+    "save_state": "an index (seps.retrieval.index) stores images on disk",
+    "state_nbytes": "sum tensor.nbytes over the tensors of the ImageSide",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _REMOVED:
+        raise AttributeError(f"seps.scoring.{name} was removed; {_REMOVED[name]}.")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

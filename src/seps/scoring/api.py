@@ -20,7 +20,7 @@ from seps.scoring import fused, reference
 from seps.scoring.engine import Engine
 from seps.scoring.plan import make_plan, shapes_of, smallest_budget
 from seps.scoring.precision import product_dtype
-from seps.scoring.state import count_images, move_state, take_images
+from seps.scoring.state import convert_state, count_images, take_images
 from seps.scoring.texts import Texts
 from seps.scoring.topk import BestPerImage, BestPerText, Matrix, TopK
 from seps.scoring.workers import map_images
@@ -393,8 +393,7 @@ def _reference_rows(net: PatchSlimming, block: ImageBlock | ImageSide, texts: Te
         return _own_rows(net, block, texts, paired)
     if isinstance(block, ImageSide):
         # A state may be kept in half precision; the network computes in its own.
-        dtype = net.aggr_net.scale.dtype
-        side = block if block.patches.dtype == dtype else move_state(block, dtype=dtype)
+        side = convert_state(block, net.aggr_net.scale.dtype)
         return reference.score_pairs(net, lambda: side, texts.words, texts.lengths)
     if texts.paired is not None and paired:
         scored = score_published_pairing(
@@ -428,11 +427,5 @@ def _own_rows(net: PatchSlimming, block: ImageBlock | ImageSide, texts: Texts, p
 def score_state(
     net: PatchSlimming, side: ImageSide, words: Tensor, lengths: Lengths = None, **options: Any
 ) -> Tensor | TopK:
-    """`score_matrix` from image-only state made earlier (`PatchSlimming.encode_images`, `load_state`)."""
+    """`score_matrix` from image-only state made earlier (`PatchSlimming.encode_images`)."""
     return score_matrix(net, side, words, lengths, **options)
-
-
-def explain_choice(net: PatchSlimming, device: torch.device | str, **options: Any) -> str:
-    """One line that names the backend `auto` takes and why; options as for `choose_backend`."""
-    choice = choose_backend(net, device, **options)
-    return f"{choice.backend}: {choice.reason}"
