@@ -6,11 +6,10 @@ Exit status 0 when the core works and nothing installed is broken, 1 otherwise.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 
-from seps.cli.argtypes import Parser
-from seps.cli.text import printable
+from seps.cli.shared.parser import Parser
+from seps.cli.shared.text import print_json, printable
 from seps.doctor import Report, examine
 
 _DEVELOPERS = ("dev", "docs")
@@ -29,7 +28,7 @@ def run(arguments: Sequence[str]) -> int:
     options = build_parser().parse_args(arguments)
     report = examine()
     if options.json:
-        print(json.dumps(report.as_dict(), indent=1))
+        print_json(report.as_dict())
     else:
         try:
             _show(report)

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from seps.bundle import GENERATED, single_file
-from seps.cli.argtypes import Parser, output_file
-from seps.cli.text import printable
+from seps.cli.shared.argtypes import output_file
+from seps.cli.shared.parser import Parser
+from seps.cli.shared.text import printable
 
 
 def _file(text: str) -> str:
