@@ -4,7 +4,8 @@
 
 The name of a setting is its path through the sections, `train.epochs`. What a value must be is the type of the field
 (read by jsonargparse, so text such as "5", "1e-4" or "[64, 32]" becomes what the field holds); whether it can work
-says the dataclass. Every mistake is a ConfigError: a sentence with the setting, the value and what to do.
+says the dataclass. Presets of runs are the files in configs/; those of the method are functions of its dataclass
+(`SlimmingConfig.paper()`). Every mistake is a ConfigError: a sentence with the setting, the value and what to do.
 """
 
 from __future__ import annotations
