@@ -13,7 +13,7 @@ from seps.cli.shared.argtypes import (
     inner_fraction,
     input_file,
     input_folder,
-    output_file,
+    output_file_or_stdout,
     positive,
     refuse_same_file,
 )
@@ -25,10 +25,6 @@ if TYPE_CHECKING:
     from seps.retrieval.eval.evaluate import EvaluationReport
 
 PROTOCOLS = ("none", "image", "published")  # as seps.retrieval.eval.protocol has them, whose import takes seconds
-
-
-def _json_file(text: str) -> str:
-    return text if text == "-" else output_file(text)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -55,7 +51,10 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--strict", action="store_true", help="stop at a faulty image instead of leaving it out")
     parser.add_argument("--device", type=device, help="cpu, cuda, ...; default: a GPU if there is one")
     parser.add_argument(
-        "--json", type=_json_file, metavar="FILE", help="also write the figures to FILE ('-': to standard output)"
+        "--json",
+        type=output_file_or_stdout,
+        metavar="FILE",
+        help="also write the figures to FILE ('-': standard output)",
     )
     return parser
 

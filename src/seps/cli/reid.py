@@ -11,8 +11,8 @@ Settings come from --config FILE.yaml (configs/reid/ has presets) and from --sec
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,7 +92,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_run(show)
     show.add_argument("--out", type=_out, required=True, help="folder for the pictures")
     show.add_argument("--queries", type=positive, default=6, help="rows (default: %(default)s)")
-    show.add_argument("--places", type=positive, default=5, help="gallery shots a row (default: %(default)s)")
+    show.add_argument("--places", type=positive, default=5, help="gallery shots per row (default: %(default)s)")
     show.set_defaults(action=_show)
     return parser
 
@@ -130,8 +130,6 @@ def _synth(options: argparse.Namespace) -> int:
 
 
 def _train(options: argparse.Namespace) -> int:
-    import os
-
     from seps import settings
     from seps.cli.shared.progress import training_progress
     from seps.reid.run import train_reid
@@ -224,7 +222,7 @@ def _table(dataset: ReidDataset, results: Sequence[CaseResult], costs: dict[str,
     if costs:
         console.print(
             f"{costs['parameters_m']:.2f} M parameters (SDTPS {costs['sdtps_parameters_m']:.2f} M), "
-            f"{costs['gflops']:.2f} GFLOPs and {1 / costs['samples_per_second']:.3f} s a sample of all sensors.",
+            f"{costs['gflops']:.2f} GFLOPs and {1 / costs['samples_per_second']:.3f} s per sample of all sensors.",
             highlight=False,
         )
 
@@ -237,31 +235,17 @@ def _show(options: argparse.Namespace) -> int:
     count = min(options.queries, len(dataset.query))
     # Spread over the set: neighbours in the list are often the same identity.
     queries = [number * len(dataset.query) // count for number in range(count)]
-    with _writing(options.out):
-        options.out.mkdir(parents=True, exist_ok=True)
+    options.out.mkdir(parents=True, exist_ok=True)
     with make_reader(config, dataset) as reader:
         matrix = ranking(trained.model, dataset, reader, options.batch_size)
         pictures = {"ranked.png": ranked_picture(dataset, reader, matrix, queries, options.places)}
         if trained.model.sdtps is not None:
             shots = [dataset.query[i] for i in queries]
             pictures["kept.png"] = kept_picture(trained.model, dataset, reader, shots)
-    with _writing(options.out):
-        for name, picture in pictures.items():
-            picture.save(options.out / name)
-    for name in pictures:
+    for name, picture in pictures.items():
+        picture.save(options.out / name)
         print(options.out / name)
     return 0
-
-
-@contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    """An OSError inside as a sentence that names the folder."""
-    try:
-        yield
-    except OSError as error:
-        raise ValueError(
-            f"The pictures cannot be written into {folder} ({error.strerror or error}): choose another --out."
-        ) from error
 
 
 def _load(options: argparse.Namespace) -> tuple[TrainedReid, ReidConfig, ReidDataset]:

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
+from seps.files import write_text
+
 Kind = Literal["train", "eval"]
 
 
@@ -54,12 +56,7 @@ def drop_after(path: Path, step: int, evaluated: bool) -> None:
         for line in read_metrics(path)
         if line["step"] < step or (line["step"] == step and (line.get("kind") == "train" or evaluated))
     ]
-    temporary = path.with_name(f".{path.name}.new")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(line) + "\n" for line in kept)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
 
 
 class MetricsLog:

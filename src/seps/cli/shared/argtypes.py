@@ -110,6 +110,11 @@ def output_file(text: str) -> str:
     return output_file_anywhere(text)
 
 
+def output_file_or_stdout(text: str) -> str:
+    """As `output_file`, or "-" for standard output."""
+    return text if text == "-" else output_file(text)
+
+
 def output_file_anywhere(text: str) -> str:
     """A file that can be written; its folder is made where it is missing."""
     if not text or os.path.isdir(text):
