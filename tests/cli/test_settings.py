@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from seps import settings
+from seps.cli.main import main
 from seps.cli.shared.parser import Parser
 from seps.config import ConfigError
 from seps.reid.config import ReidConfig, load_config
@@ -61,6 +62,16 @@ def test_the_last_word_wins(tmp_path: Path) -> None:
     assert made.model.slimming == {"pooled": 1e-3, "beta": 0.1}
     assert load(RunConfig, files, {"train": {"seed": 5}}).train == dataclasses.replace(made.train, seed=5)
     assert load(RunConfig, files, ["train={seed: 5}"]).train.seed == 5
+
+
+def test_what_a_command_prints_it_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["train", "--config", str(CONFIGS / "mini.yaml"), "--train.epochs", "7", "--print_config"]
+    assert main(words) == 0
+    printed = capsys.readouterr().out
+    assert yaml.safe_load(printed)["train"]["epochs"] == 7
+    (tmp_path / "mine.yaml").write_text(f"out: /tmp/x\ndevice: null\n{printed}")  # as the first release printed it
+    assert main(["train", "--config", str(tmp_path / "mine.yaml"), "--print_config"]) == 0
+    assert capsys.readouterr().out == printed
 
 
 def test_a_setting_that_follows_from_others() -> None:

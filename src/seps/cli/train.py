@@ -51,7 +51,8 @@ def run(arguments: Sequence[str]) -> int:
         parser.error("the following arguments are required: --out")
     from seps import settings
 
-    config = settings.load(_settings(), options.config, options.settings)
+    # Files that --print_config of the first release wrote hold two options of the command, too.
+    config = settings.load(_settings(), options.config, options.settings, ignore=("out", "device"))
     if options.print_config:
         print(settings.to_yaml(config), end="")
         return 0
