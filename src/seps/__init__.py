@@ -76,6 +76,7 @@ _ROOMS = (
     "reid",
     "retrieval",
     "scoring",
+    "settings",
     "training",
 )
 """What may be reached as an attribute: `seps.metrics.cmc_map` after `import seps` alone."""

@@ -14,6 +14,12 @@ from types import ModuleType
 from typing import Any
 
 MOVED = {
+    "cli.argtypes": "cli.shared.argtypes",
+    "cli.display": "cli.shared.progress",
+    "cli.errors": "cli.shared.errors",
+    "cli.outputs": "cli.shared.outputs",
+    "cli.text": "cli.shared.text",
+    "reid.settings": "settings",
     "model_folder": "hub.folder",
     "model_card": "hub.card",
     "reid.data.scan": "reid.data.layouts",

@@ -15,7 +15,7 @@ from PIL import Image
 from seps.cli import demo
 from seps.cli import main as main_module
 from seps.cli.main import COMMANDS, main
-from seps.cli.text import printable, printable_lines
+from seps.cli.shared.text import printable, printable_lines
 from seps.retrieval.index.rows import StoreError
 from seps.retrieval.index.store import Store
 from stores import gallery, index

@@ -9,7 +9,7 @@ import pytest
 
 from seps.captioning.journal import Journal
 from seps.cli.main import main
-from seps.cli.outputs import check_output, write_output
+from seps.cli.shared.outputs import check_output, write_output
 from seps.retrieval.data import DataError
 
 COMMANDS = {

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from seps.cli.text import literal, printable, printable_json
+from seps.cli.shared.text import literal, printable, printable_json
 
 JOINERS = {0x200C: None, 0x200D: None}  # parts of scripts and emoji, harmless
 WITH_SURROGATES = st.lists(st.integers(0, 0x10FFFF).map(chr), max_size=12).map("".join)

@@ -20,6 +20,7 @@ from unittest import mock
 
 from doc_blocks import ROOT
 
+from seps import settings
 from seps.cli.main import main
 
 Words = list[str]
@@ -63,19 +64,20 @@ class Parsed(BaseException):  # which no error boundary takes for a defect
 @contextmanager
 def parsing_only() -> Iterator[None]:
     """Let a command read its words, and stop it then with `Parsed`."""
-    from jsonargparse import ArgumentParser as JsonParser
 
     def stopping(original: Callable[..., Any]) -> Callable[..., Any]:
         def parse(*args: Any, **options: Any) -> Any:
-            original(*args, **options)
-            raise Parsed
+            found = original(*args, **options)
+            if not getattr(found, "settings", None):  # else they are read next
+                raise Parsed
+            return found
 
         return parse
 
     plain = argparse.ArgumentParser
     with (
         mock.patch.object(plain, "parse_args", stopping(plain.parse_args)),
-        mock.patch.object(JsonParser, "parse_args", stopping(JsonParser.parse_args)),
+        mock.patch.object(settings, "load", stopping(settings.load)),
     ):
         yield
 

@@ -101,14 +101,17 @@ def test_settings_are_taken_from_any_place(tmp_path: Path) -> None:
         ["eval", "RUN", "--batch-size", "64", *given, "--rerank"],
         ["eval", *given, "RUN", "--rerank"],
     ):
-        options = reid._options(words)
+        options = reid.build_parser().parse_args(words)
         assert (str(options.run), options.rerank, options.batch_size) == ("RUN", True, 64)
-        assert sorted(options.overrides) == sorted(given)
-    assert reid._options(["train", "--config", str(here), "--out", "R", "--train.epochs"]).overrides == [
-        "train.epochs="
-    ]
-    with pytest.raises(ValueError, match="synth takes no settings"):
-        reid._options(["synth", "OUT", "data.root=SET"])
+        assert options.settings == dict(word.split("=") for word in given)
+    parser = reid.build_parser()
+    named = parser.parse_args(["train", "--config", str(here), "--out", str(tmp_path / "c.d=e")])
+    assert named.out == tmp_path / "c.d=e" and named.settings == {}
+    for words in (["--train.epochs"], ["--train.epochs", "--fresh"]):
+        with pytest.raises(ValueError, match=r"--train\.epochs needs a value"):
+            parser.parse_args(["train", "--out", "R", *words])
+    with pytest.raises(ValueError, match=r"unrecognized arguments: data\.root=SET"):
+        parser.parse_args(["synth", "OUT", "data.root=SET"])
 
 
 def test_what_was_left_out_and_not_counted_is_said(

@@ -17,7 +17,6 @@ from PIL import PngImagePlugin
 
 from seps.cli import compare as compare_command
 from seps.cli.main import main
-from seps.cli.train import read_config
 from seps.config import ConfigError
 from seps.experiments.compare import SUITES, Job, config_for, protocols_for, run_one
 from seps.experiments.pixels import decode_to, load_material, mapped
@@ -29,6 +28,7 @@ from seps.retrieval.config import ModelConfig, PartWeights, RunConfig
 from seps.retrieval.data import ImageSource, RetrievalDataset, decode_all, load_jsonl
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.train.task import RetrievalTask
+from seps.settings import load
 from seps.training import NonFiniteLossError, TrainConfig
 
 RECIPE = Path(__file__).parents[2] / "configs" / "ablation.yaml"
@@ -71,7 +71,7 @@ def test_every_reference_is_there_and_its_row_differs():
 
 
 def test_the_recipe_of_the_ablation_is_read():
-    made = read_config(str(RECIPE), {"data.train": "a.jsonl", "train.epochs": "2"})
+    made = load(RunConfig, RECIPE, {"data.train": "a.jsonl", "train.epochs": "2"})
     assert (made.freeze_vision, made.freeze_text, made.train.epochs) == (9, 3, 2)
 
 
@@ -111,8 +111,11 @@ def test_two_processes_a_failure_and_the_resume(encoders, scenes, dev_scenes, tm
     assert main(arguments(encoders, scenes, dev_scenes, out, *words)) == 0
     captured = capsys.readouterr()
     assert "[1/" not in captured.err and "### what training did" in captured.out
-    assert main(arguments(encoders, scenes, dev_scenes, out, "--set", "train.epochs=2")) == 2
-    assert "another suite or recipe" in capsys.readouterr().err
+    for words in (["--set", "train.epochs=2"], ["--train.epochs", "2"], ["--train.epochs=2"], ["train.epochs=2"]):
+        assert main(arguments(encoders, scenes, dev_scenes, out, *words)) == 2
+        assert "another suite or recipe" in capsys.readouterr().err
+    assert main(arguments(encoders, scenes, dev_scenes, out, "--set", "train.epoch=2")) == 2
+    assert "no setting train.epoch; did you mean train.epochs?" in capsys.readouterr().err
 
 
 def test_a_run_made_again_counts_as_the_last_time(tmp_path):
@@ -320,7 +323,7 @@ def test_freeze_vision_is_a_number_of_blocks(given, kept):
 @pytest.mark.parametrize(("word", "kept"), [("true", -1), ("false", None), ("3", 3), ("1", 1), ("null", None)])
 def test_freeze_vision_in_a_file(tmp_path, word, kept):
     (tmp_path / "recipe.yaml").write_text(f"freeze_vision: {word}\n")
-    made = read_config(str(tmp_path / "recipe.yaml"), {})
+    made = load(RunConfig, tmp_path / "recipe.yaml")
     assert made.freeze_vision == kept and not isinstance(made.freeze_vision, bool)
 
 

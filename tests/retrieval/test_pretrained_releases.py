@@ -15,6 +15,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import seps
+from seps.files import read_json, sha256, write_json
 from seps.hub.folder import describe_weights
 from seps.retrieval.config import DataConfig, ModelConfig, RunConfig
 from seps.retrieval.convert import convert_published
@@ -23,7 +24,6 @@ from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import ModelError, from_pretrained, save_pretrained
 from seps.retrieval.train.run import train_model
 from seps.training import TrainConfig
-from seps.training.checkpoint import _digest, read_json, write_json
 from tiny import SMALL, STILL
 
 TEXTS = ["a red square on the left .", "a blue circle ."]
@@ -159,7 +159,7 @@ def test_a_run_begun_under_an_older_release_goes_on_bit_for_bit(
     state["groups"] = [{**g, "names": [old_dino(name) for name in g["names"]]} for g in state["groups"]]
     write_json(folder / "state.json", state)
     files = [path for path in sorted(folder.iterdir()) if path.name != "manifest.json"]
-    sizes = {path.name: {"size": path.stat().st_size, "sha256": _digest(path)} for path in files}
+    sizes = {path.name: {"size": path.stat().st_size, "sha256": sha256(path)} for path in files}
     write_json(folder / "manifest.json", {"format": 1, "files": sizes})
     assert train_model(config, tmp_path / "old").resumed_from == 3
     for name in ("model", "ema", "optimizer"):

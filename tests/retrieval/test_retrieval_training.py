@@ -192,7 +192,7 @@ def test_mistakes_get_a_sentence(encoders, scenes, dev_scenes, tmp_path, capsys)
     assert "batch_size" in capsys.readouterr().err
     for wrong, said in (
         ("--train.epochs=many", "train.epochs"),
-        ("--no.such=1", "--no.such"),
+        ("--no.such=1", "no setting no.such"),
         ("--config=no.yaml", "no.yaml"),
     ):
         assert main([*words, wrong]) == 2

@@ -55,7 +55,7 @@ def collectives(rank: int) -> None:
     expected = (2 * torch.cat(rows) * (weight[0] + weight[1])).split([3, 1])[rank]
     assert torch.allclose(mine.grad, expected)
     assert distributed.gather_ragged(torch.ones(rank, dtype=torch.bool)).tolist() == [True]
-    assert distributed.all_reduce_mean(torch.tensor([float(rank)])).item() == 0.5
+    assert distributed.mean_values({"b": float(rank), "a": 3.0}) == {"a": 3.0, "b": 0.5}
     assert distributed.broadcast(torch.tensor([rank + 5])).item() == 5
     assert distributed.broadcast_json({"x": [rank, None, "é"]}) == {"x": [0, None, "é"]}
     sent = {"a": torch.eye(2, dtype=torch.bool), "b": torch.tensor(3)} if rank == 0 else None

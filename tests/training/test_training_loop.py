@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from training_toys import Contrastive, Regression, evaluations, losses, quick, send, weights_equal
 
+from seps.files import read_json
 from seps.training import CheckpointError, NonFiniteLossError, find_checkpoint, load_weights, train
-from seps.training.checkpoint import read_json
 from seps.training.optim import lr_factor
 from seps.training.tracking import read_metrics
 

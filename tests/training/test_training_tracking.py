@@ -1,4 +1,3 @@
-import builtins
 import json
 import sys
 from pathlib import Path
@@ -9,11 +8,10 @@ import pytest
 import torch
 from training_toys import Regression, RegressionBatch, losses, quick
 
-from seps.training import tracking
 from seps.training.batches import Prefetcher, leaves, map_tensors
 from seps.training.loop import train
 from seps.training.seeding import derive_seed
-from seps.training.tracking import MetricsLog, RichProgress, SilentProgress, read_metrics, terminal_progress
+from seps.training.tracking import MetricsLog, read_metrics
 
 
 def test_resumed_log_has_every_step_once(tmp_path: Path) -> None:
@@ -82,42 +80,6 @@ def test_progress_is_told_everything_and_nothing_is_printed(tmp_path: Path, caps
     steps = [("update", step) for step in range(1, 5)]
     assert calls == [("start", 0, 4), *steps, ("note", "score"), ("stop",)]
     assert capsys.readouterr() == ("", "")
-
-
-def test_bar_only_on_a_terminal_and_only_with_rich(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal:
-        def __init__(self, yes: bool) -> None:
-            self.yes = yes
-            self.text = ""
-
-        def isatty(self) -> bool:
-            return self.yes
-
-        def write(self, text: str) -> int:
-            self.text += text
-            return len(text)
-
-        def flush(self) -> None: ...
-
-    monkeypatch.setattr(tracking.sys, "stderr", Terminal(False))
-    assert isinstance(terminal_progress(), SilentProgress)
-    terminal = Terminal(True)
-    monkeypatch.setattr(tracking.sys, "stderr", terminal)
-    bar = terminal_progress()
-    assert isinstance(bar, RichProgress)
-    with tracking.shown(bar, 0, 5) as shown:
-        shown.update(5, 0.25, 10.0)
-        shown.note("score 3")
-    assert "0.2500" in terminal.text and "10.0/s" in terminal.text and "5/5" in terminal.text
-    real = builtins.__import__
-
-    def without_rich(name: str, *rest: Any) -> Any:
-        if name.startswith("rich"):
-            raise ImportError(name)
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without_rich)
-    assert isinstance(terminal_progress(), SilentProgress)
 
 
 class Named(NamedTuple):

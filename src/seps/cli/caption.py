@@ -1,4 +1,4 @@
-"""`seps caption`: write one description an image with a vision-language model, to be read as dense text."""
+"""`seps caption`: write one description per image with a vision-language model, to be read as dense text."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ from urllib.parse import urlsplit
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress, TextColumn
 from rich.table import Table
 
 from seps.captioning import BackendConfig, CaptionConfig, RayConfig, Sampling, caption_images, list_images
 from seps.captioning.config import ACCEPTABLE, LOCAL_URL, MODEL, Kind
 from seps.captioning.report import Tally
-from seps.cli.argtypes import (
-    Parser,
+from seps.cli.shared.argtypes import (
     device_or_auto,
     input_file,
     input_folder,
@@ -36,12 +35,14 @@ from seps.cli.argtypes import (
     positive_real,
     refuse_same_file,
 )
-from seps.cli.outputs import check_output, write_output
-from seps.cli.text import printable
+from seps.cli.shared.errors import EXIT_INTERRUPTED
+from seps.cli.shared.outputs import check_output, write_output
+from seps.cli.shared.parser import Parser
+from seps.cli.shared.progress import bar
+from seps.cli.shared.text import printable
 from seps.training.interrupt import InterruptGuard
 
 EXIT_UNFINISHED = 1
-EXIT_INTERRUPTED = 130
 QUIET_SECONDS = 30.0
 STOPPING = "finishing what is running; Ctrl-C again leaves at once"
 
@@ -85,7 +86,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--out",
         type=output_file_anywhere,
         default="dense.jsonl",
-        help="file to write, a line an image (default: %(default)s)",
+        help="file to write, a line per image (default: %(default)s)",
     )
     add("--report", type=output_file, metavar="FILE", help="write the report as JSON, too")
     add("--images-root", type=input_folder, metavar="DIR", help="folder that the paths in a JSONL data set start from")
@@ -220,15 +221,8 @@ class _Display:
         self._last = time.monotonic()
         self._said = False
         if sys.stderr.isatty():
-            self.bar = Progress(
-                TextColumn("describing"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[speed]:.2f}/s"),
-                TimeRemainingColumn(),
-                TextColumn("{task.fields[note]}"),
-                console=Console(stderr=True),
-            )
+            figures = TextColumn("{task.fields[speed]:.2f}/s {task.fields[note]}")
+            self.bar = bar(figures, transient=False)
             self.task = self.bar.add_task("describing", total=total, speed=0.0, note="")
         self._shown: AbstractContextManager[Any] = self.bar if self.bar is not None else nullcontext()
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seps.cli.argtypes import Parser, device, input_file, non_negative, output_folder, positive
-from seps.cli.text import printable_lines
+from seps.cli.shared.argtypes import default_device, device, input_file, non_negative, output_folder, positive
+from seps.cli.shared.errors import EXIT_USER_ERROR
+from seps.cli.shared.parser import Parser
+from seps.cli.shared.text import say
 
 if TYPE_CHECKING:
     from seps.experiments.compare import Job
@@ -26,7 +27,6 @@ MACHINE_SETTINGS = ("chunk_size", "workers", "prefetch")
 
 def run(arguments: Sequence[str]) -> int:
     """Train what is not finished yet; results go to OUT/results.jsonl as they come, then OUT/table.md and plot.png."""
-    from seps.cli.main import EXIT_USER_ERROR
     from seps.experiments.compare import SUITES, Job
     from seps.experiments.report import finished
 
@@ -55,11 +55,17 @@ def run(arguments: Sequence[str]) -> int:
     return EXIT_USER_ERROR if failed else 0
 
 
+def _run_config() -> Any:
+    from seps.retrieval.config import RunConfig
+
+    return RunConfig
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The options of `seps compare`."""
     from seps.experiments.compare import SUITES
 
-    parser = Parser("seps compare", description=__doc__)
+    parser = Parser("seps compare", description=__doc__, settings=_run_config)
     parser.add_argument("--suite", choices=list(SUITES), default="baselines", help="what to compare")
     parser.add_argument("--config", type=input_file, help="YAML of the recipe all entries share (as for seps train)")
     parser.add_argument("--data", help="JSONL of the training images")
@@ -69,7 +75,11 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=non_negative, nargs="+", default=[0, 1, 2])
     parser.add_argument("--processes", type=positive, default=1, help="runs at a time, each in a process of its own")
     parser.add_argument(
-        "--set", nargs="+", default=[], metavar="NAME=VALUE", help="settings in place of the recipe's: train.epochs=4"
+        "--set",
+        nargs="+",
+        default=[],
+        metavar="NAME=VALUE",
+        help="the former way to write --train.epochs 4",
     )
     parser.add_argument("--device", type=device, help="cpu, cuda, ...; default: a GPU if there is one")
     parser.add_argument(
@@ -91,11 +101,12 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
 
 def _recipe(options: argparse.Namespace, out: Path) -> RunConfig:
     """The recipe. Raises ValueError where `out` holds results of another one."""
-    from seps.cli.train import read_config
+    from seps import settings
     from seps.experiments.report import finished
 
-    changes = dict(item.partition("=")[::2] for item in options.set)
-    recipe = read_config(options.config, {"data.train": options.data, "data.dev": options.dev, **changes})
+    former = dict(map(settings.parse_override, options.set))
+    changes = {"data.train": options.data, "data.dev": options.dev, **former, **options.settings}
+    recipe: RunConfig = settings.load(_run_config(), options.config, changes)
     path = out / "recipe.json"
     # Without a result there is nothing to keep apart: a recipe that failed may be corrected.
     if path.is_file() and finished(out / "results.jsonl"):
@@ -131,27 +142,25 @@ def _run_jobs(options: argparse.Namespace, jobs: Sequence[Job], out: Path) -> in
             place = f"[{number}/{len(jobs)}] {outcome.job.name} seed {outcome.job.seed}"
             if outcome.result is None:
                 failed += 1
-                _say(f"{place} failed: {outcome.reason}")
+                say(f"{place} failed: {outcome.reason}")
                 continue
             result: dict[str, Any] = {**outcome.result, "processes": options.processes}
             file.write(json.dumps(result) + "\n")
             file.flush()
             figures = ", ".join(f"{key} {value:.1f}" for key, value in result["rsum"].items())
-            _say(f"{place}: {figures or 'the loss was not finite'} ({result.get('seconds', 0):.0f} s)")
+            say(f"{place}: {figures or 'the loss was not finite'} ({result.get('seconds', 0):.0f} s)")
     return failed
 
 
 def _outcomes(options: argparse.Namespace, jobs: Sequence[Job], out: Path) -> Iterator[Outcome]:
-    import torch
-
     from seps.experiments.pixels import decode_to, load_material
     from seps.experiments.workers import Workers
     from seps.retrieval.train.run import load_sets
 
     recipe = _recipe(options, out)
     runs = Path(options.scratch) if options.scratch else out / "runs"
-    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    sets, pixels = decode_to(runs, recipe, load_sets(recipe), _say)
+    device = options.device or default_device()
+    sets, pixels = decode_to(runs, recipe, load_sets(recipe), say)
     material = load_material(recipe, sets, pixels)
     written = json.dumps(_settings(options.suite, recipe), indent=1) + "\n"
     (out / "recipe.json").write_text(written, encoding="utf-8")
@@ -178,8 +187,4 @@ def _report(name: str, out: Path) -> None:
     (out / "table.md").write_text(table, encoding="utf-8")
     print(table)
     if plot_differences(results, SUITES[name], out / "plot.png"):
-        _say(f"The differences as a picture: {out / 'plot.png'}")
-
-
-def _say(text: str) -> None:
-    print(printable_lines(text), file=sys.stderr, flush=True)
+        say(f"The differences as a picture: {out / 'plot.png'}")

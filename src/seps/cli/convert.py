@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from seps.cli.argtypes import Parser, output_folder
-from seps.cli.text import printable
+from seps.cli.shared.argtypes import output_folder
+from seps.cli.shared.parser import Parser
+from seps.cli.shared.text import printable
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -8,8 +8,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from seps.cli.argtypes import Parser, output_file_anywhere
-from seps.cli.text import printable
+from seps.cli.shared.argtypes import output_file_anywhere
+from seps.cli.shared.parser import Parser
+from seps.cli.shared.text import printable
 
 MADE_BY = "seps demo"
 """The comment in the picture by which the demo knows its own."""
@@ -40,7 +41,7 @@ def run(arguments: Sequence[str]) -> int:
     from rich.markup import escape
     from rich.table import Table
 
-    from seps.cli.display import stage_progress
+    from seps.cli.shared.progress import stage_progress
     from seps.retrieval.demo import QUERIES, gallery_file, run_demo
 
     started = time.perf_counter()

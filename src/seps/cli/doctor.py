@@ -6,11 +6,10 @@ Exit status 0 when the core works and nothing installed is broken, 1 otherwise.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 
-from seps.cli.argtypes import Parser
-from seps.cli.text import printable
+from seps.cli.shared.parser import Parser
+from seps.cli.shared.text import print_json, printable
 from seps.doctor import Report, examine
 
 
@@ -25,8 +24,11 @@ def run(arguments: Sequence[str]) -> int:
     """Examine and print."""
     options = build_parser().parse_args(arguments)
     report = examine()
-    # Plain text: the package that draws tables may be the one that is missing.
-    print(json.dumps(report.as_dict(), indent=1) if options.json else "\n".join(report_lines(report)))
+    if options.json:
+        print_json(report.as_dict())
+    else:
+        # Plain text: the package that draws tables may be the one that is missing.
+        print("\n".join(report_lines(report)))
     return 0 if report.ok else 1
 
 

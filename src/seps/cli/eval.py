@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from seps.cli.argtypes import (
-    Parser,
+from seps.cli.shared.argtypes import (
     default_device,
     device,
     inner_fraction,
     input_file,
     input_folder,
-    output_file,
+    output_file_or_stdout,
     positive,
     refuse_same_file,
 )
-from seps.cli.outputs import check_output, write_output
-from seps.cli.text import printable
+from seps.cli.shared.outputs import check_output, write_output
+from seps.cli.shared.parser import Parser
+from seps.cli.shared.text import literal, print_json, printable
+
+if TYPE_CHECKING:
+    from seps.retrieval.eval.evaluate import EvaluationReport
 
 PROTOCOLS = ("none", "image", "published")  # as seps.retrieval.eval.protocol has them, whose import takes seconds
-
-
-def _json_file(text: str) -> str:
-    return text if text == "-" else output_file(text)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -52,7 +51,10 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--strict", action="store_true", help="stop at a faulty image instead of leaving it out")
     parser.add_argument("--device", type=device, help="cpu, cuda, ...; default: a GPU if there is one")
     parser.add_argument(
-        "--json", type=_json_file, metavar="FILE", help="also write the figures to FILE ('-': to standard output)"
+        "--json",
+        type=output_file_or_stdout,
+        metavar="FILE",
+        help="also write the figures to FILE ('-': standard output)",
     )
     return parser
 
@@ -66,7 +68,7 @@ def run(arguments: Sequence[str]) -> int:
         out = check_output(options.json, "--json", "rsum")
         refuse_same_file("--json", options.json, (options.data, options.dense))
 
-    from seps.cli.display import metrics_table, stage_progress
+    from seps.cli.shared.progress import stage_progress
     from seps.retrieval.data import attach_dense, check_dataset, drop_bad, load_data
     from seps.retrieval.eval.evaluate import evaluate
     from seps.retrieval.pretrained import from_pretrained
@@ -96,9 +98,30 @@ def run(arguments: Sequence[str]) -> int:
     if result.warning:
         print(f"Warning: {printable(result.warning)}", file=sys.stderr)
     if options.json == "-":
-        print(json.dumps(figures, indent=1))
+        print_json(figures)
         return 0
-    metrics_table(f"{options.model} on {dataset.label}, protocol {options.protocol}", result)
+    _table(f"{options.model} on {dataset.label}, protocol {options.protocol}", result)
     if out is not None:
         write_output(out, figures)
     return 0
+
+
+def _table(title: str, report: EvaluationReport) -> None:
+    """Print both directions' recalls and ranks."""
+    from rich.console import Console
+    from rich.table import Table
+
+    metrics = report.metrics
+    table = Table(title=literal(title))
+    for name in ("direction", "R@1", "R@5", "R@10", "median rank", "mean rank"):
+        table.add_column(name, justify="left" if name == "direction" else "right")
+    for name, side in (("image -> text", metrics.i2t), ("text -> image", metrics.t2i)):
+        values = (side.r1, side.r5, side.r10, side.median_rank, side.mean_rank)
+        table.add_row(name, *(f"{value:.1f}" for value in values))
+    console = Console()
+    console.print(table)
+    described = f", {report.images_with_description} with a description" if report.images_with_description else ""
+    console.print(
+        f"rSum [bold]{metrics.rsum:.1f}[/]   {metrics.images} images{described}, {metrics.captions} captions, "
+        f"protocol [bold]{report.protocol}[/]"
+    )

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from seps.cli.argtypes import Parser, device, output_file, refuse_same_file
-from seps.cli.text import printable, printable_json
+from seps.cli.shared.argtypes import device, output_file, refuse_same_file
+from seps.cli.shared.parser import Parser
+from seps.cli.shared.text import print_json, printable
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -58,7 +59,7 @@ def run(arguments: Sequence[str]) -> int:
 
         draw(explanation, found.photo).save(options.out)
     if options.json:
-        print(printable_json(explanation.as_dict()))
+        print_json(explanation.as_dict(), None)
         return 0
     words = [(printable(part.word), part.contribution) for part in explanation.words]
     width = max(len(word) for word, _ in words)

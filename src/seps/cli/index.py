@@ -6,14 +6,13 @@ Run it again whenever the folder has changed: only what is new, changed or moved
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from seps.cli.argtypes import Parser, device, non_negative_real, positive
-from seps.cli.text import printable
+from seps.cli.shared.argtypes import default_device, device, non_negative_real, positive
+from seps.cli.shared.parser import Parser
+from seps.cli.shared.text import print_json, printable
 
 if TYPE_CHECKING:
     from seps.retrieval.data.gallery import Problem
@@ -44,7 +43,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--words", type=positive, metavar="M", help="merge each description to at most M words")
     parser.add_argument("--batch", type=positive, default=32, help="images embedded at a time (default: 32)")
     parser.add_argument(
-        "--workers", type=positive, help="threads that embed (default: one a core, at most 16); actors of Ray"
+        "--workers", type=positive, help="threads that embed (default: one per core, at most 16); actors of Ray"
     )
     parser.add_argument("--engine", choices=("local", "ray"), default="local", help="ray: a cluster (extra 'dist')")
     parser.add_argument("--ray-address", default="", help="of the cluster (default: start one on this machine)")
@@ -78,14 +77,13 @@ def run(arguments: Sequence[str]) -> int:
         return _maintain(options)
     if options.folder is None:
         parser.error("name the folder of pictures, or give --status, --verify or --compact")
-    import torch
-
+    from seps.cli.shared.progress import count_progress
     from seps.ray_cluster import RayConfig
     from seps.retrieval.index.build import IndexOptions, index_folder
     from seps.retrieval.pretrained import from_pretrained
 
     ray = RayConfig(options.ray_address, options.workers or 2, options.gpus) if options.engine == "ray" else None
-    device = options.device or ("cuda" if torch.cuda.is_available() and ray is None else "cpu")
+    device = options.device or ("cpu" if ray is not None else default_device())
     model = from_pretrained(options.model, device=device)
     settings = IndexOptions(
         options.precision,
@@ -99,7 +97,7 @@ def run(arguments: Sequence[str]) -> int:
         options.strict,
         tuple(options.forget_descriptions),
     )
-    with _progress("indexing") as progress:
+    with count_progress("indexing", "images") as progress:
         report = index_folder(
             options.folder,
             options.store,
@@ -119,7 +117,7 @@ def run(arguments: Sequence[str]) -> int:
             "description_problems": _plain_values(report.description_problems),
             "skipped": {reason: len(names) for reason, names in report.skipped.items()},
         }
-        print(json.dumps({**counts, **times, "older_pixels": report.older_pixels, **faults}, indent=1))
+        print_json({**counts, **times, "older_pixels": report.older_pixels, **faults})
         return 0
     read = report.new + report.changed + report.moved
     speed = f", {read / report.seconds:.1f} images a second" if read and report.seconds else ""
@@ -158,12 +156,13 @@ def _maintain(options: argparse.Namespace) -> int:
             store.tidy(always=True)
         print(f"{len(store)} images; {_size(before)} before, {_size(store.disk_bytes())} now.")
         return 0
+    from seps.cli.shared.progress import count_progress
     from seps.retrieval.index.maintenance import verify
 
-    with _progress("checking") as progress:
+    with count_progress("checking", "images") as progress:
         problems = verify(store, progress=progress)
     if options.json:
-        print(json.dumps(_plain_values(problems), indent=1))
+        print_json(_plain_values(problems))
     else:
         print(f"{len(store)} images checked, {len(problems)} problems.")
         _list(problems, "are not as they should be")
@@ -175,7 +174,7 @@ def _status(store: Store, as_json: bool) -> int:
 
     values = status(store)
     if as_json:
-        print(json.dumps(values, indent=1))
+        print_json(values)
         return 0
     for name, value in values.items():
         shown = _size(value) if "bytes" in name else "all" if value is None else value
@@ -213,22 +212,3 @@ def _list_skipped(skipped: dict[str, list[str]]) -> None:
 
 def _plain_values(problems: Sequence[Problem]) -> list[dict[str, str]]:
     return [{"name": problem.name, "why": problem.why} for problem in problems]
-
-
-@contextmanager
-def _progress(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar with speed and time left on standard error; nothing where that is no terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
-    from rich.progress import TimeRemainingColumn as Remaining
-    from rich.text import Text
-
-    class Speed(ProgressColumn):
-        def render(self, task: Task) -> Text:
-            return Text(f"{task.speed:.1f} images/s" if task.speed else "")
-
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Speed(), Remaining())
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bars:
-        task = bars.add_task(title, total=None)
-        yield lambda done, total: bars.update(task, completed=done, total=total)

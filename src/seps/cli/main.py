@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
-from seps.cli.errors import tell
-from seps.cli.text import printable
+from seps.cli.shared.errors import EXIT_DEFECT, EXIT_INTERRUPTED, EXIT_USER_ERROR, tell
+from seps.cli.shared.text import printable
 
 COMMANDS = {
     "index": "embed a folder of pictures into a store, again and again",
@@ -26,9 +26,6 @@ COMMANDS = {
     "doctor": "what is installed, which parts work, what is missing and how to get it",
     "modules": "write seps_modules.py, the method in one file that needs torch alone",
 }
-EXIT_USER_ERROR = 2
-EXIT_DEFECT = 70
-EXIT_INTERRUPTED = 130
 EXAMPLES = """examples:
   seps demo                                        search photos that ship with the package
   seps index photos --store store                  put a folder of pictures into a store
@@ -75,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     name = words[0]
     if name not in COMMANDS:
-        from seps.cli.argtypes import suggestion
+        from seps.cli.shared.parser import suggestion
 
         hint = suggestion(name, COMMANDS) or "."
         print(f"seps: there is no command {printable(repr(name))}{hint} (seps --help lists them.)", file=sys.stderr)

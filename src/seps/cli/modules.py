@@ -7,19 +7,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from seps.bundle import GENERATED, single_file
-from seps.cli.argtypes import Parser, output_file
-from seps.cli.text import printable
-
-
-def _file(text: str) -> str:
-    return text if text == "-" else output_file(text)
+from seps.cli.shared.argtypes import output_file_or_stdout
+from seps.cli.shared.parser import Parser
+from seps.cli.shared.text import printable
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The options of `seps modules`."""
     parser = Parser("seps modules", description=__doc__)
     parser.add_argument(
-        "-o", "--out", type=_file, default="seps_modules.py", help="file to write (default: %(default)s)"
+        "-o",
+        "--out",
+        type=output_file_or_stdout,
+        default="seps_modules.py",
+        help="file (default: %(default)s), or -",
     )
     parser.add_argument("--force", action="store_true", help="overwrite a file that seps modules did not write")
     return parser

@@ -5,31 +5,21 @@
   seps reid eval RUN             figures on query and gallery, with sensors missing by choice
   seps reid show RUN --out DIR   pictures: ranked lists, and the patches that were kept
 
-Settings come from --config FILE.yaml (configs/reid/ has presets) and from section.field=value after it.
+Settings come from --config FILE.yaml (configs/reid/ has presets) and from --section.name value, which wins.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import re
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seps.cli.argtypes import (
-    Parser,
-    default_device,
-    device,
-    fraction,
-    input_file,
-    non_negative,
-    output_folder,
-    positive,
-)
-from seps.cli.text import printable_lines
+from seps.cli.shared.argtypes import default_device, device, fraction, input_file, non_negative, output_folder, positive
+from seps.cli.shared.errors import EXIT_INTERRUPTED
+from seps.cli.shared.parser import Parser
+from seps.cli.shared.text import print_json, say
 
 if TYPE_CHECKING:
     from seps.reid.config import ReidConfig
@@ -40,7 +30,7 @@ if TYPE_CHECKING:
 
 def run(arguments: Sequence[str]) -> int:
     """Run one of the sub-commands; returns the exit status."""
-    options = _options(arguments)
+    options = build_parser().parse_args(arguments or ["--help"])
     action: Callable[[argparse.Namespace], int] = options.action
     return action(options)
 
@@ -53,27 +43,10 @@ def _file(text: str) -> Path:
     return Path(input_file(text))
 
 
-def _options(arguments: Sequence[str]) -> argparse.Namespace:
-    """The options, with settings (`train.epochs=5`, `--train.epochs 5`, `--train.epochs=5`) taken from any place.
+def _settings() -> Any:
+    from seps.reid.config import ReidConfig
 
-    argparse itself would take those behind an option for unknown words.
-    """
-    words, settings = [], []
-    waiting = iter(arguments)
-    for word in waiting:
-        name, equals, value = word.removeprefix("--").partition("=")
-        if word.startswith("--") and "." in name:
-            settings.append(f"{name}={value if equals else next(waiting, '')}")
-        elif equals and re.fullmatch(r"\w+(\.\w+)+", name):
-            settings.append(word)
-        else:
-            words.append(word)
-    options = build_parser().parse_args(words or ["--help"])
-    if settings and not hasattr(options, "overrides"):
-        raise ValueError(f"{settings[0]!r}: seps reid {options.command} takes no settings (see seps reid --help).")
-    if settings:
-        options.overrides = [*options.overrides, *settings]
-    return options
+    return ReidConfig
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -98,18 +71,15 @@ def build_parser() -> argparse.ArgumentParser:
     synth.add_argument("--json", action="store_true", help="print the manifest as JSON")
     synth.set_defaults(action=_synth)
 
-    train = commands.add_parser("train", help="train, or continue a run")
+    train = commands.add_parser("train", help="train, or continue a run", settings=_settings)
     train.add_argument("--config", type=_file, help="YAML settings")
     train.add_argument("--out", type=_out, required=True, help="run folder")
     train.add_argument("--device", type=device, help="cpu, cuda, cuda:1 (default: a GPU if there is one)")
     train.add_argument("--fresh", action="store_true", help="refuse to continue a run that is there")
     train.add_argument("--json", action="store_true", help="print the result as JSON")
-    train.add_argument(
-        "overrides", nargs="*", metavar="section.field=value", help="such as train.epochs=5, or --train.epochs 5"
-    )
     train.set_defaults(action=_train)
 
-    measure = commands.add_parser("eval", help="figures on query and gallery")
+    measure = commands.add_parser("eval", help="figures on query and gallery", settings=_settings)
     _add_run(measure)
     measure.add_argument("--missing", action="store_true", help="every missing-sensor case, both handlings")
     measure.add_argument("--pattern", type=int, choices=(1, 2, 3), help="1 original, 2 SDTPS, 3 both")
@@ -118,11 +88,11 @@ def build_parser() -> argparse.ArgumentParser:
     measure.add_argument("--json", action="store_true", help="print the figures as JSON")
     measure.set_defaults(action=_eval)
 
-    show = commands.add_parser("show", help="pictures of what was found and which patches were kept")
+    show = commands.add_parser("show", help="pictures: what was found, which patches were kept", settings=_settings)
     _add_run(show)
     show.add_argument("--out", type=_out, required=True, help="folder for the pictures")
     show.add_argument("--queries", type=positive, default=6, help="rows (default: %(default)s)")
-    show.add_argument("--places", type=positive, default=5, help="gallery shots a row (default: %(default)s)")
+    show.add_argument("--places", type=positive, default=5, help="gallery shots per row (default: %(default)s)")
     show.set_defaults(action=_show)
     return parser
 
@@ -132,13 +102,13 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--which", choices=("best", "last"), default="best", help="checkpoint (default: best)")
     parser.add_argument("--device", type=device, help="cpu, cuda, cuda:1 (default: a GPU if there is one)")
     parser.add_argument("--batch-size", type=positive, default=64, help="samples at once (default: %(default)s)")
-    parser.add_argument("overrides", nargs="*", metavar="data.field=value", help="such as data.root=FOLDER")
 
 
 def _synth(options: argparse.Namespace) -> int:
+    from seps.cli.shared.progress import count_progress
     from seps.reid.synthetic import make_synthetic
 
-    with _counter("drawing") as progress:
+    with count_progress("drawing") as progress:
         manifest = make_synthetic(
             options.out,
             options.identities,
@@ -152,7 +122,7 @@ def _synth(options: argparse.Namespace) -> int:
             progress=progress,
         )
     if options.json:
-        print(json.dumps(manifest, indent=2))
+        print_json(manifest, 2)
     else:
         shots = ", ".join(f"{split} {count}" for split, count in manifest["shots"].items())
         print(f"{options.out}: {shots} shots in {' / '.join(manifest['modalities'])}.")
@@ -160,15 +130,13 @@ def _synth(options: argparse.Namespace) -> int:
 
 
 def _train(options: argparse.Namespace) -> int:
-    import os
-
-    from seps.reid.config import load_config
+    from seps import settings
+    from seps.cli.shared.progress import training_progress
     from seps.reid.run import train_reid
     from seps.reid.task import load_dataset
     from seps.training import from_environment, process_group
-    from seps.training.tracking import terminal_progress
 
-    config = load_config(options.config, options.overrides)
+    config: ReidConfig = settings.load(_settings(), options.config, options.settings)
     dataset = load_dataset(config.data)
     with process_group(from_environment(os.environ)) as info:
         if info.rank == 0:
@@ -181,8 +149,8 @@ def _train(options: argparse.Namespace) -> int:
             distributed=info,
             device=device,
             resume=not options.fresh,
-            progress=terminal_progress(),
-            log=_say,
+            progress=training_progress(),
+            log=say,
         )
     if info.rank:
         return 0
@@ -190,16 +158,17 @@ def _train(options: argparse.Namespace) -> int:
     if options.json:
         best = str(result.best_checkpoint) if result.best_checkpoint else None
         state = {"step": result.step, "total_steps": result.total_steps, "interrupted": result.interrupted}
-        print(json.dumps({**state, "best_score": result.best_score, "best_checkpoint": best, "last": figures}))
+        print_json({**state, "best_score": result.best_score, "best_checkpoint": best, "last": figures}, None)
     elif result.interrupted:
         print(f"Stopped and saved after step {result.step} of {result.total_steps}; the same command continues.")
     else:
         print(f"{result.step} steps. mAP on held-out training identities: best {result.best_score:.1f}.")
         print(f"Next: seps reid eval {options.out} --missing")
-    return 130 if result.interrupted else 0
+    return EXIT_INTERRUPTED if result.interrupted else 0
 
 
 def _eval(options: argparse.Namespace) -> int:
+    from seps.cli.shared.progress import count_progress
     from seps.reid.evaluate import all_cases, cost, default_cases, evaluate, throughput
     from seps.reid.task import make_reader
 
@@ -208,7 +177,7 @@ def _eval(options: argparse.Namespace) -> int:
     cases: list[Case] = (
         all_cases(model, options.pattern) if options.missing else default_cases(model, pattern=options.pattern)
     )
-    with make_reader(config, dataset) as reader, _counter("features") as progress:
+    with make_reader(config, dataset) as reader, count_progress("features") as progress:
         results = evaluate(
             model,
             dataset,
@@ -221,7 +190,7 @@ def _eval(options: argparse.Namespace) -> int:
     costs = {**cost(model), "samples_per_second": throughput(model)} if options.cost else {}
     if options.json:
         rows = [result.row() for result in results]
-        print(json.dumps({"checkpoint": str(trained.checkpoint), "results": rows, "cost": costs}, indent=2))
+        print_json({"checkpoint": str(trained.checkpoint), "results": rows, "cost": costs}, 2)
     else:
         _table(dataset, results, costs)
     return 0
@@ -253,7 +222,7 @@ def _table(dataset: ReidDataset, results: Sequence[CaseResult], costs: dict[str,
     if costs:
         console.print(
             f"{costs['parameters_m']:.2f} M parameters (SDTPS {costs['sdtps_parameters_m']:.2f} M), "
-            f"{costs['gflops']:.2f} GFLOPs and {1 / costs['samples_per_second']:.3f} s a sample of all sensors.",
+            f"{costs['gflops']:.2f} GFLOPs and {1 / costs['samples_per_second']:.3f} s per sample of all sensors.",
             highlight=False,
         )
 
@@ -266,48 +235,30 @@ def _show(options: argparse.Namespace) -> int:
     count = min(options.queries, len(dataset.query))
     # Spread over the set: neighbours in the list are often the same identity.
     queries = [number * len(dataset.query) // count for number in range(count)]
-    with _writing(options.out):
-        options.out.mkdir(parents=True, exist_ok=True)
+    options.out.mkdir(parents=True, exist_ok=True)
     with make_reader(config, dataset) as reader:
         matrix = ranking(trained.model, dataset, reader, options.batch_size)
         pictures = {"ranked.png": ranked_picture(dataset, reader, matrix, queries, options.places)}
         if trained.model.sdtps is not None:
             shots = [dataset.query[i] for i in queries]
             pictures["kept.png"] = kept_picture(trained.model, dataset, reader, shots)
-    with _writing(options.out):
-        for name, picture in pictures.items():
-            picture.save(options.out / name)
-    for name in pictures:
+    for name, picture in pictures.items():
+        picture.save(options.out / name)
         print(options.out / name)
     return 0
 
 
-@contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    """An OSError inside as a sentence that names the folder."""
-    try:
-        yield
-    except OSError as error:
-        raise ValueError(
-            f"The pictures cannot be written into {folder} ({error.strerror or error}): choose another --out."
-        ) from error
-
-
 def _load(options: argparse.Namespace) -> tuple[TrainedReid, ReidConfig, ReidDataset]:
     """The trained model, its settings with the overrides of this call, and the data set."""
-    from seps.reid.config import from_mapping
+    from seps import settings
     from seps.reid.run import load_trained
-    from seps.reid.settings import parse_override
     from seps.reid.task import load_dataset
 
     trained = load_trained(options.run, options.which, options.device or default_device())
-    values = trained.config.to_json()
-    for override in options.overrides:
-        names, value = parse_override(override)
-        if len(names) != 2 or names[0] != "data":
-            raise ValueError(f"{override!r}: a trained model takes data settings alone, such as data.root=FOLDER.")
-        values["data"][names[1]] = value
-    config = from_mapping(values, "the settings")
+    for name in options.settings:
+        if not name.startswith("data."):
+            raise ValueError(f"--{name}: a trained model takes data settings alone, such as --data.root FOLDER.")
+    config = settings.load(_settings(), overrides={**trained.config.to_json(), **options.settings})
     dataset = load_dataset(config.data)
     _say_report(dataset)
     trained.check(dataset)
@@ -317,22 +268,4 @@ def _load(options: argparse.Namespace) -> tuple[TrainedReid, ReidConfig, ReidDat
 def _say_report(dataset: ReidDataset) -> None:
     """What was left out of the data set, and identities that are both trained on and asked for."""
     if dataset.report.problems or dataset.report.shared_identities:
-        _say(dataset.report.summary())
-
-
-def _say(text: str) -> None:
-    print(printable_lines(text), file=sys.stderr)
-
-
-@contextmanager
-def _counter(what: str) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar on the error stream if it is a terminal, else nothing."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True)) as bar:
-        task: Any = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        say(dataset.report.summary())

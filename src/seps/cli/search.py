@@ -10,8 +10,9 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from seps.cli.argtypes import Parser, device, non_negative, positive
-from seps.cli.text import printable, printable_json
+from seps.cli.shared.argtypes import device, non_negative, positive
+from seps.cli.shared.parser import Parser
+from seps.cli.shared.text import print_json, printable
 
 if TYPE_CHECKING:
     from seps.retrieval.index.search import Hit, Searcher
@@ -70,7 +71,7 @@ def run(arguments: Sequence[str]) -> int:
     if not hits and options.folder:
         _check_folder(searcher.store, options.folder)
     if options.json:
-        print(printable_json([hit.as_dict() for hit in hits], indent=1))
+        print_json([hit.as_dict() for hit in hits])
     elif not hits:
         print("Nothing found: the store is empty, or the filters leave nothing.", file=sys.stderr)
     else:

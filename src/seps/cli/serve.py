@@ -11,7 +11,8 @@ import socket
 import sys
 from collections.abc import Sequence
 
-from seps.cli.argtypes import Parser, device, port
+from seps.cli.shared.argtypes import device, port
+from seps.cli.shared.parser import Parser
 
 CONNECTIONS = 512
 """Open at once; more are answered 503."""

@@ -1,70 +1,65 @@
-"""`seps train`: train a retrieval model."""
+"""`seps train`: train a retrieval model.
+
+Settings come from --config FILE.yaml (configs/ has presets) and from --section.name value, which wins.
+"""
 
 from __future__ import annotations
 
-import json
+import argparse
 import os
-import re
-import sys
-import tempfile
-from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Sequence
+from typing import Any
 
-from jsonargparse import ArgumentParser
-
-from seps.cli.argtypes import default_device, device, ended, output_folder, suggestion
-from seps.cli.main import EXIT_INTERRUPTED
-from seps.cli.text import printable_lines
-from seps.retrieval.config import RunConfig
+from seps.cli.shared.argtypes import default_device, device, input_file, output_folder
+from seps.cli.shared.errors import EXIT_INTERRUPTED
+from seps.cli.shared.parser import Parser
+from seps.cli.shared.text import say
 
 
-class _Parser(ArgumentParser):  # type: ignore[misc]
-    """Says what is wrong in one sentence, without the hundred options before it."""
+def _settings() -> Any:
+    from seps.retrieval.config import RunConfig
 
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        text = " ".join(message.split()).rstrip(".")
-        unknown = re.match(r"[Uu]nrecognized arguments: (--[^\s=]+)", text)
-        if unknown:
-            text = f"There is no option {unknown[1]}{suggestion(unknown[1], self._option_string_actions)}"
-        raise ValueError(f"{ended(text)} (seps train --help lists the settings.)") from ex
+    return RunConfig
 
 
-def build_parser() -> ArgumentParser:
-    """Every field of `RunConfig` as a dotted option; `--config FILE.yaml` sets many at once."""
-    parser = _Parser(prog="seps train", description=__doc__)
-    parser.add_argument("--config", action="config", help="YAML file of settings; options after it override it")
-    parser.add_argument(
-        "--out", type=output_folder, required=True, help="folder of the run; an unfinished one is continued"
+def build_parser() -> argparse.ArgumentParser:
+    """The options of `seps train`; every field of `RunConfig` is one, too."""
+    parser = Parser(
+        "seps train",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        settings=_settings,
     )
-    parser.add_argument("--device", type=device, default=None, help="cpu, cuda, ...; default: a GPU if there is one")
-    parser.add_class_arguments(RunConfig, nested_key=None, sub_configs=True)
+    parser.add_argument(
+        "--config",
+        type=input_file,
+        action="append",
+        default=[],
+        help="YAML file of settings; of several the last wins",
+    )
+    parser.add_argument("--out", type=output_folder, help="folder of the run; an unfinished one is continued")
+    parser.add_argument("--device", type=device, help="cpu, cuda, ...; default: a GPU if there is one")
+    parser.add_argument("--print_config", action="store_true", help="print all settings as YAML, and stop")
     return parser
-
-
-def read_config(path: str, overrides: Mapping[str, Any]) -> RunConfig:
-    """The configuration in a YAML file, with some dotted settings replaced."""
-    parser = build_parser()
-    words = ["--out", tempfile.gettempdir(), "--config", path]  # no run is made there
-    for name, value in overrides.items():
-        words += [f"--{name}", json.dumps(value) if not isinstance(value, str) else value]
-    return to_config(parser, parser.parse_args(words))
-
-
-def to_config(parser: ArgumentParser, options: Any) -> RunConfig:
-    """The parsed options as a `RunConfig`."""
-    values = parser.instantiate(options)
-    return RunConfig(**{name: values[name] for name in RunConfig.__dataclass_fields__})
 
 
 def run(arguments: Sequence[str]) -> int:
     """Train, and say where the result is. Under torchrun every process calls this."""
     parser = build_parser()
-    options = parser.parse_args(list(arguments))
+    options = parser.parse_args(arguments)
+    if options.out is None and not options.print_config:
+        parser.error("the following arguments are required: --out")
+    from seps import settings
+
+    # Files that --print_config of the first release wrote hold two options of the command, too.
+    config = settings.load(_settings(), options.config, options.settings, ignore=("out", "device"))
+    if options.print_config:
+        print(settings.to_yaml(config), end="")
+        return 0
+    from seps.cli.shared.progress import training_progress
     from seps.retrieval.train.run import train_model
     from seps.training import from_environment, process_group
-    from seps.training.tracking import terminal_progress
 
-    config = to_config(parser, options)
     with process_group(from_environment(os.environ)) as info:
         first = info.rank == 0
         result = train_model(
@@ -72,8 +67,8 @@ def run(arguments: Sequence[str]) -> int:
             options.out,
             device=(options.device or default_device()) if info.world == 1 else None,
             distributed=info,
-            progress=terminal_progress() if first else None,
-            log=(lambda text: print(printable_lines(text), file=sys.stderr)) if first else None,
+            progress=training_progress() if first else None,
+            log=say if first else None,
         )
     if first:
         named = f" under protocol {result.labels['protocol']}" if "protocol" in result.labels else ""

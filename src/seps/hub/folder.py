@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
@@ -20,6 +19,7 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor
 
+from seps.files import sha256
 from seps.hub.download import HubError, hub_folder
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
@@ -65,11 +65,7 @@ def inside(folder: Path, name: object, where: str) -> Path:
 
 def describe_weights(path: Path) -> dict[str, Any]:
     """Name, size and sha256 of a file of weights, as `config.json` holds them."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(2**20):
-            digest.update(block)
-    return {"file": path.name, "size": path.stat().st_size, "sha256": digest.hexdigest()}
+    return {"file": path.name, "size": path.stat().st_size, "sha256": sha256(path)}
 
 
 def read_config(folder: Path) -> dict[str, Any]:

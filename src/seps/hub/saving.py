@@ -24,6 +24,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from seps.files import sha256, write_json
 from seps.hub.folder import CARD, CONFIG, FORMAT, WEIGHTS, ModelError, describe_weights, inside, read_config
 
 PLAN, OLD_CARD = "seps-plan.json", "card-before.md"
@@ -82,11 +83,11 @@ def _write(
         weights = {**describe_weights(staged / WEIGHTS), "file": _free_name(folder, WEIGHTS)}
         moved = {kind: _free_name(folder, place) for kind, place in places.items()}
         (staged / CARD).write_text(card, encoding="utf-8")
-        files: Files = {CARD: _digest(staged / CARD)}
+        files: Files = {CARD: sha256(staged / CARD)}
         for kind, place in places.items():
             shutil.copytree(encoders / place, staged / place)
             written = sorted(path for path in (staged / place).rglob("*") if path.is_file())
-            files |= {f"{moved[kind]}/{path.relative_to(staged / place).as_posix()}": _digest(path) for path in written}
+            files |= {f"{moved[kind]}/{path.relative_to(staged / place).as_posix()}": sha256(path) for path in written}
         content = {"format": FORMAT, **config, "weights": weights, **({"encoders": moved} if moved else {})}
         text = json.dumps({**content, "files": files}, indent=1) + "\n"
         (staged / CONFIG).write_text(text, encoding="utf-8")
@@ -94,7 +95,7 @@ def _write(
             shutil.copy2(folder / CARD, staged / OLD_CARD)
             if keep_card:  # no list says whether the user changed it
                 shutil.copy2(folder / CARD, folder / _free_name(folder, CARD))
-        _write_plan(staged, before, {**files, weights["file"]: weights["sha256"]}, _digest(staged / CONFIG))
+        _write_plan(staged, before, {**files, weights["file"]: weights["sha256"]}, sha256(staged / CONFIG))
         for kind, place in places.items():
             os.replace(staged / place, folder / moved[kind])
         os.replace(staged / WEIGHTS, folder / weights["file"])
@@ -115,7 +116,7 @@ def _belonging(folder: Path) -> tuple[Files, bool]:
     if "form" not in config and "application" not in config:
         return {}, False
     where, weights = str(folder / CONFIG), config.get("weights")
-    files: Files = {CONFIG: _digest(folder / CONFIG)}
+    files: Files = {CONFIG: sha256(folder / CONFIG)}
     if isinstance(weights, dict) and {"file", "sha256"} <= weights.keys():
         files[str(weights["file"])] = str(weights["sha256"])
     listed = config.get("files")
@@ -125,13 +126,13 @@ def _belonging(folder: Path) -> tuple[Files, bool]:
         encoders = config.get("encoders")
         for place in encoders.values() if isinstance(encoders, dict) else ():
             found = [path for path in inside(folder, place, where).glob("*") if path.name in _ENCODER_FILES]
-            files |= {f"{place}/{path.name}": _digest(path) for path in found if path.is_file()}
+            files |= {f"{place}/{path.name}": sha256(path) for path in found if path.is_file()}
     for name in files:
         inside(folder, name, where)
     card = folder / CARD
     old_card = not isinstance(listed, dict) and card.is_file()
     if old_card and _OUR_CARD.match(card.read_text(encoding="utf-8", errors="replace")):
-        return {**files, CARD: _digest(card)}, True
+        return {**files, CARD: sha256(card)}, True
     return files, False
 
 
@@ -162,7 +163,7 @@ def _unchanged(folder: Path, name: str, digest: str) -> bool:
     path = folder / name
     if path.is_symlink() or not path.is_file() or any((folder / part).is_symlink() for part in Path(name).parents):
         return False
-    return _digest(path) == digest
+    return sha256(path) == digest
 
 
 def _settle(folder: Path, staged: Path) -> None:
@@ -172,7 +173,7 @@ def _settle(folder: Path, staged: Path) -> None:
         before, after, config = dict(plan["before"]), dict(plan["after"]), plan["config"]
     except (OSError, ValueError, KeyError, TypeError):
         before, after, config = {}, {}, ""
-    now = _digest(folder / CONFIG) if (folder / CONFIG).is_file() else ""
+    now = sha256(folder / CONFIG) if (folder / CONFIG).is_file() else ""
     gone, stays = (before, after) if now == config else (after, before)
     for name in sorted(set(gone) - set(stays) - {CONFIG}):
         try:
@@ -190,13 +191,7 @@ def _settle(folder: Path, staged: Path) -> None:
 
 
 def _write_plan(staged: Path, before: Files, after: Files, config: str) -> None:
-    draft = staged / "plan.part"
-    draft.write_text(json.dumps({"before": before, "after": after, "config": config}), encoding="utf-8")
-    draft.rename(staged / PLAN)
-
-
-def _digest(path: Path) -> str:
-    return str(describe_weights(path)["sha256"])
+    write_json(staged / PLAN, {"before": before, "after": after, "config": config})
 
 
 def _free_name(folder: Path, name: str) -> str:

@@ -1,18 +1,18 @@
 """The settings of re-identification: the only place their defaults live; YAML presets fill them.
 
-A file has four sections, `data`, `model`, `loss` and `train`; an override names one field: `model.fusion=concat`.
+A file has four sections, `data`, `model`, `loss` and `train`; `seps.settings` reads it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from seps import settings
 from seps.config import ConfigError, DecisionKind, GuideKind
-from seps.reid.settings import build, check_known, parse_override, read_yaml
 from seps.training import TrainConfig
 
 Fusion = Literal["sdtps", "concat"]
@@ -192,42 +192,23 @@ class ReidConfig:
                 "batch, so it cannot be encoded in chunks here; set it to 0."
             )
 
+    @staticmethod
+    def complete(values: dict[str, Any]) -> dict[str, Any]:
+        """Settings as given, with a `train.batch_size` that follows from the others where it is not given."""
+        data, train = values.get("data", {}), values.get("train", {})
+        people, images = data.get("identities", ReidDataConfig.identities), data.get("images", ReidDataConfig.images)
+        return {**values, "train": {"batch_size": people * images, **train}}
+
     def to_json(self) -> dict[str, Any]:
         """The fields as plain JSON values, as `from_mapping` reads them."""
-        plain: dict[str, Any] = _plain(asdict(self))
-        return plain
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _plain(part) for name, part in value.items()}
-    return [_plain(part) for part in value] if isinstance(value, (tuple, list)) else value
+        return settings.to_plain(self)
 
 
 def from_mapping(values: Mapping[str, Any], source: str = "the settings") -> ReidConfig:
-    """Settings from nested plain values; unknown names and wrong types are refused by name.
-
-    Where a file changes `data.identities` or `data.images` but does not say `train.batch_size`, it follows.
-    """
-    sections: dict[str, Any] = {name: dict(part or {}) for name, part in check_known(ReidConfig, values, source)}
-    data, train = sections.setdefault("data", {}), sections.setdefault("train", {})
-    if "batch_size" not in train:
-        people, images = data.get("identities", ReidDataConfig.identities), data.get("images", ReidDataConfig.images)
-        if isinstance(people, int) and isinstance(images, int):
-            train["batch_size"] = people * images
-    return build(ReidConfig, sections, source)
+    """Settings from nested plain values; unknown names and wrong types are refused by name."""
+    return settings.from_mapping(ReidConfig, values, source)
 
 
 def load_config(path: str | Path | None = None, overrides: Sequence[str] = ()) -> ReidConfig:
     """Settings from a YAML file (None: the defaults), then `section.field=value` overrides."""
-    values = read_yaml(Path(path)) if path is not None else {}
-    for override in overrides:
-        names, value = parse_override(override)
-        if len(names) != 2:
-            raise ConfigError(f"{override!r}: name a section and a field, such as train.epochs=5.")
-        # A section of a file may be empty, which YAML reads as None.
-        section = values[names[0]] = values[names[0]] if values.get(names[0]) is not None else {}
-        if not isinstance(section, dict):
-            raise ConfigError(f"{path}: section {names[0]!r} must hold names and values.")
-        section[names[1]] = value
-    return from_mapping(values, str(path) if path is not None else "the settings")
+    return settings.load(ReidConfig, path, overrides)

@@ -11,13 +11,14 @@ from typing import Any, Literal
 import torch
 
 from seps.config import ConfigError
+from seps.files import read_json
 from seps.reid.config import ReidConfig, from_mapping
 from seps.reid.data import ReidDataset
 from seps.reid.model import ReidModel
 from seps.reid.task import ReidTask
 from seps.training import CheckpointError, DistributedInfo, TrainResult, find_checkpoint, train
 from seps.training import distributed as processes
-from seps.training.checkpoint import load, load_model_tensors, read_json
+from seps.training.checkpoint import load, load_model_tensors
 from seps.training.tracking import Progress
 
 

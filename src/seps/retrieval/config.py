@@ -134,7 +134,6 @@ class DataConfig:
             good and 0 < self.crop_scale[0] <= self.crop_scale[1],
             f"crop_scale is {self.crop_scale!r}; give two parts of the picture's area, above 0, at most 1 and rising.",
         )
-        require(_between(self.jitter, 0, 1), f"jitter is {self.jitter!r}; it must lie in [0, 1].")
         if self.decode_size is not None:
             object.__setattr__(self, "decode_size", _size("decode_size", self.decode_size))
 
@@ -193,8 +192,6 @@ class RunConfig:
             f"text_lr_scale is {self.text_lr_scale!r}; give a finite number, 0 or more.",
         )
         require_choice("pairing", self.pairing, Pairing)
-        for name in ("warmup_epochs_sum", "text_lr_scale"):
-            require(getattr(self, name) >= 0, f"{name} is {getattr(self, name)!r}; it must not be negative.")
         require(
             self.pairing == "image" or (self.model.head == "slimming" and self.parts.fused > 0),
             "pairing='published' belongs to head='slimming' and the loss on the whole score (parts.fused).",

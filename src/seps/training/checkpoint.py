@@ -13,10 +13,7 @@ is passed over for the one before it.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-import os
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -29,6 +26,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from seps.files import read_json, sha256, sync, write_json
 from seps.hub.tensor_names import fitted, renamed
 
 FORMAT = 1
@@ -184,7 +182,7 @@ class CheckpointStore:
                     raise OSError(f"{target} holds files that no run of seps wrote")
                 shutil.rmtree(target)
             temporary.rename(target)
-            _sync(self.folder)
+            sync(self.folder)
             write_json(self.run_dir / "last.json", {"checkpoint": target.name, "step": step, "evaluated": False})
         except (OSError, SafetensorError) as error:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -320,7 +318,7 @@ def damage(folder: Path) -> str | None:
             return f"{name} is missing"
         if path.stat().st_size != expected["size"]:
             return f"{name} has {path.stat().st_size} bytes instead of {expected['size']}"
-        if _digest(path) != expected["sha256"]:
+        if sha256(path) != expected["sha256"]:
             return f"the content of {name} has changed"
     return None
 
@@ -331,48 +329,12 @@ def _write_folder(folder: Path, checkpoint: Checkpoint) -> None:
     if checkpoint.ema:
         write_tensors(folder / _EMA, checkpoint.ema)
     write_json(folder / _STATE, {"format": FORMAT, **checkpoint.state})
-    files = {path.name: {"size": path.stat().st_size, "sha256": _digest(path)} for path in sorted(folder.iterdir())}
+    files = {path.name: {"size": path.stat().st_size, "sha256": sha256(path)} for path in sorted(folder.iterdir())}
     write_json(folder / _MANIFEST, {"format": FORMAT, "files": files})
-    _sync(folder)
+    sync(folder)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write tensors as safetensors, through to the disk."""
     save_file(dict(tensors), str(path))
-    _sync(path)
-
-
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Replace a JSON file at once: a reader, or a crash, sees the old one or the new one."""
-    temporary = path.with_name(f".{path.name}.new")
-    try:
-        temporary.write_text(json.dumps(value, indent=1), encoding="utf-8")
-        _sync(temporary)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; empty when the file is not there or is not one."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(2**20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync(path)

@@ -180,23 +180,14 @@ def gather_ragged(tensor: Tensor) -> Tensor:
     return _gather_padded(tensor, _gather_sizes(tensor.shape[0]))
 
 
-@torch.no_grad()
-def all_reduce_mean(tensor: Tensor) -> Tensor:
-    """The mean over the ranks of a floating-point tensor of the same shape on each."""
-    if world_size() == 1:
-        return tensor
-    total = tensor.detach().clone()
-    dist.all_reduce(total)
-    return total / world_size()
-
-
 def mean_values(values: Mapping[str, float]) -> dict[str, float]:
     """The mean over the ranks of named figures (the same names on each); not finite if one of them is not."""
     if world_size() == 1:
         return dict(values)
     names = sorted(values)
     packed = torch.tensor([values[name] for name in names], dtype=torch.float64, device=_device())
-    return dict(zip(names, all_reduce_mean(packed).tolist(), strict=True))
+    dist.all_reduce(packed)
+    return dict(zip(names, (packed / world_size()).tolist(), strict=True))
 
 
 def any_rank(flag: bool) -> bool:

@@ -43,7 +43,7 @@ def cached_forward(task: CachedTask, batch: Any, epoch: int, chunk_size: int, au
     """The loss of the batch encoded in chunks; `autocast` is entered anew for each pass.
 
     Torch's random state is the same in both passes, so dropout agrees; python's and numpy's are not kept. A
-    module with statistics of the batch (BatchNorm) sees its chunk only, and its buffers change once a step.
+    module with statistics of the batch (BatchNorm) sees its chunk only, and its buffers change once per step.
     Raises ValueError when the features of the chunks do not fit together.
     """
     chunks = task.split(batch, chunk_size)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from seps.files import write_json
 from seps.training.batches import leaves
 
 _LONGEST_TEXT = 2000
@@ -24,46 +24,16 @@ class NonFiniteLossError(ValueError):
         self.path, self.step = path, step
 
 
-def _plain(value: Any) -> Any:
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    return repr(value)[:_LONGEST_TEXT]
-
-
-def save_batch(folder: Path, batch: Any, step: int, rank: int, metrics: Mapping[str, float]) -> Path:
-    """Write the tensors of `batch` as safetensors (returned) and everything else as JSON beside it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"nonfinite-step-{step:08d}-rank-{rank}.safetensors"
-    tensors: dict[str, Tensor] = {}
-    others: dict[str, Any] = {}
-    for name, value in leaves(batch):
-        if isinstance(value, Tensor):
-            tensors[name] = value.detach().to("cpu", copy=True).contiguous()
-        else:
-            others[name] = _plain(value)
-    save_file(tensors, str(path))
-    about = {
-        "step": step,
-        "rank": rank,
-        "metrics": {name: repr(value) for name, value in metrics.items()},
-        "not_finite": [
-            name
-            for name, value in tensors.items()
-            if value.is_floating_point() and not bool(torch.isfinite(value).all())
-        ],
-        "other_values": others,
-    }
-    path.with_suffix(".json").write_text(json.dumps(about, indent=1), encoding="utf-8")
-    return path
-
-
 def nonfinite_error(
     what: str, folder: Path, batch: Any, step: int, rank: int, metrics: Mapping[str, float]
 ) -> NonFiniteLossError:
-    """The error to raise when `what` ("loss", "gradient norm") of the step after `step` is not finite."""
+    """The error to raise when `what` ("loss", "gradient norm") of the step after `step` is not finite.
+
+    The tensors of `batch` are saved in `folder` as safetensors, everything else as JSON beside them.
+    """
     path = folder / f"nonfinite-step-{step:08d}-rank-{rank}.safetensors"
     try:
-        path = save_batch(folder, batch, step, rank, metrics)
+        _save(path, batch, {"step": step, "rank": rank, "metrics": {name: repr(v) for name, v in metrics.items()}})
         saved = f"The batch is saved in {path}, its other values and figures in the .json beside it."
     except Exception as error:
         # The stop matters more than the evidence: a full disk must not hide the non-finite loss.
@@ -75,3 +45,18 @@ def nonfinite_error(
         path,
         step,
     )
+
+
+def _save(path: Path, batch: Any, about: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tensors: dict[str, Tensor] = {}
+    others: dict[str, Any] = {}
+    for name, value in leaves(batch):
+        if isinstance(value, Tensor):
+            tensors[name] = value.detach().to("cpu", copy=True).contiguous()
+        else:
+            plain = value is None or isinstance(value, bool | int | float | str)
+            others[name] = value if plain else repr(value)[:_LONGEST_TEXT]
+    save_file(tensors, str(path))
+    bad = [name for name, t in tensors.items() if t.is_floating_point() and not bool(torch.isfinite(t).all())]
+    write_json(path.with_suffix(".json"), {**about, "not_finite": bad, "other_values": others})

@@ -1,4 +1,4 @@
-"""What a run says about itself: metrics.jsonl, TensorBoard if installed, a bar on a terminal."""
+"""What a run says about itself: metrics.jsonl, TensorBoard if installed, progress."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import importlib
 import json
 import math
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
+
+from seps.files import write_text
 
 Kind = Literal["train", "eval"]
 
@@ -55,12 +56,7 @@ def drop_after(path: Path, step: int, evaluated: bool) -> None:
         for line in read_metrics(path)
         if line["step"] < step or (line["step"] == step and (line.get("kind") == "train" or evaluated))
     ]
-    temporary = path.with_name(f".{path.name}.new")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(line) + "\n" for line in kept)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
 
 
 class MetricsLog:
@@ -144,53 +140,6 @@ class SilentProgress:
     def note(self, text: str) -> None: ...
 
     def stop(self) -> None: ...
-
-
-class RichProgress:
-    """A bar with step, loss, speed and time left, on the error stream."""
-
-    def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-        from rich.progress import Progress as Bar
-
-        self._bar = Bar(
-            TextColumn("training"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("loss {task.fields[loss]:.4f}  {task.fields[speed]:.1f}/s"),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[note]}"),
-            console=Console(stderr=True),
-        )
-        self._speed = 0.0
-        self._task = self._bar.add_task("training", start=False, loss=math.nan, speed=0.0, note="")
-
-    def start(self, step: int, total: int) -> None:
-        self._bar.update(self._task, total=total, completed=step)
-        self._bar.start_task(self._task)
-        self._bar.start()
-
-    def update(self, step: int, loss: float, samples_per_second: float) -> None:
-        # Smoothed, else the figure jumps with every step.
-        self._speed = 0.9 * self._speed + 0.1 * samples_per_second if self._speed else samples_per_second
-        self._bar.update(self._task, completed=step, loss=loss, speed=self._speed)
-
-    def note(self, text: str) -> None:
-        self._bar.update(self._task, note=text)
-
-    def stop(self) -> None:
-        self._bar.stop()
-
-
-def terminal_progress() -> Progress:
-    """A bar when the error stream is a terminal and rich is installed, else nothing."""
-    if not sys.stderr.isatty():
-        return SilentProgress()
-    try:
-        return RichProgress()
-    except ImportError:
-        return SilentProgress()
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from seps.config import ConfigError
+from seps.files import read_json
 from seps.hub.folder import CONFIG
 from seps.metrics import recall
 from seps.retrieval.config import RunConfig
@@ -31,7 +32,6 @@ from seps.retrieval.pretrained import from_pretrained, resolved, save_pretrained
 from seps.retrieval.train.task import RetrievalTask
 from seps.scoring import score_with_gradient
 from seps.training import CheckpointError, DistributedInfo, TrainResult, find_checkpoint, train
-from seps.training.checkpoint import read_json
 from seps.training.tracking import Progress
 
 Log = Callable[[str], None]

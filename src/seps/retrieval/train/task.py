@@ -47,7 +47,7 @@ class StepBatch:
     """Where these rows start in the whole batch."""
 
 
-class Trainee(nn.Module):
+class TrainingModule(nn.Module):
     """The model and what learns beside it: the temperature of each part's loss."""
 
     def __init__(self, model: RetrievalModel, config: RunConfig) -> None:
@@ -84,7 +84,7 @@ class RetrievalTask:
         dev_pixels: list[Tensor] | None = None,
     ) -> None:
         freeze_parts(model, config)
-        self.model = Trainee(model, config)
+        self.model = TrainingModule(model, config)
         self.config, self.data, self.dev = config, train, dev
         size = config.data.size_to_decode(model.image_size)
         self.pixels = decode_all(train, size, mode="resize") if pixels is None else pixels

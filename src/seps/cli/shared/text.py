@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -32,6 +33,16 @@ def printable_json(value: Any, indent: int | None = None) -> str:
     """JSON that holds the same strings, with every character that a terminal would obey as a JSON escape."""
     text = json.dumps(value, ensure_ascii=False, indent=indent)
     return "".join(letter if letter == "\n" or _harmless(letter) else _json_escape(letter) for letter in text)
+
+
+def print_json(value: Any, indent: int | None = 1) -> None:
+    """Print a result as JSON (`printable_json`)."""
+    print(printable_json(value, indent))
+
+
+def say(text: str) -> None:
+    """Print a message, which is not the result, on standard error."""
+    print(printable_lines(text), file=sys.stderr, flush=True)
 
 
 def printable_lines(text: str) -> str:

@@ -1,4 +1,4 @@
-"""What the options of all commands share: one parser, numbers with bounds, devices, places to write to.
+"""Types of the options: numbers with bounds, devices, files and folders to read and to write.
 
 Each type raises `argparse.ArgumentTypeError` with a sentence; the parser adds the option's name.
 """
@@ -6,54 +6,15 @@ Each type raises `argparse.ArgumentTypeError` with a sentence; the parser adds t
 from __future__ import annotations
 
 import argparse
-import difflib
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 _DEVICE = re.compile(r"cpu|mps|cuda(:\d+)?")
 _MOST = 2**31 - 1
-
-
-class UsageError(ValueError):
-    """Options that do not fit; the message says which."""
-
-
-class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, without the usage before it; a mistyped option gets a suggestion."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raise UsageError, which `seps.cli.main` prints."""
-        raise UsageError(f"{ended(message)} ({self.prog} --help lists the options.)")
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        # A mistyped option first: "--store is required" would not help the one who wrote --sotre.
-        if args is not None and self._subparsers is None:
-            self._refuse_unknown(args)
-        return super().parse_known_args(args, namespace)
-
-    def _refuse_unknown(self, words: Sequence[str]) -> None:
-        known = list(self._option_string_actions)
-        for word in words:
-            if word == "--":
-                return
-            name = word.partition("=")[0]
-            if name.startswith("--") and " " not in name and not any(option.startswith(name) for option in known):
-                self.error(f"there is no option {name}{suggestion(name, known)}")
-
-
-def ended(message: str) -> str:
-    """`message` with a full stop, where it has no end of its own."""
-    return message if message.endswith((".", "?", "!")) else f"{message}."
-
-
-def suggestion(word: str, known: Iterable[str]) -> str:
-    """`; did you mean X?` for the known word that is most like this one, else nothing."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _bounded(kind: type[int] | type[float], fits: Callable[[float], bool], what: str) -> Callable[[str], Any]:
@@ -147,6 +108,11 @@ def output_file(text: str) -> str:
     if text and not os.path.lexists(parent) and not _first_existing(parent).is_file():
         raise argparse.ArgumentTypeError(f"{text!r} cannot be written: the folder {parent} does not exist")
     return output_file_anywhere(text)
+
+
+def output_file_or_stdout(text: str) -> str:
+    """As `output_file`, or "-" for standard output."""
+    return text if text == "-" else output_file(text)
 
 
 def output_file_anywhere(text: str) -> str:

@@ -8,8 +8,11 @@ import sys
 import traceback
 from types import TracebackType
 
-from seps.cli.text import printable, printable_lines
+from seps.cli.shared.text import printable, printable_lines
 
+EXIT_USER_ERROR = 2
+EXIT_DEFECT = 70
+EXIT_INTERRUPTED = 130
 REPORT = "Please report it, with the lines above and the output of `seps doctor`, to the maintainers of seps."
 _CAUSES = {
     errno.ENOENT: "there is no such file or folder",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from seps.files import write_text
 
 
 def check_output(path: str | Path, option: str, ours: str) -> Path:
@@ -30,9 +31,4 @@ def check_output(path: str | Path, option: str, ours: str) -> Path:
 
 def write_output(path: Path, value: Mapping[str, Any]) -> None:
     """Write a JSON file, whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        temporary.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")

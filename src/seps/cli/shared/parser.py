@@ -1,0 +1,102 @@
+"""The parser of all commands: its mistakes are one sentence, and it takes settings (`--section.name value`)."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn
+
+_OVERRIDE = re.compile(r"\w+(\.\w+)+=.*", re.DOTALL)
+
+
+class UsageError(ValueError):
+    """Options that do not fit; the message says which."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, without the usage before it; a mistyped option gets a suggestion.
+
+    With `settings`, a function that returns a dataclass, its fields are options, too: `--section.name value`,
+    `--section.name=value` or `section.name=value`, anywhere. They come back as `options.settings`, name to text, for
+    `seps.settings.load`, which checks them.
+    """
+
+    def __init__(self, *words: Any, settings: Callable[[], Any] | None = None, **options: Any) -> None:
+        super().__init__(*words, **options)
+        self._settings = settings
+
+    def error(self, message: str) -> NoReturn:
+        """Raise UsageError, which `seps.cli.main` prints."""
+        raise UsageError(f"{ended(message)} ({self.prog} --help lists the options.)")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        found: dict[str, str] = {}
+        if args is not None and self._settings and not {"-h", "--help"} & {*args}:
+            args, found = self._take_settings(args, self._settings())
+        # A mistyped option first: "--store is required" would not help the one who wrote --sotre.
+        if args is not None and self._subparsers is None:
+            self._refuse_unknown(args)
+        options, left = super().parse_known_args(args, namespace)
+        if self._settings:
+            options.settings = found
+        return options, left
+
+    def format_help(self) -> str:
+        """The options, and below them the settings with their defaults."""
+        text = super().format_help()
+        if not self._settings:
+            return text
+        from seps.settings import defaults
+
+        values = [f"  --{name} {json.dumps(value)}" for name, value in defaults(self._settings()).items()]
+        return "\n".join([text, "settings, here with their defaults (--name value or --name=value):", *values, ""])
+
+    def _take_settings(self, words: Sequence[str], cls: Any) -> tuple[list[str], dict[str, str]]:
+        """The words without the settings, and the settings by name."""
+        top = {f"--{name}" for name in cls.__dataclass_fields__} - {*self._option_string_actions}
+        rest: list[str] = []
+        found: dict[str, str] = {}
+        waiting = iter(words)
+        takes_value = False
+        for word in waiting:
+            name, equals, value = word.partition("=")
+            if word == "--":
+                rest += [word, *waiting]
+            elif name.startswith("--") and ("." in name or name in top):
+                if not equals:
+                    value = next(waiting, "--")
+                    if value.startswith("--"):
+                        self.error(f"{name} needs a value")
+                found[name[2:]] = value
+                takes_value = False
+            elif not takes_value and _OVERRIDE.fullmatch(word):
+                found[name] = value
+            else:
+                action = self._option_string_actions.get(word)
+                takes_value = action is not None and action.nargs != 0
+                rest.append(word)
+        return rest, found
+
+    def _refuse_unknown(self, words: Sequence[str]) -> None:
+        known = list(self._option_string_actions)
+        for word in words:
+            if word == "--":
+                return
+            name = word.partition("=")[0]
+            if name.startswith("--") and " " not in name and not any(option.startswith(name) for option in known):
+                more = [f"--{field}" for field in self._settings().__dataclass_fields__] if self._settings else []
+                self.error(f"there is no option {name}{suggestion(name, [*known, *more])}")
+
+
+def ended(message: str) -> str:
+    """`message` with a full stop, where it has no end of its own."""
+    return message if message.endswith((".", "?", "!")) else f"{message}."
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """`; did you mean X?` for the known word that is most like this one, else nothing."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]}?" if close else ""

@@ -1,0 +1,181 @@
+"""Settings: YAML files and overrides to typed dataclasses, in one way for every command and for Python.
+
+    load(RunConfig, "configs/mini.yaml", {"train.epochs": 5})
+
+The name of a setting is its path through the sections, `train.epochs`. What a value must be is the type of the field
+(read by jsonargparse, so text such as "5", "1e-4" or "[64, 32]" becomes what the field holds); whether it can work
+says the dataclass. Presets of runs are the files in configs/; those of the method are functions of its dataclass
+(`SlimmingConfig.paper()`). Every mistake is a ConfigError: a sentence with the setting, the value and what to do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import types
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import yaml  # type: ignore[import-untyped]
+
+from seps.config import ConfigError
+
+T = TypeVar("T")
+_KINDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", type(None): "null"}
+
+
+def load(
+    cls: type[T],
+    files: str | Path | Iterable[str | Path] | None = None,
+    overrides: Mapping[str, Any] | Iterable[str] = (),
+    ignore: Collection[str] = (),
+) -> T:
+    """A dataclass from YAML files (later ones win), then overrides: `{"train.epochs": 5}` or `["train.epochs=5"]`.
+
+    `ignore` names what a file may hold beside the settings. Raises ConfigError for a file that cannot be read, a name
+    that does not exist and a value that does not fit.
+    """
+    tree: dict[str, Any] = {}
+    for path in [files] if isinstance(files, str | Path) else files or ():
+        given = {name: value for name, value in read_yaml(Path(path)).items() if name not in ignore}
+        _merge(cls, tree, given, "", str(path))
+    named = overrides if isinstance(overrides, Mapping) else dict(map(parse_override, overrides))
+    _merge(cls, tree, named, "", "the settings")
+    return _build(cls, tree)
+
+
+def from_mapping(cls: type[T], values: Mapping[str, Any], source: str = "the settings") -> T:
+    """A dataclass from nested plain values, as `to_plain` gives them; `source` is named where they are wrong."""
+    tree: dict[str, Any] = {}
+    _merge(cls, tree, values, "", source)
+    return _build(cls, tree)
+
+
+def to_plain(config: Any) -> dict[str, Any]:
+    """The fields of a dataclass as nested JSON values, tuples as lists."""
+    plain: dict[str, Any] = _plain(asdict(config))
+    return plain
+
+
+def to_yaml(config: Any) -> str:
+    """The fields as a YAML file that `load` reads."""
+    return str(yaml.safe_dump(to_plain(config), sort_keys=False))
+
+
+def defaults(cls: Any) -> dict[str, Any]:
+    """Every setting of the dataclass by its dotted name, with its default as a JSON value."""
+    return dict(_leaves(to_plain(cls()), cls))
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file. Raises ConfigError for a missing file and for anything else in it."""
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"The settings {path} cannot be read: {error.strerror or error}.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}.") from error
+    if not isinstance(values, dict | None):
+        raise ConfigError(f"{path} must hold sections with names and values, not {values!r}.")
+    return values or {}
+
+
+def parse_override(text: str) -> tuple[str, str]:
+    """`section.name=value` -> ("section.name", "value")."""
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip():
+        raise ConfigError(f"{text!r} is no override; write section.name=value, such as train.epochs=5.")
+    return name.strip(), value
+
+
+def _merge(cls: Any, tree: dict[str, Any], given: Mapping[Any, Any], section: str, source: str) -> None:
+    """Put `given` into the nested `tree`, each value as the type of its field; names may be dotted."""
+    if not isinstance(given, Mapping):
+        what = f"the section {section[:-1]} of {source}" if section else source
+        raise ConfigError(f"{what[:1].upper()}{what[1:]} must hold names and values, not {given!r}.")
+    hints = {part.name: get_type_hints(cls)[part.name] for part in fields(cls)}
+    for key, value in given.items():
+        name, _, rest = str(key).partition(".")
+        if name not in hints:
+            unknown = f"{section}{key}"
+            raise ConfigError(f"In {source} there is no setting {unknown}; {_meant(unknown, cls, section)}")
+        hint, full = hints[name], f"{section}{name}"
+        if is_dataclass(hint):
+            part = {rest: value} if rest else _section(value)
+            _merge(hint, tree.setdefault(name, {}), part, f"{full}.", source)
+        elif rest and get_origin(hint) is Mapping:
+            tree[name] = {**tree.get(name, {}), rest: _convert(value, Any, f"{full}.{rest}")}
+        elif rest:
+            raise ConfigError(f"In {source} there is no setting {full}.{rest}: {full} is one value.")
+        else:
+            tree[name] = _convert(value, hint, full)
+
+
+def _section(value: Any) -> Any:
+    """A whole section: empty in a file (None), or on a command line as the name of a file or as YAML."""
+    if isinstance(value, str):
+        try:
+            return read_yaml(Path(value)) if Path(value).is_file() else yaml.safe_load(value)
+        except yaml.YAMLError:
+            return value
+    return {} if value is None else value
+
+
+def _meant(name: str, cls: Any, section: str) -> str:
+    """The end of the sentence about an unknown name: the one that is most like it, or all of its section."""
+    known = [f"{section}{rest}" for rest in defaults(cls)]
+    ends = {full.rpartition(".")[2]: full for full in known}
+    close = difflib.get_close_matches(name, known, 1)
+    close += [ends[end] for end in difflib.get_close_matches(name.rpartition(".")[2], ends, 1)]
+    return f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}."
+
+
+def _convert(value: Any, hint: Any, name: str) -> Any:
+    # Imported here, so that programs that make their settings in Python need no jsonargparse.
+    from jsonargparse import ArgumentParser
+
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--value", type=hint)
+    try:
+        return parser.parse_object({"value": value})["value"]
+    except argparse.ArgumentError as error:
+        raise ConfigError(f"{name} is {value!r}; give {_wanted(hint)}.") from error
+
+
+def _wanted(hint: Any) -> str:
+    """What a field of this type takes, in words."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return " or ".join(_wanted(part) for part in arguments)
+    if origin is Literal:
+        return f"one of {', '.join(map(repr, arguments))}"
+    if origin is tuple and arguments[-1] is Ellipsis:
+        return f"a list such as [a, b], each {_wanted(arguments[0])}"
+    if origin is tuple:
+        return f"a list of {len(arguments)}, each {_wanted(arguments[0])}"
+    return _KINDS.get(hint, "options by name, such as {name: value}")
+
+
+def _build(cls: type[T], tree: dict[str, Any]) -> T:
+    """The dataclass, sections first. `cls.complete(tree)`, where there is one, adds what follows from what is given."""
+    complete = getattr(cls, "complete", None)
+    values = complete(tree) if complete is not None else tree
+    hints = get_type_hints(cls)
+    return cls(**{name: _build(hints[name], v) if is_dataclass(hints[name]) else v for name, v in values.items()})
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _plain(part) for name, part in value.items()}
+    return [_plain(part) for part in value] if isinstance(value, tuple | list) else value
+
+
+def _leaves(values: Mapping[str, Any], cls: Any, section: str = "") -> Iterable[tuple[str, Any]]:
+    hints = get_type_hints(cls)
+    for name, value in values.items():
+        if is_dataclass(hints[name]):
+            yield from _leaves(value, hints[name], f"{section}{name}.")
+        else:
+            yield f"{section}{name}", value

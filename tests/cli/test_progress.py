@@ -1,0 +1,50 @@
+"""Bars are for terminals."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from seps.cli.shared import progress
+from seps.training.tracking import shown
+
+
+class Terminal:
+    def __init__(self, yes: bool) -> None:
+        self.yes, self.text = yes, ""
+
+    def isatty(self) -> bool:
+        return self.yes
+
+    def write(self, text: str) -> int:
+        self.text += text
+        return len(text)
+
+    def flush(self) -> None: ...
+
+
+def test_the_bar_of_a_training_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", Terminal(False))
+    assert progress.training_progress() is None
+    terminal = Terminal(True)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    bar = progress.training_progress()
+    assert bar is not None
+    with shown(bar, 0, 5) as display:
+        display.update(5, 0.25, 10.0)
+        display.note("score 3")
+    assert "0.2500" in terminal.text and "10.0/s" in terminal.text and "5/5" in terminal.text
+
+
+@pytest.mark.parametrize("yes", [True, False])
+def test_counts_and_stages(monkeypatch: pytest.MonkeyPatch, yes: bool) -> None:
+    terminal = Terminal(yes)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with progress.count_progress("indexing", "images") as count:
+        count(1, None)
+        count(3, 4)
+    with progress.stage_progress() as stage:
+        stage("encoding", 2, 7)
+    for part in ("indexing", "3/4", "encoding", "2/7"):
+        assert (part in terminal.text) == yes

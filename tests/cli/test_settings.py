@@ -1,0 +1,143 @@
+"""One loader for every command and for Python: files, overrides, and sentences for every mistake."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from seps import settings
+from seps.cli.main import main
+from seps.cli.shared.parser import Parser
+from seps.config import ConfigError
+from seps.reid.config import ReidConfig, load_config
+from seps.retrieval.config import RunConfig
+from seps.settings import load
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+PRESETS: list[tuple[type[Any], Path]] = [(RunConfig, path) for path in sorted(CONFIGS.glob("*.yaml"))]
+PRESETS += [(ReidConfig, path) for path in sorted((CONFIGS / "reid").glob("*.yaml"))]
+# Values that fit where the default, turned into text, does not tell which.
+OTHER = {"model.image_size": "[64, 32]", "train.batch_size": "64"}
+
+
+@pytest.mark.parametrize(("cls", "path"), PRESETS, ids=lambda part: getattr(part, "name", None))
+def test_presets_are_files_and_every_value_of_them_counts(cls: type[Any], path: Path, tmp_path: Path) -> None:
+    made = load(cls, path)
+    written = settings.to_plain(made)
+    for section, values in yaml.safe_load(path.read_text()).items():
+        for name, value in values.items() if isinstance(values, dict) else [(None, values)]:
+            held = written[section] if name is None else written[section][name]
+            assert held == value or held == float(value), (section, name)
+    (tmp_path / "again.yaml").write_text(settings.to_yaml(made))
+    assert load(cls, tmp_path / "again.yaml") == made == settings.from_mapping(cls, written)
+
+
+@pytest.mark.parametrize("cls", [RunConfig, ReidConfig])
+def test_every_setting_is_read_as_text_and_a_wrong_name_is_told_the_right_one(cls: type[Any]) -> None:
+    known = settings.defaults(cls)
+    assert len(known) > 50
+    for name, value in known.items():
+        text = OTHER.get(name, str(yaml.safe_dump(value, default_flow_style=True)).partition("\n...")[0].strip())
+        made: Any = load(cls, overrides=[f"{name}={text if value != '' else ''}"])
+        for part in name.split("."):
+            made = getattr(made, part)
+        assert name in OTHER or settings._plain(made) == value, name
+        with pytest.raises(ConfigError) as caught:
+            load(cls, overrides={f"{name}x": text})
+        assert f"no setting {name}x; did you mean {name}?" in str(caught.value)
+
+
+def test_the_last_word_wins(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("train: {epochs: 3, seed: 1}\nmodel: {slimming: {pooled: 1.0, beta: 0.1}}\n")
+    (tmp_path / "b.yaml").write_text("train: {epochs: 4}\nmodel:\n")
+    files = [tmp_path / "a.yaml", tmp_path / "b.yaml"]
+    made = load(RunConfig, files, {"model.slimming.pooled": "1e-3", "train.seed": 2})
+    assert (made.train.epochs, made.train.seed) == (4, 2)
+    assert made.model.slimming == {"pooled": 1e-3, "beta": 0.1}
+    assert load(RunConfig, files, {"train": {"seed": 5}}).train == dataclasses.replace(made.train, seed=5)
+    assert load(RunConfig, files, ["train={seed: 5}"]).train.seed == 5
+
+
+def test_what_a_command_prints_it_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["train", "--config", str(CONFIGS / "mini.yaml"), "--train.epochs", "7", "--print_config"]
+    assert main(words) == 0
+    printed = capsys.readouterr().out
+    assert yaml.safe_load(printed)["train"]["epochs"] == 7
+    (tmp_path / "mine.yaml").write_text(f"out: /tmp/x\ndevice: null\n{printed}")  # as the first release printed it
+    assert main(["train", "--config", str(tmp_path / "mine.yaml"), "--print_config"]) == 0
+    assert capsys.readouterr().out == printed
+
+
+def test_a_setting_that_follows_from_others() -> None:
+    assert load(ReidConfig, overrides=["data.identities=4"]).train.batch_size == 16
+    assert load_config(None, ["data.identities=4"]) == load(ReidConfig, None, {"data.identities": 4})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        ({"train.epochs": "many"}, "train.epochs is 'many'; give a whole number."),
+        ({"train.epochs": True}, "train.epochs is True; give a whole number."),
+        ({"train.epochs": 2.5}, "train.epochs is 2.5; give a whole number."),
+        ({"train.learning_rate": "fast"}, "train.learning_rate is 'fast'; give a number."),
+        ({"freeze_vision": "x"}, "freeze_vision is 'x'; give a whole number or true or false or null."),
+        ({"pairing": "both"}, "pairing is 'both'; give one of 'image', 'published'."),
+        ({"train.betas": [0.9]}, "train.betas is [0.9]; give a list of 2, each a number."),
+        ({"train.step_epochs": "x"}, "train.step_epochs is 'x'; give a list such as [a, b], each a whole number."),
+        ({"model.slimming": 3}, "model.slimming is 3; give options by name, such as {name: value}."),
+        ({"train.epochs.more": 3}, "In the settings there is no setting train.epochs.more: train.epochs is one value."),
+        ({"epochs": 3}, "In the settings there is no setting epochs; did you mean train.epochs?"),
+        ({"train": 3}, "The section train of the settings must hold names and values, not 3."),
+        ({"train": "{epochs"}, "The section train of the settings must hold names and values, not '{epochs'."),
+        ({"zzz": 3}, "In the settings there is no setting zzz; known are model.vision, "),
+    ],
+)
+def test_mistakes_are_sentences(overrides: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(RunConfig, None, overrides)
+    assert str(caught.value).startswith(sentence)
+
+
+def test_a_mistake_in_a_file_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    for text, sentence in (
+        ("train: {epoch: 3}", f"In {path} there is no setting train.epoch; did you mean train.epochs?"),
+        ("train: [3]", f"The section train of {path} must hold names and values, not [3]."),
+        ("- 3", f"{path} must hold sections with names and values, not [3]."),
+    ):
+        path.write_text(text)
+        with pytest.raises(ConfigError) as caught:
+            load(RunConfig, path)
+        assert str(caught.value) == sentence
+
+
+def test_one_syntax_in_every_place() -> None:
+    parser = Parser("x", settings=lambda: RunConfig)
+    parser.add_argument("--data")
+    parser.add_argument("--more", nargs="*")
+    expected = {"train.epochs": "5", "pairing": "published", "model.slimming.beta": "-1"}
+    for words in (
+        ["--train.epochs", "5", "--pairing", "published", "--data", "a.b=c", "--model.slimming.beta", "-1"],
+        ["--pairing=published", "--data", "a.b=c", "train.epochs=5", "--model.slimming.beta=-1"],
+    ):
+        options = parser.parse_args(words)
+        assert (options.settings, options.data) == (expected, "a.b=c")
+    with pytest.raises(ValueError, match=r"there is no option --pairng; did you mean --pairing\?"):
+        parser.parse_args(["--pairng", "published"])
+    assert "--train.epochs 10\n" in parser.format_help()
+
+
+def test_the_library_needs_no_jsonargparse() -> None:
+    script = """
+import sys
+sys.modules["jsonargparse"] = None
+import seps.nn, seps.scoring, seps.losses, seps.training, seps.retrieval.config, seps.reid.config
+assert seps.retrieval.config.RunConfig().train.epochs == 10
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
