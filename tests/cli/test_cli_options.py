@@ -8,6 +8,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib
+import subprocess
+import sys
 import typing
 from collections.abc import Iterator
 from pathlib import Path
@@ -290,14 +292,21 @@ def test_settings_of_training_have_bounds(
         fails("train", f"--{setting}", value, setting, setting.rpartition(".")[2])
 
 
-def test_choices_that_are_written_twice_agree() -> None:
-    from seps.cli import eval as eval_command
-    from seps.cli import index as index_command
-    from seps.retrieval.eval.protocol import Protocol
-    from seps.retrieval.index.codec import Precision
+def test_device_of_training_and_its_places(fails: Fails) -> None:
+    fails("train", "--device", "foo", "--device")
 
-    assert set(index_command.PRECISIONS) == set(typing.get_args(Precision))
-    assert set(eval_command.PROTOCOLS) == set(typing.get_args(Protocol))
+
+def test_options_are_known_without_torch() -> None:
+    """The choices of these commands are those of the settings, which load in a moment."""
+    code = "import sys, seps.cli.eval as e, seps.cli.index as i; e.build_parser(), i.build_parser(); "
+    code += "import seps.retrieval.config; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_search_does_not_load_the_training_loop() -> None:
+    code = "import sys, seps.retrieval.index.search, seps.retrieval.pretrained; "
+    code += "sys.exit('seps.training.loop' in sys.modules or 'seps.retrieval.train.run' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_a_mistyped_option_is_told_the_right_one(fails: Fails) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -18,15 +19,14 @@ from PIL import PngImagePlugin
 from seps.cli import compare as compare_command
 from seps.cli.main import main
 from seps.config import ConfigError
-from seps.experiments.compare import SUITES, Job, config_for, protocols_for, run_one
-from seps.experiments.pixels import decode_to, load_material, mapped
-from seps.experiments.plot import plot_differences
-from seps.experiments.probe import gradient_at_patches
-from seps.experiments.report import Figure, finished, markdown, rows_of, summarise
+from seps.experiments.compare import Trial, config_for, gradient_at_patches, protocols_for, run_one
+from seps.experiments.report import Figure, finished, markdown, plot_differences, rows_of, summarise
+from seps.experiments.suites import SUITES
 from seps.experiments.workers import Workers, attempt
-from seps.retrieval.config import ModelConfig, PartWeights, RunConfig
-from seps.retrieval.data import ImageSource, RetrievalDataset, decode_all, load_jsonl
+from seps.retrieval.config import DataConfig, ModelConfig, PartWeights, RunConfig
+from seps.retrieval.data import DataError, decode_all, load_jsonl
 from seps.retrieval.model import RetrievalModel
+from seps.retrieval.train.data import read_data
 from seps.retrieval.train.task import RetrievalTask
 from seps.settings import load
 from seps.training import NonFiniteLossError, TrainConfig
@@ -43,14 +43,14 @@ def recipe(encoders: dict[str, str], **changes: Any) -> RunConfig:
 
 
 @pytest.fixture
-def material(encoders, scenes, dev_scenes, tmp_path):
-    made = recipe(encoders)
-    return load_material(made, *decode_to(tmp_path / "pixels", made, [load_jsonl(scenes), load_jsonl(dev_scenes)]))
+def shared(encoders, scenes, dev_scenes, tmp_path):
+    made = recipe(encoders, data=DataConfig(str(scenes), str(dev_scenes)))
+    return read_data(made, (32, 32), print, folder=tmp_path / "pixels")
 
 
 @pytest.mark.parametrize(("suite", "name"), ENTRIES, ids=lambda word: word)
 def test_every_entry_is_a_valid_run(encoders, scenes, suite, name):
-    config = config_for(Job(suite, name, 3), recipe(encoders))
+    config = config_for(Trial(suite, name, 3), recipe(encoders))
     assert config.train.seed == 3 and config.data == recipe(encoders).data
     model = RetrievalModel(config.model)
     task = RetrievalTask(model, config, load_jsonl(scenes), [])
@@ -66,7 +66,7 @@ def test_every_reference_is_there_and_its_row_differs():
     for entries in SUITES.values():
         for name, entry in entries.items():
             assert entry.reference is None or (entry.reference in entries and entry.reference != name)
-    made = [config_for(Job("ablation", name, 0), RunConfig()) for name in SUITES["ablation"]]
+    made = [config_for(Trial("ablation", name, 0), RunConfig()) for name in SUITES["ablation"]]
     assert all(made[i] != made[j] for i in range(len(made)) for j in range(i))
 
 
@@ -164,72 +164,74 @@ def test_a_failed_command_can_be_corrected_and_decodes_each_photo_once(
 
 
 def test_bad_photos_leave_their_rows(encoders, scenes, dev_scenes, tmp_path):
-    whole, dev = load_jsonl(scenes), load_jsonl(dev_scenes)
-    broken = tmp_path / "broken.png"
+    train = shutil.copytree(scenes.parent, tmp_path / "data") / scenes.name
+    broken = load_jsonl(train).records[3].source.path
     broken.write_bytes(b"no picture")
-    records = [dataclasses.replace(record) for record in whole.records]
-    records[3] = dataclasses.replace(records[3], source=ImageSource(broken))
-    said = []
-    sets, paths = decode_to(
-        tmp_path / "pixels", recipe(encoders), [RetrievalDataset(tuple(records), "toy", "train"), dev], said.append
-    )
-    assert len(sets[0]) == 47 and "broken.png" in "".join(said)
-    assert torch.equal(mapped(paths[0]), decode_all(sets[0], (36, 36), mode="resize"))
+    made = recipe(encoders, data=DataConfig(str(train), str(dev_scenes)))
+    for folder in (None, tmp_path / "pixels"):
+        said = []
+        found = read_data(made, (32, 32), said.append, folder=folder)
+        assert len(found.train) == 47 and broken.name in "".join(said)
+        assert torch.equal(found.pixels, decode_all(found.train, (36, 36), mode="resize"))
+        assert torch.equal(found.dev_pixels[0], decode_all(found.dev[0], (32, 32)))
+    again = found.without_photos().with_photos()
+    assert torch.equal(again.pixels, found.pixels) and torch.equal(again.dev_pixels[0], found.dev_pixels[0])
+    with pytest.raises(DataError, match=broken.name):
+        read_data(dataclasses.replace(made, data=dataclasses.replace(made.data, strict=True)), (32, 32), said.append)
 
 
 @pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory. Tried to\nmore")])
-def test_a_run_out_of_memory_says_what_to_change(material, tmp_path, monkeypatch, error):
+def test_a_run_out_of_memory_says_what_to_change(shared, tmp_path, monkeypatch, error):
     def fail(*_: Any, **__: Any) -> None:
         raise error
 
     monkeypatch.setattr("seps.experiments.workers.run_one", fail)
-    outcome = attempt(Job("ablation", "base", 0), material, tmp_path, "cpu", False)
+    outcome = attempt(Trial("ablation", "base", 0), shared, tmp_path, "cpu", False)
     assert outcome.result is None and "ran out of memory" in outcome.reason and "\n" not in outcome.reason
     assert "train.chunk_size=8 (now 16 of a batch of 16" in outcome.reason and "--processes" in outcome.reason
 
 
-def test_a_worker_killed_by_the_system_says_how_it_died(material, tmp_path):
-    _, pixels = decode_to(tmp_path / "pixels", material.recipe, [material.train, *material.dev])
-    with Workers(1, material, pixels, tmp_path / "runs", device="cpu") as workers:
+def test_a_worker_killed_by_the_system_says_how_it_died(shared, tmp_path):
+    with Workers(1, shared, tmp_path / "runs", device="cpu") as workers:
 
         def kill() -> None:
             while not workers._busy:
                 time.sleep(0.01)
-            ((process, _job),) = workers._busy.values()
+            ((process, _trial),) = workers._busy.values()
             os.kill(process.pid, signal.SIGKILL)
 
         killer = threading.Thread(target=kill)
         killer.start()
-        (outcome,) = workers.run([Job("ablation", "mean", 0)])
+        (outcome,) = workers.run([Trial("ablation", "mean", 0)])
         killer.join()
     assert outcome.result is None and "SIGKILL" in outcome.reason and "train.chunk_size=8" in outcome.reason
 
 
-def test_a_worker_that_dies_takes_only_its_run(material, tmp_path):
-    jobs = [Job("ablation", "mean", 0), Job("ablation", "base", 0)]
-    with Workers(1, material, [tmp_path / "nothing.npy"], tmp_path / "runs", device="cpu") as workers:
-        outcomes = list(workers.run(jobs))
-    assert [outcome.job for outcome in outcomes] == jobs
+def test_a_worker_that_dies_takes_only_its_run(shared, tmp_path):
+    trials = [Trial("ablation", "mean", 0), Trial("ablation", "base", 0)]
+    gone = dataclasses.replace(shared, files=(tmp_path / "nothing.npy",) * 2)
+    with Workers(1, gone, tmp_path / "runs", device="cpu") as workers:
+        outcomes = list(workers.run(trials))
+    assert [outcome.trial for outcome in outcomes] == trials
     assert all(outcome.result is None and "exit code 1" in outcome.reason for outcome in outcomes)
 
 
-def test_one_process_gives_what_two_give(material, encoders, scenes, dev_scenes, tmp_path):
-    jobs = [Job("ablation", "default", 1)]
-    alone = run_one(jobs[0], material, tmp_path / "runs", device="cpu", keep=True)
+def test_one_process_gives_what_two_give(shared, encoders, scenes, dev_scenes, tmp_path):
+    trials = [Trial("ablation", "default", 1)]
+    alone = run_one(trials[0], shared, tmp_path / "runs", device="cpu", keep=True)
     assert (tmp_path / "runs" / "default-1" / "metrics.jsonl").is_file()
-    _, pixels = decode_to(tmp_path / "again", material.recipe, [material.train, *material.dev])
-    with Workers(2, material, pixels, tmp_path / "other", device="cpu") as workers:
-        (outcome,) = workers.run(jobs)
+    with Workers(2, shared, tmp_path / "other", device="cpu") as workers:
+        (outcome,) = workers.run(trials)
     assert outcome.result is not None and outcome.result["rsum"] == alone["rsum"]
     assert 0 < alone["trust"] < 1 and alone["loss"] == outcome.result["loss"]
 
 
-def test_a_loss_that_is_not_finite_is_a_result(material, tmp_path, monkeypatch):
+def test_a_loss_that_is_not_finite_is_a_result(shared, tmp_path, monkeypatch):
     def explode(*_: Any, **__: Any) -> None:
         raise NonFiniteLossError("not finite", tmp_path / "batch", 6)
 
     monkeypatch.setattr("seps.experiments.compare.train", explode)
-    result = run_one(Job("ablation", "decision-gumbel", 0), material, tmp_path / "runs", device="cpu")
+    result = run_one(Trial("ablation", "decision-gumbel", 0), shared, tmp_path / "runs", device="cpu")
     assert result["nonfinite"] == 7 and result["rsum"] == {}
     assert "| decision-gumbel |  |  |  |  |  |  |  |  |  | 1 |" in markdown([result], SUITES["ablation"])
 
@@ -237,7 +239,7 @@ def test_a_loss_that_is_not_finite_is_a_result(material, tmp_path, monkeypatch):
 def test_gradients_stop_where_the_patches_are_cut_off(encoders, scenes):
     found = {}
     for name in ("base", "detached", "description"):
-        config = config_for(Job("ablation", name, 0), recipe(encoders))
+        config = config_for(Trial("ablation", name, 0), recipe(encoders))
         found[name] = gradient_at_patches(
             RetrievalTask(RetrievalModel(config.model), config, load_jsonl(scenes), []), "cpu"
         )
@@ -246,10 +248,10 @@ def test_gradients_stop_where_the_patches_are_cut_off(encoders, scenes):
     assert found["description"] is None
 
 
-def test_a_ratio_loss_on_a_fixed_number_moves_nothing(material, tmp_path):
+def test_a_ratio_loss_on_a_fixed_number_moves_nothing(shared, tmp_path):
     with pytest.warns(UserWarning, match="cannot act"):
-        constant = run_one(Job("ablation", "ratio-topk", 0), material, tmp_path, device="cpu")
-    base = run_one(Job("ablation", "base", 0), material, tmp_path, device="cpu")
+        constant = run_one(Trial("ablation", "ratio-topk", 0), shared, tmp_path, device="cpu")
+    base = run_one(Trial("ablation", "base", 0), shared, tmp_path, device="cpu")
     assert constant["rsum"] == base["rsum"] and constant["ratio"][0] == constant["ratio"][1]
     assert constant["gradient"]["norm"] == pytest.approx(base["gradient"]["norm"])
 

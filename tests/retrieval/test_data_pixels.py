@@ -8,6 +8,7 @@ import struct
 import tarfile
 import warnings
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,7 @@ import torch
 from PIL import Image, PngImagePlugin
 
 from seps.cli.main import main
-from seps.experiments.pixels import decode_to, mapped
-from seps.retrieval.config import ModelConfig, RunConfig
+from seps.retrieval.config import DataConfig, ModelConfig, RunConfig
 from seps.retrieval.data import ImageSource, RetrievalDataset, UnreadableImage, decode_all, load_jsonl, read_image
 from seps.retrieval.data.augment import _sample
 from seps.retrieval.data.images import decode_image, stored_size, upright_size
@@ -27,6 +27,7 @@ from seps.retrieval.eval.evaluate import encode_images
 from seps.retrieval.index.rows import StoreSettings
 from seps.retrieval.index.search import Searcher
 from seps.retrieval.index.store import Store
+from seps.retrieval.train.data import read_data
 from seps.retrieval.train.task import RetrievalTask
 from stores import index, model, model_folder
 
@@ -118,10 +119,12 @@ def test_every_command_makes_the_same_pixels(folder: Path, tmp_path: Path, seen:
 
     blank = tmp_path / "blank.png"
     photo(40, 40, 99).save(blank)
-    train = RetrievalDataset((type(data.records[0])("blank", ImageSource(blank), ("x",)),), "blank", "train")
-    _, paths = decode_to(tmp_path / "pixels", config, [train, data])
-    assert torch.equal(mapped(paths[1]), expected), "seps compare"
-    assert torch.equal(mapped(paths[0])[0], read_image(ImageSource(blank), stored_size(SIZE), "resize"))
+    (tmp_path / "blank.jsonl").write_text('{"image": "blank.png", "captions": ["x"]}\n')
+    both = DataConfig(str(tmp_path / "blank.jsonl"), str(folder / "data.jsonl"))
+    for place in (None, tmp_path / "pixels"):
+        read = read_data(replace(config, data=both), SIZE, print, folder=place)
+        assert torch.equal(read.dev_pixels[0], expected), "seps train and seps compare"
+        assert torch.equal(read.pixels[0], read_image(ImageSource(blank), stored_size(SIZE), "resize"))
 
     seen.clear()
     index(folder, tmp_path / "store")

@@ -21,7 +21,8 @@ from seps.retrieval.config import DataConfig, ModelConfig, PartWeights, RunConfi
 from seps.retrieval.data import NothingDescribed, load_jsonl
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import from_pretrained
-from seps.retrieval.train.run import read_data, train_model
+from seps.retrieval.train.data import load_sets
+from seps.retrieval.train.run import train_model
 from seps.retrieval.train.task import RetrievalTask
 from seps.training import TrainConfig
 from tiny import save_vision_encoder
@@ -59,7 +60,7 @@ def test_it_learns_and_the_best_model_is_saved(encoders, scenes, dev_scenes, tmp
     chance = 100 * 2 * sum(k / 24 for k in (1, 5, 10))
     assert result.best_score > chance + 60
     model = from_pretrained(tmp_path / "run" / "model")
-    assert model.trust is not None and 0 < model.trust < 1
+    assert model.description_weight is not None and 0 < model.description_weight < 1
     assert from_pretrained(tmp_path / "run").config.vision == encoders["vision"]
     card = (tmp_path / "run" / "model" / "README.md").read_text()
     assert "rSum" in card and "`none`" in card and "`image`" in card and "`published` |" not in card
@@ -140,12 +141,12 @@ def test_training_reads_the_files_of_seps_caption(encoders, scenes, dev_scenes, 
     dev = load_jsonl(dev_scenes)
     path = tmp_path / "dense.jsonl"
     path.write_text(json.dumps({"image": dev.records[3].id, "dense": "made anew"}) + "\n")
-    train_set, (dev_set,) = read_data(config(encoders, scenes, dev_scenes, data={"dense": str(path)}), lambda _: None)
+    train_set, dev_set = load_sets(config(encoders, scenes, dev_scenes, data={"dense": str(path)}))
     assert dev_set.dense == [*dev.dense[:3], "made anew", *dev.dense[4:]]
     assert train_set.dense == load_jsonl(scenes).dense
     path.write_text(json.dumps({"image": "nobody", "dense": "x"}) + "\n")
     with pytest.raises(NothingDescribed, match="No line of"):
-        read_data(config(encoders, scenes, dev_scenes, data={"dense": (str(path),)}), lambda _: None)
+        load_sets(config(encoders, scenes, dev_scenes, data={"dense": (str(path),)}))
 
 
 def arguments(encoders, scenes, dev_scenes, run: Path, epochs: int = 6) -> list[str]:
@@ -262,6 +263,39 @@ def test_what_lies_where_the_model_goes_is_told_before_training(encoders, scenes
     assert str(tmp_path / "model") in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     assert (tmp_path / "model" / "weights.h5").read_text() == "precious"
+
+
+@pytest.mark.parametrize("which", ["card", "tokenizer"])
+def test_a_changed_file_of_the_earlier_model_is_told_before_training(
+    encoders, scenes, dev_scenes, started, tmp_path, capsys, which
+):
+    run = shutil.copytree(started, tmp_path / "run")
+    folders = json.loads((run / "model" / "config.json").read_text())["encoders"]
+    name = "README.md" if which == "card" else f"{folders['text']}/tokenizer.json"
+    (run / "model" / name).write_text("my notes")
+    before = {path: path.read_bytes() for path in sorted(run.rglob("*")) if path.is_file()}
+    assert main(arguments(encoders, scenes, dev_scenes, run, epochs=2)) == 2
+    shown = capsys.readouterr().err
+    assert f"holds {name}, which was not written by an earlier save, or was changed since" in shown
+    assert {path: path.read_bytes() for path in sorted(run.rglob("*")) if path.is_file()} == before
+    (run / "model" / name).unlink()
+    assert main(arguments(encoders, scenes, dev_scenes, run, epochs=1)) == 0
+
+
+def test_every_photo_is_read_once_before_training(encoders, scenes, dev_scenes, tmp_path, monkeypatch):
+    from seps.retrieval.data import check, images
+
+    read: list[str] = []
+    plain = check.read_source
+
+    def counting(source):
+        read.append(str(source))
+        return plain(source)
+
+    monkeypatch.setattr(check, "read_source", counting)
+    monkeypatch.setattr(images, "read_source", counting)
+    train_model(config(encoders, scenes, dev_scenes, train={"epochs": 1}), tmp_path / "run")
+    assert sorted(read) == sorted(str(s) for part in (scenes, dev_scenes) for s in load_jsonl(part).sources)
 
 
 def test_the_processes_share_a_batch_evenly_or_not_at_all(encoders, scenes, dev_scenes):

@@ -33,12 +33,12 @@ def test_trust_is_chosen_by_the_scores_that_it_gives(model, dev_scenes, monkeypa
     )
     seen, honest = [], training.recall
     monkeypatch.setattr(training, "recall", lambda scores, owner: seen.append(scores) or honest(scores, owner))
-    training.choose_trust(model, [half])
-    assert len(seen) == len(training.TRUST_GRID)
+    training.choose_description_weight(model, [half])
+    assert len(seen) == len(training.WEIGHTS_TRIED)
     texts = model.encode_texts(half.captions)
     images = ImageFeatures(encode_images(model, half), *model.encode_descriptions(half.dense))
-    for weight, mixed in zip(training.TRUST_GRID, seen, strict=True):
-        model.set_trust(weight)
+    for weight, mixed in zip(training.WEIGHTS_TRIED, seen, strict=True):
+        model.set_description_weight(weight)
         torch.testing.assert_close(mixed, model.score(images, texts), atol=1e-5, rtol=0)
 
 

@@ -1,4 +1,4 @@
-"""`seps compare`: train and measure a suite of entries over several seeds, and print the tables."""
+"""`seps compare`: train and measure a suite of variants over several seeds, and print the tables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from seps.cli.shared.parser import Parser
 from seps.cli.shared.text import say
 
 if TYPE_CHECKING:
-    from seps.experiments.compare import Job
+    from seps.experiments.compare import Trial
     from seps.experiments.workers import Outcome
     from seps.retrieval.config import RunConfig
 
@@ -27,8 +27,9 @@ MACHINE_SETTINGS = ("chunk_size", "workers", "prefetch")
 
 def run(arguments: Sequence[str]) -> int:
     """Train what is not finished yet; results go to OUT/results.jsonl as they come, then OUT/table.md and plot.png."""
-    from seps.experiments.compare import SUITES, Job
+    from seps.experiments.compare import Trial
     from seps.experiments.report import finished
+    from seps.experiments.suites import SUITES
 
     options = _options(arguments)
     suite = SUITES[options.suite]
@@ -49,8 +50,10 @@ def run(arguments: Sequence[str]) -> int:
     if not options.report:
         done = {(result["name"], result["seed"]) for result in finished(out / "results.jsonl")}
         # All entries with the first seed come first, so that a run cut off leaves whole seeds.
-        jobs = [Job(options.suite, name, seed) for seed in options.seeds for name in names if (name, seed) not in done]
-        failed = _run_jobs(options, jobs, out) if jobs else 0
+        trials = [
+            Trial(options.suite, name, seed) for seed in options.seeds for name in names if (name, seed) not in done
+        ]
+        failed = _run_trials(options, trials, out) if trials else 0
     _report(options.suite, out)
     return EXIT_USER_ERROR if failed else 0
 
@@ -63,7 +66,7 @@ def _run_config() -> Any:
 
 def build_parser() -> argparse.ArgumentParser:
     """The options of `seps compare`."""
-    from seps.experiments.compare import SUITES
+    from seps.experiments.suites import SUITES
 
     parser = Parser("seps compare", description=__doc__, settings=_run_config)
     parser.add_argument("--suite", choices=list(SUITES), default="baselines", help="what to compare")
@@ -132,14 +135,14 @@ def _comparable(settings: dict[str, Any]) -> dict[str, Any]:
     return {**settings, "train": train}
 
 
-def _run_jobs(options: argparse.Namespace, jobs: Sequence[Job], out: Path) -> int:
+def _run_trials(options: argparse.Namespace, trials: Sequence[Trial], out: Path) -> int:
     """Run and write down what comes; returns how many runs failed."""
     failed = 0
     with (out / "results.jsonl").open("a", encoding="utf-8") as file:
         if file.tell() and not (out / "results.jsonl").read_bytes().endswith(b"\n"):
             file.write("\n")
-        for number, outcome in enumerate(_outcomes(options, jobs, out), 1):
-            place = f"[{number}/{len(jobs)}] {outcome.job.name} seed {outcome.job.seed}"
+        for number, outcome in enumerate(_outcomes(options, trials, out), 1):
+            place = f"[{number}/{len(trials)}] {outcome.trial.name} seed {outcome.trial.seed}"
             if outcome.result is None:
                 failed += 1
                 say(f"{place} failed: {outcome.reason}")
@@ -152,35 +155,34 @@ def _run_jobs(options: argparse.Namespace, jobs: Sequence[Job], out: Path) -> in
     return failed
 
 
-def _outcomes(options: argparse.Namespace, jobs: Sequence[Job], out: Path) -> Iterator[Outcome]:
-    from seps.experiments.pixels import decode_to, load_material
+def _outcomes(options: argparse.Namespace, trials: Sequence[Trial], out: Path) -> Iterator[Outcome]:
+    from seps.encoders import vision_encoder
     from seps.experiments.workers import Workers
-    from seps.retrieval.train.run import load_sets
+    from seps.retrieval.train.data import read_data
 
     recipe = _recipe(options, out)
     runs = Path(options.scratch) if options.scratch else out / "runs"
     device = options.device or default_device()
-    sets, pixels = decode_to(runs, recipe, load_sets(recipe), say)
-    material = load_material(recipe, sets, pixels)
+    size = recipe.model.image_size or vision_encoder(recipe.model.vision).image_size
+    shared = read_data(recipe, size, say, folder=runs)
     written = json.dumps(_settings(options.suite, recipe), indent=1) + "\n"
     (out / "recipe.json").write_text(written, encoding="utf-8")
     try:
         # Also a single run at a time has a process of its own: if memory runs out the system ends that one alone.
         # The workers share the processor already; a pool of tokenizer threads in each would only be in the way.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        with Workers(options.processes, material, pixels, runs, device=device, keep=options.keep_runs) as workers:
-            yield from workers.run(jobs)
+        with Workers(options.processes, shared, runs, device=device, keep=options.keep_runs) as workers:
+            yield from workers.run(trials)
     except InterruptedError as error:
         raise KeyboardInterrupt from error
     finally:
-        for path in pixels:
+        for path in shared.files:
             path.unlink(missing_ok=True)
 
 
 def _report(name: str, out: Path) -> None:
-    from seps.experiments.compare import SUITES
-    from seps.experiments.plot import plot_differences
-    from seps.experiments.report import finished, markdown
+    from seps.experiments.report import finished, markdown, plot_differences
+    from seps.experiments.suites import SUITES
 
     results = finished(out / "results.jsonl")
     table = markdown(results, SUITES[name])

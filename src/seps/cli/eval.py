@@ -20,11 +20,10 @@ from seps.cli.shared.argtypes import (
 from seps.cli.shared.outputs import check_output, write_output
 from seps.cli.shared.parser import Parser
 from seps.cli.shared.text import literal, print_json, printable
+from seps.retrieval.config import PROTOCOLS
 
 if TYPE_CHECKING:
     from seps.retrieval.eval.evaluate import EvaluationReport
-
-PROTOCOLS = ("none", "image", "published")  # as seps.retrieval.eval.protocol has them, whose import takes seconds
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -38,7 +37,10 @@ def build_parser() -> argparse.ArgumentParser:
         "--protocol", choices=PROTOCOLS, default="image", help="who may see descriptions (default: image)"
     )
     parser.add_argument(
-        "--trust", type=inner_fraction, help="weight of the description in (0, 1) instead of the model's own"
+        "--description-weight",
+        "--trust",
+        type=inner_fraction,
+        help="weight of the description in (0, 1) instead of the model's own (--trust: its former name)",
     )
     parser.add_argument(
         "--words",
@@ -82,8 +84,8 @@ def run(arguments: Sequence[str]) -> int:
         print(printable(sentence), file=sys.stderr)
     dataset = drop_bad(dataset, report)
     model = from_pretrained(options.model, device=options.device or default_device())
-    if options.trust is not None:
-        model.set_trust(options.trust)
+    if options.description_weight is not None:
+        model.set_description_weight(options.description_weight)
     with stage_progress() as progress:
         result = evaluate(
             model,

@@ -8,11 +8,12 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from seps.cli.shared.argtypes import default_device, device, non_negative_real, positive
 from seps.cli.shared.parser import Parser
 from seps.cli.shared.text import print_json, printable
+from seps.retrieval.config import StoredPrecision
 
 if TYPE_CHECKING:
     from seps.retrieval.data.gallery import Problem
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 SHOWN_PROBLEMS = 20
 SHOWN_SKIPPED = 3
-PRECISIONS = ("float32", "float16", "int8")  # as seps.retrieval.index.codec has them, whose import takes seconds
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -37,7 +37,10 @@ def build_parser() -> argparse.ArgumentParser:
         help="JSONL of descriptions by image, e.g. from seps caption; FOLDER/*.jsonl is read anyway",
     )
     parser.add_argument(
-        "--precision", choices=PRECISIONS, default="float16", help="of the stored state (default: float16)"
+        "--precision",
+        choices=get_args(StoredPrecision),
+        default="float16",
+        help="of the stored state (default: float16)",
     )
     parser.add_argument("--patches", type=positive, metavar="M", help="keep only the M patches that matter most")
     parser.add_argument("--words", type=positive, metavar="M", help="merge each description to at most M words")

@@ -13,6 +13,16 @@ from .vision import TransformersVision, VisionEncoder
 from .weights import quiet
 
 
+def has_vision_files(encoder: VisionEncoder) -> bool:
+    """Whether `save_vision_files` writes anything."""
+    return isinstance(getattr(encoder, "inner", encoder), TransformersVision)
+
+
+def has_text_files(encoder: TextEncoder) -> bool:
+    """Whether `save_text_files` writes anything: an encoder of the caller's own has no files."""
+    return type(encoder) is TextEncoder
+
+
 def save_vision_files(encoder: VisionEncoder, folder: Path) -> bool:
     """Write what `vision_encoder(folder, pretrained=False)` needs; False for an encoder that needs no files."""
     inner = getattr(encoder, "inner", encoder)
@@ -31,7 +41,7 @@ def save_vision_files(encoder: VisionEncoder, folder: Path) -> bool:
 
 def save_text_files(encoder: TextEncoder, folder: Path) -> bool:
     """Write what `text_encoder(folder, pretrained=False)` needs; False for an encoder of the caller's own."""
-    if type(encoder) is not TextEncoder:
+    if not has_text_files(encoder):
         return False
     _save_config(encoder.model, folder)
     encoder.tokenizer.save_pretrained(str(folder))

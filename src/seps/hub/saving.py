@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,27 @@ def write_folder(
             ) from error
 
 
+def check_folder(folder: Path | str, places: Iterable[str] = ()) -> None:
+    """Raise ModelError where `write_folder` would: a file that no save wrote is in the way.
+
+    `places` are the folders that the encoders' files would go to. For callers that work long before they save.
+    """
+    folder = Path(folder)
+    if _is_real_folder(folder):
+        with _one_save_at_a_time(folder):
+            _replaceable(folder, places)
+
+
+def _replaceable(folder: Path, places: Iterable[str]) -> tuple[Files, bool]:
+    """As `_belonging`, once an interrupted save is settled. Raises ModelError for a file that must not be replaced."""
+    for left in sorted(folder.glob(".saving-*")):
+        if (left / PLAN).is_file():  # else it is not a save's
+            _settle(folder, left)
+    before, keep_card = _belonging(folder)
+    _check_free(folder, before, (CONFIG, WEIGHTS, CARD, *places))
+    return before, keep_card
+
+
 def _write(
     folder: Path,
     config: Mapping[str, Any],
@@ -71,11 +92,7 @@ def _write(
     encoders: Path,
     places: Mapping[str, str],
 ) -> None:
-    for left in sorted(folder.glob(".saving-*")):
-        if (left / PLAN).is_file():  # else it is not a save's
-            _settle(folder, left)
-    before, keep_card = _belonging(folder)
-    _check_free(folder, before, (CONFIG, WEIGHTS, CARD, *places.values()), keep_card)
+    before, keep_card = _replaceable(folder, places.values())
     staged = Path(tempfile.mkdtemp(prefix=".saving-", dir=folder))
     try:
         _write_plan(staged, {}, {}, "")
@@ -136,7 +153,7 @@ def _belonging(folder: Path) -> tuple[Files, bool]:
     return files, False
 
 
-def _check_free(folder: Path, ours: Files, names: tuple[str, ...], keep_card: bool) -> None:
+def _check_free(folder: Path, ours: Files, names: tuple[str, ...]) -> None:
     """Raise ModelError for a file in the way of `names`, or inside a folder of the model, that no save wrote."""
     tops = {*names, *(name.split("/")[0] for name in ours if "/" in name)}
     foreign = []

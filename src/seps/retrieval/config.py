@@ -1,4 +1,7 @@
-"""Settings of a retrieval model and of its training: the only place their defaults live."""
+"""Settings of a retrieval model and of its training: the only place their defaults live.
+
+Nothing here imports torch, so that a command line knows its choices at once.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from seps.config import ConfigError, LossConfig, SlimmingConfig, require, require_choice
-from seps.retrieval.data.images import stored_size
 from seps.training.config import TrainConfig
 
 
@@ -35,6 +37,16 @@ HeadKind = Literal["slimming", "mean", "scan-t2i", "scan-i2t", "scan", "descript
 Preset = Literal["default", "paper", "open_source"]
 TextSampling = Literal["own", "mixed"]
 Pairing = Literal["image", "published"]
+Protocol = Literal["none", "image", "published"]
+"""Who may see descriptions in an evaluation; `seps.retrieval.eval.protocol` says what each means."""
+PROTOCOLS: tuple[Protocol, ...] = get_args(Protocol)
+StoredPrecision = Literal["float32", "float16", "int8"]
+"""Of the token matrices in a store."""
+
+
+def stored_size(size: tuple[int, int]) -> tuple[int, int]:
+    """(height, width) at which training keeps photos for a model of `size`: 8/7 of it, so that crops keep detail."""
+    return size[0] * 8 // 7, size[1] * 8 // 7
 
 
 @dataclass(frozen=True)
@@ -124,7 +136,6 @@ class DataConfig:
     def __post_init__(self) -> None:
         require_choice("texts", self.texts, TextSampling)
         require(0 <= self.caption_noise <= 1, f"caption_noise is {self.caption_noise!r}; it must lie in [0, 1].")
-        require(0 <= self.jitter < 1, f"jitter is {self.jitter!r}; it must lie in [0, 1).")
         for name in ("dev", "dense"):
             value = getattr(self, name)
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
@@ -134,6 +145,7 @@ class DataConfig:
             good and 0 < self.crop_scale[0] <= self.crop_scale[1],
             f"crop_scale is {self.crop_scale!r}; give two parts of the picture's area, above 0, at most 1 and rising.",
         )
+        require(_between(self.jitter, 0, 1) and self.jitter < 1, f"jitter is {self.jitter!r}; give 0 to below 1.")
         if self.decode_size is not None:
             object.__setattr__(self, "decode_size", _size("decode_size", self.decode_size))
 

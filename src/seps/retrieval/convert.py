@@ -87,7 +87,7 @@ def convert_published(path: Path | str, *, vision: str | None = None, text: str 
     names = encoder_names(options)
     vision_name, text_name = vision or names[0], text or names[1]
     width = state["head.net.aggr_net.weight.0.weight"].shape[0] if "head.net.aggr_net.weight.0.weight" in state else 512
-    eyes = vision_encoder(vision_name, pretrained=False)
+    encoder = vision_encoder(vision_name, pretrained=False)
     config = ModelConfig(
         vision=vision_name,
         text=text_name,
@@ -98,8 +98,8 @@ def convert_published(path: Path | str, *, vision: str | None = None, text: str 
             "aggr_ratio": float(options.get("aggr_ratio", 0.4)),
         },
     )
-    model = RetrievalModel(config, eyes, text_encoder(text_name, pretrained=False))
-    for name, module_width in (("project_patches.1", eyes.width), ("project_words", model.text.width)):
+    model = RetrievalModel(config, encoder, text_encoder(text_name, pretrained=False))
+    for name, module_width in (("project_patches.1", encoder.width), ("project_words", model.text.width)):
         if f"{name}.weight" not in state and module_width == width:
             # The published model leaves the projection out where the widths agree.
             state[f"{name}.weight"], state[f"{name}.bias"] = torch.eye(width), torch.zeros(width)

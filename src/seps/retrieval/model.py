@@ -104,20 +104,23 @@ class RetrievalModel(nn.Module):
         return self.head.score(images, texts, memory=memory)
 
     @property
-    def trust(self) -> float | None:
+    def description_weight(self) -> float | None:
         """Weight of the description in the score, where the head has one."""
         if isinstance(self.head, SlimmingHead) and self.head.net.config.dense == "tokens":
             return float(self.head.net.description_weight.detach())
         return None
 
-    def set_trust(self, weight: float) -> None:
-        """Set the weight of the description, in (0, 1)."""
+    def set_description_weight(self, weight: float) -> None:
+        """Set the weight of the description, in (0, 1). Raises ValueError outside, or where the head has none."""
         if not 0 < weight < 1:
-            raise ValueError(f"trust must lie between 0 and 1, but {weight!r} came.")
+            raise ValueError(f"The weight of the description must lie between 0 and 1, but {weight!r} came.")
         if not (isinstance(self.head, SlimmingHead) and self.head.net.config.dense == "tokens"):
             raise ValueError(f"This model (head {self.config.head!r}) has no weight of the description to set.")
         with torch.no_grad():
             self.head.net.trust.fill_(torch.logit(torch.tensor(weight)).item())
+
+    trust, set_trust = description_weight, set_description_weight
+    """Former names."""
 
 
 def freeze_parts(model: RetrievalModel, config: RunConfig) -> None:

@@ -20,17 +20,17 @@ from torch import Tensor
 
 from seps.config import ConfigError
 from seps.encoders import TextEncoder, VisionEncoder, text_encoder, vision_encoder
-from seps.encoders.saved import save_text_files, save_vision_files
+from seps.encoders.saved import has_text_files, has_vision_files, save_text_files, save_vision_files
 from seps.hub.folder import CONFIG, ModelError, find_folder, inside, read_config, read_weights
-from seps.hub.saving import write_folder
+from seps.hub.saving import check_folder, write_folder
 from seps.hub.tensor_names import fitted, renamed, transformers_version, versions_sentence
 from seps.retrieval.card import model_card
 from seps.retrieval.config import ModelConfig
 from seps.retrieval.heads import SlimmingHead
 from seps.retrieval.model import RetrievalModel
-from seps.training import find_checkpoint, load_weights
+from seps.training.checkpoint import find_checkpoint, load_weights
 
-__all__ = ["MINI", "ModelError", "from_pretrained", "mini_folder", "resolved", "save_pretrained"]
+__all__ = ["MINI", "ModelError", "check_save", "from_pretrained", "mini_folder", "resolved", "save_pretrained"]
 
 MINI = "mini"
 Form = Literal["full", "delta"]
@@ -83,21 +83,33 @@ def save_pretrained(
     write_folder(folder, config, tensors, card, partial(_save_encoders, model) if form == "full" else None)
 
 
+def check_save(model: RetrievalModel, folder: Path | str) -> None:
+    """Raise ModelError where `save_pretrained(model, folder)` would refuse: a file that no save wrote is in the way."""
+    check_folder(folder, _encoder_places(model))
+
+
+def _encoder_places(model: RetrievalModel) -> list[str]:
+    """The folders inside a model folder that its encoders' files go to."""
+    return ["vision"] * has_vision_files(model.vision) + ["text"] * has_text_files(model.text)
+
+
 def _facts(model: RetrievalModel) -> dict[str, str]:
     height, width = model.image_size
     return {
         "parameters": f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f} M",
         "image size": f"{height} x {width} px, {model.vision.num_patches} patches",
-        **({"weight of the description": f"{model.trust:.2f}"} if model.trust is not None else {}),
+        **(
+            {"weight of the description": f"{model.description_weight:.2f}"}
+            if model.description_weight is not None
+            else {}
+        ),
     }
 
 
 def _save_encoders(model: RetrievalModel, folder: Path) -> dict[str, str]:
-    saved = {
-        "vision": save_vision_files(model.vision, folder / "vision"),
-        "text": save_text_files(model.text, folder / "text"),
-    }
-    return {kind: kind for kind, done in saved.items() if done}
+    save_vision_files(model.vision, folder / "vision")
+    save_text_files(model.text, folder / "text")
+    return {place: place for place in _encoder_places(model)}
 
 
 def resolved(model: RetrievalModel) -> dict[str, Any]:

@@ -1,11 +1,20 @@
-"""Training shared by retrieval and re-identification: give `train` a task and a configuration."""
+"""Training shared by retrieval and re-identification: give `train` a task and a configuration.
 
-from seps.training.checkpoint import CheckpointError, find_checkpoint, load_weights
-from seps.training.config import TrainConfig
-from seps.training.distributed import DistributedInfo, from_environment, process_group
-from seps.training.loop import TrainResult, train
-from seps.training.nonfinite import NonFiniteLossError
-from seps.training.task import CachedTask, Task
+Names are loaded when they are first asked for: whoever needs the settings or a checkpoint does not load the loop.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from seps.training.checkpoint import CheckpointError, find_checkpoint, load_weights
+    from seps.training.config import TrainConfig
+    from seps.training.distributed import DistributedInfo, from_environment, process_group
+    from seps.training.loop import TrainResult, train
+    from seps.training.nonfinite import NonFiniteLossError
+    from seps.training.task import CachedTask, Task
 
 __all__ = [
     "CachedTask",
@@ -21,3 +30,18 @@ __all__ = [
     "process_group",
     "train",
 ]
+_MODULES = {
+    "checkpoint": ("CheckpointError", "find_checkpoint", "load_weights"),
+    "config": ("TrainConfig",),
+    "distributed": ("DistributedInfo", "from_environment", "process_group"),
+    "loop": ("TrainResult", "train"),
+    "nonfinite": ("NonFiniteLossError",),
+    "task": ("CachedTask", "Task"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"seps.training.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -24,6 +24,8 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from seps.retrieval.config import stored_size
+
 from .records import DataError, ImageSource, RetrievalDataset
 from .shards import UnreadableImage, read_source
 
@@ -53,11 +55,6 @@ class Upright:
     width: int
     height: int
     """Of the file, upright."""
-
-
-def stored_size(size: tuple[int, int]) -> tuple[int, int]:
-    """(height, width) at which training keeps photos for a model of `size`: 8/7 of it, so that crops keep detail."""
-    return size[0] * 8 // 7, size[1] * 8 // 7
 
 
 def read_image(source: ImageSource, size: tuple[int, int], mode: Mode = "model") -> Tensor:

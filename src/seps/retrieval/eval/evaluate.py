@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from seps.metrics import RetrievalMetrics, five_fold, recall
+from seps.retrieval.config import Protocol
 from seps.retrieval.data import ImageReader, RetrievalDataset
-from seps.retrieval.eval.protocol import PUBLISHED_WARNING, Protocol, ProtocolError, View, view
+from seps.retrieval.eval.protocol import PUBLISHED_WARNING, ProtocolError, View, view
 from seps.retrieval.heads import ImageFeatures, SlimmingHead, TextFeatures
 from seps.retrieval.index.fewer_words import merge_words
 from seps.retrieval.model import RetrievalModel

@@ -11,12 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from seps.config import require_choice
+from seps.retrieval.config import Protocol
 from seps.retrieval.data import DataError, RetrievalDataset
-
-Protocol = Literal["image", "none", "published"]
 
 PUBLISHED_WARNING = (
     "Protocol 'published' gives every query the description of the image it should find: these figures contain the "

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-Precision = Literal["float32", "float16", "int8"]
-_KINDS: tuple[Precision, ...] = ("float32", "float16", "int8")
+from seps.retrieval.config import StoredPrecision
+
+Precision = StoredPrecision
+_KINDS: tuple[Precision, ...] = get_args(StoredPrecision)
 _HEAD = struct.Struct("<BHH")
 Array = np.ndarray[Any, np.dtype[Any]]
 

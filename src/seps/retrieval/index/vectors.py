@@ -28,7 +28,7 @@ def image_vectors(model: RetrievalModel, images: ImageFeatures) -> Tensor:
     described = F.normalize(masked_mean(F.normalize(images.dense.float(), dim=-1), images.dense_mask), dim=-1)
     if not model.head.uses_pixels:
         return described
-    weight = model.trust
+    weight = model.description_weight
     if weight is None:
         return patches
     mixed = (1 - weight) * patches + weight * described

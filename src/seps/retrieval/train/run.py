@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,71 +13,19 @@ from seps.config import ConfigError
 from seps.files import read_json
 from seps.hub.folder import CONFIG
 from seps.metrics import recall
-from seps.retrieval.config import RunConfig
-from seps.retrieval.data import (
-    CheckReport,
-    NothingDescribed,
-    RetrievalDataset,
-    attach_dense,
-    check_dataset,
-    drop_bad,
-    load_data,
-)
+from seps.retrieval.config import Protocol, RunConfig
+from seps.retrieval.data import RetrievalDataset
 from seps.retrieval.eval.evaluate import encode_images, evaluate
-from seps.retrieval.eval.protocol import Protocol
 from seps.retrieval.heads import ImageFeatures, SlimmingHead
 from seps.retrieval.model import RetrievalModel
-from seps.retrieval.pretrained import from_pretrained, resolved, save_pretrained
+from seps.retrieval.pretrained import check_save, from_pretrained, resolved, save_pretrained
+from seps.retrieval.train.data import Log, read_data
 from seps.retrieval.train.task import RetrievalTask
 from seps.scoring import score_with_gradient
 from seps.training import CheckpointError, DistributedInfo, TrainResult, find_checkpoint, train
 from seps.training.tracking import Progress
 
-Log = Callable[[str], None]
-TRUST_GRID = tuple(i / 20 for i in range(4, 20))
-
-
-def read_data(config: RunConfig, log: Log) -> tuple[RetrievalDataset, list[RetrievalDataset]]:
-    """The training set and the dev sets, checked; what is bad is left out and named, or refused if `strict`."""
-    sets = load_sets(config)
-    report = check_dataset(*sets, verify_images="decode")
-    kept = without_bad(sets, report, config, log)
-    return kept[0], kept[1:]
-
-
-def load_sets(config: RunConfig) -> list[RetrievalDataset]:
-    """The training set and the dev sets, with their descriptions, as their files say."""
-    data = config.data
-    if not data.train:
-        raise ValueError("data.train is empty; give the JSONL file of the training images, or FOLDER:train.")
-    sets = [load_data(name, images_root=data.images_root) for name in (data.train, *data.dev)]
-    for path in data.dense:
-        sets = _described(sets, path)
-    return sets
-
-
-def without_bad(
-    sets: list[RetrievalDataset], report: CheckReport, config: RunConfig, log: Log
-) -> list[RetrievalDataset]:
-    """The sets without what the report finds fault with, each fault named; refused if `strict`."""
-    report.raise_if(config.data.strict)
-    for sentence in report.sentences():
-        log(sentence)
-    return [drop_bad(part, report) for part in sets]
-
-
-def _described(sets: list[RetrievalDataset], path: str) -> list[RetrievalDataset]:
-    """The sets with the descriptions of a file that fits one of them at least."""
-    found, problem = [], None
-    for part in sets:
-        try:
-            found.append(attach_dense(part, path))
-        except NothingDescribed as error:
-            found.append(part)
-            problem = problem or error
-    if problem is not None and all(new is old for new, old in zip(found, sets, strict=True)):
-        raise problem
-    return found
+WEIGHTS_TRIED = tuple(i / 20 for i in range(4, 20))
 
 
 def train_model(
@@ -90,15 +37,20 @@ def train_model(
     progress: Progress | None = None,
     log: Log | None = None,
 ) -> TrainResult:
-    """Train as `config` says into `run_dir` (continuing a run that is there), then save the best as `run_dir/model`."""
+    """Train as `config` says into `run_dir` (continuing a run that is there), then save the best as `run_dir/model`.
+
+    Raises, before the first photo is read, for settings that do not fit the run that is there, and for a file that is
+    in the way of the model.
+    """
     say = log or (lambda _: None)
     run_dir = Path(run_dir)
     _same_settings(config, run_dir)
     _room_for_model(run_dir / "model")
-    train_set, dev_sets = read_data(config, say)
     torch.manual_seed(config.train.seed)
     model = RetrievalModel(config.model)
-    task = RetrievalTask(model, config, train_set, dev_sets)
+    check_save(model, run_dir / "model")
+    data = read_data(config, model.image_size, say)
+    task = RetrievalTask(model, config, data.train, data.dev, pixels=data.pixels, dev_pixels=data.dev_pixels)
     about = {"model": resolved(model), "config": dataclasses.asdict(config)}
     result = train(
         task,
@@ -113,12 +65,12 @@ def train_model(
     first = distributed is None or distributed.rank == 0
     if first and not result.interrupted and result.best_checkpoint is not None:
         best = from_pretrained(run_dir, device=device or "cpu")
-        if config.choose_trust and best.trust is not None:
-            chosen = choose_trust(best, dev_sets, task.dev_pixels)
+        if config.choose_trust and best.description_weight is not None:
+            chosen = choose_description_weight(best, data.dev, data.dev_pixels)
             say(f"The description's weight chosen on dev is {chosen:.2f}.")
         figures = [
-            evaluate(best, data, protocol, pixels=pixels).as_dict()
-            for data, pixels in zip(dev_sets, task.dev_pixels, strict=True)
+            evaluate(best, dev, protocol, pixels=pixels).as_dict()
+            for dev, pixels in zip(data.dev, data.dev_pixels, strict=True)
             for protocol in honest_protocols(best)
         ]
         told = {"config": dataclasses.asdict(config), "step": result.step, "figures": figures}
@@ -180,20 +132,20 @@ def _room_for_model(folder: Path) -> None:
 
 
 def honest_protocols(model: RetrievalModel) -> list[Protocol]:
-    """Under which protocols, the leaking one aside, a model can be measured."""
+    """Under which protocols, the leaky one aside, a model can be measured."""
     if not model.head.uses_description:
         return ["none"]
     return ["none", "image"] if model.head.uses_pixels else ["image"]
 
 
 @torch.no_grad()
-def choose_trust(
+def choose_description_weight(
     model: RetrievalModel, dev_sets: list[RetrievalDataset], pixels: list[torch.Tensor] | None = None
 ) -> float:
     """Set the description's weight to the one with the best mean rSum over the dev sets, and return it."""
     if not isinstance(model.head, SlimmingHead):
         raise ValueError(f"head {model.config.head!r} has no weight of the description to choose.")
-    totals = dict.fromkeys(TRUST_GRID, 0.0)
+    totals = dict.fromkeys(WEIGHTS_TRIED, 0.0)
     for i, data in enumerate(dev_sets):
         texts = model.encode_texts(data.captions)
         tokens = encode_images(model, data, pixels=pixels[i] if pixels else None)
@@ -208,12 +160,12 @@ def choose_trust(
         )
         if scored.patches is None or scored.description is None:
             continue
-        for weight in TRUST_GRID:
+        for weight in WEIGHTS_TRIED:
             mixed = (1 - weight) * scored.patches + weight * scored.description
             if scored.described is not None:
                 # As in the score itself: an image without description is judged by its patches alone.
                 mixed = torch.where(scored.described[:, None], mixed, scored.patches)
             totals[weight] += recall(mixed, data.image_of_caption).rsum
-    best = max(TRUST_GRID, key=lambda weight: totals[weight])
-    model.set_trust(best)
+    best = max(WEIGHTS_TRIED, key=lambda weight: totals[weight])
+    model.set_description_weight(best)
     return best

@@ -14,12 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from seps.losses import SEPSLoss
-from seps.retrieval.config import RunConfig
+from seps.retrieval.config import Protocol, RunConfig
 from seps.retrieval.data import ImageAugment, RetrievalDataset, augment_tokens, epoch_batches, mixed_seed
 from seps.retrieval.data.images import decode_all
 from seps.retrieval.data.texts import mixed_texts, own_texts
 from seps.retrieval.eval.evaluate import evaluate
-from seps.retrieval.eval.protocol import Protocol
 from seps.retrieval.heads import ImageFeatures, Scores, TextFeatures
 from seps.retrieval.model import RetrievalModel, freeze_parts
 from seps.training.distributed import gather_ragged, gather_with_gradient
@@ -280,6 +279,6 @@ class RetrievalTask:
             report = evaluate(model, data, self.protocol, pixels=pixels)
             figures[f"rsum_{data.label}"] = report.metrics.rsum
         figures["score"] = sum(figures.values()) / max(1, len(figures))
-        if model.trust is not None:
-            figures["trust"] = model.trust
+        if model.description_weight is not None:
+            figures["trust"] = model.description_weight
         return figures
