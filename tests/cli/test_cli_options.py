@@ -291,11 +291,14 @@ def test_settings_of_training_have_bounds(
 
 
 def test_choices_that_are_written_twice_agree() -> None:
+    from seps.cli import compare as compare_command
     from seps.cli import eval as eval_command
     from seps.cli import index as index_command
+    from seps.experiments.compare import SUITES
     from seps.retrieval.eval.protocol import Protocol
     from seps.retrieval.index.codec import Precision
 
+    assert list(compare_command.SUITE_NAMES) == list(SUITES)
     assert set(index_command.PRECISIONS) == set(typing.get_args(Precision))
     assert set(eval_command.PROTOCOLS) == set(typing.get_args(Protocol))
 

@@ -22,16 +22,17 @@ if TYPE_CHECKING:
     from seps.retrieval.config import RunConfig
 
 
+SUITE_NAMES = ("baselines", "ablation")  # as seps.experiments.compare has them, whose import takes seconds
 MACHINE_SETTINGS = ("chunk_size", "workers", "prefetch")
 """Of `train`: they may differ between the runs of one folder, so that a run out of memory can be made again."""
 
 
 def run(arguments: Sequence[str]) -> int:
     """Train what is not finished yet; results go to OUT/results.jsonl as they come, then OUT/table.md and plot.png."""
+    options = _options(arguments)
     from seps.experiments.compare import SUITES, Job
     from seps.experiments.report import finished
 
-    options = _options(arguments)
     suite = SUITES[options.suite]
     names = options.only or list(suite)
     unknown = [name for name in names if name not in suite]
@@ -58,10 +59,8 @@ def run(arguments: Sequence[str]) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     """The options of `seps compare`."""
-    from seps.experiments.compare import SUITES
-
     parser = Parser("seps compare", description=__doc__, settings=run_config)
-    parser.add_argument("--suite", choices=list(SUITES), default="baselines", help="what to compare")
+    parser.add_argument("--suite", choices=SUITE_NAMES, default="baselines", help="what to compare")
     parser.add_argument("--config", type=input_file, help="YAML of the recipe all entries share (as for seps train)")
     parser.add_argument("--data", help="JSONL of the training images")
     parser.add_argument("--dev", nargs="+", help="JSONL files to measure on")

@@ -9,7 +9,6 @@ from difflib import get_close_matches
 from typing import Any, Literal
 
 from seps.config import ConfigError, LossConfig, SlimmingConfig, require, require_choice
-from seps.retrieval.data.images import stored_size
 from seps.training.config import TrainConfig
 
 
@@ -139,6 +138,9 @@ class DataConfig:
 
     def size_to_decode(self, image_size: tuple[int, int]) -> tuple[int, int]:
         """The size at which images are kept, for a model that takes `image_size`; crops then keep their detail."""
+        # Imported here: settings are read, and listed by --help, without torch.
+        from seps.retrieval.data.images import stored_size
+
         return self.decode_size or stored_size(image_size)
 
 
