@@ -292,8 +292,11 @@ def test_settings_of_training_have_bounds(
         fails("train", f"--{setting}", value, setting, setting.rpartition(".")[2])
 
 
-def test_device_of_training_and_its_places(fails: Fails) -> None:
-    fails("train", "--device", "foo", "--device")
+def test_suites_that_are_written_twice_agree() -> None:
+    from seps.cli import compare as compare_command
+    from seps.experiments.suites import SUITES
+
+    assert list(compare_command.SUITE_NAMES) == list(SUITES)
 
 
 def test_options_are_known_without_torch() -> None:

@@ -133,6 +133,18 @@ def test_one_syntax_in_every_place() -> None:
     assert "--train.epochs 10\n" in parser.format_help()
 
 
+@pytest.mark.parametrize("words", [["train"], ["compare"], ["reid", "train"], ["reid", "eval"]], ids=" ".join)
+def test_help_lists_the_settings_without_torch(words: list[str]) -> None:
+    script = """
+import sys
+sys.modules["torch"] = None
+from seps.cli.main import main
+main([*sys.argv[1:], "--help"])
+"""
+    done = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, check=True)
+    assert ("--train.epochs 10\n" in done.stdout) == (words[-1] != "eval") and "--data." in done.stdout
+
+
 def test_the_library_needs_no_jsonargparse() -> None:
     script = """
 import sys

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from seps.cli.shared.argtypes import default_device, device, input_file, non_negative, output_folder, positive
 from seps.cli.shared.errors import EXIT_USER_ERROR
 from seps.cli.shared.parser import Parser
+from seps.cli.shared.recipe import load_recipe, run_config
 from seps.cli.shared.text import say
 
 if TYPE_CHECKING:
@@ -21,17 +22,18 @@ if TYPE_CHECKING:
     from seps.retrieval.config import RunConfig
 
 
+SUITE_NAMES = ("baselines", "ablation")  # as seps.experiments.compare has them, whose import takes seconds
 MACHINE_SETTINGS = ("chunk_size", "workers", "prefetch")
 """Of `train`: they may differ between the runs of one folder, so that a run out of memory can be made again."""
 
 
 def run(arguments: Sequence[str]) -> int:
     """Train what is not finished yet; results go to OUT/results.jsonl as they come, then OUT/table.md and plot.png."""
+    options = _options(arguments)
     from seps.experiments.compare import Trial
     from seps.experiments.report import finished
     from seps.experiments.suites import SUITES
 
-    options = _options(arguments)
     suite = SUITES[options.suite]
     names = options.only or list(suite)
     unknown = [name for name in names if name not in suite]
@@ -58,18 +60,10 @@ def run(arguments: Sequence[str]) -> int:
     return EXIT_USER_ERROR if failed else 0
 
 
-def _run_config() -> Any:
-    from seps.retrieval.config import RunConfig
-
-    return RunConfig
-
-
 def build_parser() -> argparse.ArgumentParser:
     """The options of `seps compare`."""
-    from seps.experiments.suites import SUITES
-
-    parser = Parser("seps compare", description=__doc__, settings=_run_config)
-    parser.add_argument("--suite", choices=list(SUITES), default="baselines", help="what to compare")
+    parser = Parser("seps compare", description=__doc__, settings=run_config)
+    parser.add_argument("--suite", choices=SUITE_NAMES, default="baselines", help="what to compare")
     parser.add_argument("--config", type=input_file, help="YAML of the recipe all entries share (as for seps train)")
     parser.add_argument("--data", help="JSONL of the training images")
     parser.add_argument("--dev", nargs="+", help="JSONL files to measure on")
@@ -104,12 +98,12 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
 
 def _recipe(options: argparse.Namespace, out: Path) -> RunConfig:
     """The recipe. Raises ValueError where `out` holds results of another one."""
-    from seps import settings
     from seps.experiments.report import finished
+    from seps.settings import parse_override
 
-    former = dict(map(settings.parse_override, options.set))
+    former = dict(map(parse_override, options.set))
     changes = {"data.train": options.data, "data.dev": options.dev, **former, **options.settings}
-    recipe: RunConfig = settings.load(_run_config(), options.config, changes)
+    recipe = load_recipe(options.config, changes)
     path = out / "recipe.json"
     # Without a result there is nothing to keep apart: a recipe that failed may be corrected.
     if path.is_file() and finished(out / "results.jsonl"):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import field, make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,13 @@ def _settings() -> Any:
     return ReidConfig
 
 
+def _data_settings() -> Any:
+    """What may be set beside a trained model: the `data` section alone."""
+    from seps.reid.config import ReidDataConfig
+
+    return make_dataclass("DataSettings", [("data", ReidDataConfig, field(default_factory=ReidDataConfig))])
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The options of `seps reid` and its sub-commands."""
     parser = Parser("seps reid", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -79,7 +87,7 @@ def build_parser() -> argparse.ArgumentParser:
     train.add_argument("--json", action="store_true", help="print the result as JSON")
     train.set_defaults(action=_train)
 
-    measure = commands.add_parser("eval", help="figures on query and gallery", settings=_settings)
+    measure = commands.add_parser("eval", help="figures on query and gallery", settings=_data_settings)
     _add_run(measure)
     measure.add_argument("--missing", action="store_true", help="every missing-sensor case, both handlings")
     measure.add_argument("--pattern", type=int, choices=(1, 2, 3), help="1 original, 2 SDTPS, 3 both")
@@ -88,7 +96,7 @@ def build_parser() -> argparse.ArgumentParser:
     measure.add_argument("--json", action="store_true", help="print the figures as JSON")
     measure.set_defaults(action=_eval)
 
-    show = commands.add_parser("show", help="pictures: what was found, which patches were kept", settings=_settings)
+    show = commands.add_parser("show", help="pictures: what was found and kept", settings=_data_settings)
     _add_run(show)
     show.add_argument("--out", type=_out, required=True, help="folder for the pictures")
     show.add_argument("--queries", type=positive, default=6, help="rows (default: %(default)s)")

@@ -8,18 +8,12 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
-from typing import Any
 
 from seps.cli.shared.argtypes import default_device, device, input_file, output_folder
 from seps.cli.shared.errors import EXIT_INTERRUPTED
 from seps.cli.shared.parser import Parser
+from seps.cli.shared.recipe import load_recipe, run_config
 from seps.cli.shared.text import say
-
-
-def _settings() -> Any:
-    from seps.retrieval.config import RunConfig
-
-    return RunConfig
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -28,7 +22,7 @@ def build_parser() -> argparse.ArgumentParser:
         "seps train",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        settings=_settings,
+        settings=run_config,
     )
     parser.add_argument(
         "--config",
@@ -49,12 +43,11 @@ def run(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     if options.out is None and not options.print_config:
         parser.error("the following arguments are required: --out")
-    from seps import settings
-
-    # Files that --print_config of the first release wrote hold two options of the command, too.
-    config = settings.load(_settings(), options.config, options.settings, ignore=("out", "device"))
+    config = load_recipe(options.config, options.settings)
     if options.print_config:
-        print(settings.to_yaml(config), end="")
+        from seps.settings import to_yaml
+
+        print(to_yaml(config), end="")
         return 0
     from seps.cli.shared.progress import training_progress
     from seps.retrieval.train.run import train_model

@@ -223,7 +223,10 @@ def _free_name(folder: Path, name: str) -> str:
 
 @contextlib.contextmanager
 def _one_save_at_a_time(folder: Path) -> Iterator[None]:
-    """Hold a lock on the folder itself, where the system has such: a second save waits for the first."""
+    """Hold a lock on the folder itself, where the system has such: a second save waits for the first.
+
+    By hand, because filelock would leave a file of its own in the user's folder.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     try:
         import fcntl

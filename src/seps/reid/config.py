@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 
 from seps import settings
 from seps.config import ConfigError, DecisionKind, GuideKind
-from seps.training import TrainConfig
+from seps.training.config import TrainConfig
 
 Fusion = Literal["sdtps", "concat"]
 Backbones = Literal["shared", "separate"]

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
+from seps.config import ConfigError
+
 Schedule = Literal["cosine", "step", "constant"]
 Precision = Literal["float32", "bf16"]
 
@@ -19,7 +21,7 @@ RESUME_MAY_CHANGE = frozenset(
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """How to train, for both applications. Raises ValueError naming the field, its value and the remedy.
+    """How to train, for both applications. Raises ConfigError naming the field, its value and the remedy.
 
     Args:
         epochs, batch_size: passes over the data; samples of one optimiser step over all processes together. A run
@@ -119,7 +121,7 @@ class TrainConfig:
 
     def _require(self, name: str, good: bool, remedy: str) -> None:
         if not good:
-            raise ValueError(f"TrainConfig.{name} = {getattr(self, name)!r}: {remedy}.")
+            raise ConfigError(f"TrainConfig.{name} = {getattr(self, name)!r}: {remedy}.")
 
     def to_json(self) -> dict[str, Any]:
         """The fields as plain JSON values."""
