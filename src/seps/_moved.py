@@ -44,7 +44,8 @@ MOVED = {
     "retrieval.stored": "retrieval.index.stored",
     "retrieval.task": "retrieval.train.task",
     "retrieval.threads": "retrieval.index.threads",
-    "retrieval.thumbnails": "retrieval.data.thumbnails",
+    "retrieval.data.thumbnails": "retrieval.data.images",
+    "retrieval.thumbnails": "retrieval.data.images",
     "retrieval.training": "retrieval.train.run",
     "retrieval.vectors": "retrieval.index.vectors",
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -11,12 +11,11 @@ import torch
 from PIL import Image
 
 from seps.metrics import RetrievalMetrics, recall
-from seps.retrieval.data import RetrievalDataset, load_jsonl
-from seps.retrieval.data.images import decode_all
-from seps.retrieval.eval.evaluate import encode_images
+from seps.retrieval.data import RetrievalDataset, decode_all, load_jsonl
+from seps.retrieval.eval.evaluate import StageProgress, encode_images
 from seps.retrieval.heads import ImageFeatures, SlimmingHead
 from seps.retrieval.model import RetrievalModel
-from seps.retrieval.pictures import Hit, result_sheet
+from seps.retrieval.pictures import RankedPhoto, result_sheet
 from seps.retrieval.pretrained import from_pretrained
 
 QUERIES = (
@@ -26,7 +25,6 @@ QUERIES = (
     "a train or a city street",
     "an astronaut in a space suit",
 )
-Progress = Callable[[str, int, int | None], None]
 
 
 @dataclass(frozen=True)
@@ -79,11 +77,11 @@ def _sheet(
         lengths = None if images.dense_lengths is None else images.dense_lengths[chosen]
         side = net.encode_images(images.tokens[chosen], dense=dense, dense_lengths=lengths)
         keep = net.score_text(side, texts.words[column], texts.mask[column]).masks[0]
-        hits = [
-            Hit(pixels[i], keep[place], model.vision.grid, f"{dataset.records[i].id}  {scores[i, column]:.2f}")
+        photos = [
+            RankedPhoto(pixels[i], keep[place], model.vision.grid, f"{dataset.records[i].id}  {scores[i, column]:.2f}")
             for place, i in enumerate(chosen.tolist())
         ]
-        rows.append((query, hits))
+        rows.append((query, photos))
     return result_sheet(rows, "Patches each query kept (bright) and dropped (dark)")
 
 
@@ -93,7 +91,7 @@ def run_demo(
     queries: Sequence[str] = QUERIES,
     *,
     count: int = 4,
-    progress: Progress | None = None,
+    progress: StageProgress | None = None,
 ) -> DemoResult:
     """Embed the shipped gallery and answer `queries` with and without the photos' descriptions."""
     if isinstance(model, str):

@@ -16,7 +16,7 @@ INK, PAPER, GOOD = (24, 24, 27), (250, 250, 249), (22, 130, 70)
 
 
 @dataclass(frozen=True)
-class Hit:
+class RankedPhoto:
     """One ranked photo: its pixels (3, H, W) uint8, the decision (N,) on a grid, and what to write under it."""
 
     pixels: Tensor
@@ -35,24 +35,24 @@ def overlay(pixels: Tensor, keep: Tensor, grid: tuple[int, int], size: int = TIL
     return Image.composite(photo, dimmed, mask)
 
 
-def result_sheet(rows: Sequence[tuple[str, Sequence[Hit]]], title: str) -> Image.Image:
+def result_sheet(rows: Sequence[tuple[str, Sequence[RankedPhoto]]], title: str) -> Image.Image:
     """One row a query: its words, then its best photos with kept patches bright and dropped ones dark."""
-    columns = max(len(hits) for _, hits in rows)
+    columns = max(len(photos) for _, photos in rows)
     height = MARGIN + TITLE + len(rows) * (TITLE + TILE + 22 + MARGIN)
     sheet = Image.new("RGB", (MARGIN + columns * (TILE + MARGIN), height), PAPER)
     pen = ImageDraw.Draw(sheet)
     large, small = ImageFont.load_default(17), ImageFont.load_default(12)
     pen.text((MARGIN, MARGIN), title, INK, font=large)
     top = MARGIN + TITLE
-    for query, hits in rows:
+    for query, photos in rows:
         pen.text((MARGIN, top + 6), f"“{query}”", INK, font=large)
-        for column, hit in enumerate(hits):
+        for column, photo in enumerate(photos):
             left = MARGIN + column * (TILE + MARGIN)
-            sheet.paste(overlay(hit.pixels, hit.keep, hit.grid), (left, top + TITLE))
-            if hit.right:
+            sheet.paste(overlay(photo.pixels, photo.keep, photo.grid), (left, top + TITLE))
+            if photo.right:
                 pen.rectangle(
                     (left - 2, top + TITLE - 2, left + TILE + 1, top + TITLE + TILE + 1), outline=GOOD, width=4
                 )
-            pen.text((left, top + TITLE + TILE + 4), hit.label, GOOD if hit.right else INK, font=small)
+            pen.text((left, top + TITLE + TILE + 4), photo.label, GOOD if photo.right else INK, font=small)
         top += TITLE + TILE + 22 + MARGIN
     return sheet
