@@ -34,6 +34,7 @@ MOVED = {
     "retrieval.indexing": "retrieval.index.build",
     "retrieval.maintenance": "retrieval.index.maintenance",
     "retrieval.packing": "retrieval.index.codec",
+    "retrieval.pictures": "retrieval.demo",
     "retrieval.probe": "experiments.compare",
     "retrieval.protocol": "retrieval.eval.protocol",
     "retrieval.ray_indexing": "retrieval.index.ray",

@@ -84,7 +84,7 @@ class RetrievalModel(nn.Module):
     def encode_descriptions(
         self, dense: Sequence[str | None], *, batch_size: int = 128, progress: TextProgress | None = None
     ) -> tuple[Tensor, Tensor]:
-        """One description an image, or None, -> words (B, L, C) and mask (B, L), all False where there is none."""
+        """One description per image, or None, -> words (B, L, C) and mask (B, L), all False where there is none."""
         present = [i for i, text in enumerate(dense) if text is not None]
         features = self.encode_texts(
             [str(dense[i]) for i in present] or ["none"],

@@ -1,4 +1,4 @@
-"""Look at the data before training starts: what is missing, empty, doubled, unreadable or in two splits."""
+"""Check data before it is used: which images are missing, unreadable, without captions, doubled or in two splits."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def check_dataset(
 
     "exists" looks for files and shard members; "decode" reads and decodes every image as well, and
     recognises an image in two splits by its bytes and not only by its id or file. An image in two splits
-    is laid to the earlier data set's charge: put the one to clean (train) first.
+    counts as a fault of the earlier data set: put the one to clean (train) first.
     `visit(number of the data set, index, bytes, source)` takes the place of the trial decoding, for callers that
     decode the images anyway; threads call it, and an UnreadableImage that it raises is a finding.
     """

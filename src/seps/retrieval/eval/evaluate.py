@@ -54,7 +54,7 @@ def encode_images(
     batch_size: int | None = None,
     progress: StageProgress | None = None,
 ) -> Tensor:
-    """Tokens (B, P + N, C) of all images; decoding runs ahead in threads.
+    """Tokens (B, P + N, C) of all images; photos are decoded in threads.
 
     `pixels` (B, 3, H, W) uint8 are images decoded before, by `decode_all(dataset, model.image_size)`. Raises ValueError
     for pixels of another size: to resize them here would be a second way to make them.
@@ -124,7 +124,7 @@ def _score_leaky(
     """Query-side descriptions: description t comes with caption t. Each distinct text is encoded once."""
     if not isinstance(model.head, SlimmingHead) or not model.head.uses_description:
         raise ProtocolError(
-            f"Protocol 'published' pairs captions with descriptions inside a slimming head with dense text; head "
+            f"Protocol 'published' pairs captions with descriptions inside a slimming head with descriptions; head "
             f"{model.config.head!r} takes none. Use protocol 'none' or 'image'."
         )
     distinct = sorted(set(query_descriptions))

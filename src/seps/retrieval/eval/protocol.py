@@ -49,13 +49,13 @@ def view(dataset: RetrievalDataset, protocol: Protocol, caption_dense: Sequence[
     if caption_dense is not None and protocol != "published":
         raise ProtocolError(
             f"{len(caption_dense)} descriptions came attached to captions. Under protocol {protocol!r} a query may "
-            "not carry a description of its target; bind dense texts to their images instead."
+            "not carry a description of its target; bind descriptions to their images instead."
         )
     if protocol == "none":
         return View(protocol, None, dataset.captions, None)
     if protocol == "image":
-        dense = dataset.dense
-        return View(protocol, dense if any(text is not None for text in dense) else None, dataset.captions, None)
+        texts = dataset.dense
+        return View(protocol, texts if any(text is not None for text in texts) else None, dataset.captions, None)
     missing = [record.id for record in dataset.records if record.dense is None]
     if missing:
         raise DataError(
