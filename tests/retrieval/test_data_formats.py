@@ -52,8 +52,6 @@ def test_subset_carries_captions_and_dense_text_with_the_image() -> None:
     assert [r.id for r in data.records] == ["c", "a"]
     assert data.dense == [None, "A"]
     assert data.image_of_caption.tolist() == [0, 0, 0, 1, 1]
-    assert data.drop_dense().dense == [None, None]
-    assert data.dense == [None, "A"]
 
 
 def test_empty_dataset_has_no_captions() -> None:

@@ -29,7 +29,7 @@ QUERIES = (
 TILE = 192
 MARGIN = 10
 TITLE = 34
-INK, PAPER, GOOD = (24, 24, 27), (250, 250, 249), (22, 130, 70)
+INK, PAPER = (24, 24, 27), (250, 250, 249)
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,6 @@ class RankedPhoto:
     keep: Tensor
     grid: tuple[int, int]
     label: str
-    right: bool = False
 
 
 def overlay(pixels: Tensor, keep: Tensor, grid: tuple[int, int], size: int = TILE) -> Image.Image:
@@ -156,10 +155,6 @@ def result_sheet(rows: Sequence[tuple[str, Sequence[RankedPhoto]]], title: str) 
         for column, photo in enumerate(photos):
             left = MARGIN + column * (TILE + MARGIN)
             sheet.paste(overlay(photo.pixels, photo.keep, photo.grid), (left, top + TITLE))
-            if photo.right:
-                pen.rectangle(
-                    (left - 2, top + TITLE - 2, left + TILE + 1, top + TITLE + TILE + 1), outline=GOOD, width=4
-                )
-            pen.text((left, top + TITLE + TILE + 4), photo.label, GOOD if photo.right else INK, font=small)
+            pen.text((left, top + TITLE + TILE + 4), photo.label, INK, font=small)
         top += TITLE + TILE + 22 + MARGIN
     return sheet

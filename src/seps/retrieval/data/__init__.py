@@ -1,6 +1,6 @@
 """Retrieval data: records, the formats they come in, checks, pixels, augmentation, batches."""
 
-from .augment import ImageAugment, augment_tokens, augment_words
+from .augment import ImageAugment, augment_tokens
 from .batches import BatchIndices, epoch_batches, mixed_seed
 from .check import CheckReport, DataFault, check_dataset, drop_bad
 from .images import ImageReader, Mode, decode_all, read_image
@@ -28,7 +28,6 @@ __all__ = [
     "UnreadableImage",
     "attach_dense",
     "augment_tokens",
-    "augment_words",
     "check_dataset",
     "decode_all",
     "drop_bad",

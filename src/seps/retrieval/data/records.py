@@ -110,7 +110,3 @@ class RetrievalDataset:
     def subset(self, indices: Iterable[int]) -> RetrievalDataset:
         """The images at `indices`, in that order, each with its captions and description."""
         return replace(self, records=tuple(self.records[int(index)] for index in indices))
-
-    def drop_dense(self) -> RetrievalDataset:
-        """The same images and captions without any description."""
-        return replace(self, records=tuple(replace(record, dense=None) for record in self.records))
