@@ -46,6 +46,7 @@ MOVED = {
     "retrieval.indexing": "retrieval.index.build",
     "retrieval.maintenance": "retrieval.index.maintenance",
     "retrieval.packing": "retrieval.index.codec",
+    "retrieval.pictures": "retrieval.demo",
     "retrieval.probe": "experiments.compare",
     "retrieval.protocol": "retrieval.eval.protocol",
     "retrieval.ray_indexing": "retrieval.index.ray",
@@ -56,7 +57,8 @@ MOVED = {
     "retrieval.stored": "retrieval.index.stored",
     "retrieval.task": "retrieval.train.task",
     "retrieval.threads": "retrieval.index.threads",
-    "retrieval.thumbnails": "retrieval.data.thumbnails",
+    "retrieval.data.thumbnails": "retrieval.data.images",
+    "retrieval.thumbnails": "retrieval.data.images",
     "retrieval.training": "retrieval.train.run",
     "retrieval.vectors": "retrieval.index.vectors",
 }

@@ -134,17 +134,6 @@ def test_batch_statistics_stay_frozen() -> None:
     assert all(parameter.grad is not None for parameter in frozen.parameters())
 
 
-def test_drop_connect_acts_in_training_alone() -> None:
-    torch.manual_seed(0)
-    encoder, plain = EfficientNetLite0(drop_connect=0.9), EfficientNetLite0()
-    pixels = torch.rand(1, 3, 64, 64)
-    assert torch.equal(encoder(pixels), plain(pixels))
-    encoder.train()
-    assert not torch.equal(encoder(pixels), plain(pixels))
-    with pytest.raises(ValueError, match=r"drop_connect.*1\.0"):
-        EfficientNetLite0(drop_connect=1.0, pretrained=False)
-
-
 def test_text_encoder(text: Any) -> None:
     batch = text.tokenize(["a dog", "a puppy", "a car"])
     assert (text.width, text.max_length, batch.ids.shape) == (384, 512, (3, 4))

@@ -74,15 +74,15 @@ def test_descriptions_attached_to_captions_are_refused(dataset):
     for protocol in ("image", "none"):
         with pytest.raises(ProtocolError, match="may not carry a description of its target"):
             view(dataset, protocol, caption_dense=attached)
-    assert view(dataset, "published", caption_dense=attached).query_dense is not None
+    assert view(dataset, "published", caption_dense=attached).query_descriptions is not None
 
 
 def test_views_and_features_have_no_room_for_a_leak(dataset):
     for protocol in ("image", "none"):
-        assert view(dataset, protocol).query_dense is None
-    assert view(dataset, "none").gallery_dense is None
+        assert view(dataset, protocol).query_descriptions is None
+    assert view(dataset, "none").image_descriptions is None
     assert set(TextFeatures.__dataclass_fields__) == {"words", "mask"}
-    assert "query_dense" in View.__dataclass_fields__
+    assert "query_descriptions" in View.__dataclass_fields__
 
 
 def test_every_report_names_its_protocol_and_published_warns(model, dataset):

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from PIL import PngImagePlugin
+from PIL import Image, PngImagePlugin
 
 from seps.cli import compare as compare_command
 from seps.cli.main import main
@@ -56,10 +56,23 @@ def test_every_entry_is_a_valid_run(encoders, scenes, suite, name):
     task = RetrievalTask(model, config, load_jsonl(scenes), [])
     loss, figures = task.loss(task.batch(0, 0, 0, 1), 0)
     assert torch.isfinite(loss)
-    assert protocols_for(model)
     assert ("ratio" in figures) == (config.loss.ratio_weight > 0)
     if model.head.learns_number:
         assert 0 < figures["kept"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("mean", ["none"]),
+        ("description", ["image"]),
+        ("default", ["none", "image"]),
+        ("dense-none", ["none"]),
+        ("dense-branch", ["none", "image", "published"]),
+    ],
+)
+def test_protocols_fit_what_the_head_takes(encoders, name, expected):
+    assert protocols_for(RetrievalModel(config_for(Trial("ablation", name, 0), recipe(encoders)).model)) == expected
 
 
 def test_every_reference_is_there_and_its_row_differs():
@@ -276,8 +289,11 @@ def test_report_from_results_alone(tmp_path, capsys):
     assert "0.500 → 0.250" in text and "25.0%" in text
     rows = rows_of("numbers", summarise(results, SUITES["ablation"]), SUITES["ablation"])
     assert rows == ["base", "rho-0.3"]
-    if plot_differences(results, SUITES["ablation"], tmp_path / "again.png"):
-        assert (tmp_path / "plot.png").stat().st_size > 10_000
+    pytest.importorskip("matplotlib")
+    assert plot_differences(results, SUITES["ablation"], tmp_path / "again.png")
+    with Image.open(tmp_path / "plot.png") as plot:  # two panels, a data set under two protocols, two rows
+        assert plot.format == "PNG" and plot.size == (130 * (3 + 3 * 2), round(130 * (1.5 + 0.24 * 2)))
+        assert len(plot.convert("RGB").getcolors(maxcolors=1 << 20)) > 10
 
 
 def test_the_table_of_the_baselines():

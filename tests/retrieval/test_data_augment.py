@@ -12,11 +12,10 @@ from seps.retrieval.data import (
     DataError,
     ImageAugment,
     augment_tokens,
-    augment_words,
     epoch_batches,
     mixed_seed,
 )
-from seps.retrieval.data.augment import _sample
+from seps.retrieval.data.augment import _jitter, _sample
 
 CLS, SEP, PAD, MASK, VOCABULARY = 101, 102, 0, 103, 1000
 SPECIAL = (PAD, CLS, SEP, MASK)
@@ -93,32 +92,35 @@ def test_tokens_are_a_function_of_the_seed() -> None:
     assert not torch.equal(first[0], augmented(ids, mask, 6)[0])
 
 
-def test_sub_words_share_the_fate_of_their_word() -> None:
+def test_tokens_keep_their_order_and_each_has_one_fate() -> None:
+    """Replacements come from outside the caption here, so that every token shows what became of it."""
     ids, mask = captions([30] * 400)
-    words = ((torch.arange(32) - 1) // 3).repeat(400, 1)
-    words[:, 0] = words[:, -1] = -1
-    out, kept, numbers = augment_words(
+    special = (*SPECIAL, *range(200, 230))
+    words = torch.arange(300, 330).repeat(400, 1)
+    ids[:, 1:31] = words
+    out, kept = augment_tokens(
         ids,
         mask,
-        words,
         mask_id=MASK,
-        vocab_size=VOCABULARY,
-        special_ids=SPECIAL,
-        generator=generator(),
+        vocab_size=300,
+        special_ids=special,
+        generator=generator(1),
         pad_id=9,
     )
-    assert (out[~kept.bool()] == 9).all() and (numbers[~kept.bool()] == -1).all()
-    seen = set()
-    for row in range(400):
-        for word in range(10):
-            tokens = out[row][numbers[row] == word].tolist()
-            unchanged = [t for t in tokens if t in range(200 + 3 * word, 203 + 3 * word)]
-            assert len(tokens) in (0, 3)
-            assert tokens.count(MASK) in (0, 3)
-            seen.add(
-                "dropped" if not tokens else "masked" if MASK in tokens else "kept" if len(unchanged) == 3 else "?"
-            )
-    assert seen >= {"dropped", "masked", "kept"}
+    assert (out[~kept.bool()] == 9).all()
+    for row, valid in zip(out, kept.bool(), strict=True):
+        inner = row[valid][1:-1]
+        own = inner[inner >= 300]
+        assert torch.equal(own, own.sort().values) and len(own.unique()) == len(own)
+    inner = out[kept.bool()]
+    counts = {
+        "kept": (inner >= 300),
+        "masked": inner == MASK,
+        "replaced": (inner < 300) & ~torch.isin(inner, torch.tensor(SPECIAL)),
+    }
+    shares = {fate: chosen.sum().item() / 12_000 for fate, chosen in counts.items()}
+    shares["dropped"] = 1 - sum(shares.values())
+    assert shares == pytest.approx({"kept": 0.8, "masked": 0.1, "replaced": 0.02, "dropped": 0.08}, abs=0.01)
 
 
 def test_token_shapes_and_probability_are_checked() -> None:
@@ -190,8 +192,27 @@ def test_jitter_stays_in_range_and_mild() -> None:
     assert level.min() >= 0.4 - 1e-5 and level.max() <= 0.6 + 1e-5 and level[:, 0, 0, 0].std() > 0.03
 
 
+def test_each_factor_of_the_jitter_does_its_own_part() -> None:
+    batch = pixels(2)
+    luma = (batch * torch.tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)).sum(dim=1, keepdim=True)
+    expected = {
+        (0.5, 1.0, 1.0): batch / 2,
+        (1.0, 0.0, 1.0): luma.mean(dim=(2, 3), keepdim=True).expand_as(batch),
+        (1.0, 1.0, 0.0): luma.expand_as(batch),
+        (1.0, 1.0, 1.0): batch,
+    }
+    for factors, result in expected.items():
+        torch.testing.assert_close(_jitter(batch, torch.tensor([factors, factors])), result, atol=1e-5, rtol=0)
+    for place in range(3):  # a factor that is drawn changes the picture
+        draws = torch.ones(2, 3)
+        draws[:, place] = 0.8
+        assert (_jitter(batch, draws) - batch).abs().max() > 0.01
+
+
 def test_image_augment_keeps_half_precision_and_refuses_bytes() -> None:
-    assert ImageAugment((8, 8))(pixels().bfloat16(), 0).dtype == torch.bfloat16
+    half = ImageAugment((8, 8))(pixels().bfloat16(), 0)
+    assert half.dtype == torch.bfloat16
+    torch.testing.assert_close(half.float(), ImageAugment((8, 8))(pixels(), 0), atol=0.02, rtol=0)
     with pytest.raises(DataError, match="Divide uint8"):
         ImageAugment((8, 8))((pixels() * 255).byte(), 0)
 

@@ -52,8 +52,6 @@ def test_subset_carries_captions_and_dense_text_with_the_image() -> None:
     assert [r.id for r in data.records] == ["c", "a"]
     assert data.dense == [None, "A"]
     assert data.image_of_caption.tolist() == [0, 0, 0, 1, 1]
-    assert data.drop_dense().dense == [None, None]
-    assert data.dense == [None, "A"]
 
 
 def test_empty_dataset_has_no_captions() -> None:
@@ -108,7 +106,7 @@ def test_hostile_paths_are_refused_with_file_and_line(tmp_path: Path, image: str
     if len(image) > 60_000:  # not hostile to the root, and no file can have that name
         assert len(load_jsonl(path)) == 2
         return
-    with pytest.raises(DataError, match=r"d\.jsonl, line 2"):
+    with pytest.raises(DataError, match=r"d\.jsonl, line 2: the path "):
         load_jsonl(path)
 
 
@@ -132,7 +130,7 @@ def test_links_inside_the_root_and_an_image_root_are_fine(tmp_path: Path) -> Non
 @pytest.mark.parametrize("member", ["/etc/passwd", "../a.jpg", "a/../../b.jpg"])
 def test_hostile_members_are_refused(tmp_path: Path, member: str) -> None:
     path = write_lines(tmp_path / "d.jsonl", {"image": member, "shard": "s.tar", "captions": ["x"]})
-    with pytest.raises(DataError, match="line 1"):
+    with pytest.raises(DataError, match=r"line 1: the member name .* leads out of its shard"):
         load_jsonl(path)
 
 
@@ -221,7 +219,7 @@ def test_attached_descriptions_are_bound_by_id_whatever_their_order(tmp_path: Pa
         ([{"image": "a", "text": "1"}, {"image": "a", "text": "2"}], "line 2: a second, different"),
         ([{"text": "by position"}], 'line 1: no "image"'),
         ([{"image": "z", "text": "Z"}], "No line of"),
-        ([{"image": "a", "dense": ["x"]}], "line 1"),
+        ([{"image": "a", "dense": ["x"]}], "line 1: .*the image's own"),
     ],
 )
 def test_attach_refuses_what_it_cannot_bind(tmp_path: Path, lines: list[Any], what: str) -> None:

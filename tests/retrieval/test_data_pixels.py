@@ -21,8 +21,7 @@ from seps.cli.main import main
 from seps.retrieval.config import DataConfig, ModelConfig, RunConfig
 from seps.retrieval.data import ImageSource, RetrievalDataset, UnreadableImage, decode_all, load_jsonl, read_image
 from seps.retrieval.data.augment import _sample
-from seps.retrieval.data.images import decode_image, stored_size, upright_size
-from seps.retrieval.data.thumbnails import decode_picture
+from seps.retrieval.data.images import decode_image, decode_picture, stored_size, upright_size
 from seps.retrieval.eval.evaluate import encode_images
 from seps.retrieval.index.rows import StoreSettings
 from seps.retrieval.index.search import Searcher

@@ -9,7 +9,10 @@ import torch
 from torch.nn import functional as F
 
 from seps.cli.main import main
+from seps.metrics import recall
 from seps.retrieval.config import ModelConfig
+from seps.retrieval.data import load_jsonl
+from seps.retrieval.eval.evaluate import encode_images
 from seps.retrieval.heads import DescriptionHead, ImageFeatures, MeanHead, ScanHead, TextFeatures
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import ModelError, from_pretrained, pack_delta, save_pretrained, unpack_delta
@@ -161,16 +164,27 @@ def test_eval_command_reads_the_published_layout(model, dev_scenes, tmp_path):
     assert main([*words, "-", "--data", str(folder)]) == 2
 
 
-def test_trust_moves_the_score_between_its_parts(model, dev_scenes, tmp_path, capsys):
+def test_the_description_weight_moves_the_score_between_its_parts(model, dev_scenes, tmp_path, capsys):
+    """The figures are those of (1 - w) * patches + w * description, the parts scored on their own."""
     save_pretrained(model, tmp_path / "model")
     words = ["eval", "--model", str(tmp_path / "model"), "--data", str(dev_scenes), "--json", "-"]
-    rsum = {}
-    for name, extra in (("pixels", ["--trust", "0.00001"]), ("own", []), ("text", ["--trust", "0.99999"])):
-        assert main([*words, *extra]) == 0
-        rsum[name] = json.loads(capsys.readouterr().out)["rsum"]
-    assert rsum["text"] != rsum["pixels"]
+    data = load_jsonl(dev_scenes)
+    texts = model.encode_texts(data.captions)
+    description, mask = model.encode_descriptions(data.dense)
+    with torch.no_grad():
+        parts = model.head(ImageFeatures(encode_images(model, data), description, mask), texts)
+    expected = {}
+    for weight, option in ((0.00001, "--trust"), (0.3, "--description-weight"), (0.99999, "--description-weight")):
+        assert main([*words, option, str(weight)]) == 0
+        mixed = (1 - weight) * parts.pixels + weight * parts.description
+        expected[weight] = recall(mixed, data.image_of_caption).rsum
+        assert json.loads(capsys.readouterr().out)["rsum"] == pytest.approx(expected[weight], abs=1e-9)
+    assert len(set(expected.values())) == 3
     assert main([*words, "--trust", "2"]) == 2
     assert "--trust: 2 is not a number between 0 and 1" in capsys.readouterr().err
+    again = from_pretrained(tmp_path / "model")
+    again.set_trust(0.25)  # the former names
+    assert again.trust == again.description_weight == pytest.approx(0.25)
 
 
 def test_eval_with_merged_descriptions(model, dev_scenes, tmp_path, capsys):

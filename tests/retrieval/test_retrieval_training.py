@@ -132,7 +132,9 @@ def test_the_query_is_never_in_its_own_description(encoders, scenes, dev_scenes)
     tokenizer = task.model.model.text.tokenizer
     for step in range(3):
         batch = task.batch(0, step, 0, 1)
-        for ids, mask, dense, shown in zip(batch.ids, batch.mask, batch.dense_ids, batch.dense_mask, strict=True):
+        for ids, mask, dense, shown in zip(
+            batch.ids, batch.mask, batch.description_ids, batch.description_mask, strict=True
+        ):
             query = tokenizer.decode(ids[mask][1:-1])
             assert query not in tokenizer.decode(dense[shown][1:-1])
 
@@ -180,8 +182,13 @@ def test_two_processes_train_as_one_does(encoders, scenes, dev_scenes, tmp_path)
     assert done.returncode == 0, done.stderr
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
     one, two = (from_pretrained(tmp_path / name).state_dict() for name in ("one", "two"))
-    for name, value in one.items():
-        torch.testing.assert_close(two[name], value, atol=2e-3, rtol=1e-2)
+    # A shift before the softmax over patches changes nothing: its gradient is rounding alone, which Adam enlarges.
+    shift = "head.net.aggr_net.weight.3.bias"
+    assert shift in one
+    for name in one.keys() - {shift}:
+        torch.testing.assert_close(
+            two[name], one[name], atol=1e-4, rtol=0, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 def test_mistakes_get_a_sentence(encoders, scenes, dev_scenes, tmp_path, capsys):
@@ -306,7 +313,7 @@ def test_the_processes_share_a_batch_evenly_or_not_at_all(encoders, scenes, dev_
         task.steps_per_epoch(3)
     whole = task.batch(0, 1, 0, 1)
     parts = [task.batch(0, 1, rank, 4) for rank in range(4)]
-    for name in ("pixels", "ids", "mask", "dense_ids", "dense_mask", "images"):
+    for name in ("pixels", "ids", "mask", "description_ids", "description_mask", "images"):
         assert torch.equal(torch.cat([getattr(part, name) for part in parts]), getattr(whole, name))
     assert [part.first for part in parts] == [0, 4, 8, 12]
 

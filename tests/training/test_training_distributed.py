@@ -129,8 +129,8 @@ def test_two_processes_give_what_one_gives(tmp_path: Path) -> None:
         train(Contrastive(batch_size=9), quick(**settings), one)
         for (step, *alone), (other_step, *together) in zip(losses(one), losses(two / name), strict=True):
             assert step == other_step and together == pytest.approx(alone, rel=1e-4)
-        assert [step for step, _ in evaluations(one)] == [step for step, _ in evaluations(two / name)]
-        assert dict(evaluations(one)) == pytest.approx(dict(evaluations(two / name)), abs=0.04)
+        # The score is the share of samples that find their partner: weights this close leave every one of them alone.
+        assert evaluations(one) == evaluations(two / name)
         expected = distributed_weights(one)
         for key, value in distributed_weights(two / name).items():
             assert torch.allclose(value, expected[key], atol=1e-4), key

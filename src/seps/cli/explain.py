@@ -80,8 +80,7 @@ def _of_file(options: argparse.Namespace) -> _Explained:
     from PIL import Image
 
     from seps.retrieval.data import ImageSource, read_source
-    from seps.retrieval.data.images import decode_image
-    from seps.retrieval.data.thumbnails import resized_jpeg
+    from seps.retrieval.data.images import decode_image, resized_jpeg
     from seps.retrieval.explain.explanation import Explainer
     from seps.retrieval.pretrained import from_pretrained
 
@@ -101,7 +100,7 @@ def _of_store(options: argparse.Namespace) -> _Explained:
     from PIL import Image
 
     from seps.retrieval.data import UnreadableImage, read_source
-    from seps.retrieval.data.thumbnails import resized_jpeg
+    from seps.retrieval.data.images import resized_jpeg
     from seps.retrieval.explain.stored import StoredExplainer, find_image
     from seps.retrieval.index.search import CANDIDATES, Searcher
 

@@ -109,25 +109,19 @@ def _sources(module: ConvNorm) -> list[Tensor]:
 
 
 class InvertedBottleneck(nn.Module):
-    """Expand, depthwise convolution, project; a residual where the shape stays, dropped at rate `drop`."""
+    """Expand, depthwise convolution, project; a residual where the shape stays."""
 
-    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, expansion: int, drop: float) -> None:
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, expansion: int) -> None:
         super().__init__()
         inner = inputs * expansion
         self.expand = ConvNorm(inputs, inner) if expansion > 1 else nn.Identity()
         self.depthwise = ConvNorm(inner, inner, kernel, stride, groups=inner)
         self.project = ConvNorm(inner, outputs, linear=True)
         self.residual = stride == 1 and inputs == outputs
-        self.drop = drop
 
     def forward(self, features: Tensor) -> Tensor:
         branch: Tensor = self.project(self.depthwise(self.expand(features)))
-        if not self.residual:
-            return branch
-        if self.training and self.drop > 0:
-            keep = torch.rand(len(branch), 1, 1, 1, device=branch.device) >= self.drop
-            branch = branch * keep.to(branch.dtype) / (1 - self.drop)
-        return features + branch
+        return features + branch if self.residual else branch
 
 
 class EfficientNetLite0(VisionEncoder):
@@ -135,7 +129,6 @@ class EfficientNetLite0(VisionEncoder):
 
     Any size that is a multiple of 32 works. With `freeze_batchnorm` the batch statistics stay those of the
     pretrained weights even in train(), so that training is the same on any number of processes.
-    `drop_connect` is the drop rate of the last block's residual branch in training; earlier blocks get less.
     """
 
     def __init__(
@@ -144,7 +137,6 @@ class EfficientNetLite0(VisionEncoder):
         *,
         pretrained: bool = True,
         freeze_batchnorm: bool = True,
-        drop_connect: float = 0.0,
     ) -> None:
         super().__init__(
             width=_HEAD,
@@ -153,11 +145,9 @@ class EfficientNetLite0(VisionEncoder):
             stride=(32, 32),
             preprocessing=Preprocessing(*HALF),
         )
-        if not 0 <= drop_connect < 1:
-            raise ValueError(f"drop_connect must be at least 0 and below 1; got {drop_connect}.")
         self.freeze_batchnorm = freeze_batchnorm
         self.stem = ConvNorm(3, _STEM, 3, 2)
-        self.blocks = nn.ModuleList(_blocks(drop_connect))
+        self.blocks = nn.ModuleList(_blocks())
         self.head = ConvNorm(_STAGES[-1][-1], _HEAD)
         if pretrained:
             self.load_state_dict(rename_weights(read_pickled_tensors(mini_vision_file())))
@@ -182,15 +172,13 @@ class EfficientNetLite0(VisionEncoder):
         return self
 
 
-def _blocks(drop_connect: float) -> list[InvertedBottleneck]:
-    total = sum(stage[0] for stage in _STAGES)
+def _blocks() -> list[InvertedBottleneck]:
     blocks: list[InvertedBottleneck] = []
     inputs = _STEM
     for repeats, kernel, stride, expansion, outputs in _STAGES:
         for repeat in range(repeats):
-            drop = drop_connect * len(blocks) / max(total - 1, 1)
             step = stride if repeat == 0 else 1
-            blocks.append(InvertedBottleneck(inputs, outputs, kernel, step, expansion, drop))
+            blocks.append(InvertedBottleneck(inputs, outputs, kernel, step, expansion))
             inputs = outputs
     return blocks
 

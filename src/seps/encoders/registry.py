@@ -29,7 +29,7 @@ from .weights import (
     transformers_module,
 )
 
-Kind = Literal["vision", "text"]
+TowerKind = Literal["vision", "text"]
 _MINI = "mini"
 
 
@@ -38,7 +38,7 @@ class Preset:
     """A published model: its hub id, and its configuration for random weights without any download."""
 
     hub: str
-    kinds: tuple[Kind, ...]
+    kinds: tuple[TowerKind, ...]
     model_type: str
     config: Mapping[str, Any] = field(default_factory=dict)
     image_size: int | None = None
@@ -67,7 +67,7 @@ PRESETS: dict[str, Preset] = {
 }
 
 
-def preset_names(kind: Kind) -> list[str]:
+def preset_names(kind: TowerKind) -> list[str]:
     """Names that `vision_encoder` or `text_encoder` knows without a hub id."""
     return [_MINI, *(name for name, preset in PRESETS.items() if kind in preset.kinds)]
 
@@ -116,7 +116,7 @@ def text_encoder(
     return encoder
 
 
-def _tower(name: str, kind: Kind, pretrained: bool, local_files_only: bool) -> tuple[nn.Module, Path | None]:
+def _tower(name: str, kind: TowerKind, pretrained: bool, local_files_only: bool) -> tuple[nn.Module, Path | None]:
     """One tower of a model without its pooling, and the folder it came from (None: built from a preset)."""
     preset = PRESETS.get(name)
     if preset and kind not in preset.kinds:
@@ -152,14 +152,14 @@ def _folder(name: str, preset: Preset | None, pretrained: bool, local_files_only
         raise EncoderUnavailable(f"{error} Presets are: {', '.join(known)}.") from error
 
 
-def _refuse_other_kind(config: Any, kind: Kind, name: str) -> None:
+def _refuse_other_kind(config: Any, kind: TowerKind, name: str) -> None:
     inner = getattr(config, f"{kind}_config", config)
     wanted = ("image_size", "patch_size") if kind == "vision" else ("vocab_size",)
     if not any(hasattr(inner, attribute) for attribute in wanted):
         raise ValueError(f"{name} ({config.model_type}) is no {kind} encoder.")
 
 
-def _select(model: nn.Module, kind: Kind, name: str) -> nn.Module:
+def _select(model: nn.Module, kind: TowerKind, name: str) -> nn.Module:
     """The vision or text tower of a two-tower model, or the model itself."""
     config: Any = model.config
     tower = getattr(model, f"{kind}_model", None)

@@ -35,19 +35,6 @@ class TextBatch:
     word_of_token: list[list[int | None]]
     words: list[list[str]]
 
-    def __len__(self) -> int:
-        return self.ids.shape[0]
-
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> TextBatch:
-        """The same batch with `ids` and `mask` on a device."""
-        ids = self.ids.to(device, non_blocking=non_blocking)
-        mask = self.mask.to(device, non_blocking=non_blocking)
-        return TextBatch(ids, mask, self.word_of_token, self.words)
-
-    def pin_memory(self) -> TextBatch:
-        """The same batch in pinned memory; torch's data loader calls this."""
-        return TextBatch(self.ids.pin_memory(), self.mask.pin_memory(), self.word_of_token, self.words)
-
 
 class TextEncoder(nn.Module):
     """A transformers text model (BERT-like, or the text tower of CLIP or SigLIP) and its tokenizer.

@@ -80,7 +80,7 @@ def finished(path: Path) -> list[dict[str, Any]]:
 
 
 def summarise(results: Sequence[Result], suite: Suite) -> dict[str, dict[str, Figure]]:
-    """By entry, in the suite's order, and "split/protocol": the figures of its seeds."""
+    """By variant, in the suite's order, and "split/protocol": the figures of its seeds."""
     table: dict[str, dict[str, Figure]] = {}
     for name in suite:
         mine = [result for result in results if result["name"] == name]
@@ -96,9 +96,9 @@ def _place(key: str) -> tuple[str, int]:
 
 
 def markdown(results: Sequence[Result], suite: Suite) -> str:
-    """The whole report: one table, or, for a suite with groups, one a group and one of what training did."""
+    """The whole report: one table, or, for a suite with groups, one per group and one of what training did."""
     table = summarise(results, suite)
-    groups = list(dict.fromkeys(entry.group for entry in suite.values()))
+    groups = list(dict.fromkeys(variant.group for variant in suite.values()))
     if groups == [""]:
         return _plain(table, suite)
     texts = [_group(group, table, results, suite) for group in groups]
@@ -116,7 +116,7 @@ def _legend(results: Sequence[Result]) -> str:
 
 
 def _plain(table: Mapping[str, Mapping[str, Figure]], suite: Suite) -> str:
-    """A line an entry and protocol, a column a data set."""
+    """One line per variant and protocol, one column per data set."""
     splits = sorted({key.rsplit("/", 1)[0] for figures in table.values() for key in figures})
     lines = [_row(["model", "protocol", *(f"rSum {split}" for split in splits)]), _row(["---"] * (2 + len(splits)))]
     for name, figures in table.items():
@@ -129,7 +129,7 @@ def _plain(table: Mapping[str, Mapping[str, Figure]], suite: Suite) -> str:
 
 
 def rows_of(group: str, table: Mapping[str, Any], suite: Suite) -> list[str]:
-    """The entries of a group that have results, those they refer to first."""
+    """The variants of a group that have results, those they refer to first."""
     members = [name for name in table if suite[name].group == group]
     references = [suite[name].reference for name in members]
     first = [name for name in dict.fromkeys(references) if name is not None and name in table]

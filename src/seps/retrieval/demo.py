@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
+import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
 
 from seps.metrics import RetrievalMetrics, recall
-from seps.retrieval.data import RetrievalDataset, load_jsonl
-from seps.retrieval.data.images import decode_all
-from seps.retrieval.eval.evaluate import encode_images
+from seps.retrieval.data import RetrievalDataset, decode_all, load_jsonl
+from seps.retrieval.eval.evaluate import StageProgress, encode_images
 from seps.retrieval.heads import ImageFeatures, SlimmingHead
 from seps.retrieval.model import RetrievalModel
-from seps.retrieval.pictures import Hit, result_sheet
 from seps.retrieval.pretrained import from_pretrained
 
 QUERIES = (
@@ -26,7 +26,10 @@ QUERIES = (
     "a train or a city street",
     "an astronaut in a space suit",
 )
-Progress = Callable[[str, int, int | None], None]
+TILE = 192
+MARGIN = 10
+TITLE = 34
+INK, PAPER = (24, 24, 27), (250, 250, 249)
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ def gallery_file() -> Path:
     return Path(str(files("seps"))) / "assets" / "gallery" / "gallery.jsonl"
 
 
-def _best(dataset: RetrievalDataset, scores: torch.Tensor, count: int) -> list[tuple[str, float]]:
+def _best(dataset: RetrievalDataset, scores: Tensor, count: int) -> list[tuple[str, float]]:
     order = scores.argsort(descending=True, stable=True)[:count].tolist()
     return [(dataset.records[i].id, float(scores[i])) for i in order]
 
@@ -63,9 +66,9 @@ def _sheet(
     model: RetrievalModel,
     dataset: RetrievalDataset,
     images: ImageFeatures,
-    pixels: torch.Tensor,
+    pixels: Tensor,
     queries: Sequence[str],
-    scores: torch.Tensor,
+    scores: Tensor,
     count: int,
 ) -> Image.Image:
     if not isinstance(model.head, SlimmingHead):
@@ -79,11 +82,11 @@ def _sheet(
         lengths = None if images.dense_lengths is None else images.dense_lengths[chosen]
         side = net.encode_images(images.tokens[chosen], dense=dense, dense_lengths=lengths)
         keep = net.score_text(side, texts.words[column], texts.mask[column]).masks[0]
-        hits = [
-            Hit(pixels[i], keep[place], model.vision.grid, f"{dataset.records[i].id}  {scores[i, column]:.2f}")
+        photos = [
+            RankedPhoto(pixels[i], keep[place], model.vision.grid, f"{dataset.records[i].id}  {scores[i, column]:.2f}")
             for place, i in enumerate(chosen.tolist())
         ]
-        rows.append((query, hits))
+        rows.append((query, photos))
     return result_sheet(rows, "Patches each query kept (bright) and dropped (dark)")
 
 
@@ -93,7 +96,7 @@ def run_demo(
     queries: Sequence[str] = QUERIES,
     *,
     count: int = 4,
-    progress: Progress | None = None,
+    progress: StageProgress | None = None,
 ) -> DemoResult:
     """Embed the shipped gallery and answer `queries` with and without the photos' descriptions."""
     if isinstance(model, str):
@@ -117,3 +120,41 @@ def run_demo(
         recall(model.score(full, captions), dataset.image_of_caption),
         _sheet(model, dataset, full, pixels, queries, scores["full"], count),
     )
+
+
+@dataclass(frozen=True)
+class RankedPhoto:
+    """One ranked photo: its pixels (3, H, W) uint8, the decision (N,) on a grid, and what to write under it."""
+
+    pixels: Tensor
+    keep: Tensor
+    grid: tuple[int, int]
+    label: str
+
+
+def overlay(pixels: Tensor, keep: Tensor, grid: tuple[int, int], size: int = TILE) -> Image.Image:
+    """The photo with its dropped patches darkened and grey, each patch a cell of `grid` (rows, columns)."""
+    photo = Image.fromarray(pixels.permute(1, 2, 0).numpy()).resize((size, size), Image.Resampling.BICUBIC)
+    cells = (keep.reshape(grid).numpy() > 0.5).astype(np.uint8) * 255
+    mask = Image.fromarray(cells).resize((size, size), Image.Resampling.NEAREST)
+    dimmed = Image.blend(photo.convert("L").convert("RGB"), Image.new("RGB", photo.size, INK), 0.55)
+    return Image.composite(photo, dimmed, mask)
+
+
+def result_sheet(rows: Sequence[tuple[str, Sequence[RankedPhoto]]], title: str) -> Image.Image:
+    """One row per query: its words, then its best photos with kept patches bright and dropped ones dark."""
+    columns = max(len(photos) for _, photos in rows)
+    height = MARGIN + TITLE + len(rows) * (TITLE + TILE + 22 + MARGIN)
+    sheet = Image.new("RGB", (MARGIN + columns * (TILE + MARGIN), height), PAPER)
+    pen = ImageDraw.Draw(sheet)
+    large, small = ImageFont.load_default(17), ImageFont.load_default(12)
+    pen.text((MARGIN, MARGIN), title, INK, font=large)
+    top = MARGIN + TITLE
+    for query, photos in rows:
+        pen.text((MARGIN, top + 6), f"“{query}”", INK, font=large)
+        for column, photo in enumerate(photos):
+            left = MARGIN + column * (TILE + MARGIN)
+            sheet.paste(overlay(photo.pixels, photo.keep, photo.grid), (left, top + TITLE))
+            pen.text((left, top + TITLE + TILE + 4), photo.label, INK, font=small)
+        top += TITLE + TILE + 22 + MARGIN
+    return sheet

@@ -1,4 +1,4 @@
-"""Heads: from the features of images and captions to their similarities, each a published way to do it.
+"""Heads: from the features of images and captions to their similarities, each a published way.
 
 Shapes: B images, T texts, P prefix tokens, N patches, M words, L words of a description, C width.
 """
@@ -180,7 +180,7 @@ class DescriptionHead(Head):
         """See `Head.forward`. An image without description scores lowest."""
         if images.dense is None or images.dense_mask is None:
             raise ValueError(
-                "head='description' scores the images' descriptions, but none came; give the data dense texts and "
+                "head='description' scores the images' descriptions, but none came; give the data descriptions and "
                 "use protocol 'image'."
             )
         words, dense = F.normalize(texts.words.float(), dim=-1), F.normalize(images.dense.float(), dim=-1)
@@ -228,7 +228,7 @@ class SlimmingHead(Head):
         want_masks: bool = False,
         paired: TextFeatures | None = None,
     ) -> Scores:
-        """See `Head.forward`. `paired` are descriptions that come with the captions: the published pairing."""
+        """See `Head.forward`. `paired` are query-side descriptions, one per caption (leaky)."""
         scored = score_with_gradient(
             self.net,
             images.tokens,

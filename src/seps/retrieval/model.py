@@ -11,7 +11,7 @@ from seps.encoders import TextEncoder, VisionEncoder, freeze, text_encoder, visi
 from seps.retrieval.config import ModelConfig, RunConfig
 from seps.retrieval.heads import ImageFeatures, SlimmingHead, TextFeatures, make_head
 
-Progress = Callable[[int, int | None], None]
+TextProgress = Callable[[int, int | None], None]
 
 
 class RetrievalModel(nn.Module):
@@ -63,7 +63,7 @@ class RetrievalModel(nn.Module):
         *,
         max_words: int | None = None,
         batch_size: int = 128,
-        progress: Progress | None = None,
+        progress: TextProgress | None = None,
     ) -> TextFeatures:
         """Sentences to words, without gradients, padded to the longest; batches are of similar length."""
         limit = max_words or self.config.max_words
@@ -82,9 +82,9 @@ class RetrievalModel(nn.Module):
 
     @torch.no_grad()
     def encode_descriptions(
-        self, dense: Sequence[str | None], *, batch_size: int = 128, progress: Progress | None = None
+        self, dense: Sequence[str | None], *, batch_size: int = 128, progress: TextProgress | None = None
     ) -> tuple[Tensor, Tensor]:
-        """One description an image, or None, -> words (B, L, C) and mask (B, L), all False where there is none."""
+        """One description per image, or None, -> words (B, L, C) and mask (B, L), all False where there is none."""
         present = [i for i, text in enumerate(dense) if text is not None]
         features = self.encode_texts(
             [str(dense[i]) for i in present] or ["none"],

@@ -2,7 +2,7 @@
 
 Two forms of weights. "full" holds every tensor, and the encoders' configuration and tokenizer beside them: nothing
 else is needed to load it. "delta" holds the encoders' tensors as their difference from the pretrained ones, in 8 bits
-with a scale a row, so that a fine-tuned model whose encoders come from their own packages is small.
+with a scale per row, so that a fine-tuned model whose encoders come from their own packages is small.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def _load_folder(folder: Path, remote: bool, vision: VisionEncoder | None, text:
         raise ModelError(f"{folder / CONFIG} is not the configuration of a retrieval model ({error}).") from error
     tensors, path = read_weights(folder, config)
     if form == "full":
-        vision, text = _saved_encoders(folder, config, settings, remote, vision, text)
+        vision, text = _saved_encoders(folder, config, settings, vision, text)
     for place, given in ((settings.vision, vision), (settings.text, text)):
         if given is None:
             _refuse_path(place, folder, remote)
@@ -214,7 +214,6 @@ def _saved_encoders(
     folder: Path,
     config: dict[str, Any],
     settings: ModelConfig,
-    remote: bool,
     vision: VisionEncoder | None,
     text: TextEncoder | None,
 ) -> tuple[VisionEncoder | None, TextEncoder | None]:

@@ -17,7 +17,7 @@ from fastapi.responses import HTMLResponse, Response
 
 import seps
 from seps.retrieval.data import UnreadableImage
-from seps.retrieval.data.thumbnails import resized_jpeg, upright_size
+from seps.retrieval.data.images import resized_jpeg, upright_size
 from seps.retrieval.index.search import CANDIDATES, Filters, Searcher, nanoseconds
 from seps.serve import uploads
 from seps.serve.guard import AwayError, install_errors, install_guard

@@ -1,8 +1,8 @@
 """Retrieval data: records, the formats they come in, checks, pixels, augmentation, batches."""
 
-from .augment import ImageAugment, augment_tokens, augment_words
-from .batches import Batch, epoch_batches, mixed_seed
-from .check import CheckReport, Finding, check_dataset, drop_bad
+from .augment import ImageAugment, augment_tokens
+from .batches import BatchIndices, epoch_batches, mixed_seed
+from .check import CheckReport, DataFault, check_dataset, drop_bad
 from .images import ImageReader, Mode, decode_all, read_image
 from .jsonl import NothingDescribed, attach_dense, load_jsonl, save_jsonl
 from .open import load_data
@@ -10,11 +10,14 @@ from .published import load_published
 from .records import DataError, ImageRecord, ImageSource, RetrievalDataset
 from .shards import UnreadableImage, read_source, shard_is_whole, shard_members
 
+Batch, Finding = BatchIndices, DataFault
+"""Former names."""
+
 __all__ = [
-    "Batch",
+    "BatchIndices",
     "CheckReport",
     "DataError",
-    "Finding",
+    "DataFault",
     "ImageAugment",
     "ImageReader",
     "ImageRecord",
@@ -25,7 +28,6 @@ __all__ = [
     "UnreadableImage",
     "attach_dense",
     "augment_tokens",
-    "augment_words",
     "check_dataset",
     "decode_all",
     "drop_bad",

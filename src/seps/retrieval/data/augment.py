@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .records import DataError
 
-# Of the words that are chosen: half masked, a tenth replaced, the rest dropped, as the published code does.
+# Of the tokens that are chosen: half masked, a tenth replaced, the rest dropped, as the published code does.
 MASKED, REPLACED = 0.5, 0.6
 
 
@@ -31,79 +31,38 @@ def augment_tokens(
     probability: float = 0.2,
     pad_id: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Mask, replace or drop tokens: `augment_words` where every token is a word of its own.
+    """Choose each token with `probability`; of those 50 % are masked, 10 % replaced at random, 40 % dropped.
 
-    ids, mask: (batch, length); returned in the same shapes.
-    """
-    words = torch.arange(ids.shape[-1], device=ids.device).expand_as(ids)
-    ids, mask, _ = augment_words(
-        ids,
-        mask,
-        words,
-        mask_id=mask_id,
-        vocab_size=vocab_size,
-        special_ids=special_ids,
-        generator=generator,
-        probability=probability,
-        pad_id=pad_id,
-    )
-    return ids, mask
-
-
-def augment_words(
-    ids: Tensor,
-    mask: Tensor,
-    words: Tensor,
-    *,
-    mask_id: int,
-    vocab_size: int,
-    special_ids: Collection[int],
-    generator: torch.Generator,
-    probability: float = 0.2,
-    pad_id: int = 0,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Choose each word with `probability`; of those 50 % are masked, 10 % replaced at random, 40 % dropped.
-
-    ids, mask, words: (batch, length); `mask` is nonzero at tokens, `words` numbers the word each token
-    belongs to, -1 for none (the sub-words of one word share its fate).
-    Special tokens stay and are never drawn as replacements. A caption whose words would all be dropped keeps
-    them. Dropping closes the gaps: tokens move left, the freed end gets `pad_id` and mask 0. The returned
-    words keep their numbers, -1 at padding.
+    ids, mask: (batch, length), `mask` nonzero at tokens; returned in the same shapes.
+    Special tokens stay and are never drawn as replacements. A caption whose tokens would all be dropped keeps
+    them. Dropping closes the gaps: tokens move left, the freed end gets `pad_id` and mask 0.
     Raises DataError for shapes or a probability that make no sense.
     """
-    _check_tokens(ids, mask, words, probability)
-    device = ids.device
-    words = words.long()
+    if ids.ndim != 2 or ids.shape != mask.shape:
+        raise DataError(
+            f"Token ids and mask must share one shape (batch, length); got {tuple(ids.shape)} and {tuple(mask.shape)}."
+        )
+    if not 0.0 <= probability <= 1.0:
+        raise DataError(f"The share of tokens to change must be between 0 and 1, not {probability}.")
     valid = mask.bool()
-    special = torch.isin(ids, torch.tensor(sorted(special_ids), dtype=ids.dtype, device=device))
-    free = valid & ~special & (words >= 0)
+    special = torch.isin(ids, torch.tensor(sorted(special_ids), dtype=ids.dtype, device=ids.device))
+    free = valid & ~special
 
-    # One draw per possible word number; tokens look theirs up, so that sub-words agree.
-    count = max(int(words.max()) + 1, 1) if words.numel() else 1
-    draw = torch.rand(ids.shape[0], count, generator=generator, device=generator.device).to(device)
-    fate = draw.gather(1, words.clamp(min=0))
+    fate = torch.rand(ids.shape, generator=generator, device=generator.device).to(ids.device)
     chosen = free & (fate < probability)
     fate = fate / max(probability, torch.finfo(fate.dtype).tiny)
 
     replacement = _random_tokens(ids, vocab_size, special_ids, generator)
-    masked = torch.full_like(ids, mask_id)
-    changed = torch.where(chosen & (fate < MASKED), masked, ids)
+    changed = torch.where(chosen & (fate < MASKED), torch.full_like(ids, mask_id), ids)
     changed = torch.where(chosen & (fate >= MASKED) & (fate < REPLACED), replacement, changed)
 
     dropped = chosen & (fate >= REPLACED)
     emptied = (free & ~dropped).any(dim=1).logical_not()
-    dropped = dropped & ~emptied[:, None]
-    return _compact(changed, mask, words, valid & ~dropped, pad_id)
-
-
-def _check_tokens(ids: Tensor, mask: Tensor, words: Tensor, probability: float) -> None:
-    if ids.ndim != 2 or ids.shape != mask.shape or ids.shape != words.shape:
-        raise DataError(
-            f"Token ids, mask and words must share one shape (batch, length); got {tuple(ids.shape)}, "
-            f"{tuple(mask.shape)} and {tuple(words.shape)}."
-        )
-    if not 0.0 <= probability <= 1.0:
-        raise DataError(f"The share of words to change must be between 0 and 1, not {probability}.")
+    keep = valid & ~(dropped & ~emptied[:, None])
+    # Kept tokens first, in their order, then padding.
+    order = torch.argsort(keep.logical_not().to(torch.int8), dim=1, stable=True)
+    kept = keep.gather(1, order)
+    return changed.gather(1, order).masked_fill(~kept, pad_id), kept.to(mask.dtype)
 
 
 def _random_tokens(ids: Tensor, vocab_size: int, special_ids: Collection[int], generator: torch.Generator) -> Tensor:
@@ -114,15 +73,6 @@ def _random_tokens(ids: Tensor, vocab_size: int, special_ids: Collection[int], g
         raise DataError(f"A vocabulary of {vocab_size} with all tokens special leaves none to replace words with.")
     draw = torch.randint(len(ordinary), ids.shape, generator=generator, device=generator.device)
     return ordinary[draw.to(ids.device)].to(ids.dtype)
-
-
-def _compact(ids: Tensor, mask: Tensor, words: Tensor, keep: Tensor, pad_id: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Kept tokens first, in their order, then padding."""
-    order = torch.argsort(keep.logical_not().to(torch.int8), dim=1, stable=True)
-    kept = keep.gather(1, order)
-    ids = ids.gather(1, order).masked_fill(~kept, pad_id)
-    words = words.gather(1, order).masked_fill(~kept, -1)
-    return ids, kept.to(mask.dtype), words
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,11 @@
-"""Which images and captions meet in which training step: a pure function of seed and epoch."""
+"""Which images and which of their texts meet in which training step: pure functions of seed, epoch and step.
+
+The query is never part of the description it is trained against.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -9,10 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .records import DataError
+from .records import DataError, ImageRecord
+
+_SENTENCE = re.compile(r"[^.!?]+[.!?]*")
+MOST_IN_DESCRIPTION = 4
 
 
-class Batch(NamedTuple):
+class BatchIndices(NamedTuple):
     """One step of one rank: image indices and, for each, the index of one of its captions. Both (batch,)."""
 
     images: Tensor
@@ -35,7 +42,7 @@ def epoch_batches(
     *,
     rank: int = 0,
     world: int = 1,
-) -> list[Batch]:
+) -> list[BatchIndices]:
     """All batches of an epoch for one rank, the same on every machine for the same arguments.
 
     An epoch visits every image at most once, so no batch holds an image twice; images left over after the
@@ -63,7 +70,7 @@ def epoch_batches(
     batches = []
     for start in range(0, n_images - batch_size + 1, batch_size):
         images = order[start + rank * rows : start + (rank + 1) * rows]
-        batches.append(Batch(images, caption[images]))
+        batches.append(BatchIndices(images, caption[images]))
     return batches
 
 
@@ -83,3 +90,28 @@ def _counts(n_images: int, captions_per_image: int | Sequence[int]) -> Tensor:
 
 def _generator(*parts: int) -> torch.Generator:
     return torch.Generator().manual_seed(mixed_seed(*parts))
+
+
+def sentences(text: str) -> list[str]:
+    """The sentences of a text, without blank ones."""
+    return [part.strip() for part in _SENTENCE.findall(text) if any(letter.isalnum() for letter in part)]
+
+
+def own_texts(record: ImageRecord, caption: int) -> tuple[str, str | None]:
+    """Caption `caption` of the image, and the image's own description."""
+    return record.captions[caption % len(record.captions)], record.dense
+
+
+def mixed_texts(record: ImageRecord, generator: torch.Generator) -> tuple[str, str | None]:
+    """Any human sentence about the image as the query, a few of the others as its description.
+
+    For data whose descriptions are made of further captions (Flickr8k's are): all of them train the pixels, and the
+    description varies in length and content from step to step.
+    """
+    pool = [*record.captions, *(sentences(record.dense) if record.dense else [])]
+    order = torch.randperm(len(pool), generator=generator).tolist()
+    query, rest = pool[order[0]], [pool[i] for i in order[1:] if pool[i] != pool[order[0]]]
+    if not rest:
+        return query, None
+    count = int(torch.randint(1, min(len(rest), MOST_IN_DESCRIPTION) + 1, (1,), generator=generator))
+    return query, " ".join(rest[:count])

@@ -1,4 +1,4 @@
-"""Look at the data before training starts: what is missing, empty, doubled, unreadable or in two splits."""
+"""Check data before it is used: which images are missing, unreadable, without captions, doubled or in two splits."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .images import ImageReader, decode_image
 from .records import DataError, ImageSource, RetrievalDataset
 from .shards import UnreadableImage, read_source, source_exists
 
-Kind = Literal["missing", "unreadable", "no captions", "duplicate id", "in two splits"]
+FaultKind = Literal["missing", "unreadable", "no captions", "duplicate id", "in two splits"]
 Verify = Literal["exists", "decode"]
 Visit = Callable[[int, int, bytes, ImageSource], None]
 
 NAMED = 10  # how many images of a kind a report names
 
-_TEXT: dict[Kind, tuple[str, str]] = {
+_TEXT: dict[FaultKind, tuple[str, str]] = {
     "missing": ("without their file", "Check the paths, or the image root"),
     "unreadable": ("that cannot be decoded", "Replace the files"),
     "no captions": ("without captions", "Add captions or remove the lines"),
@@ -29,10 +29,10 @@ _TEXT: dict[Kind, tuple[str, str]] = {
 
 
 @dataclass(frozen=True)
-class Finding:
+class DataFault:
     """One fault of one image: `index` is its place in the data set labelled `dataset`."""
 
-    kind: Kind
+    kind: FaultKind
     dataset: str
     index: int
     image: str
@@ -46,7 +46,7 @@ class Finding:
 class CheckReport:
     """What was found, and the sizes of the data sets it was found in (by label)."""
 
-    findings: tuple[Finding, ...]
+    findings: tuple[DataFault, ...]
     sizes: dict[str, int]
 
     @property
@@ -55,7 +55,7 @@ class CheckReport:
         return not self.findings
 
     @property
-    def counts(self) -> dict[tuple[str, Kind], int]:
+    def counts(self) -> dict[tuple[str, FaultKind], int]:
         """How many images of each data set have each fault."""
         return dict(Counter((finding.dataset, finding.kind) for finding in self.findings))
 
@@ -88,7 +88,7 @@ def check_dataset(
 
     "exists" looks for files and shard members; "decode" reads and decodes every image as well, and
     recognises an image in two splits by its bytes and not only by its id or file. An image in two splits
-    is laid to the earlier data set's charge: put the one to clean (train) first.
+    counts as a fault of the earlier data set: put the one to clean (train) first.
     `visit(number of the data set, index, bytes, source)` takes the place of the trial decoding, for callers that
     decode the images anyway; threads call it, and an UnreadableImage that it raises is a finding.
     """
@@ -98,7 +98,7 @@ def check_dataset(
     sizes = {dataset.label: len(dataset) for dataset in datasets}
     if len(sizes) < len(datasets):
         raise DataError(f"The data sets to check need different names or splits: {', '.join(sizes)}.")
-    findings: list[Finding] = []
+    findings: list[DataFault] = []
     hashes: list[list[str | None]] = []
     total, done = sum(sizes.values()), 0
     with ImageReader(workers=workers) as reader:
@@ -108,7 +108,7 @@ def check_dataset(
             look = partial(_decode, visit or _try, len(hashes)) if verify_images == "decode" else _exists
             for index, (kind, detail) in enumerate(reader.map(look, range(len(dataset)), dataset.sources)):
                 if kind is not None:
-                    findings.append(Finding(kind, dataset.label, index, dataset.records[index].id, detail))
+                    findings.append(DataFault(kind, dataset.label, index, dataset.records[index].id, detail))
                 digests.append(detail if kind is None and detail else None)
                 done += 1
                 if progress is not None:
@@ -118,17 +118,17 @@ def check_dataset(
     return CheckReport(tuple(findings), sizes)
 
 
-def _text_findings(dataset: RetrievalDataset) -> Iterator[Finding]:
+def _text_findings(dataset: RetrievalDataset) -> Iterator[DataFault]:
     seen: set[str] = set()
     for index, record in enumerate(dataset.records):
         if not record.captions:
-            yield Finding("no captions", dataset.label, index, record.id)
+            yield DataFault("no captions", dataset.label, index, record.id)
         if record.id in seen:
-            yield Finding("duplicate id", dataset.label, index, record.id, str(record.source))
+            yield DataFault("duplicate id", dataset.label, index, record.id, str(record.source))
         seen.add(record.id)
 
 
-def _exists(index: int, source: ImageSource) -> tuple[Kind | None, str]:
+def _exists(index: int, source: ImageSource) -> tuple[FaultKind | None, str]:
     return (None, "") if source_exists(source) else ("missing", str(source))
 
 
@@ -137,7 +137,7 @@ def _try(number: int, index: int, data: bytes, source: ImageSource) -> None:
     decode_image(data, source, (16, 16), "resize")
 
 
-def _decode(visit: Visit, number: int, index: int, source: ImageSource) -> tuple[Kind | None, str]:
+def _decode(visit: Visit, number: int, index: int, source: ImageSource) -> tuple[FaultKind | None, str]:
     """(fault, its detail), or (None, digest of the bytes)."""
     if not source_exists(source):
         return "missing", str(source)
@@ -149,7 +149,7 @@ def _decode(visit: Visit, number: int, index: int, source: ImageSource) -> tuple
     return None, hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
-def _shared(datasets: Sequence[RetrievalDataset], hashes: Sequence[Sequence[str | None]]) -> list[Finding]:
+def _shared(datasets: Sequence[RetrievalDataset], hashes: Sequence[Sequence[str | None]]) -> list[DataFault]:
     """Images that a later data set holds too: the same id, the same file or the same bytes."""
 
     def keys(which: int, index: int) -> Iterator[tuple[str, Hashable]]:
@@ -161,15 +161,15 @@ def _shared(datasets: Sequence[RetrievalDataset], hashes: Sequence[Sequence[str 
             yield "content", digest
 
     later: dict[tuple[str, Hashable], str] = {}
-    found: list[Finding] = []
+    found: list[DataFault] = []
     for which in reversed(range(len(datasets))):
         dataset = datasets[which]
-        here: list[Finding] = []
+        here: list[DataFault] = []
         for index, record in enumerate(dataset.records):
             hit = next((key for key in keys(which, index) if key in later), None)
             if hit is not None:
                 detail = f"the same {hit[0]} in {later[hit]}"
-                here.append(Finding("in two splits", dataset.label, index, record.id, detail))
+                here.append(DataFault("in two splits", dataset.label, index, record.id, detail))
         found = here + found
         later.update((key, dataset.label) for index in range(len(dataset)) for key in keys(which, index))
     return found

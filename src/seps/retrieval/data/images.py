@@ -1,8 +1,8 @@
-"""Images as uint8 tensors: decoded with Pillow, upright, RGB, of one size.
+"""From the bytes of an image to what the model and the store need: pixels of one size, thumbnail, digest.
 
-Every command makes the pixels a model sees in one way, the mode "model" (the default): the image is stretched to 8/7
-of the size, as training keeps its photos, and then sampled bilinearly, as training samples its crops. It was chosen on
-dev (docs/retrieval-results.md).
+Images are decoded with Pillow, upright and RGB. Every command makes the pixels a model sees in one way, the mode
+"model" (the default): the image is stretched to 8/7 of the size, as training keeps its photos, and then sampled
+bilinearly, as training samples its crops. It was chosen on dev (docs/retrieval-results.md).
 
 A file from the outside is never trusted: formats are a fixed list, pixels are bounded before decoding, and
 whatever a decoder raises comes out as `UnreadableImage` with the file's name.
@@ -10,13 +10,13 @@ whatever a decoder raises comes out as `UnreadableImage` with the file's name.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -42,6 +42,7 @@ MAX_PIXELS = 89_478_485  # Pillow's own default: a quarter of a gigabyte of RGB
 MAX_JPEG_PIXELS = 3 * MAX_PIXELS
 """Of a JPEG file that is decoded at a half or less: its bytes must still be read, though its pixels are never held."""
 _ORIENTATION = 0x0112
+THUMBNAIL = 160
 LEAST_SIDE = 320
 """A JPEG is never decoded smaller than this for a model, so that one decoding serves the thumbnail too."""
 
@@ -205,6 +206,46 @@ def _sentence(error: Exception) -> str:
     return f"it is damaged or cut short ({str(error) or type(error).__name__})."
 
 
+@dataclass(frozen=True)
+class Picture:
+    """A decoded image."""
+
+    pixels: Tensor
+    """(3, height, width) uint8 at the model's size."""
+    sha256: str
+    width: int
+    height: int
+    """Of the image itself, upright."""
+    thumbnail: bytes
+    """JPEG, its longer side `THUMBNAIL`."""
+
+
+def read_picture(source: ImageSource, size: tuple[int, int], mode: Mode = "model") -> Picture:
+    """Read and decode one image; `size` is the model's (height, width). Raises UnreadableImage."""
+    return decode_picture(read_source(source), source, size, mode)
+
+
+def decode_picture(data: bytes, source: ImageSource, size: tuple[int, int], mode: Mode = "model") -> Picture:
+    """As `read_picture`, for bytes already read; `source` is for messages. Decodes once. Raises UnreadableImage."""
+    decoded = decode_upright(data, source, side_for(size, mode))
+    pixels = pixels_of(decoded, source, size, mode)
+    digest = hashlib.sha256(data).hexdigest()
+    return Picture(pixels, digest, decoded.width, decoded.height, _jpeg(decoded, THUMBNAIL))
+
+
+def resized_jpeg(data: bytes, source: ImageSource, longest: int) -> bytes:
+    """The image as JPEG, upright, its longer side at most `longest` pixels. Raises UnreadableImage."""
+    return _jpeg(decode_upright(data, source, 2 * longest), longest)
+
+
+def _jpeg(decoded: Upright, longest: int) -> bytes:
+    scale = min(1.0, longest / max(decoded.width, decoded.height))
+    target = (max(1, round(decoded.width * scale)), max(1, round(decoded.height * scale)))
+    out = io.BytesIO()
+    decoded.image.resize(target, Image.Resampling.BICUBIC).save(out, "JPEG", quality=80)
+    return out.getvalue()
+
+
 class ImageReader:
     """Reads many images with a pool of threads (Pillow decodes outside the interpreter's lock).
 
@@ -218,12 +259,18 @@ class ImageReader:
             raise DataError(f"An image reader needs at least one worker, not {workers}.")
         self._pool = ThreadPoolExecutor(self.workers, thread_name_prefix="seps-images")
 
-    def read_many(self, sources: Sequence[ImageSource], size: tuple[int, int]) -> Tensor:
-        """(n, 3, height, width) uint8, in the order of `sources`. Raises UnreadableImage at the first bad."""
-        height, width = _checked_size(size, self.mode)
-        pixels = torch.empty(len(sources), 3, height, width, dtype=torch.uint8)
+    def read_many(
+        self, sources: Sequence[ImageSource], size: tuple[int, int], progress: Callable[[int, int], None] | None = None
+    ) -> Tensor:
+        """(n, 3, height, width) uint8, in the order of `sources`. Raises UnreadableImage at the first bad.
+
+        `progress(done, total)` is called after every image.
+        """
+        pixels = torch.empty(len(sources), 3, *_checked_size(size, self.mode), dtype=torch.uint8)
         for index, image in enumerate(self.map(lambda source: read_image(source, size, self.mode), sources)):
             pixels[index] = image
+            if progress is not None:
+                progress(index + 1, len(sources))
         return pixels
 
     def map(self, function: Callable[..., Any], *arguments: Iterable[Any]) -> Iterable[Any]:
@@ -237,9 +284,7 @@ class ImageReader:
     def __enter__(self) -> ImageReader:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -250,20 +295,11 @@ def decode_all(
     *,
     mode: Mode = "model",
     workers: int | None = None,
-    chunk: int = 256,
 ) -> Tensor:
     """(images, 3, height, width) uint8 of a whole data set, for sets that fit in memory.
 
-    Takes images x 3 x height x width bytes: 5,827 images at 224 px are 0.9 GB. `progress(done, total)` is
-    called after every chunk. Raises UnreadableImage; `check_dataset` and `drop_bad` take such images out.
+    Takes images x 3 x height x width bytes: 5,827 images at 224 px are 0.9 GB. Raises UnreadableImage; `check_dataset`
+    and `drop_bad` take such images out.
     """
-    height, width = _checked_size(size, mode)
-    sources = dataset.sources
-    pixels = torch.empty(len(sources), 3, height, width, dtype=torch.uint8)
     with ImageReader(mode, workers) as reader:
-        for start in range(0, len(sources), chunk):
-            part = sources[start : start + chunk]
-            pixels[start : start + len(part)] = reader.read_many(part, size)
-            if progress is not None:
-                progress(start + len(part), len(sources))
-    return pixels
+        return reader.read_many(dataset.sources, size, progress)

@@ -1,4 +1,4 @@
-"""The simple format for everybody's pictures: JSON lines, one image a line.
+"""The simple format for everybody's pictures: JSON lines, one image per line.
 
     {"image": "photos/cat.jpg", "captions": ["a cat", "a cat on a mat"], "dense": "A grey cat lies ..."}
     {"image": "000017.jpg", "shard": "train-000.tar", "captions": ["two dogs"], "id": "17"}
@@ -44,7 +44,7 @@ def load_jsonl(
     root = Root(Path(images_root) if images_root is not None else path.parent)
     records = tuple(_record(value, root, place) for place, value in json_lines(path))
     if not records:
-        raise DataError(f"{path} holds no images. Write one JSON object a line.")
+        raise DataError(f"{path} holds no images. Write one JSON object per line.")
     return RetrievalDataset(records, name or path.absolute().parent.name or "data", split or path.stem)
 
 
@@ -61,7 +61,7 @@ def _record(value: dict[str, Any], root: Root, place: str) -> ImageRecord:
     if not isinstance(captions, list):
         raise DataError(f'{place}: "captions" must be a list of texts, like ["a cat on a mat"].')
     texts = tuple(checked_text(text, f"caption {k}", place).strip() for k, text in enumerate(captions, 1))
-    return ImageRecord(_id(value.get("id"), image, place), source, texts, _dense(value.get("dense"), place))
+    return ImageRecord(_id(value.get("id"), image, place), source, texts, _description(value.get("dense"), place))
 
 
 def _id(value: object, image: str, place: str) -> str:
@@ -72,7 +72,7 @@ def _id(value: object, image: str, place: str) -> str:
     return checked_text(value, '"id"', place)
 
 
-def _dense(value: object, place: str) -> str | None:
+def _description(value: object, place: str) -> str | None:
     # A blank description is what a captioner leaves when it failed: the image then has none.
     if value is None or (isinstance(value, str) and not value.strip()):
         return None
@@ -118,7 +118,7 @@ def _line(record: ImageRecord, root: Path) -> dict[str, Any]:
 
 
 def attach_dense(dataset: RetrievalDataset, path: str | os.PathLike[str], *, verify: bool = False) -> RetrievalDataset:
-    """Give images the dense texts of a JSONL file, each line `{"image": ID, "dense": TEXT}`.
+    """Give images the descriptions of a JSONL file, each line `{"image": ID, "dense": TEXT}`.
 
     Lines are bound by the image's id, never by their position; `id` may stand for `image` and `text` for
     `dense`. Where no id fits, as when a folder was described and the data set says FOLDER/x.jpg, they are bound by
@@ -135,7 +135,7 @@ def attach_dense(dataset: RetrievalDataset, path: str | os.PathLike[str], *, ver
         key = _id(value.get("image", value.get("id")), "", place)
         if not key:
             raise DataError(f'{place}: no "image". Name the image by its id, as in the data set.')
-        text = _dense(value.get("dense", value.get("text")), place)
+        text = _description(value.get("dense", value.get("text")), place)
         if text is None:
             continue
         before, now = hashes.get(key), value.get("sha256")
@@ -143,7 +143,7 @@ def attach_dense(dataset: RetrievalDataset, path: str | os.PathLike[str], *, ver
             texts[key] = text
         hashes[key] = now
         if texts.setdefault(key, text) != text:
-            raise DataError(f"{place}: a second, different dense text for image {key!r}. Keep one of them.")
+            raise DataError(f"{place}: a second, different description of image {key!r}. Keep one of them.")
     ids = {record.id for record in dataset.records}
     if not ids & texts.keys():
         by_content = {digest: texts[key] for key, digest in hashes.items() if digest is not None}

@@ -12,7 +12,7 @@ from .records import DataError, RetrievalDataset
 def load_data(name: str, *, images_root: str | None = None) -> RetrievalDataset:
     """The data set called `name`: a JSONL file, or a split of the published layout as `FOLDER:SPLIT[:NAME]`.
 
-    `data/f30k:test:f30k` is the test split in `data/f30k` with dense texts from `f30k_test.jsonl`; its images are in
+    `data/f30k:test:f30k` is the test split in `data/f30k` with descriptions from `f30k_test.jsonl`; its images are in
     `images_root` (default: `FOLDER/images`). Raises DataError for a name that is neither.
     """
     if Path(name).is_file():

@@ -1,4 +1,4 @@
-"""The published layout of Flickr30K and MS-COCO, read so that dense text is bound to its image at once.
+"""The published layout of Flickr30K and MS-COCO, read so that a description is bound to its image at once.
 
 id_mapping.json    {"51": "101362133.jpg", ...}   image id -> file name
 SPLIT_ids.txt      an image id per caption
@@ -25,7 +25,7 @@ def load_published(
 ) -> RetrievalDataset:
     """Read one split of the published layout; `name` is `f30k` or `coco`, as the JSONL file is called.
 
-    Without `NAME_SPLIT.jsonl` no image has dense text. Images are ordered as their ids first appear, so
+    Without `NAME_SPLIT.jsonl` no image has a description. Images are ordered as their ids first appear, so
     that COCO's five folds are subsets of consecutive thousands.
     Raises DataError where files are missing or their counts disagree.
     """
@@ -35,7 +35,7 @@ def load_published(
             raise DataError(f"{part!r} is not the name of a split or of a data set, like 'test' or 'f30k'.")
     ids, captions = _captions(folder / f"{split}_ids.txt", folder / f"{split}_caps.txt")
     files = _file_names(folder / "id_mapping.json")
-    dense = _dense_by_id(folder / f"{name}_{split}.jsonl", ids)
+    descriptions = _descriptions_by_id(folder / f"{name}_{split}.jsonl", ids)
     captions_of: dict[str, list[str]] = {}
     for image_id, caption in zip(ids, captions, strict=True):
         captions_of.setdefault(image_id, []).append(caption)
@@ -49,7 +49,7 @@ def load_published(
             )
         place = f"{folder / 'id_mapping.json'}, id {image_id!r}"
         source = ImageSource(root(files[image_id], place))
-        records.append(ImageRecord(image_id, source, tuple(texts), dense.get(image_id)))
+        records.append(ImageRecord(image_id, source, tuple(texts), descriptions.get(image_id)))
     return RetrievalDataset(tuple(records), name, split)
 
 
@@ -84,8 +84,8 @@ def _file_names(path: Path) -> dict[str, str]:
     return {key: checked_text(value, f"the file of id {key!r}", str(path)) for key, value in mapping.items()}
 
 
-def _dense_by_id(path: Path, ids: list[str]) -> dict[str, str | None]:
-    """Dense text by image id; {} without the file.
+def _descriptions_by_id(path: Path, ids: list[str]) -> dict[str, str | None]:
+    """Descriptions by image id; {} without the file.
 
     Accepts a line per image, or a line per caption when all lines of one image agree.
     """
@@ -105,11 +105,11 @@ def _dense_by_id(path: Path, ids: list[str]) -> dict[str, str | None]:
             f"{path} has {len(texts)} descriptions for {len(images)} images with {len(ids)} captions: "
             "it must have one for each image. Take it from the same release as the ids."
         )
-    dense: dict[str, str | None] = {}
+    by_id: dict[str, str | None] = {}
     for number, (image, text) in enumerate(zip(ids, texts, strict=True), start=1):
-        if dense.setdefault(image, text) != text:
+        if by_id.setdefault(image, text) != text:
             raise DataError(
                 f"{path}, description {number}: image {image!r} has another description above. The file has "
-                "one a caption, and they differ: a dense text describes an image. Keep one for each image."
+                "one per caption, and they differ: a description belongs to an image. Keep one per image."
             )
-    return dense
+    return by_id

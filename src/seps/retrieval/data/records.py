@@ -1,8 +1,8 @@
-"""What a retrieval data set is: images, each with its own captions and its own dense text.
+"""What a retrieval data set is: images, each with its own captions and its own description.
 
-Dense text is written from an image and belongs to it: it lives in the image's record and nowhere else. A
-caption is addressed as (image index, caption index). No list of dense texts per caption exists, so that
-no later code can hand a query the description of the image it should find.
+A description (`dense`, the paper's dense text) is written from an image and belongs to it: it lives in the image's
+record and nowhere else. A caption is addressed as (image index, caption index). No list of descriptions per caption
+exists, so that no later code can hand a query the description of the image it should find.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class ImageSource:
 
 @dataclass(frozen=True)
 class ImageRecord:
-    """One image with its captions and, if there is one, the dense text that describes it.
+    """One image with its captions and, if there is one, its description (`dense`).
 
-    Raises DataError for an empty id, a blank caption, or a dense text that is not one non-blank string.
+    Raises DataError for an empty id, a blank caption, or a description that is not one non-blank string.
     """
 
     id: str
@@ -52,7 +52,7 @@ class ImageRecord:
                 raise DataError(f"Caption {number} of image {self.id!r} is not a text with words in it.")
         if self.dense is not None and (not isinstance(self.dense, str) or not self.dense.strip()):
             raise DataError(
-                f"The dense text of image {self.id!r} must be one non-blank text, the image's own, or None; "
+                f"The description of image {self.id!r} must be one non-blank text, the image's own, or None; "
                 f"got {type(self.dense).__name__}."
             )
 
@@ -95,7 +95,7 @@ class RetrievalDataset:
 
     @property
     def dense(self) -> list[str | None]:
-        """The dense text of each image, None where it has none: one entry an image, never a caption."""
+        """The description of each image, None where it has none: one per image, never one per caption."""
         return [record.dense for record in self.records]
 
     @property
@@ -108,9 +108,5 @@ class RetrievalDataset:
         return self.records[image].captions[index]
 
     def subset(self, indices: Iterable[int]) -> RetrievalDataset:
-        """The images at `indices`, in that order, each with its captions and dense text."""
+        """The images at `indices`, in that order, each with its captions and description."""
         return replace(self, records=tuple(self.records[int(index)] for index in indices))
-
-    def drop_dense(self) -> RetrievalDataset:
-        """The same images and captions without any dense text."""
-        return replace(self, records=tuple(replace(record, dense=None) for record in self.records))

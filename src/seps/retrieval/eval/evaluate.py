@@ -19,7 +19,8 @@ from seps.retrieval.model import RetrievalModel
 from seps.scoring import score_matrix
 
 MEMORY = 512 * 2**20
-Progress = Callable[[str, int, int | None], None]
+StageProgress = Callable[[str, int, int | None], None]
+"""Called with what is encoded, how many are done, and of how many."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,9 @@ def encode_images(
     *,
     pixels: Tensor | None = None,
     batch_size: int | None = None,
-    progress: Progress | None = None,
+    progress: StageProgress | None = None,
 ) -> Tensor:
-    """Tokens (B, P + N, C) of all images; decoding runs ahead in threads.
+    """Tokens (B, P + N, C) of all images; photos are decoded in threads.
 
     `pixels` (B, 3, H, W) uint8 are images decoded before, by `decode_all(dataset, model.image_size)`. Raises ValueError
     for pixels of another size: to resize them here would be a second way to make them.
@@ -92,7 +93,7 @@ def score_dataset(
     pixels: Tensor | None = None,
     keep_words: int | None = None,
     memory: int = MEMORY,
-    progress: Progress | None = None,
+    progress: StageProgress | None = None,
 ) -> Tensor:
     """Similarities (images, captions) with what the view lets each side see.
 
@@ -105,31 +106,31 @@ def score_dataset(
         tokens = encode_images(model, dataset, pixels=pixels, progress=progress)
     else:
         tokens = torch.zeros(len(dataset), 1, model.config.embed_size, device=model.device)
-    if seen.query_dense is not None:
-        return _score_published(model, tokens, texts, seen.query_dense, memory)
+    if seen.query_descriptions is not None:
+        return _score_leaky(model, tokens, texts, seen.query_descriptions, memory)
     dense = mask = None
-    if seen.gallery_dense is not None and model.head.uses_description:
+    if seen.image_descriptions is not None and model.head.uses_description:
         dense, mask = model.encode_descriptions(
-            seen.gallery_dense, progress=lambda done, total: report("descriptions", done, total)
+            seen.image_descriptions, progress=lambda done, total: report("descriptions", done, total)
         )
         if keep_words is not None:
             dense, mask = merge_words(dense, mask, keep_words)
     return model.score(ImageFeatures(tokens, dense, mask), texts, memory=memory)
 
 
-def _score_published(
-    model: RetrievalModel, tokens: Tensor, texts: TextFeatures, query_dense: list[str], memory: int
+def _score_leaky(
+    model: RetrievalModel, tokens: Tensor, texts: TextFeatures, query_descriptions: list[str], memory: int
 ) -> Tensor:
-    """The published pairing: dense text t comes with caption t. Each distinct text is encoded once."""
+    """Query-side descriptions: description t comes with caption t. Each distinct text is encoded once."""
     if not isinstance(model.head, SlimmingHead) or not model.head.uses_description:
         raise ProtocolError(
-            f"Protocol 'published' pairs captions with descriptions inside a slimming head with dense text; head "
+            f"Protocol 'published' pairs captions with descriptions inside a slimming head with descriptions; head "
             f"{model.config.head!r} takes none. Use protocol 'none' or 'image'."
         )
-    distinct = sorted(set(query_dense))
+    distinct = sorted(set(query_descriptions))
     place = {text: i for i, text in enumerate(distinct)}
     features = model.encode_texts(distinct, max_words=model.config.max_dense_words)
-    rows = torch.tensor([place[text] for text in query_dense], device=model.device)
+    rows = torch.tensor([place[text] for text in query_descriptions], device=model.device)
     scores = []
     # The paired texts of a block of captions are spread out at a time: all of them at once would not fit.
     per_text = features.words.shape[1] * features.words.shape[2] * 4
@@ -160,7 +161,7 @@ def evaluate(
     pixels: Tensor | None = None,
     keep_words: int | None = None,
     memory: int = MEMORY,
-    progress: Progress | None = None,
+    progress: StageProgress | None = None,
 ) -> EvaluationReport:
     """R@1/5/10 both ways, ranks and rSum of `dataset` under `protocol`; `folds=5` gives COCO's 1K figures.
 
@@ -179,7 +180,7 @@ def evaluate(
         model.train(training)
     owner = dataset.image_of_caption
     metrics = five_fold(scores, owner, folds) if folds > 1 else recall(scores, owner)
-    shown = seen.gallery_dense if model.head.uses_description else None
+    shown = seen.image_descriptions if model.head.uses_description else None
     return EvaluationReport(
         metrics,
         protocol,

@@ -3,8 +3,9 @@
 - `image` (the default): an image's description belongs to the image, on the gallery side. A score is a function of
   the image, its own description and the caption.
 - `none`: no description at all.
-- `published`: the reference's pairing. Every caption comes with the description of *the image it should find*, so
-  the query contains the answer. It exists to reproduce published figures and to show what they are made of.
+- `published`: query-side descriptions, as the published code has them. Every caption comes with the description of *the
+  image it should find*, so the query contains the answer: the protocol is leaky. It exists to reproduce published
+  figures and to show what they are made of.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ class View:
     """What an evaluation under one protocol may see. Only `view` makes one."""
 
     protocol: Protocol
-    gallery_dense: list[str | None] | None
-    """One description an image, on the image's side; None where the protocol shows none."""
+    image_descriptions: list[str | None] | None
+    """One description per image, on the image's side; None where the protocol shows none."""
     captions: list[str]
-    query_dense: list[str] | None
-    """Published pairing alone: one description a caption, that of its target."""
+    query_descriptions: list[str] | None
+    """Leaky protocol alone: one description per caption, that of its target."""
 
 
 def view(dataset: RetrievalDataset, protocol: Protocol, caption_dense: Sequence[str] | None = None) -> View:
@@ -48,13 +49,13 @@ def view(dataset: RetrievalDataset, protocol: Protocol, caption_dense: Sequence[
     if caption_dense is not None and protocol != "published":
         raise ProtocolError(
             f"{len(caption_dense)} descriptions came attached to captions. Under protocol {protocol!r} a query may "
-            "not carry a description of its target; bind dense texts to their images instead."
+            "not carry a description of its target; bind descriptions to their images instead."
         )
     if protocol == "none":
         return View(protocol, None, dataset.captions, None)
     if protocol == "image":
-        dense = dataset.dense
-        return View(protocol, dense if any(text is not None for text in dense) else None, dataset.captions, None)
+        texts = dataset.dense
+        return View(protocol, texts if any(text is not None for text in texts) else None, dataset.captions, None)
     missing = [record.id for record in dataset.records if record.dense is None]
     if missing:
         raise DataError(

@@ -17,7 +17,7 @@ from seps.ray_cluster import RayConfig
 from seps.retrieval.data import DataError, UnreadableImage, read_source
 from seps.retrieval.data.descriptions import Descriptions, named_by, read_descriptions
 from seps.retrieval.data.gallery import Found, Gallery, Problem, is_hidden, walk
-from seps.retrieval.data.thumbnails import Picture
+from seps.retrieval.data.images import Picture
 from seps.retrieval.index.codec import Precision
 from seps.retrieval.index.embedding import Batch, Job, Prepared, Preparer, prepare_locally
 from seps.retrieval.index.rows import DamagedStoreError, NewerStoreError, Row, StoreError, StoreSettings

@@ -20,7 +20,7 @@ import torch
 
 from seps.nn.selection import rank_patches
 from seps.retrieval.data import ImageSource, Mode, UnreadableImage
-from seps.retrieval.data.thumbnails import Picture, read_picture
+from seps.retrieval.data.images import Picture, read_picture
 from seps.retrieval.heads import ImageFeatures
 from seps.retrieval.index.codec import Precision, pack
 from seps.retrieval.index.fewer_words import merge_words

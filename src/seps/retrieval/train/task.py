@@ -7,6 +7,7 @@ and Gumbel noise are drawn by each process for its own rows: with them the loss 
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,12 +16,12 @@ from torch import Tensor, nn
 
 from seps.losses import SEPSLoss
 from seps.retrieval.config import Protocol, RunConfig
-from seps.retrieval.data import ImageAugment, RetrievalDataset, augment_tokens, epoch_batches, mixed_seed
-from seps.retrieval.data.images import decode_all
-from seps.retrieval.data.texts import mixed_texts, own_texts
+from seps.retrieval.data import ImageAugment, RetrievalDataset, augment_tokens, decode_all, epoch_batches, mixed_seed
+from seps.retrieval.data.batches import BatchIndices, mixed_texts, own_texts
 from seps.retrieval.eval.evaluate import evaluate
 from seps.retrieval.heads import ImageFeatures, Scores, TextFeatures
 from seps.retrieval.model import RetrievalModel, freeze_parts
+from seps.training.batches import map_tensors
 from seps.training.distributed import gather_ragged, gather_with_gradient
 from seps.training.task import Figures
 
@@ -36,8 +37,8 @@ class StepBatch:
     ids: Tensor
     mask: Tensor
     """(b, M) caption tokens."""
-    dense_ids: Tensor
-    dense_mask: Tensor
+    description_ids: Tensor
+    description_mask: Tensor
     """(b, L) description tokens; an image without one has a mask of False alone."""
     images: Tensor
     """(b,) image numbers: rows that share one are no negatives of each other."""
@@ -89,7 +90,7 @@ class RetrievalTask:
         self.pixels = decode_all(train, size, mode="resize") if pixels is None else pixels
         self.dev_pixels = [decode_all(part, model.image_size) for part in dev] if dev_pixels is None else dev_pixels
         self.augment = ImageAugment(model.image_size, scale=config.data.crop_scale, jitter=config.data.jitter)
-        self._order: tuple[int, list[Any]] = (-1, [])
+        self._order: tuple[int, list[BatchIndices]] = (-1, [])
 
     @property
     def protocol(self) -> Protocol:
@@ -128,7 +129,7 @@ class RetrievalTask:
             {"params": new, "lr": lr},
         ]
 
-    def _batches(self, epoch: int) -> list[Any]:
+    def _batches(self, epoch: int) -> list[BatchIndices]:
         # Read once: with several workers another thread may put the next epoch there meanwhile.
         order = self._order
         if order[0] != epoch:
@@ -155,15 +156,15 @@ class RetrievalTask:
         ids, mask = self._tokens(queries, self.model.model.config.max_words)
         if self.config.data.caption_noise:
             ids, mask = self._noise(ids, mask, generator)
-        dense_ids, dense_mask = self._descriptions(descriptions)
+        description_ids, description_mask = self._descriptions(descriptions)
         rows = len(images) // world
         own = slice(rank * rows, (rank + 1) * rows)
         return StepBatch(
             self.pixels[images[own]],
             ids[own],
             mask[own],
-            dense_ids[own],
-            dense_mask[own],
+            description_ids[own],
+            description_mask[own],
             images[own],
             seed,
             rank * rows,
@@ -196,19 +197,12 @@ class RetrievalTask:
 
     def split(self, batch: StepBatch, chunk_size: int) -> list[StepBatch]:
         """The rows in chunks, padded alike."""
-        return [
-            StepBatch(
-                batch.pixels[start : start + chunk_size],
-                batch.ids[start : start + chunk_size],
-                batch.mask[start : start + chunk_size],
-                batch.dense_ids[start : start + chunk_size],
-                batch.dense_mask[start : start + chunk_size],
-                batch.images[start : start + chunk_size],
-                batch.seed,
-                batch.first + start,
-            )
-            for start in range(0, len(batch.pixels), chunk_size)
-        ]
+        chunks = []
+        for start in range(0, len(batch.pixels), chunk_size):
+            rows = slice(start, start + chunk_size)
+            chunk: StepBatch = map_tensors(batch, operator.itemgetter(rows))
+            chunks.append(replace(chunk, first=batch.first + start))
+        return chunks
 
     def encode(self, batch: StepBatch) -> tuple[Tensor, ...]:
         """Image tokens, caption words and mask, description words and mask."""
@@ -216,13 +210,13 @@ class RetrievalTask:
         pixels = self.augment(batch.pixels.float() / 255, batch.seed, batch.first)
         words = model.encode_ids(batch.ids, batch.mask)
         tokens = model.encode_pixels(pixels) if model.head.uses_pixels else words[:, :1]
-        if batch.dense_mask.shape[1] == 1:
+        if batch.description_mask.shape[1] == 1:
             dense = words.new_zeros(len(words), 1, words.shape[-1])
         else:
             # A row without description still needs one token to attend to.
-            shown = batch.dense_mask | ~batch.dense_mask.any(dim=1, keepdim=True)
-            dense = model.encode_ids(batch.dense_ids, shown)
-        return tokens, words, batch.mask, dense, batch.dense_mask
+            shown = batch.description_mask | ~batch.description_mask.any(dim=1, keepdim=True)
+            dense = model.encode_ids(batch.description_ids, shown)
+        return tokens, words, batch.mask, dense, batch.description_mask
 
     def loss(self, batch: StepBatch, epoch: int) -> tuple[Tensor, Figures]:
         """The loss of the whole batch, from this rank's rows and the other ranks' features."""
@@ -230,17 +224,17 @@ class RetrievalTask:
 
     def loss_from_features(self, features: tuple[Tensor, ...], batch: StepBatch, epoch: int) -> tuple[Tensor, Figures]:
         """See `loss`."""
-        tokens, words, mask, dense, dense_mask = features
+        tokens, words, mask, dense, description_mask = features
         head = self.model.model.head
-        described = head.uses_description and dense_mask.shape[1] > 1
+        described = head.uses_description and description_mask.shape[1] > 1
         texts = TextFeatures(gather_with_gradient(words), gather_with_gradient(mask))
         ids = gather_with_gradient(batch.images)
         options: dict[str, Any] = {"want_masks": self.config.loss.ratio_weight > 0 or head.learns_number}
         if described and self.config.pairing == "published":
             images = ImageFeatures(tokens)
-            options["paired"] = TextFeatures(gather_with_gradient(dense), gather_with_gradient(dense_mask))
+            options["paired"] = TextFeatures(gather_with_gradient(dense), gather_with_gradient(description_mask))
         else:
-            images = ImageFeatures(tokens, dense if described else None, dense_mask if described else None)
+            images = ImageFeatures(tokens, dense if described else None, description_mask if described else None)
         scores = head(images, texts, **options)
         return self._part_losses(scores, ids)
 
