@@ -13,8 +13,7 @@ from seps.encoders.text import TextBatch
 from seps.nn.attribution import Shares, shares
 from seps.nn.slimming import ImageSide, PatchSlimming
 from seps.retrieval.heads import ImageFeatures, SlimmingHead
-from seps.retrieval.index.fewer_words import run_of_word
-from seps.retrieval.index.stored import StoredImages, StoredScorer
+from seps.retrieval.index.codec import StoredImages, StoredScorer, segment_ids
 from seps.retrieval.model import RetrievalModel
 
 
@@ -147,10 +146,10 @@ class Explainer:
             return []
         batch = self.model.text.tokenize([dense])
         length = min(int(batch.mask[0].sum()), self.model.config.max_dense_words)
-        # A word of a run that the store merged takes an equal part of what the run adds.
-        runs = run_of_word(length, count)
-        values = found.description.sum(dim=0).cpu() / torch.bincount(runs, minlength=count)
-        joined = _join(values[runs][:, None], batch, length)
+        # Words that the store merged into one segment share equally what the segment adds.
+        ids = segment_ids(length, count)
+        values = found.description.sum(dim=0).cpu() / torch.bincount(ids, minlength=count)
+        joined = _join(values[ids][:, None], batch, length)
         return [DescriptionPart(word, special, float(values[0])) for word, special, values in joined]
 
 
