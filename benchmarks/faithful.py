@@ -17,7 +17,7 @@ from torch import Tensor
 
 from seps.retrieval.data import load_jsonl, read_image
 from seps.retrieval.explain.explanation import Explainer
-from seps.retrieval.index.threads import computing_threads
+from seps.retrieval.index.embedding import computing_threads
 from seps.retrieval.pretrained import from_pretrained
 
 

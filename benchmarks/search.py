@@ -32,15 +32,12 @@ import torch
 from seps.retrieval.data.lines import json_lines
 from seps.retrieval.heads import ImageFeatures, TextFeatures
 from seps.retrieval.index.build import IndexOptions, index_folder
-from seps.retrieval.index.codec import Precision
-from seps.retrieval.index.embedding import packed_states
+from seps.retrieval.index.codec import Precision, restore, text_vectors
+from seps.retrieval.index.embedding import computing_threads, packed_states
 from seps.retrieval.index.maintenance import status
 from seps.retrieval.index.rows import STATE, Row, row_id
 from seps.retrieval.index.search import CANDIDATES, SHOWN, Searcher
 from seps.retrieval.index.store import Store
-from seps.retrieval.index.stored import restore
-from seps.retrieval.index.threads import computing_threads
-from seps.retrieval.index.vectors import text_vectors
 from seps.retrieval.pretrained import from_pretrained
 
 Facts = dict[str, Any]
@@ -202,7 +199,7 @@ def recall_facts(searcher: Searcher, queries: Sequence[str]) -> Facts:
     found: dict[int, list[float]] = {count: [] for count in sorted({*COUNTS, CANDIDATES})}
     for query, wanted in zip(queries, best, strict=True):
         vector = text_vectors(searcher.encode(query))[0].numpy()
-        ids = searcher.store.nearest(vector, max(found), ["id"])["id"].to_pylist()
+        ids = searcher.store.nearest(vector, max(found), ["id"]).values("id")
         for count, values in found.items():
             values.append(len(wanted & set(ids[:count])) / TEN)
     return {"default_candidates": CANDIDATES, "recall": {n: round(float(np.mean(v)), 4) for n, v in found.items()}}
@@ -224,7 +221,7 @@ def _scored(searcher: Searcher, texts: TextFeatures) -> Iterator[tuple[list[str]
 
     def work(batch: Any) -> tuple[list[str], Any]:
         images = restore(batch, searcher.store.settings)
-        return batch.column("id").to_pylist(), searcher.scorer.score(images, texts).numpy()
+        return batch.values("id"), searcher.scorer.score(images, texts).numpy()
 
     waiting = []
     for batch in searcher.store.scan(["id", *STATE], batch_size=64):
@@ -259,7 +256,7 @@ def state_facts(store: Store, place: Path, model: Any, queries: Sequence[str]) -
         settings = replace(store.settings, precision=precision, keep_patches=patches, keep_words=words)
         small = Store.create(place, settings)
         for rows, features in _rows(store):
-            states = packed_states(model, features, precision, patches, words)
+            states = packed_states(model, features, settings)
             small.put([replace(row, **state) for row, state in zip(rows, states, strict=True)])
         small.tidy(always=True)
         best = exact_best(Searcher(small, model), queries)
@@ -275,11 +272,9 @@ def _rows(store: Store, size: int = 128) -> Iterator[tuple[list[Row], ImageFeatu
     """Rows and their features, some at a time."""
     ids = sorted(store.known())
     for start in range(0, len(ids), size):
-        rows = list(store.rows(ids[start : start + size]).values())
-        batch = store.table_of([row.id for row in rows], ["id", *STATE])
-        found = dict(zip(batch.column("id").to_pylist(), range(batch.num_rows), strict=True))
-        batch = batch.take([found[row.id] for row in rows])
-        yield rows, restore(batch, store.settings).features
+        rows = store.rows(ids[start : start + size])
+        images = store.select(list(rows), ["id", *STATE])
+        yield [rows[identity] for identity in images.values("id")], restore(images, store.settings).features
 
 
 def enlarge(searcher: Searcher, place: Path, count: int, noise: float, shift: float) -> Facts:
@@ -308,8 +303,7 @@ def enlarge(searcher: Searcher, place: Path, count: int, noise: float, shift: fl
             features = ImageFeatures(
                 noisy(images.tokens), None if images.dense is None else noisy(images.dense), images.dense_mask
             )
-            kept = (large.settings.keep_patches, large.settings.keep_words)
-            states = packed_states(searcher.model, features, large.settings.precision, *kept)
+            states = packed_states(searcher.model, features, large.settings)
             for row, state in list(zip(rows, states, strict=True))[: count - written]:
                 path = f"{copy}/{row.path}"
                 facts: Facts = {"id": row_id(path, row.member), "path": path, "thumbnail": b"\xff\xd8"}

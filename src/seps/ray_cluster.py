@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,3 +31,24 @@ def load_ray(*parts: str) -> Any:
         return importlib.import_module("ray")
     except ImportError as error:
         raise ValueError("A cluster needs Ray: pip install 'seps[dist]', or leave out --engine ray.") from error
+
+
+@contextlib.contextmanager
+def connected(config: RayConfig, *parts: str) -> Iterator[Any]:
+    """Ray, connected while entered; a connection that was there before stays.
+
+    Ray prints on standard output that a worker died, whatever its settings: meanwhile that stream is standard error,
+    so that a command's own output stays alone. Raises ValueError where Ray is missing or there is no such cluster.
+    """
+    ray = load_ray(*parts)
+    started = not ray.is_initialized()
+    with contextlib.redirect_stdout(sys.stderr):
+        try:
+            if started:
+                ray.init(address=config.address or None, log_to_driver=False)
+            yield ray
+        except ConnectionError as error:
+            raise ValueError(f"There is no Ray cluster at {config.address or 'this machine'}: {error}") from error
+        finally:
+            if started and ray.is_initialized():
+                ray.shutdown()

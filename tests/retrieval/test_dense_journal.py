@@ -14,7 +14,7 @@ import pytest
 from dense_server import lines
 
 from seps.captioning.journal import Journal, failed_path
-from seps.file_lock import FileInUse
+from seps.locks import FileInUse
 from seps.retrieval.data import DataError
 
 
@@ -90,7 +90,7 @@ def test_a_second_writer_is_refused_and_told_who_writes(tmp_path: Path) -> None:
 def test_the_lock_of_a_killed_process_is_stale(tmp_path: Path) -> None:
     out = tmp_path / "dense.jsonl"
     code = (
-        "import os, signal, sys; from seps.file_lock import FileLock; from pathlib import Path\n"
+        "import os, signal, sys; from seps.locks import FileLock; from pathlib import Path\n"
         f"FileLock(Path({str(out) + '.lock'!r}), Path('x')).__enter__(); os.kill(os.getpid(), signal.SIGKILL)"
     )
     subprocess.run([sys.executable, "-c", code], check=False)

@@ -16,9 +16,9 @@ from seps.nn.slimming import PatchSlimming
 from seps.retrieval.data import ImageSource, read_image
 from seps.retrieval.explain.explanation import Explainer, Explanation
 from seps.retrieval.explain.picture import draw
+from seps.retrieval.index.codec import restore
 from seps.retrieval.index.rows import STATE
 from seps.retrieval.index.search import Searcher
-from seps.retrieval.index.stored import restore
 from stores import gallery, index, model, model_folder, paint
 
 SHAPE = {"embed_size": 16, "num_patches": 12, "num_prefix_tokens": 2, "aggr_ratio": 0.5}
@@ -76,9 +76,9 @@ def test_stored_images(tmp_path: Path, keep: int | None) -> None:
     searcher = Searcher(tmp_path / "s", model())
     explainer = Explainer(model(), searcher.scorer)
     for hit in searcher.search("an unbelievable dog, running!", k=4):
-        table = searcher.store.table(hit.id, [*STATE, "dense"])
+        table = searcher.store.select([hit.id], [*STATE, "dense"])
         image = restore(table, searcher.store.settings)
-        found = explainer.stored(image, "an unbelievable dog, running!", table["dense"][0].as_py())
+        found = explainer.stored(image, "an unbelievable dog, running!", table.values("dense")[0])
         check_sums(found, hit.score)
         assert [part.word for part in found.words if not part.special] == [
             "an", "unbelievable", "dog", ",", "running", "!",

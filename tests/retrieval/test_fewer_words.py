@@ -9,22 +9,20 @@ import torch
 from torch.nn import functional as F
 
 from seps.retrieval.explain.explanation import Explainer
-from seps.retrieval.index.codec import packed_shape
-from seps.retrieval.index.fewer_words import merge_words, run_of_word
+from seps.retrieval.index.codec import merge_words, packed_shape, restore, segment_ids
 from seps.retrieval.index.maintenance import status, verify
 from seps.retrieval.index.rows import STATE, StoreError
 from seps.retrieval.index.search import Searcher
-from seps.retrieval.index.stored import restore
 from stores import gallery, index, model
 
 
 @pytest.mark.parametrize(("count", "most"), [(7, 3), (8, 8), (100, 1), (5, 9), (158, 24)])
-def test_runs_are_of_equal_length(count: int, most: int) -> None:
-    runs = run_of_word(count, most)
-    lengths = torch.bincount(runs)
+def test_segments_are_of_equal_length(count: int, most: int) -> None:
+    ids = segment_ids(count, most)
+    lengths = torch.bincount(ids)
     assert len(lengths) == min(count, most) and lengths.sum() == count
     assert lengths.max() - lengths.min() <= 1
-    assert torch.equal(runs, runs.sort().values)
+    assert torch.equal(ids, ids.sort().values)
 
 
 def test_merged_by_hand() -> None:
@@ -48,8 +46,8 @@ def test_a_store_of_merged_words(tmp_path: Path, keep: int) -> None:
     explainer = Explainer(model(), searcher.scorer)
     described = 0
     for hit in searcher.search("a dog on the stripes", k=6):
-        table = searcher.store.table(hit.id, [*STATE, "dense"])
-        text = table["dense"][0].as_py()
+        table = searcher.store.select([hit.id], [*STATE, "dense"])
+        text = table.values("dense")[0]
         image = restore(table, searcher.store.settings)
         found = explainer.stored(image, "a dog on the stripes", text)
         assert found.score == pytest.approx(hit.score, abs=1e-4)
@@ -57,7 +55,7 @@ def test_a_store_of_merged_words(tmp_path: Path, keep: int) -> None:
             assert not found.description
             continue
         described += 1
-        assert packed_shape(table["words"][0].as_py())[0] == keep
+        assert packed_shape(table.values("words")[0])[0] == keep
         # Every word of the text is there, and what they add is what the merged words add.
         assert "".join(part.word for part in found.description if not part.special) == text.replace(" ", "")
         whole = sum(part.contribution for part in found.description) + sum(found.patches) + found.elsewhere

@@ -17,7 +17,7 @@ from stores import gallery, index, model, model_folder, paint
 
 
 def texts(store: Path) -> dict[str, str]:
-    return {row.path: row.dense for row in Store.open(store).known().values() if row.dense is not None}
+    return {row.path: row.description for row in Store.open(store).known().values() if row.description is not None}
 
 
 def index_with(folder: Path, store: Path, *dense: Path, **options: object) -> IndexReport:

@@ -199,7 +199,7 @@ def test_a_tenth_may_go_and_more_needs_a_word(tmp_path: Path) -> None:
 def test_moving_a_whole_folder_is_no_loss(tmp_path: Path) -> None:
     folder, store = gallery(tmp_path / "g", 24, described=24), tmp_path / "s"
     index(folder, store)
-    texts = {row.sha256: row.dense for row in Store.open(store).known().values()}
+    texts = {row.sha256: row.description for row in Store.open(store).known().values()}
     (folder / "data.jsonl").unlink()
     for name in ("p00.jpg", "p02.jpg"):
         (folder / name).unlink()
@@ -210,7 +210,7 @@ def test_moving_a_whole_folder_is_no_loss(tmp_path: Path) -> None:
     report = index(folder, store)
     assert (report.moved, report.deleted, report.described) == (22, 24, 22)
     rows = Store.open(store).known().values()
-    assert len(rows) == 22 and all(row.dense == texts[row.sha256] for row in rows)
+    assert len(rows) == 22 and all(row.description == texts[row.sha256] for row in rows)
     assert verify(Store.open(store)) == []
 
 

@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,12 @@ import pytest
 
 from seps.captioning import RayConfig
 from seps.cli import index as index_command
+from seps.ray_cluster import connected
 from seps.retrieval.data import ImageSource
 from seps.retrieval.index import build as indexing
 from seps.retrieval.index.build import IndexOptions, index_folder
 from seps.retrieval.index.codec import unpack
-from seps.retrieval.index.embedding import Batch, Job, Preparer
+from seps.retrieval.index.embedding import ImageJob, PreparedBatch, Preparer
 from seps.retrieval.index.maintenance import verify
 from seps.retrieval.index.ray import LOST, _one_by_one
 from seps.retrieval.index.rows import Row
@@ -68,11 +70,11 @@ def test_a_cluster_gives_the_same_store(
     folder = gallery(tmp_path / "g", 20, described=10)
     (folder / "bad.jpg").write_text("no picture")
 
-    # A worker dies once, so its batch is tried again; the run is interrupted after the first commit.
+    # A worker dies once, so its images are tried one by one; the run is interrupted after the first commit.
     mark = str(tmp_path / "died once")
 
     class DiesOnce(Preparer):
-        def __call__(self, jobs: Sequence[Job]) -> Batch:
+        def __call__(self, jobs: Sequence[ImageJob]) -> PreparedBatch:
             if not os.path.exists(mark):
                 open(mark, "w").close()
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -99,7 +101,7 @@ def test_a_cluster_gives_the_same_store(
     paint(folder / committed[-1], 300)
 
     class Dying(Preparer):
-        def __call__(self, jobs: Sequence[Job]) -> Batch:
+        def __call__(self, jobs: Sequence[ImageJob]) -> PreparedBatch:
             if any(job.source.path.name == Path(killer).name for job in jobs):
                 os.kill(os.getpid(), signal.SIGKILL)
             return super().__call__(jobs)
@@ -108,7 +110,7 @@ def test_a_cluster_gives_the_same_store(
     arguments = [str(folder), "--store", str(tmp_path / "ray"), "--model", model_folder(), "--engine", "ray", "--json"]
     index_command.run([*arguments, "--workers", "2"])
     shown = capsys.readouterr().out
-    told = json.loads(shown[shown.index("{") :])  # before it Ray itself may say, on this stream, that a worker died
+    told = json.JSONDecoder().raw_decode(shown)[0]  # the shared cluster stays and may print something afterwards
     monkeypatch.undo()
     assert told["moved"] == 1 and told["unchanged"] + told["new"] + told["changed"] + told["moved"] == 19
     problems = {problem["name"]: problem["why"] for problem in told["problems"]}
@@ -120,24 +122,56 @@ def test_a_cluster_gives_the_same_store(
     assert verify(Store.open(tmp_path / "ray")) == []
 
 
-class _Dead:
-    """A cluster whose workers always die."""
+class FakeRay:
+    """A cluster and its worker in one; each call ends as the script says: "works", "dies" or "restarts"."""
 
     class exceptions:
         class RayActorError(Exception):
             pass
 
-    class run:
-        @staticmethod
-        def remote(jobs: Sequence[Job]) -> Sequence[Job]:
-            return jobs
+        class ActorUnavailableError(RayActorError):
+            pass
 
-    def get(self, _: object) -> None:
-        raise self.exceptions.RayActorError
+    def __init__(self, *script: str) -> None:
+        self.script = list(script)
+        self.run = SimpleNamespace(remote=lambda jobs: jobs)
+        self.ready = SimpleNamespace(remote=tuple)
+
+    def get(self, jobs: Sequence[ImageJob], timeout: float | None = None) -> PreparedBatch:
+        step = self.script.pop(0)
+        if step == "works":
+            return PreparedBatch(["read"] * len(jobs))
+        raise self.exceptions.RayActorError if step == "dies" else self.exceptions.ActorUnavailableError
 
 
-def test_a_cluster_that_cannot_work_is_no_fault_of_the_pictures(tmp_path: Path) -> None:
-    jobs = [Job(ImageSource(tmp_path / name), None) for name in ("a.jpg", "b.jpg")]
+def one_by_one(names: Sequence[str], *script: str) -> Sequence[object]:
+    fake = FakeRay(*script)
+    outcomes = _one_by_one(fake, fake, [ImageJob(ImageSource(Path(name)), None) for name in names]).outcomes
+    assert not fake.script
+    return outcomes
+
+
+def test_a_cluster_that_cannot_work_is_no_fault_of_the_pictures() -> None:
     with pytest.raises(ValueError, match="die whatever they read"):
-        _one_by_one(_Dead(), _Dead(), jobs)
-    assert _one_by_one(_Dead(), _Dead(), jobs[:1]).outcomes == [LOST]
+        one_by_one(["a.jpg", "b.jpg"], *["works", "dies"] * 4)
+    assert one_by_one(["a.jpg"], *["works", "dies"] * 2) == [LOST]
+
+
+def test_a_worker_that_is_starting_again_costs_no_picture() -> None:
+    """The first picture kills it at both tries; the second is given once it has started."""
+    starting = ["restarts"] * 3 + ["works"]
+    assert one_by_one(["killer.jpg", "b.jpg"], *["works", "dies", *starting, "dies", *starting, "works"]) == [
+        LOST,
+        "read",
+    ]
+
+
+def test_what_ray_prints_is_not_on_standard_output(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: True))
+    with connected(RayConfig()):
+        print("(raylet) A worker died or was killed while executing a task")
+    print("{}")
+    shown = capsys.readouterr()
+    assert shown.out == "{}\n" and "(raylet)" in shown.err

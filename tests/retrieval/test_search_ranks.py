@@ -16,8 +16,8 @@ from seps.retrieval.data import load_jsonl
 from seps.retrieval.eval.evaluate import score_dataset
 from seps.retrieval.eval.protocol import view
 from seps.retrieval.heads import ImageFeatures
+from seps.retrieval.index.codec import image_vectors, text_vectors
 from seps.retrieval.index.rows import StoreError
-from seps.retrieval.index.vectors import image_vectors, text_vectors
 from stores import TEXTS, gallery, index, model, model_folder, paint
 
 

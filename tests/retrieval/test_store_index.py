@@ -6,9 +6,10 @@ import errno
 import os
 import shutil
 import tarfile
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -18,8 +19,10 @@ from seps.retrieval.index import embedding
 from seps.retrieval.index.build import index_folder
 from seps.retrieval.index.maintenance import status, verify
 from seps.retrieval.index.rows import Row, StoreError, StoreSettings, row_id
-from seps.retrieval.index.store import Store, where_clause, writer_lock
+from seps.retrieval.index.store import Filters, Store, writer_lock
 from stores import gallery, index, model, model_folder, paint
+
+Form = Literal["NFC", "NFD"]
 
 
 def paths(store: Path) -> set[tuple[str, str | None]]:
@@ -49,7 +52,7 @@ def test_moved_images_are_not_embedded_again(tmp_path: Path, monkeypatch: pytest
     folder, store = gallery(tmp_path / "g", described=0), tmp_path / "s"
     index(folder, store)
     os.replace(folder / "sub", folder / "other")
-    monkeypatch.setattr(embedding, "embed", None)
+    monkeypatch.setattr(embedding, "packed_states", None)
     assert index(folder, store).moved == 4
     assert verify(Store.open(store)) == []
 
@@ -75,7 +78,7 @@ def test_a_new_description_is_taken_over(tmp_path: Path) -> None:
     extra.write_text('{"image": "p00.jpg", "dense": "A new text."}\n')
     report = index_folder(folder, store, model(), model_folder(), dense=[extra])
     assert (report.changed, report.unchanged, report.described) == (1, 2, 1)
-    assert [row.dense for row in Store.open(store).known().values() if row.path == "p00.jpg"] == ["A new text."]
+    assert [row.description for row in Store.open(store).known().values() if row.path == "p00.jpg"] == ["A new text."]
 
 
 def test_shards(tmp_path: Path) -> None:
@@ -88,7 +91,7 @@ def test_shards(tmp_path: Path) -> None:
     index(folder, tmp_path / "s")
     found = Store.open(tmp_path / "s").known().values()
     assert {(row.path, row.member) for row in found if row.member} == {("a.tar", "in/one.jpg"), ("a.tar", "two.jpg")}
-    assert [row.dense for row in found if row.member == "two.jpg"] == ["The second."]
+    assert [row.description for row in found if row.member == "two.jpg"] == ["The second."]
     assert verify(Store.open(tmp_path / "s")) == []
     os.utime(folder / "a.tar")
     assert index(folder, tmp_path / "s").changed == 2
@@ -240,7 +243,7 @@ def test_large_stores_get_an_index_that_misses_next_to_nothing(tmp_path: Path, m
     best = np.argsort(-(queries @ vectors.astype(np.float32).T), axis=1)[:, :20]
 
     def recall() -> float:
-        found = [store.nearest(query, 20, ["path"])["path"].to_pylist() for query in queries]
+        found = [store.nearest(query, 20, ["path"]).values("path") for query in queries]
         pairs = zip(found, best.tolist(), strict=True)
         return sum(len({int(name) for name in some} & set(wanted)) for some, wanted in pairs) / best.size
 
@@ -267,12 +270,23 @@ def test_filters_cannot_be_broken_out_of(tmp_path: Path, name: str) -> None:
     store = Store.create(tmp_path / "s", settings(4))
     names = [f"{name}/in.jpg", "other/out.jpg", "5000/out.jpg", "underXscore/out.jpg", "top.jpg"]
     put_vectors(store, names, np.ones((5, 4), np.float16))
-    where = where_clause(folder=name)
-    assert [row["path"] for batch in store.scan(["path"], where) for row in batch.to_pylist()] == names[:1]
-    assert store.nearest(np.ones(4), 10, ["path"], where)["path"].to_pylist() == names[:1]
+    inside = Filters(folder=name)
+    assert [path for images in store.scan(["path"], inside) for path in images.values("path")] == names[:1]
+    assert store.nearest(np.ones(4), 10, ["path"], inside).values("path") == names[:1]
+
+
+@pytest.mark.parametrize("stored", ["NFC", "NFD"])
+@pytest.mark.parametrize("typed", ["NFC", "NFD"])
+def test_a_folder_is_found_in_both_forms_of_unicode(tmp_path: Path, stored: Form, typed: Form) -> None:
+    """A Mac decomposes what another system composes: the same name to everybody who reads it."""
+    store = Store.create(tmp_path / "s", settings(4))
+    names = [unicodedata.normalize(stored, "Ferien in T\u00fcrkiye/\u00e9t\u00e9.jpg"), "Ferien/out.jpg"]
+    put_vectors(store, names, np.ones((2, 4), np.float16))
+    inside = Filters(folder=unicodedata.normalize(typed, "Ferien in T\u00fcrkiye"))
+    assert store.nearest(np.ones(4), 10, ["path"], inside).values("path") == names[:1]
 
 
 @pytest.mark.parametrize("folder", [".", "./", "", None, "/", "a/.."])
 def test_the_folder_itself_is_no_filter(folder: str | None) -> None:
-    assert where_clause(folder=folder) is None
-    assert where_clause(folder=folder, min_size=3) == "(width >= 3 AND height >= 3)"
+    assert Filters(folder=folder).clause() is None
+    assert Filters(folder=folder, min_size=3).clause() == "(width >= 3 AND height >= 3)"

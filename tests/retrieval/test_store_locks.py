@@ -15,11 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from seps import file_lock
+from seps import locks
 from seps.cli.main import main
-from seps.file_lock import FileInUse, FileLock
-from seps.retrieval.index import remote_lock
-from seps.retrieval.index.remote_lock import FREE, LOCK, RemoteLock, RemoteLockHeld
+from seps.locks import FREE, LOCK_TABLE, FileInUse, FileLock, RemoteLock
 from seps.retrieval.index.rows import Row, StoreError, StoreSettings, row_id
 from seps.retrieval.index.store import Store, connect, writer_lock
 from stores import gallery, index, model_folder
@@ -27,12 +25,12 @@ from stores import gallery, index, model_folder
 HOLD = """
 import errno, os, sys, time
 from pathlib import Path
-from seps import file_lock
+from seps import locks
 if sys.argv[2] == "marker":
     def none(handle):
         raise OSError(errno.ENOTSUP, "not supported")
-    file_lock._try_lock = none
-lock = file_lock.FileLock(Path(sys.argv[1]), Path("x")).__enter__()
+    locks._try_lock = none
+lock = locks.FileLock(Path(sys.argv[1]), Path("x")).__enter__()
 print("held", flush=True)
 time.sleep(60)
 """
@@ -95,7 +93,7 @@ def test_a_store_that_cannot_be_written_gets_a_sentence(
             raise OSError(number, os.strerror(number), str(path))
         return real(path, *arguments, **options)
 
-    monkeypatch.setattr(file_lock.os, "open", refuse)
+    monkeypatch.setattr(locks.os, "open", refuse)
     for arguments in ([str(folder), "--model", model_folder()], ["--compact"]):
         assert main(["index", *arguments, "--store", str(tmp_path / "s")]) == 2
         told = capsys.readouterr().err
@@ -126,17 +124,17 @@ class Slow(RemoteLock):
 
 
 def test_one_of_many_takes_a_stale_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_lock, "SIGN_SECONDS", 60)
+    monkeypatch.setattr(locks, "SIGN_SECONDS", 60)
     for attempt in range(5):
         place = str(tmp_path / str(attempt))
         RemoteLock(connect(place))._make()  # by a process that died
-        monkeypatch.setattr(remote_lock, "STALE_SECONDS", 0.0)
+        monkeypatch.setattr(locks, "STALE_SECONDS", 0.0)
         Slow.together = threading.Barrier(4)
         entered: list[RemoteLock] = []
 
         def take(place: str = place, entered: list[RemoteLock] = entered) -> None:
             lock = Slow(connect(place))
-            with contextlib.suppress(RemoteLockHeld):
+            with contextlib.suppress(FileInUse):
                 entered.append(lock.__enter__())
 
         takers = [threading.Thread(target=take) for _ in range(4)]
@@ -147,16 +145,16 @@ def test_one_of_many_takes_a_stale_lock(tmp_path: Path, monkeypatch: pytest.Monk
         assert len(entered) == 1
         entered[0].check()
         entered[0].__exit__(None, None, None)
-        rows = connect(place).open_table(LOCK).search().to_list()
+        rows = connect(place).open_table(LOCK_TABLE).search().to_list()
         assert [row["token"] for row in rows] == [FREE]
-        monkeypatch.setattr(remote_lock, "STALE_SECONDS", 120.0)
+        monkeypatch.setattr(locks, "STALE_SECONDS", 120.0)
         with RemoteLock(connect(place)):  # a free lock needs no waiting
             pass
 
 
 def test_a_holder_that_signed_again_is_not_robbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_lock, "STALE_SECONDS", 0.0)
-    monkeypatch.setattr(remote_lock, "SIGN_SECONDS", 60)
+    monkeypatch.setattr(locks, "STALE_SECONDS", 0.0)
+    monkeypatch.setattr(locks, "SIGN_SECONDS", 60)
     place = str(tmp_path / "s")
     holder = RemoteLock(connect(place)).__enter__()
 
@@ -165,7 +163,7 @@ def test_a_holder_that_signed_again_is_not_robbed(tmp_path: Path, monkeypatch: p
             holder._update(f"token = '{holder._token}'", {"time": 2e9})
             return super()._update(condition, values)
 
-    with pytest.raises(RemoteLockHeld):
+    with pytest.raises(FileInUse):
         Interrupted(connect(place)).__enter__()
     holder.check()
     holder.__exit__(None, None, None)
@@ -192,8 +190,8 @@ def test_reading_goes_on_while_the_table_is_compacted(tmp_path: Path, columns: l
         if number in (1, 4):
             writer.delete([row_id("0199.jpg", None)])
             writer.tidy(always=True)
-        assert batch.schema.names == ["path", *columns]
-        seen += batch.column("path").to_pylist()
+        assert list(batch.rows()[0]) == ["path", *columns]
+        seen += batch.values("path")
     assert sorted(seen)[:199] == [f"{i:04}.jpg" for i in range(199)] and len(seen) == len(set(seen))
 
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from seps.retrieval.index.codec import PackingError, Precision, pack, packed_shape, unpack, unpack_alike, unpack_padded
+from seps.retrieval.index.codec import PackingError, Precision, pack, packed_shape, unpack, unpack_all, unpack_padded
+from seps.retrieval.index.rows import Columns
 
 
 @settings(max_examples=30, deadline=None)
@@ -43,6 +44,11 @@ def test_padding() -> None:
     assert values.sum(dim=(1, 2)).tolist() == [6, 0, 3]
 
 
+def read(column: pa.Array | pa.ChunkedArray) -> torch.Tensor:
+    """A column of matrices, as the search reads it."""
+    return torch.from_numpy(unpack_all(Columns(pa.table({"tokens": column})).blobs("tokens")))
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 6), st.integers(1, 5), st.integers(1, 9), st.sampled_from(["float32", "float16", "int8"]))
 def test_all_at_once_is_one_by_one(count: int, rows: int, width: int, precision: Precision) -> None:
@@ -51,17 +57,17 @@ def test_all_at_once_is_one_by_one(count: int, rows: int, width: int, precision:
     wanted = [torch.from_numpy(unpack(blob)) for blob in blobs[1:-1]]
     column = pa.array(blobs, pa.large_binary()).slice(1, count)  # a slice begins within its buffers
     for given_column in (column, pa.chunked_array([column[:1], column[1:]])):
-        assert torch.equal(torch.from_numpy(unpack_alike(given_column)), torch.stack(wanted))
+        assert torch.equal(read(given_column), torch.stack(wanted))
 
 
 def test_all_at_once_with_mixed_precisions_and_damage() -> None:
     values = torch.randn(2, 8)
     mixed = pa.array([pack(values, "float16"), pack(values, "float32")], pa.large_binary())
-    assert unpack_alike(mixed).shape == (2, 2, 8)
+    assert read(mixed).shape == (2, 2, 8)
     with pytest.raises(PackingError):
-        unpack_alike(pa.array([pack(values)[:-1]] * 2, pa.large_binary()))
+        read(pa.array([pack(values)[:-1]] * 2, pa.large_binary()))
     with pytest.raises(ValueError):
-        unpack_alike(pa.array([pack(values), pack(values)[:-1]], pa.large_binary()))
+        read(pa.array([pack(values), pack(values)[:-1]], pa.large_binary()))
 
 
 def test_eight_bits_are_coded_without_loss(tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from seps import locks
 from seps.cli import index as index_command
-from seps.retrieval.index import remote_lock
+from seps.locks import FREE, LOCK_TABLE, FileInUse, RemoteLock
 from seps.retrieval.index.build import IndexOptions, index_folder
 from seps.retrieval.index.maintenance import status, verify
-from seps.retrieval.index.remote_lock import FREE, LOCK, RemoteLock, RemoteLockHeld
 from seps.retrieval.index.rows import StoreError
 from seps.retrieval.index.search import Searcher
 from seps.retrieval.index.store import Store, connect, writer_lock
@@ -56,7 +56,7 @@ def put(folder: Path, place: str) -> int:
 
 
 def locked(place: str) -> bool:
-    return [row["token"] for row in connect(place).open_table(LOCK).search().to_list()] != [FREE]
+    return [row["token"] for row in connect(place).open_table(LOCK_TABLE).search().to_list()] != [FREE]
 
 
 def test_index_search_and_read_while_one_writes(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,12 +110,12 @@ def test_second_writer_is_told(bucket: str, tmp_path: Path) -> None:
 
 def test_a_killed_writer_holds_nobody_up_for_long(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = f"{bucket}/three"
-    monkeypatch.setattr(remote_lock, "SIGN_SECONDS", 60)
+    monkeypatch.setattr(locks, "SIGN_SECONDS", 60)
     first = RemoteLock(connect(place)).__enter__()
     time.sleep(0.01)
-    monkeypatch.setattr(remote_lock, "STALE_SECONDS", 0.0)
+    monkeypatch.setattr(locks, "STALE_SECONDS", 0.0)
     with RemoteLock(connect(place)):
-        with pytest.raises(RemoteLockHeld, match="taken over"):
+        with pytest.raises(FileInUse, match="taken over"):
             first.check()
         first.__exit__(None, None, None)  # and does not give back what is no longer its own
         assert locked(place)
@@ -124,7 +124,7 @@ def test_a_killed_writer_holds_nobody_up_for_long(bucket: str, tmp_path: Path, m
 
 def test_the_holder_signs(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     place = f"{bucket}/four"
-    monkeypatch.setattr(remote_lock, "SIGN_SECONDS", 0.05)
+    monkeypatch.setattr(locks, "SIGN_SECONDS", 0.05)
     with RemoteLock(connect(place)) as lock:
         before = lock._row()
         deadline = time.monotonic() + 10

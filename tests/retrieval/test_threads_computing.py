@@ -6,7 +6,7 @@ import threading
 
 import torch
 
-from seps.retrieval.index.threads import computing_threads
+from seps.retrieval.index.embedding import computing_threads
 
 
 def test_each_thread_has_its_own_number() -> None:

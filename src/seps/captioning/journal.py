@@ -11,7 +11,7 @@ from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from seps.file_lock import FileLock
+from seps.locks import FileLock
 from seps.retrieval.data import DataError
 
 Line = dict[str, Any]

@@ -148,14 +148,14 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _maintain(options: argparse.Namespace) -> int:
-    from seps.retrieval.index.store import Store
+    from seps.retrieval.index.store import Store, writer_lock
 
     store = Store.open(options.store)
     if options.status:
         return _status(store, options.json)
     if options.compact:
         before = store.disk_bytes()
-        with store.writing():
+        with writer_lock(store.location):
             store.tidy(always=True)
         print(f"{len(store)} images; {_size(before)} before, {_size(store.disk_bytes())} now.")
         return 0

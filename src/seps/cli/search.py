@@ -81,9 +81,9 @@ def run(arguments: Sequence[str]) -> int:
 
 def _check_folder(store: Store, folder: str) -> None:
     """Raise ValueError where no picture of the store is below the folder."""
-    from seps.retrieval.index.store import where_clause
+    from seps.retrieval.index.store import Filters
 
-    if next(store.scan(["id"], where_clause(folder=folder), batch_size=1), None) is None and len(store):
+    if next(store.scan(["id"], Filters(folder), batch_size=1), None) is None and len(store):
         there = store.folders()
         more = ", ..." if len(there) > 10 else ""
         names = f"Its folders are {', '.join(map(printable, there[:10]))}{more}." if there else "It has no folders."

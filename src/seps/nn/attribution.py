@@ -1,8 +1,9 @@
-"""Why an image has its score: one number for every pair of a word and a patch, and they sum to the score.
+"""Why an image has its score: one number per pair of a word and a patch, and all of them sum to the score.
 
-The score is linear where it matters. A merged token is a weighted sum of patches, so its cosine with a word is a
-sum of one share a patch; the means of Eq. 5 give each word and each token its part; the pooled cosine is a sum over
-all pairs of word and patch. What is not linear (the MLP of Eq. 5, where a model has it) is reported apart.
+Given which patches are kept and which partners are best, the score is linear in the patches. A merged token is a
+weighted sum of patches, so its cosine with a word is a sum of one share per patch; the means of Eq. 5 give each word
+and each token its part; the pooled cosine is a sum over all pairs of word and patch. What is not linear (the MLP of
+Eq. 5, where a model has it) is reported separately.
 
 Shapes: M words, N patches, P prefix tokens, K image tokens, L description words, Q merged patches, C width.
 """
@@ -36,11 +37,11 @@ class Shares:
     description: Tensor
     """(M, L) word by word of the description; L is 0 without one."""
     rest: float
-    """What no pair owns: the MLP of Eq. 5."""
+    """What belongs to no pair: the MLP of Eq. 5."""
     kept: Tensor
     """(N,) bool, of the first branch."""
     importance: Tensor
-    """(N,) s of Eq. 3, what the selection went by."""
+    """(N,) s of Eq. 3, by which the patches were selected."""
     groups: Tensor
     """(Q, N) merge weights, those of all branches."""
     terms: dict[str, float]
@@ -53,8 +54,8 @@ class Shares:
 
 
 @dataclass
-class _Side:
-    """One group's shares by (word, input), and its terms."""
+class _DescriptionShares:
+    """The description's shares (M, L) in the alignment and in the pooled cosine, and the MLP's part."""
 
     aligned: Tensor
     pooled: Tensor
@@ -63,13 +64,12 @@ class _Side:
 
 @torch.no_grad()
 def shares(net: PatchSlimming, side: ImageSide, words: Tensor, mean_length: float | None = None) -> Shares:
-    """Take the score of one image (`side` of B = 1) with one caption, words (M, C), apart.
+    """Decompose the score of one image (`side` of B = 1) with one caption, words (M, C).
 
     `mean_length` is N |mean patch| over all patches where indexing left some out; what those add is `elsewhere`.
     As in `score_matrix` the scores are those of evaluation.
 
-    Raises `InputError` for a network whose score the shares would not sum to: a changed idea has parts that are not
-    known here.
+    Raises `InputError` for a network whose shares do not sum to its score, because a part of it was replaced.
     """
     with evaluating(net):
         found = _shares(net, side, words, mean_length)
@@ -95,8 +95,8 @@ def _shares(net: PatchSlimming, side: ImageSide, words: Tensor, mean_length: flo
     rest = 0.0
     if side.dense_words is not None and side.dense_mask is not None and bool(side.dense_mask.any()):
         weight = float(net.description_weight)
-        dense = side.dense_words[0, side.dense_mask[0]].float()
-        part = _description(net, unit, words, caption, dense)
+        described = side.dense_words[0, side.dense_mask[0]].float()
+        part = _description(net, unit, words, caption, described)
         description = weight * (part.aligned + part.pooled)
         rest += weight * part.rest
         terms = {
@@ -135,7 +135,7 @@ def _token_weights(net: PatchSlimming, side: ImageSide, caption: Tensor) -> tupl
     prefix, count = side.prefix.shape[1], side.patches.shape[1]
     identity = torch.eye(count, device=side.patches.device)[None]
     merged, extras, kept, scored = [], [], [], []
-    # A branch of its own is the description's: without one it has no part in the score.
+    # The second branch belongs to the description; without a description it is not part of the score.
     undescribed = net.config.dense == "branch" and side.described is not None and not bool(side.described.any())
     for branch in net.config.branches:
         if branch.name not in side.fixed_scores or (branch.name == "dense" and undescribed):
@@ -162,7 +162,7 @@ def _token_weights(net: PatchSlimming, side: ImageSide, caption: Tensor) -> tupl
 def _aligned(net: PatchSlimming, unit: Tensor, inputs: Tensor, matrix: Tensor) -> tuple[Tensor, float]:
     """Shares (M, P + N) of one group in the alignment, and the MLP's part."""
     lengths = (matrix @ inputs).norm(dim=-1).clamp_min(1e-12)
-    # A_jk = sum_i W_ki (w_j . x_i) / |t_k|: its terms are what each input adds to the cosine.
+    # A_jk = sum_i W_ki (w_j . x_i) / |t_k|: term i is what input i adds to the cosine.
     pairs = (unit @ inputs.T)[:, None, :] * (matrix / lengths[:, None])[None]
     chosen, rest = _chosen(net, pairs.sum(dim=-1))
     return (pairs * chosen[..., None]).sum(dim=1), rest
@@ -199,10 +199,12 @@ def _pooled_pairs(
     return net.config.pooled * (words @ patches.T) / (length * _length(caption, words))
 
 
-def _description(net: PatchSlimming, unit: Tensor, words: Tensor, caption: Tensor, dense: Tensor) -> _Side:
-    """The description's part: shares by (word, description word)."""
-    cosines = unit @ dense.T
+def _description(
+    net: PatchSlimming, unit: Tensor, words: Tensor, caption: Tensor, described: Tensor
+) -> _DescriptionShares:
+    """What the description's words, (L, C), add to the score."""
+    cosines = unit @ described.T
     chosen, rest = _chosen(net, cosines)
-    length = len(dense) * dense.mean(dim=0).norm().clamp_min(1e-12)
-    pooled = net.config.pooled * (words @ dense.T) / (length * _length(caption, words))
-    return _Side(chosen * cosines, pooled, rest)
+    length = len(described) * described.mean(dim=0).norm().clamp_min(1e-12)
+    pooled = net.config.pooled * (words @ described.T) / (length * _length(caption, words))
+    return _DescriptionShares(chosen * cosines, pooled, rest)

@@ -30,7 +30,7 @@ REMEMBERED = 64
 """Searches whose scores are kept, so that an explanation shows the same digits."""
 _ROW = 20
 log = logging.getLogger("seps.serve")
-Result = TypeVar("Result")
+Answer = TypeVar("Answer")
 
 
 class Service:
@@ -39,7 +39,7 @@ class Service:
     def __init__(self, searcher: Searcher, workers: int = 2) -> None:
         self.searcher = searcher
         self.explainer = StoredExplainer(searcher) if searcher.scorer.net is not None else None
-        # Each thread that computes keeps memory of its own: few threads keep it flat, whatever the clients do.
+        # Each thread that computes keeps memory of its own: few threads bound it, whatever the clients do.
         self.pool = ThreadPoolExecutor(workers, thread_name_prefix="seps-serve")
         self.quick = ThreadPoolExecutor(2, thread_name_prefix="seps-files")
         self.uploads = Uploads()
@@ -47,7 +47,7 @@ class Service:
         self._lock = threading.Lock()
         self._shown: OrderedDict[str, dict[str, float]] = OrderedDict()
 
-    async def run(self, work: Callable[[], Result], *, quick: bool = False) -> Result:
+    async def run(self, work: Callable[[], Answer], *, quick: bool = False) -> Answer:
         """Do `work` on a pool; pictures (`quick`) do not wait for searches.
 
         Raises HTTPException 503 when too many wait, StoreError when the store is gone.
@@ -64,10 +64,10 @@ class Service:
             with self._lock:
                 self._waiting -= 1
 
-    def _on_store(self, work: Callable[[], Result]) -> Result:
-        """`work`, once more on the store as it is now if the one that was opened fails."""
+    def _on_store(self, work: Callable[[], Answer]) -> Answer:
+        """`work`; if the store fails, once more on the store as it is on disk now."""
         place = self.searcher.store.location
-        # An open table answers from what it remembers, long after its files were deleted.
+        # An open table answers from its caches, long after its files were deleted.
         if not is_remote(place) and not Path(place, f"{TABLE}.lance").is_dir():
             raise StoreError(
                 f"The store {Path(place).name} is gone: it was deleted, moved or unmounted. Put it back, or index the "
@@ -75,12 +75,12 @@ class Service:
             )
         try:
             return work()
-        except (StoreError, RuntimeError, OSError) as error:
+        except StoreError as error:
             self._reopen(place, error)
         return work()
 
     def _reopen(self, place: str, reason: Exception) -> None:
-        """Go on with the store as it is now. Raises StoreError where there is none, or another one."""
+        """Continue with the store as it is on disk. Raises StoreError where there is none, or another one."""
         name = Path(place).name
         try:
             fresh = Store.open(place)

@@ -14,7 +14,7 @@ from seps.retrieval.config import Protocol
 from seps.retrieval.data import ImageReader, RetrievalDataset
 from seps.retrieval.eval.protocol import PUBLISHED_WARNING, ProtocolError, View, view
 from seps.retrieval.heads import ImageFeatures, SlimmingHead, TextFeatures
-from seps.retrieval.index.fewer_words import merge_words
+from seps.retrieval.index.codec import merge_words
 from seps.retrieval.model import RetrievalModel
 from seps.scoring import score_matrix
 

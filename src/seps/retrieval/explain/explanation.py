@@ -1,4 +1,4 @@
-"""Explanations in words: the shares of `seps.nn.attribution`, by the words of the caption and the description."""
+"""Explanations of scores: the shares of `seps.nn.attribution` by words of the caption and the description."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from seps.encoders.text import TextBatch
 from seps.nn.attribution import Shares, shares
 from seps.nn.slimming import ImageSide, PatchSlimming
 from seps.retrieval.heads import ImageFeatures, SlimmingHead
-from seps.retrieval.index.fewer_words import run_of_word
-from seps.retrieval.index.stored import StoredImages, StoredScorer
+from seps.retrieval.index.codec import StoredImages, StoredScorer, segment_ids
 from seps.retrieval.model import RetrievalModel
 
 
@@ -28,7 +27,7 @@ class WordPart:
     contribution: float
     """Its part of the score."""
     heat: list[float]
-    """What it owes to each cell of the grid, row by row."""
+    """The part of that from each cell of the grid, row by row."""
 
 
 @dataclass
@@ -89,7 +88,7 @@ class Explainer:
 
     @torch.no_grad()
     def picture(self, pixels: Tensor, caption: str, dense: str | None = None) -> Explanation:
-        """Explain an image, pixels (3, H, W) uint8 of the model's size, with its own description if there is one."""
+        """Explain an image, pixels (3, H, W) uint8 of the model's size; `dense` is its own description, if any."""
         features = ImageFeatures(self.model.encode_pixels(pixels[None].to(self.model.device).float() / 255))
         if dense is not None and dense.strip() and self.model.head.uses_description:
             features.dense, features.dense_mask = self.model.encode_descriptions([dense])
@@ -102,17 +101,22 @@ class Explainer:
         return found
 
     @torch.no_grad()
-    def stored(self, image: StoredImages, caption: str, dense: str | None) -> Explanation:
+    def stored(self, image: StoredImages, caption: str, description: str | None) -> Explanation:
         """Explain one image of a store, from what the store holds of it."""
         if self.scorer is None or self.scorer.net is None:
             raise ValueError("This explainer was made without the scorer of a store.")
-        found = self._explain(self.scorer.net, self.scorer.side(image), caption, dense, image)
-        if dense is None and self.model.head.uses_description:
+        found = self._explain(self.scorer.net, self.scorer.side(image), caption, description, image)
+        if description is None and self.model.head.uses_description:
             found.note = "The store holds no description of this picture: its score is that of its pixels alone."
         return found
 
     def _explain(
-        self, net: PatchSlimming, side: ImageSide, caption: str, dense: str | None, image: StoredImages | None = None
+        self,
+        net: PatchSlimming,
+        side: ImageSide,
+        caption: str,
+        description: str | None,
+        image: StoredImages | None = None,
     ) -> Explanation:
         if not caption.strip():
             raise ValueError("The caption is blank. Write the sentence whose score to explain.")
@@ -135,22 +139,22 @@ class Explainer:
             kept=(_spread(found.kept.float(), places, cells) > 0.5).tolist(),
             stored=stored.tolist(),
             groups=_spread(found.groups, places, cells).tolist(),
-            description=self._description(found, dense),
+            description=self._description(found, description),
             elsewhere=float(found.elsewhere.sum()),
             rest=found.rest,
             terms=found.terms,
         )
 
-    def _description(self, found: Shares, dense: str | None) -> list[DescriptionPart]:
+    def _description(self, found: Shares, description: str | None) -> list[DescriptionPart]:
         count = found.description.shape[1]
-        if not count or dense is None:
+        if not count or description is None:
             return []
-        batch = self.model.text.tokenize([dense])
+        batch = self.model.text.tokenize([description])
         length = min(int(batch.mask[0].sum()), self.model.config.max_dense_words)
-        # A word of a run that the store merged takes an equal part of what the run adds.
-        runs = run_of_word(length, count)
-        values = found.description.sum(dim=0).cpu() / torch.bincount(runs, minlength=count)
-        joined = _join(values[runs][:, None], batch, length)
+        # Words that the store merged into one segment share equally what the segment adds.
+        ids = segment_ids(length, count)
+        values = found.description.sum(dim=0).cpu() / torch.bincount(ids, minlength=count)
+        joined = _join(values[ids][:, None], batch, length)
         return [DescriptionPart(word, special, float(values[0])) for word, special, values in joined]
 
 

@@ -1,4 +1,4 @@
-"""Explanations as one picture, drawn with Pillow alone."""
+"""An explanation as one picture, drawn with Pillow."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Panel:
 
 
 def draw(explanation: Explanation, photo: Image.Image, *, columns: int = 5) -> Image.Image:
-    """The kept patches, the merged groups, what every patch adds, and a heat map for every word."""
+    """One sheet: the kept patches, the merged groups, what every patch adds, and a heat map per word."""
     panels = make_panels(explanation, photo)
     height = panels[0].image.height
     rows = -(-len(panels) // columns)

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from seps.retrieval.explain.explanation import Explainer, Explanation
+from seps.retrieval.index.codec import restore
 from seps.retrieval.index.rows import STATE, StoreError, row_id
 from seps.retrieval.index.search import Searcher
 from seps.retrieval.index.store import Store
-from seps.retrieval.index.stored import restore
 
 FACTS = ("id", "path", "member", "size", "mtime", "sha256", "width", "height", "dense")
 ROUNDING = 1e-5
-"""Scores of one image with different neighbours in the batch differ by rounding, a few 1e-7; more is another score."""
+"""The score of an image depends on the others of its batch by a few 1e-7; more is another score."""
 _ID = re.compile(r"([0-9a-f]{20})(?:-[0-9a-f]{12})?")
 
 
@@ -34,16 +34,16 @@ class StoredExplainer:
     ) -> tuple[Explanation, dict[str, Any]] | None:
         """The explanation of one image, and its row (`FACTS`); None where the store has no such id.
 
-        The score is the exact score of the search. `shown`, the score that a search has shown, is taken to its last
-        digit where the two differ by no more than rounding.
+        The score is the exact score of the search. Where a search has `shown` a score that differs from it only by
+        rounding, the explanation has that score, digit by digit.
         """
-        table = self.searcher.store.table(identity, [*FACTS, *STATE])
-        if not table.num_rows:
+        images = self.searcher.store.select([identity], [*FACTS, *STATE])
+        if not len(images):
             return None
-        row = dict(table.select(list(FACTS)).to_pylist()[0])
-        image = restore(table, self.searcher.store.settings, self.searcher.model.device)
-        found = self.explainer.stored(image, text, row["dense"])
-        score = self.searcher.scores(table, self.searcher.encode(text))[0]
+        (row,) = images.rows(FACTS)
+        stored = restore(images, self.searcher.store.settings, self.searcher.model.device)
+        found = self.explainer.stored(stored, text, row["dense"])
+        score = self.searcher.scores(images, self.searcher.encode(text))[0]
         if shown is not None and abs(shown - score) <= ROUNDING:
             score = shown
         return replace(found, score=score), row
@@ -58,7 +58,7 @@ def find_image(store: Store, name: str) -> str:
     candidates = [known[1]] if known else []
     candidates += [row_id(path, member) for path, member in _places(store.settings.root, name)]
     for identity in dict.fromkeys(candidates):
-        if store.table(identity, ["id"]).num_rows:
+        if store.get(identity, ["id"]) is not None:
             return identity
     raise StoreError(
         f"The store {store.location} has no image {name!r}. Give its path as seps search shows it, or its id; pictures "

@@ -1,14 +1,15 @@
 """Index a folder: find what is new, changed, moved or gone, embed it in batches, and write whole batches.
 
-A row leaves the store only when its file is known to be absent, and many rows only when the caller says so.
+A row leaves the store only if its file is known to be absent, and many rows only if the caller says so.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,15 +19,13 @@ from seps.retrieval.data import DataError, UnreadableImage, read_source
 from seps.retrieval.data.descriptions import Descriptions, named_by, read_descriptions
 from seps.retrieval.data.gallery import Found, Gallery, Problem, is_hidden, walk
 from seps.retrieval.data.images import Picture
-from seps.retrieval.index.codec import Precision
-from seps.retrieval.index.embedding import Batch, Job, Prepared, Preparer, prepare_locally
-from seps.retrieval.index.rows import DamagedStoreError, NewerStoreError, Row, StoreError, StoreSettings
-from seps.retrieval.index.store import Known, Store, writer_lock
-from seps.retrieval.index.vectors import model_hash
+from seps.retrieval.index.codec import Precision, model_hash
+from seps.retrieval.index.embedding import ImageJob, PreparedBatch, PreparedImage, Preparer, prepare_locally
+from seps.retrieval.index.rows import MissingStoreError, Row, StoreError, StoreSettings
+from seps.retrieval.index.store import IndexedFile, Store, writer_lock
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import MINI
 
-Progress = Callable[[int, int], None]
 COMMIT_ROWS, COMMIT_SECONDS = 512, 15.0
 FREE_TO_GO = 10
 """Pictures that may leave a store in one run without `prune`, however small it is; beyond, a tenth of the store."""
@@ -38,15 +37,15 @@ class IndexOptions:
 
     precision: Precision = "float16"
     keep_patches: int | None = None
-    """Keep only so many patches an image, those that matter most whatever the caption."""
+    """Patches kept per image, those that matter most before any caption is known; None: all."""
     keep_words: int | None = None
-    """Merge each description to so many words."""
+    """Words that each description is merged to; None: all."""
     batch_size: int = 32
     workers: int | None = None
     moved: bool = False
-    """The folder itself has moved: take over the new place."""
+    """The folder itself has moved: continue at the new place."""
     ray: RayConfig | None = None
-    """Spread decoding and embedding over a Ray cluster; `workers` is then its own."""
+    """Decode and embed on a Ray cluster, with its number of workers."""
     prune: bool = False
     """Let any number of absent pictures leave the store, and those in places that are skipped."""
     strict: bool = False
@@ -68,7 +67,7 @@ class IndexReport:
     described: int = 0
     """Images of the store with a description."""
     older_pixels: bool = False
-    """The store was made when pixels were made another way; it keeps that way, for all of its images."""
+    """The store's pixels are made in an older way, which it keeps for all of its images."""
     problems: list[Problem] = field(default_factory=list)
     kept: int = 0
     """Rows kept although their file could not be read this time, or is in a place that is skipped."""
@@ -85,9 +84,11 @@ class IndexReport:
 
 @dataclass(frozen=True)
 class _Work:
+    """A file that has to be read."""
+
     found: Found
-    dense: str | None
-    known: Known | None
+    description: str | None
+    known: IndexedFile | None
     forget: bool = False
     """No description is wanted, not even that of the same content elsewhere in the store."""
 
@@ -100,7 +101,7 @@ def index_folder(
     *,
     dense: Sequence[str | os.PathLike[str]] = (),
     options: IndexOptions | None = None,
-    progress: Progress | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> IndexReport:
     """Bring the store at `location` up to date with `folder`; `progress(done, total)` counts images.
 
@@ -128,14 +129,14 @@ def index_folder(
         report.deleted += len(gone)
         store.tidy()
     report.seconds = time.monotonic() - start
-    # A cluster's decoding and encoding is not this process's time.
-    elsewhere = options.ray is not None
-    report.own = time.process_time() - cpu - (0.0 if elsewhere else report.decoding + report.encoding)
+    report.own = time.process_time() - cpu
+    if options.ray is None:  # a cluster's decoding and encoding is not this process's time
+        report.own -= report.decoding + report.encoding
     return report
 
 
 def _compare(
-    gallery: Gallery, known: dict[str, Known], texts: Descriptions, forgotten: set[str], report: IndexReport
+    gallery: Gallery, known: dict[str, IndexedFile], texts: Descriptions, forgotten: set[str], report: IndexReport
 ) -> list[_Work]:
     """What has to be read; the rest is counted. A description of the store stays where no file brings another."""
     work = []
@@ -147,19 +148,19 @@ def _compare(
             )
         same_file = before is not None and (before.size, before.mtime) == (found.size, found.mtime)
         if text is None and before is not None and found.id not in forgotten:
-            text = before.dense
+            text = before.description
             if text is not None and not same_file:
                 why = "its file has changed since it was described; look whether the description still fits"
                 report.description_problems.append(Problem(str(found), why))
         report.described += text is not None
-        if before is not None and same_file and before.dense == text:
+        if before is not None and same_file and before.description == text:
             report.unchanged += 1
         else:
             work.append(_Work(found, text, before, found.id in forgotten))
     return work
 
 
-def _gone(gallery: Gallery, known: dict[str, Known], prune: bool) -> tuple[list[str], int]:
+def _gone(gallery: Gallery, known: dict[str, IndexedFile], prune: bool) -> tuple[list[str], int]:
     """Ids of rows whose files are known to be absent, and how many others without a file are kept."""
     missing = [known[identity] for identity in known.keys() - {found.id for found in gallery.images}]
     absent = [row for row in missing if gallery.is_absent(row.path)]
@@ -168,8 +169,8 @@ def _gone(gallery: Gallery, known: dict[str, Known], prune: bool) -> tuple[list[
     return sorted(row.id for row in absent), len(missing) - len(absent)
 
 
-def _check_loss(location: str, gallery: Gallery, known: dict[str, Known], gone: Sequence[str]) -> None:
-    """Raise StoreError where `gone` is too much of the store to go without a word. Moved pictures are no loss."""
+def _check_loss(location: str, gallery: Gallery, known: dict[str, IndexedFile], gone: Sequence[str]) -> None:
+    """Raise StoreError where `gone` is too much of the store to delete unasked. Moved pictures are no loss."""
     allowed = max(FREE_TO_GO, len(known) // 10)
     if not gone or (len(gone) <= allowed and len(gone) < len(known)):
         return
@@ -195,12 +196,12 @@ def _check_loss(location: str, gallery: Gallery, known: dict[str, Known], gone: 
 
 def _open(
     location: str | os.PathLike[str], gallery: Gallery, model: RetrievalModel, model_name: str, options: IndexOptions
-) -> tuple[Store, dict[str, Known]]:
-    """The store, made where there is none, and what it knows. A store that does not fit is left as it was."""
+) -> tuple[Store, dict[str, IndexedFile]]:
+    """The store, made where there is none, and its files. A store that does not fit is left as it was."""
     grid = model.vision.grid_for(*model.image_size)
     keep = options.keep_patches
     if keep is not None and not 1 <= keep <= grid[0] * grid[1]:
-        raise StoreError(f"keep_patches is {keep}; this model has {grid[0] * grid[1]} patches an image.")
+        raise StoreError(f"keep_patches is {keep}; this model has {grid[0] * grid[1]} patches per image.")
     if options.keep_words is not None and options.keep_words < 1:
         raise StoreError(f"keep_words is {options.keep_words}; a description needs at least one word.")
     name = str(Path(model_name).resolve()) if model_name != MINI and Path(model_name).is_dir() else model_name
@@ -215,27 +216,17 @@ def _open(
         keep_patches=None if keep == grid[0] * grid[1] else keep,
         keep_words=options.keep_words,
     )
-    if not store_exists(location):
+    try:
+        store = Store.open(location)
+    except MissingStoreError:
         return Store.create(location, settings), {}
-    store = Store.open(location)
     _check_same(store, settings, options.moved)
     known = store.known()
     if not options.prune:
         _check_loss(store.location, gallery, known, _gone(gallery, known, prune=False)[0])
     if store.settings.root != settings.root:
-        store.move_root(settings.root)
+        store.set_settings(replace(store.settings, root=settings.root))
     return store, known
-
-
-def store_exists(location: str | os.PathLike[str]) -> bool:
-    """Whether a table with at least one commit is there."""
-    try:
-        Store.open(location)
-    except (NewerStoreError, DamagedStoreError):
-        raise
-    except StoreError:
-        return False
-    return True
 
 
 def _check_same(store: Store, wanted: StoreSettings, moved: bool) -> None:
@@ -258,59 +249,59 @@ def _check_same(store: Store, wanted: StoreSettings, moved: bool) -> None:
 
 
 def _kept(settings: StoreSettings) -> str:
-    """What a store keeps of an image, in words."""
+    """What a store keeps per image, for messages."""
     patches, words = settings.keep_patches or "all", settings.keep_words or "all"
     return f"{patches} patches and {words} words of a description as {settings.precision}"
 
 
 class _Indexer:
-    """Takes prepared batches and commits now and then."""
+    """Turns work into rows of the store and commits now and then."""
 
     def __init__(
-        self, store: Store, model: RetrievalModel, options: IndexOptions, known: dict[str, Known], report: IndexReport
+        self,
+        store: Store,
+        model: RetrievalModel,
+        options: IndexOptions,
+        known: dict[str, IndexedFile],
+        report: IndexReport,
     ) -> None:
         self.store, self.options, self.report = store, options, report
-        self.same_content = {(row.sha256, row.dense): row.id for row in known.values()}
-        for row in known.values():  # a picture without a text takes over that of the same content
-            self.same_content.setdefault((row.sha256, None), row.id)
-        self.prepare = Preparer(
-            model,
-            options.precision,
-            options.keep_patches,
-            options.keep_words,
-            frozenset(self.same_content),
-            store.settings.pixels,
-        )
+        self.same_content = {(file.sha256, file.description): file.id for file in known.values()}
+        for file in known.values():  # a picture without a description takes over that of the same content
+            self.same_content.setdefault((file.sha256, None), file.id)
+        self.prepare = Preparer(model, store.settings, frozenset(self.same_content))
         self.pending: list[Row] = []
         self.committed = time.monotonic()
 
-    def run(self, work: Sequence[_Work], root: Path, progress: Progress | None) -> None:
+    def run(self, work: Sequence[_Work], root: Path, progress: Callable[[int, int], None] | None) -> None:
         """Index everything in `work`."""
         size, done = self.options.batch_size, 0
         batches = [work[start : start + size] for start in range(0, len(work), size)]
-        jobs = [[Job(item.found.source(root), item.dense) for item in batch] for batch in batches]
-        for place, prepared in self._engine(jobs):
-            self._take(batches[place], prepared.outcomes)
-            self.report.decoding += prepared.decoding
-            self.report.encoding += prepared.encoding
-            late = time.monotonic() - self.committed > COMMIT_SECONDS
-            if len(self.pending) >= COMMIT_ROWS or late:
-                self._commit()
-            done += len(batches[place])
-            if progress is not None:
-                progress(done, len(work))
+        jobs = [[ImageJob(item.found.source(root), item.description) for item in batch] for batch in batches]
+        # Closed here and not some time later: a cluster must not outlive an interrupted run.
+        with contextlib.closing(self._prepared(jobs)) as prepared_batches:
+            for number, prepared in prepared_batches:
+                self._take(batches[number], prepared.outcomes)
+                self.report.decoding += prepared.decoding
+                self.report.encoding += prepared.encoding
+                if len(self.pending) >= COMMIT_ROWS or time.monotonic() - self.committed > COMMIT_SECONDS:
+                    self._commit()
+                done += len(batches[number])
+                if progress is not None:
+                    progress(done, len(work))
         self._commit()
 
-    def _engine(self, jobs: Sequence[Sequence[Job]]) -> Iterator[tuple[int, Batch]]:
+    def _prepared(self, jobs: Sequence[Sequence[ImageJob]]) -> Generator[tuple[int, PreparedBatch]]:
         if self.options.ray is None or not jobs:
             return prepare_locally(jobs, self.prepare, self.options.workers)
         from seps.retrieval.index.ray import prepare_on_cluster
 
         return prepare_on_cluster(jobs, self.prepare, self.options.ray)
 
-    def _take(self, batch: Sequence[_Work], outcomes: Sequence[Prepared | str]) -> None:
+    def _take(self, batch: Sequence[_Work], outcomes: Sequence[PreparedImage | str]) -> None:
+        """Make rows of one batch, and count what they are."""
         unknown: list[tuple[_Work, Picture]] = []
-        alike = self._alike(batch, outcomes)
+        rows = self._same_rows(batch, outcomes)
         for work, outcome in zip(batch, outcomes, strict=True):
             if isinstance(outcome, str):
                 # The disk may answer the next time, and a damaged file may come back: what was known of it stays.
@@ -318,15 +309,15 @@ class _Indexer:
                 self.report.problems.append(Problem(str(work.found), outcome + stays))
                 self.report.kept += work.known is not None
                 continue
-            same = None if outcome.state is not None else alike.get((outcome.picture.sha256, work.dense))
-            if same is not None and same.dense is not None and work.dense is None:
+            same = None if outcome.state is not None else rows.get((outcome.picture.sha256, work.description))
+            if same is not None and same.dense is not None and work.description is None:
                 self.report.described += not work.forget
                 same = None if work.forget else same
             if same is not None:
                 self.pending.append(_renamed(same, work.found))
             elif outcome.state is not None:
                 self.pending.append(_row(work, outcome.picture, outcome.state))
-            else:  # the row that held this content was written anew in the meantime
+            else:  # the row that held this content was changed in the meantime
                 unknown.append((work, outcome.picture))
             if work.known:
                 self.report.changed += 1
@@ -334,22 +325,24 @@ class _Indexer:
                 self.report.moved += 1
             else:
                 self.report.new += 1
-        states = self.prepare.embed([picture for _, picture in unknown], [work.dense for work, _ in unknown])
+        states = self.prepare.embed([picture for _, picture in unknown], [work.description for work, _ in unknown])
         self.pending += [_row(*entry, state) for entry, state in zip(unknown, states, strict=True)]
 
-    def _alike(self, batch: Sequence[_Work], outcomes: Sequence[Prepared | str]) -> dict[tuple[str, str | None], Row]:
+    def _same_rows(
+        self, batch: Sequence[_Work], outcomes: Sequence[PreparedImage | str]
+    ) -> dict[tuple[str, str | None], Row]:
         """Rows of the store with the same content and description as some of the batch."""
         wanted = {
-            self.same_content[outcome.picture.sha256, work.dense]
+            self.same_content[outcome.picture.sha256, work.description]
             for work, outcome in zip(batch, outcomes, strict=True)
-            if isinstance(outcome, Prepared) and outcome.state is None
+            if isinstance(outcome, PreparedImage) and outcome.state is None
         }
-        # The digest is taken from what is read now: a row may have been written anew since `known`.
+        # By the digests that are read now: this run may have changed a row since it began.
         rows = self.store.rows(sorted(wanted)).values()
-        alike: dict[tuple[str, str | None], Row] = {(row.sha256, row.dense): row for row in rows}
+        same: dict[tuple[str, str | None], Row] = {(row.sha256, row.dense): row for row in rows}
         for row in rows:
-            alike.setdefault((row.sha256, None), row)
-        return alike
+            same.setdefault((row.sha256, None), row)
+        return same
 
     def _commit(self) -> None:
         self.store.put(self.pending)
@@ -368,7 +361,7 @@ def _row(work: _Work, picture: Picture, state: dict[str, Any]) -> Row:
         width=picture.width,
         height=picture.height,
         thumbnail=picture.thumbnail,
-        dense=work.dense,
+        dense=work.description,
         **state,
     )
 

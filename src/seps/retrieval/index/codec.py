@@ -1,24 +1,48 @@
-"""Token matrices as compact bytes: float32, float16, or int8 with a scale a row.
+"""Features of images as compact bytes, and back: packed matrices, merged descriptions, vectors, exact scores.
 
-Shapes: R rows, C width, B matrices.
+A packed matrix is float32, float16, or int8 with one scale per row. Beside the features each image and each query has
+one vector, by which a vector index finds the candidates that are then scored exactly. For the slimming head the dot
+product of both vectors is the pooled part of the score, up to its weight:
+`(1 - g) cos(mean patch, mean word) + g cos(mean description word, mean word)`. So the image's vector is not scaled to
+length one: its length is part of the score.
+
+Shapes: B images, R rows, P prefix tokens, N patches, M stored patches, L description words, W merged words, T texts,
+C width.
 """
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import struct
 from collections.abc import Sequence
-from typing import Any, get_args
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from seps.nn.checks import values_unchecked
+from seps.nn.guidance import masked_mean
+from seps.nn.known import evaluating, why_not_fast
+from seps.nn.selection import num_kept
+from seps.nn.slimming import ImageSide, PatchSlimming
 from seps.retrieval.config import StoredPrecision
+from seps.retrieval.heads import ImageFeatures, SlimmingHead, TextFeatures
+from seps.retrieval.model import RetrievalModel
+from seps.scoring import score_state
+
+if TYPE_CHECKING:
+    from seps.retrieval.index.rows import Columns, StoreSettings
+
 
 Precision = StoredPrecision
 _KINDS: tuple[Precision, ...] = get_args(StoredPrecision)
 _HEAD = struct.Struct("<BHH")
 Array = np.ndarray[Any, np.dtype[Any]]
+SCORING_MEMORY = 256 * 2**20
 
 
 class PackingError(ValueError):
@@ -52,41 +76,26 @@ def packed_shape(blob: bytes) -> tuple[int, int]:
 
 def unpack(blob: bytes) -> Array:
     """The (R, C) matrix that `pack` packed, float32. Raises PackingError for bytes that are not whole."""
-    rows, width = packed_shape(blob)
-    kind = _KINDS[blob[0]]
-    start = _HEAD.size
-    if kind == "int8":
-        scales = np.frombuffer(blob, "<f4", rows, start)[:, None]
-        values = np.frombuffer(blob, np.int8, rows * width, start + 4 * rows).reshape(rows, width)
-        scaled: Array = np.multiply(values, scales, dtype=np.float32)
-        return scaled
-    values = np.frombuffer(blob, "<f4" if kind == "float32" else "<f2", rows * width, start)
-    return values.reshape(rows, width).astype(np.float32)
+    matrix: Array = unpack_all(np.frombuffer(blob, np.uint8)[None])[0]
+    return matrix
 
 
-def unpack_alike(column: Any) -> Array:
-    """(B, R, C) float32 of an Arrow column of B matrices of one shape, all at once where their bytes lie in a row.
+def unpack_all(blobs: Array | Sequence[bytes]) -> Array:
+    """(B, R, C) float32 of B matrices of one shape, at once where they come as one array (B, bytes).
 
     Raises PackingError for bytes that are not whole.
     """
-    blobs = column.combine_chunks() if hasattr(column, "combine_chunks") else column
-    count = len(blobs)
-    first = blobs[0].as_py() if count else b""
-    rows, width = packed_shape(first)
-    offsets = np.frombuffer(blobs.buffers()[1], "<i8", count + 1, 8 * blobs.offset)
-    if blobs.null_count or (np.diff(offsets) != len(first)).any():
-        return np.stack([unpack(blob) for blob in blobs.to_pylist()])
-    whole = np.frombuffer(blobs.buffers()[2], np.uint8, count * len(first), int(offsets[0])).reshape(count, -1)
-    if (whole[:, : _HEAD.size] != whole[0, : _HEAD.size]).any():
-        return np.stack([unpack(blob) for blob in blobs.to_pylist()])
-    kind, body = _KINDS[first[0]], whole[:, _HEAD.size :]
+    if not isinstance(blobs, np.ndarray) or (blobs[:, : _HEAD.size] != blobs[0, : _HEAD.size]).any():
+        return np.stack([unpack(bytes(blob)) for blob in blobs])
+    rows, width = packed_shape(blobs[0].tobytes())
+    kind, body = _KINDS[blobs[0, 0]], blobs[:, _HEAD.size :]
     if kind == "int8":
         scales = np.ascontiguousarray(body[:, : 4 * rows]).view("<f4")[..., None]
-        values = body[:, 4 * rows :].view(np.int8).reshape(count, rows, width)
+        values = body[:, 4 * rows :].view(np.int8).reshape(len(body), rows, width)
         scaled: Array = np.multiply(values, scales, dtype=np.float32)
         return scaled
     plain = np.ascontiguousarray(body).view("<f4" if kind == "float32" else "<f2")
-    return plain.reshape(count, rows, width).astype(np.float32)
+    return plain.reshape(len(body), rows, width).astype(np.float32)
 
 
 def unpack_padded(blobs: Sequence[bytes | None], width: int) -> tuple[Tensor, Tensor]:
@@ -99,3 +108,146 @@ def unpack_padded(blobs: Sequence[bytes | None], width: int) -> tuple[Tensor, Te
         values[row, : len(matrix)] = matrix
         mask[row, : len(matrix)] = True
     return torch.from_numpy(values), torch.from_numpy(mask)
+
+
+def segment_ids(count: int, most: int) -> Tensor:
+    """(count,): the segment of each word, for at most `most` segments whose lengths differ by one at most."""
+    places = torch.arange(count)
+    return places if count <= most else places * most // count
+
+
+@torch.no_grad()
+def merge_words(words_BLC: Tensor, mask_BL: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """Segments of neighbouring words become their mean, at most `most` per description: (B, W, C), mask (B, W).
+
+    Neighbours have similar vectors, and segments of equal length keep the mean of the whole. Shorter descriptions
+    keep their words.
+    """
+    counts = mask_BL.sum(dim=1).tolist()
+    width = min(most, max(counts, default=0))
+    merged = words_BLC.new_zeros(len(counts), width, words_BLC.shape[-1])
+    mask = torch.zeros(len(counts), width, dtype=torch.bool, device=mask_BL.device)
+    for row, count in enumerate(counts):
+        words = words_BLC[row][mask_BL[row]]
+        if count > most:
+            ids = segment_ids(count, most).to(words.device)
+            words = F.normalize(torch.zeros_like(merged[row]).index_add_(0, ids, F.normalize(words, dim=-1)), dim=-1)
+        merged[row, : len(words)], mask[row, : len(words)] = words, True
+    return merged, mask
+
+
+def image_vectors(model: RetrievalModel, images: ImageFeatures) -> Tensor:
+    """(B, C) float32: the vector of each image."""
+    patches = F.normalize(images.tokens[:, model.vision.num_prefix_tokens :].float().mean(dim=1), dim=-1)
+    if images.dense is None or images.dense_mask is None or not model.head.uses_description:
+        return patches
+    described = F.normalize(masked_mean(F.normalize(images.dense.float(), dim=-1), images.dense_mask), dim=-1)
+    if not model.head.uses_pixels:
+        return described
+    weight = model.description_weight
+    if weight is None:
+        return patches
+    mixed = (1 - weight) * patches + weight * described
+    return torch.where(images.dense_mask.any(dim=1, keepdim=True), mixed, patches)
+
+
+def text_vectors(texts: TextFeatures) -> Tensor:
+    """(T, C) float32: the vector of each query, its mean word at length one."""
+    return F.normalize(masked_mean(texts.words, texts.mask), dim=-1)
+
+
+def fixed_patch_scores(model: RetrievalModel, images: ImageFeatures) -> Tensor:
+    """(B, N): how much each patch matters before any caption is known."""
+    if isinstance(model.head, SlimmingHead):
+        side = model.head.net.encode_images(images.tokens, dense=images.dense, dense_lengths=images.dense_lengths)
+        return side.fixed_scores["caption"]
+    patches = images.tokens[:, model.vision.num_prefix_tokens :].float()
+    return F.cosine_similarity(patches, patches.mean(dim=1, keepdim=True), dim=-1)
+
+
+def model_hash(model: RetrievalModel) -> str:
+    """Hex digest of all weights and their names: models with one digest give an image one state."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+@dataclass
+class StoredImages:
+    """The state of some images of a store."""
+
+    features: ImageFeatures
+    positions: Tensor | None = None
+    """(B, M) which patches the tokens are; None: all, in order."""
+    mean: Tensor | None = None
+    """(B, C) mean of all patches, where some were left out."""
+
+    def without_description(self) -> StoredImages:
+        """The same images, their pixels alone."""
+        return replace(self, features=ImageFeatures(self.features.tokens))
+
+
+def restore(images: Columns, settings: StoreSettings, device: torch.device | str = "cpu") -> StoredImages:
+    """The state of images that were read with the columns `tokens`, `positions`, `mean` and `words`."""
+    words, mask = unpack_padded(images.values("words"), settings.width)
+    features = ImageFeatures(torch.from_numpy(unpack_all(images.blobs("tokens"))).to(device))
+    if mask.shape[1]:
+        features.dense, features.dense_mask = words.to(device), mask.to(device)
+    if settings.keep_patches is None:
+        return StoredImages(features)
+    places = np.stack([np.frombuffer(blob, "<u2") for blob in images.values("positions")]).astype(np.int64)
+    means = np.concatenate([unpack(blob) for blob in images.values("mean")])
+    return StoredImages(features, torch.from_numpy(places).to(device), torch.from_numpy(means).to(device))
+
+
+class StoredScorer:
+    """Exact scores of the images of a store with these settings."""
+
+    def __init__(self, model: RetrievalModel, settings: StoreSettings) -> None:
+        self.model = model
+        self.net: PatchSlimming | None = None
+        if isinstance(model.head, SlimmingHead):
+            self.net = model.head.net
+            if settings.keep_patches is not None:
+                self.net = fewer_patches(model.head.net, settings.keep_patches)
+
+    def side(self, images: StoredImages) -> ImageSide:
+        """What no caption changes, for a slimming head. The mean patch is that of all patches."""
+        if self.net is None:
+            raise ValueError(f"head={self.model.config.head!r} has no patch selection; use a model with 'slimming'.")
+        features = images.features
+        with values_unchecked():  # checking every value takes a quarter of the time
+            side = self.net.encode_images(features.tokens, dense=features.dense, dense_lengths=features.dense_lengths)
+        return side if images.mean is None else replace(side, pooled=F.normalize(images.mean, dim=-1))
+
+    @torch.no_grad()
+    def score(self, images: StoredImages, texts: TextFeatures) -> Tensor:
+        """(B, T) similarities."""
+        if self.net is None:
+            return self.model.score(images.features, texts, memory=SCORING_MEMORY)
+        if len(texts.words) == 1 and why_not_fast(self.net) is None:
+            # `score_state` prepares for many captions; for a single one `score_text` is several times faster.
+            length = int(texts.mask[0].sum())
+            with evaluating(self.net):
+                return self.net.score_text(self.side(images), texts.words[0, :length]).similarity[:, None]
+        scores = score_state(self.net, self.side(images), texts.words, texts.lengths, memory=SCORING_MEMORY)
+        if not isinstance(scores, Tensor):
+            raise TypeError("score_state without topk returns a tensor")
+        return scores
+
+
+def fewer_patches(net: PatchSlimming, stored: int) -> PatchSlimming:
+    """The network for images with only `stored` patches: it selects as many of them as it would of all."""
+    config = net.config
+    kept = min(stored, num_kept(config.num_patches, config.sparse_ratio))
+    ratio = kept / stored
+    slim = copy.deepcopy(net)
+    # The number of merged patches belongs to the weights and stays as it is.
+    aggregation = min(1.0, (config.num_merged + 0.5) / kept)
+    slim.config = replace(config, num_patches=stored, sparse_ratio=ratio, aggr_ratio=aggregation)
+    slim.sparse_net_cap.sparse_ratio = ratio
+    if config.uses_dense_branch:
+        slim.sparse_net_long.sparse_ratio = ratio
+    return slim

@@ -1,4 +1,4 @@
-"""Look after a store: what it holds, and whether all of it is whole."""
+"""What a store holds, and whether all of it is whole."""
 
 from __future__ import annotations
 
@@ -10,19 +10,17 @@ from typing import Any
 from seps.retrieval.data import ImageSource, UnreadableImage, read_source
 from seps.retrieval.data.gallery import Problem
 from seps.retrieval.index.codec import PackingError, packed_shape
-from seps.retrieval.index.rows import row_id
+from seps.retrieval.index.rows import STATE, row_id
 from seps.retrieval.index.store import Store
-
-Progress = Callable[[int, int], None]
 
 
 def status(store: Store) -> dict[str, Any]:
     """What the store holds, as plain values."""
     count = described = thumbnails = 0
-    for batch in store.scan(["dense", "thumbnail"], batch_size=4096):
-        count += batch.num_rows
-        described += batch.num_rows - batch.column("dense").null_count
-        thumbnails += sum(len(value) for value in batch.column("thumbnail").to_pylist())
+    for images in store.scan(["dense", "thumbnail"], batch_size=4096):
+        count += len(images)
+        described += sum(text is not None for text in images.values("dense"))
+        thumbnails += sum(map(len, images.values("thumbnail")))
     disk = store.disk_bytes()
     settings = store.settings
     return {
@@ -44,15 +42,14 @@ def status(store: Store) -> dict[str, Any]:
     }
 
 
-def verify(store: Store, *, files: bool = True, progress: Progress | None = None) -> list[Problem]:
+def verify(store: Store, *, files: bool = True, progress: Callable[[int, int], None] | None = None) -> list[Problem]:
     """What is wrong with the store: broken or doubled rows and, with `files`, images that are not as indexed."""
     problems: list[Problem] = []
     seen: set[str] = set()
     total, done = len(store), 0
-    for batch in store.scan(
-        ["id", "path", "member", "sha256", "tokens", "positions", "mean", "words", "thumbnail"], batch_size=128
-    ):
-        for row in batch.to_pylist():
+    columns = ["id", "path", "member", "sha256", "thumbnail", *STATE]
+    for images in store.scan(columns, batch_size=128):
+        for row in images.rows():
             name = row["path"] if row["member"] is None else f"{row['path']}:{row['member']}"
             problems += [Problem(name, why) for why in _faults(store, row)]
             if row["id"] in seen:
@@ -60,7 +57,7 @@ def verify(store: Store, *, files: bool = True, progress: Progress | None = None
             seen.add(row["id"])
             if files:
                 problems += [Problem(name, why) for why in _file_faults(store, row)]
-        done += batch.num_rows
+        done += len(images)
         if progress is not None:
             progress(done, total)
     return problems
@@ -81,7 +78,7 @@ def _faults(store: Store, row: dict[str, Any]) -> list[str]:
     except PackingError as error:
         faults.append(f"its state is damaged: {error}")
     if settings.keep_patches is not None and (row["mean"] is None or len(row["positions"] or b"") != 2 * patches):
-        faults.append("the places of its patches are missing")
+        faults.append("the positions of its patches are missing")
     if not row["thumbnail"].startswith(b"\xff\xd8"):
         faults.append("its thumbnail is damaged")
     return faults

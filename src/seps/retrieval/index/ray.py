@@ -6,16 +6,19 @@ The workers read the images themselves: the folder must be at the same path on e
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Generator, Sequence
 from typing import Any
 
-from seps.ray_cluster import RayConfig, load_ray
-from seps.retrieval.index.embedding import Batch, Job, Preparer
+from seps.ray_cluster import RayConfig, connected
+from seps.retrieval.index.embedding import ImageJob, PreparedBatch, PreparedImage, Preparer
 
-RETRIES = 1
-"""How often a batch is tried again whose worker died."""
 AHEAD = 2
 """Batches a worker has at a time: one it computes, one that waits."""
+TRIES = 2
+"""How often a single image is tried whose batch ended with the death of its worker."""
+READY_SECONDS = 300.0
+"""How long a worker that died may take to start again."""
 LOST = "the worker that read it died, each time it was tried; look at the file, or at the cluster's memory"
 
 
@@ -28,44 +31,37 @@ class Worker:
             prepare.model.to("cuda")
         prepare.model.eval()
 
-    def run(self, jobs: Sequence[Job]) -> Batch:
+    def ready(self) -> None:
+        """Answer, once the worker has started."""
+
+    def run(self, jobs: Sequence[ImageJob]) -> PreparedBatch:
         """Prepare one batch."""
         return self.prepare(jobs)
 
 
 def prepare_on_cluster(
-    batches: Sequence[Sequence[Job]], prepare: Preparer, config: RayConfig
-) -> Iterator[tuple[int, Batch]]:
-    """Batches and their places, as they are done. Raises ValueError without Ray, or where the cluster fails.
+    batches: Sequence[Sequence[ImageJob]], prepare: Preparer, config: RayConfig
+) -> Generator[tuple[int, PreparedBatch]]:
+    """Batches with their numbers, as they are done. Raises ValueError without Ray, or where the cluster fails.
 
-    A worker that dies is started again and its batch tried `RETRIES` times more, then image by image, so that one
-    image that kills its reader costs itself alone.
+    A worker that dies is started again and its batch done image by image, so that an image that kills its reader
+    costs no other.
     """
-    ray = load_ray()
-    started = not ray.is_initialized()
-    try:
-        if started:
-            ray.init(address=config.address or None, log_to_driver=False)
-        yield from _spread(ray, batches, prepare, config)
-    except ray.exceptions.RayError as error:
-        why = str(error).strip().splitlines()[-1]
-        raise ValueError(f"The cluster failed: {why}. What was indexed is kept; run again.") from error
-    except ConnectionError as error:
-        raise ValueError(f"There is no Ray cluster at {config.address or 'this machine'}: {error}") from error
-    finally:
-        if started and ray.is_initialized():
-            ray.shutdown()
+    with connected(config) as ray:
+        try:
+            yield from _spread(ray, batches, prepare, config)
+        except ray.exceptions.RayError as error:
+            why = str(error).strip().splitlines()[-1]
+            raise ValueError(f"The cluster failed: {why}. What was indexed is kept; run again.") from error
 
 
 def _spread(
-    ray: Any, batches: Sequence[Sequence[Job]], prepare: Preparer, config: RayConfig
-) -> Iterator[tuple[int, Batch]]:
+    ray: Any, batches: Sequence[Sequence[ImageJob]], prepare: Preparer, config: RayConfig
+) -> Generator[tuple[int, PreparedBatch]]:
     if prepare.model.device.type != "cpu":  # a machine without a GPU could not load it
         prepare = copy.copy(prepare)
         prepare.model = copy.deepcopy(prepare.model).cpu()
-    actor = ray.remote(Worker).options(
-        num_cpus=1, num_gpus=config.gpus or None, max_restarts=-1, max_task_retries=RETRIES
-    )
+    actor = ray.remote(Worker).options(num_cpus=1, num_gpus=config.gpus or None, max_restarts=-1)
     shared = ray.put(prepare)
     workers = [actor.remote(shared, config.gpus > 0) for _ in range(min(config.workers, len(batches)))]
     todo = iter(enumerate(batches))
@@ -82,27 +78,34 @@ def _spread(
                 give(worker)
         while running:
             (done,), _ = ray.wait(list(running), num_returns=1)
-            place, worker = running.pop(done)
-            give(worker)
+            number, worker = running.pop(done)
             try:
-                yield place, ray.get(done)
+                prepared: PreparedBatch = ray.get(done)
             except ray.exceptions.RayActorError:
-                yield place, _one_by_one(ray, worker, batches[place])
+                # Its other batch must end first: were that one the killer, it would take these images along.
+                others = [task for task, (_, owner) in running.items() if owner is worker]
+                ray.wait(others, num_returns=len(others)) if others else None
+                prepared = _one_by_one(ray, worker, batches[number])
+            give(worker)
+            yield number, prepared
     finally:
         for worker in workers:
             ray.kill(worker)
 
 
-def _one_by_one(ray: Any, worker: Any, jobs: Sequence[Job]) -> Batch:
-    """Outcomes of a batch that killed its worker. Raises ValueError where every image does: then it is not they."""
-    outcomes: list[Any] = []
+def _one_by_one(ray: Any, worker: Any, jobs: Sequence[ImageJob]) -> PreparedBatch:
+    """Outcomes of a batch whose worker died. Raises ValueError where it dies at every image: they are not to blame."""
+    outcomes: list[PreparedImage | str] = []
     decoding = encoding = 0.0
     for job in jobs:
-        try:
-            part: Batch = ray.get(worker.run.remote([job]))
-        except ray.exceptions.RayActorError:
-            outcomes.append(LOST)
-            continue
+        part = PreparedBatch([LOST])
+        for _ in range(TRIES):
+            _wait_until_ready(ray, worker)
+            try:
+                part = ray.get(worker.run.remote([job]))
+                break
+            except ray.exceptions.RayActorError:
+                continue
         outcomes += part.outcomes
         decoding, encoding = decoding + part.decoding, encoding + part.encoding
     if len(jobs) > 1 and all(outcome == LOST for outcome in outcomes):
@@ -110,4 +113,17 @@ def _one_by_one(ray: Any, worker: Any, jobs: Sequence[Job]) -> Batch:
             "The cluster's workers die whatever they read. Is the same release of seps on every machine, and "
             "is there memory for the model? What was indexed is kept; run again."
         )
-    return Batch(outcomes, decoding, encoding)
+    return PreparedBatch(outcomes, decoding, encoding)
+
+
+def _wait_until_ready(ray: Any, worker: Any) -> None:
+    """Wait for a worker that is starting again: what it is given meanwhile fails, whatever it is."""
+    deadline = time.monotonic() + READY_SECONDS
+    while True:
+        try:
+            ray.get(worker.ready.remote(), timeout=READY_SECONDS)
+            return
+        except ray.exceptions.ActorUnavailableError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)

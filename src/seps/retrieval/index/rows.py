@@ -1,4 +1,4 @@
-"""What the store keeps of one image, and the settings of a whole store."""
+"""What the store keeps per image, the settings of a whole store, and their form as Arrow tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from seps.retrieval.data import Mode
 from seps.retrieval.data.gallery import row_id as row_id
-from seps.retrieval.index.codec import Precision
+from seps.retrieval.index.codec import Array, Precision
 
 FORMAT = 1
 TABLE = "images"
@@ -24,17 +24,13 @@ class StoreError(ValueError):
     """A store that cannot be opened, read or written; the message says why and what to do."""
 
 
-class NewerStoreError(StoreError):
-    """A store that a newer release has written."""
-
-
-class DamagedStoreError(StoreError):
-    """A store whose settings cannot be read."""
+class MissingStoreError(StoreError):
+    """There is no store, or nothing in its place that can be read as one."""
 
 
 @dataclass(frozen=True)
 class StoreSettings:
-    """What every image of a store has in common; kept with the table."""
+    """What all images of a store have in common; kept with the table."""
 
     root: str
     """Folder that the paths are relative to."""
@@ -47,11 +43,11 @@ class StoreSettings:
     num_prefix_tokens: int
     precision: Precision = "float16"
     keep_patches: int | None = None
-    """Patches kept of each image; None: all."""
+    """Patches kept per image; None: all."""
     keep_words: int | None = None
-    """Words a description is merged to; None: all are kept."""
+    """Words kept per description, merged; None: all."""
     pixels: Mode = "model"
-    """How the pixels of its images were made; a store without this note was made by "resize"."""
+    """How pixels were made; "resize" for a store of a release that did not write this down."""
     format: int = FORMAT
 
     def to_json(self) -> str:
@@ -60,27 +56,25 @@ class StoreSettings:
 
     @classmethod
     def from_json(cls, text: str, where: str) -> StoreSettings:
-        """Read `to_json`'s line. Raises NewerStoreError for a newer release's, DamagedStoreError for anything else."""
+        """Read `to_json`'s line. Raises StoreError for damaged settings and for those of a newer release."""
         try:
             values = json.loads(text)
-            if int(values.get("format", 0)) > FORMAT:
-                raise NewerStoreError(
-                    f"The store {where} was written by a newer release of seps (format {values['format']}; this one "
-                    f"reads up to {FORMAT}). Update seps, or index the folder into another store."
-                )
-            known = {field.name for field in dataclasses.fields(cls)}
-            values = {name: value for name, value in values.items() if name in known}
-            rows, columns = map(int, values["grid"])
-            settings = cls(**{"pixels": "resize", **values, "grid": (rows, columns)})
-            settings._check()
-        except NewerStoreError:
-            raise
+            if int(values.get("format", 0)) <= FORMAT:
+                known = {field.name for field in dataclasses.fields(cls)}
+                values = {name: value for name, value in values.items() if name in known}
+                rows, columns = map(int, values["grid"])
+                settings = cls(**{"pixels": "resize", **values, "grid": (rows, columns)})
+                settings._check()
+                return settings
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise DamagedStoreError(
+            raise StoreError(
                 f"The settings of the store {where} are damaged ({error}). Copy the store again from where it is "
                 "whole, or index the folder into another store."
             ) from error
-        return settings
+        raise StoreError(
+            f"The store {where} was written by a newer release of seps (format {values['format']}; this one reads up "
+            f"to {FORMAT}). Update seps, or index the folder into another store."
+        )
 
     def _check(self) -> None:
         texts = (self.root, self.model, self.model_hash)
@@ -95,7 +89,7 @@ class StoreSettings:
 
 @dataclass(frozen=True)
 class Row:
-    """One image of the store. The fields of `STATE` are its image-only state, packed."""
+    """One image of the store; the names are those of the columns. Those of `STATE` are its packed state."""
 
     id: str
     path: str
@@ -163,7 +157,37 @@ def to_table(rows: Sequence[Row], settings: StoreSettings) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=kinds)
 
 
-def from_table(table: pa.Table) -> list[Row]:
-    """Rows of an Arrow table that holds every column."""
-    names = [field.name for field in dataclasses.fields(Row)]
-    return [Row(**{name: value[name] for name in names}) for value in table.select(names).to_pylist()]
+class Columns:
+    """Some columns of some images, as they were read; `len` is the number of images."""
+
+    def __init__(self, arrow: pa.Table | pa.RecordBatch) -> None:
+        self._arrow = arrow
+
+    def __len__(self) -> int:
+        return int(self._arrow.num_rows)
+
+    def part(self, start: int, count: int) -> Columns:
+        """At most `count` of the images."""
+        return Columns(self._arrow.slice(start, count))
+
+    def values(self, name: str) -> list[Any]:
+        """One column as plain values."""
+        found: list[Any] = self._arrow.column(name).to_pylist()
+        return found
+
+    def rows(self, names: Sequence[str] | None = None) -> list[dict[str, Any]]:
+        """Per image its columns (those of `names`) by name."""
+        found: list[dict[str, Any]] = (self._arrow if names is None else self._arrow.select(list(names))).to_pylist()
+        return found
+
+    def blobs(self, name: str) -> Array | list[bytes]:
+        """A column of bytes: (B, size) uint8 without a copy where all have one size, else a list."""
+        column = self._arrow.column(name)
+        if isinstance(column, pa.ChunkedArray):
+            column = column.combine_chunks()
+        count = len(column)
+        offsets = np.frombuffer(column.buffers()[1], "<i8", count + 1, 8 * column.offset)
+        size = int(offsets[1] - offsets[0]) if count else 0
+        if not size or column.null_count or (np.diff(offsets) != size).any():
+            return self.values(name)
+        return np.frombuffer(column.buffers()[2], np.uint8, count * size, int(offsets[0])).reshape(count, size)

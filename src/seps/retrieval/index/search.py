@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -17,16 +17,18 @@ from seps.retrieval.data import ImageSource
 from seps.retrieval.data.images import decode_image
 from seps.retrieval.data.shards import read_source
 from seps.retrieval.heads import ImageFeatures, TextFeatures
-from seps.retrieval.index.rows import STATE, StoreError
-from seps.retrieval.index.store import Store, where_clause
-from seps.retrieval.index.stored import StoredScorer, restore
-from seps.retrieval.index.threads import computing_threads
-from seps.retrieval.index.vectors import image_vectors, model_hash, text_vectors
+from seps.retrieval.index.codec import StoredScorer, image_vectors, model_hash, restore, text_vectors
+from seps.retrieval.index.embedding import computing_threads
+from seps.retrieval.index.rows import STATE, Columns, StoreError
+from seps.retrieval.index.store import Filters, Store
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import from_pretrained
 
+__all__ = ["CANDIDATES", "SHOWN", "Filters", "Hit", "Searcher", "nanoseconds"]
+
 CANDIDATES = 200
-_AT_ONCE = 32
+SCORED_AT_ONCE = 32
+"""Images that one core scores at a time: what fits its cache is much faster."""
 SHOWN = ("id", "path", "member", "width", "height", "mtime", "sha256")
 
 
@@ -57,23 +59,6 @@ class Hit:
             "width": self.width,
             "height": self.height,
         }
-
-
-@dataclass(frozen=True)
-class Filters:
-    """Which images may be found."""
-
-    folder: str | None = None
-    """Path below the indexed folder, or one tar shard."""
-    after: int | None = None
-    before: int | None = None
-    """File times in nanoseconds."""
-    min_size: int | None = None
-    """Pixels of the shorter side."""
-
-    def clause(self) -> str | None:
-        """As a condition on the table."""
-        return where_clause(folder=self.folder, after=self.after, before=self.before, min_size=self.min_size)
 
 
 def nanoseconds(text: str) -> int:
@@ -114,8 +99,8 @@ class Searcher:
                 "weights are not those of the model that came. Use that model, or index again into another store."
             )
         self.scorer = StoredScorer(self.model, settings)
-        # One query already uses every core; more at once only take each other's memory.
-        self._turns = threading.BoundedSemaphore(2)
+        # One query already uses every core; more than two at a time only use memory.
+        self._running = threading.BoundedSemaphore(2)
         self._pool = computing_threads(max(1, torch.get_num_threads()), "seps-search")
 
     def search(
@@ -133,7 +118,7 @@ class Searcher:
         """
         if not isinstance(text, str) or not text.strip():
             raise ValueError("The query is blank. Write what to look for, like 'a dog running on the beach'.")
-        with self._turns:
+        with self._running:
             words = self.encode(text)
             return self._find(words, text_vectors(words)[0], k, candidates, exact, filters, described=True)
 
@@ -152,13 +137,13 @@ class Searcher:
     ) -> list[Hit]:
         """The `k` images most like a picture (a file, or its bytes): its patches are the words of the query.
 
-        Its pixels are made the way the store's were (`StoreSettings.pixels`). Descriptions take no part.
+        Its pixels are made as the store's were (`StoreSettings.pixels`). Descriptions are not used.
         Raises UnreadableImage.
         """
         source = ImageSource(Path("upload") if isinstance(picture, bytes) else Path(picture))
         data = picture if isinstance(picture, bytes) else read_source(source)
         pixels = decode_image(data, source, self.model.image_size, self.store.settings.pixels)
-        with self._turns:
+        with self._running:
             tokens = self._pool.submit(self._encode_pixels, pixels).result()
             patches = tokens[:, self.model.vision.num_prefix_tokens :]
             mask = torch.ones(patches.shape[:2], dtype=torch.bool, device=patches.device)
@@ -182,32 +167,30 @@ class Searcher:
     ) -> list[Hit]:
         if k < 1 or candidates < 1:
             raise ValueError(f"k is {k} and candidates {candidates}; both must be at least 1.")
-        where = (filters or Filters()).clause()
         columns = [*SHOWN, *STATE]
-        batches: Iterator[Any]
+        parts: Iterable[Columns]
         if exact:
-            batches = self.store.scan(columns, where)
+            parts = self.store.scan(columns, filters)
         else:
-            batches = iter([self.store.nearest(vector.cpu().numpy(), max(k, candidates), columns, where)])
+            parts = [self.store.nearest(vector.cpu().numpy(), max(k, candidates), columns, filters)]
         best: list[tuple[float, str, Mapping[str, Any]]] = []
-        for batch in batches:
-            scores = self.scores(batch, words, described)
-            rows = batch.select(list(SHOWN)).to_pylist()
+        for images in parts:
+            scores, rows = self.scores(images, words, described), images.rows(SHOWN)
             scored = [(-score, row["id"], row) for score, row in zip(scores, rows, strict=True)]
             best = heapq.nsmallest(k, [*best, *scored], key=lambda entry: entry[:2])
         return [Hit(rank, -score, **row) for rank, (score, _, row) in enumerate(best, 1)]
 
-    def scores(self, batch: Any, words: TextFeatures, described: bool = True) -> list[float]:
-        """Exact scores of a table of rows, a few at a time on each core: what fits the cache is much faster."""
+    def scores(self, images: Columns, words: TextFeatures, described: bool = True) -> list[float]:
+        """Exact scores of images read with the columns `STATE`, a few at a time on each core."""
 
         def part(start: int) -> list[float]:
-            images = restore(batch.slice(start, step), self.store.settings, self.model.device)
-            images = images if described else images.without_description()
-            some: list[float] = self.scorer.score(images, words)[:, 0].tolist()
+            stored = restore(images.part(start, step), self.store.settings, self.model.device)
+            stored = stored if described else stored.without_description()
+            some: list[float] = self.scorer.score(stored, words)[:, 0].tolist()
             return some
 
-        step = _AT_ONCE if self.model.device.type == "cpu" else max(1, batch.num_rows)
-        return [score for some in self._pool.map(part, range(0, batch.num_rows, step)) for score in some]
+        step = SCORED_AT_ONCE if self.model.device.type == "cpu" else max(1, len(images))
+        return [score for some in self._pool.map(part, range(0, len(images), step)) for score in some]
 
     def image_source(self, row: Mapping[str, Any]) -> ImageSource:
         """Where the original of a row with `path` and `member` is. Raises StoreError for a path out of the folder."""

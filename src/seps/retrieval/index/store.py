@@ -1,7 +1,7 @@
-"""The store: one LanceDB table with a vector, the image-only state and the facts of every image.
+"""The store: one LanceDB table with a vector, the packed state and the facts of every image.
 
-Every write is one commit of the table: a process killed at any moment leaves the last whole one. Readers see the
-newest commit a few seconds later and are never in the writer's way.
+Every write is one commit of the table: a process that is killed leaves the last whole one. Readers see the newest
+commit a few seconds later and never wait for the writer. SQL and Arrow stay in this file and in `rows`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import contextlib
 import os
 import posixpath
 import re
+import unicodedata
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,28 +21,40 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from seps.file_lock import FileInUse, FileLock
-from seps.retrieval.index.remote_lock import RemoteLock, RemoteLockHeld
-from seps.retrieval.index.rows import TABLE, Row, StoreError, StoreSettings, from_table, schema, to_table
+from seps.locks import FileInUse, FileLock, RemoteLock
+from seps.retrieval.index.rows import (
+    TABLE,
+    Columns,
+    MissingStoreError,
+    Row,
+    StoreError,
+    StoreSettings,
+    schema,
+    to_table,
+)
 
 INDEX_ABOVE = 50_000
-"""Rows from which an approximate index pays; below, comparing with every vector takes milliseconds."""
+"""Rows from which an approximate index is worth it; below, comparing with every vector takes milliseconds."""
 PROBES = 64
 """Partitions of the approximate index that a query looks into."""
 RESTARTS = 8
 """How often reading the whole table starts again because a writer removed what was being read."""
 FRAGMENTS = 32
 """Parts of the table beyond which they are joined after indexing."""
+AT_ONCE = 1000
+"""Ids in one condition."""
 _ID = re.compile(r"[0-9a-f]{20}")
 _FRESH = timedelta(seconds=2)
-Result = TypeVar("Result")
-_HELD: dict[str, RemoteLock] = {}
-"""Locks of this process, by store."""
+_ERRORS = (ValueError, RuntimeError, OSError)
+"""What LanceDB raises."""
+Answer = TypeVar("Answer")
+_REMOTE_LOCKS: dict[str, RemoteLock] = {}
+"""Remote locks that this process holds, by store."""
 
 
 @dataclass(frozen=True)
-class Known:
-    """What tells whether an image of the store is still the one on disk."""
+class IndexedFile:
+    """What the store knows of an image's file: whether it has changed since, and its description."""
 
     id: str
     path: str
@@ -49,7 +62,36 @@ class Known:
     size: int
     mtime: int
     sha256: str
-    dense: str | None
+    description: str | None
+
+
+@dataclass(frozen=True)
+class Filters:
+    """Which images may be found."""
+
+    folder: str | None = None
+    """Path below the indexed folder, or one tar shard."""
+    after: int | None = None
+    before: int | None = None
+    """File times in nanoseconds."""
+    min_size: int | None = None
+    """Pixels of the shorter side."""
+
+    def clause(self) -> str | None:
+        """As a condition in SQL; None without any."""
+        parts = []
+        folder = posixpath.normpath((self.folder or "").strip("/") or ".").replace("'", "''")
+        if folder != ".":
+            # One name can be composed or decomposed Unicode, and systems differ in which they store and type.
+            names = dict.fromkeys([folder, *(unicodedata.normalize(form, folder) for form in ("NFC", "NFD"))])
+            parts.append("(" + " OR ".join(f"starts_with(path, '{name}/') OR path = '{name}'" for name in names) + ")")
+        if self.after is not None:
+            parts.append(f"mtime >= {int(self.after)}")
+        if self.before is not None:
+            parts.append(f"mtime < {int(self.before)}")
+        if self.min_size:
+            parts.append(f"(width >= {int(self.min_size)} AND height >= {int(self.min_size)})")
+        return " AND ".join(parts) or None
 
 
 class Store:
@@ -62,15 +104,15 @@ class Store:
 
     @classmethod
     def open(cls, location: str | os.PathLike[str]) -> Store:
-        """Open a store. Raises StoreError where there is none, or one of a newer release."""
+        """Open a store. Raises MissingStoreError where there is none, StoreError for one of a newer release."""
         place = str(location)
         if not is_remote(place) and not Path(place).is_dir():
-            raise StoreError(f"There is no store {place}. Make one: seps index FOLDER --store {place}")
+            raise MissingStoreError(f"There is no store {place}. Make one: seps index FOLDER --store {place}")
         try:
             table = connect(place).open_table(TABLE)
             found = (table.schema.metadata or {})[b"seps"]
-        except (ValueError, KeyError, RuntimeError, OSError) as error:
-            raise StoreError(
+        except (KeyError, *_ERRORS) as error:
+            raise MissingStoreError(
                 f"{place} holds no store that can be read ({first_line(error)}). Make one: seps index FOLDER --store "
                 f"{place}"
             ) from error
@@ -84,25 +126,18 @@ class Store:
             if not is_remote(place):
                 Path(place).mkdir(parents=True, exist_ok=True)
             table = connect(place).create_table(TABLE, schema=schema(settings))
-        except (ValueError, RuntimeError, OSError) as error:
+        except _ERRORS as error:
             raise StoreError(f"A store cannot be made at {place}: {first_line(error)}.") from error
         return cls(place, table, settings)
-
-    @contextlib.contextmanager
-    def writing(self) -> Iterator[None]:
-        """Hold the store for writing. Raises StoreError while another process writes it."""
-        with writer_lock(self.location):
-            yield
 
     def __len__(self) -> int:
         return int(self._read(lambda table: table.count_rows()))
 
-    def known(self) -> dict[str, Known]:
-        """By id, the facts that tell whether an image has changed."""
+    def known(self) -> dict[str, IndexedFile]:
+        """The files of all images, by id."""
         columns = ["id", "path", "member", "size", "mtime", "sha256", "dense"]
-        return {
-            value["id"]: Known(**value) for batch in self.scan(columns, batch_size=8192) for value in batch.to_pylist()
-        }
+        rows = [row for some in self.scan(columns, batch_size=8192) for row in some.rows()]
+        return {row["id"]: IndexedFile(description=row.pop("dense"), **row) for row in rows}
 
     def put(self, rows: Sequence[Row]) -> None:
         """Add the rows, or take the place of those with the same id: all or none."""
@@ -114,57 +149,44 @@ class Store:
 
     def delete(self, ids: Sequence[str]) -> None:
         """Take images out."""
-        for start in range(0, len(ids), 1000):
+        for start in range(0, len(ids), AT_ONCE):
             with self._failing("removed"):
-                self._table.delete(_among(ids[start : start + 1000]))
+                self._table.delete(_among(ids[start : start + AT_ONCE]))
+
+    def select(self, ids: Sequence[str], columns: Sequence[str]) -> Columns:
+        """Some columns of the images with these ids, in any order; ids that are not there are left out."""
+        return Columns(self._read(lambda table: table.search().where(_among(ids)).select(list(columns)).to_arrow()))
 
     def rows(self, ids: Sequence[str]) -> dict[str, Row]:
         """Whole rows by id; ids that are not there are left out."""
-        found: dict[str, Row] = {}
-        for start in range(0, len(ids), 1000):
-            table = self._where(_among(ids[start : start + 1000]))
-            found |= {row.id: row for row in from_table(table)}
-        return found
-
-    def table(self, identity: str, columns: Sequence[str]) -> pa.Table:
-        """Some columns of one image, as a table of one row; of none where there is no such id."""
-        return self._where(_among([identity]) if _ID.fullmatch(identity) else "false", columns)
-
-    def table_of(self, ids: Sequence[str], columns: Sequence[str]) -> pa.Table:
-        """Some columns of the images with these ids, in any order."""
-        return self._where(_among(ids), columns)
-
-    def _where(self, condition: str, columns: Sequence[str] | None = None) -> pa.Table:
-        def search(table: Any) -> pa.Table:
-            query = table.search().where(condition)
-            return (query.select(list(columns)) if columns else query).to_arrow()
-
-        return self._read(search)
+        names = [field.name for field in fields(Row)]
+        parts = [self.select(ids[start : start + AT_ONCE], names) for start in range(0, len(ids), AT_ONCE)]
+        return {row["id"]: Row(**row) for some in parts for row in some.rows(names)}
 
     def get(self, identity: str, columns: Sequence[str]) -> dict[str, Any] | None:
         """Some columns of one image; None where there is none of that id, or it is no id."""
-        found = self.table(identity, columns).to_pylist()
-        return dict(found[0]) if found else None
+        return next(iter(self.select([identity], columns).rows()), None)
 
-    def nearest(self, vector: Any, count: int, columns: Sequence[str], where: str | None = None) -> pa.Table:
+    def nearest(self, vector: Any, count: int, columns: Sequence[str], filters: Filters | None = None) -> Columns:
         """The `count` images whose vectors have the largest dot product with `vector`, best first."""
+        where = None if filters is None else filters.clause()
 
         def search(table: Any) -> pa.Table:
             query = table.search(np.asarray(vector, np.float32), vector_column_name="vector").distance_type("dot")
-            # Enough partitions that an approximate index misses next to nothing; without one it has no effect.
-            query = query.nprobes(PROBES)
+            query = query.nprobes(PROBES)  # no effect without an approximate index
             if where:
                 query = query.where(where, prefilter=True)
             return query.select([*columns, "_distance"]).limit(count).to_arrow()
 
-        return self._read(search)
+        return Columns(self._read(search))
 
-    def scan(self, columns: Sequence[str], where: str | None = None, batch_size: int = 256) -> Iterator[pa.RecordBatch]:
+    def scan(self, columns: Sequence[str], filters: Filters | None = None, batch_size: int = 256) -> Iterator[Columns]:
         """Some columns of all images, in batches, each image once.
 
-        A writer that joins the table's parts removes the version that is being read: reading then goes on in the
+        A writer that joins the table's parts removes the version that is being read: reading then continues in the
         newest, without the images that came already.
         """
+        where = None if filters is None else filters.clause()
         asked = list(columns) if "id" in columns else [*columns, "id"]
         seen: set[str] = set()
 
@@ -182,18 +204,18 @@ class Store:
                         batch = batch.filter(pa.array(fresh))
                     seen.update(ids)
                     if batch.num_rows:
-                        yield batch.select(list(columns))
+                        yield Columns(batch.select(list(columns)))
                 return
-            except (ValueError, RuntimeError, OSError) as error:
+            except _ERRORS as error:
                 if attempt == RESTARTS:
-                    raise StoreError(f"The store {self.location} cannot be read: {first_line(error)}.") from error
+                    raise self._unreadable(error) from error
                 self._refresh()
 
     def folders(self) -> list[str]:
         """Folders and shards at the top of the indexed folder that hold images, sorted."""
         found = set()
-        for batch in self.scan(["path", "member"], batch_size=8192):
-            for row in batch.to_pylist():
+        for some in self.scan(["path", "member"], batch_size=8192):
+            for row in some.rows():
                 top, below, _ = row["path"].partition("/")
                 if below or row["member"] is not None:
                     found.add(top)
@@ -205,10 +227,6 @@ class Store:
             self._table.to_lance().update_schema_metadata({"seps": settings.to_json()})
             self._table.checkout_latest()
         self.settings = settings
-
-    def move_root(self, root: str) -> None:
-        """The folder is now at `root`."""
-        self.set_settings(replace(self.settings, root=root))
 
     def tidy(self, *, always: bool = False) -> None:
         """Join the table's small parts, drop old versions and index the vectors of a large store."""
@@ -240,31 +258,35 @@ class Store:
             return int(self._read(lambda table: table.stats())["total_bytes"])
         return sum(path.stat().st_size for path in Path(self.location).rglob("*") if path.is_file())
 
-    def _read(self, work: Callable[[Any], Result]) -> Result:
+    def _read(self, work: Callable[[Any], Answer]) -> Answer:
         try:
             return work(self._table)
-        except (ValueError, RuntimeError, OSError):
-            # A writer that tidied up may have removed the version this process was reading.
-            self._refresh()
+        except _ERRORS:
+            self._refresh()  # a writer may have removed the version that this process was reading
         try:
             return work(self._table)
-        except (ValueError, RuntimeError, OSError) as error:
-            raise StoreError(f"The store {self.location} cannot be read: {first_line(error)}.") from error
+        except _ERRORS as error:
+            raise self._unreadable(error) from error
 
     def _refresh(self) -> None:
         """Read the newest version from now on. Raises StoreError where there is none any more."""
         try:
             self._table.checkout_latest()
-        except (ValueError, RuntimeError, OSError) as error:
-            raise StoreError(f"The store {self.location} cannot be read: {first_line(error)}.") from error
+        except _ERRORS as error:
+            raise self._unreadable(error) from error
+
+    def _unreadable(self, error: Exception) -> StoreError:
+        return StoreError(f"The store {self.location} cannot be read: {first_line(error)}.")
 
     @contextlib.contextmanager
     def _failing(self, verb: str) -> Iterator[None]:
-        if self.location in _HELD:
-            _HELD[self.location].check()
         try:
+            if self.location in _REMOTE_LOCKS:
+                _REMOTE_LOCKS[self.location].check()
             yield
-        except (ValueError, RuntimeError, OSError) as error:
+        except FileInUse as error:
+            raise StoreError(f"The store {error}") from error
+        except _ERRORS as error:
             raise StoreError(
                 f"Nothing was {verb}: the store {self.location} cannot be written ({first_line(error)}). What it held "
                 "before is whole; make room or look at the permissions, and run again."
@@ -280,7 +302,7 @@ def connect(location: str) -> Any:
         raise StoreError("The store needs LanceDB: pip install 'seps[store]'") from error
     try:
         return lancedb.connect(location, read_consistency_interval=_FRESH)
-    except (ValueError, RuntimeError, OSError) as error:
+    except _ERRORS as error:
         raise StoreError(f"The place {location} cannot be used: {first_line(error)[:300]}.") from error
 
 
@@ -291,61 +313,28 @@ def is_remote(location: str) -> bool:
 
 @contextlib.contextmanager
 def writer_lock(location: str) -> Iterator[None]:
-    """One writer a store: a lock of the system for a folder, a table that names the writer in object storage."""
-    if is_remote(location):
-        with _remote_writer(location):
-            yield
-        return
-    folder = Path(location)
+    """Hold a store for writing. Raises StoreError while another process writes it, or if it cannot be written."""
     with contextlib.ExitStack() as stack:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(FileLock(folder / "writer.lock", folder))
+            if is_remote(location):
+                _REMOTE_LOCKS[location] = stack.enter_context(RemoteLock(connect(location)))
+                stack.callback(_REMOTE_LOCKS.pop, location)
+            else:
+                Path(location).mkdir(parents=True, exist_ok=True)
+                stack.enter_context(FileLock(Path(location, "writer.lock"), Path(location)))
         except FileInUse as error:
             raise StoreError(f"The store {error} What was written is kept.") from error
         except OSError as error:
             raise StoreError(
-                f"The store {folder} cannot be written ({error.strerror or error}). Look at its permissions and at the "
-                "disk, or name another folder with --store. Nothing was changed."
+                f"The store {location} cannot be written ({error.strerror or error}). Look at its permissions and at "
+                "the disk, or name another folder with --store. Nothing was changed."
             ) from error
         yield
 
 
-@contextlib.contextmanager
-def _remote_writer(location: str) -> Iterator[None]:
-    try:
-        with RemoteLock(connect(location)) as lock:
-            _HELD[location] = lock
-            try:
-                yield
-            finally:
-                del _HELD[location]
-    except RemoteLockHeld as error:
-        raise StoreError(f"The store {location} {error}") from error
-
-
-def where_clause(
-    *, folder: str | None = None, after: int | None = None, before: int | None = None, min_size: int | None = None
-) -> str | None:
-    """A filter on paths, times (nanoseconds) and the shorter side in pixels; None without any."""
-    parts = []
-    prefix = posixpath.normpath((folder or "").strip("/") or ".").replace("'", "''")
-    if prefix != ".":
-        parts.append(f"(starts_with(path, '{prefix}/') OR path = '{prefix}')")
-    if after is not None:
-        parts.append(f"mtime >= {int(after)}")
-    if before is not None:
-        parts.append(f"mtime < {int(before)}")
-    if min_size:
-        parts.append(f"(width >= {int(min_size)} AND height >= {int(min_size)})")
-    return " AND ".join(parts) or None
-
-
 def _among(ids: Sequence[str]) -> str:
-    wrong = [identity for identity in ids if not _ID.fullmatch(identity)]
-    if wrong:
-        raise StoreError(f"{wrong[0]!r} is no image id (20 hex digits).")
-    return f"id IN ({', '.join(repr(identity) for identity in ids)})"
+    """A condition in SQL: an id that is one of these. What is no id cannot be there, and must not reach the SQL."""
+    return f"id IN ({', '.join(repr(identity) for identity in ids if _ID.fullmatch(identity)) or 'NULL'})"
 
 
 def first_line(error: Exception) -> str:
