@@ -9,13 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 from urllib.parse import urlsplit
 
-Kind = Literal["transformers", "openai"]
-Bad = Literal["empty", "loop", "refusal", "cut"]
+BackendKind = Literal["transformers", "openai"]
+BadAnswer = Literal["empty", "loop", "refusal", "cut"]
 
 PROMPT = "Provide a comprehensive description of this image"
 MODEL = "llava-hf/llava-1.5-7b-hf"
-BAD: tuple[Bad, ...] = get_args(Bad)
-ACCEPTABLE = BAD[1:]  # an empty answer describes nothing
+ACCEPTABLE: tuple[BadAnswer, ...] = get_args(BadAnswer)[1:]  # an empty answer describes nothing
 LOCAL_URL = "http://localhost:8000/v1"
 
 
@@ -64,7 +63,7 @@ class CaptionConfig:
 
     sampling: Sampling = field(default_factory=Sampling)
     bad_retries: int = 2
-    accept: tuple[Bad, ...] = ()
+    accept: tuple[BadAnswer, ...] = ()
     retry_failed: bool = False
     mixed: bool = False
 
@@ -89,7 +88,7 @@ class BackendConfig:
     proxies: openai: by scheme, as urllib has them. extra: openai: keys added to each request; None removes one.
     """
 
-    kind: Kind = "transformers"
+    kind: BackendKind = "transformers"
     model: str = MODEL
     url: str = LOCAL_URL
     api_key: str = field(default="", repr=False)
@@ -107,7 +106,9 @@ class BackendConfig:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _check(self.kind in get_args(Kind), "backend", self.kind, f"Choose from {', '.join(get_args(Kind))}.")
+        _check(
+            self.kind in get_args(BackendKind), "backend", self.kind, f"Choose from {', '.join(get_args(BackendKind))}."
+        )
         for name in ("batch_size", "parallel", "give_up_after"):
             _check(getattr(self, name) >= 1, name, getattr(self, name), "Choose at least 1.")
         for name in ("retries", "requests_per_minute", "max_side", "backoff"):

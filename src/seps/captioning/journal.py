@@ -1,4 +1,7 @@
-"""Lines that survive a kill: appended one at a time, each on the disk before the next, a torn end repaired."""
+"""Lines that survive a kill: appended one at a time, each on the disk before the next, a torn end repaired.
+
+By hand: libraries that read and write JSONL neither sync each line nor repair a line that a kill cut off.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +22,7 @@ GOOD_KEYS = ("image", "sha256", "dense", "model")
 FAILED_KEYS = ("image", "reason", "kind")
 
 
-class Entry(NamedTuple):
+class LastLine(NamedTuple):
     """What is remembered of an image's last line: the content hash, a note, where the line starts."""
 
     sha256: str
@@ -28,7 +31,7 @@ class Entry(NamedTuple):
 
 
 class LineFile:
-    """A JSONL file with one line an image; of two lines for an image the later one counts.
+    """A JSONL file with one line per image; of two lines for an image the later one counts.
 
     Raises DataError for a file that holds something else: it is never cut or overwritten.
     """
@@ -37,7 +40,7 @@ class LineFile:
         self.path = path
         self.keys = keys
         self.note = note
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, LastLine] = {}
         self.superseded = 0
         self._handle = -1
         self._size = 0
@@ -77,11 +80,11 @@ class LineFile:
             value: Line = json.loads(file.readline())
         return value
 
-    def compact(self, drop: Container[str] = ()) -> None:
+    def compact(self) -> None:
         """Write the file anew with the last line of every remembered image; it changes whole or not at all."""
         was_open = self._handle >= 0
         self.close()
-        kept = {entry.offset for image, entry in self.entries.items() if image not in drop}
+        kept = {line.offset for line in self.entries.values()}
         handle, temporary = tempfile.mkstemp(dir=self.path.parent, prefix=self.path.name, suffix=".part")
         try:
             with os.fdopen(handle, "wb") as file:
@@ -154,7 +157,7 @@ class LineFile:
         image = line["image"]
         if image in self.entries:
             self.superseded += 1
-        self.entries[image] = Entry(str(line.get("sha256", "")), self.note(line), offset)
+        self.entries[image] = LastLine(str(line.get("sha256", "")), self.note(line), offset)
 
     def _raw_lines(self) -> Iterator[tuple[int, bytes]]:
         offset = 0
@@ -180,16 +183,15 @@ class LineFile:
 
 
 class Journal:
-    """The descriptions of a run and, beside them, the images that were set aside; entered by one process at a time.
+    """The descriptions of a run and, beside them, the images that were set aside; written by one process at a time.
 
     out: dense.jsonl, failed: dense.failed.jsonl, lock: dense.jsonl.lock.
     """
 
     def __init__(self, out: str | os.PathLike[str]) -> None:
         self.path = Path(out)
-        self.failed_path = failed_path(self.path)
         self.good = LineFile(self.path, GOOD_KEYS, lambda line: (words_in(line), sys.intern(maker_of(line))))
-        self.failed = LineFile(self.failed_path, FAILED_KEYS, lambda line: (line["kind"], line["reason"]))
+        self.failed = LineFile(failed_path(self.path), FAILED_KEYS, lambda line: line["kind"])
         self._lock = FileLock(self.path.with_name(self.path.name + ".lock"), self.path)
 
     def __enter__(self) -> Journal:
@@ -210,7 +212,7 @@ class Journal:
             for file in (self.good, self.failed):
                 file.close()
             # An empty file would look as if something had been described, or had failed.
-            for path in (self.path, self.failed_path):
+            for path in (self.path, self.failed.path):
                 if path.is_file() and not path.stat().st_size:
                     path.unlink()
         finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from .config import Bad
+from .config import BadAnswer
 
 # A description that opens with a reservation and then goes on at length is still a description.
 REFUSAL_WORDS = 80
@@ -39,7 +39,7 @@ def words_of(text: str) -> list[str]:
     return _TOKEN.findall(text.lower())
 
 
-def fault_of(text: str, finish: str) -> Bad | None:
+def answer_problem(text: str, finish: str) -> BadAnswer | None:
     """What is wrong with an answer, None if nothing; `finish` is "stop", "length" or "filter".
 
     A loop is called so even though the limit cut it: more tokens would not mend it.

@@ -1,4 +1,4 @@
-"""`seps caption`: write one description an image with a vision-language model, to be read as dense text."""
+"""`seps caption`: write one description per image with a vision-language model."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from seps.captioning import BackendConfig, CaptionConfig, RayConfig, Sampling, caption_images, list_images
-from seps.captioning.config import ACCEPTABLE, LOCAL_URL, MODEL, Kind
-from seps.captioning.report import Tally
+from seps.captioning import BackendConfig, CaptionConfig, RayConfig, Sampling, caption_images
+from seps.captioning.config import ACCEPTABLE, LOCAL_URL, MODEL, BackendKind
+from seps.captioning.images import ImageList, scan_images
+from seps.captioning.run import Tally
 from seps.cli.argtypes import (
     Parser,
     device_or_auto,
@@ -38,11 +39,13 @@ from seps.cli.argtypes import (
 )
 from seps.cli.outputs import check_output, write_output
 from seps.cli.text import printable
+from seps.retrieval.data.gallery import OTHER
 from seps.training.interrupt import InterruptGuard
 
 EXIT_UNFINISHED = 1
 EXIT_INTERRUPTED = 130
 QUIET_SECONDS = 30.0
+SHOWN_PROBLEMS = 20
 STOPPING = "finishing what is running; Ctrl-C again leaves at once"
 
 
@@ -56,14 +59,16 @@ def run(arguments: Sequence[str]) -> int:
     refuse_same_file("--report", options.report, [options.images, options.out])
     backend, config = _backend(options), _config(options)
     ray = RayConfig(options.ray_address, options.workers, options.gpus) if options.engine == "ray" else None
-    items = list_images(images, options.images_root)
-    if options.limit is not None:
-        items = items[: options.limit]
+    found = scan_images(images, options.images_root)
+    items = found.items[: options.limit]
     with InterruptGuard() as guard, _Display(len(items), guard) as display:
         report = caption_images(items, out, backend, config, ray=ray, stop=display.stopping, progress=display.update)
+    report["not_read"] = [str(problem) for problem in found.problems]
+    report["skipped"] = {reason: len(names) for reason, names in found.skipped.items()}
     if summary is not None:
         write_output(summary, report)
     _print(report)
+    _print_left_out(found)
     if report["problem"]:
         print(f"seps caption: {printable(report['problem'])}", file=sys.stderr)
         return EXIT_UNFINISHED
@@ -85,7 +90,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--out",
         type=output_file_anywhere,
         default="dense.jsonl",
-        help="file to write, a line an image (default: %(default)s)",
+        help="file to write, one line per image (default: %(default)s)",
     )
     add("--report", type=output_file, metavar="FILE", help="write the report as JSON, too")
     add("--images-root", type=input_folder, metavar="DIR", help="folder that the paths in a JSONL data set start from")
@@ -161,7 +166,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _backend(options: argparse.Namespace) -> BackendConfig:
-    kind: Kind = options.backend or ("openai" if options.url else "transformers")
+    kind: BackendKind = options.backend or ("openai" if options.url else "transformers")
     url = options.url or LOCAL_URL
     return BackendConfig(
         kind=kind,
@@ -261,6 +266,22 @@ class _Display:
             self._last = time.monotonic()
             speed = f"{tally.per_second:.2f} images/s"
             print(f"{tally.done} of {tally.total} images, {speed} {note}".rstrip(), file=sys.stderr)
+
+
+def _print_left_out(found: ImageList) -> None:
+    """Say what of the folder could not be read, and which skipped files may be pictures all the same."""
+    lines = [str(problem) for problem in found.problems[:SHOWN_PROBLEMS]]
+    if len(found.problems) > SHOWN_PROBLEMS:
+        lines.append(f"and {len(found.problems) - SHOWN_PROBLEMS} more (--report lists all)")
+    if lines:
+        print(f"{len(found.problems)} could not be read and have no description:", file=sys.stderr)
+    for line in lines:
+        print(f"  {printable(line)}", file=sys.stderr)
+    for reason, names in sorted(found.skipped.items()):
+        if reason != OTHER:
+            print(
+                f"{len(names)} skipped: {reason} ({printable(names[0])}{', ...' * (len(names) > 1)})", file=sys.stderr
+            )
 
 
 def _print(report: dict[str, Any]) -> None:
