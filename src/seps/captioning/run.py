@@ -178,7 +178,7 @@ def _with_hashes(items: Sequence[Item], journal: Journal, config: CaptionConfig)
 
 def _refuse_mixture(journal: Journal, model: str, config: CaptionConfig) -> None:
     ours = maker_of({"model": model, "settings": asdict(config.sampling)})
-    others = [maker for maker in journal.makers if maker != ours]
+    others = sorted(journal.makers - {ours})
     if others and not config.mixed:
         raise DataError(
             f"{journal.path} holds descriptions made with {others[0]}, and this run would add some made with {ours}. "

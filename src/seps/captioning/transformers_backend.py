@@ -36,7 +36,7 @@ class TransformersBackend:
         return open_picture(data, source, self.config.max_side)
 
     def describe(self, pictures: Sequence[Any], sampling: Sampling) -> list[Answer | ValueError]:
-        """One generate call for all pictures; where it fails, for fewer, down to one. Raises FatalError."""
+        """One generate call for all pictures; if it fails, one per half, down to one picture. Raises FatalError."""
         if len(pictures) > self._fits:
             parts = [pictures[k : k + self._fits] for k in range(0, len(pictures), self._fits)]
             return [answer for part in parts for answer in self.describe(part, sampling)]
@@ -49,7 +49,7 @@ class TransformersBackend:
         else:
             self._health.succeeded()
             return answers
-        # Past the except block the failed call's tensors are free again.
+        # After the except block: inside it, the error still holds the failed call's tensors.
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
         if len(pictures) > 1:

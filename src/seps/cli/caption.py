@@ -9,7 +9,6 @@ import sys
 import time
 import urllib.request
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -221,36 +220,34 @@ class _Display:
 
     def __init__(self, total: int, guard: InterruptGuard) -> None:
         self.guard = guard
-        self.bar: Progress | None = None
         self._last = time.monotonic()
         self._said = False
-        if sys.stderr.isatty():
-            self.bar = Progress(
-                TextColumn("describing"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[speed]:.2f}/s"),
-                TimeRemainingColumn(),
-                TextColumn("{task.fields[note]}"),
-                console=Console(stderr=True),
-            )
-            self.task = self.bar.add_task("describing", total=total, speed=0.0, note="")
-        self._shown: AbstractContextManager[Any] = self.bar if self.bar is not None else nullcontext()
+        console = Console(stderr=True)
+        self.bar = Progress(
+            TextColumn("describing"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[speed]:.2f}/s"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self.task = self.bar.add_task("describing", total=total, speed=0.0, note="")
 
     def __enter__(self) -> _Display:
-        self._shown.__enter__()
+        self.bar.start()
         return self
 
-    def __exit__(self, *details: Any) -> None:
-        self._shown.__exit__(*details)
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
 
     def stopping(self) -> bool:
         """Whether Ctrl-C was pressed; says so at once, though what is running may take a while."""
         if self.guard.requested and not self._said:
             self._said = True
-            if self.bar is not None:
-                self.bar.update(self.task, note=STOPPING)
-            else:
+            self.bar.update(self.task, note=STOPPING)
+            if self.bar.disable:
                 print(f"seps caption: {STOPPING}.", file=sys.stderr)
         return self.guard.requested
 
@@ -260,9 +257,8 @@ class _Display:
         note = f"{aside} set aside" if aside else ""
         if self.guard.requested:
             note = STOPPING
-        if self.bar is not None:
-            self.bar.update(self.task, completed=tally.done, speed=tally.per_second, note=note)
-        elif time.monotonic() - self._last > QUIET_SECONDS:
+        self.bar.update(self.task, completed=tally.done, speed=tally.per_second, note=note)
+        if self.bar.disable and time.monotonic() - self._last > QUIET_SECONDS:
             self._last = time.monotonic()
             speed = f"{tally.per_second:.2f} images/s"
             print(f"{tally.done} of {tally.total} images, {speed} {note}".rstrip(), file=sys.stderr)
