@@ -15,8 +15,8 @@ from doc_blocks import PAGES, ROOT, Block, blocks, commands
 from doc_commands import added, check, parse_seps
 from doc_scratch import prepare
 
-sys.path.append(str(ROOT / "tests/retrieval"))
-from dense_server import ChatServer
+sys.path.append(str(ROOT / "tests/captioning"))
+from chat_server import ChatServer
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,14 @@
-"""Dense text: one description an image, written by a vision-language model, bound to the image by id and hash."""
+"""Captioning: one description per image, written by a vision-language model, bound to the image by id and hash."""
 
 from seps.ray_cluster import RayConfig
 
 from .backends import Answer, Backend
 from .config import BackendConfig, CaptionConfig, Sampling
-from .quality import fault_of
+from .images import Item, list_images
+from .quality import answer_problem
 from .run import caption_images
-from .sources import Item, list_images
+
+fault_of = answer_problem  # its former name
 
 __all__ = [
     "Answer",
@@ -16,6 +18,7 @@ __all__ = [
     "Item",
     "RayConfig",
     "Sampling",
+    "answer_problem",
     "caption_images",
     "fault_of",
     "list_images",

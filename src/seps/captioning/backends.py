@@ -1,4 +1,4 @@
-"""What every backend is: pictures and sampling settings in, answers out, faults with names."""
+"""What every backend is: pictures and sampling settings in, answers out, and the errors it may raise."""
 
 from __future__ import annotations
 
@@ -23,8 +23,11 @@ class Answer:
     tokens: int | None = None
 
 
-class Fault(ValueError):
-    """A request failed and may be sent again. `retry_after`: seconds the server asked for. `limited`: too fast."""
+class RetryableError(ValueError):
+    """A request failed and may be sent again.
+
+    retry_after: seconds the server asked to wait. limited: the server said that requests come too fast.
+    """
 
     def __init__(self, message: str, retry_after: float | None = None, limited: bool = False) -> None:
         super().__init__(message)
@@ -32,16 +35,16 @@ class Fault(ValueError):
         self.limited = limited
 
 
-class Rejected(ValueError):
+class RejectedError(ValueError):
     """This image cannot be described by this backend; asking again would not help."""
 
 
-class Fatal(ValueError):
+class FatalError(ValueError):
     """No image can be described any more: the run has to stop."""
 
 
 class Stopped(Exception):
-    """The run was asked to stop while something waited."""
+    """The run was asked to stop while a request waited to be sent."""
 
 
 class Backend(Protocol):
@@ -56,11 +59,11 @@ class Backend(Protocol):
         """The picture as `describe` wants it. Raises UnreadableImage."""
 
     def describe(self, pictures: Sequence[Any], sampling: Sampling) -> list[Answer | ValueError]:
-        """An answer, or what went wrong, for each picture. Raises Fatal or Stopped for all of them."""
+        """An answer, or what went wrong, for each picture. Raises FatalError or Stopped for all of them."""
 
 
 class Health:
-    """Counts consecutive faults over all threads and ends the run when there are too many."""
+    """Counts failures in a row over all threads and ends the run when there are too many."""
 
     def __init__(self, give_up_after: int) -> None:
         self.give_up_after = give_up_after
@@ -68,17 +71,17 @@ class Health:
         self._lock = threading.Lock()
 
     def succeeded(self) -> None:
-        """An answer came: start counting anew."""
+        """An answer came: the count starts again."""
         with self._lock:
             self._count = 0
 
     def failed(self, error: Exception) -> None:
-        """Count a fault. Raises Fatal when it was the last one allowed."""
+        """Count a failure. Raises FatalError when it was the last one allowed."""
         with self._lock:
             self._count += 1
             count = self._count
         if count >= self.give_up_after:
-            raise Fatal(
+            raise FatalError(
                 f"{count} faults in a row without one answer; the last: {error} What is written stays: "
                 "start the same command again when this is mended."
             ) from error
@@ -87,8 +90,12 @@ class Health:
 def build(config: BackendConfig, halt: threading.Event) -> Backend:
     """The backend that `config` asks for; `halt` ends its waiting. Raises ValueError if it cannot be had."""
     if config.kind == "openai":
-        from .openai_backend import OpenAIBackend
-
+        try:
+            from .openai_backend import OpenAIBackend
+        except ImportError as error:
+            raise ValueError(
+                f"Asking a server needs the packages openai and tenacity ({error}): pip install 'seps[caption]'"
+            ) from error
         return OpenAIBackend(config, halt)
     from .transformers_backend import TransformersBackend
 

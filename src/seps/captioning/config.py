@@ -9,13 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 from urllib.parse import urlsplit
 
-Kind = Literal["transformers", "openai"]
-Bad = Literal["empty", "loop", "refusal", "cut"]
+BackendKind = Literal["transformers", "openai"]
+BadAnswer = Literal["empty", "loop", "refusal", "cut"]
 
 PROMPT = "Provide a comprehensive description of this image"
 MODEL = "llava-hf/llava-1.5-7b-hf"
-BAD: tuple[Bad, ...] = get_args(Bad)
-ACCEPTABLE = BAD[1:]  # an empty answer describes nothing
+ACCEPTABLE: tuple[BadAnswer, ...] = get_args(BadAnswer)[1:]  # an empty answer describes nothing
 LOCAL_URL = "http://localhost:8000/v1"
 
 
@@ -38,14 +37,14 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _check(bool(self.prompt.strip()), "prompt", self.prompt, "Say what to write about an image.")
+        _check(bool(self.prompt.strip()), "prompt", self.prompt, "Say what the model shall write.")
         _check(0.0 <= self.temperature <= 2.0, "temperature", self.temperature, "Choose a number from 0 to 2.")
         _check(0.0 < self.top_p <= 1.0, "top_p", self.top_p, "Choose a number above 0, at most 1.")
         _check(self.max_tokens >= 1, "max_tokens", self.max_tokens, "Choose at least 1.")
         _check(0 <= self.seed < 2**31, "seed", self.seed, "Choose a number from 0 to 2147483647.")
 
     def retry(self, attempt: int) -> Sampling:
-        """The settings of attempt 0, 1, ...: another seed and a little more heat each time."""
+        """The settings of attempt 0, 1, ...: another seed and a higher temperature each time."""
         if attempt == 0:
             return self
         warmer = max(self.temperature, min(1.0, round(self.temperature + 0.2 * attempt, 6)))
@@ -64,7 +63,7 @@ class CaptionConfig:
 
     sampling: Sampling = field(default_factory=Sampling)
     bad_retries: int = 2
-    accept: tuple[Bad, ...] = ()
+    accept: tuple[BadAnswer, ...] = ()
     retry_failed: bool = False
     mixed: bool = False
 
@@ -78,18 +77,19 @@ class CaptionConfig:
 class BackendConfig:
     """Who writes. Raises ValueError naming the field, its value and the remedy.
 
-    model: transformers: a folder or a hub id; openai: the name the server knows, "" asks the server.
-    url: openai: the address under which /chat/completions lies, http or https.
-    batch_size: transformers: images of one generate call. parallel: openai: requests under way at once.
-    retries: openai: how often a request is sent again after a fault of the server (not after a bad answer).
+    model: transformers: a folder or a hub id; openai: the server's name for it, "" takes the only one it has.
+    url: openai: the address before /chat/completions, http or https.
+    batch_size: transformers: images per generate call. parallel: openai: requests at once.
+    retries: openai: how often a request is sent again after it failed (not after a bad answer).
+    backoff: openai: seconds of the first pause before a request is sent again; it doubles each time.
     timeout: openai: seconds for one whole answer. requests_per_minute: openai: 0 does not limit.
-    give_up_after: the run stops after so many faults in a row, or so many images in a row with bad answers.
-    max_side: longer images are made smaller before they are shown to the model; 0 never.
+    give_up_after: the run stops after so many failures in a row, or so many images in a row with bad answers.
+    max_side: images with a longer side are made smaller before the model gets them; 0 never.
     device, dtype: transformers: "auto" chooses the GPU if there is one, and the checkpoint's own dtype.
     proxies: openai: by scheme, as urllib has them. extra: openai: keys added to each request; None removes one.
     """
 
-    kind: Kind = "transformers"
+    kind: BackendKind = "transformers"
     model: str = MODEL
     url: str = LOCAL_URL
     api_key: str = field(default="", repr=False)
@@ -107,7 +107,9 @@ class BackendConfig:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _check(self.kind in get_args(Kind), "backend", self.kind, f"Choose from {', '.join(get_args(Kind))}.")
+        _check(
+            self.kind in get_args(BackendKind), "backend", self.kind, f"Choose from {', '.join(get_args(BackendKind))}."
+        )
         for name in ("batch_size", "parallel", "give_up_after"):
             _check(getattr(self, name) >= 1, name, getattr(self, name), "Choose at least 1.")
         for name in ("retries", "requests_per_minute", "max_side", "backoff"):

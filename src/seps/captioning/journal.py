@@ -1,4 +1,7 @@
-"""Lines that survive a kill: appended one at a time, each on the disk before the next, a torn end repaired."""
+"""Lines that survive a kill: appended one at a time, each on the disk before the next, a torn end repaired.
+
+By hand: libraries that read and write JSONL neither sync each line nor repair a line that a kill cut off.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,8 @@ import json
 import os
 import sys
 import tempfile
-from collections import Counter
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +22,7 @@ GOOD_KEYS = ("image", "sha256", "dense", "model")
 FAILED_KEYS = ("image", "reason", "kind")
 
 
-class Entry(NamedTuple):
+class LastLine(NamedTuple):
     """What is remembered of an image's last line: the content hash, a note, where the line starts."""
 
     sha256: str
@@ -28,7 +31,7 @@ class Entry(NamedTuple):
 
 
 class LineFile:
-    """A JSONL file with one line an image; of two lines for an image the later one counts.
+    """A JSONL file with one line per image; of two lines for an image the later one counts.
 
     Raises DataError for a file that holds something else: it is never cut or overwritten.
     """
@@ -37,38 +40,43 @@ class LineFile:
         self.path = path
         self.keys = keys
         self.note = note
-        self.entries: dict[str, Entry] = {}
-        self.superseded = 0
+        self.entries: dict[str, LastLine] = {}
+        self._lines = 0
         self._handle = -1
         self._size = 0
 
+    @property
+    def superseded(self) -> int:
+        """How many lines of the file no longer count."""
+        return self._lines - len(self.entries)
+
     def open(self) -> None:
         """Read what is there, repair a torn last line, drop superseded ones, and be ready to append."""
-        end, torn = self._load()
-        if torn:
-            self._repair(end, torn)
+        new = not self.path.exists()
+        if not (new or self.path.is_file()):
+            raise DataError(f"{self.path} is not a file. Choose another --out.")
+        self._handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._size = os.fstat(self._handle).st_size
+        if new:
+            _sync_folder(self.path.parent)
+        self.entries, self._lines = {}, 0
+        for offset, raw in self._raw_lines():
+            if not raw.endswith(b"\n"):
+                self._repair(raw, offset)
+                break
+            self._remember(self._parse(raw, offset), offset)
         if self.superseded:
             self.compact()
-        self._open_handle()
 
     def append(self, line: Line) -> None:
         """Write one line; when this returns it is on the disk. Raises OSError, leaving no half line."""
-        data = json.dumps(line, ensure_ascii=False).encode("utf-8") + b"\n"
-        try:
-            written = 0
-            while written < len(data):
-                written += os.write(self._handle, data[written:])
-            os.fsync(self._handle)
-        except BaseException:
-            os.ftruncate(self._handle, self._size)
-            raise
-        self._remember(line, self._size)
-        self._size += len(data)
+        offset = self._size
+        self._write(json.dumps(line, ensure_ascii=False).encode("utf-8") + b"\n")
+        self._remember(line, offset)
 
     def forget(self, image: str) -> None:
         """Leave an image's line out from the next `compact` on."""
-        if self.entries.pop(image, None) is not None:
-            self.superseded += 1
+        self.entries.pop(image, None)
 
     def read(self, image: str) -> Line:
         """The line of an image."""
@@ -77,17 +85,13 @@ class LineFile:
             value: Line = json.loads(file.readline())
         return value
 
-    def compact(self, drop: Container[str] = ()) -> None:
-        """Write the file anew with the last line of every remembered image; it changes whole or not at all."""
-        was_open = self._handle >= 0
-        self.close()
-        kept = {entry.offset for image, entry in self.entries.items() if image not in drop}
+    def compact(self) -> None:
+        """Rewrite the file with the last line of every remembered image; it changes whole or not at all."""
+        kept = {line.offset for line in self.entries.values()}
         handle, temporary = tempfile.mkstemp(dir=self.path.parent, prefix=self.path.name, suffix=".part")
         try:
             with os.fdopen(handle, "wb") as file:
-                for offset, line in self._raw_lines():
-                    if offset in kept:
-                        file.write(line)
+                file.writelines(raw for offset, raw in self._raw_lines() if offset in kept)
                 file.flush()
                 os.fsync(file.fileno())
             os.chmod(temporary, self.path.stat().st_mode & 0o777)  # mkstemp's files are private
@@ -95,9 +99,8 @@ class LineFile:
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
             raise
-        self._load()
-        if was_open:
-            self._open_handle()
+        self.close()
+        self.open()
 
     def close(self) -> None:
         """Nothing to flush: every line is on the disk already."""
@@ -105,56 +108,36 @@ class LineFile:
             os.close(self._handle)
             self._handle = -1
 
-    def _open_handle(self) -> None:
-        new = not self.path.exists()
-        self._handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        self._size = os.fstat(self._handle).st_size
-        if new:
-            _sync_folder(self.path.parent)
-
-    def _load(self) -> tuple[int, bytes]:
-        """Read all whole lines; returns where they end and what comes after, a torn line."""
-        self.entries, lines, end, torn = {}, 0, 0, b""
-        if self.path.exists():
-            if not self.path.is_file():
-                raise DataError(f"{self.path} is not a file. Choose another --out.")
-            for offset, raw in self._raw_lines():
-                if not raw.endswith(b"\n"):
-                    torn = raw
-                    break
-                self._remember(self._parse(raw, offset), offset)
-                lines, end = lines + 1, offset + len(raw)
-        self.superseded = lines - len(self.entries)
-        return end, torn
-
-    def _repair(self, end: int, torn: bytes) -> None:
-        # A torn line of ours starts like one; anything else is somebody's file without a last line feed.
-        start = b'{"image": "'
-        if self._whole(torn):
-            # All of a line but its end. Somebody's own data set looks like this, too: then `_parse` refuses it.
-            self._remember(self._parse(torn, end), end)
-            with self.path.open("ab") as file:
-                file.write(b"\n")
-                os.fsync(file.fileno())
-            return
-        if not (torn.startswith(start) or start.startswith(torn) or not torn.strip(b"\0")):
-            raise DataError(self._foreign(end))
-        with self.path.open("r+b") as file:
-            file.truncate(end)
-            os.fsync(file.fileno())
-
-    @staticmethod
-    def _whole(raw: bytes) -> bool:
+    def _write(self, data: bytes) -> None:
         try:
-            return isinstance(json.loads(raw), dict)
+            written = 0
+            while written < len(data):
+                written += os.write(self._handle, data[written:])
+            os.fsync(self._handle)
+        except BaseException:
+            os.ftruncate(self._handle, self._size)
+            raise
+        self._size += len(data)
+
+    def _repair(self, torn: bytes, offset: int) -> None:
+        """Complete or cut off a last line without its line feed. Raises DataError for one that is not ours."""
+        start = b'{"image": "'
+        try:
+            json.loads(torn)
         except (ValueError, RecursionError):
-            return False
+            ours = torn.startswith(start) or start.startswith(torn) or not torn.strip(b"\0")
+            if not ours:
+                raise DataError(self._foreign(offset)) from None
+            os.ftruncate(self._handle, offset)
+            os.fsync(self._handle)
+            self._size = offset
+        else:
+            self._remember(self._parse(torn, offset), offset)
+            self._write(b"\n")
 
     def _remember(self, line: Line, offset: int) -> None:
-        image = line["image"]
-        if image in self.entries:
-            self.superseded += 1
-        self.entries[image] = Entry(str(line.get("sha256", "")), self.note(line), offset)
+        self._lines += 1
+        self.entries[line["image"]] = LastLine(str(line.get("sha256", "")), self.note(line), offset)
 
     def _raw_lines(self) -> Iterator[tuple[int, bytes]]:
         offset = 0
@@ -180,16 +163,15 @@ class LineFile:
 
 
 class Journal:
-    """The descriptions of a run and, beside them, the images that were set aside; entered by one process at a time.
+    """The descriptions of a run and, beside them, the images that were set aside; written by one process at a time.
 
     out: dense.jsonl, failed: dense.failed.jsonl, lock: dense.jsonl.lock.
     """
 
     def __init__(self, out: str | os.PathLike[str]) -> None:
         self.path = Path(out)
-        self.failed_path = failed_path(self.path)
-        self.good = LineFile(self.path, GOOD_KEYS, lambda line: (words_in(line), sys.intern(maker_of(line))))
-        self.failed = LineFile(self.failed_path, FAILED_KEYS, lambda line: (line["kind"], line["reason"]))
+        self.good = LineFile(self.path, GOOD_KEYS, _good_note)
+        self.failed = LineFile(failed_path(self.path), FAILED_KEYS, lambda line: line["kind"])
         self._lock = FileLock(self.path.with_name(self.path.name + ".lock"), self.path)
 
     def __enter__(self) -> Journal:
@@ -199,7 +181,10 @@ class Journal:
         try:
             self.good.open()
             self.failed.open()
-            self._reconcile()
+            for image, failure in list(self.failed.entries.items()):
+                described = self.good.entries.get(image)
+                if described is not None and described.sha256 == failure.sha256:
+                    self.failed.forget(image)  # a kill between writing the two files left both
         except BaseException:
             self.__exit__()
             raise
@@ -210,7 +195,7 @@ class Journal:
             for file in (self.good, self.failed):
                 file.close()
             # An empty file would look as if something had been described, or had failed.
-            for path in (self.path, self.failed_path):
+            for path in (self.path, self.failed.path):
                 if path.is_file() and not path.stat().st_size:
                     path.unlink()
         finally:
@@ -229,16 +214,9 @@ class Journal:
             self.good.forget(line["image"])
 
     @property
-    def makers(self) -> Counter[str]:
-        """How many descriptions each model with its settings wrote."""
-        return Counter(entry.note[1] for entry in self.good.entries.values())
-
-    def _reconcile(self) -> None:
-        """Finish what a kill between two files left half done."""
-        for image, entry in list(self.failed.entries.items()):
-            known = self.good.entries.get(image)
-            if known is not None and known.sha256 == entry.sha256:
-                self.failed.forget(image)
+    def makers(self) -> set[str]:
+        """Every model with its settings that wrote a description."""
+        return {entry.note[1] for entry in self.good.entries.values()}
 
     def tidy(self) -> None:
         """Drop superseded lines, at the end of a run."""
@@ -252,12 +230,6 @@ def failed_path(out: Path) -> Path:
     return out.with_name(f"{out.stem}.failed{out.suffix or '.jsonl'}")
 
 
-def words_in(line: Line) -> int:
-    """How many words a description has, as counted when it was written."""
-    words = line.get("words")
-    return words if isinstance(words, int) else len(str(line["dense"]).split())
-
-
 def maker_of(line: Line) -> str:
     """Model and settings of a line as one text; the seed says nothing about the kind of text."""
     settings = line.get("settings")
@@ -265,15 +237,17 @@ def maker_of(line: Line) -> str:
     return json.dumps({"model": line.get("model"), **kept}, sort_keys=True, ensure_ascii=False)
 
 
+def _good_note(line: Line) -> tuple[int, str]:
+    """How many words a description has, as counted when it was written, and what made it."""
+    words = line.get("words")
+    return words if isinstance(words, int) else len(str(line["dense"]).split()), sys.intern(maker_of(line))
+
+
 def _sync_folder(folder: Path) -> None:
-    """A new file's name is on the disk only when its folder is."""
-    try:
+    """A new file's name is on the disk only when its folder is; not every system can do it."""
+    with suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(handle)
-    except OSError:
-        pass
-    finally:
-        os.close(handle)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -1,10 +1,10 @@
-"""Finding answers that are no descriptions: empty, looping, refusals, cut at the token limit."""
+"""Finds answers that are no descriptions: empty, a loop, a refusal, cut off at the token limit."""
 
 from __future__ import annotations
 
 import re
 
-from .config import Bad
+from .config import BadAnswer
 
 # A description that opens with a reservation and then goes on at length is still a description.
 REFUSAL_WORDS = 80
@@ -39,10 +39,10 @@ def words_of(text: str) -> list[str]:
     return _TOKEN.findall(text.lower())
 
 
-def fault_of(text: str, finish: str) -> Bad | None:
+def answer_problem(text: str, finish: str) -> BadAnswer | None:
     """What is wrong with an answer, None if nothing; `finish` is "stop", "length" or "filter".
 
-    A loop is called so even though the limit cut it: more tokens would not mend it.
+    A loop that was cut at the limit is reported as a loop: more tokens would not help.
     """
     words = words_of(text)
     if finish == "filter":
@@ -63,7 +63,7 @@ def is_refusal(text: str, words: list[str] | None = None) -> bool:
 
 
 def is_loop(text: str, words: list[str] | None = None) -> bool:
-    """Whether a text says the same again and again: a run of repeats, a sentence thrice, or few distinct 4-grams."""
+    """Whether a text repeats itself: a phrase over and over, a sentence three times, or few distinct 4-grams."""
     words = words_of(text) if words is None else words
     if _has_run(words):
         return True
@@ -76,7 +76,7 @@ def is_loop(text: str, words: list[str] | None = None) -> bool:
 
 
 def _has_run(words: list[str]) -> bool:
-    """Some period of p words follows itself at least three times, over eight words or more."""
+    """Whether a phrase is followed by itself at least three times, over eight words or more."""
     for period in range(1, min(LONGEST_PERIOD, len(words) // 4) + 1):
         run, need = 0, max(3 * period, 8)
         for here, before in zip(words[period:], words, strict=False):

@@ -1,26 +1,69 @@
-"""A captioning run from images to a file: feed the backend, write each line as it comes, stop cleanly."""
+"""A captioning run from images to a file: write each line as its outcome comes, count, stop cleanly, report."""
 
 from __future__ import annotations
 
 import os
+import statistics
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 from seps.ray_cluster import RayConfig
 from seps.retrieval.data import DataError
 
-from .backends import Backend, build
+from .backends import build
 from .config import BackendConfig, CaptionConfig
-from .journal import Journal, maker_of
-from .local_engine import Stop, run_local
-from .report import Tally, evenly, make_report
-from .sources import Item
-from .work import Outcome, failed_line, good_line
+from .engines import ImageOutcome, Stop, run_local, run_ray
+from .images import Item
+from .journal import Journal, Line, maker_of
 
-Progress = Callable[[Tally], None]
+SAMPLES = 3
+
+
+class Tally:
+    """Counts outcomes while they come. `done` of `total` images are accounted for."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.counts: Counter[str] = Counter()
+        self.bad_answers: Counter[str] = Counter()
+        self.recovered = 0
+        self.set_aside: Counter[str] = Counter()
+        self.tokens = 0
+        self.bad_in_a_row = 0
+        self.problem = ""
+        self.interrupted = False
+        self._started = time.monotonic()
+
+    def add(self, outcome: ImageOutcome) -> None:
+        """Count one image's outcome."""
+        self.counts[outcome.kind] += 1
+        self.bad_answers.update(outcome.bad)
+        self.tokens += outcome.tokens or 0
+        if outcome.kind in ("good", "bad"):
+            self.bad_in_a_row = self.bad_in_a_row + 1 if outcome.kind == "bad" else 0
+        if outcome.kind == "good" and outcome.bad:
+            self.recovered += 1
+        if outcome.kind in ("bad", "fault", "unreadable"):
+            self.set_aside[outcome.reason if outcome.kind == "bad" else outcome.kind] += 1
+
+    @property
+    def done(self) -> int:
+        """Images whose outcome is known."""
+        return sum(self.counts.values())
+
+    @property
+    def seconds(self) -> float:
+        """Since the start."""
+        return time.monotonic() - self._started
+
+    @property
+    def per_second(self) -> float:
+        """Images described by this run, per second."""
+        return self.counts["good"] / max(self.seconds, 1e-9)
 
 
 def caption_images(
@@ -31,7 +74,7 @@ def caption_images(
     *,
     ray: RayConfig | None = None,
     stop: Stop = lambda: False,
-    progress: Progress = lambda tally: None,
+    progress: Callable[[Tally], None] = lambda tally: None,
 ) -> dict[str, Any]:
     """Describe `items` into the JSONL file `out` and return the report.
 
@@ -43,14 +86,20 @@ def caption_images(
     config = config or CaptionConfig()
     halt = threading.Event()
     with Journal(out) as journal:
-        built = None if ray is not None and backend.model else build(backend, halt)
-        model = backend.model or (built.model if built is not None else "")
-        _refuse_mixture(journal, model, config)
-        todo = _with_known(items, journal, config)
+        outcomes: Iterator[ImageOutcome]
+        if ray is None or not backend.model:  # a server without a named model is asked for it, once
+            built = build(backend, halt)
+            backend = replace(backend, model=built.model)
+        _refuse_mixture(journal, backend.model, config)
+        todo = _with_hashes(items, journal, config)
+        if ray is None:
+            outcomes = run_local(todo, built, config, halt, stop)
+        else:
+            outcomes = run_ray(todo, backend, config, ray, halt, stop)
         tally = Tally(len(todo))
         progress(tally)
-        for outcome in _outcomes(todo, replace(backend, model=model), built, config, ray, halt, stop):
-            _write(outcome, journal, tally, backend.kind, model, config)
+        for outcome in outcomes:
+            _write(outcome, journal, tally, backend, config)
             if tally.bad_in_a_row >= backend.give_up_after:
                 tally.problem = tally.problem or _too_many_bad(tally)
             if tally.problem:
@@ -58,47 +107,70 @@ def caption_images(
             progress(tally)
         tally.interrupted = halt.is_set() and not tally.problem and tally.done < tally.total
         journal.tidy()
-        return _report(items, journal, tally, backend.kind, model, config)
+        return _report(items, journal, tally, backend, config)
 
 
-def _outcomes(
-    items: list[Item],
-    backend: BackendConfig,
-    built: Backend | None,
-    config: CaptionConfig,
-    ray: RayConfig | None,
-    halt: threading.Event,
-    stop: Stop,
-) -> Iterator[Outcome]:
-    if ray is not None:
-        from .ray_engine import run_ray
-
-        return run_ray(items, backend, config, ray, halt, stop)
-    return run_local(items, built or build(backend, halt), config, halt, stop)
-
-
-def _write(outcome: Outcome, journal: Journal, tally: Tally, backend: str, model: str, config: CaptionConfig) -> None:
+def _write(
+    outcome: ImageOutcome, journal: Journal, tally: Tally, backend: BackendConfig, config: CaptionConfig
+) -> None:
     if outcome.kind == "fatal":
         tally.problem = tally.problem or outcome.reason
         return
     if outcome.kind == "good":
-        journal.write_good(good_line(outcome, backend, model, config))
+        journal.write_good(_good_line(outcome, backend, config))
     elif outcome.kind not in ("same", "aside"):
-        journal.write_failed(failed_line(outcome, backend, model, config))
+        journal.write_failed(_failed_line(outcome, backend, config))
     tally.add(outcome)
 
 
-def _with_known(items: Sequence[Item], journal: Journal, config: CaptionConfig) -> list[Item]:
-    """Each item with the content hashes that are settled: described, or set aside for a bad answer."""
+def _good_line(outcome: ImageOutcome, backend: BackendConfig, config: CaptionConfig) -> Line:
+    """The line of a description: `image` and `dense` as `attach_dense` reads them, and where it comes from."""
+    line: Line = {
+        "image": outcome.id,
+        "sha256": outcome.sha256,
+        "dense": outcome.text,
+        "model": backend.model,
+        "backend": backend.kind,
+        "settings": asdict(config.sampling),
+        "finish": outcome.finish,
+        "words": outcome.words,
+        "tokens": outcome.tokens,
+        "attempts": outcome.attempts,
+    }
+    if outcome.attempts > 1:
+        used = config.sampling.retry(outcome.attempts - 1)
+        line["retry"] = {"after": outcome.bad, "temperature": used.temperature, "seed": used.seed}
+    return line
+
+
+def _failed_line(outcome: ImageOutcome, backend: BackendConfig, config: CaptionConfig) -> Line:
+    """The line of an image that was set aside, with the reason and the last answer for a person to judge."""
+    return {
+        "image": outcome.id,
+        "sha256": outcome.sha256,
+        "kind": outcome.kind,
+        "reason": outcome.reason,
+        "bad": outcome.bad,
+        "answer": outcome.text,
+        "finish": outcome.finish,
+        "model": backend.model,
+        "backend": backend.kind,
+        "settings": asdict(config.sampling),
+        "attempts": outcome.attempts,
+    }
+
+
+def _with_hashes(items: Sequence[Item], journal: Journal, config: CaptionConfig) -> list[Item]:
+    """Each item with the content hashes that need no new description."""
     todo = []
     for item in items:
         good, failed = journal.good.entries.get(item.id), journal.failed.entries.get(item.id)
-        settled = failed is not None and failed.note[0] == "bad" and not config.retry_failed
+        rejected = failed is not None and failed.note == "bad" and not config.retry_failed
         todo.append(
             replace(
                 item,
-                known=good.sha256 if good is not None else "",
-                aside=failed.sha256 if failed is not None and settled else "",
+                described=good.sha256 if good is not None else "",
+                set_aside=failed.sha256 if failed is not None and rejected else "",
             )
         )
     return todo
@@ -106,7 +178,7 @@ def _with_known(items: Sequence[Item], journal: Journal, config: CaptionConfig) 
 
 def _refuse_mixture(journal: Journal, model: str, config: CaptionConfig) -> None:
     ours = maker_of({"model": model, "settings": asdict(config.sampling)})
-    others = [maker for maker in journal.makers if maker != ours]
+    others = sorted(journal.makers - {ours})
     if others and not config.mixed:
         raise DataError(
             f"{journal.path} holds descriptions made with {others[0]}, and this run would add some made with {ours}. "
@@ -123,18 +195,43 @@ def _too_many_bad(tally: Tally) -> str:
 
 
 def _report(
-    items: Sequence[Item], journal: Journal, tally: Tally, backend: str, model: str, config: CaptionConfig
+    items: Sequence[Item], journal: Journal, tally: Tally, backend: BackendConfig, config: CaptionConfig
 ) -> dict[str, Any]:
-    entries = journal.good.entries
-    described = [item.id for item in items if item.id in entries]
-    samples = [journal.good.read(image) for image in evenly(described)]
-    return make_report(
-        tally,
-        [entries[image].note[0] for image in described],
-        [{"image": line["image"], "dense": line["dense"]} for line in samples],
-        out=str(Path(journal.path)),
-        failed=str(journal.failed_path) if journal.failed.entries else "",
-        model=model,
-        backend=backend,
-        settings=asdict(config.sampling),
-    )
+    described = [item.id for item in items if item.id in journal.good.entries]
+    step = max(len(described) / SAMPLES, 1.0)  # the samples are spread evenly over the images
+    samples = [journal.good.read(described[int(k * step)]) for k in range(min(SAMPLES, len(described)))]
+    return {
+        "out": str(journal.path),
+        "failed": str(journal.failed.path) if journal.failed.entries else "",
+        "model": backend.model,
+        "backend": backend.kind,
+        "settings": asdict(config.sampling),
+        "images": tally.total,
+        "described_in_file": len(described),
+        "described_now": tally.counts["good"],
+        "described_before": tally.counts["same"],
+        "set_aside_before": tally.counts["aside"],
+        "set_aside": dict(sorted(tally.set_aside.items())),
+        "bad_answers": dict(sorted(tally.bad_answers.items())),
+        "recovered_by_asking_again": tally.recovered,
+        "words": _lengths([journal.good.entries[image].note[0] for image in described]),
+        "tokens": tally.tokens,
+        "seconds": round(tally.seconds, 2),
+        "images_per_second": round(tally.per_second, 3),
+        "complete": tally.done == tally.total and not tally.problem,
+        "problem": tally.problem,
+        "interrupted": tally.interrupted,
+        "samples": [{"image": line["image"], "dense": line["dense"]} for line in samples],
+    }
+
+
+def _lengths(words: list[int]) -> dict[str, float]:
+    """Smallest, middle, mean and largest number of words; {} for none."""
+    if not words:
+        return {}
+    return {
+        "min": min(words),
+        "median": statistics.median(words),
+        "mean": round(statistics.fmean(words), 1),
+        "max": max(words),
+    }

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from seps.retrieval.data import ImageSource
 
-from .backends import Answer, Health, Rejected
+from .backends import Answer, Health, RejectedError
 from .config import BackendConfig, Sampling
-from .pictures import open_picture
+from .images import open_picture
 
 
 class TransformersBackend:
@@ -36,7 +36,7 @@ class TransformersBackend:
         return open_picture(data, source, self.config.max_side)
 
     def describe(self, pictures: Sequence[Any], sampling: Sampling) -> list[Answer | ValueError]:
-        """One generate call for all pictures; where it fails, for fewer, down to one. Raises Fatal."""
+        """One generate call for all pictures; if it fails, one per half, down to one picture. Raises FatalError."""
         if len(pictures) > self._fits:
             parts = [pictures[k : k + self._fits] for k in range(0, len(pictures), self._fits)]
             return [answer for part in parts for answer in self.describe(part, sampling)]
@@ -49,15 +49,15 @@ class TransformersBackend:
         else:
             self._health.succeeded()
             return answers
-        # Past the except block the failed call's tensors are free again.
+        # After the except block: inside it, the error still holds the failed call's tensors.
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
         if len(pictures) > 1:
             half = len(pictures) // 2
             return self.describe(pictures[:half], sampling) + self.describe(pictures[half:], sampling)
-        fault = Rejected(f"The model {self.model} failed on this image ({why}).")
-        self._health.failed(fault)
-        return [fault]
+        rejected = RejectedError(f"The model {self.model} failed on this image ({why}).")
+        self._health.failed(rejected)
+        return [rejected]
 
     @torch.inference_mode()
     def _generate(self, pictures: Sequence[Any], sampling: Sampling) -> list[Answer]:

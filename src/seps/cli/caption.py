@@ -1,4 +1,4 @@
-"""`seps caption`: write one description per image with a vision-language model, to be read as dense text."""
+"""`seps caption`: write one description per image with a vision-language model."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import sys
 import time
 import urllib.request
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress, TextColumn
+from rich.progress import TextColumn
 from rich.table import Table
 
-from seps.captioning import BackendConfig, CaptionConfig, RayConfig, Sampling, caption_images, list_images
-from seps.captioning.config import ACCEPTABLE, LOCAL_URL, MODEL, Kind
-from seps.captioning.report import Tally
+from seps.captioning import BackendConfig, CaptionConfig, RayConfig, Sampling, caption_images
+from seps.captioning.config import ACCEPTABLE, LOCAL_URL, MODEL, BackendKind
+from seps.captioning.images import ImageList, scan_images
+from seps.captioning.run import Tally
 from seps.cli.shared.argtypes import (
     device_or_auto,
     input_file,
@@ -40,10 +40,12 @@ from seps.cli.shared.outputs import check_output, write_output
 from seps.cli.shared.parser import Parser
 from seps.cli.shared.progress import bar
 from seps.cli.shared.text import printable
+from seps.retrieval.data.gallery import OTHER
 from seps.training.interrupt import InterruptGuard
 
 EXIT_UNFINISHED = 1
 QUIET_SECONDS = 30.0
+SHOWN_PROBLEMS = 20
 STOPPING = "finishing what is running; Ctrl-C again leaves at once"
 
 
@@ -57,14 +59,16 @@ def run(arguments: Sequence[str]) -> int:
     refuse_same_file("--report", options.report, [options.images, options.out])
     backend, config = _backend(options), _config(options)
     ray = RayConfig(options.ray_address, options.workers, options.gpus) if options.engine == "ray" else None
-    items = list_images(images, options.images_root)
-    if options.limit is not None:
-        items = items[: options.limit]
+    found = scan_images(images, options.images_root)
+    items = found.items[: options.limit]
     with InterruptGuard() as guard, _Display(len(items), guard) as display:
         report = caption_images(items, out, backend, config, ray=ray, stop=display.stopping, progress=display.update)
+    report["not_read"] = [str(problem) for problem in found.problems]
+    report["skipped"] = {reason: len(names) for reason, names in found.skipped.items()}
     if summary is not None:
         write_output(summary, report)
     _print(report)
+    _print_left_out(found)
     if report["problem"]:
         print(f"seps caption: {printable(report['problem'])}", file=sys.stderr)
         return EXIT_UNFINISHED
@@ -86,7 +90,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--out",
         type=output_file_anywhere,
         default="dense.jsonl",
-        help="file to write, a line per image (default: %(default)s)",
+        help="file to write, one line per image (default: %(default)s)",
     )
     add("--report", type=output_file, metavar="FILE", help="write the report as JSON, too")
     add("--images-root", type=input_folder, metavar="DIR", help="folder that the paths in a JSONL data set start from")
@@ -162,7 +166,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _backend(options: argparse.Namespace) -> BackendConfig:
-    kind: Kind = options.backend or ("openai" if options.url else "transformers")
+    kind: BackendKind = options.backend or ("openai" if options.url else "transformers")
     url = options.url or LOCAL_URL
     return BackendConfig(
         kind=kind,
@@ -217,29 +221,25 @@ class _Display:
 
     def __init__(self, total: int, guard: InterruptGuard) -> None:
         self.guard = guard
-        self.bar: Progress | None = None
         self._last = time.monotonic()
         self._said = False
-        if sys.stderr.isatty():
-            figures = TextColumn("{task.fields[speed]:.2f}/s {task.fields[note]}")
-            self.bar = bar(figures, transient=False)
-            self.task = self.bar.add_task("describing", total=total, speed=0.0, note="")
-        self._shown: AbstractContextManager[Any] = self.bar if self.bar is not None else nullcontext()
+        figures = TextColumn("{task.fields[speed]:.2f}/s {task.fields[note]}")
+        self.bar = bar(figures, transient=False)
+        self.task = self.bar.add_task("describing", total=total, speed=0.0, note="")
 
     def __enter__(self) -> _Display:
-        self._shown.__enter__()
+        self.bar.start()
         return self
 
-    def __exit__(self, *details: Any) -> None:
-        self._shown.__exit__(*details)
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
 
     def stopping(self) -> bool:
         """Whether Ctrl-C was pressed; says so at once, though what is running may take a while."""
         if self.guard.requested and not self._said:
             self._said = True
-            if self.bar is not None:
-                self.bar.update(self.task, note=STOPPING)
-            else:
+            self.bar.update(self.task, note=STOPPING)
+            if self.bar.disable:
                 print(f"seps caption: {STOPPING}.", file=sys.stderr)
         return self.guard.requested
 
@@ -249,12 +249,27 @@ class _Display:
         note = f"{aside} set aside" if aside else ""
         if self.guard.requested:
             note = STOPPING
-        if self.bar is not None:
-            self.bar.update(self.task, completed=tally.done, speed=tally.per_second, note=note)
-        elif time.monotonic() - self._last > QUIET_SECONDS:
+        self.bar.update(self.task, completed=tally.done, speed=tally.per_second, note=note)
+        if self.bar.disable and time.monotonic() - self._last > QUIET_SECONDS:
             self._last = time.monotonic()
             speed = f"{tally.per_second:.2f} images/s"
             print(f"{tally.done} of {tally.total} images, {speed} {note}".rstrip(), file=sys.stderr)
+
+
+def _print_left_out(found: ImageList) -> None:
+    """Say what of the folder could not be read, and which skipped files may be pictures all the same."""
+    lines = [str(problem) for problem in found.problems[:SHOWN_PROBLEMS]]
+    if len(found.problems) > SHOWN_PROBLEMS:
+        lines.append(f"and {len(found.problems) - SHOWN_PROBLEMS} more (--report lists all)")
+    if lines:
+        print(f"{len(found.problems)} could not be read and have no description:", file=sys.stderr)
+    for line in lines:
+        print(f"  {printable(line)}", file=sys.stderr)
+    for reason, names in sorted(found.skipped.items()):
+        if reason != OTHER:
+            print(
+                f"{len(names)} skipped: {reason} ({printable(names[0])}{', ...' * (len(names) > 1)})", file=sys.stderr
+            )
 
 
 def _print(report: dict[str, Any]) -> None:

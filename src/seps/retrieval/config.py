@@ -152,8 +152,6 @@ class DataConfig:
     def size_to_decode(self, image_size: tuple[int, int]) -> tuple[int, int]:
         """The size at which images are kept, for a model that takes `image_size`; crops then keep their detail."""
         # Imported here: settings are read, and listed by --help, without torch.
-        from seps.retrieval.data.images import stored_size
-
         return self.decode_size or stored_size(image_size)
 
 

@@ -108,7 +108,7 @@ def walk(folder: str | os.PathLike[str]) -> Gallery:
     _walk(gallery, "")
     if "" in gallery.unread:
         why = next((problem.why for problem in gallery.problems if problem.name == "."), "it cannot be read")
-        raise DataError(f"{folder} was not indexed: {why}. Is the disk there, and may you read it? No row was changed.")
+        raise DataError(f"{folder} was not read: {why}. Is the disk there, and may you read it? Nothing was changed.")
     return gallery
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dense_server import ChatServer, lines, photos
+from chat_server import ChatServer, lines, photos
 
 from seps.captioning import BackendConfig, CaptionConfig, Item, RayConfig, caption_images, list_images
-from seps.captioning.ray_engine import Describer, pack, unpack
+from seps.captioning.engines import Describer, pack, unpack
 from seps.retrieval.data import ImageSource
 
 

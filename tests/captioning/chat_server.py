@@ -1,4 +1,4 @@
-"""For the tests of dense text: a real HTTP server of the chat protocol that misbehaves on demand, and photos."""
+"""For the tests of captioning: a real HTTP server of the chat protocol that misbehaves on demand, and photos."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ChatServer:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 with owner.lock:
                     owner.requests.append(body)
-                    owner.headers.append(dict(self.headers))
+                    owner.headers.append({name.title(): value for name, value in self.headers.items()})
                     owner.times.append(time.monotonic())
                     owner.images.append(sent_image(body))
                     number = len(owner.requests)

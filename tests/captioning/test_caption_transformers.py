@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from dense_server import lines, photo, photos
+from chat_server import lines, photo, photos
 
 from seps.captioning import BackendConfig, CaptionConfig, Sampling, caption_images, list_images
-from seps.captioning.backends import Answer, Fatal, Rejected, build
-from seps.captioning.sources import content_hash
+from seps.captioning.backends import Answer, FatalError, RejectedError, build
+from seps.captioning.images import content_hash
 from seps.captioning.transformers_backend import TransformersBackend, prompt_text
 from seps.cli.caption import run
 from seps.retrieval.data import ImageSource
@@ -230,9 +230,9 @@ def test_a_batch_that_fails_is_halved_down_to_the_culprit(llava: Path, monkeypat
     culprit = backend.prepare(photo(0, (99, 99)), SOURCE)
     fine = backend.prepare(photo(1), SOURCE)
     answers = backend.describe([fine, fine, culprit, fine], Sampling(max_tokens=3))
-    assert [type(answer) for answer in answers] == [Answer, Answer, Rejected, Answer]
+    assert [type(answer) for answer in answers] == [Answer, Answer, RejectedError, Answer]
     assert backend._fits == 1, "a batch that did not fit is not tried again"
-    with pytest.raises(Fatal, match="out of memory"):
+    with pytest.raises(FatalError, match="out of memory"):
         backend.describe([culprit, culprit], Sampling(max_tokens=3))
 
 

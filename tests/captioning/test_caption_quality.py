@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seps.captioning import fault_of
+from seps.captioning import answer_problem
 from seps.captioning.quality import words_of
 
 LONG = (
@@ -33,7 +33,7 @@ LONG = (
     ],
 )
 def test_descriptions_are_good(text: str) -> None:
-    assert fault_of(text, "stop") is None
+    assert answer_problem(text, "stop") is None
 
 
 @pytest.mark.parametrize(
@@ -61,22 +61,22 @@ def test_descriptions_are_good(text: str) -> None:
     ],
 )
 def test_bad_answers_are_named(text: str, finish: str, reason: str) -> None:
-    assert fault_of(text, finish) == reason
+    assert answer_problem(text, finish) == reason
 
 
 @given(st.lists(st.sampled_from(["red", "dog", "runs", "over", "green", "hills", "slowly"]), min_size=2, max_size=12))
 def test_any_phrase_said_six_times_is_a_loop(phrase: list[str]) -> None:
-    assert fault_of(" ".join(["Here we see", *phrase * 8]), "stop") == "loop"
+    assert answer_problem(" ".join(["Here we see", *phrase * 8]), "stop") == "loop"
 
 
 @given(st.integers(1, 400))
 def test_distinct_words_never_loop(count: int) -> None:
-    assert fault_of(" ".join(f"word{k}" for k in range(count)), "stop") is None
+    assert answer_problem(" ".join(f"word{k}" for k in range(count)), "stop") is None
 
 
 @given(st.text(max_size=300), st.sampled_from(["stop", "length", "filter"]))
 def test_any_text_is_judged(text: str, finish: str) -> None:
-    reason = fault_of(text, finish)
+    reason = answer_problem(text, finish)
     assert reason in (None, "empty", "cut", "loop", "refusal")
     if finish != "filter":
         assert (reason == "empty") == (not words_of(text))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -15,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dense_server import GOOD, ChatServer, answer, lines, photo, photos, sent_image
+from chat_server import GOOD, ChatServer, answer, lines, photo, photos, sent_image
 
 from seps.captioning import BackendConfig, CaptionConfig, Sampling, caption_images, list_images
-from seps.captioning.sources import content_hash
+from seps.captioning.images import content_hash
 from seps.cli.caption import run
 from seps.retrieval.data import DataError, NothingDescribed, attach_dense, load_jsonl
 
@@ -57,6 +58,34 @@ def test_a_folder_is_walked_in_order(tmp_path: Path) -> None:
     (tmp_path / "Z.JPG").write_bytes(b"")
     (tmp_path / "gone.png").symlink_to("nowhere.png")
     assert [item.id for item in list_images(tmp_path)] == ["Z.JPG", "a/deep/0000.png", "b/0000.png", "b/0001.png"]
+
+
+def test_folders_that_cannot_be_read_are_named_and_system_folders_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a", "locked", "@eaDir", "a/.Trash-1000"):
+        photos(tmp_path / "in" / name, 1)
+    (tmp_path / "in" / "phone.heic").write_bytes(b"x")
+    (tmp_path / "in" / "cut.tar").write_bytes(b"no tar")
+    real = os.scandir
+
+    def scandir(path: Any) -> Any:
+        if Path(path).name == "locked":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert [item.id for item in list_images(tmp_path / "in")] == ["a/0000.png"]
+    words = [str(tmp_path / "in"), "--out", str(tmp_path / "dense.jsonl"), "--report", str(tmp_path / "report.json")]
+    with ChatServer() as server:
+        assert run([*words, "--url", server.url]) == 0
+    said = capsys.readouterr().err
+    assert "2 could not be read" in said
+    assert "locked: the folder cannot be read (Permission denied)" in said
+    assert "1 skipped: HEIC pictures" in said
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert [line.split(":")[0] for line in report["not_read"]] == ["cut.tar", "locked"]
+    assert sum(report["skipped"].values()) == 3
 
 
 def test_shards_and_data_sets_are_read(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dense_server import lines
+from chat_server import lines
 
 from seps.captioning.journal import Journal, failed_path
 from seps.locks import FileInUse
@@ -35,7 +35,7 @@ def test_lines_come_back(tmp_path: Path) -> None:
     with Journal(out) as journal:
         assert list(journal.good.entries) == ["a", "b"]
         assert journal.good.read("b") == good("b")
-        assert journal.failed.entries["c"].note == ("bad", "loop")
+        assert journal.failed.entries["c"].note == "bad"
     assert not out.with_name("dense.jsonl.lock").exists()
 
 

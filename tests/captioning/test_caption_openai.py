@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import email.utils
 import io
 import json
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -13,16 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dense_server import GOOD, ChatServer, answer, lines, photo, photos
+import tenacity
+from chat_server import GOOD, ChatServer, answer, lines, photo, photos
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from seps.captioning import BackendConfig, CaptionConfig, Sampling, caption_images, list_images
-from seps.captioning.backends import Answer, Fatal, Fault, Health, Rejected
-from seps.captioning.openai_backend import OpenAIBackend, parse_retry_after, read_answer
-from seps.captioning.pictures import data_url
-from seps.captioning.throttle import Throttle, backoff_delay
+from seps.captioning import BackendConfig, CaptionConfig, Sampling, caption_images, list_images, openai_backend
+from seps.captioning.backends import Answer, FatalError, Health, RejectedError, RetryableError, Stopped, build
+from seps.captioning.images import data_url, open_picture
+from seps.captioning.openai_backend import OpenAIBackend, Throttle, growing_pause, parse_retry_after, read_answer
 from seps.retrieval.data import ImageSource, UnreadableImage
 
 SOURCE = ImageSource(Path("x.png"))
@@ -88,7 +90,7 @@ def test_a_fault_is_tried_again(fault: Any) -> None:
 def test_retries_are_bounded_and_the_fault_is_named() -> None:
     with ChatServer(lambda *_: (500, {}, "out of cheese")) as server:
         got = ask(server, retries=3)
-    assert isinstance(got, Fault)
+    assert isinstance(got, RetryableError)
     assert "answered 500 (out of cheese)" in str(got)
     assert len(server.requests) == 4
 
@@ -107,7 +109,7 @@ def test_retry_after_is_waited_for() -> None:
 def test_an_image_the_server_rejects_is_not_sent_again() -> None:
     with ChatServer(lambda *_: (400, {}, json.dumps({"error": {"message": "image too large"}}))) as server:
         got = ask(server)
-    assert isinstance(got, Rejected)
+    assert isinstance(got, RejectedError)
     assert "image too large" in str(got)
     assert len(server.requests) == 1
 
@@ -115,7 +117,7 @@ def test_an_image_the_server_rejects_is_not_sent_again() -> None:
 @pytest.mark.parametrize("status", [401, 403, 404, 307])
 def test_what_no_image_can_pass_ends_the_run(status: int) -> None:
     redirecting = ChatServer(lambda *_: (status, {"Location": "http://127.0.0.1:1/"}, ""))
-    with redirecting as server, pytest.raises(Fatal, match=f"answered {status}"):
+    with redirecting as server, pytest.raises(FatalError, match=f"answered {status}"):
         ask(server, api_key="secret")
     assert len(server.requests) == 1
 
@@ -124,21 +126,22 @@ def test_a_server_that_is_not_there_ends_the_run_with_a_sentence() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
-    with pytest.raises(Fatal, match=r"3 faults in a row.*cannot be reached.*start the same command again"):
+    with pytest.raises(FatalError, match=r"3 faults in a row.*cannot be reached.*start the same command again"):
         ask(url, give_up_after=3)
 
 
 def test_an_answer_resets_the_count_of_faults() -> None:
     health = Health(2)
     for _ in range(5):
-        health.failed(Fault("x"))
+        health.failed(RetryableError("x"))
         health.succeeded()
-    health.failed(Fault("x"))
-    with pytest.raises(Fatal):
-        health.failed(Fault("x"))
+    health.failed(RetryableError("x"))
+    with pytest.raises(FatalError):
+        health.failed(RetryableError("x"))
 
 
-def test_a_trickling_server_is_timed_out() -> None:
+@pytest.mark.parametrize("head", [b"Content-Length: 1000\r\n\r\n", b"X-Slow: "], ids=["body", "headers"])
+def test_a_trickling_server_is_timed_out(head: bytes) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
@@ -148,7 +151,7 @@ def test_a_trickling_server_is_timed_out() -> None:
             connection, _ = listener.accept()
             with connection:
                 connection.recv(1 << 20)
-                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+                connection.sendall(b"HTTP/1.1 200 OK\r\n" + head)
                 for _ in range(100):
                     try:
                         connection.sendall(b" ")
@@ -159,43 +162,90 @@ def test_a_trickling_server_is_timed_out() -> None:
         threading.Thread(target=trickle, daemon=True).start()
         start = time.monotonic()
         got = ask(url, timeout=0.4, retries=0)
-    assert isinstance(got, Fault)
+    assert isinstance(got, RetryableError)
     assert "no whole answer in 0.4 s" in str(got)
     assert time.monotonic() - start < 3
+
+
+def test_an_endless_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openai_backend, "MAX_ANSWER", 1 << 16)
+    with ChatServer(lambda *_: answer("word " * 20_000)) as server:
+        got = ask(server, retries=0)
+    assert isinstance(got, RetryableError)
+    assert "more than" in str(got)
+
+
+def test_a_proxy_is_used_and_the_environment_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "not for this server")
+    monkeypatch.setenv("OPENAI_ORG_ID", "nor this")
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    with ChatServer() as server:
+        proxy = server.url.removeprefix("http://").removesuffix("/v1")
+        assert isinstance(ask("http://far.example/v1", proxies={"http": proxy}), Answer)
+        assert isinstance(ask(server), Answer)
+    assert server.headers[0]["Host"] == "far.example"
+    assert not [
+        name for headers in server.headers for name in headers if name in ("Authorization", "Openai-Organization")
+    ]
+
+
+def test_the_model_is_found_inside_a_running_event_loop() -> None:
+    async def notebook(server: ChatServer) -> str:
+        return OpenAIBackend(config(server, model=""), threading.Event()).model
+
+    with ChatServer() as server:
+        assert asyncio.run(notebook(server)) == "tiny"
+
+
+@pytest.mark.parametrize("missing", ["openai", "tenacity"])
+def test_without_its_packages_a_sentence_says_what_to_install(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "seps.captioning.openai_backend")
+    monkeypatch.setitem(sys.modules, missing, None)  # what an import of a package that is not installed meets
+    with pytest.raises(ValueError, match=r"pip install 'seps\[caption\]'"):
+        build(config("http://localhost/v1"), threading.Event())
 
 
 def test_the_only_model_is_found_and_several_are_listed() -> None:
     with ChatServer() as server:
         assert OpenAIBackend(config(server, model=""), threading.Event()).model == "tiny"
-    with ChatServer(models=("a", "b")) as server, pytest.raises(Fatal, match="2 models: a, b"):
+    with ChatServer(models=("a", "b")) as server, pytest.raises(FatalError, match="2 models: a, b"):
         OpenAIBackend(config(server, model=""), threading.Event())
 
 
-def test_the_rate_limit_holds_over_all_threads(tmp_path: Path) -> None:
+def test_the_rate_limit_holds_over_all_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    times, send = [], OpenAIBackend._exchange
+
+    def timed(self: OpenAIBackend, body: dict[str, Any] | None) -> dict[str, Any]:
+        times.append(time.monotonic())
+        return send(self, body)
+
+    monkeypatch.setattr(OpenAIBackend, "_exchange", timed)
     with ChatServer() as server:
-        items = list_images(photos(tmp_path / "in", 5))
-        caption_images(items, tmp_path / "out.jsonl", config(server, requests_per_minute=600, parallel=5))
-    assert server.times[-1] - server.times[0] >= 0.38
+        items = list_images(photos(tmp_path / "in", 8))
+        caption_images(items, tmp_path / "out.jsonl", config(server, requests_per_minute=600, parallel=8))
+    assert len(times) == 8
+    assert max(times) - min(times) >= 0.5, "eight requests a tenth of a second apart"
 
 
 def test_waiting_ends_when_the_run_is_stopped() -> None:
     halt = threading.Event()
     threading.Timer(0.1, halt.set).start()
-    throttle = Throttle(Health(99), halt, retries=9, backoff=100.0)
+    throttle = Throttle(config("http://localhost/v1", retries=9, backoff=100.0), halt)
 
     def fail() -> None:
-        raise Fault("x")
+        raise RetryableError("x")
 
     start = time.monotonic()
-    with pytest.raises(Exception) as caught:
+    with pytest.raises(Stopped):
         throttle.call(fail)
-    assert type(caught.value).__name__ == "Stopped"
     assert time.monotonic() - start < 5
 
 
-@given(st.integers(1, 10_000), st.floats(0, 1))
-def test_pauses_grow_and_are_bounded(tries: int, jitter: float) -> None:
-    delay = backoff_delay(tries, 1.0, jitter)
+@given(st.integers(1, 10_000))
+def test_pauses_grow_and_are_bounded(tries: int) -> None:
+    state = tenacity.RetryCallState(tenacity.Retrying(), None, (), {})
+    state.attempt_number = tries
+    delay = growing_pause(1.0)(state)
     top = min(60.0, 2.0 ** min(tries - 1, 10))
     assert top / 2 <= delay <= top
 
@@ -235,6 +285,16 @@ def test_photos_on_their_side_and_odd_formats_are_sent_upright_and_readable() ->
     for broken in (b"", b"not an image", photo(1, (64, 64))[:60]):
         with pytest.raises(UnreadableImage):
             data_url(broken, SOURCE)
+
+
+def test_a_photo_of_108_megapixels_is_described_from_half_its_size() -> None:
+    photo108, too_large = io.BytesIO(), io.BytesIO()
+    Image.new("L", (12_000, 9_000), 90).save(photo108, "JPEG")
+    Image.new("L", (12_000, 9_000), 90).save(too_large, "PNG")
+    assert open_picture(photo108.getvalue(), SOURCE).size == (6_000, 4_500)
+    assert _size(data_url(photo108.getvalue(), SOURCE, max_side=800)) == (800, 600)
+    with pytest.raises(UnreadableImage, match="are not decoded"):
+        open_picture(too_large.getvalue(), SOURCE)
 
 
 def _size(url: str) -> tuple[int, int]:
