@@ -1,8 +1,9 @@
 """Why an image has its score: one number for every pair of a word and a patch, and they sum to the score.
 
-The score is linear where it matters. A merged token is a weighted sum of patches, so its cosine with a word is a
-sum of one share a patch; the means of Eq. 5 give each word and each token its part; the pooled cosine is a sum over
-all pairs of word and patch. What is not linear (the MLP of Eq. 5, where a model has it) is reported apart.
+Once the selection and the maxima of Eq. 5 are fixed, the score is linear in the patches. A merged token is a weighted
+sum of patches, so its cosine with a word is a sum with one term per patch; the means of Eq. 5 add up these cosines; the
+pooled cosine is a sum over all pairs of word and patch. The MLP of Eq. 5, where a model has it, is not linear and is
+reported as `rest`.
 
 Shapes: M words, N patches, P prefix tokens, K image tokens, L description words, Q merged patches, C width.
 """
@@ -27,20 +28,20 @@ _TOLERANCE = 1e-3
 
 @dataclass
 class Shares:
-    """The parts of one score by pairs of tokens."""
+    """What each pair of a caption word and a patch (or description word) adds to one score."""
 
     patches: Tensor
     """(M, N) word by patch."""
     elsewhere: Tensor
-    """(M,) prefix tokens, and patches left out at indexing time."""
+    """(M,) what prefix tokens add, and patches that the index left out."""
     description: Tensor
     """(M, L) word by word of the description; L is 0 without one."""
     rest: float
-    """What no pair owns: the MLP of Eq. 5."""
+    """What belongs to no pair: the MLP of Eq. 5."""
     kept: Tensor
     """(N,) bool, of the first branch."""
     importance: Tensor
-    """(N,) s of Eq. 3, what the selection went by."""
+    """(N,) s of Eq. 3, by which patches were selected."""
     groups: Tensor
     """(Q, N) merge weights, those of all branches."""
     terms: dict[str, float]
@@ -63,13 +64,12 @@ class _Side:
 
 @torch.no_grad()
 def shares(net: PatchSlimming, side: ImageSide, words: Tensor, mean_length: float | None = None) -> Shares:
-    """Take the score of one image (`side` of B = 1) with one caption, words (M, C), apart.
+    """Split the score of one image (`side` of B = 1) and one caption, words (M, C), into shares that sum to it.
 
-    `mean_length` is N |mean patch| over all patches where indexing left some out; what those add is `elsewhere`.
-    As in `score_matrix` the scores are those of evaluation.
+    If the index left patches out, `mean_length` is N |mean patch| over all of them; what those add is `elsewhere`.
+    As in `score_matrix` the network is evaluated, whatever its mode.
 
-    Raises `InputError` for a network whose score the shares would not sum to: a changed idea has parts that are not
-    known here.
+    Raises `InputError` for a changed network whose score is not the sum of these shares.
     """
     with evaluating(net):
         found = _shares(net, side, words, mean_length)
