@@ -1,7 +1,7 @@
 """Your own data set: records made in Python, checked, saved as JSONL and evaluated with the embedded model.
 
 A record is an image, its captions and, if you have one, a description of the image. The description belongs to the
-image; under protocol "none" nobody sees it, under "image" the gallery does. It prints what the check finds in a set
+image; protocol "none" does not use it, "image" uses it on the gallery side. It prints what the check finds in a set
 with a missing file, then the recalls of a few photos of the shipped gallery under both protocols.
 """
 

@@ -1,8 +1,8 @@
 """Your own image encoder in a retrieval model: three numbers and one method, then it trains, scores, saves and loads.
 
 `VisionEncoder` asks for the width, the number of prefix tokens, the stride of the patches and `encode`. The model
-takes the encoder as an object; everything else (head, loss, saving) is as for any other. It prints the loss of twenty
-steps on four coloured pictures, which picture each sentence finds afterwards, and that a saved copy agrees.
+takes the encoder as an object; everything else (head, loss, saving) works as for any other encoder. It prints the loss
+of twenty steps on four coloured pictures, which picture each sentence finds afterwards, and that a saved copy agrees.
 """
 
 import tempfile

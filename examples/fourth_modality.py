@@ -1,9 +1,9 @@
 """A fourth modality: RGB, near infrared, thermal and depth guide each other's patch selection.
 
 `MultiModalSDTPS` takes any number of sensors by name. Here a person stands in the same place in front of all four;
-only depth sees it well, and through the guidance the thermal camera keeps those patches too. It prints the tokens
-each sensor is left with, how many of the person's patches thermal kept with and without depth's help, and what
-happens when one sensor is absent.
+only depth sees it well, and through the guidance the thermal camera keeps those patches too. It prints the number
+of tokens per sensor, how many of the person's patches the thermal camera keeps with and without depth, and what happens
+when one sensor is absent.
 """
 
 import torch

@@ -3,7 +3,7 @@
 The published trainer writes a pickle with `model` (weights) and `opt` (its options). `convert_published` reads it with
 a reader that builds tensors and nothing else, so that a hostile file runs nothing. With a real `model_best.pth` leave
 out the first part and the encoders' names; `seps convert model_best.pth -o FOLDER` does the same. It prints the names
-that changed, the scores, and what happens to a file that wants to run a program.
+that changed, the scores, and what happens with a file that tries to run a program.
 """
 
 import argparse

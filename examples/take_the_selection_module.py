@@ -1,8 +1,8 @@
 """Take the selection module into your own network: ten lines that let a text choose 49 of 196 patches.
 
-`TokenSparse` scores the patches of a picture by what the caption and the picture itself look at, keeps the best and
-melts the others into one token. Everything after it computes on 50 tokens instead of 197, and gradients reach every
-patch. It prints the shapes on the way and which patches the first caption kept.
+`TokenSparse` scores the patches of a picture by their cosines with the caption and with the picture itself, keeps the
+best and merges the others into one token. Everything after it computes on 50 tokens instead of 197, and gradients
+reach every patch. It prints the shapes on the way and which patches the first caption kept.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Training objectives (Eq. 6-7) and their companions."""
+"""Training objectives: alignment (Eq. 6, InfoNCE, sigmoid), ratio (Eq. 7) and identity losses."""
 
 from seps.losses.combined import SEPSLoss
 from seps.losses.contrastive import InfoNCELoss, SigmoidLoss, infonce, sigmoid_loss

@@ -14,12 +14,12 @@ from seps.losses.triplet import ContrastiveLoss
 
 
 class SEPSLoss(nn.Module):
-    """Alignment loss plus weighted ratio loss; returns (total, align, ratio).
+    """Alignment loss plus `ratio_weight` times the ratio loss; a call returns (total, align, ratio).
 
     Args:
-        margin, max_violation: of the triplet loss (Eq. 6).
-        target_ratio, ratio_weight, lambda_sparse, lambda_dense, ratio_form: of the ratio loss (Eq. 7).
-        align: another alignment loss of the form `align(scores, img_ids)`, e.g. `InfoNCELoss()`.
+        margin, max_violation: of the triplet loss (Eq. 6), see `ContrastiveLoss`.
+        target_ratio, ratio_weight, lambda_sparse, lambda_dense, ratio_form: of the ratio loss (Eq. 7), see `RatioLoss`.
+        align: an alignment loss in place of the triplet, called `align(scores, img_ids)`, such as `InfoNCELoss()`.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class SEPSLoss(nn.Module):
         )
 
     def set_max_violation(self, max_violation: bool = True) -> None:
-        """Switch a triplet loss between the hardest negative and the sum; other losses have no such switch."""
+        """Switch the triplet loss between the hardest negative and the sum; other losses ignore it."""
         if isinstance(self.contrastive_loss, ContrastiveLoss):
             self.contrastive_loss.max_violation = max_violation
 
@@ -69,7 +69,7 @@ class SEPSLoss(nn.Module):
         score_mask: Tensor | Sequence[Tensor],
         img_ids: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Similarities (B, B), decision masks, image ids (B,) -> (total, align, ratio) scalars."""
+        """Similarities (B, B), decision masks D, image ids (B,) -> (total, align, ratio) scalars."""
         align: Tensor = self.contrastive_loss(similarity_matrix, img_ids)
         if not self.ratio_weight:
             return align, align, torch.zeros((), device=align.device)

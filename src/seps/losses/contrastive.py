@@ -15,7 +15,7 @@ from seps.losses.triplet import check_square, same_image
 def infonce(scores: Tensor, scale: Tensor | float, img_ids: Tensor | None = None) -> Tensor:
     """Symmetric InfoNCE of `scale * scores`, mean over the batch and both directions: (B, B) -> scalar.
 
-    Off-diagonal pairs that share an image id are left out of the softmax: they are no negatives.
+    Off-diagonal pairs that share an image id are not negatives, and are left out of the softmax.
     """
     check_square(scores, img_ids)
     logits = scores.float() * scale
@@ -26,7 +26,7 @@ def infonce(scores: Tensor, scale: Tensor | float, img_ids: Tensor | None = None
 
 
 def sigmoid_loss(scores: Tensor, scale: Tensor | float, bias: Tensor | float, img_ids: Tensor | None = None) -> Tensor:
-    """Pairwise sigmoid loss (SigLIP): each pair its own yes/no question, summed, per image: (B, B) -> scalar."""
+    """Pairwise sigmoid loss (SigLIP): one binary decision per pair, summed and divided by B: (B, B) -> scalar."""
     check_square(scores, img_ids)
     logits = scores.float() * scale + bias
     own = torch.eye(len(scores), dtype=torch.bool, device=scores.device)
@@ -40,7 +40,7 @@ LARGEST_SCALE = 100.0
 
 
 class _FromAbove(torch.autograd.Function):
-    """`min(x, bound)` whose gradient still leads back from beyond the bound, but never further away from it."""
+    """`min(x, bound)` with a gradient that leads back from above the bound, but never further above it."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, bound: float) -> Tensor:
@@ -57,25 +57,25 @@ class _FromAbove(torch.autograd.Function):
 
 
 def learned_scale(log_scale: Tensor) -> Tensor:
-    """`exp(log_scale)`, at most `LARGEST_SCALE`, in float32; beyond the bound it can still learn to come back."""
+    """`exp(log_scale)`, at most `LARGEST_SCALE`, in float32; above the bound a gradient can still lower it."""
     bounded: Tensor = _FromAbove.apply(log_scale.float(), math.log(LARGEST_SCALE))  # type: ignore[no-untyped-call]
     return bounded.exp()
 
 
 class InfoNCELoss(nn.Module):
-    """Symmetric InfoNCE with a learned temperature, bounded below at 0.01."""
+    """Symmetric InfoNCE with a learned temperature, which starts at `temperature` and never goes below 0.01."""
 
     def __init__(self, temperature: float = 0.05) -> None:
         super().__init__()
         self.log_scale = nn.Parameter(torch.tensor(-math.log(temperature)))
 
     def forward(self, scores: Tensor, img_ids: Tensor | None = None) -> Tensor:
-        """(B, B) similarities -> scalar."""
+        """(B, B) similarities, image i and text i being a pair; image ids (B,) -> scalar loss."""
         return infonce(scores, learned_scale(self.log_scale), img_ids)
 
 
 class SigmoidLoss(nn.Module):
-    """Pairwise sigmoid loss with a learned temperature, bounded below at 0.01, and a learned bias."""
+    """Pairwise sigmoid loss (SigLIP); temperature (never below 0.01) and bias are learned from these first values."""
 
     def __init__(self, temperature: float = 0.1, bias: float = -10.0) -> None:
         super().__init__()
@@ -83,5 +83,5 @@ class SigmoidLoss(nn.Module):
         self.bias = nn.Parameter(torch.tensor(bias))
 
     def forward(self, scores: Tensor, img_ids: Tensor | None = None) -> Tensor:
-        """(B, B) similarities -> scalar."""
+        """(B, B) similarities, image i and text i being a pair; image ids (B,) -> scalar loss."""
         return sigmoid_loss(scores, learned_scale(self.log_scale), self.bias.float(), img_ids)

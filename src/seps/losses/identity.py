@@ -16,7 +16,8 @@ from seps.nn.precision import float_matmul
 def identity_loss(scores: Tensor, labels: Tensor, smoothing: float = 0.1) -> Tensor:
     """Cross-entropy with smoothed labels: scores (A, I), labels (A,) -> scalar mean.
 
-    The target is `1 - e + e / I` at the right identity and `e / I` at every other one (Szegedy 2016).
+    With e = `smoothing` the target is `1 - e + e / I` at the right identity and `e / I` at the others (Szegedy 2016).
+    Raises `InputError` for shapes that do not fit.
     """
     if scores.ndim != 2 or labels.shape != scores.shape[:1]:
         raise InputError(
@@ -38,10 +39,16 @@ def batch_hard_triplet(
 ) -> Tensor:
     """Soft-margin batch-hard triplet (Hermans 2017): `mean log(1 + exp(d_positive - d_negative))`, Euclidean.
 
-    For each anchor the farthest row of its identity and the nearest of another one. With several processes
-    `features` (A, C) are this process's rows, `others` (B, C) those of all; row i of `features` is row
-    `first + i` of `others`. An anchor alone of its identity has itself as positive, at distance 0; without
-    any other identity in the batch there is no triplet, which is refused.
+    For each anchor the positive is the farthest row of its identity, the negative the nearest row of another one.
+    An anchor without another row of its identity is its own positive, at distance 0.
+
+    Args:
+        features, labels: (A, C) and (A,), the anchors.
+        others, other_labels: (B, C) and (B,), the rows to compare with, the anchors among them; by default the
+            anchors. With several processes: the rows of all processes.
+        first: row i of `features` is row `first + i` of `others`.
+
+    Raises `InputError` for shapes that do not fit, and for an anchor without a row of another identity.
     """
     others = features if others is None else others
     other_labels = labels if other_labels is None else other_labels

@@ -1,7 +1,7 @@
-"""Ratio loss (Eq. 7): hold the part of the patches that is kept near a target.
+"""Ratio loss (Eq. 7): keeps the share of kept patches near a target.
 
 It can act only where the *number* kept is learned (`decision="binary"`). With top-K the mean of D is K / N
-whatever the network does; the loss is then a constant, and says so once.
+whatever the network does; the loss is then a constant, and warns once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def ratio_loss(
     lambda_sparse: float = 1.0,
     lambda_dense: float = 1.0,
 ) -> Tensor:
-    """The three published forms, of the decisions D_s and (if any) D_d -> scalar.
+    """The ratio loss in its three published forms, from the decisions D_s and (if any) D_d -> scalar.
 
     - "unified": `(mean(D_s + D_d) - rho)^2`, the published code's;
     - "separate": `l1 (mean D_s - rho)^2 + l2 (mean D_d - rho)^2`, the dual-mode code's;
@@ -42,7 +42,7 @@ def ratio_loss(
 
 
 _ENOUGH_ROWS = 16
-"""So many equal counts are no chance."""
+"""This many equal counts are taken as a fixed number."""
 
 
 def number_is_fixed(masks: Sequence[Tensor]) -> bool | None:
@@ -63,13 +63,13 @@ def number_is_fixed(masks: Sequence[Tensor]) -> bool | None:
 
 
 class RatioLoss(nn.Module):
-    """Ratio loss over the decision masks of a batch (Eq. 7).
+    """Ratio loss over the decision masks of a batch (Eq. 7); warns once if the masks keep a fixed number.
 
     Args:
-        target_ratio: rho.
-        lambda_sparse, lambda_dense: weights of the two branches.
-        form: "unified", "separate" or "printed"; None takes "separate" for a tuple of masks and "unified" for a
-            single tensor, as the published systems do.
+        target_ratio: rho, the share of the patches that should be kept.
+        lambda_sparse, lambda_dense: l1 and l2, the weights of the caption's and the description's branch.
+        form: "unified", "separate" or "printed", see `ratio_loss`; None takes "separate" for a tuple of masks and
+            "unified" for a single tensor, as the published systems do.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class RatioLoss(nn.Module):
         self._checked = False
 
     def forward(self, score_mask: Tensor | Sequence[Tensor]) -> Tensor:
-        """D, or a tuple (D_s, D_d), each (..., N) -> scalar loss."""
+        """D, or a tuple (D_s, D_d), each (..., N) with 1 at kept patches -> scalar loss."""
         masks = [score_mask] if isinstance(score_mask, Tensor) else list(score_mask)
         if not self._checked:
             fixed = number_is_fixed(masks)

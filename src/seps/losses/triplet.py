@@ -19,7 +19,7 @@ def check_square(scores: Tensor, img_ids: Tensor | None) -> None:
 
 
 def same_image(scores: Tensor, img_ids: Tensor | None) -> Tensor:
-    """(B, B) bool: pairs that are no negatives, because they are the diagonal or share an image id."""
+    """(B, B) bool: pairs that are not negatives: the diagonal, and pairs that share an image id."""
     same = torch.eye(scores.shape[0], dtype=torch.bool, device=scores.device)
     return same if img_ids is None else same | (img_ids[:, None] == img_ids[None, :])
 
@@ -43,8 +43,8 @@ class ContrastiveLoss(nn.Module):
     Pairs that share an image id are not negatives of each other.
 
     Args:
-        margin: by how much the right pair must win.
-        max_violation: hardest negative alone; switch with `max_violation_on()` / `max_violation_off()`.
+        margin: by how much a right pair must score above a wrong one.
+        max_violation: use the hardest negative alone; switch with `max_violation_on()` / `max_violation_off()`.
     """
 
     def __init__(self, margin: float = 0.2, max_violation: bool = False) -> None:

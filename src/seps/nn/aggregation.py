@@ -1,4 +1,4 @@
-"""Stage 2 of SDTPS, the aggregation (Eq. 4): the kept patches merged into a few.
+"""Stage 2 of SDTPS, the aggregation (Eq. 4): the kept patches are merged into a few.
 
 The decision D enters as a weight before the softmax is normalised, `w_ik = D_i exp(L_ik) / sum_i D_i exp(L_ik)`.
 The value is the softmax over the kept patches; the derivative with respect to D is of the order of the weights
@@ -78,7 +78,7 @@ class TokenAggregation(nn.Module):
         self.scale = nn.Parameter(torch.ones(1, 1, 1))
 
     def logits(self, x: Tensor) -> Tensor:
-        """L: (B, N, C) -> (B, N, Q) float32. A function of the image alone."""
+        """Logits L of the merge weights: (B, N, C) -> (B, N, Q) float32. They depend on the image alone."""
         return _scaled_logits(self.weight, self.scale, x)
 
     def forward(self, x: Tensor, keep_policy: Tensor | None = None) -> Tensor:
@@ -99,7 +99,7 @@ class DualTokenAggregation(nn.Module):
                                          W_s^T v^s + W_d^T v^d -> (B, Q, C)
         tokens_dense (B, N', C) -> W_d /
 
-    Both MLPs share one `scale`.
+    Both MLPs share one `scale`. Arguments as in `TokenAggregation`.
     """
 
     def __init__(self, dim: int = 512, keeped_patches: int = 64, dim_ratio: float = 0.2) -> None:
@@ -110,7 +110,7 @@ class DualTokenAggregation(nn.Module):
         self.scale = nn.Parameter(torch.ones(1, 1, 1))
 
     def logits(self, x: Tensor, branch: str) -> Tensor:
-        """L of the "caption" or the "dense" branch: (B, N, C) -> (B, N, Q) float32."""
+        """Logits of `branch`, "caption" or "dense" (the description's): (B, N, C) -> (B, N, Q) float32."""
         mlp = self.weight_sparse if branch == "caption" else self.weight_dense
         return _scaled_logits(mlp, self.scale, x)
 

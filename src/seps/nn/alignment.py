@@ -87,7 +87,7 @@ def mask_xattn_one_text(
         img_mask: (B, K), 1 at valid tokens.
         i2t: add the patch -> word direction.
         scan: LeakyReLU of slope 0.1 on the cosines.
-        use_paper_version: add `relevance_mlp` over the `top_k` best of each direction.
+        use_paper_version: add `relevance_mlp`, (..., top_k) -> (..., 1), of the `top_k` best of each direction.
 
     Returns:
         (B, 1) similarities.
@@ -126,9 +126,9 @@ class HRPA(nn.Module):
     Args:
         embed_dim: width C (kept for the published signature; no weight depends on it).
         top_k: how many of the best relevances the MLP reads.
-        use_paper_version: with the MLP, one for both directions.
-        bidirectional: both directions, or word -> patch alone.
-        scan: LeakyReLU on the cosines. None: as the version has it, with `use_paper_version` the plain cosine.
+        use_paper_version: add the MLP over the `top_k` best; both directions share it.
+        bidirectional: both directions; False: word -> patch alone.
+        scan: apply LeakyReLU(0.1) to the cosines. None: with `use_paper_version` the plain cosine, else LeakyReLU.
     """
 
     def __init__(
@@ -150,11 +150,11 @@ class HRPA(nn.Module):
         self.relevance_mlp = relevance_mlp(top_k) if use_paper_version else None
 
     def pool(self, best: Tensor, mask: Tensor | None = None) -> Tensor:
-        """One direction of Eq. 5 from its maxima: (B, X) -> (B,)."""
+        """One direction of Eq. 5 from its maxima r or c: (B, X) -> (B,); `mask` (B, X) is True at valid ones."""
         return pool_relevance(best, mask, top_k=self.top_k, mlp=self.relevance_mlp)
 
     def align(self, similarity: Tensor, word_mask: Tensor | None = None, token_mask: Tensor | None = None) -> Tensor:
-        """S from cosines (B, M, K) -> (B,)."""
+        """S of Eq. 5 from the cosines of words and tokens: (B, M, K) -> (B,)."""
         return align(
             similarity,
             word_mask,
@@ -166,7 +166,7 @@ class HRPA(nn.Module):
         )
 
     def forward(self, patch_features: Tensor, word_features: Tensor, patch_mask: Tensor | None = None) -> Tensor:
-        """S of L2-normalised tokens (B, K, C) and words (B, M, C) -> (B, 1)."""
+        """S of Eq. 5 from L2-normalised tokens (B, K, C) and words (B, M, C) -> (B, 1)."""
         return mask_xattn_one_text(
             patch_features,
             word_features,

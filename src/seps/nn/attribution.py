@@ -1,9 +1,9 @@
 """Why an image has its score: one number per pair of a word and a patch, and all of them sum to the score.
 
-Given which patches are kept and which partners are best, the score is linear in the patches. A merged token is a
-weighted sum of patches, so its cosine with a word is a sum of one share per patch; the means of Eq. 5 give each word
-and each token its part; the pooled cosine is a sum over all pairs of word and patch. What is not linear (the MLP of
-Eq. 5, where a model has it) is reported separately.
+Once the selection and the maxima of Eq. 5 are fixed, the score is linear in the patches. A merged token is a weighted
+sum of patches, so its cosine with a word is a sum with one term per patch; the means of Eq. 5 add up these cosines; the
+pooled cosine is a sum over all pairs of word and patch. The MLP of Eq. 5, where a model has it, is not linear and is
+reported as `rest`.
 
 Shapes: M words, N patches, P prefix tokens, K image tokens, L description words, Q merged patches, C width.
 """
@@ -28,12 +28,12 @@ _TOLERANCE = 1e-3
 
 @dataclass
 class Shares:
-    """The parts of one score by pairs of tokens."""
+    """What each pair of a caption word and a patch (or description word) adds to one score."""
 
     patches: Tensor
     """(M, N) word by patch."""
     elsewhere: Tensor
-    """(M,) prefix tokens, and patches left out at indexing time."""
+    """(M,) what prefix tokens add, and patches that the index left out."""
     description: Tensor
     """(M, L) word by word of the description; L is 0 without one."""
     rest: float
@@ -41,7 +41,7 @@ class Shares:
     kept: Tensor
     """(N,) bool, of the first branch."""
     importance: Tensor
-    """(N,) s of Eq. 3, by which the patches were selected."""
+    """(N,) s of Eq. 3, by which patches were selected."""
     groups: Tensor
     """(Q, N) merge weights, those of all branches."""
     terms: dict[str, float]
@@ -64,10 +64,10 @@ class _DescriptionShares:
 
 @torch.no_grad()
 def shares(net: PatchSlimming, side: ImageSide, words: Tensor, mean_length: float | None = None) -> Shares:
-    """Decompose the score of one image (`side` of B = 1) with one caption, words (M, C).
+    """Split the score of one image (`side` of B = 1) and one caption, words (M, C), into shares that sum to it.
 
-    `mean_length` is N |mean patch| over all patches where indexing left some out; what those add is `elsewhere`.
-    As in `score_matrix` the scores are those of evaluation.
+    If the index left patches out, `mean_length` is N |mean patch| over all of them; what those add is `elsewhere`.
+    As in `score_matrix` the network is evaluated, whatever its mode.
 
     Raises `InputError` for a network whose shares do not sum to its score, because a part of it was replaced.
     """

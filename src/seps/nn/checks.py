@@ -1,4 +1,4 @@
-"""Checks of what callers hand in: each failure is a sentence that names the argument and the remedy."""
+"""Checks of arguments: each failure is a sentence that names the argument, what came and the remedy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class InputError(ValueError):
-    """An argument the network cannot work with."""
+    """An argument that cannot be used; the message names it, what came and what to do."""
 
 
 _looking: ContextVar[bool] = ContextVar("looking", default=True)
@@ -20,9 +20,9 @@ _looking: ContextVar[bool] = ContextVar("looking", default=True)
 
 @contextmanager
 def values_unchecked() -> Iterator[None]:
-    """Within it shapes are checked, but no values: each look makes a GPU wait for what it was asked before.
+    """Within it shapes are checked, but no values: reading a value makes the caller wait for the GPU.
 
-    For callers that look at the result anyway, as a training loop does at its loss.
+    For callers that check the result anyway, as a training loop checks its loss.
     """
     token = _looking.set(False)
     try:
@@ -32,12 +32,12 @@ def values_unchecked() -> Iterator[None]:
 
 
 def _inspectable() -> bool:
-    """Whether values may be looked at: not while a compiler or an exporter traces the call."""
+    """Whether values may be read: not while a compiler or an exporter traces the call."""
     return not torch.compiler.is_compiling() and _looking.get()
 
 
 def _all_finite(tensor: Tensor) -> bool:
-    """Whether no value is NaN or infinite: both ends are finite then, which one pass and one transfer tell."""
+    """Whether no value is NaN or infinite: then minimum and maximum are finite (one pass, one transfer)."""
     return not tensor.numel() or all(map(math.isfinite, torch.stack(torch.aminmax(tensor.detach())).tolist()))
 
 

@@ -1,4 +1,4 @@
-"""Stage 1 of SDTPS, semantic scoring (Eq. 1-3): how much each patch matters to each source of meaning.
+"""Stage 1 of SDTPS, semantic scoring (Eq. 1-3): how well each patch fits each guide (image, caption, description).
 
 Shapes: B images, N patches, C width.
 """
@@ -56,8 +56,8 @@ def combine_scores(
 ) -> Tensor:
     """Eq. 3 for any set of guides: `s = w_p s^p + sum_g w_g s_g` -> (B, N), float32.
 
-    `attentions` maps a guide's name to its cosines (B, N); a guide that has a weight but no attention (an image
-    without dense text) contributes nothing. With `normalise` each attention is min-max scaled first.
+    `attentions` maps a guide's name to its cosines (B, N); a guide that has a weight but no attention (no
+    description came) contributes nothing. With `normalise` each attention is min-max scaled first.
     """
     terms = [
         weight * (min_max(attentions[name], valid_BN) if normalise else attentions[name])

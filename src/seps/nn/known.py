@@ -1,11 +1,11 @@
-"""What the fast paths know how to score, as a positive list; everything else runs in the readable form.
+"""The networks that the fast paths can score, as a list of what is allowed; all others run in the readable form.
 
-The factored form, the kernels, the training path and the explanations each compute the scores of `PatchSlimming` in
-another order. They are right for its own methods, parts and settings alone. Somebody's changed idea (a subclass, a
-swapped part, a patched method, a hook) must not be scored as the old one: every fast path asks `why_not_fast` first.
+The factored form, the kernels, the training path and the explanations compute the scores of `PatchSlimming` in another
+order. They are correct only for its own methods, parts and settings. A changed network (a subclass, a swapped part, a
+patched method, a hook) must not be scored as the original one: every fast path calls `why_not_fast` first.
 
-What `encode_images` alone calls is free, because every path calls it: the layers of the score predictor and of the
-aggregation's MLP may be any module.
+What only `encode_images` calls may be changed, because every path calls `encode_images`: the layers of the score
+predictor and of the aggregation's MLP may be any module.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _METHODS: dict[type, dict[str, Any]] = {
 
 
 def why_not_fast(net: PatchSlimming) -> str | None:
-    """Why the fast paths do not know how to score `net`, as the middle of a sentence; None when they do."""
+    """Why the fast paths cannot score `net`, as a part of a sentence; None when they can."""
     kind = type(net)
     if (kind.__module__, kind.__qualname__) not in _NETWORKS:
         return f"{kind.__name__} is a class of its own"
@@ -72,7 +72,7 @@ def why_not_fast(net: PatchSlimming) -> str | None:
 
 
 def own_forward(net: PatchSlimming) -> bool:
-    """Whether calling `net` runs anything but the forward of this library: its own, or hooks round it."""
+    """Whether calling `net` runs anything but the forward of this library: another forward, or hooks."""
     if "forward" in net.__dict__ or net._forward_hooks or net._forward_pre_hooks:
         return True
     forward = type(net).forward
@@ -135,7 +135,7 @@ def _unknown_parts(net: PatchSlimming) -> str | None:
 
 
 def _unknown_mlp(hrpa: HRPA) -> str | None:
-    """The fast paths read the MLP of Eq. 5 in other shapes, the kernels even its bare weights."""
+    """The fast paths call the MLP of Eq. 5 with other shapes, and the kernels read its weights directly."""
     mlp, top = hrpa.relevance_mlp, hrpa.top_k
     if mlp is None:
         return None
@@ -154,7 +154,7 @@ def _unknown_mlp(hrpa: HRPA) -> str | None:
 
 
 def say_readable(reason: str) -> None:
-    """Say once that the readable form is taken, and why."""
+    """Warn that the readable form is taken, and why."""
     warnings.warn(
         f"Scored in the readable form, one text at a time: the fast paths do not know this network ({reason}).",
         UserWarning,
@@ -164,7 +164,7 @@ def say_readable(reason: str) -> None:
 
 @contextmanager
 def evaluating(net: nn.Module) -> Iterator[None]:
-    """Within it the network and all its parts are in evaluation mode; each gets its own mode back after."""
+    """Within it the network and all its parts are in evaluation mode; afterwards each has its former mode."""
     training = [module for module in net.modules() if module.training]
     for module in training:
         module.training = False
@@ -176,7 +176,7 @@ def evaluating(net: nn.Module) -> Iterator[None]:
 
 
 def call_forward(net: PatchSlimming, images: Tensor, words: Tensor, lengths: Any, extras: Mapping[str, Any]) -> Any:
-    """`net(images, words, lengths, ...)` with those extras that came, for a network with a forward of its own.
+    """`net(images, words, lengths, ...)` with the extras that are not None, for a network with its own forward.
 
     Raises `InputError` for an extra that this forward does not take.
     """

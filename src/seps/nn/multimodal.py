@@ -1,4 +1,4 @@
-"""SDTPS across sensors: the other modalities' global vectors guide which patches of each are kept (method, 8).
+"""SDTPS across sensors: the global vectors of all sensors guide which patches of each sensor are kept.
 
 Shapes: B samples, N patches, C width, Q merged patches.
 """
@@ -41,12 +41,12 @@ class MultiModalSDTPS(nn.Module):
         decision: overrides `use_gumbel`: "topk", "gumbel" (samples), "relaxed" or "binary".
         dim_ratio: hidden width of the aggregation's MLP as a part of `embed_dim`.
         cross_attn_type: of DeMo's versions. "cosine" is what this module computes; others are refused.
-        own_guide: w, the weight of a sensor's own global vector beside the others'. 0 leaves the judgement to the
-            others: a sensor that glare blinds has glare in its own vector, which then asks for more of it.
-        guides: how another sensor guides. "vector" as published: its global vector is compared with this sensor's
-            patches, which means something only while both live in one space; no gradient keeps them there.
-            "position", for sensors that look at the same scene through the same frame: its own patch at the same
-            place is compared with its own vector.
+        own_guide: w, the weight of a sensor's own global vector. With 0 only the others guide: the vector of a sensor
+            that is blinded by glare contains the glare, and would select more of it.
+        guides: how another sensor guides. "vector", as published, compares its global vector with this sensor's
+            patches; that is meaningful only while both share one feature space, and no gradient keeps them there.
+            "position" compares its global vector with its own patch at the same place; for sensors that see the
+            same scene in the same frame.
     """
 
     def __init__(
@@ -106,12 +106,12 @@ class MultiModalSDTPS(nn.Module):
         present: Mapping[str, Tensor] | None = None,
         features: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Slim modality `name`: patches (B, N, C), global vectors (B, C) by modality -> (B, Q + 1, C), D (B, N).
+        """Slim modality `name`: patches (B, N, C), global vectors (B, C) per modality -> (B, Q + 1, C), D (B, N).
 
-        `present` says by modality which samples have it ((B,) bool); an absent sensor guides nothing, and
-        the weights of the others grow so that their sum stays. `features` (B, N, C) are merged in place of the
-        patches of `name`, which then only decide: for what belongs into the tokens but must not be scored, such as
-        the embedding of a camera. Raises InputError when the tensors do not fit each other or this module.
+        `present` says per modality which samples have it ((B,) bool); an absent sensor guides nothing, and the
+        weights of the others are scaled up to the same sum. If `features` (B, N, C) are given, they are merged, and the
+        patches of `name` only decide what is kept; so a camera embedding can be in the tokens without being scored.
+        Raises `InputError` when the tensors do not fit each other or this module.
         """
         if name not in self.modalities:
             raise InputError(f"{name!r} is not one of the modalities {self.modalities}.")
@@ -154,7 +154,7 @@ class MultiModalSDTPS(nn.Module):
         predicted: Tensor | None,
         present: Mapping[str, Tensor] | None,
     ) -> Tensor:
-        """Eq. 3 for modality `name`, (B, N); the guides a sample has share the weight of those it lacks."""
+        """Eq. 3 for modality `name`, (B, N); the weight of absent guides is shared by those that are present."""
         weights = {other: self.own_guide * self.beta if other == name else self.beta for other in attentions}
         if present is None:
             return combine_scores(
@@ -173,7 +173,7 @@ class MultiModalSDTPS(nn.Module):
     def _check_sensors(
         self, patches: Mapping[str, Tensor], vectors: Mapping[str, Tensor], present: Mapping[str, Tensor] | None
     ) -> None:
-        """Raise InputError, naming the sensor and the shapes, unless the tensors of all sensors go together."""
+        """Raise `InputError`, naming the sensor and the shapes, unless the tensors of all sensors fit each other."""
         given: dict[str, Mapping[str, Tensor]] = {"patches": patches, "global vector": vectors}
         for what, of in {**given, **({} if present is None else {"presence": present})}.items():
             if set(of) != set(self.modalities):
@@ -203,7 +203,7 @@ class MultiModalSDTPS(nn.Module):
                 )
 
     def forward(self, *inputs: Tensor, **named: Tensor) -> tuple[Tensor, ...]:
-        """Slim all modalities.
+        """Select and merge the patches of all modalities.
 
         Args:
             inputs: M patch tensors (B, N, C), then M global vectors (B, C) or (B, 1, C), in the order of `modalities`.

@@ -1,7 +1,7 @@
 """Products and small networks in float32, whatever autocast says and whatever dtype the weights have.
 
-Half precision changes which patches are kept, which word finds which token and which sample is the hardest: the
-score moves a little, its gradient a lot. Everything the method decides by is therefore computed through this file.
+Half precision changes which patches are kept, which token is a word's best and which sample is the hardest: the score
+changes a little, its gradient a lot. Everything that decides is therefore computed by the functions of this file.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 def without_autocast(tensor: Tensor) -> AbstractContextManager[object]:
-    """A region in which autocast is off for the device of `tensor`; no region at all where it is off already."""
+    """A context in which autocast is off for the device of `tensor`; does nothing where it is off already."""
     kind = tensor.device.type
     # An exporter records a region of autocast as an operator of its own, so none is opened without need.
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()

@@ -1,9 +1,9 @@
 """Stage 2 of SDTPS, the decision: which patches are kept (D of Eq. 4), and what becomes of the others.
 
-Four decisions. `topk` keeps the K best. `gumbel` keeps K at random in training, the better the likelier, and hands the
-gradient to a relaxation that sums to K as D does. `relaxed` keeps the K best too, so that the forward pass is the same
-in every call; the noise is in the relaxation alone, whose gradient D carries. `binary` decides about each patch alone,
-so that the number kept is learned and a ratio loss can act on it.
+Four decisions. `topk` keeps the K best. `gumbel` samples K patches in training, with probabilities that rise with the
+scores, and takes the gradient of a relaxation that sums to K, as D does. `relaxed` keeps the K best too, so that the
+forward pass is the same in every call; the noise is in the relaxation alone, whose gradient D carries. `binary` decides
+per patch, so that the number of kept patches is learned and a ratio loss can act on it.
 
 Shapes: B images, N patches, C width, K kept patches.
 """
@@ -83,7 +83,7 @@ def soft_topk(logits_BN: Tensor, count_B1: Tensor, temperature: float) -> Tensor
 
 
 def _uniform(like: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Uniform noise in (0, 1), its ends left out so that its logarithms are finite."""
+    """Uniform noise inside (0, 1), so that its logarithms are finite."""
     noise = torch.rand(like.shape, generator=generator, device=like.device, dtype=torch.float32)
     return noise.clamp(1e-6, 1 - 1e-6)
 
@@ -170,7 +170,7 @@ def binary_decision(
 
 
 def extra_weights(scores_XN: Tensor, keep_XN: Tensor, valid_XN: Tensor | None = None) -> Tensor:
-    """Softmax of the discarded patches' raw scores, (..., N) float32; zeros, without gradient, with none discarded."""
+    """Softmax of the raw scores of the discarded patches, (..., N) float32; zeros if none is discarded."""
     scores = scores_XN.float()
     dropped = 1 - keep_XN.float()
     if valid_XN is not None:
@@ -184,9 +184,9 @@ def extra_weights(scores_XN: Tensor, keep_XN: Tensor, valid_XN: Tensor | None = 
 
 
 def extra_token(patches_BNC: Tensor, scores_BN: Tensor, keep_BN: Tensor, valid_BN: Tensor | None = None) -> Tensor:
-    """The discarded patches as one: softmax of their raw scores applied to their features, (B, 1, C).
+    """One token for all discarded patches: softmax of their raw scores applied to their features, (B, 1, C).
 
-    With nothing discarded it is the zero vector.
+    If none is discarded it is the zero vector.
     """
     weights = extra_weights(scores_BN, keep_BN, valid_BN)
     return float_matmul(weights[:, None, :], patches_BNC).to(patches_BNC.dtype)
@@ -223,8 +223,9 @@ class TokenSparse(nn.Module):
         embed_dim: width C of the patches.
         sparse_ratio: part of the patches that is kept, in (0, 1].
         use_paper_version: learned scoring with the predictor s^p (Eq. 1), otherwise the sum.
-        decision: "topk", "gumbel", "relaxed" or "binary"; see this module's head.
-        temperature, sharpness: of the relaxations.
+        decision: "topk" (the K best), "gumbel" (K sampled in training), "relaxed" (the K best, with the gradient of a
+            noisy relaxation) or "binary" (per patch, the number is learned).
+        temperature, sharpness: of the relaxations; scores are multiplied by `sharpness` first.
     """
 
     def __init__(
@@ -268,8 +269,8 @@ class TokenSparse(nn.Module):
     def decide(self, scores: Tensor, valid: Tensor | None = None, full_score: Tensor | float = 1.0) -> Tensor:
         """D (B, N) for `scores` (B, N), by this module's decision.
 
-        `full_score` is the score of a patch on which every source agrees (the sum of Eq. 3's weights); the learned
-        "binary" threshold is a part of it. A sum of cosines has no such scale and is min-max scaled instead.
+        `full_score` is the largest possible score (the sum of Eq. 3's weights); the learned threshold of "binary"
+        is a fraction of it. A sum of cosines has no such scale and is min-max scaled instead.
         """
         if self.decision == "topk":
             return hard_topk(scores, self.sparse_ratio, valid)

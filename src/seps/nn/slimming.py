@@ -1,7 +1,7 @@
 """The composed network: guide -> select -> aggregate -> align (Eq. 1-5), for all pairs of images and texts.
 
-This is the readable form: everything of the image alone is computed once (`encode_images`), then one text at a
-time meets all images (`score_text`). `seps.scoring` computes the same scores without the loop over texts.
+This is the readable form: what depends on the image alone is computed once (`encode_images`), then one text at a
+time is scored against all images (`score_text`). `seps.scoring` computes the same scores without the loop over texts.
 
 Shapes: B images, T texts, P prefix tokens, N patches, M words of a caption, L words of a description, C width,
 Q merged patches.
@@ -27,7 +27,7 @@ from seps.nn.selection import TokenSparse, extra_token
 
 @dataclass
 class ImageSide:
-    """Everything the score needs that is a function of the image (and its own description) alone."""
+    """What the score needs of B images and their descriptions, whatever the caption; made by `encode_images`."""
 
     prefix: Tensor
     """(B, P, C) prefix tokens such as CLS."""
@@ -36,7 +36,7 @@ class ImageSide:
     valid: Tensor | None
     """(B, N) bool: patches that are not padding; None when all are."""
     fixed_scores: dict[str, Tensor]
-    """By branch: (B, N), the part of Eq. 3 no caption changes: `w_p s^p` and every guide but the caption."""
+    """By branch: (B, N), the part of Eq. 3 that no caption changes: `w_p s^p` and all guides but the caption."""
     full_score: Tensor
     """(B, 1): the sum of Eq. 3's weights over the guides this image has, the scale of a learned threshold."""
     logits: dict[str, Tensor]
@@ -46,8 +46,8 @@ class ImageSide:
     dense_words: Tensor | None = None
     """(B, L, C) L2-normalised words of the description, where they are tokens of the image."""
     dense_mask: Tensor | None = None
-    """(B, L) bool: valid words of the description; a row without any is an image without description. None: no
-    description came. (A state of "branch" saved before the mask was kept has none either: all are described there.)"""
+    """(B, L) bool: valid words of the description; a row of False is an image without description. None: no image has
+    one. (None also in a state of "branch" saved before this mask existed; there all images are described.)"""
 
     @property
     def described(self) -> Tensor | None:
@@ -64,9 +64,9 @@ class TextScore:
     masks: tuple[Tensor, ...]
     """D of each branch, (B, N)."""
     patches: Tensor | None = None
-    """(B,) the patches' part of S, before the description is weighed in; None where S has one part."""
+    """(B,) S of the patches alone, before the description is added; None where S has one part."""
     description: Tensor | None = None
-    """(B,) the description's part of S; meaningless for an image without description."""
+    """(B,) S of the description alone; not defined for an image without description."""
 
 
 class PatchSlimming(nn.Module):
@@ -79,12 +79,12 @@ class PatchSlimming(nn.Module):
         [prefix, merged, extra], each L2-normalised, against the words -- align (Eq. 5) --> S
 
     The image's description (`dense`) belongs to the image: it comes with the patches, guides their selection and,
-    with `dense="tokens"`, its words stand beside the merged patches as a second group of tokens, which a learned
-    trust weighs against the first: `S = (1 - g) S_patches + g S_words`. With `pooled`, the weighted cosine of the
-    means (of the patches, or of the description's words) and the mean caption word is added to each group's S.
+    with `dense="tokens"`, its words are a second group of tokens beside the merged patches, with a learned weight g
+    (`description_weight`): `S = (1 - g) S_patches + g S_words`. With `pooled`, the cosine of the mean caption word and
+    the group's mean (of the patches, or of the description's words), times `pooled`, is added to S of each group.
 
-    One rule for an image without description (`dense=None`, or length 0), in every role: it scores as if no
-    description existed. Nothing of the description guides its selection, and S is that of the caption's branch.
+    An image without description (`dense=None`, or length 0) scores as if descriptions did not exist, in every role
+    of the description: nothing guides its selection in its place, and S is that of the caption's branch.
 
     Args:
         config: see `SlimmingConfig`.
@@ -266,7 +266,7 @@ class PatchSlimming(nn.Module):
         return scores + weight * attention
 
     def image_tokens(self, side: ImageSide, caption_BC: Tensor) -> tuple[list[Tensor], tuple[Tensor, ...]]:
-        """The tokens that go on to the alignment, L2-normalised, and D of each branch.
+        """The tokens that are aligned with the words, L2-normalised, and D of each branch.
 
         One (B, P + Q + 1, C) tensor, or two where `dense="branch"` keeps the branches apart.
         """
@@ -291,11 +291,11 @@ class PatchSlimming(nn.Module):
         return float_matmul(words_MC, tokens_BKC.transpose(1, 2))
 
     def pooled_score(self, image_BC: Tensor, caption_TC: Tensor) -> Tensor:
-        """The pooled part of S, the weighted cosine of an image-side mean with the mean word: (B, T)."""
+        """The pooled part of S: `pooled` times the cosine of an image's mean (B, C) and a mean word (T, C), (B, T)."""
         return self.config.pooled * float_matmul(F.normalize(image_BC, dim=-1), F.normalize(caption_TC, dim=-1).T)
 
     def score_text(self, side: ImageSide, words: Tensor, mask: Tensor | None = None) -> TextScore:
-        """One caption, words (M, C) with `mask` (M,) bool, against the B images of `side`."""
+        """Score one caption, words (M, C) with `mask` (M,) bool, against the B images of `side`."""
         batch = side.patches.shape[0]
         word_mask = None if mask is None else mask[None, :]
         caption = masked_mean(words[None], word_mask)
@@ -354,7 +354,7 @@ class PatchSlimming(nn.Module):
         return self.collect(scored)
 
     def collect(self, scored: Sequence[TextScore]) -> Tensor | tuple[Tensor, tuple[Tensor, ...]]:
-        """Put the texts' scores side by side; see `forward` for what comes back."""
+        """Stack the scores of all texts into what `forward` returns."""
         similarity = torch.stack([one.similarity for one in scored], dim=1)
         if not self.training:
             return similarity
@@ -371,9 +371,9 @@ def score_published_pairing(
     patch_mask: Tensor | None = None,
     guides: Mapping[str, Tensor] | None = None,
 ) -> Tensor | tuple[Tensor, tuple[Tensor, ...]]:
-    """Similarities as the published systems pair them: dense text i comes with *caption* i, not with an image.
+    """Similarities with the published pairing: dense text i comes with *caption* i, not with an image.
 
-    This hands each query a description of the image it should find, and exists to reproduce published figures
+    This gives each query a description of the image it should find. It exists to reproduce published figures
     and to show that leak. `paired_dense` is (T, L, C). With `dense="branch"` each image is also aligned with the
     dense text's own words; otherwise the dense text guides the selection in every image. `guides` and `patch_mask`
     belong to the images, as in `PatchSlimming.encode_images`.
