@@ -62,8 +62,8 @@ SLOWEST_FIRST = ("oracle", "gumbel", "learned", "binary", "position", "topk", "c
 FREE = {"out", "data", "report", "device", "variants", "seeds", "modality_dropout", "processes", "threads", "minutes"}
 
 
-class Job(NamedTuple):
-    """One run."""
+class RunKey(NamedTuple):
+    """What tells one run from the others."""
 
     variant: str
     dropout: float
@@ -75,7 +75,7 @@ class Job(NamedTuple):
         return f"{self.variant}-d{self.dropout:g}-{self.seed}"
 
 
-def settings(options: argparse.Namespace, job: Job) -> dict[str, Any]:
+def settings(options: argparse.Namespace, job: RunKey) -> dict[str, Any]:
     """The recipe: the same for every variant but for the fields of `VARIANTS`."""
     return {
         "data": {
@@ -127,7 +127,7 @@ def make_task(variant: str, config: ReidConfig, dataset: ReidDataset, known: Tru
     return ReidTask(config, dataset, model, KnowingReader(known, config, dataset.modalities))
 
 
-def one_run(options: argparse.Namespace, job: Job) -> dict[str, Any]:
+def one_run(options: argparse.Namespace, job: RunKey) -> dict[str, Any]:
     """Train one variant with one seed and look at the test set in every case."""
     torch.set_num_threads(options.threads)
     config = from_mapping(settings(options, job))
@@ -271,7 +271,7 @@ def draw_set(options: argparse.Namespace) -> None:
         workers=options.processes,
     )
     if not truth_path(options).exists():
-        dataset = load_dataset(from_mapping(settings(options, Job("concat", 0.0, 0))).data)
+        dataset = load_dataset(from_mapping(settings(options, RunKey("concat", 0.0, 0))).data)
         names = [record.name for record in (*dataset.train, *dataset.query, *dataset.gallery)]
         write_truth(truth_path(options), options.data, names, options.processes)
 
@@ -284,15 +284,16 @@ def truth_path(options: argparse.Namespace) -> Path:
 
 def finished(options: argparse.Namespace) -> list[dict[str, Any]]:
     """The runs so far, in a fixed order, each once."""
-    found = {Job(run["variant"], run["dropout"], run["seed"]): run for run in read_metrics(options.out / "runs.jsonl")}
+    runs = read_metrics(options.out / "runs.jsonl")
+    found = {RunKey(run["variant"], run["dropout"], run["seed"]): run for run in runs}
     return [found[job] for job in sorted(found, key=lambda job: (job.dropout, list(VARIANTS).index(job.variant), job))]
 
 
-def jobs(options: argparse.Namespace) -> list[Job]:
+def jobs(options: argparse.Namespace) -> list[RunKey]:
     """What is missing: a seed at a time, so that a cut experiment has all variants; in it the longest first."""
-    done = {Job(run["variant"], run["dropout"], run["seed"]) for run in finished(options)}
+    done = {RunKey(run["variant"], run["dropout"], run["seed"]) for run in finished(options)}
     wanted = [
-        Job(variant, dropout, seed)
+        RunKey(variant, dropout, seed)
         for seed in range(options.seeds)
         for variant in sorted(options.variants, key=SLOWEST_FIRST.index)
         for dropout in options.modality_dropout
@@ -300,7 +301,7 @@ def jobs(options: argparse.Namespace) -> list[Job]:
     return [job for job in wanted if job not in done]
 
 
-def attempt(options: argparse.Namespace, job: Job) -> dict[str, Any] | str:
+def attempt(options: argparse.Namespace, job: RunKey) -> dict[str, Any] | str:
     """`one_run`, or why it failed: the others go on."""
     try:
         return one_run(options, job)
@@ -308,7 +309,7 @@ def attempt(options: argparse.Namespace, job: Job) -> dict[str, Any] | str:
         return traceback.format_exc(limit=-3)
 
 
-def attempts(options: argparse.Namespace, todo: list[Job]) -> Iterator[tuple[Job, dict[str, Any] | str]]:
+def attempts(options: argparse.Namespace, todo: list[RunKey]) -> Iterator[tuple[RunKey, dict[str, Any] | str]]:
     """Every job's outcome as it comes, `options.processes` at a time, until the time is over."""
     deadline = math.inf if options.minutes is None else time.monotonic() + 60 * options.minutes
     if options.processes == 1:

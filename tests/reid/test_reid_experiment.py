@@ -38,7 +38,7 @@ def test_a_failed_run_loses_no_other_and_the_next_call_does_what_is_missing(
 ) -> None:
     real, ran = experiment.one_run, []
 
-    def flaky(options: object, job: experiment.Job) -> dict[str, object]:
+    def flaky(options: object, job: experiment.RunKey) -> dict[str, object]:
         ran.append(job.name)
         if len(ran) == 2:
             raise RuntimeError("the disk is on fire")
@@ -68,7 +68,7 @@ def test_a_failed_run_loses_no_other_and_the_next_call_does_what_is_missing(
 def test_the_oracle_keeps_the_figure_and_follows_crops_and_flips(tmp_path: Path) -> None:
     options = experiment.parse(["--out", str(tmp_path), *TINY, "oracle"])
     experiment.draw_set(options)
-    config = from_mapping(experiment.settings(options, experiment.Job("oracle", 0.3, 0)))
+    config = from_mapping(experiment.settings(options, experiment.RunKey("oracle", 0.3, 0)))
     dataset, known = load_dataset(config.data), Truth(experiment.truth_path(options))
     task = experiment.make_task("oracle", config, dataset, known)
     pixels = task.reader.batch(dataset.query).float() / 255

@@ -12,7 +12,7 @@ from reid_toys import SENSORS, ToyEncoder, toy_model
 
 from seps.encoders.vision import Preprocessing, TransformersVision
 from seps.nn.guidance import cosine_attention, min_max
-from seps.reid.backbone import build_backbone, overlapping
+from seps.reid.backbone import OverlappingPatches, build_backbone
 from seps.reid.config import ReidLossConfig, ReidModelConfig
 from seps.reid.model import Fused, ReidModel, missing_cases
 from seps.reid.task import reid_losses
@@ -337,12 +337,12 @@ def test_overlapping_patches(family: str) -> None:
     pixels = torch.rand(2, 3, 48, 24)
     plain = TransformersVision(tower, half, (32, 32)).eval()
     expected = plain(pixels)
-    same = overlapping(plain, 8, (48, 24), family)
+    same = OverlappingPatches(plain, 8, (48, 24))
     torch.testing.assert_close(same(pixels), expected)
-    finer = overlapping(plain, 6, (48, 24), family)
+    finer = OverlappingPatches(plain, 6, (48, 24))
     assert finer.grid == (7, 3) and finer(pixels).shape == (2, 1 + 21, 16)
     with pytest.raises(ValueError, match="patch size"):
-        overlapping(plain, 9, (48, 24), family)
+        OverlappingPatches(plain, 9, (48, 24))
 
 
 def test_embedded_encoder_with_a_finer_grid() -> None:

@@ -29,8 +29,7 @@ def build_backbone(
         shorten_strides(mini, stride)
         mini.image_size, mini.grid = image_size, mini.grid_for(*image_size)
         return mini
-    encoder = vision_encoder(name, image_size=None, pretrained=pretrained)
-    return overlapping(encoder, stride, image_size, name)
+    return OverlappingPatches(vision_encoder(name, image_size=None, pretrained=pretrained), stride, image_size)
 
 
 def shorten_strides(encoder: EfficientNetLite0, stride: int) -> None:
@@ -46,13 +45,6 @@ def shorten_strides(encoder: EfficientNetLite0, stride: int) -> None:
             depthwise.conv.stride = (1, 1)
             depthwise.conv.padding = (depthwise.conv.kernel_size[0] // 2,) * 2
             encoder.stride = (encoder.stride[0] // 2, encoder.stride[1] // 2)
-
-
-def overlapping(encoder: VisionEncoder, stride: int, image_size: tuple[int, int], name: str) -> VisionEncoder:
-    """A plain ViT whose patches lie `stride` pixels apart. Raises ValueError for other encoders."""
-    if not isinstance(encoder, TransformersVision) or _patch_convolution(encoder) is None:
-        raise ValueError(f"A stride of its own is possible with plain ViTs and 'mini', not with {name}: leave it out.")
-    return OverlappingPatches(encoder, stride, image_size)
 
 
 def _patch_convolution(encoder: TransformersVision) -> nn.Conv2d | None:
@@ -79,12 +71,15 @@ class ResizedPositions:
 
 
 class OverlappingPatches(VisionEncoder):
-    """A ViT with its patches `stride` pixels apart: (H - patch) // stride + 1 rows, columns alike."""
+    """A plain ViT with its patches `stride` pixels apart: (H - patch) // stride + 1 rows, columns alike.
 
-    def __init__(self, inner: TransformersVision, stride: int, image_size: tuple[int, int]) -> None:
-        convolution = _patch_convolution(inner)
-        if convolution is None:
-            raise ValueError("This encoder does not cut its patches by one convolution.")
+    Raises ValueError for another encoder, or a stride that leaves gaps between the patches.
+    """
+
+    def __init__(self, inner: VisionEncoder, stride: int, image_size: tuple[int, int]) -> None:
+        convolution = _patch_convolution(inner) if isinstance(inner, TransformersVision) else None
+        if convolution is None or not isinstance(inner, TransformersVision):
+            raise ValueError("model.stride can be set for plain ViTs and 'mini', not for this encoder: leave it out.")
         self.patch = int(convolution.kernel_size[0])
         if not 1 <= stride <= self.patch:
             raise ValueError(f"The stride must be from 1 to the patch size {self.patch}, not {stride}.")

@@ -44,7 +44,7 @@ class ReidDataConfig(_Section):
         on_problem, verify_files: refuse or skip shots with missing or cut files; decode every file beforehand.
         identities, images: P x K, the make-up of a batch; `train.batch_size` must be their product.
         holdout: training identities kept apart to choose checkpoints by: a number, or a fraction.
-        pad, flip, erase: the augmentation, drawn once a shot for all its modalities.
+        pad, flip, erase: the augmentation, drawn once per shot for all its modalities.
         threads, cache_mib: decoding threads; memory for decoded shots.
     """
 

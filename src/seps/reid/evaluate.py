@@ -23,8 +23,6 @@ from seps.reid.data.transforms import unit_float
 from seps.reid.model import Encoded, Fused, Pattern, ReidModel, missing_cases
 from seps.training import distributed as processes
 
-Progress = Callable[[int, int], None]
-
 
 @dataclass(frozen=True)
 class Case:
@@ -124,7 +122,7 @@ def extract(
     reader: ReidReader,
     *,
     batch_size: int = 64,
-    progress: Progress | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> list[Features]:
     """Features of `records` for each case, on the CPU; pixels go through the backbone once for all cases.
 
@@ -156,7 +154,7 @@ def _case_features(model: ReidModel, pixels: Tensor, cameras: Tensor, cases: Seq
     full = set(model.modalities)
     blank: Encoded | None = None
     if any(case.missing == "zero" and set(case.present) != full for case in cases):
-        # One blank picture a camera: they differ in nothing else.
+        # One blank picture per camera: they differ in nothing else.
         seen, which = torch.unique(cameras, return_inverse=True)
         blank = model.encode(model.blank(pixels[: len(seen)]), seen).rows(which)
     fused: dict[tuple[tuple[str, ...], Missing], Fused] = {}
@@ -226,7 +224,7 @@ def evaluate(
     cameras: ReidDataset | None = None,
     batch_size: int = 64,
     use_rerank: bool = False,
-    progress: Progress | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> list[CaseResult]:
     """The figures of every case on query and gallery of `dataset`; `cameras` numbers them (default: itself)."""
     chosen = list(cases) if cases is not None else default_cases(model)
@@ -266,7 +264,7 @@ def cost(model: ReidModel) -> dict[str, float]:
 
 
 def throughput(model: ReidModel, batch_size: int = 32, seconds: float = 2.0) -> float:
-    """Samples (of all sensors) a second through the network on its device, without reading files."""
+    """Samples (of all sensors) per second through the network on its device, without reading files."""
     device = next(model.parameters()).device
     images = torch.rand(batch_size, len(model.modalities), 3, *model.config.image_size, device=device)
     cameras = torch.zeros(batch_size, dtype=torch.long, device=device)

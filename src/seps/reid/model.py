@@ -31,40 +31,29 @@ Pattern = Literal[1, 2, 3]
 
 @dataclass
 class Encoded:
-    """Each sensor by itself: patches (B, M, N, C) and global vectors (B, M, C), by which patches are kept.
+    """Each sensor by itself: patches (B, M, N, C) and global vectors (B, M, C).
 
-    Selection compares the two, and a vector added to both sides of a cosine changes it: the camera embedding is not
-    in them. It comes beside them: `camera` (B, C), and the global vectors made with it, `camera_vectors` (B, M, C).
+    Which patches are kept follows from `patches` and `vectors`. Features are made from `feature_patches` and
+    `feature_vectors`, which hold the camera embedding too, where there is one: added to both sides of a cosine it
+    would change what is kept.
     """
 
     patches: Tensor
     vectors: Tensor
-    camera: Tensor | None = None
-    camera_vectors: Tensor | None = None
+    feature_patches: Tensor
+    feature_vectors: Tensor
 
-    def features(self) -> tuple[Tensor, Tensor]:
-        """(patches, vectors) from which features are made: with the camera embedding, where there is one."""
-        if self.camera is None or self.camera_vectors is None:
-            return self.patches, self.vectors
-        return self.patches + self.camera[:, None, None], self.camera_vectors
+    def _parts(self) -> tuple[Tensor, ...]:
+        return self.patches, self.vectors, self.feature_patches, self.feature_vectors
 
     def replaced(self, other: Encoded, absent: Tensor) -> Encoded:
         """Where `absent` (B, M) is True, the sensors of `other`, which has the same cameras."""
-        with_camera = None
-        if self.camera_vectors is not None and other.camera_vectors is not None:
-            with_camera = torch.where(absent[:, :, None], other.camera_vectors, self.camera_vectors)
-        return Encoded(
-            torch.where(absent[:, :, None, None], other.patches, self.patches),
-            torch.where(absent[:, :, None], other.vectors, self.vectors),
-            self.camera,
-            with_camera,
-        )
+        pairs = zip(self._parts(), other._parts(), strict=True)
+        return Encoded(*(torch.where(absent[(...,) + (None,) * (a.ndim - 2)], b, a) for a, b in pairs))
 
     def rows(self, which: Tensor) -> Encoded:
         """The samples numbered `which`."""
-        camera = None if self.camera is None else self.camera[which]
-        with_camera = None if self.camera_vectors is None else self.camera_vectors[which]
-        return Encoded(self.patches[which], self.vectors[which], camera, with_camera)
+        return Encoded(*(part[which] for part in self._parts()))
 
 
 @dataclass
@@ -139,7 +128,7 @@ class ReidModel(nn.Module):
         modalities: names of the sensors, in the order of the images.
         identities: classes I of the classifiers.
         cameras: rows of the camera embedding.
-        backbones: encoders to use instead of those `config` names, one, or one a modality.
+        backbones: encoders to use instead of those `config` names, one, or one per modality.
     """
 
     selection: type[MultiModalSDTPS] = MultiModalSDTPS
@@ -229,10 +218,10 @@ class ReidModel(nn.Module):
         means = patches.float().mean(dim=2)
         vectors = self._global_vectors(first, means)
         if self.camera_embedding is None:
-            return Encoded(patches, vectors)
+            return Encoded(patches, vectors, patches, vectors)
         camera: Tensor = self.camera_embedding(self._checked_cameras(cameras, len(images)))
         with_camera = self._global_vectors(first + camera[:, None], means + camera[:, None])
-        return Encoded(patches, vectors, camera, with_camera)
+        return Encoded(patches, vectors, patches + camera[:, None, None], with_camera)
 
     def _global_vectors(self, first: Tensor, means: Tensor) -> Tensor:
         """CLS and mean patch of each sensor, (B, M, C) both, fused: (B, M, C)."""
@@ -243,7 +232,7 @@ class ReidModel(nn.Module):
             raise InputError("this model has a camera embedding: give the camera index of every sample.")
         if cameras.shape != (samples,) or cameras.is_floating_point() or cameras.dtype == torch.bool:
             raise InputError(
-                f"cameras must hold {samples} whole numbers, one a sample, but {tuple(cameras.shape)} of "
+                f"cameras must hold {samples} whole numbers, one per sample, but {tuple(cameras.shape)} of "
                 f"{cameras.dtype} came."
             )
         # Values on a GPU are not looked at: that would make it wait in every step.
@@ -271,8 +260,7 @@ class ReidModel(nn.Module):
 
     def fuse(self, encoded: Encoded, present: Tensor | None = None) -> Fused:
         """Both branches; `present` (B, M) bool leaves sensors out: they guide nothing and their block is zero."""
-        featured, original = encoded.features()
-        sdtps, keep = None, None
+        original, sdtps, keep = encoded.feature_vectors, None, None
         if self.sdtps is not None:
             names = self.sdtps.modalities
             patches = dict(zip(names, encoded.patches.unbind(1), strict=True))
@@ -280,7 +268,7 @@ class ReidModel(nn.Module):
             there = None if present is None else dict(zip(names, present.unbind(1), strict=True))
             slimmed = [
                 self.sdtps.slim(name, patches, vectors, there, merged)
-                for name, merged in zip(names, featured.unbind(1), strict=True)
+                for name, merged in zip(names, encoded.feature_patches.unbind(1), strict=True)
             ]
             sdtps = torch.stack([tokens.float().mean(dim=1) for tokens, _ in slimmed], dim=1)
             keep = torch.stack([mask for _, mask in slimmed], dim=1)

@@ -65,7 +65,7 @@ def stack(rows: Sequence[Sequence[Image.Image]]) -> Image.Image:
 def ranked_picture(
     dataset: ReidDataset, reader: ReidReader, matrix: Tensor, queries: Sequence[int], places: int = 5
 ) -> Image.Image:
-    """One row a query (its number in `dataset.query`): the query, then its `places` nearest gallery shots.
+    """One row per query (its number in `dataset.query`): the query, then its `places` nearest gallery shots.
 
     matrix: distances (Q, G). Shots that the data set's rule passes over are not shown.
     """
@@ -93,7 +93,7 @@ def passed_over(dataset: ReidDataset, query: ReidRecord, found: ReidRecord) -> b
 def kept_picture(
     model: ReidModel, dataset: ReidDataset, reader: ReidReader, records: Sequence[ReidRecord]
 ) -> Image.Image:
-    """One row a shot: its sensors as they are, then with the patches that were not kept dimmed.
+    """One row per shot: its sensors as they are, then with the patches that were not kept dimmed.
 
     Raises ValueError for a model without selection.
     """

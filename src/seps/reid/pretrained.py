@@ -15,9 +15,9 @@ from seps.hub.card import card, table
 from seps.hub.folder import CONFIG, ModelError, find_folder, inside, read_config, read_weights
 from seps.hub.saving import write_folder
 from seps.hub.tensor_names import transformers_version, versions_sentence
-from seps.reid.config import ReidConfig, from_mapping
+from seps.reid.config import ReidConfig
 from seps.reid.model import ReidModel
-from seps.reid.run import TrainedReid
+from seps.reid.run import TrainedReid, read_description
 from seps.training.checkpoint import load_model_tensors, model_tensors
 
 
@@ -70,11 +70,9 @@ def from_pretrained(
         raise ModelError(f"{folder / CONFIG} is not the configuration of a re-identification model.")
     tensors, path = read_weights(folder, values)
     try:
-        config = from_mapping(values["reid"], str(folder / CONFIG))
-        modalities, identities = tuple(map(str, values["modalities"])), int(values["identities"])
-        cameras = tuple(map(int, values["cameras"]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise ModelError(f"{folder / CONFIG} does not say how to build the model ({error}).") from error
+        config, modalities, identities, cameras = read_description(values, str(folder / CONFIG))
+    except ValueError as error:
+        raise ModelError(str(error)) from error
     model = ReidModel(_buildable(config, values, folder), modalities, identities, len(cameras))
     load_model_tensors(model, tensors, str(path), versions_sentence(values.get("transformers")))
     model.eval()

@@ -126,6 +126,22 @@ def _same_run(about: Mapping[str, Any], run_dir: Path) -> None:
         )
 
 
+def read_description(
+    values: Mapping[str, Any], source: str
+) -> tuple[ReidConfig, tuple[str, ...], int, tuple[int, ...]]:
+    """(settings, modalities, identities, cameras) that a checkpoint or a model folder states.
+
+    Raises ValueError where one is missing or wrong; `source` is the file to name.
+    """
+    try:
+        config = from_mapping(values["reid"], source)
+        modalities, cameras = tuple(map(str, values["modalities"])), tuple(map(int, values["cameras"]))
+        return config, modalities, int(values["identities"]), cameras
+    except (KeyError, TypeError, ValueError) as error:
+        why = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise ValueError(f"{source} does not say how to build the model ({why}).") from error
+
+
 def load_trained(
     source: Path | str, which: Literal["best", "last"] = "best", device: torch.device | str = "cpu"
 ) -> TrainedReid:
@@ -143,12 +159,9 @@ def load_trained(
     if about.get("application") != "reid":
         raise ConfigError(f"{folder} is no re-identification run: its state does not say how to build the model.")
     try:
-        config = from_mapping(about["reid"], f"{folder}/state.json")
-        modalities, identities = tuple(map(str, about["modalities"])), int(about["identities"])
-        cameras = tuple(map(int, about["cameras"]))
-    except (KeyError, TypeError, ValueError) as error:
-        why = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-        raise CheckpointError(f"{folder}/state.json does not say how to build the model ({why}).") from error
+        config, modalities, identities, cameras = read_description(about, f"{folder}/state.json")
+    except ValueError as error:
+        raise CheckpointError(str(error)) from error
     # The checkpoint holds every weight: a preset is built without fetching its pretrained ones.
     model = ReidModel(replace(config.model, pretrained=False), modalities, identities, len(cameras))
     load_model_tensors(model, {**checkpoint.model, **checkpoint.ema}, str(folder))

@@ -21,7 +21,7 @@ from seps.training.optim import backbone_groups
 from seps.training.seeding import derive_seed
 from seps.training.task import Figures, ParameterGroup
 
-# Keep the streams of chance of the augmentation and of the sensors left out apart.
+# Separate random numbers for the augmentation, the sensors left out and the order of the dev shots.
 _AUGMENT, _DROPOUT, _SHUFFLE = 1, 2, 3
 
 
@@ -123,7 +123,7 @@ class ReidTask:
     ) -> None:
         self.config, self.dataset = config, dataset
         self.fit, self.dev = split_dataset(config, dataset)
-        self._model = model if model is not None else make_model(config, dataset, len(self.fit.identities))
+        self.model = model if model is not None else make_model(config, dataset, len(self.fit.identities))
         self.reader = reader if reader is not None else make_reader(config, dataset)
         self.cameras = torch.tensor(dataset.camera_indices(self.fit.train), dtype=torch.long)
         data = config.data
@@ -131,11 +131,6 @@ class ReidTask:
         self.batches = IdentityBatches(
             self.fit.train_labels, identities=data.identities, images=data.images, seed=config.train.seed
         )
-
-    @property
-    def model(self) -> ReidModel:
-        """The network, necks and classifiers included."""
-        return self._model
 
     def steps_per_epoch(self, world: int) -> int:
         """Steps of an epoch, on any number of processes. Raises ValueError when they cannot share a batch."""
@@ -151,8 +146,8 @@ class ReidTask:
         share = len(indices) // world
         mine = slice(rank * share, (rank + 1) * share)
         seed = self.config.train.seed
-        chance = torch.Generator().manual_seed(derive_seed(seed, _AUGMENT, epoch, step))
-        choices = draw(len(indices), self.config.model.image_size, self.augmentation, chance)[mine]
+        generator = torch.Generator().manual_seed(derive_seed(seed, _AUGMENT, epoch, step))
+        choices = draw(len(indices), self.config.model.image_size, self.augmentation, generator)[mine]
         chosen = indices[mine]
         pixels = self.reader.batch([self.fit.train[index] for index in chosen])
         labels = torch.tensor([self.fit.train_labels[index] for index in chosen])

@@ -33,8 +33,8 @@ GENERIC_PATTERN = r"(?P<pid>-?\d+)_c(?P<camid>\d+)(?:_s(?P<sceneid>\d+))?(?:_|$)
 
 
 @dataclass
-class Findings:
-    """What a scan collects beside the records."""
+class ProblemLog:
+    """The problems that a scan meets, and how many shots are marked as junk."""
 
     root: Path
     problems: list[Problem] = field(default_factory=list)
@@ -50,7 +50,7 @@ class Findings:
 class Layout:
     """A scan from a root to (modalities, splits), and the evaluation rule that comes with the data set."""
 
-    scan: Callable[[Path, Findings], tuple[tuple[str, ...], Splits]]
+    scan: Callable[[Path, ProblemLog], tuple[tuple[str, ...], Splits]]
     excludes: Excludes = "camera"
 
 
@@ -83,11 +83,11 @@ def load(
         raise ReidDataError(f"modalities, pattern and labels belong to the generic layout, not to {layout!r}")
     folder = require_folder(Path(root), f"the root of a data set in layout {key}")
     chosen = generic_layout(modalities, pattern, labels) if key == "generic" else LAYOUTS[key]
-    findings = Findings(folder)
-    names, splits = chosen.scan(folder, findings)
+    log = ProblemLog(folder)
+    names, splits = chosen.scan(folder, log)
     if verify_files:
-        splits = _verify_splits(splits, findings, threads)
-    report = _report(key, findings, splits, verify_files)
+        splits = _verify_splits(splits, log, threads)
+    report = _report(key, log, splits)
     if on_problem == "refuse" and report.problems:
         raise ReidDataError(f"{report.summary()}\nMend these files, or load with on_problem='skip'.")
     for split, records in splits.items():
@@ -104,7 +104,7 @@ def load(
     )
 
 
-def _verify_splits(splits: Splits, findings: Findings, threads: int) -> Splits:
+def _verify_splits(splits: Splits, log: ProblemLog, threads: int) -> Splits:
     """Decode every file; keep the records that decode and report the others. A list in two splits is read once."""
     done: dict[int, list[ReidRecord]] = {}
     with ThreadPoolExecutor(threads) as pool:
@@ -116,20 +116,19 @@ def _verify_splits(splits: Splits, findings: Findings, threads: int) -> Splits:
                 if fault is None:
                     sound.append(record)
                 else:
-                    findings.add(fault[0], split, fault[1], fault[2])
+                    log.add(fault[0], split, fault[1], fault[2])
     return {split: done[id(records)] for split, records in splits.items()}
 
 
-def _report(layout: str, findings: Findings, splits: Splits, verified: bool) -> ReidReport:
+def _report(layout: str, log: ProblemLog, splits: Splits) -> ReidReport:
     train = {record.pid for record in splits["train"]}
     test = {record.pid for split in ("query", "gallery") for record in splits[split]}
     return ReidReport(
         layout=layout,
-        root=str(findings.root),
+        root=str(log.root),
         shots={split: len(records) for split, records in splits.items()},
-        junk=findings.junk,
-        problems=tuple(findings.problems),
-        verified=verified,
+        junk=log.junk,
+        problems=tuple(log.problems),
         shared_identities=len(train & test),
     )
 
@@ -149,43 +148,42 @@ def list_folder(folder: Path) -> list[Path]:
         raise ReidDataError(f"the folder {folder} cannot be read: {error.strerror or error}") from error
 
 
-def list_images(folder: Path, split: str, findings: Findings) -> dict[str, Path]:
+def list_images(folder: Path, split: str, log: ProblemLog) -> dict[str, Path]:
     """Name without suffix -> file, sorted; hidden and other files left out, double names reported."""
     found: dict[str, Path] = {}
     for path in list_folder(folder):
         if path.suffix.lower() not in IMAGE_SUFFIXES or path.name.startswith(".") or not path.is_file():
             continue
         if path.stem in found:
-            findings.add("duplicate_name", split, path, f"{found[path.stem].name} has the same name")
+            log.add("duplicate_name", split, path, f"{found[path.stem].name} has the same name")
             continue
         found[path.stem] = path
     return found
 
 
-def join_modalities(folders: dict[str, Path], split: str, parse: Parser, findings: Findings) -> Iterator[ReidRecord]:
+def join_modalities(folders: dict[str, Path], split: str, parse: Parser, log: ProblemLog) -> Iterator[ReidRecord]:
     """Records of the names present in every modality's folder, in sorted order; the others are reported."""
     listings = {
-        modality: list_images(folder, split, findings) if folder.is_dir() else {}
-        for modality, folder in folders.items()
+        modality: list_images(folder, split, log) if folder.is_dir() else {} for modality, folder in folders.items()
     }
     for name in sorted(set().union(*listings.values())):
         paths = {modality: listing[name] for modality, listing in listings.items() if name in listing}
         path = next(iter(paths.values()))
         absent = [modality for modality in folders if modality not in paths]
         if absent:
-            findings.add("missing_modality", split, path, f"no {' and no '.join(absent)} image")
+            log.add("missing_modality", split, path, f"no {' and no '.join(absent)} image")
             continue
         sources = {modality: Source(paths[modality]) for modality in folders}
-        yield from tag(sources, path, split, parse, findings)
+        yield from tag(sources, path, split, parse, log)
 
 
-def tag(sources: dict[str, Source], path: Path, split: str, parse: Parser, findings: Findings) -> Iterator[ReidRecord]:
+def tag(sources: dict[str, Source], path: Path, split: str, parse: Parser, log: ProblemLog) -> Iterator[ReidRecord]:
     """One record, or none where the name tells no identity or marks junk (identity -1)."""
     tags = parse(path.stem)
     if tags is None:
-        findings.add("unparsable_name", split, path, "the name tells no identity and camera in this layout")
+        log.add("unparsable_name", split, path, "the name tells no identity and camera in this layout")
     elif tags[0] == -1:
-        findings.junk += 1
+        log.junk += 1
     else:
         yield ReidRecord(sources, *tags)
 
@@ -206,18 +204,18 @@ def by_pattern(expression: re.Pattern[str]) -> Parser:
     return parse
 
 
-def scan_rgbnt201(root: Path, findings: Findings) -> tuple[tuple[str, ...], Splits]:
+def scan_rgbnt201(root: Path, log: ProblemLog) -> tuple[tuple[str, ...], Splits]:
     """RGBNT201: a folder per modality; the test shots are query and gallery."""
     parse = by_pattern(re.compile(r"(?P<pid>\d{6})_cam(?P<camid>\d+)"))
     splits: Splits = {}
     for split, name in (("train", "train_171"), ("test", "test")):
         folder = require_folder(root / name, f"RGBNT201's {name}/{{RGB,NI,TI}}")
         folders = {m: require_folder(folder / m, f"RGBNT201's {name}/{m}") for m in TRIPLE}
-        splits[split] = list(join_modalities(folders, split, parse, findings))
+        splits[split] = list(join_modalities(folders, split, parse, log))
     return TRIPLE, {"train": splits["train"], "query": splits["test"], "gallery": splits["test"]}
 
 
-def scan_rgbnt100(root: Path, findings: Findings) -> tuple[tuple[str, ...], Splits]:
+def scan_rgbnt100(root: Path, log: ProblemLog) -> tuple[tuple[str, ...], Splits]:
     """RGBNT100: RGB, NI and TI are the left, middle and right third of one image."""
     parse = by_pattern(re.compile(r"(?P<pid>-?\d+)_c(?P<camid>\d+)"))
     base = root / "rgbir" if (root / "rgbir").is_dir() else root
@@ -226,13 +224,13 @@ def scan_rgbnt100(root: Path, findings: Findings) -> tuple[tuple[str, ...], Spli
     for split, name in _BOUNDING_BOXES:
         folder = require_folder(base / name, f"RGBNT100's rgbir/{name}")
         records = splits[split] = []
-        for path in list_images(folder, split, findings).values():
+        for path in list_images(folder, split, log).values():
             sources = {m: Source(path, box) for m, box in zip(TRIPLE, thirds, strict=True)}
-            records += tag(sources, path, split, parse, findings)
+            records += tag(sources, path, split, parse, log)
     return TRIPLE, splits
 
 
-def scan_msvr310(root: Path, findings: Findings) -> tuple[tuple[str, ...], Splits]:
+def scan_msvr310(root: Path, log: ProblemLog) -> tuple[tuple[str, ...], Splits]:
     """MSVR310: a folder per identity, in it vis, ni and th, here named RGB, NI and TI."""
     parse = by_pattern(re.compile(r"(?P<pid>\d{4})_s(?P<sceneid>\d{3})_v(?P<camid>\d+)"))
     splits: Splits = {}
@@ -245,7 +243,7 @@ def scan_msvr310(root: Path, findings: Findings) -> tuple[tuple[str, ...], Split
         records = splits[split] = []
         for vehicle in (path for path in list_folder(folder) if path.is_dir()):
             folders = {m: vehicle / sub for m, sub in zip(TRIPLE, ("vis", "ni", "th"), strict=True)}
-            records += join_modalities(folders, split, parse, findings)
+            records += join_modalities(folders, split, parse, log)
     return TRIPLE, splits
 
 
@@ -262,7 +260,7 @@ def generic_layout(modalities: Sequence[str] | None, pattern: str | None, labels
     if pattern is not None and labels is not None:
         raise ReidDataError("give a pattern or a CSV of labels, not both")
 
-    def scan(root: Path, findings: Findings) -> tuple[tuple[str, ...], Splits]:
+    def scan(root: Path, log: ProblemLog) -> tuple[tuple[str, ...], Splits]:
         expected = "the generic layout's train/{MODALITY}/NAME.jpg"
         names = tuple(modalities) if modalities else discover(require_folder(root / "train", expected))
         together = (root / "test").is_dir() and not (root / "query").is_dir()
@@ -272,12 +270,12 @@ def generic_layout(modalities: Sequence[str] | None, pattern: str | None, labels
             require_folder(root / split, f"the generic layout's {split}/{{{','.join(names)}}}")
             folders = {m: require_folder(root / split / m, f"modality {m} of split {split}") for m in names}
             parse = by_table(root / labels, rows, split, found) if labels else by_pattern(compile_pattern(pattern))
-            splits[split] = list(join_modalities(folders, split, parse, findings))
-        incomplete = {Path(problem.path).stem for problem in findings.problems}
+            splits[split] = list(join_modalities(folders, split, parse, log))
+        incomplete = {Path(problem.path).stem for problem in log.problems}
         for row in rows:
             if row.line not in found and row.stem not in incomplete:
                 missing = f"line {row.line}: no image {row.stem} in split {row.split or 'train, query or gallery'}"
-                findings.add("missing_file", row.split or "all", root / str(labels), missing)
+                log.add("missing_file", row.split or "all", root / str(labels), missing)
         if together:
             splits = {"train": splits["train"], "query": splits["test"], "gallery": splits["test"]}
         return names, splits

@@ -77,7 +77,6 @@ class ReidReport:
     shots: Mapping[str, int] = field(default_factory=dict)
     junk: int = 0
     problems: tuple[Problem, ...] = ()
-    verified: bool = False
     shared_identities: int = 0
 
     @property

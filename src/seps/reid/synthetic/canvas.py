@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float32]
 Mask = NDArray[np.bool_]
 Colour = tuple[float, float, float]
-Pattern = Callable[[Floats, Floats], Mask]
+MaskFunction = Callable[[Floats, Floats], Mask]
 """From figure coordinates (u, v) to a mask of where something is painted."""
 RGB, NIR, TIR = 0, 1, 2
 BACKGROUND, CLUTTER, FIGURE = 0, 1, 2
@@ -35,7 +35,7 @@ class Shape:
     """A region of figure coordinates: `inside` the box (u0, v0, u1, v1)."""
 
     box: tuple[float, float, float, float]
-    inside: Pattern
+    inside: MaskFunction
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,13 @@ class Canvas:
         return seen[0], seen[1], seen[2]
 
     def paint(
-        self, frame: Frame, shape: Shape, material: Material, *, where: Pattern | None = None, sensor: int | None = None
+        self,
+        frame: Frame,
+        shape: Shape,
+        material: Material,
+        *,
+        where: MaskFunction | None = None,
+        sensor: int | None = None,
     ) -> None:
         """Paint the shape (only `where` that pattern holds) for one sensor or for all."""
         box = shape.box
@@ -139,17 +145,17 @@ def limb(start: tuple[float, float], end: tuple[float, float], radius: float) ->
     return Shape(box, inside)
 
 
-def stripes(period: float, upright: bool) -> Pattern:
+def stripes(period: float, upright: bool) -> MaskFunction:
     """Every second half period, upright or lying."""
     return lambda u, v: (u if upright else v) % period < period / 2
 
 
-def checks(period: float) -> Pattern:
+def checks(period: float) -> MaskFunction:
     """A chequered board."""
     return lambda u, v: (u % period < period / 2) ^ (v % period < period / 2)
 
 
-def patch(centre: tuple[float, float], radii: tuple[float, float]) -> Pattern:
+def patch(centre: tuple[float, float], radii: tuple[float, float]) -> MaskFunction:
     """One box."""
     (cu, cv), (ru, rv) = centre, radii
     return lambda u, v: (abs(u - cu) < ru) & (abs(v - cv) < rv)

@@ -54,7 +54,8 @@ class SyntheticConfig:
             )
         if not 0 < self.test_fraction < 1 or not 2 <= self.test_identities <= self.identities - 2:
             raise ReidDataError(
-                f"test_fraction {self.test_fraction} of {self.identities} identities must leave two a side"
+                f"test_fraction {self.test_fraction} of {self.identities} identities must leave two or more to train "
+                "with and two or more to test"
             )
 
     @property
