@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
@@ -44,20 +45,16 @@ def renamed(saved: Iterable[str], wanted: Iterable[str]) -> dict[str, str]:
 
     Names that fit as they are stay as they are: another release's names never displace them.
     """
-    own = set(wanted)
-    saved = list(saved)
-    taken = own & set(saved)
+    own, saved = set(wanted), list(saved)
     free: dict[str, list[str]] = {}
-    for name in own - taken:
+    for name in own - set(saved):
         free.setdefault(common_form(name), []).append(name)
     result: dict[str, str] = {}
     for name in saved:
         places = [] if name in own else free.get(common_form(name), [])
         result[name] = places[0] if len(places) == 1 else name
     # Two saved tensors for one place fit neither: both keep their names and are reported as unknown.
-    counts: dict[str, int] = {}
-    for place in result.values():
-        counts[place] = counts.get(place, 0) + 1
+    counts = Counter(result.values())
     return {name: place if counts[place] == 1 else name for name, place in result.items()}
 
 
