@@ -26,7 +26,7 @@ from seps.experiments.workers import Workers, attempt
 from seps.retrieval.config import DataConfig, ModelConfig, PartWeights, RunConfig
 from seps.retrieval.data import DataError, decode_all, load_jsonl
 from seps.retrieval.model import RetrievalModel
-from seps.retrieval.train.data import read_data
+from seps.retrieval.train.data import load_sets, read_data
 from seps.retrieval.train.task import RetrievalTask
 from seps.settings import load
 from seps.training import NonFiniteLossError, TrainConfig
@@ -45,7 +45,7 @@ def recipe(encoders: dict[str, str], **changes: Any) -> RunConfig:
 @pytest.fixture
 def shared(encoders, scenes, dev_scenes, tmp_path):
     made = recipe(encoders, data=DataConfig(str(scenes), str(dev_scenes)))
-    return read_data(made, (32, 32), print, folder=tmp_path / "pixels")
+    return read_data(made, load_sets(made), (32, 32), print, folder=tmp_path / "pixels")
 
 
 @pytest.mark.parametrize(("suite", "name"), ENTRIES, ids=lambda word: word)
@@ -183,14 +183,15 @@ def test_bad_photos_leave_their_rows(encoders, scenes, dev_scenes, tmp_path):
     made = recipe(encoders, data=DataConfig(str(train), str(dev_scenes)))
     for folder in (None, tmp_path / "pixels"):
         said = []
-        found = read_data(made, (32, 32), said.append, folder=folder)
+        found = read_data(made, load_sets(made), (32, 32), said.append, folder=folder)
         assert len(found.train) == 47 and broken.name in "".join(said)
         assert torch.equal(found.pixels, decode_all(found.train, (36, 36), mode="resize"))
         assert torch.equal(found.dev_pixels[0], decode_all(found.dev[0], (32, 32)))
     again = found.without_photos().with_photos()
     assert torch.equal(again.pixels, found.pixels) and torch.equal(again.dev_pixels[0], found.dev_pixels[0])
     with pytest.raises(DataError, match=broken.name):
-        read_data(dataclasses.replace(made, data=dataclasses.replace(made.data, strict=True)), (32, 32), said.append)
+        strict = dataclasses.replace(made, data=dataclasses.replace(made.data, strict=True))
+        read_data(strict, load_sets(strict), (32, 32), said.append)
 
 
 @pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory. Tried to\nmore")])

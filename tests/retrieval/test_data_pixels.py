@@ -26,7 +26,7 @@ from seps.retrieval.eval.evaluate import encode_images
 from seps.retrieval.index.rows import StoreSettings
 from seps.retrieval.index.search import Searcher
 from seps.retrieval.index.store import Store
-from seps.retrieval.train.data import read_data
+from seps.retrieval.train.data import load_sets, read_data
 from seps.retrieval.train.task import RetrievalTask
 from stores import index, model, model_folder
 
@@ -121,7 +121,8 @@ def test_every_command_makes_the_same_pixels(folder: Path, tmp_path: Path, seen:
     (tmp_path / "blank.jsonl").write_text('{"image": "blank.png", "captions": ["x"]}\n')
     both = DataConfig(str(tmp_path / "blank.jsonl"), str(folder / "data.jsonl"))
     for place in (None, tmp_path / "pixels"):
-        read = read_data(replace(config, data=both), SIZE, print, folder=place)
+        described = replace(config, data=both)
+        read = read_data(described, load_sets(described), SIZE, print, folder=place)
         assert torch.equal(read.dev_pixels[0], expected), "seps train and seps compare"
         assert torch.equal(read.pixels[0], read_image(ImageSource(blank), stored_size(SIZE), "resize"))
 

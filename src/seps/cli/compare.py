@@ -152,13 +152,14 @@ def _run_trials(options: argparse.Namespace, trials: Sequence[Trial], out: Path)
 def _outcomes(options: argparse.Namespace, trials: Sequence[Trial], out: Path) -> Iterator[Outcome]:
     from seps.encoders import vision_encoder
     from seps.experiments.workers import Workers
-    from seps.retrieval.train.data import read_data
+    from seps.retrieval.train.data import load_sets, read_data
 
     recipe = _recipe(options, out)
     runs = Path(options.scratch) if options.scratch else out / "runs"
     device = options.device or default_device()
+    sets = load_sets(recipe)
     size = recipe.model.image_size or vision_encoder(recipe.model.vision).image_size
-    shared = read_data(recipe, size, say, folder=runs)
+    shared = read_data(recipe, sets, size, say, folder=runs)
     written = json.dumps(_settings(options.suite, recipe), indent=1) + "\n"
     (out / "recipe.json").write_text(written, encoding="utf-8")
     try:

@@ -53,13 +53,19 @@ class SharedData:
         return replace(self, pixels=first, dev_pixels=others)
 
 
-def read_data(config: RunConfig, image_size: tuple[int, int], log: Log, *, folder: Path | None = None) -> SharedData:
-    """The training set and the dev sets with their photos, for a model that takes `image_size`.
+def read_data(
+    config: RunConfig,
+    sets: list[RetrievalDataset],
+    image_size: tuple[int, int],
+    log: Log,
+    *,
+    folder: Path | None = None,
+) -> SharedData:
+    """The sets of `load_sets`, the training set first, with their photos for a model that takes `image_size`.
 
     What is bad is left out and named to `log`, or refused if `data.strict`. With `folder` the photos go to .npy files
-    there. Raises DataError, and ValueError where no training data is named.
+    there. Raises DataError.
     """
-    sets = load_sets(config)
     ways: list[tuple[tuple[int, int], Mode]] = [(config.data.size_to_decode(image_size), "resize")]
     ways += [(image_size, "model")] * (len(sets) - 1)
     shapes = [(len(part), 3, *size) for part, (size, _) in zip(sets, ways, strict=True)]
@@ -96,7 +102,10 @@ def read_data(config: RunConfig, image_size: tuple[int, int], log: Log, *, folde
 
 
 def load_sets(config: RunConfig) -> list[RetrievalDataset]:
-    """The training set and the dev sets, with their descriptions, as their files say."""
+    """The training set and the dev sets, with their descriptions, as their files say; no photo is read.
+
+    Raises DataError, and ValueError where no training data is named.
+    """
     data = config.data
     if not data.train:
         raise ValueError("data.train is empty; give the JSONL file of the training images, or FOLDER:train.")

@@ -19,7 +19,7 @@ from seps.retrieval.eval.evaluate import encode_images, evaluate
 from seps.retrieval.heads import ImageFeatures, SlimmingHead
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import check_save, from_pretrained, resolved, save_pretrained
-from seps.retrieval.train.data import Log, read_data
+from seps.retrieval.train.data import Log, load_sets, read_data
 from seps.retrieval.train.task import RetrievalTask
 from seps.scoring import score_with_gradient
 from seps.training import CheckpointError, DistributedInfo, TrainResult, find_checkpoint, train
@@ -46,10 +46,11 @@ def train_model(
     run_dir = Path(run_dir)
     _same_settings(config, run_dir)
     _room_for_model(run_dir / "model")
+    sets = load_sets(config)
     torch.manual_seed(config.train.seed)
     model = RetrievalModel(config.model)
     check_save(model, run_dir / "model")
-    data = read_data(config, model.image_size, say)
+    data = read_data(config, sets, model.image_size, say)
     task = RetrievalTask(model, config, data.train, data.dev, pixels=data.pixels, dev_pixels=data.dev_pixels)
     about = {"model": resolved(model), "config": dataclasses.asdict(config)}
     result = train(
