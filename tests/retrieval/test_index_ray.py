@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from seps.captioning import RayConfig
 from seps.cli import index as index_command
+from seps.ray_cluster import RayConfig
 from seps.retrieval.data import ImageSource
 from seps.retrieval.index import build as indexing
 from seps.retrieval.index.build import IndexOptions, index_folder
