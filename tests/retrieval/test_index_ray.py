@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from seps.captioning import RayConfig
 from seps.cli import index as index_command
-from seps.ray_cluster import connected
+from seps.ray_cluster import RayConfig, connected
 from seps.retrieval.data import ImageSource
 from seps.retrieval.index import build as indexing
 from seps.retrieval.index.build import IndexOptions, index_folder

@@ -103,7 +103,7 @@ class OpenAIBackend:
             raise error_of_status(url, error) from error
         except RetryableError:
             raise
-        except Exception as error:  # while the body is read, of httpx or httpx2, as the client's release has it
+        except Exception as error:  # besides its own errors, the client lets those of httpx or httpx2 through
             cause = error.__cause__ or error
             raise RetryableError(f"{url} cannot be reached ({str(cause) or type(cause).__name__}).") from error
         try:
