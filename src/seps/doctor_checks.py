@@ -110,8 +110,9 @@ def triton_works() -> str:
         os.environ["TRITON_INTERPRET"] = "1"  # in this process alone, before the kernels are first imported
     import triton
 
-    from seps.scoring import fused, score_matrix
-    from seps.scoring.texts import Texts
+    from seps.scoring import score_matrix
+    from seps.scoring import triton as fused
+    from seps.scoring.inputs import Texts
 
     if torch.cuda.is_available():
         net, images, words, lengths = _problem("cuda")
@@ -122,7 +123,7 @@ def triton_works() -> str:
     block = texts.block(0, texts.count)
     scores = torch.empty(len(images), texts.count)
     with torch.no_grad():
-        scores[:, block.index] = fused.scorer(net, torch.float16)(net.encode_images(images))(block)
+        scores[:, block.index] = fused.scorer(net, torch.float16)(net.encode_images(images)).score(block)
     found = _compare(scores, _expected(), 5e-3)
     return f"triton {triton.__version__}, interpreted: {found}; it is used on a GPU"
 

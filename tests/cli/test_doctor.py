@@ -89,27 +89,24 @@ def test_a_crash_a_hang_and_an_exit_are_findings_and_the_rest_goes_on(shadow):
 
 
 def test_a_kernel_with_wrong_scores_is_broken(monkeypatch):
-    from seps.scoring import factored
+    from seps.scoring.triton import TritonScorer
 
-    original = factored.prepare
+    original = TritonScorer.prepare
     calls = []
 
-    def wrong(*args, **kwargs):
+    def wrong(scorer, scaled):
         calls.append(1)
-        prepared = original(*args, **kwargs)
-        prepared.patches = prepared.patches * 1.5 + 0.1
-        return prepared
+        scorer.patches = scorer.patches * 1.5 + 0.1
+        original(scorer, scaled)
 
-    from seps.scoring import fused
-
-    monkeypatch.setattr(fused, "prepare", wrong)
+    monkeypatch.setattr(TritonScorer, "prepare", wrong)
     result = doctor_checks.try_out("scoring: triton")
     assert calls and result["status"] == "broken" and "off by" in result["detail"]
 
     def fails(*args, **kwargs):
         raise RuntimeError("PTX was compiled for another GPU")
 
-    monkeypatch.setattr(fused, "prepare", fails)
+    monkeypatch.setattr(TritonScorer, "prepare", fails)
     assert "another GPU" in doctor_checks.try_out("scoring: triton")["detail"]
 
 
