@@ -1,11 +1,11 @@
-"""What the fast paths know how to score, as a positive list; everything else runs in the readable form.
+"""Which networks the fast paths can score, as a list of what is allowed; every other network runs its own loop.
 
-The factored form, the kernels, the training path and the explanations each compute the scores of `PatchSlimming` in
-another order. They are right for its own methods, parts and settings alone. Somebody's changed idea (a subclass, a
-swapped part, a patched method, a hook) must not be scored as the old one: every fast path asks `why_not_fast` first.
+The factored form, the kernels, the training path and the explanations compute the scores of `PatchSlimming` in
+another order. They are correct only for its own methods, parts and settings. A changed network (a subclass, a
+swapped part, a patched method, a hook) must not be scored as the original: every fast path asks `why_not_fast` first.
 
-What `encode_images` alone calls is free, because every path calls it: the layers of the score predictor and of the
-aggregation's MLP may be any module.
+Parts that only `encode_images` calls may be changed, because every path calls it: the layers of the score predictor
+and of the aggregation's MLP may be any module.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def _unknown_parts(net: PatchSlimming) -> str | None:
 
 
 def _unknown_mlp(hrpa: HRPA) -> str | None:
-    """The fast paths read the MLP of Eq. 5 in other shapes, the kernels even its bare weights."""
+    """What differs in the MLP of Eq. 5, which the fast paths call with other shapes and the kernels read as weights."""
     mlp, top = hrpa.relevance_mlp, hrpa.top_k
     if mlp is None:
         return None
@@ -154,7 +154,7 @@ def _unknown_mlp(hrpa: HRPA) -> str | None:
 
 
 def say_readable(reason: str) -> None:
-    """Say once that the readable form is taken, and why."""
+    """Warn that the network's own loop over the texts is used, and why."""
     warnings.warn(
         f"Scored in the readable form, one text at a time: the fast paths do not know this network ({reason}).",
         UserWarning,
@@ -164,7 +164,7 @@ def say_readable(reason: str) -> None:
 
 @contextmanager
 def evaluating(net: nn.Module) -> Iterator[None]:
-    """Within it the network and all its parts are in evaluation mode; each gets its own mode back after."""
+    """A context in which the network and all its parts are in evaluation mode; each gets its mode back afterwards."""
     training = [module for module in net.modules() if module.training]
     for module in training:
         module.training = False

@@ -298,7 +298,7 @@ def _readable_rows(net: PatchSlimming, block: ImageBlock | ImageSide, texts: Tex
     if isinstance(block, ImageSide) or isinstance(texts, PairedTexts):
         what = "paired_dense" if isinstance(texts, PairedTexts) else "an ImageSide"
         raise InputError(
-            f"{type(net).__name__} has a forward of its own (or a hook on it), which {what} would go round; pass the "
+            f"{type(net).__name__} has a forward of its own (or a hook on it), which {what} would bypass; pass the "
             "images as features, with their own descriptions."
         )
     scored = call_forward(net, block.images, texts.words, texts.lengths, block.extras)

@@ -44,14 +44,8 @@ class ImageBlock:
 
     def part(self, start: int, stop: int) -> ImageBlock:
         """Images `start` to `stop`."""
-        chosen = slice(start, stop)
-        return ImageBlock(
-            self.images[chosen],
-            None if self.dense is None else self.dense[chosen],
-            None if self.dense_lengths is None else self.dense_lengths[chosen],
-            None if self.guides is None else {name: vector[chosen] for name, vector in self.guides.items()},
-            None if self.patch_mask is None else self.patch_mask[chosen],
-        )
+        found: ImageBlock = _map_tensors(self, lambda tensor: tensor[start:stop])
+        return found
 
     def check(self, net: PatchSlimming) -> None:
         """Raise `InputError` unless everything that belongs to the images has one row per image.
@@ -101,14 +95,14 @@ def convert_images(side: ImageSide, dtype: torch.dtype) -> ImageSide:
 
 
 def _map_tensors(side: Any, change: Callable[[Any], Any]) -> Any:
-    """An `ImageSide` with `change` applied to every tensor of `side`."""
+    """An `ImageSide` or `ImageBlock` with `change` applied to each of its tensors."""
 
     def changed(value: Any) -> Any:
-        if isinstance(value, dict):
+        if isinstance(value, Mapping):
             return {name: change(tensor) for name, tensor in value.items()}
         return None if value is None else change(value)
 
-    return ImageSide(**{field.name: changed(getattr(side, field.name)) for field in fields(ImageSide)})
+    return type(side)(**{field.name: changed(getattr(side, field.name)) for field in fields(side)})
 
 
 @dataclass
@@ -162,43 +156,36 @@ class TextBlock:
         return self
 
 
-@dataclass
+@dataclass(kw_only=True)
 class PairedBlock(TextBlock):
     """Captions of the published pairing, each with the description that comes with it."""
 
-    description: TextBlock | None = None
-    second_branch: bool = False
+    descriptions: TextBlock
+    second_branch: bool
     """Whether the descriptions' own words are aligned with the tokens of the second branch."""
-
-    @property
-    def partner(self) -> TextBlock:
-        """The descriptions."""
-        if self.description is None:
-            raise ValueError("a paired block needs its descriptions")
-        return self.description
 
     def part(self, start: int, stop: int) -> PairedBlock:
         """Texts `start` to `stop` of the block."""
         return PairedBlock(
             **vars(super().part(start, stop)),
-            description=self.partner.part(start, stop),
+            descriptions=self.descriptions.part(start, stop),
             second_branch=self.second_branch,
         )
 
     @property
     def guides(self) -> dict[str, Tensor]:
         """The mean words (T, C) that guide the selection, by the name of the guide."""
-        return {"caption": self.mean, "dense": self.partner.mean}
+        return {"caption": self.mean, "dense": self.descriptions.mean}
 
     def words_for(self, branch: str) -> TextBlock:
         """The words that the tokens of a branch are aligned with."""
-        return self.partner if self.second_branch and branch == "dense" else self
+        return self.descriptions if self.second_branch and branch == "dense" else self
 
     def description_scores(self, net: PatchSlimming) -> Tensor:
         """S (1, T) of each caption with the words of its description: the same for every image."""
-        words = self.partner.words.float()
+        words = self.descriptions.words.float()
         cosines = torch.bmm(self.words.float(), words.transpose(1, 2))
-        aligned = net.hrpa.align(cosines, self.mask, self.partner.mask)
+        aligned = net.hrpa.align(cosines, self.mask, self.descriptions.mask)
         means = F.normalize(words.sum(dim=1), dim=-1)
         return (aligned + net.config.pooled * (means * self.mean).sum(dim=-1))[None]
 
@@ -206,7 +193,7 @@ class PairedBlock(TextBlock):
 def cut_by_length(ordered: Sequence[int], limit: int, least: int = 64) -> list[tuple[int, int]]:
     """Cut lengths in rising order into runs (start, stop) of at most `limit` texts and little padding.
 
-    A run of fewer than `least` texts is cut for `limit` alone: small products cost more than some padding.
+    A run of fewer than `least` texts ends at `limit` only: small products cost more than some padding.
     """
     runs: list[tuple[int, int]] = []
     start = 0
@@ -378,9 +365,8 @@ class PairedTexts(Texts):
 
     def _block(self, start: int, stop: int) -> PairedBlock:
         part = slice(start, stop)
-        partner = self._make(self.descriptions, part, self._description_counts, self.description_lengths)
-        block = super()._block(start, stop)
-        return PairedBlock(**vars(block), description=partner, second_branch=self.second_branch)
+        own = self._make(self.descriptions, part, self._description_counts, self.description_lengths)
+        return PairedBlock(**vars(super()._block(start, stop)), descriptions=own, second_branch=self.second_branch)
 
     def encode(self, net: PatchSlimming, images: ImageBlock) -> ImageSide:
         """The image-only state with every branch and no description."""

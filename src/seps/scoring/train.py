@@ -83,8 +83,8 @@ def score_with_gradient(
 ) -> GradientScores:
     """Similarity of every image with every text, with gradients to inputs and parameters.
 
-    A network that the fast paths do not know (see `known`) is scored in the readable form, with a warning that says
-    why. Unlike `score_matrix`, the network's mode counts: in training its decisions may be drawn.
+    A network that the fast paths do not know (see `seps.nn.known`) is scored by its own loop over the texts, with a
+    warning that says why. Unlike in `score_matrix`, the network's mode counts: in training decisions may be random.
 
     Args:
         images: (B, P + N, C); `words` (T, M, C) with `lengths` (T,); the rest as in `score_matrix`.
@@ -104,7 +104,10 @@ def score_with_gradient(
     check_features("images", images[:1], "images, tokens, width", net.config.embed_size)
     check_features("words", words[:1], "texts, words, width", net.config.embed_size)
     if paired_dense is not None and dense is not None:
-        raise InputError("Both dense and paired_dense came; a dense text belongs to its image or to a caption.")
+        raise InputError(
+            "Both dense and paired_dense came; a description belongs to its image (dense) or to a caption "
+            "(paired_dense). Leave one out."
+        )
     dtype = product_dtype(precision, images.device)
     texts = make_texts(net, words, lengths, paired_dense, paired_dense_lengths)
     lengths_of_dense = None if dense_lengths is None else torch.as_tensor(dense_lengths)
@@ -177,10 +180,10 @@ def _side_by_side(columns: list[Tensor | None]) -> Tensor | None:
 
 
 def _own_forward(net: PatchSlimming, gallery: ImageBlock, texts: Texts, want_masks: bool) -> GradientScores:
-    """What a forward of the network's own says: similarities, and masks where it gives them."""
+    """The result of a forward that is not this library's: similarities, and masks where it returns them."""
     if isinstance(texts, PairedTexts):
         raise InputError(
-            f"{type(net).__name__} has a forward of its own (or a hook on it), which paired_dense would go round; "
+            f"{type(net).__name__} has a forward of its own (or a hook on it), which paired_dense would bypass; "
             "call the network itself."
         )
     scored = call_forward(net, gallery.images, texts.words, texts.lengths, gallery.extras)
