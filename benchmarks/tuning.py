@@ -12,9 +12,8 @@ import torch
 
 from benchmarks.machine import clock
 from benchmarks.scoring import make_inputs, make_net
-from seps.scoring import fused
-from seps.scoring.fused import Blocks
-from seps.scoring.texts import Texts
+from seps.scoring.inputs import Texts
+from seps.scoring.triton import KernelSizes, scorer
 
 _NORMS: list[dict[str, Any]] = [
     {},
@@ -58,16 +57,14 @@ def run(arguments: argparse.Namespace, device: torch.device) -> list[dict[str, A
             side = net.encode_images(data["img_embs"])
             for kind, choices in (("select", _SELECT), ("norms", _NORMS), ("whole", _ALIGN)):
                 for choice in choices:
-                    blocks = replace(Blocks(), **choice)
+                    sizes = replace(KernelSizes(), **choice)
                     try:
-                        scorer = fused.scorer(net, torch.float16, blocks)(side)
-                        if not isinstance(scorer, fused.FusedScorer):
-                            continue
-                        keep, _ = scorer.select(block)
+                        images = scorer(net, torch.float16, sizes)(side)
+                        keep, _ = images.select(block)
                         work: dict[str, Callable[[], object]] = {
-                            "select": partial(scorer.select, block),
-                            "norms": partial(scorer.norms, keep, scorer.table),
-                            "whole": partial(scorer, block),
+                            "select": partial(images.select, block),
+                            "norms": partial(images.squared_norms, keep, images.table),
+                            "whole": partial(images.score, block),
                         }
                         micro = clock(work[kind], device, 5) / pairs * 1e6
                     except Exception as error:

@@ -74,6 +74,18 @@ MOVED = {
     "retrieval.thumbnails": "retrieval.data.images",
     "retrieval.training": "retrieval.train.run",
     "retrieval.vectors": "retrieval.index.codec",
+    "scoring.engine": "scoring.blocks",
+    "scoring.fused": "scoring.triton",
+    "scoring.gradient": "scoring.train",
+    "scoring.maxima": "scoring.train",
+    "scoring.pairs": "scoring.factored",
+    "scoring.plan": "scoring.blocks",
+    "scoring.precision": "scoring.terms",
+    "scoring.reference": "scoring.inputs",
+    "scoring.state": "scoring.inputs",
+    "scoring.texts": "scoring.inputs",
+    "scoring.topk": "scoring.api",
+    "scoring.workers": "scoring.blocks",
 }
 """Former name to present name, both below `seps`; a package takes its modules along."""
 

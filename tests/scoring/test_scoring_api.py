@@ -15,12 +15,12 @@ from seps.scoring import (
     ImageBlock,
     choose_backend,
     count_images,
-    pairs,
     score_matrix,
     score_state,
     take_images,
 )
-from seps.scoring.texts import cut_by_length
+from seps.scoring.factored import BlockScorer
+from seps.scoring.inputs import cut_by_length
 
 
 @pytest.fixture
@@ -95,20 +95,20 @@ def test_memory_is_refused_with_the_least_that_works(case):
 
 def test_runs_on_when_the_device_is_full(case, monkeypatch, caplog):
     net, data, described, scores = case
-    honest, sizes = pairs.score_block, []
+    honest, sizes = BlockScorer.parts, []
 
-    def cramped(net, prep, block, **options):
+    def cramped(scorer, block, **options):
         sizes.append(block.count)
         if block.count > 3:
             raise torch.OutOfMemoryError("full")
-        return honest(net, prep, block, **options)
+        return honest(scorer, block, **options)
 
-    monkeypatch.setattr(pairs, "score_block", cramped)
+    monkeypatch.setattr(BlockScorer, "parts", cramped)
     with caplog.at_level(logging.WARNING):
         again = score_matrix(net, data["images"], data["words"], data["lengths"], **described)
     torch.testing.assert_close(again, scores, atol=1e-6, rtol=0)
     assert len(caplog.records) == 1 and "out of memory" in caplog.text
-    monkeypatch.setattr(pairs, "score_block", lambda *a, **k: (_ for _ in ()).throw(torch.OutOfMemoryError("full")))
+    monkeypatch.setattr(BlockScorer, "parts", lambda *a, **k: (_ for _ in ()).throw(torch.OutOfMemoryError("full")))
     with pytest.raises(torch.OutOfMemoryError):
         score_matrix(net, data["images"], data["words"], data["lengths"])
 

@@ -12,7 +12,7 @@ import warnings
 import pytest
 import torch
 from scoring_cases import SMALL, make_inputs, make_net
-from test_scoring_kernels import fused_scores
+from test_scoring_kernels import DEVICE, fused_scores, on_device
 from torch import nn
 
 from seps.compat import CrossSparseAggrNet
@@ -267,8 +267,10 @@ def test_score_with_gradient(idea, mode):
 
 def test_kernels_refuse_with_a_reason(idea):
     name, net, data, described, truth = idea
+    net, data = on_device(net, data)
+    described = {key: tensor.to(DEVICE) for key, tensor in described.items()}
     if name in ("layers: predictor", "layers: aggregation"):
-        torch.testing.assert_close(fused_scores(net, data, **described), truth, atol=2e-3, rtol=0)
+        torch.testing.assert_close(fused_scores(net, data, **described), truth.to(DEVICE), atol=2e-3, rtol=0)
         return
     with pytest.raises(InputError, match="cannot score this"):
         fused_scores(net, data, **described)

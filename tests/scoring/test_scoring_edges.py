@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from scoring_cases import CONFIGS, SMALL, make_inputs, make_net
-from test_scoring_kernels import fused_scores
+from test_scoring_kernels import fused_scores, on_device
 
 from seps.config import SlimmingConfig
 from seps.nn import InputError
@@ -37,6 +37,7 @@ def test_a_network_left_in_training_is_evaluated(name, backend):
 
 def test_the_kernels_and_explanations_of_a_network_in_training():
     net, data = make_net(CONFIGS["gumbel"]), make_inputs(CONFIGS["gumbel"])
+    net, data = on_device(net, data)
     expected = net(data["images"], data["words"], data["lengths"]).detach()
     net.train()
     torch.testing.assert_close(fused_scores(net, data), expected, atol=2e-3, rtol=0)
@@ -131,11 +132,11 @@ def test_guides_that_do_not_fit(guides, message):
 
 
 def test_a_guide_acts_in_every_path():
-    net, data = make_net(GUIDED), make_inputs(GUIDED)
+    net, data = on_device(make_net(GUIDED), make_inputs(GUIDED))
     call = (data["images"], data["words"], data["lengths"])
     for seed in (0, 1):
         torch.manual_seed(seed)
-        guides = {"audio": torch.randn(4, 16)}
+        guides = {"audio": torch.randn(4, 16).to(data["images"].device)}
         expected = net(*call, guides=guides)
         for backend in BACKENDS:
             found = score_matrix(net, *call, guides=guides, backend=backend)

@@ -12,7 +12,7 @@ from seps.config import SlimmingConfig
 from seps.nn import score_published_pairing
 from seps.nn.selection import hard_topk
 from seps.scoring import score_matrix
-from seps.scoring.factored import attention_with, keep_best
+from seps.scoring.terms import unit_attention, unsorted_topk
 
 
 def both(net, images, words, lengths=None, **options):
@@ -178,18 +178,18 @@ def test_padding_words_do_not_matter():
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(-3, 3), min_size=1, max_size=17), st.floats(0.01, 1.0))
-def test_keep_best_is_hard_topk(values, ratio):
+def test_unsorted_topk_is_hard_topk(values, ratio):
     from seps.nn.selection import num_kept
 
     scores = torch.tensor([values, values[::-1]], dtype=torch.float32)
-    assert torch.equal(keep_best(scores, num_kept(len(values), ratio)), hard_topk(scores, ratio))
+    assert torch.equal(unsorted_topk(scores, num_kept(len(values), ratio)), hard_topk(scores, ratio))
 
 
 @pytest.mark.parametrize("patches", [1, 7, 49, 196, 203])
 @pytest.mark.parametrize("texts", [1, 2, 37])
 def test_equal_patches_get_equal_attention(patches, texts):
     unit = torch.nn.functional.normalize(torch.randn(2, 1, 64), dim=-1).expand(2, patches, 64).contiguous()
-    attention = attention_with(unit, torch.randn(texts, 64))
+    attention = unit_attention(unit, torch.randn(texts, 64))
     assert torch.equal(attention, attention[..., :1].expand_as(attention))
 
 

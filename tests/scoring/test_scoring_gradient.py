@@ -10,7 +10,8 @@ from seps.config import SlimmingConfig
 from seps.nn import InputError, score_published_pairing
 from seps.nn import selection as selection_module
 from seps.scoring import score_with_gradient
-from seps.scoring.plan import shapes_of, smallest_budget
+from seps.scoring.blocks import block_costs, shapes_of
+from seps.scoring.inputs import Texts
 
 
 def gradients(net, leaves, sims):
@@ -48,8 +49,9 @@ def test_gradients_equal_the_networks(name, memory, monkeypatch):
     described = {} if config.dense == "none" else {"dense": data["dense"], "dense_lengths": data["dense_lengths"]}
     budget = 2**30
     if memory == "scarce":
-        shapes = shapes_of(config, config.num_patches, 6, 5 if config.dense == "tokens" else 0, False)
-        budget = 4 * smallest_budget(shapes, torch.float32, gradient=True)
+        texts = Texts(data["words"], [6] * len(data["words"]), dtype=torch.float32)
+        shapes = shapes_of(config, config.num_patches, texts, data["dense"])
+        budget = 4 * block_costs(shapes, torch.float32, gradient=True).least
     scored = score_with_gradient(
         net, data["images"], data["words"], data["lengths"], memory=budget, want_masks=True, **described
     )

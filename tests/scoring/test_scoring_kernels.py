@@ -10,9 +10,10 @@ from scoring_cases import SMALL, make_inputs, make_net
 
 from seps.config import SlimmingConfig
 from seps.nn.selection import hard_topk
-from seps.scoring import choose_backend, fused, score_matrix
-from seps.scoring.fused import Blocks
-from seps.scoring.texts import Texts
+from seps.scoring import choose_backend, score_matrix
+from seps.scoring import triton as fused
+from seps.scoring.inputs import Texts
+from seps.scoring.triton import KernelSizes
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
@@ -21,7 +22,7 @@ if DEVICE == "cpu":
 pytest.importorskip("triton")
 on_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
 
-TINY = Blocks(
+TINY = KernelSizes(
     select_rows=4,
     norm_rows=16,
     norm_group=2,
@@ -49,16 +50,16 @@ def on_device(net, data):
     return net.to(DEVICE), {name: tensor.to(DEVICE) for name, tensor in data.items()}
 
 
-def fused_scores(net, data, blocks=TINY, dtype=torch.float16, **described):
+def fused_scores(net, data, sizes=TINY, dtype=torch.float16, **described):
     """The fused backend without its check for a GPU."""
     texts = Texts(data["words"], data["lengths"], dtype=torch.float32)
     out = torch.empty(data["images"].shape[0], texts.count, device=DEVICE)
     with torch.no_grad():
         side = net.encode_images(data["images"], **described)
-        score = fused.scorer(net, dtype, blocks)(side)
+        scorer = fused.scorer(net, dtype, sizes)(side)
         for start, stop in texts.runs(5):
             block = texts.block(start, stop)
-            out[:, block.index] = score(block)
+            out[:, block.index] = scorer.score(block)
     return out
 
 
@@ -68,8 +69,8 @@ def test_fused_matches_the_network(name, rows):
     config = CASES[name]
     net, data = on_device(make_net(config), make_inputs(config, images=2, texts=7))
     described = {} if config.dense == "none" else {"dense": data["dense"], "dense_lengths": data["dense_lengths"]}
-    blocks = Blocks(**{**vars(TINY), "align_rows": rows})
-    scores = fused_scores(net, data, blocks, **described)
+    sizes = KernelSizes(**{**vars(TINY), "align_rows": rows})
+    scores = fused_scores(net, data, sizes, **described)
     torch.testing.assert_close(
         scores, net(data["images"], data["words"], data["lengths"], **described), atol=2e-3, rtol=0
     )
@@ -86,8 +87,7 @@ def test_selection_is_that_of_the_network(learned):
     block = texts.block(0, 6)
     with torch.no_grad():
         side = net.encode_images(data["images"])
-        score = fused.scorer(net, torch.float16, TINY)(side)
-        keep, extra = score.select(block)
+        keep, extra = fused.scorer(net, torch.float16, TINY)(side).select(block)
         means = block.mean
         for t in range(6):
             raw = net.patch_scores(side, config.branches[0], means[t : t + 1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from seps.scoring.maxima import merged_maxima
+from seps.scoring.train import merged_maxima
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

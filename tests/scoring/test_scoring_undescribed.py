@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from scoring_cases import CONFIGS, SMALL, make_inputs, make_net
-from test_scoring_kernels import fused_scores
+from test_scoring_kernels import DEVICE, fused_scores, on_device
 
 from seps.config import SlimmingConfig
 from seps.nn import score_published_pairing
@@ -69,8 +69,9 @@ def test_the_scorer(case, backend, texts):
 @pytest.mark.parametrize("case", ["guide", "branch", "branch, learned", "tokens"], indirect=True)
 def test_the_kernels(case):
     net, data, _, whole = case
-    found = fused_scores(net, data, dense=data["dense"], dense_lengths=LENGTHS)
-    torch.testing.assert_close(found, whole, atol=2e-3, rtol=0)
+    net, data = on_device(net, data)
+    found = fused_scores(net, data, dense=data["dense"], dense_lengths=LENGTHS.to(DEVICE))
+    torch.testing.assert_close(found, whole.to(DEVICE), atol=2e-3, rtol=0)
 
 
 def test_gradients_and_the_mask_beside_the_parts(case):

@@ -2,10 +2,9 @@
 
 from typing import Any
 
-from seps.scoring.api import Choice, ImageBlock, choose_backend, score_matrix, score_state
-from seps.scoring.gradient import GradientScores, score_with_gradient
-from seps.scoring.state import count_images, take_images
-from seps.scoring.topk import TopK
+from seps.scoring.api import Choice, TopK, choose_backend, score_matrix, score_state
+from seps.scoring.inputs import ImageBlock, count_images, take_images
+from seps.scoring.train import GradientScores, score_with_gradient
 
 __all__ = [
     "Choice",

@@ -1,4 +1,4 @@
-"""One call for all pairs: chooses a backend, cuts the work to a memory budget, reports progress.
+"""One call for all pairs: chooses a backend, goes through the gallery, keeps all scores or the best.
 
 Shapes: B images, T texts, P prefix tokens, N patches, M words, C width.
 """
@@ -6,8 +6,8 @@ Shapes: B images, T texts, P prefix tokens, N patches, M words, C width.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -15,75 +15,14 @@ from torch import Tensor
 
 from seps.nn.checks import InputError, check_features
 from seps.nn.known import call_forward, evaluating, own_forward, say_readable, why_not_fast
-from seps.nn.slimming import ImageSide, PatchSlimming, score_published_pairing
-from seps.scoring import fused, reference
-from seps.scoring.engine import Engine
-from seps.scoring.plan import make_plan, shapes_of, smallest_budget
-from seps.scoring.precision import product_dtype
-from seps.scoring.state import convert_state, count_images, take_images
-from seps.scoring.texts import Texts
-from seps.scoring.topk import BestPerImage, BestPerText, Matrix, TopK
-from seps.scoring.workers import map_images
+from seps.nn.slimming import ImageSide, PatchSlimming
+from seps.scoring import triton
+from seps.scoring.blocks import score_rows
+from seps.scoring.inputs import ImageBlock, Lengths, PairedTexts, Texts, count_images, make_texts
+from seps.scoring.terms import product_dtype
 
-Backend = Literal["auto", "reference", "factored", "triton"]
 Gallery = Tensor | ImageSide | Iterable[Any]
-Lengths = Tensor | Sequence[int] | None
-Progress = Callable[[int, int | None], None]
-MEMORY = 512 * 2**20
-
-
-@dataclass
-class ImageBlock:
-    """Some of the gallery's images as features, with what belongs to each; see `PatchSlimming.encode_images`."""
-
-    images: Tensor
-    dense: Tensor | None = None
-    dense_lengths: Tensor | None = None
-    guides: Mapping[str, Tensor] | None = None
-    patch_mask: Tensor | None = None
-
-    def part(self, start: int, stop: int) -> ImageBlock:
-        """Images `start` to `stop`."""
-        chosen = slice(start, stop)
-        return ImageBlock(
-            self.images[chosen],
-            None if self.dense is None else self.dense[chosen],
-            None if self.dense_lengths is None else self.dense_lengths[chosen],
-            None if self.guides is None else {name: vector[chosen] for name, vector in self.guides.items()},
-            None if self.patch_mask is None else self.patch_mask[chosen],
-        )
-
-    def check(self, net: PatchSlimming) -> None:
-        """Raise `InputError` unless everything that belongs to the images has one row per image.
-
-        Before the block is cut: a part of it would not show what is missing or left over.
-        """
-        count = self.images.shape[0]
-        net.check_guides(self.guides, count)
-        for name, rows in (
-            ("dense", self.dense),
-            ("dense_lengths", self.dense_lengths),
-            ("patch_mask", self.patch_mask),
-        ):
-            if rows is not None and rows.shape[:1] != (count,):
-                raise InputError(
-                    f"{name} has the shape {tuple(rows.shape)} for {count} images; give one row per image."
-                )
-
-    def encode(self, net: PatchSlimming, paired: bool) -> ImageSide:
-        """The image-only state; for the published pairing with every branch and no description."""
-        if paired:
-            # A zero vector guides nothing, but makes both branches appear.
-            nothing = self.images.new_zeros(self.images.shape[0], 1, self.images.shape[-1])
-            side = net.encode_images(self.images, dense=nothing, guides=self.guides, patch_mask=self.patch_mask)
-            return replace(side, dense_words=None, dense_mask=None)
-        return net.encode_images(
-            self.images,
-            dense=self.dense,
-            dense_lengths=self.dense_lengths,
-            guides=self.guides,
-            patch_mask=self.patch_mask,
-        )
+SCORING_MEMORY = 512 * 2**20
 
 
 @dataclass(frozen=True)
@@ -92,6 +31,16 @@ class Choice:
 
     backend: str
     reason: str
+
+
+@dataclass
+class TopK:
+    """The best of each query, best first; of equal scores the lower index comes first."""
+
+    scores: Tensor
+    """(queries, k) float32."""
+    indices: Tensor
+    """(queries, k) positions in the gallery."""
 
 
 def choose_backend(
@@ -124,7 +73,7 @@ def choose_backend(
         return Choice("reference", f"the fast paths do not know this network: {unknown}")
     if backend == "factored":
         return Choice(backend, "asked for")
-    obstacle = fused.supports(
+    obstacle = triton.why_not_triton(
         net,
         device,
         paired=paired,
@@ -156,19 +105,19 @@ def score_matrix(
     patch_mask: Tensor | None = None,
     backend: str = "auto",
     precision: str | None = "float32",
-    memory: int = MEMORY,
+    memory: int = SCORING_MEMORY,
     out: Tensor | None = None,
     topk: int | None = None,
     query: Literal["text", "image"] = "text",
-    progress: Progress | None = None,
+    progress: Callable[[int, int | None], None] | None = None,
     dense_lens: Lengths = None,
     paired_dense_lens: Lengths = None,
 ) -> Tensor | TopK:
     """Score every image against every text, exactly, without gradients.
 
     The scores are those of evaluation, whatever mode the network is in: nothing is drawn at random. A network that
-    the fast paths do not know (a subclass, a swapped part, a hook; see `known`) is scored in the readable form, with
-    a warning that says why.
+    the fast paths do not know (a subclass, a swapped part, a hook; see `seps.nn.known`) is scored by its own loop over
+    the texts, with a warning that says why.
 
     Args:
         net: the network.
@@ -200,30 +149,23 @@ def score_matrix(
     _check_call(net, img_embs, cap_embs, dense, guides, patch_mask, paired_dense, out, topk, query)
     device = cap_embs.device
     dtype = product_dtype(precision, device)
-    paired = paired_dense is not None
-    texts = Texts(
-        cap_embs,
-        cap_lens,
-        dtype=net.aggr_net.scale.dtype,
-        products=dtype,
-        paired=paired_dense,
-        paired_lengths=paired_dense_lengths,
-        by_paired=net.config.dense == "branch",
-    )
+    texts = make_texts(net, cap_embs, cap_lens, paired_dense, paired_dense_lengths, dtype)
     blocks = _blocks(img_embs, dense, dense_lengths, guides, patch_mask)
-    total = _size(img_embs)
-    sink: Matrix | BestPerText | BestPerImage
+    total = img_embs.shape[0] if isinstance(img_embs, Tensor) else None
+    if isinstance(img_embs, ImageSide):
+        total = count_images(img_embs)
+    sink: _Matrix | _BestPerText | _BestPerImage
     if topk is None:
-        sink = Matrix(out, total, texts.count, device)
+        sink = _Matrix(out, total, texts.count, device)
     elif query == "text":
-        sink = BestPerText(topk, texts.count, device)
+        sink = _BestPerText(topk, texts.count, device)
     else:
-        sink = BestPerImage(topk)
+        sink = _BestPerImage(topk)
     done = 0
     with torch.no_grad(), torch.autocast(device.type, enabled=False):
         for block in blocks:
             with evaluating(net):
-                for rows in _block_rows(net, block, texts, backend, precision, dtype, memory, paired):
+                for rows in _block_rows(net, block, texts, backend, precision, memory):
                     sink.add(rows)
                     done += rows.shape[0]
                     if progress is not None:
@@ -257,7 +199,6 @@ def _check_call(
 ) -> None:
     check_features("cap_embs", cap_embs[:1], "texts, words, width", net.config.embed_size)
     if paired_dense is not None:
-        check_features("paired_dense", paired_dense[:1], "texts, words, width", net.config.embed_size)
         if dense is not None:
             raise InputError(
                 "Both dense and paired_dense came. A description belongs to its image (dense) or, in the published "
@@ -284,12 +225,6 @@ def _check_call(
         )
     if query not in ("text", "image"):
         raise InputError(f"query is {query!r}; choose 'text' (best images per text) or 'image' (best texts per image).")
-
-
-def _size(gallery: Gallery) -> int | None:
-    if isinstance(gallery, Tensor):
-        return gallery.shape[0]
-    return count_images(gallery) if isinstance(gallery, ImageSide) else None
 
 
 def _blocks(
@@ -323,103 +258,50 @@ def _block_rows(
     texts: Texts,
     backend: str,
     precision: str | None,
-    dtype: torch.dtype,
     memory: int,
-    paired: bool,
 ) -> Iterator[Tensor]:
     """Rows (b, T) of the images of one block, a few images at a time."""
     if isinstance(block, ImageBlock):
-        check_features("img_embs", block.images[:1], "images, tokens, width", net.config.embed_size)
         block.check(net)
-    features = block.images if isinstance(block, ImageBlock) else block.patches
-    prefix = net.prefix_count(block.images.shape[1]) if isinstance(block, ImageBlock) else 0
-    dense = block.dense if isinstance(block, ImageBlock) else block.dense_words
-    masked = (block.patch_mask if isinstance(block, ImageBlock) else block.valid) is not None
-    count, patches = features.shape[0], features.shape[1] - prefix
-    if not count or not texts.count:
-        yield torch.zeros(count, texts.count, device=features.device)
+        features, mask = block.images, block.patch_mask
+        patches = features.shape[1] - net.prefix_count(features.shape[1])
+    else:
+        features, mask = block.patches, block.valid
+        patches = features.shape[1]
+    if not features.shape[0] or not texts.count:
+        yield torch.zeros(features.shape[0], texts.count, device=features.device)
         return
     choice = choose_backend(
         net,
         features.device,
         patches=patches,
         words=texts.longest,
-        paired=paired,
+        paired=isinstance(texts, PairedTexts),
         backend=backend,
-        masked=masked,
+        masked=mask is not None,
         precision=precision,
     )
     if choice.backend == "reference":
         if backend != "reference":
             say_readable(why_not_fast(net) or choice.reason)
-        yield _reference_rows(net, block, texts, paired)
+        yield _readable_rows(net, block, texts)
         return
-    dense_words = texts.longest_paired if paired else 0
-    if not paired and dense is not None and net.config.dense == "tokens":
-        dense_words = dense.shape[1]
-    shapes = shapes_of(net.config, patches, texts.longest, dense_words, paired)
-    kept = texts.unit_nbytes
-    keeps = kept <= memory // 3 and memory - kept >= smallest_budget(shapes, dtype)
-    if keeps:
-        texts.keep_blocks()
-        memory -= kept
-    threads = 1
-    if not features.is_cuda:
-        threads = max(1, min(torch.get_num_threads(), count, memory // smallest_budget(shapes, dtype)))
-    make = fused.scorer(net, dtype) if choice.backend == "triton" else None
-    plan = make_plan(
-        shapes,
-        memory // threads,
-        count,
-        texts.count,
-        dtype=dtype,
-        cuda=features.is_cuda,
-        fused=make is not None,
-        kept=keeps,
-    )
-    engine = Engine(net, texts, plan, dtype, make)
-    step = plan.images
-
-    def rows(start: int) -> Tensor:
-        if isinstance(block, ImageBlock):
-            return engine.rows(block.part(start, start + step).encode(net, paired))
-        return engine.rows(take_images(block, slice(start, start + step)))
-
-    yield from map_images(rows, range(0, count, step), threads)
+    dtype = texts.products
+    fused = triton.scorer(net, dtype) if choice.backend == "triton" else None
+    yield from score_rows(net, block, texts, patches, dtype, memory, fused)
 
 
-def _reference_rows(net: PatchSlimming, block: ImageBlock | ImageSide, texts: Texts, paired: bool) -> Tensor:
-    if own_forward(net):
-        return _own_rows(net, block, texts, paired)
-    if isinstance(block, ImageSide):
-        # A state may be kept in half precision; the network computes in its own.
-        side = convert_state(block, net.aggr_net.scale.dtype)
-        return reference.score_pairs(net, lambda: side, texts.words, texts.lengths)
-    if texts.paired is not None and paired:
-        scored = score_published_pairing(
-            net,
-            block.images,
-            texts.words,
-            texts.lengths,
-            texts.paired,
-            texts.paired_lengths,
-            block.patch_mask,
-            block.guides,
-        )
-        return scored if isinstance(scored, Tensor) else scored[0]
-    return reference.score_pairs(net, lambda: block.encode(net, False), texts.words, texts.lengths)
-
-
-def _own_rows(net: PatchSlimming, block: ImageBlock | ImageSide, texts: Texts, paired: bool) -> Tensor:
-    """Rows of a network that has a forward of its own: what it says, and nothing else."""
-    if isinstance(block, ImageSide) or paired:
-        what = "paired_dense" if paired else "an ImageSide"
+def _readable_rows(net: PatchSlimming, block: ImageBlock | ImageSide, texts: Texts) -> Tensor:
+    """Rows by the network's own loop, or by its own forward where it has one."""
+    if not own_forward(net):
+        return torch.stack([one.similarity for one in texts.score_readably(net, block)], dim=1)
+    if isinstance(block, ImageSide) or isinstance(texts, PairedTexts):
+        what = "paired_dense" if isinstance(texts, PairedTexts) else "an ImageSide"
         raise InputError(
-            f"{type(net).__name__} has a forward of its own (or a hook on it), which {what} would go round; pass the "
+            f"{type(net).__name__} has a forward of its own (or a hook on it), which {what} would bypass; pass the "
             "images as features, with their own descriptions."
         )
-    extras = {name: getattr(block, name) for name in ("dense", "dense_lengths", "guides", "patch_mask")}
-    scored = call_forward(net, block.images, texts.words, texts.lengths, extras)
+    scored = call_forward(net, block.images, texts.words, texts.lengths, block.extras)
     rows: Tensor = scored if isinstance(scored, Tensor) else scored[0]
     return rows
 
@@ -429,3 +311,89 @@ def score_state(
 ) -> Tensor | TopK:
     """`score_matrix` from image-only state made earlier (`PatchSlimming.encode_images`)."""
     return score_matrix(net, side, words, lengths, **options)
+
+
+def _best_of(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` best of each row and their positions, ties to the lower position."""
+    ranked = torch.sort(scores, dim=-1, descending=True, stable=True)
+    return ranked.values[:, :count], ranked.indices[:, :count]
+
+
+class _Matrix:
+    """Collects rows into (B, T), in `out` where given."""
+
+    def __init__(self, out: Tensor | None, images: int | None, texts: int, device: torch.device) -> None:
+        if out is not None and (
+            out.dim() != 2 or out.shape[1] != texts or (images is not None and out.shape[0] != images)
+        ):
+            raise InputError(
+                f"out has the shape {tuple(out.shape)}, but the scores are "
+                f"({images if images is not None else 'images'}, {texts})."
+            )
+        self._device, self._texts = device, texts
+        if out is None and images is not None:
+            out = torch.empty(images, texts, device=device)
+        self._out = out
+        self._rows: list[Tensor] = []
+        self._done = 0
+
+    def add(self, rows: Tensor) -> None:
+        """Take the scores (b, T) of the next images."""
+        if self._out is None:
+            self._rows.append(rows)
+            return
+        stop = self._done + rows.shape[0]
+        if stop > self._out.shape[0]:
+            raise InputError(f"out has room for {self._out.shape[0]} images, but more came; make it larger.")
+        self._out[self._done : stop] = rows.to(self._out.device)
+        self._done = stop
+
+    def result(self) -> Tensor:
+        """The matrix (B, T)."""
+        if self._out is not None:
+            return self._out[: self._done] if self._done < self._out.shape[0] else self._out
+        if not self._rows:
+            return torch.empty(0, self._texts, device=self._device)
+        return torch.cat(self._rows)
+
+
+class _BestPerText:
+    """Keeps the best k images of every text while images stream by."""
+
+    def __init__(self, count: int, texts: int, device: torch.device) -> None:
+        self._count = count
+        self._scores = torch.empty(texts, 0, device=device)
+        self._indices = torch.empty(texts, 0, dtype=torch.long, device=device)
+        self._done = 0
+
+    def add(self, rows: Tensor) -> None:
+        """Take the scores (b, T) of the next images."""
+        new = torch.arange(self._done, self._done + rows.shape[0], device=rows.device)
+        scores = torch.cat([self._scores, rows.T], dim=1)
+        indices = torch.cat([self._indices, new.expand(rows.shape[1], -1)], dim=1)
+        self._scores, places = _best_of(scores, self._count)
+        self._indices = indices.gather(1, places)
+        self._done += rows.shape[0]
+
+    def result(self) -> TopK:
+        """The best of each text: (T, k)."""
+        return TopK(self._scores, self._indices)
+
+
+class _BestPerImage:
+    """Keeps the best k texts of every image."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._parts: list[tuple[Tensor, Tensor]] = []
+
+    def add(self, rows: Tensor) -> None:
+        """Take the scores (b, T) of the next images."""
+        self._parts.append(_best_of(rows, self._count))
+
+    def result(self) -> TopK:
+        """The best of each image: (B, k)."""
+        if not self._parts:
+            return TopK(torch.empty(0, self._count), torch.empty(0, self._count, dtype=torch.long))
+        scores, indices = zip(*self._parts, strict=True)
+        return TopK(torch.cat(scores), torch.cat(indices))

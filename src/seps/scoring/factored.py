@@ -9,76 +9,51 @@ What a caption decides about an image is which patches are kept: D, zeros and on
 H is symmetric: only its upper blocks are kept, those off the diagonal doubled. The extra token is built per pair
 (one vector). An image whose logits spread too far for `e` takes the direct form: slower, same value.
 
+A `BlockScorer` holds some images, ready to meet any number of texts, and scores one block of texts at a time:
+`FactoredScorer` as above, `DualScorer` with two kept sets per merged patch, `DirectScorer` with the merged patches
+built per pair; `train` adds one that recomputes in the backward pass, `triton` one with fused kernels.
+
 Shapes: B images, T texts, M words, N patches (Z padded for the products), C width, Q merged patches, P prefix tokens.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from seps.config import Branch
-from seps.nn.aggregation import merge
-from seps.nn.guidance import cosine_attention, min_max
-from seps.nn.selection import TokenSparse, extra_token, hard_topk, num_kept
+from seps.nn.aggregation import merge_weights
+from seps.nn.guidance import masked_mean
+from seps.nn.selection import extra_weights, num_kept
 from seps.nn.slimming import ImageSide, PatchSlimming
-from seps.scoring.precision import strict_float32
-from seps.scoring.texts import TextBlock
+from seps.scoring.inputs import PackedWords, PairedBlock, TextBlock
+from seps.scoring.terms import (
+    SMALLEST,
+    FixedBranch,
+    branch_weights,
+    depends_on_text,
+    draws_noise,
+    fill_rows,
+    fixed_branch,
+    inverse_norms,
+    kept_patches,
+    pair_scores,
+    present_branches,
+    quadratic,
+    upper_blocks,
+    weighted_gram,
+    zero_dropped,
+)
 
+_FAR = -1e30
 _FLOAT_SPREAD = 40.0
 """exp(-40) squared is still a normal float32."""
-SLAB = 2**22
-"""Values of H that are made in float32 at once."""
 _HALF_SPREAD = 7.0
-"""With the scale of `_half_scale`, exp(-7) squared is still a normal float16."""
-
-
-@dataclass
-class BranchTerms:
-    """Of one branch: the weights e (B, Z, at least Q; zeros beyond) and the upper blocks of H."""
-
-    weights: Tensor
-    blocks: list[tuple[int, int, Tensor]]
-    """(start, stop, H[:, :stop, :, start:stop]) with off-diagonal blocks doubled."""
-
-
-@dataclass
-class Prepared:
-    """A block of images, ready to meet any number of texts."""
-
-    side: ImageSide
-    unit_patches: Tensor
-    """(B, N, C) float32, without gradient: for the selection."""
-    patches: Tensor
-    """(B, Z, C) in the products' dtype, each image scaled to a largest norm of 1."""
-    prefix: Tensor
-    """(B, P, C) L2-normalised."""
-    terms: dict[str, BranchTerms]
-    """By branch; empty where the direct form is taken."""
-    gram: Tensor | None
-    """(B, Z, Z) float32 where the backward pass recomputes (`maxima`); H is not made then."""
-    cross: Tensor | None
-    """Dual aggregation: (B, Z, Q * Z), diag(e^s_k) G diag(e^d_k)."""
-    fixed_tokens: Tensor | None
-    """(B, K, C) tokens of a second branch that no caption changes."""
-    fixed_keep: Tensor | None
-    """(B, N) D of that branch."""
-    thrifty: bool = True
-    """Make the extra tokens again in the backward pass rather than keep them."""
-
-
-def depends_on_text(net: PatchSlimming, branch: Branch, paired: bool) -> bool:
-    """Whether another text may lead to another D in this branch."""
-    noisy = net.training and net.config.decision != "topk"
-    return noisy or "caption" in branch.guides or (paired and "dense" in branch.guides)
-
-
-def present_branches(net: PatchSlimming, side: ImageSide) -> list[Branch]:
-    """The branches the state was made for."""
-    return [branch for branch in net.config.branches if branch.name in side.fixed_scores]
+"""With the weights stretched to the range of float16, exp(-7) squared is still a normal float16."""
 
 
 def unsafe_images(net: PatchSlimming, side: ImageSide, dtype: torch.dtype) -> Tensor:
@@ -86,7 +61,7 @@ def unsafe_images(net: PatchSlimming, side: ImageSide, dtype: torch.dtype) -> Te
 
     K patches are kept, so the best kept logit is at least the K-th lowest of its column.
     """
-    if net.training and net.config.decision != "topk":
+    if draws_noise(net):
         # D carries a gradient there, also at dropped patches, which the direct form bounds as the network does.
         return torch.ones(side.patches.shape[0], dtype=torch.bool, device=side.patches.device)
     limit = _HALF_SPREAD if dtype == torch.float16 else _FLOAT_SPREAD
@@ -114,166 +89,317 @@ def few_texts(texts: int, patches: int, cuda: bool) -> bool:
     return saved <= 0 or texts < 0.75 / saved
 
 
-def prepare(
-    net: PatchSlimming,
-    side: ImageSide,
-    dtype: torch.dtype,
-    *,
-    paired: bool = False,
-    direct: bool = False,
-    recompute: bool = False,
-) -> Prepared:
-    """Everything of these images that all texts share; with `recompute` G in the place of H."""
-    patches = side.patches.float()
-    lengths = patches.detach().norm(dim=-1, keepdim=True)
-    unit = patches.detach() / lengths.clamp_min(1e-12)
-    largest = lengths.squeeze(-1).amax(dim=-1).clamp_min(1e-30)
-    scaled = patches / largest[:, None, None]
-    pad = 0 if dtype == torch.float32 else -patches.shape[1] % 16
-    scaled = F.pad(scaled, (0, 0, 0, pad)) if pad else scaled
-    branches = present_branches(net, side)
-    per_text = [branch for branch in branches if depends_on_text(net, branch, paired)]
-    terms: dict[str, BranchTerms] = {}
-    gram = cross = fixed_tokens = fixed_keep = None
-    if net.config.aggregation == "dual":
-        per_text = branches
-    elif len(per_text) < len(branches):
-        fixed_tokens, fixed_keep = _fixed_group(net, side, branches[-1])
-    if not direct:
+@dataclass
+class BlockScores:
+    """A block of texts against some images: the parts of S, (B, T) each, and D (T, B, N) of each branch."""
+
+    patches: Tensor
+    description: Tensor | None
+    masks: list[Tensor]
+
+
+@dataclass
+class Group:
+    """Branches that share their merged patches: D (T, B, N) of each by name, and the extra token's weights."""
+
+    keeps: dict[str, Tensor]
+    extra: Tensor
+
+    @property
+    def only(self) -> tuple[str, Tensor]:
+        """Name and D of a group of one branch."""
+        ((name, keep),) = self.keeps.items()
+        return name, keep
+
+
+class BlockScorer:
+    """Some images, prepared once for all texts. Subclasses differ in how the merged patches' maxima are found.
+
+    Args:
+        net: the network.
+        side: the images.
+        dtype: of the products.
+        text_guides: names of the guides that come with a text.
+    """
+
+    def __init__(
+        self, net: PatchSlimming, side: ImageSide, dtype: torch.dtype, text_guides: Collection[str] = ("caption",)
+    ) -> None:
+        self.net, self.side = net, side
+        patches = side.patches.float()
+        lengths = patches.detach().norm(dim=-1, keepdim=True)
+        # (B, N, C) float32, without gradient: for the selection.
+        self.unit_patches = patches.detach() / lengths.clamp_min(1e-12)
+        largest = lengths.squeeze(-1).amax(dim=-1).clamp_min(1e-30)
+        scaled = patches / largest[:, None, None]
+        pad = 0 if dtype == torch.float32 else -patches.shape[1] % 16
+        scaled = F.pad(scaled, (0, 0, 0, pad)) if pad else scaled
+        self.branches = present_branches(net, side)
+        self.fixed: FixedBranch | None = None
+        if net.config.aggregation == "single":
+            present = self.branches
+            self.branches = [branch for branch in present if depends_on_text(net, branch, text_guides)]
+            if len(self.branches) < len(present):
+                self.fixed = fixed_branch(net, side, present[-1])
+        # (B, Z, C), each image scaled to a largest norm of 1; (B, P, C) L2-normalised.
+        self.patches = scaled.to(dtype)
+        self.prefix = F.normalize(side.prefix.float(), dim=-1).to(dtype)
+        self.prepare(scaled)
+
+    def prepare(self, scaled: Tensor) -> None:
+        """Make what a subclass needs of the scaled patches (B, Z, C) float32."""
+
+    def maxima(self, block: TextBlock, group: Group) -> tuple[Tensor, Tensor]:
+        """The merged patches' cosines: best of each word (B, T, M), best of each merged patch (B, T, Q)."""
+        raise NotImplementedError
+
+    def recompute(self, work: Callable[[], Any]) -> Any:
+        """`work()`; a subclass may make it again in the backward pass."""
+        return work()
+
+    def score(self, block: TextBlock) -> Tensor:
+        """S (B, T) of the block."""
+        parts = self.parts(block)
+        return self.mix(parts.patches, parts.description)
+
+    def parts(self, block: TextBlock, *, want_masks: bool = False) -> BlockScores:
+        """The parts of S for a block of texts; `mix` puts them together."""
+        groups = self._groups(block)
+        scores = []
+        for group in groups:
+            words = block.words_for(list(group.keeps)[-1])
+            score = self._align(words, *self.maxima(words, group), group.extra)
+            scores.append(self._described_only(score) if list(group.keeps) == ["dense"] else score)
+        total = scores[0] if len(scores) == 1 else torch.stack(scores).sum(dim=0)
+        masks = [keep for group in groups for keep in group.keeps.values()] if want_masks else []
+        if want_masks and self.fixed is not None:
+            masks.append(self.fixed.keep.expand(block.count, -1, -1))
+        return BlockScores(self.add_fixed_parts(block, total), self.describe(block), masks)
+
+    def mix(self, patches: Tensor, description: Tensor | None) -> Tensor:
+        """`(1 - g) S_patches + g S_words`; an image without description keeps S_patches."""
+        if description is None:
+            return patches
+        mixed = patches + self.net.description_weight * (description - patches)
+        if self.side.dense_mask is None:
+            return mixed
+        return torch.where(self.side.dense_mask.any(dim=-1, keepdim=True), mixed, patches)
+
+    def add_fixed_parts(self, block: TextBlock, score: Tensor) -> Tensor:
+        """Add what no decision changes: a second branch's tokens, and the pooled cosine."""
+        if self.fixed is not None:
+            tokens = self.fixed.tokens
+            second = self.recompute(lambda: self._align_tokens(block, tokens.to(self.patches.dtype), None))
+            score = score + self._described_only(second)
+        if self.net.config.pooled:
+            score = score + self.net.pooled_score(self.side.pooled.float(), block.mean)
+        return score
+
+    def describe(self, block: TextBlock) -> Tensor | None:
+        """The description's part of S, (B, T) or (1, T), with `dense="tokens"`; None without descriptions."""
+        if self.net.config.dense != "tokens":
+            return None
+        if isinstance(block, PairedBlock):
+            return block.description_scores(self.net)
+        words, mask = self.side.dense_words, self.side.dense_mask
+        if words is None or mask is None:
+            return None
+        beside: Tensor = self.recompute(lambda: self._align_tokens(block, words.to(self.patches.dtype), mask))
+        if self.net.config.pooled:
+            beside = beside + self.net.pooled_score(masked_mean(words, mask), block.mean)
+        return beside
+
+    def _groups(self, block: TextBlock) -> list[Group]:
+        groups = []
+        for branch in self.branches:
+            raw = pair_scores(self.net, self.side, self.unit_patches, branch, block)
+            keep = kept_patches(self.net, self.side, branch, raw)
+            groups.append(Group({branch.name: keep}, extra_weights(raw, keep, self.side.valid)))
+        if self.net.config.aggregation == "single":
+            return groups
+        extra = torch.stack([group.extra for group in groups]).mean(dim=0)
+        return [Group(dict(group.only for group in groups), extra)]
+
+    def _described_only(self, score: Tensor) -> Tensor:
+        """A second branch's S (B, T), zero for images without description: the branch is the description's."""
+        described = self.side.described
+        return score if described is None else torch.where(described[:, None], score, 0.0)
+
+    def _align(self, block: TextBlock, rows: Tensor, columns: Tensor, extra: Tensor) -> Tensor:
+        """Eq. 5 (B, T) from the merged patches' maxima (B, T, M) and (B, T, Q), joined by prefix and extra token.
+
+        LeakyReLU rises, so it commutes with the maxima and is taken of them alone.
+        """
+        best, across = self.other_maxima(block, extra)
+        return self._pool(torch.maximum(rows, best), torch.cat([columns, across], dim=-1), block.mask, None)
+
+    def other_maxima(self, block: TextBlock, extra: Tensor) -> tuple[Tensor, Tensor]:
+        """Both maxima over the prefix tokens and the extra token: (B, T, M) and (B, T, P + 1), float32."""
+        patches = self.patches[:, : extra.shape[-1]]
+        tokens = torch.bmm(extra.transpose(0, 1).to(patches.dtype), patches)
+        unit = F.normalize(tokens.float(), dim=-1).to(patches.dtype)
+        others = torch.bmm(block.words.to(patches.dtype), unit.permute(1, 2, 0)).permute(2, 0, 1)[..., None]
+        if self.prefix.shape[1]:
+            others = torch.cat([word_products(block, self.prefix).permute(2, 0, 1, 3), others], dim=-1)
+        return others.amax(dim=-1).float(), _best_word(others, block.mask).float()
+
+    def _align_tokens(self, block: TextBlock, tokens: Tensor, token_mask: Tensor | None) -> Tensor:
+        """S (B, T) of every text with tokens (B, K, C) that are of the image alone."""
+        cosines = word_products(block, tokens)
+        lowest = torch.finfo(cosines.dtype).min
+        columns = cosines
+        if block.mask is not None:
+            columns = cosines.masked_fill(~block.mask[:, :, None, None], lowest)
+        best_columns = columns.amax(dim=1).transpose(0, 1)
+        if token_mask is not None:
+            # An image without any token keeps finite values, which its weight of zero then leaves out.
+            cosines = cosines.masked_fill(~token_mask & token_mask.any(dim=-1, keepdim=True), lowest)
+        best_rows = cosines.amax(dim=-1).permute(2, 0, 1)
+        return self._pool(best_rows, best_columns, block.mask, token_mask)
+
+    def _pool(self, rows: Tensor, columns: Tensor, word_mask: Tensor | None, token_mask: Tensor | None) -> Tensor:
+        """Eq. 5 from the maxima (B, T, M) and (B, T, K)."""
+        hrpa = self.net.hrpa
+        rows, columns = rows.float(), columns.float()
+        if hrpa.scan:
+            rows, columns = F.leaky_relu(rows, 0.1), F.leaky_relu(columns, 0.1)
+        score = hrpa.pool(rows, word_mask)
+        if hrpa.bidirectional:
+            score = score + hrpa.pool(columns, None if token_mask is None else token_mask[:, None])
+        return score
+
+
+class FactoredScorer(BlockScorer):
+    """One kept set per merged patch: products with e, norms from H."""
+
+    weights: dict[str, Tensor]
+    """By branch: e (B, Z, at least Q; zeros beyond)."""
+    tables: dict[str, list[tuple[int, int, Tensor]]]
+    """By branch: the upper blocks of H, see `upper_blocks`."""
+
+    def prepare(self, scaled: Tensor) -> None:
+        """Make e and what the norms need of each branch that texts change."""
         gram = torch.bmm(scaled, scaled.transpose(1, 2))
-        weights = {branch.name: branch_weights(side.logits[branch.name], pad, dtype) for branch in per_text}
-        for name, weight in weights.items():
-            blocks = [] if recompute else _upper_blocks(weight, gram, dtype)
-            terms[name] = BranchTerms(_aligned(weight, dtype), blocks)
-        if net.config.aggregation == "dual" and len(per_text) == 2:
-            first, second = weights["caption"], weights["dense"]
-            cross = weighted_gram(first, gram, second, dtype)
-    prefix = F.normalize(side.prefix.float(), dim=-1).to(dtype)
-    kept = gram if recompute else None
-    return Prepared(side, unit, scaled.to(dtype), prefix, terms, kept, cross, fixed_tokens, fixed_keep)
+        pad, dtype = scaled.shape[1] - self.side.patches.shape[1], self.patches.dtype
+        weights = {b.name: branch_weights(self.side.logits[b.name], pad, dtype) for b in self.branches}
+        self.make_tables(gram, weights)
+        self.weights = {name: fill_rows(weight, dtype) for name, weight in weights.items()}
+
+    def make_tables(self, gram: Tensor, weights: dict[str, Tensor]) -> None:
+        """Make H from G = V V^T (B, Z, Z) and e (B, Z, Q) by branch, both float32."""
+        self.tables = {name: upper_blocks(weight, gram, self.patches.dtype) for name, weight in weights.items()}
+
+    def maxima(self, block: TextBlock, group: Group) -> tuple[Tensor, Tensor]:
+        """See `BlockScorer.maxima`."""
+        name, keep = group.only
+        keep = self.fit(keep)
+        if block.packed is None:
+            products = self.weighted_products(word_products(block, self.patches), name, keep)
+            return _maxima(products, self.squared_norms(name, keep), block.mask)
+        products = self._packed_products(block, block.packed, name, keep)
+        return _maxima(products, self.squared_norms(name, keep), None)
+
+    def fit(self, keep: Tensor) -> Tensor:
+        """D in the products' dtype, padded to Z: (T, B, Z)."""
+        return F.pad(keep.to(self.patches.dtype), (0, self.patches.shape[1] - keep.shape[-1]))
+
+    def weighted_products(self, products: Tensor, name: str, keep: Tensor) -> Tensor:
+        """(P * D) e: (T, M, B, Z) -> (B, T, M, Q), unscaled by any norm. Overwrites P without gradients."""
+        texts, words, batch, count = products.shape
+        if torch.is_grad_enabled():
+            masked = products * keep[:, None]
+        else:
+            masked = zero_dropped(products.view(texts, words, -1), keep.reshape(texts, -1))
+        rows = masked.view(texts * words, batch, count).transpose(0, 1)
+        merged = self.side.logits[name].shape[-1]
+        return torch.bmm(rows, self.weights[name]).view(batch, texts, words, -1)[..., :merged]
+
+    def _packed_products(self, block: TextBlock, packed: PackedWords, name: str, keep: Tensor) -> Tensor:
+        """`weighted_products` without work for padding, which comes back far below every value: (B, T, M, Q)."""
+        batch, count, width = self.patches.shape
+        products = (packed.words @ self.patches.reshape(-1, width).T).view(-1, batch, count)
+        products.mul_(keep.index_select(0, packed.texts))
+        merged = self.side.logits[name].shape[-1]
+        found = torch.bmm(products.transpose(0, 1), self.weights[name])[..., :merged]
+        spread = found.new_full((batch, block.words[..., 0].numel(), merged), _FAR)
+        return spread.index_copy_(1, packed.places, found).view(batch, block.count, -1, merged)
+
+    def squared_norms(self, name: str, keep: Tensor) -> Tensor:
+        """D^T H_k D: (T, B, Z) -> (B, T, Q) float32."""
+        by_image, tables = keep.transpose(0, 1), self.tables[name]
+        parts = [quadratic(by_image[..., :stop], table, by_image[..., start:stop]) for start, stop, table in tables]
+        return sum(parts[1:], parts[0])
 
 
-def _half_scale(patches: int) -> float:
-    """How far e may be stretched so that doubled sums of e G e over all patches stay below 65,504."""
-    return float((30000.0 / patches) ** 0.5)
+class DualScorer(FactoredScorer):
+    """Dual aggregation: two kept sets, each by its own softmax, so that the denominators do not cancel."""
+
+    def make_tables(self, gram: Tensor, weights: dict[str, Tensor]) -> None:
+        """Also make `diag(e^s_k) G diag(e^d_k)` (B, Z, Q * Z), between the branches."""
+        super().make_tables(gram, weights)
+        self.cross = weighted_gram(weights["caption"], gram, weights["dense"], self.patches.dtype)
+
+    def maxima(self, block: TextBlock, group: Group) -> tuple[Tensor, Tensor]:
+        """See `BlockScorer.maxima`."""
+        shared = word_products(block, self.patches)
+        keeps = {name: self.fit(keep) for name, keep in group.keeps.items()}
+        products: list[Tensor] = []
+        norms: list[Tensor] = []
+        shares: list[Tensor] = []
+        for name, keep in keeps.items():
+            weights = self.weights[name][..., : self.side.logits[name].shape[-1]]
+            share = 1 / torch.bmm(keep.transpose(0, 1).float(), weights.float()).clamp_min(SMALLEST)
+            own = shared if products or torch.is_grad_enabled() else shared.clone()
+            products.append(self.weighted_products(own, name, keep).float() * share[:, :, None])
+            norms.append(self.squared_norms(name, keep) * share.square())
+            shares.append(share)
+        first, second = (keep.transpose(0, 1) for keep in keeps.values())
+        mixed = quadratic(first, self.cross, second)
+        return _maxima(products[0] + products[1], norms[0] + norms[1] + 2 * shares[0] * shares[1] * mixed, block.mask)
 
 
-def branch_weights(logits: Tensor, pad: int, dtype: torch.dtype) -> Tensor:
-    """e (B, Z, Q), float32, in (0, 1], or stretched to use the range of float16."""
-    values = logits.float()
-    weights = torch.exp(values - values.detach().amax(dim=1, keepdim=True))
-    if dtype == torch.float16:
-        weights = weights * _half_scale(weights.shape[1] + pad)
-    return F.pad(weights, (0, 0, 0, pad)) if pad else weights
+class DirectScorer(BlockScorer):
+    """The merged patches built per pair, with the maximum over the kept patches taken from the logits."""
+
+    def maxima(self, block: TextBlock, group: Group) -> tuple[Tensor, Tensor]:
+        """See `BlockScorer.maxima`."""
+        patches, texts = self.side.patches.float(), block.count
+        batch, count, width = patches.shape
+        parts = []
+        for name, keep in group.keeps.items():
+            logits = self.side.logits[name].float().expand(texts, -1, -1, -1).flatten(0, 1)
+            weights = merge_weights(logits, keep.flatten(0, 1)).view(texts, batch, count, -1)
+            by_image = weights.permute(1, 0, 3, 2).reshape(batch, -1, count)
+            parts.append(torch.bmm(by_image, patches).view(batch, texts, -1, width))
+        tokens = parts[0] if len(parts) == 1 else parts[0] + parts[1]
+        by_text = tokens.transpose(0, 1).reshape(texts, -1, width)
+        products = torch.bmm(block.words.float(), by_text.transpose(1, 2)).view(texts, -1, batch, tokens.shape[2])
+        return _maxima(products.permute(2, 0, 1, 3), tokens.square().sum(dim=-1), block.mask)
 
 
-def _aligned(weights: Tensor, dtype: torch.dtype) -> Tensor:
-    """The weights in the products' dtype, their rows filled up, or GPUs and CPUs fall to slow paths."""
-    full = 8 if dtype != torch.float32 else 4 if weights.is_cuda else 16
-    return F.pad(weights.to(dtype), (0, -weights.shape[-1] % full))
+def factored_scorer(
+    net: PatchSlimming, side: ImageSide, dtype: torch.dtype, text_guides: Collection[str]
+) -> FactoredScorer:
+    """The factored form for the network's aggregation, and for the branches that the images have."""
+    dual = net.config.aggregation == "dual" and len(present_branches(net, side)) == 2
+    return (DualScorer if dual else FactoredScorer)(net, side, dtype, text_guides)
 
 
-def _upper_blocks(weights: Tensor, gram: Tensor, dtype: torch.dtype) -> list[tuple[int, int, Tensor]]:
-    count = weights.shape[1]
-    # Two column blocks save a quarter of the arithmetic, seven three sevenths; on a GPU those would be too small.
-    step = -(-count // (2 if weights.is_cuda or torch.is_grad_enabled() else 7))
-    step += -step % 8 if dtype != torch.float32 else 0
-    blocks = []
-    for start in range(0, count, step):
-        stop = min(start + step, count)
-        doubled = gram[:, :stop, start:stop] * 1.0
-        doubled[:, :start] *= 2.0
-        blocks.append((start, stop, weighted_gram(weights[:, :stop], doubled, weights[:, start:stop], dtype)))
-    return blocks
+def word_products(block: TextBlock, tokens: Tensor) -> Tensor:
+    """Words of every text with the tokens (B, K, C) of every image: (T, M, B, K); with the patches P = words V^T."""
+    batch, count, width = tokens.shape
+    flat = block.words.to(tokens.dtype).reshape(-1, width) @ tokens.reshape(-1, width).T
+    return flat.view(block.count, -1, batch, count)
 
 
-def weighted_gram(left: Tensor, gram: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
-    """`left_ik gram_ij right_jk` -> (B, I, Q * J), from (B, I, Q), (B, I, J), (B, J, Q) in float32.
-
-    Without gradients a half table is made a few k at a time, so that the float32 form never stands whole.
-    """
-    batch, rows, merged = left.shape
-    columns = right.shape[1]
-    # Contiguous, or the table takes over its order and has to be copied.
-    across = right.transpose(1, 2).contiguous()[:, None]
-    if torch.is_grad_enabled():
-        return (left[..., None] * (gram[:, :, None, :] * across)).to(dtype).flatten(2)
-    if dtype == torch.float32:
-        return (left[..., None] * across).mul_(gram[:, :, None, :]).flatten(2)
-    table = torch.empty(batch, rows, merged, columns, dtype=dtype, device=gram.device)
-    step = max(1, SLAB // max(1, batch * rows * columns))
-    for start in range(0, merged, step):
-        part = gram[:, :, None, :] * across[:, :, start : start + step]
-        place, factor = table[:, :, start : start + step], left[:, :, start : start + step, None]
-        place.copy_(part.mul_(factor))
-    return table.flatten(2)
+def _maxima(products: Tensor, squared_norms: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """`max_k` (B, T, M) and `max_j` (B, T, Q) of the cosines, from (B, T, M, Q) and (B, T, Q)."""
+    cosines = products.float() * inverse_norms(squared_norms)[:, :, None]
+    return cosines.amax(dim=-1), _best_word(cosines, mask)
 
 
-def _fixed_group(net: PatchSlimming, side: ImageSide, branch: Branch) -> tuple[Tensor, Tensor]:
-    """Tokens (B, K, C) and D (B, N) of a branch that no caption changes."""
-    scores = side.fixed_scores[branch.name]
-    keep = net.decide(side, branch, scores)
-    merged = merge(side.patches, side.logits[branch.name], keep)
-    extra = extra_token(side.patches, scores, keep, side.valid)
-    return F.normalize(torch.cat([side.prefix, merged, extra], dim=1).float(), dim=-1), keep
-
-
-def branch_net(net: PatchSlimming, branch: Branch) -> TokenSparse:
-    """The selection module of a branch."""
-    return net.sparse_net_cap if branch.name == "caption" else net.sparse_net_long
-
-
-def attention_with(unit_patches: Tensor, mean_TC: Tensor) -> Tensor:
-    """cos(v_i, E_t) in float32, without gradient: (B, N, C), (T, C) -> (T, B, N).
-
-    Equal patches get equal values, which the rule for ties needs.
-    """
-    batch, count, width = unit_patches.shape
-    with torch.no_grad(), strict_float32():
-        if unit_patches.is_cuda:
-            return (mean_TC @ unit_patches.reshape(-1, width).T).view(-1, batch, count)
-        if mean_TC.shape[0] == 1:
-            return cosine_attention(unit_patches, mean_TC)[None]
-        # On the CPU edge columns take another order of summation, edge rows do not: patches are the rows.
-        cosines = unit_patches.reshape(-1, width) @ mean_TC.T
-        return cosines.T.contiguous().view(-1, batch, count)
-
-
-def pair_scores(net: PatchSlimming, prep: Prepared, branch: Branch, block: TextBlock) -> Tensor:
-    """s of Eq. 3 for all pairs: (T, B, N) float32."""
-    scores = prep.side.fixed_scores[branch.name].float()
-    means = {"caption": block.mean}
-    if block.paired is not None:
-        means["dense"] = block.paired.mean
-    for name, mean in means.items():
-        weight = branch.guides.get(name, 0.0)
-        if not weight:
-            continue
-        attention = attention_with(prep.unit_patches, mean)
-        if net.config.scoring == "learned":
-            attention = min_max(attention, prep.side.valid)
-        scores = scores + attention.mul_(weight)
-    return scores.expand(block.count, *scores.shape[-2:])
-
-
-def keep_best(scores: Tensor, count: int) -> Tensor:
-    """D of `hard_topk` for one K, without sorting: (..., N) -> (..., N) float32."""
-    if count >= scores.shape[-1]:
-        return torch.ones_like(scores)
-    least = scores.kthvalue(scores.shape[-1] - count + 1, dim=-1, keepdim=True).values
-    above, level = scores > least, scores == least
-    room = count - above.sum(dim=-1, keepdim=True)
-    # Of equal scores the lower index is kept.
-    return (above | (level & (level.cumsum(dim=-1, dtype=torch.int32) <= room))).to(scores.dtype)
-
-
-def decide(net: PatchSlimming, branch: Branch, scores: Tensor, side: ImageSide) -> Tensor:
-    """D (T, B, N) by the network's own decision."""
-    module = branch_net(net, branch)
-    valid = side.valid
-    hard = module.decision == "topk" or (module.decision == "gumbel" and not module.training)
-    if hard and valid is None:
-        return keep_best(scores.detach(), num_kept(scores.shape[-1], module.sparse_ratio))
-    if hard:
-        return hard_topk(scores, module.sparse_ratio, valid)
-    return net.decide(side, branch, scores)
+def _best_word(cosines: Tensor, mask: Tensor | None) -> Tensor:
+    """`max_j` over the words that are no padding: (B, T, M, K) -> (B, T, K)."""
+    if mask is not None:
+        cosines = cosines.masked_fill(~mask[:, :, None], torch.finfo(cosines.dtype).min)
+    return cosines.amax(dim=2)

@@ -1,4 +1,4 @@
-"""Triton kernels of the fused backend; `fused` drives them, `factored` explains the mathematics.
+"""Triton kernels of the fused backend; `seps.scoring.triton` drives them, `factored` explains the mathematics.
 
 select   cosines -> scores -> D and the extra token's weights, one row of N values in registers
 table    H_k = diag(e_k) G diag(e_k) of the images alone, once for all texts

@@ -1,4 +1,4 @@
-"""Drives the fused kernels (`kernels`): selection, norms and alignment without per-pair tensors but D itself.
+"""The fused backend: drives the Triton kernels (`kernels`), which write no tensor per pair but D.
 
 What stays with torch: the cosines of the selection (float32, strict), the word-patch products (the vendor's GEMM beats
 ours by more than the writing costs), prefix cosines, and the description's words.
@@ -20,14 +20,13 @@ from seps.nn.checks import InputError
 from seps.nn.known import why_not_fast
 from seps.nn.selection import num_kept
 from seps.nn.slimming import ImageSide, PatchSlimming
-from seps.scoring import pairs
-from seps.scoring.engine import BlockScorer
-from seps.scoring.factored import Prepared, attention_with, branch_weights, prepare
-from seps.scoring.texts import TextBlock
+from seps.scoring.factored import BlockScorer, word_products
+from seps.scoring.inputs import TextBlock
+from seps.scoring.terms import branch_weights, unit_attention
 
 
 @dataclass(frozen=True)
-class Blocks:
+class KernelSizes:
     """Block sizes of the kernels."""
 
     select_rows: int = 4
@@ -46,7 +45,7 @@ class Blocks:
     """Most registers of a thread in the alignment kernel; None leaves it to the compiler."""
 
 
-def supports(
+def why_not_triton(
     net: PatchSlimming,
     device: torch.device,
     *,
@@ -73,7 +72,7 @@ def _unsupported(
     patches: int | None,
     words: int | None,
 ) -> str | None:
-    """The part of `supports` that no device changes."""
+    """The part of `why_not_triton` that no device changes."""
     if dtype == torch.float32:
         return "their products are half precision, and float32 was asked for"
     if net.config.aggregation != "single":
@@ -97,21 +96,18 @@ def _unsupported(
     return None
 
 
-def scorer(net: PatchSlimming, dtype: torch.dtype, blocks: Blocks | None = None) -> Callable[[ImageSide], BlockScorer]:
-    """Makes, from images, the function that scores blocks of texts against them.
+def scorer(
+    net: PatchSlimming, dtype: torch.dtype, sizes: KernelSizes | None = None
+) -> Callable[[ImageSide], TritonScorer]:
+    """Makes, from images, the scorer of blocks of texts.
 
     Raises `InputError` for a network that the kernels do not know.
     """
     obstacle = _unsupported(net, paired=False, masked=False, dtype=dtype, patches=None, words=None)
     if obstacle is not None:
         raise InputError(f"The fused kernels cannot score this: {obstacle}.")
-    sizes = Blocks() if blocks is None else blocks
     mlp = _flat_mlp(net)
-
-    def make(side: ImageSide) -> BlockScorer:
-        return FusedScorer(net, side, dtype, sizes, mlp)
-
-    return make
+    return lambda side: TritonScorer(net, side, dtype, sizes or KernelSizes(), mlp)
 
 
 def _flat_mlp(net: PatchSlimming) -> Tensor:
@@ -122,46 +118,49 @@ def _flat_mlp(net: PatchSlimming) -> Tensor:
     return torch.cat([parameter.detach().float().flatten() for parameter in net.hrpa.relevance_mlp.parameters()])
 
 
-class FusedScorer:
+class TritonScorer(BlockScorer):
     """Scores blocks of texts against the images of `side` with the fused kernels."""
 
-    def __init__(self, net: PatchSlimming, side: ImageSide, dtype: torch.dtype, blocks: Blocks, mlp: Tensor) -> None:
-        self.net, self.blocks, self.mlp = net, blocks, mlp
-        self.prep: Prepared = prepare(net, side, dtype, direct=True)
-        padded = self.prep.patches.shape[1]
-        # The products of the direct form are not scaled for half precision; these are.
+    def __init__(
+        self, net: PatchSlimming, side: ImageSide, dtype: torch.dtype, sizes: KernelSizes, mlp: Tensor
+    ) -> None:
+        self.sizes, self.mlp = sizes, mlp
+        super().__init__(net, side, dtype)
+
+    def prepare(self, scaled: Tensor) -> None:
+        """Make G with doubled upper blocks, the whole of H, and e padded for the kernels."""
+        side, dtype, padded = self.side, self.patches.dtype, scaled.shape[1]
         weights = branch_weights(side.logits["caption"], padded - side.patches.shape[1], dtype)
-        scaled = self.prep.patches.float()
-        gram = torch.bmm(scaled, scaled.transpose(1, 2))
-        gram = gram * _doubling(padded, blocks.norm_columns, gram.device)
+        rounded = self.patches.float()
+        gram = torch.bmm(rounded, rounded.transpose(1, 2))
+        gram = gram * _doubling(padded, self.sizes.norm_columns, gram.device)
         self.gram = gram.to(dtype).contiguous()
         self.merged = weights.shape[-1]
         with torch.cuda.device_of(gram):  # type: ignore[no-untyped-call]
-            self.table = _table(gram, weights.contiguous(), dtype, blocks)
+            self.table = _table(gram, weights.contiguous(), dtype, self.sizes)
         columns = max(16, _power(self.merged + 1 + side.prefix.shape[1]))
         self.weights = F.pad(weights, (0, columns - self.merged)).to(dtype).contiguous()
-        self.fixed = side.fixed_scores["caption"].float().contiguous()
+        self.fixed_scores = side.fixed_scores["caption"].float().contiguous()
 
-    def __call__(self, block: TextBlock) -> Tensor:
+    def score(self, block: TextBlock) -> Tensor:
         """Scores (B, T) of the block."""
         # Kernels start on the current device, which need not be that of the features.
         with torch.cuda.device_of(block.words):  # type: ignore[no-untyped-call]
             score = self._patch_scores(block)
-        score = pairs.add_fixed_parts(self.net, self.prep, block, score)
-        return pairs.mix(self.net, self.prep.side, score, pairs.describe(self.net, self.prep, block))
+        return self.mix(self.add_fixed_parts(block, score), self.describe(block))
 
     def _patch_scores(self, block: TextBlock) -> Tensor:
         from seps.scoring import kernels
 
         keep, extra = self.select(block)
-        norms = self.norms(keep, self.table)
-        extra_norms = self.norms(extra, self.gram[:, :, None, :])
-        prep, sizes, hrpa = self.prep, self.blocks, self.net.hrpa
-        images, padded, _ = prep.patches.shape
+        norms = self.squared_norms(keep, self.table)
+        extra_norms = self.squared_norms(extra, self.gram[:, :, None, :])
+        sizes, hrpa = self.sizes, self.net.hrpa
+        images, padded, _ = self.patches.shape
         texts, longest = block.words.shape[:2]
-        products = pairs.word_products(prep, block)
-        prefix = prep.prefix.shape[1]
-        prefix_cosines = pairs.token_cosines(block, prep.prefix).contiguous() if prefix else products
+        products = word_products(block, self.patches)
+        prefix = self.prefix.shape[1]
+        prefix_cosines = word_products(block, self.prefix).contiguous() if prefix else products
         top = hrpa.top_k if hrpa.relevance_mlp is not None else 0
         # A wide row of tokens leaves registers for half the words.
         wide = self.weights.shape[-1] > 64
@@ -203,15 +202,14 @@ class FusedScorer:
         """D and the extra token's weights, two (T, B, Z) in the products' dtype."""
         from seps.scoring import kernels
 
-        prep = self.prep
-        images, count = self.fixed.shape
-        padded = prep.patches.shape[1]
-        cosines = attention_with(prep.unit_patches, block.mean)
-        keep = torch.empty(block.count, images, padded, dtype=prep.patches.dtype, device=cosines.device)
+        images, count = self.fixed_scores.shape
+        padded = self.patches.shape[1]
+        cosines = unit_attention(self.unit_patches, block.mean)
+        keep = torch.empty(block.count, images, padded, dtype=self.patches.dtype, device=cosines.device)
         extra = torch.empty_like(keep)
-        kernels.select_kernel[(-(-block.count // self.blocks.select_rows), images)](
+        kernels.select_kernel[(-(-block.count // self.sizes.select_rows), images)](
             cosines,
-            self.fixed,
+            self.fixed_scores,
             keep,
             extra,
             float(self.net.config.branches[0].guides.get("caption", 0.0)),
@@ -221,20 +219,20 @@ class FusedScorer:
             count,
             padded,
             NP=_power(padded),
-            ROWS=self.blocks.select_rows,
+            ROWS=self.sizes.select_rows,
             LEARNED=self.net.config.scoring == "learned",
             num_warps=4,
         )
         return keep, extra
 
-    def norms(self, left: Tensor, table: Tensor) -> Tensor:
+    def squared_norms(self, left: Tensor, table: Tensor) -> Tensor:
         """`left^T table_k left`: (T, B, Z), (B, Z, Q, Z) -> (B, T, Q) float32."""
         from seps.scoring import kernels
 
         texts, images, padded = left.shape
         merged = table.shape[2]
         out = torch.empty(images, texts, merged, device=left.device)
-        sizes = self.blocks
+        sizes = self.sizes
         group = min(sizes.norm_group, _power(merged))
         kernels.norms_kernel[(-(-texts // sizes.norm_rows), images, -(-merged // group))](
             left,
@@ -254,7 +252,7 @@ class FusedScorer:
         return out
 
 
-def _table(gram: Tensor, weights: Tensor, dtype: torch.dtype, sizes: Blocks) -> Tensor:
+def _table(gram: Tensor, weights: Tensor, dtype: torch.dtype, sizes: KernelSizes) -> Tensor:
     """H of all images: (B, Z, Z), (B, Z, Q) -> (B, Z, Q, Z) in the products' dtype, without a float32 form."""
     from seps.scoring import kernels
 

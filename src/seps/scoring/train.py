@@ -1,0 +1,435 @@
+"""Training: the factored form, a few images at a time, with its backward pass recomputed instead of stored.
+
+With one kept set per merged patch (`aggregation="single"`) the backward pass is written by hand; dual aggregation and
+the direct form go through autograd, recomputed block by block.
+
+A score depends on a pair's cosines through its maxima alone: one merged patch per word, one word per merged patch.
+So the forward pass keeps which those are, D and the norms, and the backward pass is a sparse scatter followed by
+matrix products. Nothing of the size (words x patches) or (merged x patches) of a pair is kept in between.
+With X = (P * D) e, n_k = D^T H_k D and A_jk = X_jk / sqrt(n_k) (see `factored`), given dA:
+
+    dX_jk = dA_jk / sqrt(n_k)          dP = (dX e^T) * D       de = (P * D)^T dX
+    dn_k  = -1/2 sum_j dA_jk A_jk / n_k                        dH_k = sum over texts of dn_k D D^T
+    dG    = sum_k e_k dH_k e_k                                 de_k += 2 (dH_k * G) e_k
+
+Shapes: B images, T texts, M words, N patches (Z padded), C width, Q merged patches (R padded).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
+
+from seps.nn.checks import InputError, check_features
+from seps.nn.known import call_forward, own_forward, say_readable, why_not_fast
+from seps.nn.slimming import ImageSide, PatchSlimming
+from seps.scoring.blocks import Plan, make_plan, shapes_of
+from seps.scoring.factored import DirectScorer, FactoredScorer, Group, factored_scorer, unsafe_images
+from seps.scoring.inputs import (
+    ImageBlock,
+    Lengths,
+    PairedTexts,
+    TextBlock,
+    Texts,
+    count_images,
+    make_texts,
+    split_images,
+    take_images,
+)
+from seps.scoring.terms import inverse_norms, product_dtype, row_dots, zero_dropped
+
+TRAINING_MEMORY = 5 * 2**29
+_KEPT = 2**24
+"""Values of extra tokens (about 8 bytes each) of a call that wait for the backward pass rather than be made again."""
+_LEAST_TEXTS = 128
+"""A batch is launched many times a second: fewer, larger steps are worth some padding."""
+
+
+@dataclass
+class GradientScores:
+    """Similarities (B, T) with gradients, the parts they are made of where there are two, and D of each branch."""
+
+    similarity: Tensor
+    masks: tuple[Tensor, ...] = ()
+    """(T, B, N) each; empty unless asked for."""
+    patches: Tensor | None = None
+    description: Tensor | None = None
+    """(B, T); its rows of images without description (`described`) are computed on padding: leave them out."""
+    described: Tensor | None = None
+    """(B,) bool, images that have a description; None where none came with the images."""
+
+
+def score_with_gradient(
+    net: PatchSlimming,
+    images: Tensor,
+    words: Tensor,
+    lengths: Lengths = None,
+    *,
+    dense: Tensor | None = None,
+    dense_lengths: Lengths = None,
+    paired_dense: Tensor | None = None,
+    paired_dense_lengths: Lengths = None,
+    guides: Mapping[str, Tensor] | None = None,
+    patch_mask: Tensor | None = None,
+    precision: str | None = "float32",
+    memory: int = TRAINING_MEMORY,
+    want_masks: bool = False,
+) -> GradientScores:
+    """Similarity of every image with every text, with gradients to inputs and parameters.
+
+    A network that the fast paths do not know (see `seps.nn.known`) is scored by its own loop over the texts, with a
+    warning that says why. Unlike in `score_matrix`, the network's mode counts: in training decisions may be random.
+
+    Args:
+        images: (B, P + N, C); `words` (T, M, C) with `lengths` (T,); the rest as in `score_matrix`.
+        precision: of the products, float32 also under autocast (None follows it). "bfloat16" is faster on a GPU, but
+            where features share a direction its gradients point elsewhere (cosine with float32 down to 0, measured);
+            "half" underflows.
+        memory: bytes for what lives only within one block of images, forward or backward; what waits for the
+            backward pass comes on top: image-only state (about 3 times the patches), and of each pair its maxima.
+        want_masks: also return D of each branch, (T, B, N), as a ratio loss needs it.
+
+    Returns:
+        Scores (B, T) float32 with the parts they are made of, and the masks (empty unless wanted).
+
+    Raises:
+        InputError: for inputs that do not fit, or a `memory` that cannot work (with the smallest that can).
+    """
+    check_features("images", images[:1], "images, tokens, width", net.config.embed_size)
+    check_features("words", words[:1], "texts, words, width", net.config.embed_size)
+    if paired_dense is not None and dense is not None:
+        raise InputError(
+            "Both dense and paired_dense came; a description belongs to its image (dense) or to a caption "
+            "(paired_dense). Leave one out."
+        )
+    dtype = product_dtype(precision, images.device)
+    texts = make_texts(net, words, lengths, paired_dense, paired_dense_lengths)
+    lengths_of_dense = None if dense_lengths is None else torch.as_tensor(dense_lengths)
+    gallery = ImageBlock(images, dense, lengths_of_dense, guides, patch_mask)
+    gallery.check(net)
+    if not len(images) or not texts.count:
+        return _nothing(net, gallery, texts, want_masks)
+    unknown = why_not_fast(net)
+    if unknown is not None:
+        say_readable(unknown)
+        with torch.autocast(images.device.type, enabled=False):
+            return _readable(net, gallery, texts, want_masks)
+    patches = images.shape[1] - net.prefix_count(images.shape[1])
+    shapes = shapes_of(net.config, patches, texts, dense)
+    plan = make_plan(shapes, memory, images.shape[0], texts.count, dtype=dtype, cuda=images.is_cuda, gradient=True)
+    with torch.autocast(images.device.type, enabled=False):
+        side = texts.encode(net, gallery)
+        blocks = [texts.block(start, stop) for start, stop in texts.runs(plan.texts, _LEAST_TEXTS)]
+        order, parts = _parts(net, side, dtype, plan, memory, texts.count)
+        keep_extra = images.shape[0] * texts.count * images.shape[-1] <= _KEPT
+        rows = [_score_part(net, part, blocks, dtype, texts.guides, want_masks, keep_extra) for part in parts]
+    back = torch.argsort(torch.cat([block.index for block in blocks]))
+    joined = [_joined([getattr(row, name) for row in rows], back, order) for name in ("patches", "description")]
+    similarity = _joined([row.similarity for row in rows], back, order)
+    masks = [torch.cat(branch, dim=1).index_select(0, back) for branch in zip(*(r.masks for r in rows), strict=True)]
+    if order is not None:
+        masks = [mask.index_select(1, order) for mask in masks]
+    if similarity is None:
+        raise ValueError("no image was scored")
+    return GradientScores(
+        similarity, tuple(masks), None if joined[1] is None else joined[0], joined[1], _described(texts, side)
+    )
+
+
+def _described(texts: Texts, side: ImageSide) -> Tensor | None:
+    """(B,) bool, images with a description of their own; in the published pairing none came with the images."""
+    return None if isinstance(texts, PairedTexts) else side.described
+
+
+def _nothing(net: PatchSlimming, gallery: ImageBlock, texts: Texts, want_masks: bool) -> GradientScores:
+    """The scores of no image or no text, empty along that axis; a backward pass through them finds zeros."""
+    side = texts.encode(net, gallery)
+    batch, count = side.patches.shape[:2]
+    sims = (gallery.images.sum() + texts.words.sum()).float() * side.pooled.new_zeros(batch, texts.count)
+    masks = tuple(side.pooled.new_zeros(texts.count, batch, count) for _ in side.fixed_scores) if want_masks else ()
+    part = None if side.dense_words is None else sims
+    return GradientScores(sims, masks, part, part, _described(texts, side))
+
+
+def _readable(net: PatchSlimming, gallery: ImageBlock, texts: Texts, want_masks: bool) -> GradientScores:
+    """The network's own loop over the texts, for a network that the fast paths do not know."""
+    if own_forward(net):
+        return _own_forward(net, gallery, texts, want_masks)
+    side = None if isinstance(texts, PairedTexts) else texts.encode(net, gallery)
+    scored = texts.score_readably(net, gallery if side is None else side)
+    masks = zip(*(one.masks for one in scored), strict=True) if want_masks else ()
+    return GradientScores(
+        torch.stack([one.similarity for one in scored], dim=1),
+        tuple(torch.stack(branch) for branch in masks),
+        _side_by_side([one.patches for one in scored]),
+        _side_by_side([one.description for one in scored]),
+        None if side is None else side.described,
+    )
+
+
+def _side_by_side(columns: list[Tensor | None]) -> Tensor | None:
+    """Columns (B,) of all texts as (B, T); None where a text has none."""
+    present = [column for column in columns if column is not None]
+    return torch.stack(present, dim=1) if len(present) == len(columns) else None
+
+
+def _own_forward(net: PatchSlimming, gallery: ImageBlock, texts: Texts, want_masks: bool) -> GradientScores:
+    """The result of a forward that is not this library's: similarities, and masks where it returns them."""
+    if isinstance(texts, PairedTexts):
+        raise InputError(
+            f"{type(net).__name__} has a forward of its own (or a hook on it), which paired_dense would bypass; "
+            "call the network itself."
+        )
+    scored = call_forward(net, gallery.images, texts.words, texts.lengths, gallery.extras)
+    sims, masks = (scored, ()) if isinstance(scored, Tensor) else scored[:2]
+    masks = (masks,) if isinstance(masks, Tensor) else tuple(masks)
+    if want_masks and not masks:
+        raise InputError(
+            f"want_masks needs D of each branch, but the forward of {type(net).__name__} returned similarities "
+            "alone; let it return (similarities, masks) as PatchSlimming does in training."
+        )
+    return GradientScores(sims, masks if want_masks else ())
+
+
+def _joined(rows: list[Tensor | None], back: Tensor, order: Tensor | None) -> Tensor | None:
+    """Rows of all parts of the images, texts and images in the caller's order."""
+    present = [row for row in rows if row is not None]
+    if not present:
+        return None
+    joined = torch.cat(present).index_select(1, back)
+    return joined if order is None else joined.index_select(0, order)
+
+
+def _group_texts(blocks: list[TextBlock], limit: int) -> list[list[TextBlock]]:
+    """Blocks put together to at most `limit` texts: what one recomputed step takes."""
+    groups: list[list[TextBlock]] = []
+    size = limit + 1
+    for block in blocks:
+        if size + block.count > limit:
+            groups.append([])
+            size = 0
+        groups[-1].append(block)
+        size += block.count
+    return groups
+
+
+@dataclass
+class _Part:
+    """Some images, and how they are scored."""
+
+    side: ImageSide
+    direct: bool
+    texts: int
+    """Texts that one recomputed step takes."""
+
+
+def _parts(
+    net: PatchSlimming, side: ImageSide, dtype: torch.dtype, plan: Plan, memory: int, texts: int
+) -> tuple[Tensor | None, list[_Part]]:
+    """The images in parts, those with far-spread logits apart, and the order that puts the rows back (or None)."""
+    unsafe = unsafe_images(net, side, dtype)
+    count, flagged = count_images(side), int(unsafe.sum())
+    room = max(1, memory // (3 * plan.costs.direct))
+    few = max(1, min(count, room // texts)) if texts else 1
+    if flagged in (0, count):
+        direct = bool(flagged)
+        size, limit = (few, min(texts, room)) if direct else (plan.images, plan.texts)
+        return None, [_Part(part, direct, limit) for part in split_images(side, size)]
+    groups = [torch.nonzero(~unsafe).squeeze(-1), torch.nonzero(unsafe).squeeze(-1)]
+    safe, far = (take_images(side, chosen) for chosen in groups)
+    parts = [_Part(part, False, plan.texts) for part in split_images(safe, plan.images)]
+    parts += [_Part(part, True, min(texts, room)) for part in split_images(far, few)]
+    return torch.argsort(torch.cat(groups)), parts
+
+
+def _score_part(
+    net: PatchSlimming,
+    part: _Part,
+    blocks: list[TextBlock],
+    dtype: torch.dtype,
+    text_guides: Collection[str],
+    want_masks: bool,
+    keep_extra: bool,
+) -> GradientScores:
+    """S and its parts (b, T), with texts in block order, and D of each branch (T, b, N)."""
+    by_hand = None
+    if net.config.aggregation == "single" and not part.direct:
+        by_hand = RecomputedScorer(net, part.side, dtype, text_guides)
+        by_hand.keep_extra = keep_extra
+    small = [block.part(i, i + part.texts) for block in blocks for i in range(0, block.count, part.texts)]
+    count = count_images(part.side)
+    outputs: list[tuple[Tensor | None, ...]] = []
+    for group in _group_texts(small, part.texts):
+
+        def run(group: list[TextBlock] = group) -> tuple[Tensor | None, ...]:
+            with torch.autocast(part.side.patches.device.type, enabled=False):
+                if by_hand is not None:
+                    scorer: FactoredScorer | DirectScorer = by_hand
+                elif part.direct:
+                    scorer = DirectScorer(net, part.side, torch.float32, text_guides)
+                else:
+                    scorer = factored_scorer(net, part.side, dtype, text_guides)
+                scored = [scorer.parts(block, want_masks=want_masks) for block in group]
+                patches = torch.cat([one.patches for one in scored], dim=1)
+                described = [one.description for one in scored if one.description is not None]
+                description = torch.cat(described, dim=1).expand(count, -1) if described else None
+                masks = [torch.cat(branch) for branch in zip(*(one.masks for one in scored), strict=True)]
+                return scorer.mix(patches, description), patches, description, *masks
+
+        outputs.append(run() if by_hand is not None else checkpoint(run, use_reentrant=False))
+    columns = [[t for t in column if t is not None] for column in zip(*outputs, strict=True)]
+    similarity, patches, description = (torch.cat(column, dim=1) if column else None for column in columns[:3])
+    if similarity is None:
+        raise ValueError("no text was scored")
+    return GradientScores(similarity, tuple(torch.cat(column) for column in columns[3:]), patches, description)
+
+
+class RecomputedScorer(FactoredScorer):
+    """One kept set per merged patch, with G in the place of H, and the backward pass written by hand."""
+
+    keep_extra = False
+    """Keep the extra tokens for the backward pass rather than make them again."""
+
+    def make_tables(self, gram: Tensor, weights: dict[str, Tensor]) -> None:
+        """Keep G (B, Z, Z): H is made again in the backward pass."""
+        self.gram = gram
+
+    def recompute(self, work: Callable[[], Any]) -> Any:
+        """`work()`, made again in the backward pass."""
+        if not torch.is_grad_enabled():
+            return work()
+        return checkpoint(work, use_reentrant=False, preserve_rng_state=False)
+
+    def maxima(self, block: TextBlock, group: Group) -> tuple[Tensor, Tensor]:
+        """See `BlockScorer.maxima`."""
+        name, keep = group.only
+        merged = self.side.logits[name].shape[-1]
+        kept = self.fit(keep.detach())
+        return merged_maxima(block.words, self.patches, self.weights[name], self.gram, kept, block.mask, merged)
+
+    def other_maxima(self, block: TextBlock, extra: Tensor) -> tuple[Tensor, Tensor]:
+        """See `BlockScorer.other_maxima`."""
+        make = super().other_maxima
+        if self.keep_extra:
+            return make(block, extra)
+        found: tuple[Tensor, Tensor] = self.recompute(lambda: make(block, extra))
+        return found
+
+
+def merged_maxima(
+    words: Tensor, patches: Tensor, weights: Tensor, gram: Tensor, keep: Tensor, mask: Tensor | None, merged: int
+) -> tuple[Tensor, Tensor]:
+    """`max_k A_jk` (B, T, M) and `max_j A_jk` (B, T, Q), float32, differentiable in the first four.
+
+    Args:
+        words: (T, M, C), zero at padding.
+        patches: (B, Z, C) in the products' dtype.
+        weights: e, (B, Z, R) in the products' dtype, zero beyond `merged` = Q.
+        gram: V V^T, (B, Z, Z) float32.
+        keep: D, (T, B, Z) in the products' dtype, zeros and ones.
+        mask: (T, M) bool, True at words.
+    """
+    result: tuple[Tensor, Tensor] = _MergedMaxima.apply(words, patches, weights, gram, keep, mask, merged)  # type: ignore[no-untyped-call]
+    return result
+
+
+def _kept_products(words: Tensor, patches: Tensor, keep: Tensor) -> Tensor:
+    """P * D: (T, M, C), (B, Z, C), (T, B, Z) -> (T * M, B, Z)."""
+    texts, batch, count = keep.shape
+    flat = words.flatten(0, 1) @ patches.flatten(0, 1).T
+    return zero_dropped(flat.view(texts, -1, batch * count), keep.flatten(1)).view(-1, batch, count)
+
+
+def _gram_norms(weights: Tensor, gram: Tensor, keep: Tensor) -> Tensor:
+    """n: (B, Z, Q), (B, Z, Z), (B, T, Z) -> (B, T, Q) float32."""
+    batch, texts, count = keep.shape
+    table = (gram[:, :, None, :] * weights.transpose(1, 2).contiguous()[:, None]).mul_(weights[..., None])
+    rows = torch.bmm(keep, table.flatten(2)).view(batch * texts, -1, count)
+    return row_dots(rows, keep.reshape(batch * texts, count)).view(batch, texts, -1)
+
+
+def _gram_norms_backward(slope: Tensor, weights: Tensor, gram: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
+    """de and dG from dn (B, T, Q); H is symmetric, and so is its gradient."""
+    batch, _, count = keep.shape
+    spread = (slope.to(keep.dtype)[..., None] * keep[:, :, None, :]).flatten(2)
+    table = torch.bmm(keep.transpose(1, 2), spread).view(batch, count, -1, count)
+    table.mul_(weights.transpose(1, 2).contiguous()[:, None])
+    return 2 * torch.matmul(table, gram[..., None]).squeeze(-1), torch.matmul(weights[:, :, None], table).squeeze(2)
+
+
+class _MergedMaxima(torch.autograd.Function):
+    """See `merged_maxima`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        words: Tensor,
+        patches: Tensor,
+        weights: Tensor,
+        gram: Tensor,
+        keep: Tensor,
+        mask: Tensor | None,
+        merged: int,
+    ) -> tuple[Tensor, Tensor]:
+        dtype = patches.dtype
+        texts, batch = keep.shape[:2]
+        by_image = keep.transpose(0, 1).contiguous()
+        norms = _gram_norms(weights[..., :merged], gram.to(dtype), by_image)
+        products = _kept_products(words.to(dtype), patches, keep)
+        cosines = torch.bmm(products.transpose(0, 1), weights).view(batch, texts, -1, weights.shape[-1])
+        del products
+        cosines = cosines[..., :merged].float().mul_(inverse_norms(norms)[:, :, None])
+        rows, of_word = cosines.max(dim=-1)
+        if mask is not None:
+            cosines.masked_fill_(~mask[:, :, None], torch.finfo(torch.float32).min)
+        columns, of_merged = cosines.max(dim=2)
+        small = torch.int16 if max(cosines.shape[2:]) < 2**15 else torch.int32
+        ctx.save_for_backward(
+            words, patches, weights, gram, keep.bool(), norms, rows, columns, of_word.to(small), of_merged.to(small)
+        )
+        return rows, columns
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        # Outside the autocast that the caller may be in: every dtype here was chosen in the forward pass.
+        with torch.autocast(gradients[0].device.type, enabled=False):
+            found = _gradients(ctx.saved_tensors, gradients[0], gradients[1], ctx.needs_input_grad[0])
+            return *found, None, None, None
+
+
+def _gradients(
+    saved: tuple[Tensor, ...], d_rows: Tensor, d_columns: Tensor, want_words: bool
+) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
+    """Gradients of words, patches, weights and Gram matrix from those of both maxima."""
+    words, patches, weights, gram, keep, norms, rows, columns, of_word, of_merged = saved
+    dtype, merged = patches.dtype, norms.shape[-1]
+    keep, of_word, of_merged = keep.to(dtype), of_word.long(), of_merged.long()
+    inverse = inverse_norms(norms)
+    slope = (d_columns * columns).scatter_add_(-1, of_word, d_rows * rows).mul_(inverse.square()).mul_(-0.5)
+    by_image = keep.transpose(0, 1).contiguous()
+    d_weights, d_gram = _gram_norms_backward(slope, weights[..., :merged], gram.to(dtype), by_image)
+    del slope, by_image
+    d_cosines = torch.zeros(*rows.shape, weights.shape[-1], dtype=dtype, device=rows.device)
+    d_cosines.scatter_(-1, of_word[..., None], (d_rows * inverse.gather(-1, of_word)).to(dtype)[..., None])
+    d_cosines[..., :merged].scatter_add_(2, of_merged[:, :, None], (d_columns * inverse).to(dtype)[:, :, None])
+    d_cosines = d_cosines.flatten(1, 2)
+    unit = words.to(dtype)
+    products = _kept_products(unit, patches, keep)
+    d_all = torch.bmm(products.permute(1, 2, 0), d_cosines)
+    d_all[..., :merged] += d_weights
+    # P is needed no more: its gradient takes its place.
+    torch.bmm(d_cosines, weights.transpose(1, 2), out=products.transpose(0, 1))
+    del d_cosines
+    d_products = zero_dropped(products.view(*words.shape[:2], -1), keep.flatten(1)).flatten(0, 1)
+    d_words = None
+    if want_words:
+        d_words = (d_products @ patches.flatten(0, 1)).view_as(words).to(words.dtype)
+    d_patches = (d_products.T @ unit.flatten(0, 1)).view_as(patches)
+    return d_words, d_patches, d_all, d_gram.to(gram.dtype)
