@@ -118,7 +118,7 @@ def unsorted_topk(scores: Tensor, count: int) -> Tensor:
 def kept_patches(net: PatchSlimming, side: ImageSide, branch: Branch, scores: Tensor) -> Tensor:
     """D (T, B, N) by the network's own decision."""
     module = net.sparse_net_cap if branch.name == "caption" else net.sparse_net_long
-    hard = module.decision == "topk" or (module.decision == "gumbel" and not module.training)
+    hard = module.decision == "topk" or (module.decision in ("gumbel", "relaxed") and not module.training)
     if hard and side.valid is None:
         return unsorted_topk(scores.detach(), num_kept(scores.shape[-1], module.sparse_ratio))
     if hard:

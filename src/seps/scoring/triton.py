@@ -82,8 +82,8 @@ def _unsupported(
         return f"they do not know this network: {unknown}"
     if not net.hrpa.bidirectional:
         return "they align in both directions, and hrpa.bidirectional is False"
-    # In evaluation "gumbel" draws nothing and is top-K.
-    if net.config.decision not in ("topk", "gumbel"):
+    # In evaluation "gumbel" and "relaxed" draw nothing and are top-K.
+    if net.config.decision not in ("topk", "gumbel", "relaxed"):
         return f"decision={net.config.decision!r} keeps another number of patches in each pair"
     if paired:
         return "the published pairing changes the dense branch per pair"

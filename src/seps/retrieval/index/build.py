@@ -27,8 +27,6 @@ from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import MINI
 
 COMMIT_ROWS, COMMIT_SECONDS = 512, 15.0
-FREE_TO_GO = 10
-"""Pictures that may leave a store in one run without `prune`, however small it is; beyond, a tenth of the store."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +169,7 @@ def _gone(gallery: Gallery, known: dict[str, IndexedFile], prune: bool) -> tuple
 
 def _check_loss(location: str, gallery: Gallery, known: dict[str, IndexedFile], gone: Sequence[str]) -> None:
     """Raise StoreError where `gone` is too much of the store to delete unasked. Moved pictures are no loss."""
-    allowed = max(FREE_TO_GO, len(known) // 10)
+    allowed = max(1, len(known) // 10)
     if not gone or (len(gone) <= allowed and len(gone) < len(known)):
         return
     rows = [known[identity] for identity in gone]
