@@ -125,7 +125,7 @@ class BlockScorer:
     def __init__(
         self, net: PatchSlimming, side: ImageSide, dtype: torch.dtype, text_guides: Collection[str] = ("caption",)
     ) -> None:
-        self.net, self.side = net, side
+        self.net, self.side, self.dtype = net, side, dtype
         patches = side.patches.float()
         lengths = patches.detach().norm(dim=-1, keepdim=True)
         # (B, N, C) float32, without gradient: for the selection.
@@ -141,10 +141,11 @@ class BlockScorer:
             self.branches = [branch for branch in present if depends_on_text(net, branch, text_guides)]
             if len(self.branches) < len(present):
                 self.fixed = fixed_branch(net, side, present[-1])
-        # (B, Z, C), each image scaled to a largest norm of 1; (B, P, C) L2-normalised.
-        self.patches = scaled.to(dtype)
-        self.prefix = F.normalize(side.prefix.float(), dim=-1).to(dtype)
+        # Before the patches are rounded: autograd sums gradients in the order in which the steps were made.
         self.prepare(scaled)
+        # (B, P, C) L2-normalised; (B, Z, C), each image scaled to a largest norm of 1.
+        self.prefix = F.normalize(side.prefix.float(), dim=-1).to(dtype)
+        self.patches = scaled.to(dtype)
 
     def prepare(self, scaled: Tensor) -> None:
         """Make what a subclass needs of the scaled patches (B, Z, C) float32."""
@@ -280,14 +281,14 @@ class FactoredScorer(BlockScorer):
     def prepare(self, scaled: Tensor) -> None:
         """Make e and what the norms need of each branch that texts change."""
         gram = torch.bmm(scaled, scaled.transpose(1, 2))
-        pad, dtype = scaled.shape[1] - self.side.patches.shape[1], self.patches.dtype
+        pad, dtype = scaled.shape[1] - self.side.patches.shape[1], self.dtype
         weights = {b.name: branch_weights(self.side.logits[b.name], pad, dtype) for b in self.branches}
         self.make_tables(gram, weights)
         self.weights = {name: fill_rows(weight, dtype) for name, weight in weights.items()}
 
     def make_tables(self, gram: Tensor, weights: dict[str, Tensor]) -> None:
         """Make H from G = V V^T (B, Z, Z) and e (B, Z, Q) by branch, both float32."""
-        self.tables = {name: upper_blocks(weight, gram, self.patches.dtype) for name, weight in weights.items()}
+        self.tables = {name: upper_blocks(weight, gram, self.dtype) for name, weight in weights.items()}
 
     def maxima(self, block: TextBlock, group: Group) -> tuple[Tensor, Tensor]:
         """See `BlockScorer.maxima`."""
@@ -337,7 +338,7 @@ class DualScorer(FactoredScorer):
     def make_tables(self, gram: Tensor, weights: dict[str, Tensor]) -> None:
         """Also make `diag(e^s_k) G diag(e^d_k)` (B, Z, Q * Z), between the branches."""
         super().make_tables(gram, weights)
-        self.cross = weighted_gram(weights["caption"], gram, weights["dense"], self.patches.dtype)
+        self.cross = weighted_gram(weights["caption"], gram, weights["dense"], self.dtype)
 
     def maxima(self, block: TextBlock, group: Group) -> tuple[Tensor, Tensor]:
         """See `BlockScorer.maxima`."""

@@ -129,9 +129,9 @@ class TritonScorer(BlockScorer):
 
     def prepare(self, scaled: Tensor) -> None:
         """Make G with doubled upper blocks, the whole of H, and e padded for the kernels."""
-        side, dtype, padded = self.side, self.patches.dtype, scaled.shape[1]
+        side, dtype, padded = self.side, self.dtype, scaled.shape[1]
         weights = branch_weights(side.logits["caption"], padded - side.patches.shape[1], dtype)
-        rounded = self.patches.float()
+        rounded = scaled.to(dtype).float()
         gram = torch.bmm(rounded, rounded.transpose(1, 2))
         gram = gram * _doubling(padded, self.sizes.norm_columns, gram.device)
         self.gram = gram.to(dtype).contiguous()
