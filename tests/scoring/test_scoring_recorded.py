@@ -1,7 +1,7 @@
 """Scores and gradients as they were before the rooms of `scoring` were made anew: a refactoring changes no number.
 
-The figures in tests/golden/recorded_scores.safetensors were computed by this library (with weights and inputs of fixed seeds), not by the
-reference; `tools/identity.py` compares bit by bit on one machine, this test within rounding on any.
+The figures in tests/golden/recorded_scores.safetensors were computed by this library, with weights and inputs of fixed
+seeds, not by the reference. `tools/identity.py` compares bit by bit on one machine, this test within rounding on any.
 """
 
 from __future__ import annotations
