@@ -18,20 +18,20 @@ def infonce(scores: Tensor, scale: Tensor | float, img_ids: Tensor | None = None
     Off-diagonal pairs that share an image id are not negatives, and are left out of the softmax.
     """
     check_square(scores, img_ids)
-    logits = scores.float() * scale
-    own = torch.eye(len(scores), dtype=torch.bool, device=scores.device)
-    logits = logits.masked_fill(same_image(scores, img_ids) & ~own, float("-inf"))
-    target = torch.arange(len(scores), device=scores.device)
+    logits = scores.float() * scale  # (B, B)
+    own = torch.eye(len(scores), dtype=torch.bool, device=scores.device)  # (B, B)
+    logits = logits.masked_fill(same_image(scores, img_ids) & ~own, float("-inf"))  # (B, B)
+    target = torch.arange(len(scores), device=scores.device)  # (B,)
     return (F.cross_entropy(logits, target) + F.cross_entropy(logits.t(), target)) / 2
 
 
 def sigmoid_loss(scores: Tensor, scale: Tensor | float, bias: Tensor | float, img_ids: Tensor | None = None) -> Tensor:
     """Pairwise sigmoid loss (SigLIP): one binary decision per pair, summed and divided by B: (B, B) -> scalar."""
     check_square(scores, img_ids)
-    logits = scores.float() * scale + bias
-    own = torch.eye(len(scores), dtype=torch.bool, device=scores.device)
-    sign = own.to(logits.dtype) * 2 - 1
-    losses = -F.logsigmoid(sign * logits).masked_fill(same_image(scores, img_ids) & ~own, 0.0)
+    logits = scores.float() * scale + bias  # (B, B)
+    own = torch.eye(len(scores), dtype=torch.bool, device=scores.device)  # (B, B)
+    sign = own.to(logits.dtype) * 2 - 1  # (B, B)
+    losses = -F.logsigmoid(sign * logits).masked_fill(same_image(scores, img_ids) & ~own, 0.0)  # (B, B)
     return losses.sum() / len(scores)
 
 

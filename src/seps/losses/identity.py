@@ -50,8 +50,8 @@ def batch_hard_triplet(
 
     Raises `InputError` for shapes that do not fit, and for an anchor without a row of another identity.
     """
-    others = features if others is None else others
-    other_labels = labels if other_labels is None else other_labels
+    others = features if others is None else others  # (B, C)
+    other_labels = labels if other_labels is None else other_labels  # (B,)
     if features.ndim != 2 or labels.shape != features.shape[:1] or other_labels.shape != others.shape[:1]:
         raise InputError(
             f"batch_hard_triplet needs features (rows, width) with one label a row, but {tuple(features.shape)} and "
@@ -61,21 +61,21 @@ def batch_hard_triplet(
         raise InputError(
             f"features {tuple(features.shape)} must be the rows from first={first} on of others {tuple(others.shape)}."
         )
-    same = labels[:, None] == other_labels[None, :]
+    same = labels[:, None] == other_labels[None, :]  # (A, B)
     if bool(same.all(dim=1).any()):
         raise InputError("an anchor of the triplet loss has no row of another identity; use two or more a batch.")
-    distances = euclidean(features, others)
-    itself = torch.arange(len(features), device=features.device)[:, None] + first
-    itself = itself == torch.arange(len(others), device=features.device)[None, :]
+    distances = euclidean(features, others)  # (A, B)
+    itself = torch.arange(len(features), device=features.device)[:, None] + first  # (A, 1)
+    itself = itself == torch.arange(len(others), device=features.device)[None, :]  # (A, B)
     # The distance to itself is 0 by definition; computed, it is rounding noise under a square root.
-    distances = distances.masked_fill(itself, 0.0)
-    positive = distances.masked_fill(~same, float("-inf")).amax(dim=1)
-    negative = distances.masked_fill(same, float("inf")).amin(dim=1)
+    distances = distances.masked_fill(itself, 0.0)  # (A, B)
+    positive = distances.masked_fill(~same, float("-inf")).amax(dim=1)  # (A, B) -> (A,)
+    negative = distances.masked_fill(same, float("inf")).amin(dim=1)  # (A, B) -> (A,)
     return F.softplus(positive - negative).mean()
 
 
 def euclidean(left: Tensor, right: Tensor) -> Tensor:
     """Distances (A, B) of rows (A, C) and (B, C) in float32; the derivative at distance 0 is finite."""
-    left, right = left.float(), right.float()
-    squared = left.square().sum(1)[:, None] + right.square().sum(1)[None, :] - 2 * float_matmul(left, right.T)
-    return squared.clamp_min(1e-12).sqrt()
+    left, right = left.float(), right.float()  # (A, C), (B, C)
+    squared = left.square().sum(1)[:, None] + right.square().sum(1)[None, :] - 2 * float_matmul(left, right.T)  # (A, B)
+    return squared.clamp_min(1e-12).sqrt()  # (A, B)

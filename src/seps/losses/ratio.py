@@ -54,7 +54,7 @@ def number_is_fixed(masks: Sequence[Tensor]) -> bool | None:
         return None
     fixed: bool | None = True
     for mask in masks:
-        counts = mask.detach().float().sum(dim=-1).flatten()
+        counts = mask.detach().float().sum(dim=-1).flatten()  # (..., N) -> (R,): all rows
         if mask.requires_grad and bool((counts != counts[:1]).any()):
             return False
         if mask.requires_grad and counts.numel() < _ENOUGH_ROWS:
@@ -88,7 +88,7 @@ class RatioLoss(nn.Module):
 
     def forward(self, score_mask: Tensor | Sequence[Tensor]) -> Tensor:
         """D, or a tuple (D_s, D_d), each (..., N) with 1 at kept patches -> scalar loss."""
-        masks = [score_mask] if isinstance(score_mask, Tensor) else list(score_mask)
+        masks = [score_mask] if isinstance(score_mask, Tensor) else list(score_mask)  # each (..., N)
         if not self._checked:
             fixed = number_is_fixed(masks)
             self._checked = fixed is not None

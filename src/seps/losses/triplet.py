@@ -20,18 +20,18 @@ def check_square(scores: Tensor, img_ids: Tensor | None) -> None:
 
 def same_image(scores: Tensor, img_ids: Tensor | None) -> Tensor:
     """(B, B) bool: pairs that are not negatives: the diagonal, and pairs that share an image id."""
-    same = torch.eye(scores.shape[0], dtype=torch.bool, device=scores.device)
-    return same if img_ids is None else same | (img_ids[:, None] == img_ids[None, :])
+    same = torch.eye(scores.shape[0], dtype=torch.bool, device=scores.device)  # (B, B)
+    return same if img_ids is None else same | (img_ids[:, None] == img_ids[None, :])  # (B, B)
 
 
 def triplet_loss(scores: Tensor, img_ids: Tensor | None = None, *, margin: float, hardest: bool) -> Tensor:
     """`sum_i [m - S_ii + S_ij]_+ + [m - S_ii + S_ji]_+` over the hardest or all negatives j: (B, B) -> scalar."""
     check_square(scores, img_ids)
-    scores = scores.float()
-    positive = scores.diagonal()
-    excluded = same_image(scores, img_ids)
-    texts = (margin + scores - positive[:, None]).clamp_min(0).masked_fill(excluded, 0.0)
-    images = (margin + scores - positive[None, :]).clamp_min(0).masked_fill(excluded, 0.0)
+    scores = scores.float()  # (B, B)
+    positive = scores.diagonal()  # (B, B) -> (B,)
+    excluded = same_image(scores, img_ids)  # (B, B)
+    texts = (margin + scores - positive[:, None]).clamp_min(0).masked_fill(excluded, 0.0)  # (B, B)
+    images = (margin + scores - positive[None, :]).clamp_min(0).masked_fill(excluded, 0.0)  # (B, B)
     if hardest:
         return texts.amax(dim=1).sum() + images.amax(dim=0).sum()
     return texts.sum() + images.sum()

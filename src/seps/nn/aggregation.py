@@ -19,27 +19,27 @@ from seps.nn.precision import float_apply, float_matmul
 
 def merge_weights(logits_BNQ: Tensor, keep_BN: Tensor | None = None) -> Tensor:
     """Softmax over the kept patches, (B, N, Q) float32; each column sums to 1, or is 0 where none is kept."""
-    logits = logits_BNQ.float()
+    logits = logits_BNQ.float()  # (B, N, Q)
     if keep_BN is None:
-        return torch.softmax(logits, dim=1)
+        return torch.softmax(logits, dim=1)  # (B, N, Q)
     if keep_BN.shape != logits.shape[:2]:
         raise InputError(
             f"the decision D must have the shape (images, patches) = {tuple(logits.shape[:2])}, but its shape is "
             f"{tuple(keep_BN.shape)}. With all patches pass D as it is; with the kept patches alone pass D gathered "
             "at them (`TokenSparse.select(...).kept_mask`)."
         )
-    keep = keep_BN.float()[..., None]
-    top = logits.detach().masked_fill(keep.detach() <= 0, float("-inf")).amax(dim=1, keepdim=True)
+    keep = keep_BN.float()[..., None]  # (B, N) -> (B, N, 1)
+    top = logits.detach().masked_fill(keep.detach() <= 0, float("-inf")).amax(dim=1, keepdim=True)  # (B, 1, Q)
     # A dropped patch may have a logit far above the kept ones: its weight is zero, but not its derivative.
-    weights = keep * torch.exp((logits - top).clamp_max(0.0))
-    total = weights.sum(dim=1, keepdim=True)
-    return weights / torch.where(total > 0, total, float("inf"))
+    weights = keep * torch.exp((logits - top).clamp_max(0.0))  # (B, N, Q)
+    total = weights.sum(dim=1, keepdim=True)  # (B, N, Q) -> (B, 1, Q)
+    return weights / torch.where(total > 0, total, float("inf"))  # (B, N, Q)
 
 
 def merge(patches_BNC: Tensor, logits_BNQ: Tensor, keep_BN: Tensor | None = None) -> Tensor:
     """`vhat_k = sum_i W_ik v_i` (Eq. 4), summed in float32: (B, N, C), (B, N, Q) -> (B, Q, C) in the patches' dtype."""
-    weights = merge_weights(logits_BNQ, keep_BN)
-    return float_matmul(weights.transpose(1, 2), patches_BNC).to(patches_BNC.dtype)
+    weights = merge_weights(logits_BNQ, keep_BN)  # (B, N, Q)
+    return float_matmul(weights.transpose(1, 2), patches_BNC).to(patches_BNC.dtype)  # (B, N, Q), (B, N, C) -> (B, Q, C)
 
 
 def _weight_mlp(dim: int, keeped_patches: int, dim_ratio: float) -> nn.Sequential:
@@ -49,7 +49,7 @@ def _weight_mlp(dim: int, keeped_patches: int, dim_ratio: float) -> nn.Sequentia
 
 def _scaled_logits(mlp: nn.Module, scale: Tensor, x: Tensor) -> Tensor:
     """`scale * MLP(v)` in float32."""
-    return float_apply(mlp, x) * scale.float()
+    return float_apply(mlp, x) * scale.float()  # (B, N, C) -> (B, N, Q)
 
 
 def _check_merged(keeped_patches: int) -> None:
@@ -79,7 +79,7 @@ class TokenAggregation(nn.Module):
 
     def logits(self, x: Tensor) -> Tensor:
         """Logits L of the merge weights: (B, N, C) -> (B, N, Q) float32. They depend on the image alone."""
-        return _scaled_logits(self.weight, self.scale, x)
+        return _scaled_logits(self.weight, self.scale, x)  # (B, N, C) -> (B, N, Q)
 
     def forward(self, x: Tensor, keep_policy: Tensor | None = None) -> Tensor:
         """Merge `x` into (B, Q, C): all patches (B, N, C) with D (B, N), or the kept ones (B, K, C).
@@ -87,7 +87,7 @@ class TokenAggregation(nn.Module):
         `keep_policy` is D, or for the kept patches D gathered at them (B, K): all ones, but the gradient of a relaxed
         decision passes through it either way.
         """
-        return merge(x, self.logits(x), keep_policy)
+        return merge(x, self.logits(x), keep_policy)  # (B, N, C) -> (B, Q, C)
 
 
 class DualTokenAggregation(nn.Module):
@@ -112,7 +112,7 @@ class DualTokenAggregation(nn.Module):
     def logits(self, x: Tensor, branch: str) -> Tensor:
         """Logits of `branch`, "caption" or "dense" (the description's): (B, N, C) -> (B, N, Q) float32."""
         mlp = self.weight_sparse if branch == "caption" else self.weight_dense
-        return _scaled_logits(mlp, self.scale, x)
+        return _scaled_logits(mlp, self.scale, x)  # (B, N, C) -> (B, N, Q)
 
     def forward(
         self,
@@ -122,7 +122,7 @@ class DualTokenAggregation(nn.Module):
         mask_dense: Tensor | None = None,
     ) -> Tensor:
         """Merge both sets into (B, Q, C); the masks D (B, N) leave patches out. With one set W_s works alone."""
-        sparse = merge(tokens_sparse, self.logits(tokens_sparse, "caption"), mask_sparse)
+        sparse = merge(tokens_sparse, self.logits(tokens_sparse, "caption"), mask_sparse)  # (B, N, C) -> (B, Q, C)
         if tokens_dense is None:
             if mask_dense is not None:
                 raise InputError("mask_dense came without tokens_dense; pass the patches it belongs to.")
@@ -132,4 +132,4 @@ class DualTokenAggregation(nn.Module):
                 f"tokens_sparse holds {tokens_sparse.shape[0]} images and tokens_dense {tokens_dense.shape[0]}; both "
                 "must be of the same images."
             )
-        return sparse + merge(tokens_dense, self.logits(tokens_dense, "dense"), mask_dense)
+        return sparse + merge(tokens_dense, self.logits(tokens_dense, "dense"), mask_dense)  # (B, Q, C)

@@ -25,18 +25,18 @@ def pool_relevance(
 
     Without `mlp` the mean alone. Fewer than `top_k` values are zero-padded.
     """
-    best = best_BX.float()
+    best = best_BX.float()  # (B, X)
     if mask_BX is None:
-        pooled = best.mean(dim=-1)
+        pooled = best.mean(dim=-1)  # (B, X) -> (B,)
     else:
-        count = mask_BX.sum(dim=-1).clamp_min(1)
-        pooled = best.masked_fill(~mask_BX, 0.0).sum(dim=-1) / count
+        count = mask_BX.sum(dim=-1).clamp_min(1)  # (B, X) -> (B,)
+        pooled = best.masked_fill(~mask_BX, 0.0).sum(dim=-1) / count  # (B, X) -> (B,)
     if mlp is None:
         return pooled
-    ranked = best if mask_BX is None else best.masked_fill(~mask_BX, float("-inf"))
-    top = ranked.topk(min(top_k, best.shape[-1]), dim=-1).values
-    top = F.pad(torch.where(torch.isfinite(top), top, 0.0), (0, top_k - top.shape[-1]))
-    return pooled + float_apply(mlp, top).squeeze(-1)
+    ranked = best if mask_BX is None else best.masked_fill(~mask_BX, float("-inf"))  # (B, X)
+    top = ranked.topk(min(top_k, best.shape[-1]), dim=-1).values  # (B, X) -> (B, Z): Z = min(top_k, X)
+    top = F.pad(torch.where(torch.isfinite(top), top, 0.0), (0, top_k - top.shape[-1]))  # (B, Z) -> (B, E): E = top_k
+    return pooled + float_apply(mlp, top).squeeze(-1)  # (B, E) -> (B,)
 
 
 def align(
@@ -53,20 +53,20 @@ def align(
 
     word -> patch `r_j = max_k A_jk`, patch -> word `c_k = max_j A_jk`, each pooled by `pool_relevance`.
     """
-    similarity = similarity_BMK.float()
+    similarity = similarity_BMK.float()  # (B, M, K)
     if leaky:
-        similarity = F.leaky_relu(similarity, negative_slope=0.1)
+        similarity = F.leaky_relu(similarity, negative_slope=0.1)  # (B, M, K)
     lowest = torch.finfo(similarity.dtype).min
     rows = similarity
     if token_mask_BK is not None:
-        rows = similarity.masked_fill(~token_mask_BK[:, None, :], lowest)
-    score = pool_relevance(rows.amax(dim=2), word_mask_BM, top_k=top_k, mlp=mlp)
+        rows = similarity.masked_fill(~token_mask_BK[:, None, :], lowest)  # (B, M, K)
+    score = pool_relevance(rows.amax(dim=2), word_mask_BM, top_k=top_k, mlp=mlp)  # (B, M, K) -> (B,)
     if not bidirectional:
         return score
     columns = similarity
     if word_mask_BM is not None:
-        columns = similarity.masked_fill(~word_mask_BM[:, :, None], lowest)
-    return score + pool_relevance(columns.amax(dim=1), token_mask_BK, top_k=top_k, mlp=mlp)
+        columns = similarity.masked_fill(~word_mask_BM[:, :, None], lowest)  # (B, M, K)
+    return score + pool_relevance(columns.amax(dim=1), token_mask_BK, top_k=top_k, mlp=mlp)  # (B,)
 
 
 def mask_xattn_one_text(
@@ -99,8 +99,8 @@ def mask_xattn_one_text(
             f"img_embs holds {img_embs.shape[0]} images and cap_i_expand {cap_i_expand.shape[0]} rows; repeat the "
             "words once per image."
         )
-    similarity = float_matmul(cap_i_expand, img_embs.transpose(1, 2))
-    token_mask = None if img_mask is None else img_mask > 0.5
+    similarity = float_matmul(cap_i_expand, img_embs.transpose(1, 2))  # (B, M, C), (B, K, C) -> (B, M, K)
+    token_mask = None if img_mask is None else img_mask > 0.5  # (B, K)
     if token_mask is not None:
         if token_mask.shape != img_embs.shape[:2]:
             raise InputError(
@@ -109,8 +109,8 @@ def mask_xattn_one_text(
             )
         check_rows_hold_one("img_mask", token_mask)
     mlp = relevance_mlp if use_paper_version else None
-    score = align(similarity, None, token_mask, leaky=scan, bidirectional=i2t, top_k=top_k, mlp=mlp)
-    return score[:, None]
+    score = align(similarity, None, token_mask, leaky=scan, bidirectional=i2t, top_k=top_k, mlp=mlp)  # (B,)
+    return score[:, None]  # (B,) -> (B, 1)
 
 
 class HRPA(nn.Module):
@@ -151,11 +151,11 @@ class HRPA(nn.Module):
 
     def pool(self, best: Tensor, mask: Tensor | None = None) -> Tensor:
         """One direction of Eq. 5 from its maxima r or c: (B, X) -> (B,); `mask` (B, X) is True at valid ones."""
-        return pool_relevance(best, mask, top_k=self.top_k, mlp=self.relevance_mlp)
+        return pool_relevance(best, mask, top_k=self.top_k, mlp=self.relevance_mlp)  # (B, X) -> (B,)
 
     def align(self, similarity: Tensor, word_mask: Tensor | None = None, token_mask: Tensor | None = None) -> Tensor:
         """S of Eq. 5 from the cosines of words and tokens: (B, M, K) -> (B,)."""
-        return align(
+        return align(  # (B, M, K) -> (B,)
             similarity,
             word_mask,
             token_mask,
@@ -167,7 +167,7 @@ class HRPA(nn.Module):
 
     def forward(self, patch_features: Tensor, word_features: Tensor, patch_mask: Tensor | None = None) -> Tensor:
         """S of Eq. 5 from L2-normalised tokens (B, K, C) and words (B, M, C) -> (B, 1)."""
-        return mask_xattn_one_text(
+        return mask_xattn_one_text(  # (B, K, C), (B, M, C) -> (B, 1)
             patch_features,
             word_features,
             patch_mask,

@@ -87,34 +87,35 @@ def shares(net: PatchSlimming, side: ImageSide, words: Tensor, mean_length: floa
 
 
 def _shares(net: PatchSlimming, side: ImageSide, words: Tensor, mean_length: float | None) -> Shares:
-    words = words.float()
-    caption = words.mean(dim=0, keepdim=True)
-    unit = F.normalize(words, dim=-1)
-    weight, description = 0.0, torch.zeros(len(words), 0, device=words.device)
+    words = words.float()  # (M, C)
+    caption = words.mean(dim=0, keepdim=True)  # (M, C) -> (1, C)
+    unit = F.normalize(words, dim=-1)  # (M, C)
+    weight, description = 0.0, torch.zeros(len(words), 0, device=words.device)  # -, (M, 0)
     terms: dict[str, float] = {}
     rest = 0.0
     if side.dense_words is not None and side.dense_mask is not None and bool(side.dense_mask.any()):
         weight = float(net.description_weight)
-        described = side.dense_words[0, side.dense_mask[0]].float()
+        described = side.dense_words[0, side.dense_mask[0]].float()  # (L, C)
         part = _description(net, unit, words, caption, described)
-        description = weight * (part.aligned + part.pooled)
+        description = weight * (part.aligned + part.pooled)  # (M, L)
         rest += weight * part.rest
         terms = {
             "description_alignment": weight * (float(part.aligned.sum()) + part.rest),
             "description_pooled": weight * float(part.pooled.sum()),
         }
-    matrices, kept, importance, groups = _token_weights(net, side, caption)
-    inputs = torch.cat([side.prefix, side.patches], dim=1)[0].float()
-    aligned = torch.zeros(len(words), len(inputs), device=words.device)
+    matrices, kept, importance, groups = _token_weights(net, side, caption)  # -, (N,), (N,), (G, N)
+    inputs = torch.cat([side.prefix, side.patches], dim=1)[0].float()  # (P + N, C)
+    aligned = torch.zeros(len(words), len(inputs), device=words.device)  # (M, P + N)
     pixel_rest = 0.0
     for matrix in matrices:
-        found, more = _aligned(net, unit, inputs, matrix)
-        aligned, pixel_rest = aligned + found, pixel_rest + more
+        found, more = _aligned(net, unit, inputs, matrix)  # (M, P + N), -
+        aligned, pixel_rest = aligned + found, pixel_rest + more  # (M, P + N), -
+    # (M,)
     pooled_words = net.config.pooled * (words @ F.normalize(side.pooled[0].float(), dim=-1)) / _length(caption, words)
-    pooled = _pooled_pairs(net, side, words, caption, mean_length)
+    pooled = _pooled_pairs(net, side, words, caption, mean_length)  # (M, N)
     prefix = side.prefix.shape[1]
-    by_pair = (1 - weight) * (aligned[:, prefix:] + pooled)
-    elsewhere = (1 - weight) * (aligned[:, :prefix].sum(dim=1) + pooled_words - pooled.sum(dim=1))
+    by_pair = (1 - weight) * (aligned[:, prefix:] + pooled)  # (M, N)
+    elsewhere = (1 - weight) * (aligned[:, :prefix].sum(dim=1) + pooled_words - pooled.sum(dim=1))  # (M,)
     rest += (1 - weight) * pixel_rest
     terms = {
         "patch_alignment": (1 - weight) * (float(aligned.sum()) + pixel_rest),
@@ -133,55 +134,55 @@ def _length(caption: Tensor, words: Tensor) -> Tensor:
 def _token_weights(net: PatchSlimming, side: ImageSide, caption: Tensor) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
     """How each image token is made of prefix tokens and patches: matrices (K, P + N); D, s and the merge weights."""
     prefix, count = side.prefix.shape[1], side.patches.shape[1]
-    identity = torch.eye(count, device=side.patches.device)[None]
+    identity = torch.eye(count, device=side.patches.device)[None]  # (1, N, N)
     merged, extras, kept, scored = [], [], [], []
     # The second branch belongs to the description; without a description it is not part of the score.
     undescribed = net.config.dense == "branch" and side.described is not None and not bool(side.described.any())
     for branch in net.config.branches:
         if branch.name not in side.fixed_scores or (branch.name == "dense" and undescribed):
             continue
-        scores = net.patch_scores(side, branch, caption)
-        keep = net.decide(side, branch, scores)
+        scores = net.patch_scores(side, branch, caption)  # (1, N)
+        keep = net.decide(side, branch, scores)  # (1, N)
         merged.append(merge(identity, side.logits[branch.name].float(), keep)[0])
         extras.append(extra_token(identity, scores, keep, side.valid)[0])
         kept.append(keep[0] > 0.5)
         scored.append(scores[0].float())
-    groups = torch.cat(merged)
+    groups = torch.cat(merged)  # (G, N): merged patches of all branches
     if net.config.aggregation == "dual":
-        merged = [torch.stack(merged).sum(dim=0)]
-        extras = [torch.stack(extras).mean(dim=0)]
+        merged = [torch.stack(merged).sum(dim=0)]  # each (Q, N)
+        extras = [torch.stack(extras).mean(dim=0)]  # each (1, N)
     matrices = []
     for some, extra in zip(merged, extras, strict=True):
-        matrix = torch.zeros(prefix + len(some) + 1, prefix + count, device=some.device)
+        matrix = torch.zeros(prefix + len(some) + 1, prefix + count, device=some.device)  # (P + Q + 1, P + N)
         matrix[:prefix, :prefix] = torch.eye(prefix, device=some.device)
         matrix[prefix:, prefix:] = torch.cat([some, extra])
         matrices.append(matrix)
-    return matrices, kept[0], scored[0], groups
+    return matrices, kept[0], scored[0], groups  # -, (N,), (N,), (G, N)
 
 
 def _aligned(net: PatchSlimming, unit: Tensor, inputs: Tensor, matrix: Tensor) -> tuple[Tensor, float]:
     """Shares (M, P + N) of one group in the alignment, and the MLP's part."""
-    lengths = (matrix @ inputs).norm(dim=-1).clamp_min(1e-12)
+    lengths = (matrix @ inputs).norm(dim=-1).clamp_min(1e-12)  # (K, I), (I, C) -> (K,): I = P + N inputs
     # A_jk = sum_i W_ki (w_j . x_i) / |t_k|: term i is what input i adds to the cosine.
-    pairs = (unit @ inputs.T)[:, None, :] * (matrix / lengths[:, None])[None]
-    chosen, rest = _chosen(net, pairs.sum(dim=-1))
-    return (pairs * chosen[..., None]).sum(dim=1), rest
+    pairs = (unit @ inputs.T)[:, None, :] * (matrix / lengths[:, None])[None]  # (M, K, I)
+    chosen, rest = _chosen(net, pairs.sum(dim=-1))  # (M, K), -
+    return (pairs * chosen[..., None]).sum(dim=1), rest  # (M, I), -
 
 
 def _chosen(net: PatchSlimming, cosines: Tensor) -> tuple[Tensor, float]:
     """(M, K) the factor of each cosine in S (1/M for a word's best, 1/K for a token's), and the MLP's part."""
-    slope = torch.where(cosines < 0, 0.1, 1.0) if net.hrpa.scan else torch.ones_like(cosines)
-    similar = slope * cosines
+    slope = torch.where(cosines < 0, 0.1, 1.0) if net.hrpa.scan else torch.ones_like(cosines)  # (M, K)
+    similar = slope * cosines  # (M, K)
     words, tokens = similar.shape
-    factor = torch.zeros_like(similar)
-    best = similar.max(dim=1)
+    factor = torch.zeros_like(similar)  # (M, K)
+    best = similar.max(dim=1)  # each (M,)
     factor[torch.arange(words), best.indices] += 1 / words
     rest = _relevance(net, best.values)
     if net.hrpa.bidirectional:
-        column = similar.max(dim=0)
+        column = similar.max(dim=0)  # each (K,)
         factor[column.indices, torch.arange(tokens)] += 1 / tokens
         rest += _relevance(net, column.values)
-    return factor * slope, rest
+    return factor * slope, rest  # (M, K), -
 
 
 def _relevance(net: PatchSlimming, best: Tensor) -> float:
@@ -194,17 +195,17 @@ def _pooled_pairs(
     net: PatchSlimming, side: ImageSide, words: Tensor, caption: Tensor, mean_length: float | None
 ) -> Tensor:
     """Shares (M, N) in the pooled cosine: `pooled (w_j . v_i) / (M N |mean word| |mean patch|)`."""
-    patches = side.patches[0].float()
+    patches = side.patches[0].float()  # (N, C)
     length = mean_length or len(patches) * float(patches.mean(dim=0).norm().clamp_min(1e-12))
-    return net.config.pooled * (words @ patches.T) / (length * _length(caption, words))
+    return net.config.pooled * (words @ patches.T) / (length * _length(caption, words))  # (M, N)
 
 
 def _description(
     net: PatchSlimming, unit: Tensor, words: Tensor, caption: Tensor, described: Tensor
 ) -> _DescriptionShares:
     """What the description's words, (L, C), add to the score."""
-    cosines = unit @ described.T
-    chosen, rest = _chosen(net, cosines)
+    cosines = unit @ described.T  # (M, C), (L, C) -> (M, L)
+    chosen, rest = _chosen(net, cosines)  # (M, L), -
     length = len(described) * described.mean(dim=0).norm().clamp_min(1e-12)
-    pooled = net.config.pooled * (words @ described.T) / (length * _length(caption, words))
+    pooled = net.config.pooled * (words @ described.T) / (length * _length(caption, words))  # (M, L)
     return _DescriptionShares(chosen * cosines, pooled, rest)

@@ -14,29 +14,29 @@ from torch.nn import functional as F
 
 def masked_mean(features_BLC: Tensor, mask_BL: Tensor | None) -> Tensor:
     """Mean over the valid positions, in float32: (B, L, C), (B, L) -> (B, C); zero where none is valid."""
-    features = features_BLC.float()
+    features = features_BLC.float()  # (B, L, C)
     if mask_BL is None:
-        return features.mean(dim=1)
-    total = features.masked_fill(~mask_BL[..., None], 0.0).sum(dim=1)
-    return total / mask_BL.sum(dim=1, keepdim=True).clamp_min(1)
+        return features.mean(dim=1)  # (B, L, C) -> (B, C)
+    total = features.masked_fill(~mask_BL[..., None], 0.0).sum(dim=1)  # (B, L, C) -> (B, C)
+    return total / mask_BL.sum(dim=1, keepdim=True).clamp_min(1)  # (B, C)
 
 
 @torch.no_grad()
 def cosine_attention(patches_BNC: Tensor, vector_BC: Tensor) -> Tensor:
     """`a(i) = cos(v_i, E)` (Eq. 2), float32 and without gradient: (B, N, C), (B or 1, C) -> (B, N)."""
-    patches = F.normalize(patches_BNC.detach().float(), dim=-1)
-    vector = F.normalize(vector_BC.detach().float(), dim=-1)
-    return (patches * vector[:, None, :]).sum(dim=-1)
+    patches = F.normalize(patches_BNC.detach().float(), dim=-1)  # (B, N, C)
+    vector = F.normalize(vector_BC.detach().float(), dim=-1)  # (B or 1, C)
+    return (patches * vector[:, None, :]).sum(dim=-1)  # (B, N, C) -> (B, N)
 
 
 def min_max(attention_BN: Tensor, valid_BN: Tensor | None = None) -> Tensor:
     """Scale each row to [0, 1] over its valid patches: `(a - min) / (max - min + 1e-8)`."""
     if valid_BN is None:
-        low, high = attention_BN.amin(dim=-1, keepdim=True), attention_BN.amax(dim=-1, keepdim=True)
-        return (attention_BN - low) / (high - low + 1e-8)
-    low = attention_BN.masked_fill(~valid_BN, float("inf")).amin(dim=-1, keepdim=True)
-    high = attention_BN.masked_fill(~valid_BN, float("-inf")).amax(dim=-1, keepdim=True)
-    return ((attention_BN - low) / (high - low + 1e-8)).masked_fill(~valid_BN, 0.0)
+        low, high = attention_BN.amin(dim=-1, keepdim=True), attention_BN.amax(dim=-1, keepdim=True)  # (B, 1), (B, 1)
+        return (attention_BN - low) / (high - low + 1e-8)  # (B, N)
+    low = attention_BN.masked_fill(~valid_BN, float("inf")).amin(dim=-1, keepdim=True)  # (B, N) -> (B, 1)
+    high = attention_BN.masked_fill(~valid_BN, float("-inf")).amax(dim=-1, keepdim=True)  # (B, N) -> (B, 1)
+    return ((attention_BN - low) / (high - low + 1e-8)).masked_fill(~valid_BN, 0.0)  # (B, N)
 
 
 def score_predictor(embed_size: int) -> nn.Sequential:
@@ -59,14 +59,14 @@ def combine_scores(
     `attentions` maps a guide's name to its cosines (B, N); a guide that has a weight but no attention (no
     description came) contributes nothing. With `normalise` each attention is min-max scaled first.
     """
-    terms = [
+    terms = [  # each (B, N)
         weight * (min_max(attentions[name], valid_BN) if normalise else attentions[name])
         for name, weight in weights.items()
         if name in attentions
     ]
     if predicted_BN is not None and predictor_weight:
         terms.insert(0, predictor_weight * predicted_BN.float())
-    total = terms[0]
+    total = terms[0]  # (B, N)
     for term in terms[1:]:
-        total = total + term
+        total = total + term  # (B, N)
     return total

@@ -116,16 +116,16 @@ class MultiModalSDTPS(nn.Module):
         if name not in self.modalities:
             raise InputError(f"{name!r} is not one of the modalities {self.modalities}.")
         self._check_sensors(patches, vectors, present)
-        own = patches[name] if features is None else features
+        own = patches[name] if features is None else features  # (B, N, C)
         if own.shape != patches[name].shape:
             raise InputError(
                 f"features of {name} must have the shape of its patches, {tuple(patches[name].shape)}, but "
                 f"{tuple(own.shape)} came."
             )
         aggregate: TokenAggregation = getattr(self, f"{name}_aggr")
-        scores, keep = self.choose(name, patches, vectors, present)
-        merged = merge(own, aggregate.logits(own), keep)
-        return torch.cat([merged, extra_token(own, scores, keep)], dim=1), keep
+        scores, keep = self.choose(name, patches, vectors, present)  # (B, N), (B, N)
+        merged = merge(own, aggregate.logits(own), keep)  # (B, N, C) -> (B, Q, C)
+        return torch.cat([merged, extra_token(own, scores, keep)], dim=1), keep  # (B, Q + 1, C), (B, N)
 
     def choose(
         self,
@@ -138,14 +138,14 @@ class MultiModalSDTPS(nn.Module):
         sparse: TokenSparse = getattr(self, f"{name}_sparse")
         attentions = {}
         for other, vector in vectors.items():
-            attention = cosine_attention(patches[other if self.guides == "position" else name], vector)
+            attention = cosine_attention(patches[other if self.guides == "position" else name], vector)  # (B, N)
             if present is not None:
                 # A constant attention is zero after min-max normalisation. Filled, not multiplied: NaN must not pass.
-                attention = attention.masked_fill(~present[other][:, None], 0.0)
+                attention = attention.masked_fill(~present[other][:, None], 0.0)  # (B, N)
             attentions[other] = attention
-        scores = self._scores(name, attentions, sparse.predict(patches[name]), present)
+        scores = self._scores(name, attentions, sparse.predict(patches[name]), present)  # (B, N)
         guides = len(self.modalities) - 1 + self.own_guide
-        return scores, sparse.decide(scores, None, self.predictor_weight + self.beta * guides)
+        return scores, sparse.decide(scores, None, self.predictor_weight + self.beta * guides)  # (B, N), (B, N)
 
     def _scores(
         self,
@@ -157,18 +157,18 @@ class MultiModalSDTPS(nn.Module):
         """Eq. 3 for modality `name`, (B, N); the weight of absent guides is shared by those that are present."""
         weights = {other: self.own_guide * self.beta if other == name else self.beta for other in attentions}
         if present is None:
-            return combine_scores(
+            return combine_scores(  # (B, N)
                 attentions,
                 weights,
                 predicted_BN=predicted,
                 predictor_weight=self.predictor_weight,
                 normalise=True,
             )
-        guided = combine_scores(attentions, weights, normalise=True)
-        weighed = torch.stack([weights[other] * present[other].float() for other in attentions]).sum(dim=0)
+        guided = combine_scores(attentions, weights, normalise=True)  # (B, N)
+        weighed = torch.stack([weights[other] * present[other].float() for other in attentions]).sum(dim=0)  # (B,)
         # Without this the predictor would gain on the guides, and a learned threshold would keep less.
-        guided = guided * (sum(weights.values()) / weighed.clamp_min(1e-8))[:, None]
-        return guided if predicted is None else self.predictor_weight * predicted.float() + guided
+        guided = guided * (sum(weights.values()) / weighed.clamp_min(1e-8))[:, None]  # (B, N)
+        return guided if predicted is None else self.predictor_weight * predicted.float() + guided  # (B, N)
 
     def _check_sensors(
         self, patches: Mapping[str, Tensor], vectors: Mapping[str, Tensor], present: Mapping[str, Tensor] | None
@@ -214,21 +214,21 @@ class MultiModalSDTPS(nn.Module):
         """
         count = len(self.modalities)
         if named:
-            inputs = (*inputs, *self._by_name(named, len(inputs)))
+            inputs = (*inputs, *self._by_name(named, len(inputs)))  # (B, N, C), ...
         if len(inputs) != 2 * count:
             raise InputError(
                 f"{count} patch tensors and {count} global vectors are needed for {self.modalities}, but "
                 f"{len(inputs)} tensors came."
             )
         flat = [vector[:, 0] if vector.ndim == 3 and vector.shape[1] == 1 else vector for vector in inputs[count:]]
-        vectors = dict(zip(self.modalities, flat, strict=True))
-        patches_of = dict(zip(self.modalities, inputs[:count], strict=True))
+        vectors = dict(zip(self.modalities, flat, strict=True))  # each (B, C)
+        patches_of = dict(zip(self.modalities, inputs[:count], strict=True))  # each (B, N, C)
         self._check_sensors(patches_of, vectors, None)
         for name in self.modalities:
             check_features(f"{name} patches", patches_of[name], "samples, patches, width", self.embed_dim)
             check_features(f"{name} global vector", vectors[name], "samples, width", self.embed_dim)
         slimmed = [self.slim(name, patches_of, vectors) for name in self.modalities]
-        return (*(tokens for tokens, _ in slimmed), *(keep for _, keep in slimmed))
+        return (*(tokens for tokens, _ in slimmed), *(keep for _, keep in slimmed))  # (B, Q + 1, C), ...
 
     def _by_name(self, named: Mapping[str, Tensor], given: int) -> list[Tensor]:
         """The tensors that come by DeMo's names, behind the first `given` ones, in the order of `forward`."""

@@ -24,7 +24,7 @@ def without_autocast(tensor: Tensor) -> AbstractContextManager[object]:
 def float_matmul(left: Tensor, right: Tensor) -> Tensor:
     """`left @ right` in float32."""
     with without_autocast(left):
-        return torch.matmul(left.float(), right.float())
+        return torch.matmul(left.float(), right.float())  # (..., R, I), (..., I, S) -> (..., R, S)
 
 
 def float_apply(network: nn.Module, inputs: Tensor) -> Tensor:
@@ -33,7 +33,7 @@ def float_apply(network: nn.Module, inputs: Tensor) -> Tensor:
     with without_autocast(inputs):
         if weight.dtype in _HALF:
             wide = {name: parameter.float() for name, parameter in network.named_parameters()}
-            result: Tensor = torch.func.functional_call(network, wide, inputs.float())
+            result: Tensor = torch.func.functional_call(network, wide, inputs.float())  # (..., I) -> (..., O)
         else:
-            result = network(inputs.to(weight.dtype))
-        return result.float()
+            result = network(inputs.to(weight.dtype))  # (..., I) -> (..., O)
+        return result.float()  # (..., O)

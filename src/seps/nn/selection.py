@@ -33,28 +33,28 @@ def kept_counts(scores_BN: Tensor, ratio: float, valid_BN: Tensor | None) -> Ten
     """K of each row, counted over its valid patches: (B, 1)."""
     if valid_BN is None:
         count = num_kept(scores_BN.shape[-1], ratio)
-        return torch.full_like(scores_BN[..., :1], count, dtype=torch.long)
-    return torch.ceil(valid_BN.sum(dim=-1, keepdim=True).double() * ratio).long().clamp_min(1)
+        return torch.full_like(scores_BN[..., :1], count, dtype=torch.long)  # (B, N) -> (B, 1)
+    return torch.ceil(valid_BN.sum(dim=-1, keepdim=True).double() * ratio).long().clamp_min(1)  # (B, N) -> (B, 1)
 
 
 def rank_patches(scores_BN: Tensor) -> Tensor:
     """Patch indices from the best score to the worst, (B, N); of equal scores the lower index comes first."""
-    return torch.sort(scores_BN, dim=-1, descending=True, stable=True).indices
+    return torch.sort(scores_BN, dim=-1, descending=True, stable=True).indices  # (B, N)
 
 
 def keep_best(scores_BN: Tensor, count_B1: Tensor) -> Tensor:
     """1 at the `count` best-scored patches of each row, 0 elsewhere: (B, N), (B, 1) -> (B, N) float32."""
-    positions = torch.arange(scores_BN.shape[-1], device=scores_BN.device).expand_as(scores_BN)
-    chosen = (positions < count_B1).float()
-    return torch.zeros_like(scores_BN, dtype=torch.float32).scatter(-1, rank_patches(scores_BN), chosen)
+    positions = torch.arange(scores_BN.shape[-1], device=scores_BN.device).expand_as(scores_BN)  # (B, N)
+    chosen = (positions < count_B1).float()  # (B, N)
+    return torch.zeros_like(scores_BN, dtype=torch.float32).scatter(-1, rank_patches(scores_BN), chosen)  # (B, N)
 
 
 def hard_topk(scores_BN: Tensor, ratio: float, valid_BN: Tensor | None = None) -> Tensor:
     """D: 1 at the K best-scored valid patches, 0 elsewhere, (B, N) float32, without gradient."""
-    scores = scores_BN.detach().float()
+    scores = scores_BN.detach().float()  # (B, N)
     if valid_BN is not None:
-        scores = scores.masked_fill(~valid_BN, float("-inf"))
-    return keep_best(scores, kept_counts(scores, ratio, valid_BN))
+        scores = scores.masked_fill(~valid_BN, float("-inf"))  # (B, N)
+    return keep_best(scores, kept_counts(scores, ratio, valid_BN))  # (B, N)
 
 
 def soft_topk(logits_BN: Tensor, count_B1: Tensor, temperature: float) -> Tensor:
@@ -63,34 +63,34 @@ def soft_topk(logits_BN: Tensor, count_B1: Tensor, temperature: float) -> Tensor
     theta solves `sum_i p_i = K` for each row (bisection); its gradient is the implicit one, so that the gradient
     of the sum is zero, as the sum is a constant.
     """
-    logits = logits_BN.float()
-    count = count_B1.float()
+    logits = logits_BN.float()  # (B, N)
+    count = count_B1.float()  # (B, 1)
     with torch.no_grad():
         reach = 40.0 * temperature
-        real = logits > _FAR / 2
-        low = logits.masked_fill(~real, float("inf")).amin(dim=-1, keepdim=True) - reach
-        high = logits.amax(dim=-1, keepdim=True) + reach
+        real = logits > _FAR / 2  # (B, N)
+        low = logits.masked_fill(~real, float("inf")).amin(dim=-1, keepdim=True) - reach  # (B, N) -> (B, 1)
+        high = logits.amax(dim=-1, keepdim=True) + reach  # (B, N) -> (B, 1)
         for _ in range(60):
-            middle = (low + high) / 2
-            above = torch.sigmoid((logits - middle) / temperature).sum(dim=-1, keepdim=True) > count
-            low, high = torch.where(above, middle, low), torch.where(above, high, middle)
-        theta = (low + high) / 2
-        probability = torch.sigmoid((logits - theta) / temperature)
-        slope = probability * (1 - probability)
-        share = slope / slope.sum(dim=-1, keepdim=True).clamp_min(1e-12)
-    moving = theta + (share * (logits - logits.detach())).sum(dim=-1, keepdim=True)
-    return torch.sigmoid((logits - moving) / temperature)
+            middle = (low + high) / 2  # (B, 1)
+            above = torch.sigmoid((logits - middle) / temperature).sum(dim=-1, keepdim=True) > count  # (B, N) -> (B, 1)
+            low, high = torch.where(above, middle, low), torch.where(above, high, middle)  # (B, 1), (B, 1)
+        theta = (low + high) / 2  # (B, 1)
+        probability = torch.sigmoid((logits - theta) / temperature)  # (B, N)
+        slope = probability * (1 - probability)  # (B, N)
+        share = slope / slope.sum(dim=-1, keepdim=True).clamp_min(1e-12)  # (B, N)
+    moving = theta + (share * (logits - logits.detach())).sum(dim=-1, keepdim=True)  # (B, 1)
+    return torch.sigmoid((logits - moving) / temperature)  # (B, N)
 
 
 def _uniform(like: Tensor, generator: torch.Generator | None) -> Tensor:
     """Uniform noise inside (0, 1), so that its logarithms are finite."""
-    noise = torch.rand(like.shape, generator=generator, device=like.device, dtype=torch.float32)
-    return noise.clamp(1e-6, 1 - 1e-6)
+    noise = torch.rand(like.shape, generator=generator, device=like.device, dtype=torch.float32)  # (..., N)
+    return noise.clamp(1e-6, 1 - 1e-6)  # (..., N)
 
 
 def _straight_through(hard: Tensor, soft: Tensor) -> Tensor:
     """The value of `hard` with the gradient of `soft`."""
-    return hard + (soft - soft.detach())
+    return hard + (soft - soft.detach())  # (..., N)
 
 
 def gumbel_topk(
@@ -108,10 +108,10 @@ def gumbel_topk(
     In evaluation there is no noise, and D is that of `hard_topk`.
     """
     if not training:
-        return hard_topk(scores_BN, ratio, valid_BN)
-    logits = _gumbel_logits(scores_BN, sharpness, valid_BN, generator)
-    soft = soft_topk(logits, kept_counts(logits, ratio, valid_BN), temperature)
-    return _straight_through(hard_topk(logits, ratio, valid_BN), soft)
+        return hard_topk(scores_BN, ratio, valid_BN)  # (B, N)
+    logits = _gumbel_logits(scores_BN, sharpness, valid_BN, generator)  # (B, N)
+    soft = soft_topk(logits, kept_counts(logits, ratio, valid_BN), temperature)  # (B, N)
+    return _straight_through(hard_topk(logits, ratio, valid_BN), soft)  # (B, N)
 
 
 def relaxed_topk(
@@ -125,20 +125,20 @@ def relaxed_topk(
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """D of `hard_topk`, (B, N), with the gradient of a noisy `soft_topk`: forward is the same in every call."""
-    hard = hard_topk(scores_BN, ratio, valid_BN)
+    hard = hard_topk(scores_BN, ratio, valid_BN)  # (B, N)
     if not training:
         return hard
-    logits = _gumbel_logits(scores_BN, sharpness, valid_BN, generator)
-    return _straight_through(hard, soft_topk(logits, kept_counts(logits, ratio, valid_BN), temperature))
+    logits = _gumbel_logits(scores_BN, sharpness, valid_BN, generator)  # (B, N)
+    return _straight_through(hard, soft_topk(logits, kept_counts(logits, ratio, valid_BN), temperature))  # (B, N)
 
 
 def _gumbel_logits(
     scores_BN: Tensor, sharpness: float, valid_BN: Tensor | None, generator: torch.Generator | None
 ) -> Tensor:
     """Scores times `sharpness` with Gumbel noise, (B, N) float32; padding far below everything."""
-    logits = scores_BN.float() * sharpness
-    logits = logits - torch.log(-torch.log(_uniform(logits, generator)))
-    return logits if valid_BN is None else logits.masked_fill(~valid_BN, _FAR)
+    logits = scores_BN.float() * sharpness  # (B, N)
+    logits = logits - torch.log(-torch.log(_uniform(logits, generator)))  # (B, N)
+    return logits if valid_BN is None else logits.masked_fill(~valid_BN, _FAR)  # (B, N)
 
 
 def binary_decision(
@@ -156,31 +156,31 @@ def binary_decision(
     In training D is a sample (logistic noise), and its gradient that of `sigmoid((logit + noise) / temperature)`.
     In evaluation the best patches are kept, as many as are expected to be: `round(sum P(keep))`.
     """
-    logits = (scores_BN.float() - threshold) * sharpness
+    logits = (scores_BN.float() - threshold) * sharpness  # (B, N)
     if valid_BN is not None:
-        logits = logits.masked_fill(~valid_BN, _FAR)
+        logits = logits.masked_fill(~valid_BN, _FAR)  # (B, N)
     if not training:
-        expected = torch.sigmoid(logits).sum(dim=-1, keepdim=True).round().clamp_min(1)
-        return keep_best(logits.detach(), expected)
-    noise = _uniform(logits, generator)
-    logits = logits + torch.log(noise) - torch.log1p(-noise)
-    best = keep_best(logits.detach(), torch.ones_like(logits[..., :1]))
-    hard = torch.maximum((logits.detach() > 0).float(), best)
-    return _straight_through(hard, torch.sigmoid(logits / temperature))
+        expected = torch.sigmoid(logits).sum(dim=-1, keepdim=True).round().clamp_min(1)  # (B, N) -> (B, 1)
+        return keep_best(logits.detach(), expected)  # (B, N)
+    noise = _uniform(logits, generator)  # (B, N)
+    logits = logits + torch.log(noise) - torch.log1p(-noise)  # (B, N)
+    best = keep_best(logits.detach(), torch.ones_like(logits[..., :1]))  # (B, N)
+    hard = torch.maximum((logits.detach() > 0).float(), best)  # (B, N)
+    return _straight_through(hard, torch.sigmoid(logits / temperature))  # (B, N)
 
 
 def extra_weights(scores_XN: Tensor, keep_XN: Tensor, valid_XN: Tensor | None = None) -> Tensor:
     """Softmax of the raw scores of the discarded patches, (..., N) float32; zeros if none is discarded."""
-    scores = scores_XN.float()
-    dropped = 1 - keep_XN.float()
+    scores = scores_XN.float()  # (..., N)
+    dropped = 1 - keep_XN.float()  # (..., N)
     if valid_XN is not None:
-        dropped = dropped.masked_fill(~valid_XN, 0.0)
-    top = scores.detach().masked_fill(dropped.detach() <= 0, float("-inf")).amax(dim=-1, keepdim=True)
-    weights = dropped * torch.exp((scores - top.clamp_min(-1e4)).clamp_max(0.0))
-    total = weights.sum(dim=-1, keepdim=True)
+        dropped = dropped.masked_fill(~valid_XN, 0.0)  # (..., N)
+    top = scores.detach().masked_fill(dropped.detach() <= 0, float("-inf")).amax(dim=-1, keepdim=True)  # (..., 1)
+    weights = dropped * torch.exp((scores - top.clamp_min(-1e4)).clamp_max(0.0))  # (..., N)
+    total = weights.sum(dim=-1, keepdim=True)  # (..., N) -> (..., 1)
     # With none discarded, D may still carry a gradient, and normalising the zero vector later sends one of 1e12
     # back: divided by infinity it ends here.
-    return weights / torch.where(total > 0, total, float("inf"))
+    return weights / torch.where(total > 0, total, float("inf"))  # (..., N)
 
 
 def extra_token(patches_BNC: Tensor, scores_BN: Tensor, keep_BN: Tensor, valid_BN: Tensor | None = None) -> Tensor:
@@ -188,8 +188,8 @@ def extra_token(patches_BNC: Tensor, scores_BN: Tensor, keep_BN: Tensor, valid_B
 
     If none is discarded it is the zero vector.
     """
-    weights = extra_weights(scores_BN, keep_BN, valid_BN)
-    return float_matmul(weights[:, None, :], patches_BNC).to(patches_BNC.dtype)
+    weights = extra_weights(scores_BN, keep_BN, valid_BN)  # (B, N)
+    return float_matmul(weights[:, None, :], patches_BNC).to(patches_BNC.dtype)  # (B, N), (B, N, C) -> (B, 1, C)
 
 
 class Selection(NamedTuple):
@@ -264,7 +264,7 @@ class TokenSparse(nn.Module):
         """`s^p` of Eq. 1, (B, N, C) -> (B, N) float32, or None where scoring is the plain sum."""
         if not self.use_paper_version:
             return None
-        return float_apply(self.score_predictor, tokens).squeeze(-1)
+        return float_apply(self.score_predictor, tokens).squeeze(-1)  # (B, N, C) -> (B, N)
 
     def decide(self, scores: Tensor, valid: Tensor | None = None, full_score: Tensor | float = 1.0) -> Tensor:
         """D (B, N) for `scores` (B, N), by this module's decision.
@@ -273,9 +273,9 @@ class TokenSparse(nn.Module):
         is a fraction of it. A sum of cosines has no such scale and is min-max scaled instead.
         """
         if self.decision == "topk":
-            return hard_topk(scores, self.sparse_ratio, valid)
+            return hard_topk(scores, self.sparse_ratio, valid)  # (B, N)
         if self.decision in ("gumbel", "relaxed"):
-            return (gumbel_topk if self.decision == "gumbel" else relaxed_topk)(
+            return (gumbel_topk if self.decision == "gumbel" else relaxed_topk)(  # (B, N)
                 scores,
                 self.sparse_ratio,
                 temperature=self.temperature,
@@ -283,7 +283,7 @@ class TokenSparse(nn.Module):
                 training=self.training,
                 valid_BN=valid,
             )
-        return binary_decision(
+        return binary_decision(  # (B, N)
             scores / full_score if self.use_paper_version else min_max(scores, valid),
             self.threshold,
             temperature=self.temperature,
@@ -303,7 +303,7 @@ class TokenSparse(nn.Module):
         gumbel_tau: float = 1.0,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Score, decide and gather, in the call shape of the published module: the first three of `select`."""
-        return self.select(
+        return self.select(  # (B, K, C), (B, 1, C), (B, N)
             tokens, attention_x, attention_y, attention_y_dense, beta=beta, use_gumbel=use_gumbel, gumbel_tau=gumbel_tau
         )[:3]
 
@@ -344,11 +344,11 @@ class TokenSparse(nn.Module):
                     f"{name} must have the shape (images, patches) of tokens, {tuple(tokens.shape[:2])}, but its "
                     f"shape is {tuple(attention.shape)}."
                 )
-        attentions = {"image": attention_x, "caption": attention_y}
+        attentions = {"image": attention_x, "caption": attention_y}  # each (B, N)
         if self.use_paper_version:
             if attention_y_dense is not None:
                 attentions["dense"] = attention_y_dense
-            scores = combine_scores(
+            scores = combine_scores(  # (B, N)
                 attentions,
                 {"image": 2 * beta, "caption": beta, "dense": beta},
                 predicted_BN=self.predict(tokens),
@@ -356,9 +356,9 @@ class TokenSparse(nn.Module):
                 normalise=True,
             )
         else:
-            scores = combine_scores(attentions, {"image": 1.0, "caption": 1.0})
+            scores = combine_scores(attentions, {"image": 1.0, "caption": 1.0})  # (B, N)
         if use_gumbel and self.decision == "topk":
-            keep = relaxed_topk(
+            keep = relaxed_topk(  # (B, N)
                 scores,
                 self.sparse_ratio,
                 temperature=gumbel_tau,
@@ -366,10 +366,10 @@ class TokenSparse(nn.Module):
                 training=self.training,
             )
         else:
-            keep = self.decide(scores)
-        kept_first = torch.where(keep.detach() > 0.5, scores.detach(), float("-inf"))
-        indices = rank_patches(kept_first)[:, : num_kept(tokens.shape[1], self.sparse_ratio)]
-        select_tokens = torch.gather(tokens, 1, indices[..., None].expand(-1, -1, tokens.shape[-1]))
-        return Selection(
+            keep = self.decide(scores)  # (B, N)
+        kept_first = torch.where(keep.detach() > 0.5, scores.detach(), float("-inf"))  # (B, N)
+        indices = rank_patches(kept_first)[:, : num_kept(tokens.shape[1], self.sparse_ratio)]  # (B, N) -> (B, K)
+        select_tokens = torch.gather(tokens, 1, indices[..., None].expand(-1, -1, tokens.shape[-1]))  # (B, K, C)
+        return Selection(  # (B, K, C), (B, 1, C), (B, N), (B, K), (B, K)
             select_tokens, extra_token(tokens, scores, keep), keep, indices, torch.gather(keep, 1, indices)
         )

@@ -52,7 +52,7 @@ class ImageSide:
     @property
     def described(self) -> Tensor | None:
         """(B,) bool: images that have a description; None where no mask came."""
-        return None if self.dense_mask is None else self.dense_mask.any(dim=-1)
+        return None if self.dense_mask is None else self.dense_mask.any(dim=-1)  # (B, L) -> (B,)
 
 
 @dataclass
@@ -126,8 +126,8 @@ class PatchSlimming(nn.Module):
 
     def _logits(self, patches: Tensor, name: str) -> Tensor:
         if isinstance(self.aggr_net, DualTokenAggregation):
-            return self.aggr_net.logits(patches, name)
-        return self.aggr_net.logits(patches)
+            return self.aggr_net.logits(patches, name)  # (B, N, C) -> (B, N, Q)
+        return self.aggr_net.logits(patches)  # (B, N, C) -> (B, N, Q)
 
     @property
     def description_weight(self) -> Tensor:
@@ -158,25 +158,25 @@ class PatchSlimming(nn.Module):
         """
         config = self.config
         check_features("images", images, "images, tokens, width", config.embed_size)
-        images = images.to(self.aggr_net.scale.dtype)
+        images = images.to(self.aggr_net.scale.dtype)  # (B, P + N, C)
         count = self.prefix_count(images.shape[1])
         if images.shape[1] <= count:
             raise InputError(
                 f"images holds {images.shape[1]} tokens, of which {count} are prefix tokens; no patch is left. "
                 "Check num_prefix_tokens."
             )
-        prefix, patches = images[:, :count], images[:, count:]
+        prefix, patches = images[:, :count], images[:, count:]  # (B, P, C), (B, N, C)
         if patch_mask is not None:
-            patch_mask = self._check_patch_mask(patch_mask, patches)
+            patch_mask = self._check_patch_mask(patch_mask, patches)  # (B, N)
         if config.detach_patches:
-            patches = patches.detach()
-        attentions = {"image": cosine_attention(patches, masked_mean(patches, patch_mask))}
+            patches = patches.detach()  # (B, N, C)
+        attentions = {"image": cosine_attention(patches, masked_mean(patches, patch_mask))}  # each (B, N)
         dense_words = dense_mask = None
         if dense is not None and config.dense != "none":
-            dense_mask = self._check_dense(dense, dense_lengths, images.shape[0])
+            dense_mask = self._check_dense(dense, dense_lengths, images.shape[0])  # (B, L)
             attentions["dense"] = cosine_attention(patches, masked_mean(dense, dense_mask))
             if config.dense == "tokens":
-                dense_words = F.normalize(dense.float(), dim=-1)
+                dense_words = F.normalize(dense.float(), dim=-1)  # (B, L, C)
         self.check_guides(guides, images.shape[0])
         attentions.update({name: cosine_attention(patches, vector) for name, vector in (guides or {}).items()})
         # Without any description an independent second branch has nothing to go by, and is left out.
@@ -209,7 +209,7 @@ class PatchSlimming(nn.Module):
                 f"dense holds {dense.shape[0]} descriptions for {batch} images; it belongs to the images, one each "
                 "(length 0 for an image without one)."
             )
-        return length_mask("dense_lengths", lengths, dense, allow_empty=True)
+        return length_mask("dense_lengths", lengths, dense, allow_empty=True)  # (B, L)
 
     def check_guides(self, guides: Mapping[str, Tensor] | None, batch: int) -> None:
         """Raise `InputError` unless `guides` holds one vector per image for each name in `config.extra_guides`."""
@@ -233,7 +233,7 @@ class PatchSlimming(nn.Module):
     def _fixed_scores(
         self, branch: Branch, patches: Tensor, attentions: Mapping[str, Tensor], valid: Tensor | None
     ) -> Tensor:
-        return combine_scores(
+        return combine_scores(  # (B, N)
             attentions,
             branch.guides,
             predicted_BN=self._branch_net(branch.name).predict(patches),
@@ -247,48 +247,48 @@ class PatchSlimming(nn.Module):
         present = {"caption", *attentions} - {"dense"}
         total = branch.predictor_weight + sum(w for name, w in branch.guides.items() if name in present)
         if dense_mask is None:
-            return torch.full((batch, 1), total)
-        return total + branch.guides.get("dense", 0.0) * dense_mask.any(dim=-1, keepdim=True).float()
+            return torch.full((batch, 1), total)  # (B, 1)
+        return total + branch.guides.get("dense", 0.0) * dense_mask.any(dim=-1, keepdim=True).float()  # (B, 1)
 
     def decide(self, side: ImageSide, branch: Branch, scores: Tensor) -> Tensor:
         """D for the scores (B, N) of one branch."""
-        return self._branch_net(branch.name).decide(scores, side.valid, side.full_score)
+        return self._branch_net(branch.name).decide(scores, side.valid, side.full_score)  # (B, N)
 
     def patch_scores(self, side: ImageSide, branch: Branch, caption_BC: Tensor) -> Tensor:
         """s of Eq. 3 for captions with the mean word `caption_BC` ((B or 1, C)): (B, N)."""
-        scores = side.fixed_scores[branch.name]
+        scores = side.fixed_scores[branch.name]  # (B, N)
         weight = branch.guides.get("caption", 0.0)
         if not weight:
             return scores
-        attention = cosine_attention(side.patches, caption_BC)
+        attention = cosine_attention(side.patches, caption_BC)  # (B, N, C) -> (B, N)
         if self.config.scoring == "learned":
-            attention = min_max(attention, side.valid)
-        return scores + weight * attention
+            attention = min_max(attention, side.valid)  # (B, N)
+        return scores + weight * attention  # (B, N)
 
     def image_tokens(self, side: ImageSide, caption_BC: Tensor) -> tuple[list[Tensor], tuple[Tensor, ...]]:
         """The tokens that are aligned with the words, L2-normalised, and D of each branch.
 
         One (B, P + Q + 1, C) tensor, or two where `dense="branch"` keeps the branches apart.
         """
-        prefix, patches = side.prefix.float(), side.patches.float()
+        prefix, patches = side.prefix.float(), side.patches.float()  # (B, P, C), (B, N, C)
         merged, extras, masks = [], [], []
         for branch in self.config.branches:
             if branch.name not in side.fixed_scores:
                 continue
-            scores = self.patch_scores(side, branch, caption_BC)
-            keep = self.decide(side, branch, scores)
+            scores = self.patch_scores(side, branch, caption_BC)  # (B, N)
+            keep = self.decide(side, branch, scores)  # (B, N)
             merged.append(merge(patches, side.logits[branch.name], keep))
             extras.append(extra_token(patches, scores, keep, side.valid))
             masks.append(keep)
         if self.config.aggregation == "dual":
-            merged = [torch.stack(merged).sum(dim=0)]
-            extras = [torch.stack(extras).mean(dim=0)]
-        groups = [torch.cat([prefix, *pair], dim=1) for pair in zip(merged, extras, strict=True)]
+            merged = [torch.stack(merged).sum(dim=0)]  # each (B, Q, C)
+            extras = [torch.stack(extras).mean(dim=0)]  # each (B, 1, C)
+        groups = [torch.cat([prefix, *pair], dim=1) for pair in zip(merged, extras, strict=True)]  # each (B, K, C)
         return [F.normalize(group, dim=-1) for group in groups], tuple(masks)
 
     def _similarity(self, words_MC: Tensor, tokens_BKC: Tensor) -> Tensor:
         """Cosines of normalised words and tokens: (M, C), (B, K, C) -> (B, M, K)."""
-        return float_matmul(words_MC, tokens_BKC.transpose(1, 2))
+        return float_matmul(words_MC, tokens_BKC.transpose(1, 2))  # (M, C), (B, K, C) -> (B, M, K)
 
     def pooled_score(self, image_BC: Tensor, caption_TC: Tensor) -> Tensor:
         """The pooled part of S: `pooled` times the cosine of an image's mean (B, C) and a mean word (T, C), (B, T)."""
@@ -297,26 +297,26 @@ class PatchSlimming(nn.Module):
     def score_text(self, side: ImageSide, words: Tensor, mask: Tensor | None = None) -> TextScore:
         """Score one caption, words (M, C) with `mask` (M,) bool, against the B images of `side`."""
         batch = side.patches.shape[0]
-        word_mask = None if mask is None else mask[None, :]
-        caption = masked_mean(words[None], word_mask)
-        unit_words = F.normalize(words.float(), dim=-1)
+        word_mask = None if mask is None else mask[None, :]  # (M,) -> (1, M)
+        caption = masked_mean(words[None], word_mask)  # (M, C) -> (1, C)
+        unit_words = F.normalize(words.float(), dim=-1)  # (M, C)
         groups, masks = self.image_tokens(side, caption)
-        expanded = None if word_mask is None else word_mask.expand(batch, -1)
-        scores = [self.hrpa.align(self._similarity(unit_words, group), expanded) for group in groups]
+        expanded = None if word_mask is None else word_mask.expand(batch, -1)  # (1, M) -> (B, M)
+        scores = [self.hrpa.align(self._similarity(unit_words, group), expanded) for group in groups]  # each (B,)
         if self.config.dense == "branch" and len(scores) == 2 and side.described is not None:
             # The second branch is the description's: without one it has nothing to say.
             scores[1] = torch.where(side.described, scores[1], 0.0)
-        similarity = torch.stack(scores).sum(dim=0) + self.pooled_score(side.pooled, caption).squeeze(1)
+        similarity = torch.stack(scores).sum(dim=0) + self.pooled_score(side.pooled, caption).squeeze(1)  # (B,)
         if side.dense_words is not None and side.dense_mask is not None:
             # An image without description is judged by its patches alone, on the same scale. Its row is computed
             # on padding and thrown away: a row of masked values alone would leave NaN in the gradients.
-            has_text = side.dense_mask.any(dim=-1, keepdim=True)
-            cosines = self._similarity(unit_words, side.dense_words)
-            described = self.hrpa.align(cosines, expanded, side.dense_mask | ~has_text)
-            described_mean = masked_mean(side.dense_words, side.dense_mask)
-            described = described + self.pooled_score(described_mean, caption).squeeze(1)
-            mixed = similarity + self.description_weight * (described - similarity)
-            mixed = torch.where(has_text.squeeze(-1), mixed, similarity)
+            has_text = side.dense_mask.any(dim=-1, keepdim=True)  # (B, L) -> (B, 1)
+            cosines = self._similarity(unit_words, side.dense_words)  # (M, C), (B, L, C) -> (B, M, L)
+            described = self.hrpa.align(cosines, expanded, side.dense_mask | ~has_text)  # (B, M, L) -> (B,)
+            described_mean = masked_mean(side.dense_words, side.dense_mask)  # (B, L, C) -> (B, C)
+            described = described + self.pooled_score(described_mean, caption).squeeze(1)  # (B,)
+            mixed = similarity + self.description_weight * (described - similarity)  # (B,)
+            mixed = torch.where(has_text.squeeze(-1), mixed, similarity)  # (B,)
             return TextScore(mixed, masks, similarity, described)
         return TextScore(similarity, masks)
 
@@ -341,21 +341,21 @@ class PatchSlimming(nn.Module):
             In training (similarity (B, T), masks), one mask (T, B, N) per branch; in evaluation the similarity.
         """
         check_features("words", words, "texts, words, width", self.config.embed_size)
-        word_mask = length_mask("lengths", lengths, words)
-        words = words.to(self.aggr_net.scale.dtype)
+        word_mask = length_mask("lengths", lengths, words)  # (T, M)
+        words = words.to(self.aggr_net.scale.dtype)  # (T, M, C)
         side = self.encode_images(
             images, dense=dense, dense_lengths=dense_lengths, guides=guides, patch_mask=patch_mask
         )
         if not len(words):
-            nothing = side.pooled.new_zeros(images.shape[0], 0)
+            nothing = side.pooled.new_zeros(images.shape[0], 0)  # (B, 0)
             masks = tuple(side.pooled.new_zeros(0, *side.patches.shape[:2]) for _ in side.fixed_scores)
-            return (nothing, masks) if self.training else nothing
+            return (nothing, masks) if self.training else nothing  # (B, 0), ...
         scored = [self.score_text(side, text, mask) for text, mask in zip(words, word_mask, strict=True)]
-        return self.collect(scored)
+        return self.collect(scored)  # (B, T), ...
 
     def collect(self, scored: Sequence[TextScore]) -> Tensor | tuple[Tensor, tuple[Tensor, ...]]:
         """Stack the scores of all texts into what `forward` returns."""
-        similarity = torch.stack([one.similarity for one in scored], dim=1)
+        similarity = torch.stack([one.similarity for one in scored], dim=1)  # (B, T)
         if not self.training:
             return similarity
         return similarity, tuple(torch.stack(masks) for masks in zip(*(one.masks for one in scored), strict=True))
@@ -379,7 +379,7 @@ def score_published_pairing(
     belong to the images, as in `PatchSlimming.encode_images`.
     """
     scored = score_pairing_texts(net, images, words, lengths, paired_dense, paired_dense_lengths, patch_mask, guides)
-    return net.collect(scored)
+    return net.collect(scored)  # (B, T), ...
 
 
 def score_pairing_texts(
@@ -400,8 +400,8 @@ def score_pairing_texts(
             f"paired_dense holds {paired_dense.shape[0]} texts for {words.shape[0]} captions; the published pairing "
             "needs one each."
         )
-    word_mask = length_mask("lengths", lengths, words)
-    dense_mask = length_mask("paired_dense_lengths", paired_dense_lengths, paired_dense)
+    word_mask = length_mask("lengths", lengths, words)  # (T, M)
+    dense_mask = length_mask("paired_dense_lengths", paired_dense_lengths, paired_dense)  # (T, L)
     batch = images.shape[0]
     scored = []
     for text, mask, dense, valid in zip(words, word_mask, paired_dense, dense_mask, strict=True):
@@ -415,11 +415,11 @@ def score_pairing_texts(
         if net.config.dense != "branch":
             scored.append(net.score_text(side, text, mask))
             continue
-        caption = masked_mean(text[None], mask[None])
+        caption = masked_mean(text[None], mask[None])  # (M, C) -> (1, C)
         groups, masks = net.image_tokens(side, caption)
-        similarity = net.pooled_score(side.pooled, caption).squeeze(1)
+        similarity = net.pooled_score(side.pooled, caption).squeeze(1)  # (B,)
         for group, own, own_mask in zip(groups, (text, dense), (mask, valid), strict=True):
-            cosines = net._similarity(F.normalize(own.float(), dim=-1), group)
-            similarity = similarity + net.hrpa.align(cosines, own_mask[None].expand(batch, -1))
+            cosines = net._similarity(F.normalize(own.float(), dim=-1), group)  # (B, M or L, K)
+            similarity = similarity + net.hrpa.align(cosines, own_mask[None].expand(batch, -1))  # (B,)
         scored.append(TextScore(similarity, masks))
     return scored
