@@ -6,14 +6,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 import seps
+from seps.bundle import STYLES
 from seps.cli.main import main
 
 SNIPPET = """
 import sys
 import torch
+sys.modules["seps"] = None  # any import of the package fails
 img_features, text_features, text_lens = torch.load("inputs.pt", weights_only=True)
 torch.manual_seed(0)
 from seps_modules import CrossSparseAggrNet, SEPSLoss
@@ -23,12 +26,13 @@ seps.eval();   sim = seps(img_features, text_features, text_lens)
 paper = CrossSparseAggrNet(embed_size=512, num_patches=196, use_paper_version=True, has_cls=True)
 loss = SEPSLoss(max_violation=True)(*paper(img_features, text_features, text_lens, img_features, None))
 torch.save([sim, mask, *loss], "outputs.pt")
-assert not [name for name in sys.modules if name == "seps" or name.startswith("seps.")]
+assert not [name for name in sys.modules if name.startswith("seps.")]
 """
 
 
-def test_single_file_runs_alone_and_agrees(tmp_path: Path):
-    assert main(["modules", "-o", str(tmp_path / "seps_modules.py")]) == 0
+@pytest.mark.parametrize("style", STYLES)
+def test_single_file_runs_alone_and_agrees(tmp_path: Path, style: str):
+    assert main(["modules", "--style", style, "-o", str(tmp_path / "seps_modules.py")]) == 0
     inputs = (torch.randn(2, 197, 512), torch.randn(2, 7, 512), torch.tensor([3, 7]))
     torch.save(inputs, tmp_path / "inputs.pt")
     (tmp_path / "snippet.py").write_text(SNIPPET)
