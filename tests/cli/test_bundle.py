@@ -6,29 +6,34 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 import seps
+from seps.bundle import STYLES
 from seps.cli.main import main
 
 SNIPPET = """
 import sys
 import torch
+sys.modules["seps"] = None  # any import of the package fails
 img_features, text_features, text_lens = torch.load("inputs.pt", weights_only=True)
 torch.manual_seed(0)
-from seps_modules import CrossSparseAggrNet, SEPSLoss
+from seps_modules import CrossSparseAggrNet, MultiModalSDTPS, SEPSLoss
 seps = CrossSparseAggrNet(embed_size=512, num_patches=196, use_paper_version=False)
 seps.train();  sim, mask = seps(img_features, text_features, text_lens)
 seps.eval();   sim = seps(img_features, text_features, text_lens)
 paper = CrossSparseAggrNet(embed_size=512, num_patches=196, use_paper_version=True, has_cls=True)
 loss = SEPSLoss(max_violation=True)(*paper(img_features, text_features, text_lens, img_features, None))
-torch.save([sim, mask, *loss], "outputs.pt")
-assert not [name for name in sys.modules if name == "seps" or name.startswith("seps.")]
+sensors = MultiModalSDTPS(512, 196)(*[img_features[:, 1:]] * 3, *[img_features[:, 0]] * 3)
+torch.save([sim, mask, *loss, *sensors], "outputs.pt")
+assert not [name for name in sys.modules if name.startswith("seps.")]
 """
 
 
-def test_single_file_runs_alone_and_agrees(tmp_path: Path):
-    assert main(["modules", "-o", str(tmp_path / "seps_modules.py")]) == 0
+@pytest.mark.parametrize("style", STYLES)
+def test_single_file_runs_alone_and_agrees(tmp_path: Path, style: str):
+    assert main(["modules", "--style", style, "-o", str(tmp_path / "seps_modules.py")]) == 0
     inputs = (torch.randn(2, 197, 512), torch.randn(2, 7, 512), torch.tensor([3, 7]))
     torch.save(inputs, tmp_path / "inputs.pt")
     (tmp_path / "snippet.py").write_text(SNIPPET)
@@ -41,7 +46,9 @@ def test_single_file_runs_alone_and_agrees(tmp_path: Path):
     paper = seps.CrossSparseAggrNet(512, 196, use_paper_version=True, has_cls=True)
     loss = seps.SEPSLoss(max_violation=True)
     loss.ratio_loss._checked = True
-    for a, b in zip(ours, [sim, mask, *loss(*paper(*inputs, inputs[0], None))], strict=True):
+    losses = loss(*paper(*inputs, inputs[0], None))
+    sensors = seps.MultiModalSDTPS(512, 196)(*[inputs[0][:, 1:]] * 3, *[inputs[0][:, 0]] * 3)
+    for a, b in zip(ours, [sim, mask, *losses, *sensors], strict=True):
         assert torch.equal(a, b)
 
 

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from seps.bundle import GENERATED, single_file
+from seps.bundle import GENERATED, STYLES, single_file
 from seps.cli.shared.argtypes import output_file_or_stdout
 from seps.cli.shared.parser import Parser
 from seps.cli.shared.text import printable
@@ -22,6 +22,13 @@ def build_parser() -> argparse.ArgumentParser:
         default="seps_modules.py",
         help="file (default: %(default)s), or -",
     )
+    parser.add_argument(
+        "--style",
+        choices=STYLES,
+        default=STYLES[0],
+        help="annotated: with the heads, docstrings and shapes of the sources; plain: one-line docstrings "
+        "(default: %(default)s)",
+    )
     parser.add_argument("--force", action="store_true", help="overwrite a file that seps modules did not write")
     return parser
 
@@ -29,7 +36,7 @@ def build_parser() -> argparse.ArgumentParser:
 def run(arguments: Sequence[str]) -> int:
     """Write `seps_modules.py`, or print it with `-o -`; a file of somebody else stays as it is."""
     options = build_parser().parse_args(arguments)
-    text = single_file()
+    text = single_file(options.style)
     if options.out == "-":
         print(text, end="")
         return 0
@@ -39,7 +46,7 @@ def run(arguments: Sequence[str]) -> int:
     path.write_text(text, encoding="utf-8")
     print(
         f"Wrote {printable(str(path))} ({len(text.splitlines())} lines). "
-        f"It needs torch alone: from {printable(path.stem)} import SEPSLoss"
+        f"It needs torch alone: from {printable(path.stem)} import SEPSLoss. Run as a program, it tests itself."
     )
     return 0
 

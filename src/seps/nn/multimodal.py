@@ -1,6 +1,6 @@
 """SDTPS across sensors: the global vectors of all sensors guide which patches of each sensor are kept.
 
-Shapes: B samples, N patches, C width, Q merged patches.
+Shapes: B samples, M sensors, N patches, C width, Q merged patches.
 """
 
 from __future__ import annotations

@@ -1,0 +1,196 @@
+"""The front matter of the single file: contents, legend of the shapes, and the seven differences with line numbers.
+
+Line numbers are found in the generated text itself, so they cannot go stale.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+
+class BundleError(RuntimeError):
+    """The modules cannot be put into one file."""
+
+
+class Difference(NamedTuple):
+    """One difference between the paper and its published code."""
+
+    option: str
+    paper: str
+    code: str
+    set_at: tuple[str, str]
+    """Where the option is set: the definition it stands in, and a part of its line."""
+    acts_at: tuple[tuple[str, str], ...]
+    """Where it acts, likewise. The part of a line must occur once in its definition."""
+
+
+DIFFERENCES = (
+    Difference(
+        "scoring",
+        '"learned": predictor and scaled attentions (Eq. 1-3)',
+        '"sum": of two cosines',
+        ("SlimmingConfig", "scoring: Scoring ="),
+        (
+            ("SlimmingConfig.predictor_weight", 'if self.scoring == "learned"'),
+            ("SlimmingConfig.branches", "unit = self.beta if self.scoring"),
+            ("TokenSparse.predict", "if not self.use_paper_version"),
+            ("TokenSparse.select", "if self.use_paper_version"),
+            ("PatchSlimming._sparse_net", "config.scoring =="),
+            ("PatchSlimming._fixed_scores", "self.config.scoring =="),
+            ("PatchSlimming.patch_scores", "self.config.scoring =="),
+            ("CrossSparseAggrNet.forward", "self.config.scoring =="),
+        ),
+    ),
+    Difference(
+        "dense",
+        '"guide": the description guides selection and merging',
+        '"branch": a second branch, its similarity added',
+        ("SlimmingConfig", "dense: DenseRole ="),
+        (
+            ("SlimmingConfig.uses_dense_branch", 'self.dense == "branch"'),
+            ("SlimmingConfig.branches", "shares = self.dense in"),
+            ("PatchSlimming.__init__", 'config.dense == "tokens"'),
+            ("PatchSlimming.encode_images", 'config.dense != "none"'),
+            ("PatchSlimming.encode_images", 'config.dense == "tokens"'),
+            ("PatchSlimming.encode_images", 'config.dense == "branch"'),
+            ("PatchSlimming.score_text", 'self.config.dense == "branch"'),
+            ("score_pairing_texts", 'net.config.dense != "branch"'),
+        ),
+    ),
+    Difference(
+        "aggregation",
+        '"dual": two weight matrices (Eq. 4)',
+        '"single": one',
+        ("SlimmingConfig", "aggregation: Aggregation ="),
+        (
+            ("SlimmingConfig.uses_dense_branch", 'self.aggregation == "dual"'),
+            ("PatchSlimming.__init__", 'config.aggregation == "dual"'),
+            ("PatchSlimming.image_tokens", 'self.config.aggregation == "dual"'),
+        ),
+    ),
+    Difference(
+        "alignment",
+        '"topk": mean + MLP of the 5 best (Eq. 5)',
+        '"mean"',
+        ("SlimmingConfig", "alignment: Alignment ="),
+        (("pool_relevance", "if mlp is None"), ("PatchSlimming.__init__", 'config.alignment == "topk"')),
+    ),
+    Difference(
+        "similarity",
+        '"cosine"',
+        '"leaky": LeakyReLU(0.1) of the cosine',
+        ("SlimmingConfig", "similarity: Similarity ="),
+        (("align", "if leaky"), ("PatchSlimming.__init__", 'config.similarity == "leaky"')),
+    ),
+    Difference(
+        "decision",
+        '"gumbel": Gumbel-Softmax; "relaxed": its gradient alone',
+        '"topk": the K best',
+        ("SlimmingConfig", "decision: DecisionKind ="),
+        (
+            ("TokenSparse.decide", 'if self.decision == "topk"'),
+            ("TokenSparse.decide", 'if self.decision in ("gumbel", "relaxed")'),
+            ("PatchSlimming._sparse_net", "decision=config.decision"),
+        ),
+    ),
+    Difference(
+        "ratio_form",
+        '"printed": rho less the weighted sum of both means (Eq. 7)',
+        '"unified": the mean of D_s + D_d; "separate": a term each',
+        ("LossConfig", "ratio_form: RatioForm ="),
+        (
+            ("ratio_loss", 'if form == "unified"'),
+            ("ratio_loss", 'if form == "printed"'),
+            ("RatioLoss.forward", "form = self.form or"),
+        ),
+    ),
+)
+_LEGEND = {
+    "D": "the decision: 1 at a kept patch, 0 at the others",
+    "S": "the similarity of an image and a text",
+    "X": "any positions or leading axes",
+}
+
+
+def definitions(source: str) -> dict[str, tuple[int, int]]:
+    """First and last line of every function and class by its dotted name."""
+    found: dict[str, tuple[int, int]] = {}
+
+    def visit(nodes: Sequence[ast.stmt], prefix: str) -> None:
+        for node in nodes:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                found[prefix + node.name] = (node.lineno, node.end_lineno or node.lineno)
+                visit(node.body, f"{prefix}{node.name}.")
+
+    visit(ast.parse(source).body, "")
+    return found
+
+
+def line_of(lines: Sequence[str], spans: Mapping[str, tuple[int, int]], place: tuple[str, str]) -> int:
+    """The line of `place`, a definition and a part of a line in it. Raises `BundleError` unless there is just one."""
+    name, part = place
+    first, last = spans.get(name, (1, 0))
+    found = [number for number in range(first, last + 1) if part in lines[number - 1]]
+    if len(found) != 1:
+        raise BundleError(f"{part!r} stands {len(found)} times in {name}, not once; correct DIFFERENCES.")
+    return found[0]
+
+
+def legend(heads: Mapping[str, str]) -> list[str]:
+    """One line per symbol, collected from the "Shapes:" paragraphs of the modules' heads."""
+    meanings: dict[str, list[str]] = {}
+    for head in heads.values():
+        for paragraph in re.findall(r"^Shapes: (.+?)\.$", head, re.MULTILINE | re.DOTALL):
+            for item in " ".join(paragraph.split()).split(", "):
+                symbol, meaning = item.split(" ", 1)
+                if meaning not in meanings.setdefault(symbol, []):
+                    meanings[symbol].append(meaning)
+    told = dict(_LEGEND)
+    for symbol, words in meanings.items():
+        # "words of a caption" says what "words" says.
+        told[symbol] = " or ".join(word for word in words if not any(w.startswith(f"{word} ") for w in words))
+    return [f"    {symbol}  {told[symbol]}" for symbol in sorted(told)]
+
+
+def front_matter(heads: Mapping[str, str], body: str | None) -> str:
+    """Contents, legend and differences; the line numbers are those of `body`, the whole file, or 0 without it.
+
+    The number of lines does not depend on `body`, so that a first pass without it can be replaced by a second.
+    """
+    lines = body.splitlines() if body else []
+    spans = definitions(body) if body else {}
+
+    def number(place: tuple[str, str]) -> int:
+        return line_of(lines, spans, place) if body else 0
+
+    told = ["Contents (line: section)", ""]
+    for name, head in heads.items():
+        at = lines.index(section(name)) + 1 if body else 0
+        told.append(f"    {at:5d}: {name}.py  {first_sentence(head)}")
+    told += ["", "Shapes: the axes of a tensor in brackets; a name such as `patches_BNC` ends with its axes.", ""]
+    told += [*legend(heads), "", "The seven differences between the paper and its published code", ""]
+    for i, row in enumerate(DIFFERENCES, start=1):
+        acts = ", ".join(str(number(place)) for place in row.acts_at)
+        told += [
+            f"    {i}. {row.option}",
+            f"       paper  {row.paper}",
+            f"       code   {row.code}",
+            f"       set    line {number(row.set_at)}",
+            f"       acts   lines {acts}",
+        ]
+    return "\n".join(told)
+
+
+def section(name: str) -> str:
+    """The line at which the section of a module begins."""
+    return f"# --- {name}.py"
+
+
+def first_sentence(text: str) -> str:
+    """The first sentence of a docstring as one line; the points of "Eq. 5", "e.g." and "i.e." do not end it."""
+    paragraph = " ".join(text.strip().split("\n\n")[0].split())
+    found = re.match(r".*?(?<!Eq)(?<!e\.g)(?<!i\.e)[.](?=\s|$)", paragraph)
+    return found.group() if found else paragraph

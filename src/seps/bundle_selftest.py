@@ -1,0 +1,166 @@
+"""Self test of the single file, which runs where the file is run as a program.
+
+It compares counts, shapes, figures, a training step and a loss with what stands here, and ends with status 0, or 1.
+Inputs and weights follow a formula, so that no random generator has a part in the figures, which hold to 1e-5. The
+similarities behind the loss were measured on a dual-mode version of the published code.
+
+Shapes: B images, T texts, N patches, M words of a caption, L words of a description, C width, Q merged patches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from seps.compat import CrossSparseAggrNet
+from seps.losses.combined import SEPSLoss
+from seps.losses.triplet import ContrastiveLoss
+from seps.nn.multimodal import MultiModalSDTPS
+
+_PARAMETERS = {"code": 291, "paper": 1198}
+"""Of the network at embed 32, 16 patches, 0.5 / 0.5."""
+_SIMILARITY = {
+    "code": [[0.4722238, 0.3507319], [0.7114013, 0.5159919]],
+    "paper": [[-0.9358120, -1.0828537], [-0.8979966, -1.0101701]],
+}
+"""(B, T) for the inputs and weights of the formula."""
+_KEPT = {"code": [0, 1, 2, 3, 9, 11, 14, 15], "paper": [0, 1, 2, 3, 9, 10, 11, 12]}
+"""Places of the patches that caption 0 alone, without descriptions, keeps in image 0."""
+_MEASURED = [
+    [0.86753416, 1.02308166, 0.95797390, 1.02218628, 0.80907696],
+    [1.00429130, 0.99303079, 0.94877064, 0.86714303, 0.97175562],
+    [1.04695201, 0.84640276, 0.96009016, 0.99605161, 0.76301789],
+    [0.75362122, 0.98250276, 1.03173184, 0.79388773, 0.79667157],
+    [0.94797289, 0.97267270, 0.85192931, 1.06883502, 0.76363313],
+]
+"""(B, B) similarities of the dual-mode version, and the loss it gives (Eq. 6, margin 0.2, hardest negatives)."""
+_MEASURED_LOSS = 3.5608964
+
+
+def _pattern(shift: float, *shape: int) -> Tensor:
+    """Numbers between -1 and 1 that every machine computes alike: `sin(0.37 k^1.5 + shift)` for k = 1, 2, ..."""
+    k = torch.arange(1, math.prod(shape) + 1, dtype=torch.float64)
+    return torch.sin(0.37 * k**1.5 + shift).float().reshape(shape)
+
+
+def _tiny_net(mode: str) -> CrossSparseAggrNet:
+    """The network at embed 32, 16 patches, 0.5 / 0.5 with the weights of the formula."""
+    net = CrossSparseAggrNet(32, 16, 0.5, 0.5, use_paper_version=mode == "paper", has_cls=True)
+    with torch.no_grad():
+        for i, (_, weight) in enumerate(sorted(net.named_parameters())):
+            weight.copy_(0.5 * _pattern(i, *weight.shape))
+    return net
+
+
+def _tiny_batch() -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Images (2, 17, 32), captions (2, 5, 32) with their lengths, descriptions (2, 7, 32) with theirs."""
+    captions, descriptions = _pattern(2.0, 2, 5, 32), _pattern(3.0, 2, 7, 32)
+    return _pattern(1.0, 2, 17, 32), captions, torch.tensor([5, 3]), descriptions, torch.tensor([7, 4])
+
+
+def _expect(holds: bool, told: str) -> str:
+    """`told` if it holds, otherwise an `AssertionError` that says it."""
+    if not holds:
+        raise AssertionError(told)
+    return told
+
+
+def _close(found: Tensor, wanted: object) -> bool:
+    """Equal to 1e-5, in any device's memory."""
+    return torch.allclose(found.detach().cpu().float(), torch.tensor(wanted), rtol=0, atol=1e-5)
+
+
+def _check_parameters(mode: str) -> str:
+    count = sum(weight.numel() for weight in _tiny_net(mode).parameters())
+    return _expect(count == _PARAMETERS[mode], f"{count} parameters, {_PARAMETERS[mode]} expected")
+
+
+def _check_shapes(mode: str, device: torch.device) -> str:
+    batch = [tensor.to(device) for tensor in _tiny_batch()]
+    net = _tiny_net(mode).to(device)
+    similarity, masks = net.train()(*batch)
+    listed = list(masks) if isinstance(masks, tuple) else [masks]
+    shapes = [tuple(mask.shape) for mask in listed]
+    told = f"similarity {tuple(similarity.shape)}, masks {', '.join(map(str, shapes))}"
+    right = tuple(similarity.shape) == (2, 2) and shapes == [(2, 2, 16)] * (2 if mode == "paper" else 1)
+    kept = sum(mask.sum(dim=-1) for mask in listed)
+    _expect(right and bool((kept == 16).all()), f"{told}; both branches keep {kept.tolist()} patches, 2 x 8 expected")
+    evaluated = net.eval()(*batch)
+    return _expect(torch.equal(evaluated, similarity), f"{told}; evaluation gives the same similarity")
+
+
+def _check_figures(mode: str, device: torch.device) -> str:
+    net = _tiny_net(mode).to(device)
+    batch = [tensor.to(device) for tensor in _tiny_batch()]
+    similarity = net.eval()(*batch)
+    _expect(_close(similarity, _SIMILARITY[mode]), f"similarity {similarity.tolist()}, {_SIMILARITY[mode]} expected")
+    masks = net.train()(*batch[:3])[1]
+    kept = (masks[0] if isinstance(masks, tuple) else masks)[0, 0].nonzero().flatten().tolist()
+    _expect(kept == _KEPT[mode], f"patches {kept} are kept, {_KEPT[mode]} expected")
+    return "similarities and kept patches as recorded"
+
+
+def _check_training(mode: str, device: torch.device) -> str:
+    net = _tiny_net(mode).to(device).train()
+    images, *texts = (tensor.to(device) for tensor in _tiny_batch())
+    images.requires_grad_()
+    # The ratio loss is a constant where a fixed number of patches is kept, and would warn.
+    objective = SEPSLoss(margin=2.0, ratio_weight=0.0)
+    weights, losses = list(net.parameters()), []
+    for _ in range(2):
+        total = objective(*net(images, *texts))[0]
+        losses.append(total.item())
+        *gradients, at_images = torch.autograd.grad(total, [*weights, images])
+        finite = all(bool(gradient.isfinite().all()) for gradient in (total, at_images, *gradients))
+        _expect(finite, f"loss {losses[-1]}: the loss or a gradient is not finite")
+        _expect(bool(at_images[:, 1:].any()), "no gradient reaches the patches")
+        with torch.no_grad():
+            for weight, gradient in zip(weights, gradients, strict=True):
+                weight.sub_(0.1 * gradient)
+    told = f"finite gradients, loss {losses[0]:.4f} -> {losses[1]:.4f} after one step"
+    return _expect(losses[1] < losses[0], told)
+
+
+def _check_sensors(device: torch.device) -> str:
+    net: nn.Module = MultiModalSDTPS(embed_dim=32, num_patches=128).to(device)
+    patches = [_pattern(float(i), 2, 128, 32).to(device) for i in range(3)]
+    vectors = [part.mean(dim=1) for part in patches]
+    *tokens, rgb, nir, tir = net(*patches, *vectors)
+    kept = {int(count) for mask in (rgb, nir, tir) for count in mask.sum(dim=-1)}
+    shapes = {tuple(part.shape) for part in tokens}
+    told = f"128 -> {sorted(kept)} -> {sorted(shapes)}, 128 -> 64 -> 25 + 1 expected"
+    _expect(kept == {64} and shapes == {(2, 26, 32)}, told)
+    return "128 -> 64 -> 25 + 1 tokens for each of three sensors"
+
+
+def _check_loss(device: torch.device) -> str:
+    loss = ContrastiveLoss(0.2, True)(torch.tensor(_MEASURED, device=device))
+    return _expect(_close(loss, _MEASURED_LOSS), f"triplet loss {float(loss):.6f}, {_MEASURED_LOSS:.6f} expected")
+
+
+def self_test(write: Callable[[str], object]) -> int:
+    """Run all checks, pass one line for each to `write`, and return the exit status: 0, or 1 if one failed."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    write(f"device {device}, torch {torch.__version__}")
+    checks: list[tuple[str, Callable[[], str]]] = []
+    for mode in ("code", "paper"):
+        checks += [
+            (f"{mode} parameters", partial(_check_parameters, mode)),
+            (f"{mode} shapes", partial(_check_shapes, mode, device)),
+            (f"{mode} figures", partial(_check_figures, mode, device)),
+            (f"{mode} training", partial(_check_training, mode, device)),
+        ]
+    checks += [("sensors", partial(_check_sensors, device)), ("loss", partial(_check_loss, device))]
+    failed = 0
+    for name, run in checks:
+        try:
+            write(f"ok      {name}: {run()}")
+        except Exception as error:  # whatever a changed file does, the other checks still run
+            failed += 1
+            write(f"FAILED  {name}: {type(error).__name__}: {error}")
+    write(f"{len(checks) - failed} of {len(checks)} checks passed.")
+    return 1 if failed else 0

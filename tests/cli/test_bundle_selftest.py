@@ -1,0 +1,142 @@
+"""The self test of the single file: its figures, and that it fails when the file is changed."""
+
+from __future__ import annotations
+
+import copy
+import math
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from seps import bundle_selftest
+from seps.bundle import STYLES, Style, single_file
+from seps.bundle_selftest import self_test
+
+
+def run_file(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
+    (folder / "seps_modules.py").write_text(text, encoding="utf-8")
+    alone = "import sys, runpy; sys.modules['seps'] = None; runpy.run_path('seps_modules.py', run_name='__main__')"
+    return subprocess.run([sys.executable, "-W", "error", "-c", alone], cwd=folder, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_the_file_passes_its_own_test(tmp_path: Path, style: Style) -> None:
+    done = run_file(tmp_path, single_file(style))
+    assert (done.returncode, done.stderr) == (0, "")
+    for part in ("device ", "291 parameters", "1198 parameters", "(2, 2, 16)", "128 -> 64 -> 25 + 1", "10 of 10"):
+        assert part in done.stdout
+
+
+def test_exit_status_is_1_where_a_figure_is_changed(tmp_path: Path) -> None:
+    text = single_file()
+    assert text.count("[[0.4722238,") == 1
+    done = run_file(tmp_path, text.replace("[[0.4722238,", "[[0.4722538,"))
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "FAILED  code figures: AssertionError: similarity" in done.stdout and "9 of 10" in done.stdout
+
+
+CHANGES = [
+    ("code figures", "negative_slope=0.1", "negative_slope=0.2"),
+    ("code figures", '"code": [0, 1, 2, 3, 9,', '"code": [0, 1, 2, 3, 8,'),
+    ("code training", "float_apply(mlp, x) * scale.float()", "(float_apply(mlp, x) * scale.float()).detach()"),
+    ("paper figures", "weight.copy_(0.5 *", "weight.copy_(0.501 *"),
+    ("paper parameters", '"paper": 1198', '"paper": 1199'),
+    ("paper shapes", "tuple(torch.stack(masks) for", "tuple(torch.stack(masks)[..., 1:] for"),
+    ("paper training", "return pooled + float_apply(mlp, top)", "return pooled + math.nan * float_apply(mlp, top)"),
+    ("sensors", "int(num_patches * aggr_ratio * sparse_ratio)", "int(num_patches * aggr_ratio)"),
+    ("loss", "0.86753416", "0.87753416"),
+]
+
+
+@pytest.mark.parametrize(("name", "before", "after"), CHANGES)
+def test_a_changed_file_fails(monkeypatch: pytest.MonkeyPatch, name: str, before: str, after: str) -> None:
+    text = single_file("plain")
+    assert text.count(before) == 1
+    changed = types.ModuleType("seps_modules_changed")
+    monkeypatch.setitem(sys.modules, changed.__name__, changed)
+    exec(compile(text.replace(before, after), changed.__name__, "exec"), changed.__dict__)
+    told: list[str] = []
+    assert changed.self_test(told.append) == 1
+    assert [line for line in told if line.startswith(f"FAILED  {name}:")], told
+
+
+def test_the_package_passes() -> None:
+    told: list[str] = []
+    assert self_test(told.append) == 0, told
+
+
+@pytest.mark.parametrize("mode", ["code", "paper"])
+def test_figures_agree_with_a_plain_computation(mode: str) -> None:
+    """Image by image and text by text in float64, from the equations."""
+    net = copy.deepcopy(bundle_selftest._tiny_net(mode)).double()
+    images, captions, lengths, descriptions, dense_lengths = bundle_selftest._tiny_batch()
+    found = [
+        [
+            pair_similarity(net, mode == "paper", image, caption[:m], dense[:n])
+            for caption, m, dense, n in zip(
+                captions.double(), lengths.tolist(), descriptions.double(), dense_lengths.tolist(), strict=True
+            )
+        ]
+        for image in images.double()
+    ]
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(bundle_selftest._SIMILARITY[mode]), rtol=0, atol=2e-6)
+
+
+def pair_similarity(net, paper: bool, image: Tensor, words: Tensor, dense: Tensor) -> float:
+    cls, patches = image[:1], image[1:]
+    fit = {
+        name: F.cosine_similarity(patches, vector.mean(dim=0)[None])
+        for name, vector in (("image", patches), ("caption", words), ("dense", dense))
+    }
+    if paper:
+        fit = {name: (a - a.min()) / (a.max() - a.min() + 1e-8) for name, a in fit.items()}
+    merged, extra = {}, {}
+    for branch in ("caption", "dense"):
+        sparse = net.sparse_net_cap if branch == "caption" else net.sparse_net_long
+        if paper:
+            predicted = sparse.score_predictor(patches)[:, 0]
+            score = 0.5 * predicted + 0.25 * (fit["caption"] + fit["dense"] + 2 * fit["image"])
+            mlp = net.aggr_net.weight_sparse if branch == "caption" else net.aggr_net.weight_dense
+        else:
+            score, mlp = fit["image"] + fit[branch], net.aggr_net.weight
+        order = score.argsort(descending=True)
+        # A figure that hangs on a tie would not be the same on every machine.
+        assert float((score[order[7]] - score[order[8]]).detach()) > 1e-4
+        kept, dropped = order[:8], order[8:]
+        weights = (mlp(patches[kept]) * net.aggr_net.scale[0, 0, 0]).softmax(dim=0)
+        merged[branch] = weights.T @ patches[kept]
+        extra[branch] = (score[dropped].softmax(dim=0) @ patches[dropped])[None]
+    if paper:
+        tokens = [cls, merged["caption"] + merged["dense"], (extra["caption"] + extra["dense"]) / 2]
+        return aligned(net, paper, words, torch.cat(tokens))
+    return sum(
+        aligned(net, paper, own, torch.cat([cls, merged[branch], extra[branch]]))
+        for branch, own in (("caption", words), ("dense", dense))
+    )
+
+
+def aligned(net, paper: bool, words: Tensor, tokens: Tensor) -> float:
+    cosines = F.normalize(words, dim=-1) @ F.normalize(tokens, dim=-1).T
+    if not paper:
+        cosines = torch.where(cosines < 0, 0.1 * cosines, cosines)
+    total = 0.0
+    for best in (cosines.max(dim=1).values, cosines.max(dim=0).values):
+        total += best.mean().item()
+        if paper:
+            top = best.sort(descending=True).values[:5]
+            total += net.hrpa.relevance_mlp(F.pad(top, (0, 5 - len(top)))).item()
+    return total
+
+
+def test_loss_and_counts_are_those_of_the_golden_files(golden) -> None:
+    data = golden("dual_mode_code")
+    torch.testing.assert_close(torch.tensor(bundle_selftest._MEASURED), data["sims"][:5, :5], rtol=0, atol=1e-7)
+    assert math.isclose(bundle_selftest._MEASURED_LOSS, float(data["loss_a"][1]), abs_tol=1e-6)
+    for mode in ("code", "paper"):
+        assert bundle_selftest._PARAMETERS[mode] == golden(f"dual_mode_{mode}").settings["parameters"]
