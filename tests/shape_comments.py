@@ -157,6 +157,16 @@ class Source:
             if token.type == tokenize.COMMENT:
                 self._attach(token)
 
+    def __str__(self) -> str:
+        return self.path.name
+
+    @property
+    def letters(self) -> set[str]:
+        """All letters in its comments."""
+        comments = [statement.comment for statement in self.statements if statement.comment]
+        shapes = [shape for comment in comments for shape in (*comment.inputs, *comment.results) if shape]
+        return {letter for shape in shapes for axis in shape for letter in axis if letter.isupper()}
+
     def _simple(self, body: Iterable[ast.stmt]) -> Iterable[ast.stmt]:
         for node in body:
             if isinstance(node, _SIMPLE):

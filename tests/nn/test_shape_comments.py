@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import itertools
+import re
 import warnings
 from pathlib import Path
 
@@ -148,6 +149,13 @@ def test_nearly_every_tensor_has_its_shape_beside_it(watched):
     assert len(made) > 100
     told = f"{share:.1%} of {len(made)} statements that make a tensor carry its shape; these do not:"
     assert share >= SHARE, f"{told}\n{listed}"
+
+
+@pytest.mark.parametrize("source", [source for path in FILES if any((source := Source(path)).letters)], ids=str)
+def test_every_letter_is_explained_at_the_head_of_its_file(source):
+    head = ast.get_docstring(ast.parse(source.path.read_text(encoding="utf-8"))) or ""
+    explained = set(re.findall(r"\b[A-Z]\b", head.partition("Shapes: ")[2]))
+    assert source.letters <= explained, f"{source.path.name}: {sorted(source.letters - explained)}"
 
 
 def load(path: Path):
