@@ -157,6 +157,16 @@ class Source:
             if token.type == tokenize.COMMENT:
                 self._attach(token)
 
+    def __str__(self) -> str:
+        return self.path.name
+
+    @property
+    def letters(self) -> set[str]:
+        """All letters in its comments."""
+        comments = [statement.comment for statement in self.statements if statement.comment]
+        shapes = [shape for comment in comments for shape in (*comment.inputs, *comment.results) if shape]
+        return {letter for shape in shapes for axis in shape for letter in axis if letter.isupper()}
+
     def _simple(self, body: Iterable[ast.stmt]) -> Iterable[ast.stmt]:
         for node in body:
             if isinstance(node, _SIMPLE):
@@ -234,7 +244,9 @@ class Call:
 class Watch:
     """Within it every call into the given files is followed and its comments are compared; see `problems`."""
 
-    def __init__(self, paths: Iterable[Path]) -> None:
+    def __init__(self, paths: Iterable[Path], legend: Mapping[str, set[int]] | None = None) -> None:
+        """`legend` holds the sizes that a letter can have in the calls to come; a letter that it lacks can have any."""
+        self.legend = legend or {}
         self.sources = {str(source.path): source for source in map(Source, paths)}
         self.problems = [problem for source in self.sources.values() for problem in source.problems]
         self.calls: dict[int, Call] = {}
@@ -309,6 +321,7 @@ class Watch:
             if call.returning is not None:
                 self._compare(call, call.returning, value)
             self._settle(call)
+            self._check_legend(call, frame)
             del self.calls[id(frame)]
         return self._follow
 
@@ -344,13 +357,23 @@ class Watch:
             elif shape is not None and not call.match(shape, tuple(part.shape), statement):
                 self._report(call, statement, str(tuple(part.shape)))
             statement.compared += shape is not None
+        unmatched = list(call.inputs)
         for shape in comment.inputs:
-            if not any(_matches(call, shape, found, statement) for found in call.inputs):
+            read = next((found for found in unmatched if _matches(call, shape, found, statement)), None)
+            if read is None:
                 self._report(call, statement, f"it reads {call.inputs}")
+            else:
+                unmatched.remove(read)
 
     def _report(self, call: Call, statement: Statement, found: str) -> None:
         text = statement.comment.text if statement.comment else ""
         self.problems.append(f"{statement.place}: # {text}: found {found} with {call.sizes}")
+
+    def _check_legend(self, call: Call, frame: FrameType) -> None:
+        for letter, size in call.sizes.items():
+            if size not in self.legend.get(letter, {size}):
+                place = f"{Path(frame.f_code.co_filename).name}:{frame.f_code.co_firstlineno}"
+                self.problems.append(f"{place}: {letter} is {size} in {frame.f_code.co_name}, {call.sizes}")
 
     def _settle(self, call: Call) -> None:
         """Compare the sums, now that the letters of the call are bound; one free letter is solved for."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import itertools
+import re
 import warnings
 from pathlib import Path
 
@@ -25,13 +26,16 @@ PACKAGE = Path(seps.__file__).parent
 FILES = sorted([*(PACKAGE / "nn").glob("*.py"), *(PACKAGE / "losses").glob("*.py")])
 SHARE = 0.95
 B, T, P, N, M, L, C = 3, 4, 2, 20, 5, 7, 16
+LEGEND = {"B": {B, 1, T}, "T": {T, 0}, "P": {P}, "N": {N, N // 2}, "M": {M, L}, "C": {C, N}, "Q": {8}}
+"""What a letter can be: the explanation takes one image, and merges an identity matrix instead of features; losses take
+T pairs; the aggregation takes also the kept half alone; the published pairing aligns a description as a caption."""
 NETWORKS = [
-    option
-    for option in itertools.product(
-        ("sum", "learned"), ("none", "guide", "branch", "tokens"), ("single", "dual"), ("mean", "topk")
+    (scoring, dense, aggregation, "mean" if scoring == "sum" else "topk")
+    for scoring, dense, aggregation in itertools.product(
+        ("sum", "learned"), ("none", "guide", "branch", "tokens"), ("single", "dual")
     )
-    if option[2] == "single" or option[1] in ("guide", "tokens")
-]
+    if aggregation == "single" or dense in ("guide", "tokens")
+] + [("learned", "tokens", "single", "mean")]
 
 
 def make_net(option, **more) -> seps.PatchSlimming:
@@ -124,7 +128,7 @@ def run_losses() -> None:
 @pytest.fixture(scope="module")
 def watched() -> Watch:
     torch.manual_seed(0)
-    with warnings.catch_warnings(), Watch(FILES) as watch:
+    with warnings.catch_warnings(), Watch(FILES, LEGEND) as watch:
         warnings.simplefilter("ignore")
         run_networks()
         run_parts()
@@ -145,6 +149,13 @@ def test_nearly_every_tensor_has_its_shape_beside_it(watched):
     assert len(made) > 100
     told = f"{share:.1%} of {len(made)} statements that make a tensor carry its shape; these do not:"
     assert share >= SHARE, f"{told}\n{listed}"
+
+
+@pytest.mark.parametrize("source", [source for path in FILES if any((source := Source(path)).letters)], ids=str)
+def test_every_letter_is_explained_at_the_head_of_its_file(source):
+    head = ast.get_docstring(ast.parse(source.path.read_text(encoding="utf-8"))) or ""
+    explained = set(re.findall(r"\b[A-Z]\b", head.partition("Shapes: ")[2]))
+    assert source.letters <= explained, f"{source.path.name}: {sorted(source.letters - explained)}"
 
 
 def load(path: Path):
@@ -232,3 +243,12 @@ def test_a_suffix_that_does_not_fit_is_found(tmp_path):
     found = problems_of(path, lambda module: module.f(torch.rand(2, 5), torch.rand(2, 4)))
     assert len(found) == 1
     assert "y_BN has the shape (2, 4)" in found[0]
+
+
+def test_a_letter_of_another_size_is_found(tmp_path):
+    path = tmp_path / "tiny.py"
+    path.write_text("def f(x):\n    return x + 1  # (N, B)\n")
+    module = load(path)
+    with Watch([path], {"B": {2}}) as watch:
+        module.f(torch.rand(2, 5))
+    assert watch.finish() == ["tiny.py:1: B is 5 in f, {'N': 2, 'B': 5}"]

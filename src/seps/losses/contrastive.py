@@ -1,4 +1,7 @@
-"""Softmax and sigmoid alignment losses over the similarity matrix of a batch, with a learned temperature."""
+"""Softmax and sigmoid alignment losses over the similarity matrix of a batch, with a learned temperature.
+
+Shapes: B pairs of image and text.
+"""
 
 from __future__ import annotations
 

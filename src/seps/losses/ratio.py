@@ -2,6 +2,8 @@
 
 It can act only where the *number* kept is learned (`decision="binary"`). With top-K the mean of D is K / N
 whatever the network does; the loss is then a constant, and warns once.
+
+Shapes: N patches, R rows of a mask.
 """
 
 from __future__ import annotations

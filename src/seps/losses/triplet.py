@@ -1,4 +1,7 @@
-"""Triplet alignment loss (Eq. 6): the right pair above every wrong one by a margin, in both directions."""
+"""Triplet alignment loss (Eq. 6): the right pair above every wrong one by a margin, in both directions.
+
+Shapes: B pairs of image and text.
+"""
 
 from __future__ import annotations
 

@@ -5,7 +5,8 @@ sum of patches, so its cosine with a word is a sum with one term per patch; the 
 pooled cosine is a sum over all pairs of word and patch. The MLP of Eq. 5, where a model has it, is not linear and is
 reported as `rest`.
 
-Shapes: M words, N patches, P prefix tokens, K image tokens, L description words, Q merged patches, C width.
+Shapes: M words, N patches, P prefix tokens, K image tokens, L description words, Q merged patches,
+G merged patches of all branches, I = P + N inputs of the merge, C width.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Checks of arguments: each failure is a sentence that names the argument, what came and the remedy."""
+"""Checks of arguments: each failure is a sentence that names the argument, what came and the remedy.
+
+Shapes: R rows (texts), L positions in each.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Stage 1 of SDTPS, semantic scoring (Eq. 1-3): how well each patch fits each guide (image, caption, description).
 
-Shapes: B images, N patches, C width.
+Shapes: B images, N patches, C width, L positions that a mean is taken over.
 """
 
 from __future__ import annotations

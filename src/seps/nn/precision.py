@@ -2,6 +2,8 @@
 
 Half precision changes which patches are kept, which token is a word's best and which sample is the hardest: the score
 changes a little, its gradient a lot. Everything that decides is therefore computed by the functions of this file.
+
+Shapes: R rows, I inputs, S columns, O outputs.
 """
 
 from __future__ import annotations
