@@ -39,6 +39,9 @@ def kept_counts(scores_BN: Tensor, ratio: float, valid_BN: Tensor | None) -> Ten
 
 def rank_patches(scores_BN: Tensor) -> Tensor:
     """Patch indices from the best score to the worst, (B, N); of equal scores the lower index comes first."""
+    if torch.onnx.is_in_onnx_export():
+        # ONNX has no stable sort; its TopK is defined to put the lower index first, which torch.topk is not.
+        return torch.topk(scores_BN, scores_BN.shape[-1], dim=-1).indices
     return torch.sort(scores_BN, dim=-1, descending=True, stable=True).indices  # (B, N)
 
 

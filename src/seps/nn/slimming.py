@@ -4,7 +4,7 @@ This is the readable form: what depends on the image alone is computed once (`en
 time is scored against all images (`score_text`). `seps.scoring` computes the same scores without the loop over texts.
 
 Shapes: B images, T texts, P prefix tokens, N patches, M words of a caption, L words of a description, C width,
-Q merged patches, K image tokens (prefix, merged and extra: P + Q + 1).
+Q merged patches, K = P + Q + 1 image tokens.
 """
 
 from __future__ import annotations
@@ -287,26 +287,41 @@ class PatchSlimming(nn.Module):
         return [F.normalize(group, dim=-1) for group in groups], tuple(masks)
 
     def _similarity(self, words_MC: Tensor, tokens_BKC: Tensor) -> Tensor:
-        """Cosines of normalised words and tokens: (M, C), (B, K, C) -> (B, M, K)."""
+        """Cosines of normalised words and tokens: (M, C) or (B, M, C), (B, K, C) -> (B, M, K)."""
         return float_matmul(words_MC, tokens_BKC.transpose(1, 2))  # (M, C), (B, K, C) -> (B, M, K)
 
     def pooled_score(self, image_BC: Tensor, caption_TC: Tensor) -> Tensor:
         """The pooled part of S: `pooled` times the cosine of an image's mean (B, C) and a mean word (T, C), (B, T)."""
         return self.config.pooled * float_matmul(F.normalize(image_BC, dim=-1), F.normalize(caption_TC, dim=-1).T)
 
+    def _pooled_pairs(self, image_BC: Tensor, caption_BC: Tensor) -> Tensor:
+        """`pooled_score` of image i with caption i alone: (B, C), (B, C) -> (B,)."""
+        cosines = (F.normalize(image_BC, dim=-1) * F.normalize(caption_BC, dim=-1)).sum(dim=-1)
+        return self.config.pooled * cosines
+
     def score_text(self, side: ImageSide, words: Tensor, mask: Tensor | None = None) -> TextScore:
-        """Score one caption, words (M, C) with `mask` (M,) bool, against the B images of `side`."""
+        """Score one caption, words (M, C) with `mask` (M,) bool, against the B images of `side`.
+
+        Or B pairs, a caption for each image: words (B, M, C) with `mask` (B, M).
+        """
         batch = side.patches.shape[0]
-        word_mask = None if mask is None else mask[None, :]  # (M,) -> (1, M)
-        caption = masked_mean(words[None], word_mask)  # (M, C) -> (1, C)
+        one_caption = words.dim() == 2
+        word_mask = mask[None, :] if mask is not None and one_caption else mask  # (M,) -> (1, M)
+        caption = masked_mean(words[None] if one_caption else words, word_mask)  # (M, C) -> (1, C)
         unit_words = F.normalize(words.float(), dim=-1)  # (M, C)
         groups, masks = self.image_tokens(side, caption)
+
+        def pooled(image_BC: Tensor) -> Tensor:
+            if one_caption:
+                return self.pooled_score(image_BC, caption).squeeze(1)
+            return self._pooled_pairs(image_BC, caption)
+
         expanded = None if word_mask is None else word_mask.expand(batch, -1)  # (1, M) -> (B, M)
         scores = [self.hrpa.align(self._similarity(unit_words, group), expanded) for group in groups]  # each (B,)
         if self.config.dense == "branch" and len(scores) == 2 and side.described is not None:
             # The second branch is the description's: without one it has nothing to say.
             scores[1] = torch.where(side.described, scores[1], 0.0)
-        similarity = torch.stack(scores).sum(dim=0) + self.pooled_score(side.pooled, caption).squeeze(1)  # (B,)
+        similarity = torch.stack(scores).sum(dim=0) + pooled(side.pooled)  # (B,)
         if side.dense_words is not None and side.dense_mask is not None:
             # An image without description is judged by its patches alone, on the same scale. Its row is computed
             # on padding and thrown away: a row of masked values alone would leave NaN in the gradients.
@@ -314,7 +329,7 @@ class PatchSlimming(nn.Module):
             cosines = self._similarity(unit_words, side.dense_words)  # (M, C), (B, L, C) -> (B, M, L)
             described = self.hrpa.align(cosines, expanded, side.dense_mask | ~has_text)  # (B, M, L) -> (B,)
             described_mean = masked_mean(side.dense_words, side.dense_mask)  # (B, L, C) -> (B, C)
-            described = described + self.pooled_score(described_mean, caption).squeeze(1)  # (B,)
+            described = described + pooled(described_mean)  # (B,)
             mixed = similarity + self.description_weight * (described - similarity)  # (B,)
             mixed = torch.where(has_text.squeeze(-1), mixed, similarity)  # (B,)
             return TextScore(mixed, masks, similarity, described)

@@ -1,0 +1,32 @@
+"""`seps export`: write a model as ONNX files (image, text, score) and its tokenizer, for programs without torch."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from seps.cli.shared.argtypes import output_folder
+from seps.cli.shared.parser import Parser
+from seps.cli.shared.text import printable
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The options of `seps export`."""
+    parser = Parser("seps export", description=__doc__)
+    parser.add_argument("model", help="'mini', a model folder or a run of seps train")
+    parser.add_argument("-o", "--out", type=output_folder, required=True, help="folder to write")
+    return parser
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Export one model."""
+    options = build_parser().parse_args(arguments)
+    from seps.retrieval.export import check_export, export_model
+    from seps.retrieval.pretrained import from_pretrained
+
+    check_export(options.out)
+    differences = export_model(from_pretrained(options.model), options.out)
+    for name, value in differences.items():
+        print(f"{name:<11} largest difference from torch {value:.1e}")
+    print(f"Wrote {printable(options.out)}; export.json has the sizes and the names of the inputs.")
+    return 0

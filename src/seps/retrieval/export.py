@@ -1,0 +1,179 @@
+"""A retrieval model as ONNX files, for programs without torch.
+
+    image.onnx     pixels (B, 3, H, W) in [0, 1] -> patches (B, P + N, C)
+    text.onnx      ids and mask (T, M) -> words (T, M, C); captions and descriptions alike
+    score.onnx     images, words and lengths, and where the model reads descriptions dense and dense_lengths
+                   -> similarity (B, T)
+    tokenizer/     makes the ids and the mask of a text
+    export.json    sizes, names of inputs, and the sha256 of every file
+
+The numbers of images, texts and words are free; the image size and the number of patches are fixed.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from seps.encoders.saved import has_text_files
+from seps.export import OPSET, SCORE_AXES, ExportError, ScorePairs, check_packages, export_onnx, score_inputs
+from seps.export import largest_difference as difference
+from seps.files import read_json, sha256, write_json
+from seps.retrieval.heads import Head, ImageFeatures, SlimmingHead, TextFeatures
+from seps.retrieval.model import RetrievalModel
+
+FACTS = "export.json"
+_GRAPHS = ("image.onnx", "text.onnx", "score.onnx")
+_FORMAT = 1
+
+
+class ImageSide(nn.Module):
+    """Pixels to tokens in the joint space."""
+
+    def __init__(self, model: RetrievalModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """(B, 3, H, W) -> (B, P + N, C)."""
+        return self.model.encode_pixels(pixels)
+
+
+class TextSide(nn.Module):
+    """Token ids to words in the joint space."""
+
+    def __init__(self, model: RetrievalModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Ids and mask (T, M) -> (T, M, C)."""
+        return self.model.encode_ids(ids, mask)
+
+
+class HeadScore(nn.Module):
+    """The score of a head that has no loop over texts."""
+
+    def __init__(self, head: Head) -> None:
+        super().__init__()
+        self.head = head
+
+    def forward(
+        self,
+        images: Tensor,
+        words: Tensor,
+        lengths: Tensor,
+        dense: Tensor | None = None,
+        dense_lengths: Tensor | None = None,
+    ) -> Tensor:
+        """Similarity (B, T); see `seps.export.ScorePairs` for the inputs."""
+        dense_mask = None if dense is None or dense_lengths is None else _mask(dense, dense_lengths)
+        scores: Tensor = self.head(
+            ImageFeatures(images, dense, dense_mask), TextFeatures(words, _mask(words, lengths))
+        ).similarity
+        return scores
+
+
+def _mask(features: Tensor, lengths: Tensor) -> Tensor:
+    return torch.arange(features.shape[1], device=features.device)[None, :] < lengths[:, None]
+
+
+def check_export(folder: Path | str) -> None:
+    """Raise `ExportError` where `export_model` would refuse: no packages, or a file in the way that it did not write.
+
+    For callers that load a model first.
+    """
+    check_packages()
+    _check_free(Path(folder), (*_GRAPHS, FACTS))
+
+
+def export_model(model: RetrievalModel, folder: Path | str) -> dict[str, float]:
+    """Write the files of this module's head into `folder`.
+
+    Returns:
+        By file, the largest difference from torch on a random input.
+
+    Raises:
+        ExportError: without the extra `export`, or where a file that no export wrote is in the way.
+    """
+    folder = Path(folder)
+    check_export(folder)
+    model = model.to("cpu").eval()
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".exporting-", dir=folder) as made:
+        staged = Path(made)
+        differences = _write_graphs(model, staged)
+        if has_text_files(model.text):
+            model.text.tokenizer.save_pretrained(str(staged / "tokenizer"))
+        names = sorted(path.relative_to(staged).as_posix() for path in staged.rglob("*") if path.is_file())
+        facts = {**_facts(model), "files": {name: sha256(staged / name) for name in names}}
+        _check_free(folder, names)
+        for name in names:
+            (folder / name).parent.mkdir(exist_ok=True)
+            os.replace(staged / name, folder / name)
+    write_json(folder / FACTS, facts)
+    return differences
+
+
+def _write_graphs(model: RetrievalModel, folder: Path) -> dict[str, float]:
+    head = model.head
+    score = (
+        ScorePairs(head.net, descriptions=head.uses_description) if isinstance(head, SlimmingHead) else HeadScore(head)
+    )
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.rand(2, 3, *model.image_size, generator=generator)
+    mask = torch.arange(7)[None, :] < torch.tensor([7, 4, 1])[:, None]
+    vocabulary = model.text.model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
+    ids = torch.randint(0, vocabulary, (3, 7), generator=generator)
+    tokens = model.vision.num_prefix_tokens + model.vision.num_patches
+    words = {0: "text", 1: "word"}
+    parts: tuple[tuple[nn.Module, dict[str, Tensor], dict[str, dict[int, str]], str], ...] = (
+        (ImageSide(model), {"pixels": pixels}, {"pixels": {0: "image"}}, "patches"),
+        (TextSide(model), {"ids": ids, "mask": mask}, {"ids": words, "mask": words}, "words"),
+        (
+            score,
+            score_inputs(tokens, model.config.embed_size, descriptions=head.uses_description),
+            SCORE_AXES,
+            "similarity",
+        ),
+    )
+    differences = {}
+    for name, (module, inputs, axes, output) in zip(_GRAPHS, parts, strict=True):
+        export_onnx(module.eval(), folder / name, inputs, axes, [output])
+        differences[name] = difference(module, folder / name, inputs)
+    return differences
+
+
+def _facts(model: RetrievalModel) -> dict[str, Any]:
+    return {
+        "seps_export": _FORMAT,
+        "opset": OPSET,
+        "head": model.config.head,
+        "image_size": list(model.image_size),
+        "prefix_tokens": model.vision.num_prefix_tokens,
+        "patches": model.vision.num_patches,
+        "width": model.config.embed_size,
+        "max_words": model.config.max_words,
+        "max_dense_words": model.config.max_dense_words,
+        "descriptions": model.head.uses_description,
+    }
+
+
+def _check_free(folder: Path, names: list[str] | tuple[str, ...]) -> None:
+    """Raise `ExportError` for a file of these names that no export wrote, or that was changed since."""
+    facts = read_json(folder / FACTS)
+    listed = facts.get("files")
+    ours: dict[str, Any] = listed if "seps_export" in facts and isinstance(listed, dict) else {}
+    for name in names:
+        path = folder / name
+        mine = bool(ours) if name == FACTS else path.is_file() and ours.get(name) == sha256(path)
+        if os.path.lexists(path) and not mine:
+            raise ExportError(
+                f"{path} is in the way: no export wrote it, or it was changed since. Nothing was written; move it "
+                "away, or choose another folder."
+            )
