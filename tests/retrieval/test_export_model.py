@@ -99,6 +99,32 @@ def test_other_heads(encoders, tmp_path, head):
     torch.testing.assert_close(run(tmp_path / "score.onnx", **inputs), expected, atol=1e-5, rtol=0)
 
 
+def test_an_interrupted_export_can_be_repeated(saved, tmp_path, monkeypatch):
+    model, replace, versions = from_pretrained(saved), export.os.replace, iter(("one", "two", "three"))
+
+    def write_graphs(model, folder):
+        version = next(versions)
+        for name in ("image.onnx", "text.onnx", "score.onnx"):
+            (folder / name).write_text(version + name)
+        return {}
+
+    def stop(source, target):
+        if str(target).endswith("score.onnx"):
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    monkeypatch.setattr(export, "_write_graphs", write_graphs)
+    export.export_model(model, tmp_path)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(export.os, "replace", stop)
+        export.export_model(model, tmp_path)
+    assert [(tmp_path / name).read_text()[:3] for name in ("image.onnx", "score.onnx")] == ["two", "one"]
+    export.export_model(model, tmp_path)
+    facts = json.loads((tmp_path / "export.json").read_text())
+    assert "coming" not in facts and facts["files"]["score.onnx"] == export.sha256(tmp_path / "score.onnx")
+    assert (tmp_path / "image.onnx").read_text() == "threeimage.onnx"
+
+
 def test_foreign_files_and_missing_packages_are_told_before_the_model_is_loaded(tmp_path, monkeypatch, capsys):
     (tmp_path / "export.json").write_text("{}")
     assert main(["export", "no-such-model", "-o", str(tmp_path)]) == 2

@@ -113,6 +113,9 @@ def export_model(model: RetrievalModel, folder: Path | str) -> dict[str, float]:
         names = sorted(path.relative_to(staged).as_posix() for path in staged.rglob("*") if path.is_file())
         facts = {**_facts(model), "files": {name: sha256(staged / name) for name in names}}
         _check_free(folder, names)
+        # Killed from here on, the folder holds files of both exports; the next export must know them all as ours.
+        before = read_json(folder / FACTS)
+        write_json(folder / FACTS, {"seps_export": _FORMAT, "files": before.get("files", {}), "coming": facts["files"]})
         for name in names:
             (folder / name).parent.mkdir(exist_ok=True)
             os.replace(staged / name, folder / name)
@@ -167,11 +170,11 @@ def _facts(model: RetrievalModel) -> dict[str, Any]:
 def _check_free(folder: Path, names: list[str] | tuple[str, ...]) -> None:
     """Raise `ExportError` for a file of these names that no export wrote, or that was changed since."""
     facts = read_json(folder / FACTS)
-    listed = facts.get("files")
-    ours: dict[str, Any] = listed if "seps_export" in facts and isinstance(listed, dict) else {}
+    lists = [facts[key] for key in ("files", "coming") if "seps_export" in facts and isinstance(facts.get(key), dict)]
     for name in names:
         path = folder / name
-        mine = bool(ours) if name == FACTS else path.is_file() and ours.get(name) == sha256(path)
+        known = [listed[name] for listed in lists if name in listed]
+        mine = bool(lists) if name == FACTS else path.is_file() and bool(known) and sha256(path) in known
         if os.path.lexists(path) and not mine:
             raise ExportError(
                 f"{path} is in the way: no export wrote it, or it was changed since. Nothing was written; move it "
