@@ -4,7 +4,7 @@ This is the readable form: what depends on the image alone is computed once (`en
 time is scored against all images (`score_text`). `seps.scoring` computes the same scores without the loop over texts.
 
 Shapes: B images, T texts, P prefix tokens, N patches, M words of a caption, L words of a description, C width,
-Q merged patches, K = P + Q + 1 image tokens.
+Q merged patches, K image tokens.
 """
 
 from __future__ import annotations
