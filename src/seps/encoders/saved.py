@@ -10,12 +10,14 @@ from torch import nn
 
 from .text import TextEncoder
 from .vision import TransformersVision, VisionEncoder
+from .vit import ViT
+from .vit_weights import save_vit
 from .weights import quiet
 
 
 def has_vision_files(encoder: VisionEncoder) -> bool:
     """Whether `save_vision_files` writes anything."""
-    return isinstance(getattr(encoder, "inner", encoder), TransformersVision)
+    return isinstance(getattr(encoder, "inner", encoder), (TransformersVision, ViT))
 
 
 def has_text_files(encoder: TextEncoder) -> bool:
@@ -26,6 +28,9 @@ def has_text_files(encoder: TextEncoder) -> bool:
 def save_vision_files(encoder: VisionEncoder, folder: Path) -> bool:
     """Write what `vision_encoder(folder, pretrained=False)` needs; False for an encoder that needs no files."""
     inner = getattr(encoder, "inner", encoder)
+    if isinstance(inner, ViT):
+        save_vit(inner, folder)
+        return True
     if not isinstance(inner, TransformersVision):
         return False
     _save_config(inner.model, folder)

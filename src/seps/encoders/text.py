@@ -85,6 +85,13 @@ class TextEncoder(nn.Module):
             word_of_token.append(words_of_tokens(offsets, special[row], spans))
         return TextBatch(torch.tensor(encoded["input_ids"], dtype=torch.long), mask, word_of_token, words)
 
+    @property
+    def special_ids(self) -> list[int]:
+        """Tokens that are no words: start, end, separator, padding. An unknown word is a word."""
+        names = ("cls_token_id", "sep_token_id", "bos_token_id", "eos_token_id", "pad_token_id")
+        found = {getattr(self.tokenizer, name, None) for name in names}
+        return sorted(token for token in found if token is not None)
+
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
         """Token ids and mask (B, L) -> features (B, L, C); those outside the mask mean nothing."""
         features: Tensor = self.model(input_ids=ids, attention_mask=mask.long()).last_hidden_state

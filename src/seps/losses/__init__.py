@@ -1,7 +1,7 @@
 """Training objectives: alignment (Eq. 6, InfoNCE, sigmoid), ratio (Eq. 7) and identity losses."""
 
 from seps.losses.combined import SEPSLoss
-from seps.losses.contrastive import InfoNCELoss, SigmoidLoss, infonce, sigmoid_loss
+from seps.losses.contrastive import InfoNCELoss, SigmoidLoss, distillation, infonce, sigmoid_loss
 from seps.losses.identity import batch_hard_triplet, identity_loss
 from seps.losses.ratio import RatioLoss, ratio_loss
 from seps.losses.triplet import ContrastiveLoss, triplet_loss
@@ -13,6 +13,7 @@ __all__ = [
     "SEPSLoss",
     "SigmoidLoss",
     "batch_hard_triplet",
+    "distillation",
     "identity_loss",
     "infonce",
     "ratio_loss",

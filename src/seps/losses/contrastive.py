@@ -38,6 +38,22 @@ def sigmoid_loss(scores: Tensor, scale: Tensor | float, bias: Tensor | float, im
     return losses.sum() / len(scores)
 
 
+def distillation(student: Tensor, teacher: Tensor) -> Tensor:
+    """What a student's rows and columns have yet to learn of a teacher's, as softmax distributions.
+
+    Mean over both directions of KL(softmax(teacher) || softmax(student)), no gradient into the teacher: (B, T) logits,
+    scaled by the caller -> scalar, 0 where both agree.
+    """
+    teacher = teacher.detach().float()  # (B, T)
+    student = student.float()  # (B, T)
+    parts = [
+        F.kl_div(F.log_softmax(student, dim=side), F.log_softmax(teacher, dim=side), reduction="sum", log_target=True)
+        / student.shape[1 - side]
+        for side in (0, 1)
+    ]
+    return torch.stack(parts).mean()
+
+
 LARGEST_SCALE = 100.0
 """Bound of a learned scale: a temperature of 0.01."""
 
@@ -72,9 +88,14 @@ class InfoNCELoss(nn.Module):
         super().__init__()
         self.log_scale = nn.Parameter(torch.tensor(-math.log(temperature)))
 
+    @property
+    def scale(self) -> Tensor:
+        """What similarities are multiplied by, one over the temperature."""
+        return learned_scale(self.log_scale)
+
     def forward(self, scores: Tensor, img_ids: Tensor | None = None) -> Tensor:
         """(B, B) similarities, image i and text i being a pair; image ids (B,) -> scalar loss."""
-        return infonce(scores, learned_scale(self.log_scale), img_ids)
+        return infonce(scores, self.scale, img_ids)
 
 
 class SigmoidLoss(nn.Module):

@@ -70,6 +70,13 @@ class ModelConfig:
     """Longest description in tokens."""
     dropout: float = 0.1
     """On the patches before their projection, in training."""
+    prune: Mapping[str, Any] = field(default_factory=dict)
+    """Patches that skip the later blocks of a plain vision transformer: `{"keep": 0.5, "blocks": [3], "kind":
+    "attention"}` (`seps.encoders.PruneConfig`); empty: none do."""
+    drop_path: float = 0.0
+    """Probability, in training, that an image skips the last block of a plain vision transformer; earlier ones less."""
+    special_tokens: bool = True
+    """Whether [CLS], [SEP] and their like are words of a text: aligned, and part of its mean."""
 
     def __post_init__(self) -> None:
         require_choice("head", self.head, HeadKind)
@@ -77,6 +84,11 @@ class ModelConfig:
         for name, low in (("embed_size", 4), ("max_words", 1), ("max_dense_words", 1)):
             _require_whole(name, getattr(self, name), low)
         require(_between(self.dropout, 0, 1) and self.dropout < 1, f"dropout is {self.dropout!r}; give 0 to below 1.")
+        require(
+            _between(self.drop_path, 0, 1) and self.drop_path < 1,
+            f"drop_path is {self.drop_path!r}; give 0 to below 1.",
+        )
+        require(isinstance(self.prune, Mapping), f"prune is {self.prune!r}; give settings by name.")
         if self.image_size is not None:
             object.__setattr__(self, "image_size", _size("image_size", self.image_size))
         require(isinstance(self.slimming, Mapping), f"slimming is {self.slimming!r}; give options by name.")
@@ -162,9 +174,15 @@ class PartWeights:
     fused: float = 1.0
     pixels: float = 0.0
     description: float = 0.0
+    distill: float = 0.0
+    """Of the loss by which the pixels learn how similar the description finds each pair of the batch."""
 
     def __post_init__(self) -> None:
-        for name in ("fused", "pixels", "description"):
+        require(
+            not self.distill or (self.pixels > 0 and self.description > 0),
+            f"parts.distill is {self.distill!r}: it takes a weight of pixels and of description above 0.",
+        )
+        for name in ("fused", "pixels", "description", "distill"):
             value = getattr(self, name)
             require(_between(value, 0, math.inf), f"parts.{name} is {value!r}; give a finite number, 0 or more.")
         require(self.fused + self.pixels + self.description > 0, "parts: all weights are 0; nothing would train.")
@@ -189,6 +207,14 @@ class RunConfig:
     """The same for the text encoder."""
     text_lr_scale: float = 1.0
     """Learning rate of the text encoder relative to the vision encoder's."""
+    vision_lr: float | None = None
+    """Learning rate of the vision encoder; None: train.learning_rate times train.backbone_lr_scale."""
+    text_lr: float | None = None
+    """Learning rate of the text encoder; None: that product times text_lr_scale."""
+    layer_decay: float = 1.0
+    """Each block of an encoder learns at the rate of the next one times this; 1: all alike."""
+    distill_softness: float = 2.0
+    """How much flatter than the description's own softmax its similarities are when the pixels learn them."""
     choose_trust: bool = False
     """After training choose the weight of the description on dev instead of keeping the learned one."""
 
@@ -203,6 +229,19 @@ class RunConfig:
         require(
             _between(self.text_lr_scale, 0, math.inf),
             f"text_lr_scale is {self.text_lr_scale!r}; give a finite number, 0 or more.",
+        )
+        for name in ("vision_lr", "text_lr"):
+            value = getattr(self, name)
+            require(value is None or _between(value, 0, 1), f"{name} is {value!r}; give a rate from 0 to 1, or null.")
+        for name in ("layer_decay", "distill_softness"):
+            value = getattr(self, name)
+            most = 1.0 if name == "layer_decay" else math.inf
+            require(
+                _between(value, 0, most) and value > 0, f"{name} is {value!r}; give a number above 0, at most {most}."
+            )
+        require(
+            not self.parts.distill or self.loss.kind == "infonce",
+            f"parts.distill belongs to loss.kind='infonce', not {self.loss.kind!r}; set it to 0.",
         )
         require_choice("pairing", self.pairing, Pairing)
         require(

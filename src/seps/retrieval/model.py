@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from seps.encoders import TextEncoder, VisionEncoder, freeze, text_encoder, vision_encoder
+from seps.encoders import PruneConfig, TextEncoder, VisionEncoder, freeze, text_encoder, vision_encoder
 from seps.retrieval.config import ModelConfig, RunConfig
 from seps.retrieval.heads import ImageFeatures, SlimmingHead, TextFeatures, make_head
 
@@ -27,7 +28,7 @@ class RetrievalModel(nn.Module):
     ) -> None:
         super().__init__()
         self.config = config
-        self.vision = vision or vision_encoder(config.vision, image_size=config.image_size)
+        self.vision = vision or make_vision(config)
         self.text = text or text_encoder(config.text)
         self.project_patches = nn.Sequential(
             nn.Dropout(config.dropout), nn.Linear(self.vision.width, config.embed_size)
@@ -56,6 +57,27 @@ class RetrievalModel(nn.Module):
         words: Tensor = self.project_words(self.text(ids, mask))
         return words.float()
 
+    def encode_words(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Token ids and mask (T, M) -> words (T, M, C) float32 and their mask, the valid ones first.
+
+        Without `special_tokens` these are the tokens that are no [CLS], [SEP] or their like; a text of such tokens
+        alone keeps them.
+        """
+        words = self.encode_ids(ids, mask)
+        if self.config.special_tokens:
+            return words, mask
+        keep = self.is_word(ids, mask)
+        order = torch.argsort(keep.logical_not().to(torch.int8), dim=1, stable=True)
+        return words.gather(1, order[:, :, None].expand_as(words)), keep.gather(1, order)
+
+    def is_word(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """(T, M) bool: the tokens that are aligned with the image."""
+        mask = mask.bool()
+        if self.config.special_tokens:
+            return mask
+        words = mask & ~torch.isin(ids, torch.tensor(self.text.special_ids, device=ids.device, dtype=ids.dtype))
+        return torch.where(words.any(dim=1, keepdim=True), words, mask)
+
     @torch.no_grad()
     def encode_texts(
         self,
@@ -71,14 +93,16 @@ class RetrievalModel(nn.Module):
         ids, mask = tokenized.ids[:, :limit], tokenized.mask[:, :limit]
         order = torch.argsort(mask.sum(dim=1), stable=True)
         words = torch.zeros(*mask.shape, self.config.embed_size, device=self.device)
+        shown = torch.zeros(mask.shape, dtype=torch.bool, device=self.device)
         for start in range(0, len(order), batch_size):
             rows = order[start : start + batch_size]
             longest = int(mask[rows].sum(dim=1).max())
-            part = self.encode_ids(ids[rows, :longest].to(self.device), mask[rows, :longest].to(self.device))
-            words[rows.to(self.device), :longest] = part
+            part, valid = self.encode_words(ids[rows, :longest].to(self.device), mask[rows, :longest].to(self.device))
+            words[rows.to(self.device), :longest], shown[rows.to(self.device), :longest] = part, valid.bool()
             if progress is not None:
                 progress(min(start + batch_size, len(order)), len(order))
-        return TextFeatures(words, mask.to(self.device))
+        longest = int(shown.sum(dim=1).max())
+        return TextFeatures(words[:, :longest], shown[:, :longest])
 
     @torch.no_grad()
     def encode_descriptions(
@@ -121,6 +145,17 @@ class RetrievalModel(nn.Module):
 
     trust, set_trust = description_weight, set_description_weight
     """Former names."""
+
+
+def make_vision(config: ModelConfig, place: str | Path | None = None, *, pretrained: bool = True) -> VisionEncoder:
+    """The vision encoder of a configuration, or the one at `place` with the configuration's options."""
+    return vision_encoder(
+        config.vision if place is None else place,
+        image_size=config.image_size,
+        pretrained=pretrained,
+        prune=PruneConfig.from_json(config.prune) if config.prune else None,
+        drop_path=config.drop_path,
+    )
 
 
 def freeze_parts(model: RetrievalModel, config: RunConfig) -> None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from seps.config import ConfigError
-from seps.encoders import TextEncoder, VisionEncoder, text_encoder, vision_encoder
+from seps.encoders import TextEncoder, VisionEncoder, text_encoder
 from seps.encoders.saved import has_text_files, has_vision_files, save_text_files, save_vision_files
 from seps.hub.folder import CONFIG, ModelError, find_folder, inside, read_config, read_weights
 from seps.hub.saving import check_folder, write_folder
@@ -27,7 +27,7 @@ from seps.hub.tensor_names import fitted, renamed, transformers_version, version
 from seps.retrieval.card import model_card
 from seps.retrieval.config import ModelConfig
 from seps.retrieval.heads import SlimmingHead
-from seps.retrieval.model import RetrievalModel
+from seps.retrieval.model import RetrievalModel, make_vision
 from seps.training.checkpoint import find_checkpoint, load_weights
 
 __all__ = ["MINI", "ModelError", "check_save", "from_pretrained", "mini_folder", "resolved", "save_pretrained"]
@@ -221,11 +221,9 @@ def _saved_encoders(
     places = config.get("encoders") or {}
     where = str(folder / CONFIG)
     if vision is None and "vision" in places:
-        vision = vision_encoder(
-            inside(folder, places["vision"], where), image_size=settings.image_size, pretrained=False
-        )
+        vision = make_vision(settings, inside(folder, places["vision"], where), pretrained=False)
     elif vision is None and settings.vision == MINI:
-        vision = vision_encoder(MINI, image_size=settings.image_size, pretrained=False)
+        vision = make_vision(settings, pretrained=False)
     if text is None and "text" in places:
         text = text_encoder(inside(folder, places["text"], where), pretrained=False)
     return vision, text

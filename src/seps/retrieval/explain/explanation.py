@@ -122,7 +122,8 @@ class Explainer:
             raise ValueError("The caption is blank. Write the sentence whose score to explain.")
         batch = self.model.text.tokenize([caption.strip()])
         words = self.model.encode_texts([caption.strip()])
-        length = int(words.mask[0].sum())
+        tokens = self._tokens(batch, self.model.config.max_words)
+        length = len(tokens)
         cells = self.grid[0] * self.grid[1]
         places, mean_length = torch.arange(cells), None
         if image is not None and image.positions is not None and image.mean is not None:
@@ -134,7 +135,7 @@ class Explainer:
             caption=caption.strip(),
             score=found.score,
             grid=self.grid,
-            words=_words(found, batch, length, places, cells),
+            words=_words(found, batch, tokens, places, cells),
             patches=_spread(found.patches.sum(dim=0), places, cells).tolist(),
             kept=(_spread(found.kept.float(), places, cells) > 0.5).tolist(),
             stored=stored.tolist(),
@@ -150,12 +151,17 @@ class Explainer:
         if not count or description is None:
             return []
         batch = self.model.text.tokenize([description])
-        length = min(int(batch.mask[0].sum()), self.model.config.max_dense_words)
+        tokens = self._tokens(batch, self.model.config.max_dense_words)
         # Words that the store merged into one segment share equally what the segment adds.
-        ids = segment_ids(length, count)
+        ids = segment_ids(len(tokens), count)
         values = found.description.sum(dim=0).cpu() / torch.bincount(ids, minlength=count)
-        joined = _join(values[ids][:, None], batch, length)
+        joined = _join(values[ids][:, None], batch, tokens)
         return [DescriptionPart(word, special, float(values[0])) for word, special, values in joined]
+
+    def _tokens(self, batch: TextBatch, limit: int) -> list[int]:
+        """The tokens of the first text that are aligned with the image."""
+        words: list[int] = self.model.is_word(batch.ids[:1, :limit], batch.mask[:1, :limit])[0].nonzero()[:, 0].tolist()
+        return words
 
 
 def _spread(values: Tensor, places: Tensor, cells: int) -> Tensor:
@@ -165,24 +171,24 @@ def _spread(values: Tensor, places: Tensor, cells: int) -> Tensor:
     return spread
 
 
-def _words(found: Shares, batch: TextBatch, length: int, places: Tensor, cells: int) -> list[WordPart]:
+def _words(found: Shares, batch: TextBatch, tokens: Sequence[int], places: Tensor, cells: int) -> list[WordPart]:
     heat = _spread(found.patches, places, cells)
     total = heat.sum(dim=1) + found.elsewhere.cpu() + found.description.sum(dim=1).cpu()
-    joined = _join(torch.cat([total[:, None], heat], dim=1), batch, length)
+    joined = _join(torch.cat([total[:, None], heat], dim=1), batch, tokens)
     return [WordPart(word, special, float(values[0]), values[1:].tolist()) for word, special, values in joined]
 
 
-def _join(values: Tensor, batch: TextBatch, length: int) -> list[tuple[str, bool, Tensor]]:
+def _join(values: Tensor, batch: TextBatch, tokens: Sequence[int]) -> list[tuple[str, bool, Tensor]]:
     """Add up what belongs to the tokens of one word: (tokens, X) -> (word, special, (X,)) in order."""
-    owners: Sequence[int | None] = batch.word_of_token[0][:length]
     joined: list[tuple[str, bool, Tensor]] = []
     last: int | None = None
-    for row, owner in enumerate(owners):
+    for row, token in enumerate(tokens):
+        owner = batch.word_of_token[0][token]
         if owner is not None and owner == last:
             word, special, before = joined[-1]
             joined[-1] = (word, special, before + values[row])
         elif owner is None:
-            joined.append(("[start]" if row == 0 else "[end]", True, values[row]))
+            joined.append(("[start]" if token == 0 else "[end]", True, values[row]))
         else:
             joined.append((batch.words[0][owner], False, values[row]))
         last = owner

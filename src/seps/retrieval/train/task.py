@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seps.losses import SEPSLoss
+from seps.encoders import parameters_by_depth
+from seps.losses import InfoNCELoss, SEPSLoss, distillation
 from seps.retrieval.config import Protocol, RunConfig
 from seps.retrieval.data import ImageAugment, RetrievalDataset, augment_tokens, decode_all, epoch_batches, mixed_seed
 from seps.retrieval.data.batches import BatchIndices, mixed_texts, own_texts
@@ -70,6 +71,23 @@ def _described_pairs(rows: Tensor, ids: Tensor, described: Tensor) -> tuple[Tens
     return rows[chosen][:, chosen], ids[chosen]
 
 
+def _scale(criterion: nn.Module) -> Tensor:
+    """One over the learned temperature of a loss; `RunConfig` lets no other kind of loss be distilled."""
+    loss = criterion.contrastive_loss if isinstance(criterion, SEPSLoss) else criterion
+    if not isinstance(loss, InfoNCELoss):
+        raise TypeError(f"{type(loss).__name__} has no temperature to distil with")
+    return loss.scale
+
+
+def _depth_groups(encoder: nn.Module, lr: float, decay: float) -> list[dict[str, Any]]:
+    """The encoder's parameters, each block at the rate of the next one times `decay`."""
+    if decay == 1:
+        return [{"params": list(encoder.parameters()), "lr": lr}]
+    groups = parameters_by_depth(encoder)
+    last = len(groups) - 1
+    return [{"params": group, "lr": lr * decay ** (last - place)} for place, group in enumerate(groups) if group]
+
+
 class RetrievalTask:
     """Implements `seps.training.Task` and `CachedTask`."""
 
@@ -120,12 +138,14 @@ class RetrievalTask:
     def parameter_groups(self, lr: float, backbone_scale: float) -> list[dict[str, Any]]:
         """New parts at `lr`; encoders at `lr * backbone_scale`, the text encoder scaled once more."""
         model = self.model.model
+        config = self.config
         encoders = {id(p) for p in [*model.vision.parameters(), *model.text.parameters()]}
         new = [p for p in self.model.parameters() if id(p) not in encoders]
-        text_lr = lr * backbone_scale * self.config.text_lr_scale
+        vision_lr = lr * backbone_scale if config.vision_lr is None else config.vision_lr
+        text_lr = lr * backbone_scale * config.text_lr_scale if config.text_lr is None else config.text_lr
         return [
-            {"params": list(model.vision.parameters()), "lr": lr * backbone_scale},
-            {"params": list(model.text.parameters()), "lr": text_lr},
+            *_depth_groups(model.vision, vision_lr, config.layer_decay),
+            *_depth_groups(model.text, text_lr, config.layer_decay),
             {"params": new, "lr": lr},
         ]
 
@@ -208,15 +228,17 @@ class RetrievalTask:
         """Image tokens, caption words and mask, description words and mask."""
         model = self.model.model
         pixels = self.augment(batch.pixels.float() / 255, batch.seed, batch.first)
-        words = model.encode_ids(batch.ids, batch.mask)
+        words, mask = model.encode_words(batch.ids, batch.mask)
         tokens = model.encode_pixels(pixels) if model.head.uses_pixels else words[:, :1]
         if batch.description_mask.shape[1] == 1:
             dense = words.new_zeros(len(words), 1, words.shape[-1])
         else:
             # A row without description still needs one token to attend to.
             shown = batch.description_mask | ~batch.description_mask.any(dim=1, keepdim=True)
-            dense = model.encode_ids(batch.description_ids, shown)
-        return tokens, words, batch.mask, dense, batch.description_mask
+            dense, valid = model.encode_words(batch.description_ids, shown)
+            # Where there is no description, no word of it is valid.
+            return tokens, words, mask, dense, valid & batch.description_mask.any(dim=1, keepdim=True)
+        return tokens, words, mask, dense, batch.description_mask
 
     def loss(self, batch: StepBatch, epoch: int) -> tuple[Tensor, Figures]:
         """The loss of the whole batch, from this rank's rows and the other ranks' features."""
@@ -260,9 +282,27 @@ class RetrievalTask:
                 figures["ratio"] = ratio.detach()
         if total is None:
             raise ValueError("no part of the score has a loss")
+        if self.config.parts.distill:
+            taught = self._distillation(scores)
+            total = total + self.config.parts.distill * taught
+            figures["loss_distill"] = taught.detach()
         for name, mask in zip(("kept", "kept_dense"), scores.masks, strict=False):
             figures[name] = mask.detach().mean()
         return total, figures
+
+    def _distillation(self, scores: Scores) -> Tensor:
+        """The pixels' rows against the description's, each at its own learned temperature."""
+        if scores.pixels is None or scores.description is None:
+            raise ValueError("parts.distill has a weight, but the batch has no descriptions; set it to 0.")
+        pixels, taught = gather_with_gradient(scores.pixels), gather_with_gradient(scores.description.detach())
+        if scores.described is not None:
+            places = torch.arange(len(pixels), device=pixels.device)
+            described = gather_ragged(scores.described)
+            pixels, _ = _described_pairs(pixels, places, described)
+            taught, _ = _described_pairs(taught, places, described)
+        own, teacher = (_scale(self.model.criteria[name]) for name in ("pixels", "description"))
+        softness = self.config.distill_softness
+        return distillation(pixels * own / softness, taught * teacher / softness)
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
