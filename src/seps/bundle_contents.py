@@ -37,7 +37,7 @@ DIFFERENCES = (
             ("SlimmingConfig.predictor_weight", 'if self.scoring == "learned"'),
             ("SlimmingConfig.branches", "unit = self.beta if self.scoring"),
             ("TokenSparse.predict", "if not self.use_paper_version"),
-            ("TokenSparse.select", "if self.use_paper_version"),
+            ("TokenSparse._scores", "if not self.use_paper_version"),
             ("PatchSlimming._sparse_net", "config.scoring =="),
             ("PatchSlimming._fixed_scores", "self.config.scoring =="),
             ("PatchSlimming.patch_scores", "self.config.scoring =="),
@@ -141,18 +141,19 @@ def line_of(lines: Sequence[str], spans: Mapping[str, tuple[int, int]], place: t
 
 def legend(heads: Mapping[str, str]) -> list[str]:
     """One line per symbol, collected from the "Shapes:" paragraphs of the modules' heads."""
-    meanings: dict[str, list[str]] = {}
+    meanings = {symbol: [meaning] for symbol, meaning in _LEGEND.items()}
     for head in heads.values():
         for paragraph in re.findall(r"^Shapes: (.+?)\.$", head, re.MULTILINE | re.DOTALL):
             for item in " ".join(paragraph.split()).split(", "):
                 symbol, meaning = item.split(" ", 1)
                 if meaning not in meanings.setdefault(symbol, []):
                     meanings[symbol].append(meaning)
-    told = dict(_LEGEND)
-    for symbol, words in meanings.items():
+    told = []
+    for symbol, words in sorted(meanings.items()):
         # "words of a caption" says what "words" says.
-        told[symbol] = " or ".join(word for word in words if not any(w.startswith(f"{word} ") for w in words))
-    return [f"    {symbol}  {told[symbol]}" for symbol in sorted(told)]
+        own = [word for word in words if not any(other.startswith(f"{word} ") for other in words)]
+        told.append(f"    {symbol}  {' or '.join(own)}")
+    return told
 
 
 def front_matter(heads: Mapping[str, str], body: str | None) -> str:

@@ -99,7 +99,10 @@ def test_contents_give_the_line_of_each_section(style: Style) -> None:
 @every_style
 def test_legend_explains_every_symbol_of_the_sections(style: Style) -> None:
     text = FILES[style]
-    legend = dict(re.findall(r"^    ([A-Z])  (.+)$", text.split("Shapes: the axes", 1)[1].split("The seven")[0], re.M))
+    rows = text.split("Shapes: the axes", 1)[1].split("The seven")[0].strip().splitlines()[2:]
+    legend = dict(row.strip().split("  ", 1) for row in rows)
+    assert len(legend) == len(rows) > 15 and all(re.fullmatch("[A-Z]", symbol) for symbol in legend), legend
+    assert "similarity" in legend["S"] and "columns" in legend["S"] and legend["Z"] == "best of X"
     assert legend["M"] == "words of a caption or sensors" and legend["K"] == "kept patches or image tokens"
     suffixes = set(re.findall(r"\b[a-z_]+_([A-Z]{1,4})\b", text.split("# --- ", 1)[1]))
     assert len(suffixes) > 10
