@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ if not torch.cuda.is_available():
     # Before anything imports triton: without a GPU its kernels run in the interpreter.
     os.environ["TRITON_INTERPRET"] = "1"
 sys.path.insert(0, str(Path(__file__).parent))
+from single_files import VARIANTS, module_of
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -38,6 +40,14 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", name="seps", params=["package", *VARIANTS])
+def _package_or_file(request: pytest.FixtureRequest) -> ModuleType:
+    """The package, then each file that `seps modules` writes: what a test holds of one, it holds of all."""
+    import seps
+
+    return seps if request.param == "package" else module_of(request.param)
 
 
 @pytest.fixture(scope="session")

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from typing import NamedTuple
+
+from seps.bundle_language import one_line
 
 
 class BundleError(RuntimeError):
@@ -37,7 +40,7 @@ DIFFERENCES = (
             ("SlimmingConfig.predictor_weight", 'if self.scoring == "learned"'),
             ("SlimmingConfig.branches", "unit = self.beta if self.scoring"),
             ("TokenSparse.predict", "if not self.use_paper_version"),
-            ("TokenSparse.select", "if self.use_paper_version"),
+            ("TokenSparse._scores", "if not self.use_paper_version"),
             ("PatchSlimming._sparse_net", "config.scoring =="),
             ("PatchSlimming._fixed_scores", "self.config.scoring =="),
             ("PatchSlimming.patch_scores", "self.config.scoring =="),
@@ -108,6 +111,7 @@ DIFFERENCES = (
         ),
     ),
 )
+_SHAPES = re.compile(r"^(?:Shapes: |\u5f62\u72b6\uff1a)(.+?)[.\u3002]$", re.MULTILINE | re.DOTALL)
 _LEGEND = {
     "D": "the decision: 1 at a kept patch, 0 at the others",
     "S": "the similarity of an image and a text",
@@ -139,26 +143,30 @@ def line_of(lines: Sequence[str], spans: Mapping[str, tuple[int, int]], place: t
     return found[0]
 
 
-def legend(heads: Mapping[str, str]) -> list[str]:
+def legend(heads: Mapping[str, str], say: Callable[[str], str]) -> list[str]:
     """One line per symbol, collected from the "Shapes:" paragraphs of the modules' heads."""
-    meanings: dict[str, list[str]] = {}
+    meanings = {symbol: [say(meaning)] for symbol, meaning in _LEGEND.items()}
     for head in heads.values():
-        for paragraph in re.findall(r"^Shapes: (.+?)\.$", head, re.MULTILINE | re.DOTALL):
-            for item in " ".join(paragraph.split()).split(", "):
-                symbol, meaning = item.split(" ", 1)
+        for paragraph in _SHAPES.findall(head):
+            for item in re.split(r", |\uff0c", one_line(paragraph)):
+                symbol, _, meaning = item.partition(" ")
+                if not re.fullmatch("[A-Z]", symbol) or not meaning:
+                    raise BundleError(f"{item!r} in a head's shapes is not a capital letter and its meaning.")
                 if meaning not in meanings.setdefault(symbol, []):
                     meanings[symbol].append(meaning)
-    told = dict(_LEGEND)
-    for symbol, words in meanings.items():
+    told, both = [], say("{}; {}")
+    for symbol, words in sorted(meanings.items()):
         # "words of a caption" says what "words" says.
-        told[symbol] = " or ".join(word for word in words if not any(w.startswith(f"{word} ") for w in words))
-    return [f"    {symbol}  {told[symbol]}" for symbol in sorted(told)]
+        own = [word for word in words if not any(other.startswith((f"{word} ", f"{word}\uff08")) for other in words)]
+        told.append(f"    {symbol}  {reduce(both.format, own)}")
+    return told
 
 
-def front_matter(heads: Mapping[str, str], body: str | None) -> str:
+def front_matter(heads: Mapping[str, str], body: str | None, say: Callable[[str], str]) -> str:
     """Contents, legend and differences; the line numbers are those of `body`, the whole file, or 0 without it.
 
-    The number of lines does not depend on `body`, so that a first pass without it can be replaced by a second.
+    The number of lines does not depend on `body`, so that a first pass without it can be replaced by a second. `say`
+    translates the words of this page; the heads come translated.
     """
     lines = body.splitlines() if body else []
     spans = definitions(body) if body else {}
@@ -166,20 +174,20 @@ def front_matter(heads: Mapping[str, str], body: str | None) -> str:
     def number(place: tuple[str, str]) -> int:
         return line_of(lines, spans, place) if body else 0
 
-    told = ["Contents (line: section)", ""]
+    told = [say("Contents (line: section)"), ""]
     for name, head in heads.items():
         at = lines.index(section(name)) + 1 if body else 0
         told.append(f"    {at:5d}: {name}.py  {first_sentence(head)}")
-    told += ["", "Shapes: the axes of a tensor in brackets; a name such as `patches_BNC` ends with its axes.", ""]
-    told += [*legend(heads), "", "The seven differences between the paper and its published code", ""]
+    told += ["", say("Shapes: the axes of a tensor in brackets; a name such as `patches_BNC` ends with its axes."), ""]
+    told += [*legend(heads, say), "", say("The seven differences between the paper and its published code"), ""]
     for i, row in enumerate(DIFFERENCES, start=1):
         acts = ", ".join(str(number(place)) for place in row.acts_at)
         told += [
             f"    {i}. {row.option}",
-            f"       paper  {row.paper}",
-            f"       code   {row.code}",
-            f"       set    line {number(row.set_at)}",
-            f"       acts   lines {acts}",
+            "       " + say("paper  {}").format(say(row.paper)),
+            "       " + say("code   {}").format(say(row.code)),
+            "       " + say("set    line {}").format(number(row.set_at)),
+            "       " + say("acts   lines {}").format(acts),
         ]
     return "\n".join(told)
 
@@ -191,6 +199,6 @@ def section(name: str) -> str:
 
 def first_sentence(text: str) -> str:
     """The first sentence of a docstring as one line; the points of "Eq. 5", "e.g." and "i.e." do not end it."""
-    paragraph = " ".join(text.strip().split("\n\n")[0].split())
-    found = re.match(r".*?(?<!Eq)(?<!e\.g)(?<!i\.e)[.](?=\s|$)", paragraph)
+    paragraph = one_line(text.strip().split("\n\n")[0])
+    found = re.match(r".*?(?:(?<!Eq)(?<!e\.g)(?<!i\.e)[.](?=\s|$)|\u3002)", paragraph)
     return found.group() if found else paragraph

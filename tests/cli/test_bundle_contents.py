@@ -10,17 +10,26 @@ from pathlib import Path
 import pytest
 
 import seps
-from seps.bundle import MODULES, STYLES, Style, single_file
-from seps.bundle_contents import DIFFERENCES, BundleError, first_sentence, line_of
+from seps.bundle import MODULES, read_translations
+from seps.bundle_contents import DIFFERENCES, BundleError, first_sentence, legend, line_of
+from seps.bundle_language import LANGUAGES, in_english
 from seps.cli.main import main
+from single_files import VARIANTS, text_of
 
 ROOT = Path(seps.__file__).parent
-FILES = {style: single_file(style) for style in STYLES}
-every_style = pytest.mark.parametrize("style", STYLES)
+CHINESE = read_translations(ROOT, "zh")
+WORDS = {
+    "en": ("Shapes: the axes", "The seven differences", "set +line", "acts +lines", ""),
+    "zh": ("形状：括号里", "七处差异", "设置  第", "作用  第", " 行"),  # noqa: RUF001
+}
+"""By language: how the legend and the table begin, and what stands around the numbers of lines."""
+every_file = pytest.mark.parametrize("variant", VARIANTS)
+every_language = pytest.mark.parametrize("language", LANGUAGES)
 
 
-def module_head(name: str) -> str:
-    return ast.get_docstring(ast.parse((ROOT / f"{name}.py").read_text(encoding="utf-8"))) or ""
+def module_head(name: str, language: str) -> str:
+    head = ast.get_docstring(ast.parse((ROOT / f"{name}.py").read_text(encoding="utf-8"))) or ""
+    return head if language == "en" else CHINESE[name].entries[head]
 
 
 def sections(text: str) -> dict[str, list[str]]:
@@ -29,17 +38,18 @@ def sections(text: str) -> dict[str, list[str]]:
     return {name: body.splitlines() for name, body in zip(parts[1::2], parts[2::2], strict=True)}
 
 
-def difference_rows(text: str) -> dict[str, tuple[int, list[int]]]:
+def difference_rows(variant: str) -> dict[str, tuple[int, list[int]]]:
     """By option: the line that sets it, and the lines where it acts."""
-    table = text.split("The seven differences", 1)[1].split('"""', 1)[0]
-    found = re.findall(r"\d\. (\w+)\n.+\n.+\n +set +line (\d+)\n +acts +lines ([\d, ]+)", table)
+    _, start, set_at, acts_at, end = WORDS[variant[-2:]]
+    table = text_of(variant).split(start, 1)[1].split('"""', 1)[0]
+    found = re.findall(rf"\d\. (\w+)\n.+\n.+\n +{set_at} (\d+){end}\n +{acts_at} ([\d, ]+){end}\n", table)
     return {option: (int(at), [int(number) for number in acts.split(",")]) for option, at, acts in found}
 
 
-@every_style
-def test_torch_is_the_only_package_imported(style: Style) -> None:
+@every_file
+def test_torch_is_the_only_package_imported(variant: str) -> None:
     imported = set()
-    for node in ast.walk(ast.parse(FILES[style])):
+    for node in ast.walk(ast.parse(text_of(variant))):
         if isinstance(node, ast.Import):
             imported |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -47,18 +57,21 @@ def test_torch_is_the_only_package_imported(style: Style) -> None:
     assert imported - sys.stdlib_module_names == {"torch"}
 
 
-def test_annotated_file_has_every_head_in_full() -> None:
-    found = sections(FILES["annotated"])
+@every_language
+def test_annotated_file_has_every_head_in_full(language: str) -> None:
+    found = sections(text_of(f"annotated-{language}"))
     assert tuple(found) == MODULES
     for name, lines in found.items():
-        head = [f"# {line}".rstrip() for line in module_head(name).splitlines()]
+        head = [f"# {line}".rstrip() for line in module_head(name, language).splitlines()]
         assert lines[1 : 3 + len(head)] == ["#", *head, ""], name
 
 
-def test_plain_file_has_one_line_docstrings_and_no_comments_beside_code() -> None:
-    for name, lines in sections(FILES["plain"]).items():
-        assert lines[2] == f"# {first_sentence(module_head(name))}" and lines[3] == "", name
-    tree = ast.parse(FILES["plain"])
+@every_language
+def test_plain_file_has_one_line_docstrings_and_no_comments_beside_code(language: str) -> None:
+    text = text_of(f"plain-{language}")
+    for name, lines in sections(text).items():
+        assert lines[2] == f"# {first_sentence(module_head(name, language))}" and lines[3] == "", name
+    tree = ast.parse(text)
     strings = [
         node
         for node in ast.walk(tree)
@@ -66,12 +79,12 @@ def test_plain_file_has_one_line_docstrings_and_no_comments_beside_code() -> Non
     ]
     assert len(strings) > 100
     assert [node.lineno for node in strings if node.lineno != node.end_lineno] == []
-    beside = [line for line in FILES["plain"].splitlines() if re.search(r"\S  # (?!type:|noqa)", line)]
-    assert beside == []
-    assert any(re.search(r"\S  # (?!type:|noqa)", line) for line in FILES["annotated"].splitlines())
+    assert [line for line in text.splitlines() if re.search(r"\S  # (?!type:|noqa)", line)] == []
+    annotated = text_of(f"annotated-{language}").splitlines()
+    assert any(re.search(r"\S  # (?!type:|noqa)", line) for line in annotated)
 
 
-def test_both_styles_hold_the_same_code() -> None:
+def test_all_files_hold_the_same_code() -> None:
     def code(text: str) -> str:
         tree = ast.parse(text)
         for node in ast.walk(tree):
@@ -83,32 +96,42 @@ def test_both_styles_hold_the_same_code() -> None:
     def is_text(value: ast.expr) -> bool:
         return isinstance(value, ast.Constant) and isinstance(value.value, str)
 
-    assert code(FILES["plain"]) == code(FILES["annotated"])
+    assert len({code(text_of(variant)) for variant in VARIANTS}) == 1
 
 
-@every_style
-def test_contents_give_the_line_of_each_section(style: Style) -> None:
-    lines = FILES[style].splitlines()
-    listed = re.findall(r"^ +(\d+): (\S+)\.py  (.+)$", FILES[style], re.MULTILINE)
+@every_file
+def test_contents_give_the_line_of_each_section(variant: str) -> None:
+    lines = text_of(variant).splitlines()
+    listed = re.findall(r"^ +(\d+): (\S+)\.py  (.+)$", text_of(variant), re.MULTILINE)
     assert [name for _, name, _ in listed] == list(MODULES)
     for number, name, told in listed:
         assert lines[int(number) - 1] == f"# --- {name}.py"
-        assert told == first_sentence(module_head(name))
+        assert told == first_sentence(module_head(name, variant[-2:]))
 
 
-@every_style
-def test_legend_explains_every_symbol_of_the_sections(style: Style) -> None:
-    text = FILES[style]
-    legend = dict(re.findall(r"^    ([A-Z])  (.+)$", text.split("Shapes: the axes", 1)[1].split("The seven")[0], re.M))
-    assert legend["M"] == "words of a caption or sensors" and legend["K"] == "kept patches or image tokens"
+@every_file
+def test_legend_explains_every_symbol_of_the_sections(variant: str) -> None:
+    text, (start, end, *_) = text_of(variant), WORDS[variant[-2:]]
+    rows = [row for row in text.split(start, 1)[1].split(end)[0].splitlines() if row.startswith("    ")]
+    legend = dict(row.strip().split("  ", 1) for row in rows)
+    assert len(legend) == len(rows) > 15 and all(re.fullmatch("[A-Z]", symbol) for symbol in legend), legend
+    said = {
+        "en": [
+            "words of a caption; sensors",
+            "kept patches; image tokens",
+            "the similarity of an image and a text; columns",
+        ],
+        "zh": ["短文本的词；传感器", "保留的图块；图像 token", "图像与文本的相似度；列"],  # noqa: RUF001
+    }
+    assert [legend[symbol] for symbol in "MKS"] == said[variant[-2:]]
     suffixes = set(re.findall(r"\b[a-z_]+_([A-Z]{1,4})\b", text.split("# --- ", 1)[1]))
     assert len(suffixes) > 10
     assert {symbol for suffix in suffixes for symbol in suffix} <= set(legend)
 
 
-@every_style
-def test_differences_name_the_lines_where_options_act(style: Style) -> None:
-    lines, rows = FILES[style].splitlines(), difference_rows(FILES[style])
+@every_file
+def test_differences_name_the_lines_where_options_act(variant: str) -> None:
+    lines, rows = text_of(variant).splitlines(), difference_rows(variant)
     options = ["scoring", "dense", "aggregation", "alignment", "similarity", "decision", "ratio_form"]
     assert list(rows) == options
     # What a line says that reads the option, under its own name or the name the value has further on.
@@ -135,6 +158,13 @@ def test_a_difference_whose_line_is_gone_stops_the_making() -> None:
     for place in (("f", "gone"), ("g", "return"), ("f", "f")):
         with pytest.raises(BundleError, match="not once"):
             line_of(["def f():", "    f = 1"], {"f": (1, 2)}, place)
+
+
+def test_a_head_whose_shapes_cannot_be_read_stops_the_making() -> None:
+    assert legend({"a": "Head.\n\nShapes: B images,\nN patches."}, in_english)[0] == "    B  images"
+    for shapes in ("B images, the best Z of them", "B images, N", "B images; n patches, n lines"):
+        with pytest.raises(BundleError, match="not a capital letter and its meaning"):
+            legend({"a": f"Head.\n\nShapes: {shapes}."}, in_english)
 
 
 def test_options_of_the_table_are_those_of_the_presets() -> None:

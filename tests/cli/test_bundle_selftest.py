@@ -6,7 +6,6 @@ import copy
 import math
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import pytest
@@ -15,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from seps import bundle_selftest
-from seps.bundle import STYLES, Style, single_file
 from seps.bundle_selftest import self_test
+from single_files import execute, text_of
 
 
 def run_file(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
@@ -25,16 +24,16 @@ def run_file(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-W", "error", "-c", alone], cwd=folder, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("style", STYLES)
-def test_the_file_passes_its_own_test(tmp_path: Path, style: Style) -> None:
-    done = run_file(tmp_path, single_file(style))
+def test_the_file_passes_its_own_test(tmp_path: Path) -> None:
+    """As a program and without a warning; tests/cli/test_bundle_alone.py runs all four."""
+    done = run_file(tmp_path, text_of("annotated-en"))
     assert (done.returncode, done.stderr) == (0, "")
     for part in ("device ", "291 parameters", "1198 parameters", "(2, 2, 16)", "128 -> 64 -> 25 + 1", "10 of 10"):
         assert part in done.stdout
 
 
 def test_exit_status_is_1_where_a_figure_is_changed(tmp_path: Path) -> None:
-    text = single_file()
+    text = text_of("annotated-en")
     assert text.count("[[0.4722238,") == 1
     done = run_file(tmp_path, text.replace("[[0.4722238,", "[[0.4722538,"))
     assert (done.returncode, done.stderr) == (1, "")
@@ -56,11 +55,10 @@ CHANGES = [
 
 @pytest.mark.parametrize(("name", "before", "after"), CHANGES)
 def test_a_changed_file_fails(monkeypatch: pytest.MonkeyPatch, name: str, before: str, after: str) -> None:
-    text = single_file("plain")
+    text = text_of("plain-en")
     assert text.count(before) == 1
-    changed = types.ModuleType("seps_modules_changed")
-    monkeypatch.setitem(sys.modules, changed.__name__, changed)
-    exec(compile(text.replace(before, after), changed.__name__, "exec"), changed.__dict__)
+    monkeypatch.setitem(sys.modules, "seps_modules_changed", None)  # taken out again afterwards
+    changed = execute(text.replace(before, after), "seps_modules_changed")
     told: list[str] = []
     assert changed.self_test(told.append) == 1
     assert [line for line in told if line.startswith(f"FAILED  {name}:")], told

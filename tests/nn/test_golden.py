@@ -1,24 +1,22 @@
-"""Our modules against figures measured on the reference implementations, to 1e-5."""
+"""Our modules, and the single files, against figures measured on the reference implementations, to 1e-5."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-import seps
-
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 
 
-def published_net(settings, **overrides):
+def published_net(seps, settings, **overrides):
     names = ("embed_size", "num_patches", "sparse_ratio", "aggr_ratio", "has_cls")
     return seps.CrossSparseAggrNet(**{k: settings[k] for k in names}, **overrides)
 
 
 @pytest.mark.parametrize("name", ["open_source_vit", "open_source_swin"])
-def test_published_network_outputs_losses_and_gradients(golden, name):
+def test_published_network_outputs_losses_and_gradients(seps, golden, name):
     data = golden(name)
-    net = published_net(data.settings, detach_patches=True)
+    net = published_net(seps, data.settings, detach_patches=True)
     net.load_state_dict(data.state, strict=True)
     inputs = {k: data[k].clone().requires_grad_() for k in ("img_embs", "cap_embs", "long_cap_embs")}
     net.train()
@@ -55,10 +53,11 @@ def test_published_network_outputs_losses_and_gradients(golden, name):
 @pytest.mark.parametrize(
     "name", ["dual_mode_code", "dual_mode_code_nodense", "dual_mode_paper", "dual_mode_paper_single"]
 )
-def test_dual_mode_network(golden, name):
+def test_dual_mode_network(seps, golden, name):
     data = golden(name)
     settings = data.settings
     net = published_net(
+        seps,
         settings,
         use_paper_version=settings["use_paper_version"],
         use_dual_aggr=settings["use_dual_aggr"],
@@ -94,7 +93,7 @@ def test_dual_mode_network(golden, name):
         torch.testing.assert_close(torch.stack(loss_b(square, masks, data["img_ids_b"])), data["loss_b"], **TOLERANCE)
 
 
-def test_multimodal_module(golden):
+def test_multimodal_module(seps, golden):
     data = golden("multimodal_sdtps")
     names = ("embed_dim", "num_patches", "sparse_ratio", "aggr_ratio", "beta")
     net = seps.MultiModalSDTPS(**{k: data.settings[k] for k in names})
@@ -108,6 +107,6 @@ def test_multimodal_module(golden):
 
 
 @pytest.mark.parametrize(("paper", "count"), [(False, 291), (True, 1198)])
-def test_parameter_counts(paper, count):
+def test_parameter_counts(seps, paper, count):
     net = seps.CrossSparseAggrNet(32, 16, 0.5, 0.5, use_paper_version=paper, has_cls=True)
     assert sum(p.numel() for p in net.parameters()) == count

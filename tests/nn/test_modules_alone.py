@@ -12,8 +12,6 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-import seps
-
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 
 
@@ -32,7 +30,7 @@ def cosines(patches: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["dual_mode_paper", "dual_mode_paper_single", "dual_mode_code_nodense"])
-def test_composed_by_hand(golden, name):
+def test_composed_by_hand(seps, golden, name):
     data = golden(name)
     s = data.settings
     paper, dual = s["use_paper_version"], s["use_paper_version"] and s["use_dual_aggr"]
@@ -67,7 +65,7 @@ def test_composed_by_hand(golden, name):
 
 
 @torch.no_grad()
-def test_a_sensor_by_hand(golden):
+def test_a_sensor_by_hand(seps, golden):
     data = golden("multimodal_sdtps")
     s = data.settings
     sensors = ("rgb", "nir", "tir")
@@ -102,7 +100,7 @@ def slow_hrpa(tokens, words, valid, mlp, scan, both):
 @pytest.mark.parametrize("scan", [False, True])
 @pytest.mark.parametrize("both", [False, True])
 @pytest.mark.parametrize("words", [3, 8])
-def test_hrpa_value_by_value(paper, scan, both, words):
+def test_hrpa_value_by_value(seps, paper, scan, both, words):
     torch.manual_seed(words)
     hrpa = seps.HRPA(6, 5, use_paper_version=paper, bidirectional=both, scan=scan)
     tokens, text = (F.normalize(torch.randn(2, n, 6), dim=-1) for n in (7, words))
@@ -117,7 +115,7 @@ def test_hrpa_value_by_value(paper, scan, both, words):
     torch.testing.assert_close(hrpa(tokens[:1], text[:1]), ours[:1])  # no mask: every token counts
 
 
-def test_dual_aggregation_value_by_value():
+def test_dual_aggregation_value_by_value(seps):
     torch.manual_seed(0)
     aggregate = seps.DualTokenAggregation(4, 2)
     torch.nn.init.constant_(aggregate.scale, 1.7)

@@ -1,14 +1,13 @@
-"""The calls of the first users' projects, as their documents write them."""
+"""The calls of the first users' projects, as their documents write them: of the package and of the single files."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional as F
-
-import seps
 
 OPTIONS = {"embed_size": 32, "num_patches": 16, "sparse_ratio": 0.5, "aggr_ratio": 0.5}
 
@@ -23,7 +22,7 @@ def patches_and_attentions() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("opt", [SimpleNamespace(**OPTIONS, ratio_weight=2.0), OPTIONS])
-def test_the_published_class_takes_its_options(opt: object) -> None:
+def test_the_published_class_takes_its_options(seps: Any, opt: object) -> None:
     net = seps.CrossSparseAggrNet_v2(opt)
     assert (net.num_patches, net.sparse_ratio, net.aggr_ratio, net.keeped_patches) == (16, 0.5, 0.5, 4)
     assert sum(p.numel() for p in net.parameters()) == 291
@@ -34,18 +33,18 @@ def test_the_published_class_takes_its_options(opt: object) -> None:
     assert torch.equal(net.eval()(images, words), same.eval()(images, words))
 
 
-def test_options_that_lack_something_are_named() -> None:
+def test_options_that_lack_something_are_named(seps: Any) -> None:
     with pytest.raises(seps.InputError, match="no aggr_ratio"):
         seps.CrossSparseAggrNet_v2(SimpleNamespace(embed_size=32, num_patches=16, sparse_ratio=0.5))
 
 
-def test_the_further_names_of_their_files() -> None:
+def test_the_further_names_of_their_files(seps: Any) -> None:
     assert seps.SDTPS is seps.CrossSparseAggrNet_v2 is seps.CrossSparseAggrNet
     assert seps.SDTPS_TokenSparse is seps.TokenSparse and seps.SDTPS_TokenAggregation is seps.TokenAggregation
     assert seps.HRPA_function is seps.mask_xattn_one_text
 
 
-def test_sensors_by_name_and_global_vectors_of_either_shape() -> None:
+def test_sensors_by_name_and_global_vectors_of_either_shape(seps: Any) -> None:
     module = seps.MultiModalSDTPS(embed_dim=16, num_patches=12).eval()
     patches = {name: torch.randn(2, 12, 16) for name in ("RGB_cash", "NI_cash", "TI_cash")}
     vectors = {name: torch.randn(2, 16) for name in ("RGB_global", "NI_global", "TI_global")}
@@ -64,14 +63,14 @@ def test_sensors_by_name_and_global_vectors_of_either_shape() -> None:
         )
 
 
-def test_the_arguments_of_demo_s_versions() -> None:
+def test_the_arguments_of_demo_s_versions(seps: Any) -> None:
     assert seps.MultiModalSDTPS(16, 12, dim_ratio=0.5).rgb_aggr.weight[1].out_features == 8
     seps.MultiModalSDTPS(16, 12, cross_attn_type="cosine")
     with pytest.raises(seps.InputError, match="cross_attn_type='attention'"):
         seps.MultiModalSDTPS(16, 12, cross_attn_type="attention")
 
 
-def test_hrpa_of_the_paper_is_the_plain_cosine() -> None:
+def test_hrpa_of_the_paper_is_the_plain_cosine(seps: Any) -> None:
     tokens, words = F.normalize(torch.rand(2, 6, 8), dim=-1), -F.normalize(torch.rand(2, 7, 8), dim=-1)
     hrpa = seps.HRPA(8, use_paper_version=True)
     cosines = words @ tokens.transpose(1, 2)
@@ -84,7 +83,7 @@ def test_hrpa_of_the_paper_is_the_plain_cosine() -> None:
     assert leaky.scan and seps.HRPA(8).scan and not torch.equal(leaky(tokens, words), hrpa(tokens, words))
 
 
-def test_kept_patches_and_the_decision_gathered_at_them() -> None:
+def test_kept_patches_and_the_decision_gathered_at_them(seps: Any) -> None:
     tokens, own, other = patches_and_attentions()
     sparse = seps.TokenSparse(32, 0.5)
     chosen = sparse.select(tokens, own, other)
@@ -97,7 +96,7 @@ def test_kept_patches_and_the_decision_gathered_at_them() -> None:
 
 
 @pytest.mark.parametrize("kept_only", [False, True])
-def test_composition_by_hand_trains_the_predictor(kept_only: bool) -> None:
+def test_composition_by_hand_trains_the_predictor(seps: Any, kept_only: bool) -> None:
     """Their flow: sparse with Gumbel, then aggregation with D, of all patches or of the kept ones."""
     tokens, own, other = patches_and_attentions()
     sparse, aggregate = seps.TokenSparse(32, 0.5, True).train(), seps.TokenAggregation(32, 4)
@@ -110,14 +109,14 @@ def test_composition_by_hand_trains_the_predictor(kept_only: bool) -> None:
     assert gradient is not None and 0 < float(gradient.abs().max()) < 1e2
 
 
-def test_a_mask_that_does_not_fit_says_what_to_pass() -> None:
+def test_a_mask_that_does_not_fit_says_what_to_pass(seps: Any) -> None:
     tokens, own, other = patches_and_attentions()
     chosen = seps.TokenSparse(32, 0.5).select(tokens, own, other)
     with pytest.raises(seps.InputError, match=r"\(3, 8\).*\(3, 16\).*kept_mask"):
         seps.TokenAggregation(32, 4)(chosen.tokens, chosen.mask)
 
 
-def test_dual_aggregation_of_one_set() -> None:
+def test_dual_aggregation_of_one_set(seps: Any) -> None:
     tokens = torch.randn(2, 6, 8)
     module = seps.DualTokenAggregation(8, 3)
     weights = torch.softmax(module.weight_sparse(tokens) * module.scale, dim=1)
@@ -127,7 +126,7 @@ def test_dual_aggregation_of_one_set() -> None:
 
 
 @pytest.mark.parametrize("paper", [False, True])
-def test_their_gumbel_keeps_the_plain_top_k(paper: bool) -> None:
+def test_their_gumbel_keeps_the_plain_top_k(seps: Any, paper: bool) -> None:
     """Noise lives in the relaxation alone: forward is the same in every call, and that of the plain top-K."""
     images, words = torch.randn(4, 16, 32), torch.randn(5, 6, 32)
     nets = []
@@ -157,14 +156,15 @@ def test_their_gumbel_keeps_the_plain_top_k(paper: bool) -> None:
     assert any(not torch.equal(masks_of[0], mask) for mask in masks_of[1:])
 
 
-def test_relaxed_noise_is_in_the_gradient_alone() -> None:
+def test_relaxed_noise_is_in_the_gradient_alone(seps: Any) -> None:
     scores = torch.rand(2, 10, requires_grad=True)
+    hard_topk = seps.nn.selection.hard_topk if seps.__name__ == "seps" else seps.hard_topk
     gradients = []
     for seed in (0, 1):
         torch.manual_seed(seed)
         module = seps.TokenSparse(8, 0.5, decision="relaxed").train()
         keep = module.decide(scores)
-        assert torch.equal(keep.detach(), seps.nn.selection.hard_topk(scores, 0.5))
+        assert torch.equal(keep.detach(), hard_topk(scores, 0.5))
         gradients.append(torch.autograd.grad((keep * torch.arange(10.0)).sum(), scores)[0])
     assert not torch.equal(*gradients) and all(g.abs().max() > 0 for g in gradients)
     assert not module.eval().decide(scores).requires_grad

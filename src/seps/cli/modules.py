@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from seps.bundle import GENERATED, STYLES, single_file
+from seps.bundle_language import LANGUAGES
 from seps.cli.shared.argtypes import output_file_or_stdout
 from seps.cli.shared.parser import Parser
 from seps.cli.shared.text import printable
@@ -29,6 +31,12 @@ def build_parser() -> argparse.ArgumentParser:
         help="annotated: with the heads, docstrings and shapes of the sources; plain: one-line docstrings "
         "(default: %(default)s)",
     )
+    parser.add_argument(
+        "--language",
+        choices=LANGUAGES,
+        default=LANGUAGES[0],
+        help="of the docstrings and notes; code, shapes, equations and messages are the same (default: %(default)s)",
+    )
     parser.add_argument("--force", action="store_true", help="overwrite a file that seps modules did not write")
     return parser
 
@@ -36,8 +44,11 @@ def build_parser() -> argparse.ArgumentParser:
 def run(arguments: Sequence[str]) -> int:
     """Write `seps_modules.py`, or print it with `-o -`; a file of somebody else stays as it is."""
     options = build_parser().parse_args(arguments)
-    text = single_file(options.style)
+    text = single_file(options.style, options.language)
     if options.out == "-":
+        if hasattr(sys.stdout, "reconfigure"):
+            # Python reads its files as UTF-8, whatever the terminal's encoding is.
+            sys.stdout.reconfigure(encoding="utf-8")
         print(text, end="")
         return 0
     path = Path(options.out)
@@ -57,4 +68,4 @@ def _is_ours(path: Path) -> bool:
         return False
     with path.open("rb") as file:
         start = file.read(2000)
-    return not start or GENERATED.encode() in start
+    return not start or any(mark.encode() in start for mark in GENERATED.values())

@@ -1,4 +1,7 @@
-"""The whole objective: `L = L_align + w L_ratio` (Eq. 6-7)."""
+"""The whole objective: `L = L_align + w L_ratio` (Eq. 6-7).
+
+Shapes: B pairs of image and text, T texts, N patches.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,12 @@ from seps.losses.triplet import ContrastiveLoss
 
 class SEPSLoss(nn.Module):
     """Alignment loss plus `ratio_weight` times the ratio loss; a call returns (total, align, ratio).
+
+    Flow::
+
+        similarities (B, B) -> L_align (Eq. 6), a scalar    triplet, or another loss in its place
+        masks D (T, B, N)   -> L_ratio (Eq. 7), a scalar    (mean D - rho)^2 in one of three forms
+        L = L_align + w L_ratio
 
     Args:
         margin, max_violation: of the triplet loss (Eq. 6), see `ContrastiveLoss`.

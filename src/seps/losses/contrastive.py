@@ -16,8 +16,9 @@ from seps.losses.triplet import check_square, same_image
 
 
 def infonce(scores: Tensor, scale: Tensor | float, img_ids: Tensor | None = None) -> Tensor:
-    """Symmetric InfoNCE of `scale * scores`, mean over the batch and both directions: (B, B) -> scalar.
+    """Symmetric InfoNCE of `z = scale * scores`, mean over the batch and both directions: (B, B) -> scalar.
 
+    `L = -1 / (2 B) sum_i (log softmax_j(z_ij) + log softmax_j(z_ji)) at j = i`, for image i and text j.
     Off-diagonal pairs that share an image id are not negatives, and are left out of the softmax.
     """
     check_square(scores, img_ids)
@@ -29,7 +30,10 @@ def infonce(scores: Tensor, scale: Tensor | float, img_ids: Tensor | None = None
 
 
 def sigmoid_loss(scores: Tensor, scale: Tensor | float, bias: Tensor | float, img_ids: Tensor | None = None) -> Tensor:
-    """Pairwise sigmoid loss (SigLIP): one binary decision per pair, summed and divided by B: (B, B) -> scalar."""
+    """Pairwise sigmoid loss (SigLIP), one binary decision per pair, summed and divided by B: (B, B) -> scalar.
+
+    `L = -1 / B sum_ij log sigmoid(y_ij (scale S_ij + bias))`, y_ij = 1 at a pair (i = j) and -1 elsewhere.
+    """
     check_square(scores, img_ids)
     logits = scores.float() * scale + bias  # (B, B)
     own = torch.eye(len(scores), dtype=torch.bool, device=scores.device)  # (B, B)
@@ -76,13 +80,18 @@ class _FromAbove(torch.autograd.Function):
 
 
 def learned_scale(log_scale: Tensor) -> Tensor:
-    """`exp(log_scale)`, at most `LARGEST_SCALE`, in float32; above the bound a gradient can still lower it."""
+    """`exp(log_scale)`, at most `LARGEST_SCALE`, a float32 scalar; above the bound a gradient can still lower it."""
     bounded: Tensor = _FromAbove.apply(log_scale.float(), math.log(LARGEST_SCALE))  # type: ignore[no-untyped-call]
     return bounded.exp()
 
 
 class InfoNCELoss(nn.Module):
-    """Symmetric InfoNCE with a learned temperature, which starts at `temperature` and never goes below 0.01."""
+    """Symmetric InfoNCE with a learned temperature, which starts at `temperature` and never goes below 0.01.
+
+    Flow::
+
+        S (B, B) -> z = S / temperature (B, B) -> cross-entropy of rows and of columns (B,), (B,) -> mean, a scalar
+    """
 
     def __init__(self, temperature: float = 0.05) -> None:
         super().__init__()
@@ -99,7 +108,12 @@ class InfoNCELoss(nn.Module):
 
 
 class SigmoidLoss(nn.Module):
-    """Pairwise sigmoid loss (SigLIP); temperature (never below 0.01) and bias are learned from these first values."""
+    """Pairwise sigmoid loss (SigLIP); temperature (never below 0.01) and bias are learned from these first values.
+
+    Flow::
+
+        S (B, B) -> z = S / temperature + bias (B, B) -> -log sigmoid(+z or -z) (B, B) -> sum / B, a scalar
+    """
 
     def __init__(self, temperature: float = 0.1, bias: float = -10.0) -> None:
         super().__init__()

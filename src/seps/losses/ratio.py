@@ -3,7 +3,7 @@
 It can act only where the *number* kept is learned (`decision="binary"`). With top-K the mean of D is K / N
 whatever the network does; the loss is then a constant, and warns once.
 
-Shapes: N patches, R rows of a mask.
+Shapes: T texts, B images, N patches, R rows of a mask.
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ def ratio_loss(
     - "unified": `(mean(D_s + D_d) - rho)^2`, the published code's;
     - "separate": `l1 (mean D_s - rho)^2 + l2 (mean D_d - rho)^2`, the dual-mode code's;
     - "printed": `(rho - l1 mean D_s - l2 mean D_d)^2`, the paper's Eq. 7 as printed.
+
+    D_s are the decisions of the caption's branch, D_d those of the description's; rho is `target`, l1 `lambda_sparse`,
+    l2 `lambda_dense`.
     """
     if not 1 <= len(masks) <= 2:
         raise InputError(f"the ratio loss takes one or two masks, but {len(masks)} came.")
@@ -56,7 +59,7 @@ def number_is_fixed(masks: Sequence[Tensor]) -> bool | None:
         return None
     fixed: bool | None = True
     for mask in masks:
-        counts = mask.detach().float().sum(dim=-1).flatten()  # (..., N) -> (R,): all rows
+        counts = mask.detach().float().sum(dim=-1).flatten()  # (..., N) -> (R,)
         if mask.requires_grad and bool((counts != counts[:1]).any()):
             return False
         if mask.requires_grad and counts.numel() < _ENOUGH_ROWS:
@@ -66,6 +69,11 @@ def number_is_fixed(masks: Sequence[Tensor]) -> bool | None:
 
 class RatioLoss(nn.Module):
     """Ratio loss over the decision masks of a batch (Eq. 7); warns once if the masks keep a fixed number.
+
+    Flow::
+
+        D_s, D_d (T, B, N), 1 at kept patches -> mean of each, a scalar -> L_ratio, a scalar
+        L_ratio = l1 (mean D_s - rho)^2 + l2 (mean D_d - rho)^2     "separate"; `ratio_loss` has all three forms
 
     Args:
         target_ratio: rho, the share of the patches that should be kept.

@@ -28,7 +28,11 @@ def same_image(scores: Tensor, img_ids: Tensor | None) -> Tensor:
 
 
 def triplet_loss(scores: Tensor, img_ids: Tensor | None = None, *, margin: float, hardest: bool) -> Tensor:
-    """`sum_i [m - S_ii + S_ij]_+ + [m - S_ii + S_ji]_+` over the hardest or all negatives j: (B, B) -> scalar."""
+    """`sum_i [m - S_ii + S_ij]_+ + [m - S_ii + S_ji]_+` (Eq. 6): (B, B) -> scalar.
+
+    S_ij is the score of image i and text j, m the `margin`, `[x]_+ = max(x, 0)`. For each i, j is the hardest negative
+    of the batch, or with `hardest=False` all of them are added.
+    """
     check_square(scores, img_ids)
     scores = scores.float()  # (B, B)
     positive = scores.diagonal()  # (B, B) -> (B,)
@@ -42,6 +46,13 @@ def triplet_loss(scores: Tensor, img_ids: Tensor | None = None, *, margin: float
 
 class ContrastiveLoss(nn.Module):
     """Triplet loss with the hardest negative of the batch, or the sum of all violations (Eq. 6).
+
+    Flow::
+
+        S (B, B), image i and text i being a pair
+          text negatives   [m - S_ii + S_ij]_+ (B, B) -> hardest j, or all -> (B,) -> sum
+          image negatives  [m - S_ii + S_ji]_+ (B, B) -> hardest j, or all -> (B,) -> sum
+        L_align = both sums, a scalar
 
     Pairs that share an image id are not negatives of each other.
 

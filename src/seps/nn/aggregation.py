@@ -18,7 +18,10 @@ from seps.nn.precision import float_apply, float_matmul
 
 
 def merge_weights(logits_BNQ: Tensor, keep_BN: Tensor | None = None) -> Tensor:
-    """Softmax over the kept patches, (B, N, Q) float32; each column sums to 1, or is 0 where none is kept."""
+    """Softmax over the kept patches, `W_ik = D_i exp(L_ik) / sum_i D_i exp(L_ik)`: (B, N, Q), (B, N) -> (B, N, Q).
+
+    L_ik is the logit of patch i in merged patch k. Float32; each column sums to 1, or is 0 where none is kept.
+    """
     logits = logits_BNQ.float()  # (B, N, Q)
     if keep_BN is None:
         return torch.softmax(logits, dim=1)  # (B, N, Q)
@@ -48,7 +51,7 @@ def _weight_mlp(dim: int, keeped_patches: int, dim_ratio: float) -> nn.Sequentia
 
 
 def _scaled_logits(mlp: nn.Module, scale: Tensor, x: Tensor) -> Tensor:
-    """`scale * MLP(v)` in float32."""
+    """`L = scale * MLP(v)` in float32: (B, N, C) -> (B, N, Q)."""
     return float_apply(mlp, x) * scale.float()  # (B, N, C) -> (B, N, Q)
 
 

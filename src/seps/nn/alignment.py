@@ -1,6 +1,6 @@
 """HRPA, highly relevant patch-word alignment (Eq. 5).
 
-Shapes: B images, M words, K image tokens, C width; X words or tokens, the best Z of them, padded to E = top_k.
+Shapes: B images, M words, K image tokens, C width, X words or tokens, Z best of X, E = top_k best padded with zeros.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ def length_mask(
     """
     rows, longest = tensor.shape[0], tensor.shape[1]
     if lengths is None:
-        return torch.ones(rows, longest, dtype=torch.bool, device=tensor.device)  # (R, L): rows and positions
+        return torch.ones(rows, longest, dtype=torch.bool, device=tensor.device)  # (R, L)
     values = torch.as_tensor(lengths)  # (R,)
     check_lengths(name, values, rows, longest, allow_empty=allow_empty)
     return torch.arange(longest, device=tensor.device)[None, :] < values.to(tensor.device)[:, None]  # (R, L)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 
 def masked_mean(features_BLC: Tensor, mask_BL: Tensor | None) -> Tensor:
-    """Mean over the valid positions, in float32: (B, L, C), (B, L) -> (B, C); zero where none is valid."""
+    """`E`, the mean over the valid positions, in float32: (B, L, C), (B, L) -> (B, C); zero where none is valid."""
     features = features_BLC.float()  # (B, L, C)
     if mask_BL is None:
         return features.mean(dim=1)  # (B, L, C) -> (B, C)
@@ -23,14 +23,17 @@ def masked_mean(features_BLC: Tensor, mask_BL: Tensor | None) -> Tensor:
 
 @torch.no_grad()
 def cosine_attention(patches_BNC: Tensor, vector_BC: Tensor) -> Tensor:
-    """`a(i) = cos(v_i, E)` (Eq. 2), float32 and without gradient: (B, N, C), (B or 1, C) -> (B, N)."""
+    """`a_i = cos(v_i, E)` (Eq. 2), float32 and without gradient: (B, N, C), (B or 1, C) -> (B, N).
+
+    v_i is patch i; E is the global vector of a guide: the mean of the patches, of the words or of another sensor.
+    """
     patches = F.normalize(patches_BNC.detach().float(), dim=-1)  # (B, N, C)
     vector = F.normalize(vector_BC.detach().float(), dim=-1)  # (B or 1, C)
     return (patches * vector[:, None, :]).sum(dim=-1)  # (B, N, C) -> (B, N)
 
 
 def min_max(attention_BN: Tensor, valid_BN: Tensor | None = None) -> Tensor:
-    """Scale each row to [0, 1] over its valid patches: `(a - min) / (max - min + 1e-8)`."""
+    """Scale each row to [0, 1] over its valid patches: `s = (a - min a) / (max a - min a + 1e-8)`, (B, N) -> (B, N)."""
     if valid_BN is None:
         low, high = attention_BN.amin(dim=-1, keepdim=True), attention_BN.amax(dim=-1, keepdim=True)  # (B, 1), (B, 1)
         return (attention_BN - low) / (high - low + 1e-8)  # (B, N)
@@ -54,7 +57,9 @@ def combine_scores(
     normalise: bool = False,
     valid_BN: Tensor | None = None,
 ) -> Tensor:
-    """Eq. 3 for any set of guides: `s = w_p s^p + sum_g w_g s_g` -> (B, N), float32.
+    """Eq. 3 for any set of guides g: `s = w_p s^p + sum_g w_g s_g` -> (B, N), float32.
+
+    s^p is the predictor's score (`predicted_BN`), w_p its weight, s_g the attention of guide g, w_g its weight.
 
     `attentions` maps a guide's name to its cosines (B, N); a guide that has a weight but no attention (no
     description came) contributes nothing. With `normalise` each attention is min-max scaled first.

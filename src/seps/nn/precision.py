@@ -24,13 +24,13 @@ def without_autocast(tensor: Tensor) -> AbstractContextManager[object]:
 
 
 def float_matmul(left: Tensor, right: Tensor) -> Tensor:
-    """`left @ right` in float32."""
+    """`left @ right` in float32: (..., R, I), (..., I, S) -> (..., R, S)."""
     with without_autocast(left):
         return torch.matmul(left.float(), right.float())  # (..., R, I), (..., I, S) -> (..., R, S)
 
 
 def float_apply(network: nn.Module, inputs: Tensor) -> Tensor:
-    """`network(inputs)` in float32: half-precision weights are widened for the call. The result is float32."""
+    """`network(inputs)` in float32, (..., I) -> (..., O); half-precision weights are widened for the call."""
     weight = next(network.parameters())
     with without_autocast(inputs):
         if weight.dtype in _HALF:

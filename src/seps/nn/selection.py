@@ -108,6 +108,7 @@ def gumbel_topk(
 ) -> Tensor:
     """Straight-through Gumbel top-K: D (B, N) with K ones, its gradient that of `soft_topk`.
 
+    `z = sharpness s - log(-log U)`, U uniform in (0, 1); D is 1 at the K largest z.
     In evaluation there is no noise, and D is that of `hard_topk`.
     """
     if not training:
@@ -173,7 +174,10 @@ def binary_decision(
 
 
 def extra_weights(scores_XN: Tensor, keep_XN: Tensor, valid_XN: Tensor | None = None) -> Tensor:
-    """Softmax of the raw scores of the discarded patches, (..., N) float32; zeros if none is discarded."""
+    """Softmax of the raw scores of the discarded patches, (..., N) float32; zeros if none is discarded.
+
+    `w_i = (1 - D_i) exp(s_i) / sum_i (1 - D_i) exp(s_i)`.
+    """
     scores = scores_XN.float()  # (..., N)
     dropped = 1 - keep_XN.float()  # (..., N)
     if valid_XN is not None:
@@ -187,7 +191,7 @@ def extra_weights(scores_XN: Tensor, keep_XN: Tensor, valid_XN: Tensor | None = 
 
 
 def extra_token(patches_BNC: Tensor, scores_BN: Tensor, keep_BN: Tensor, valid_BN: Tensor | None = None) -> Tensor:
-    """One token for all discarded patches: softmax of their raw scores applied to their features, (B, 1, C).
+    """One token for all discarded patches, `sum_i w_i v_i` with w of `extra_weights`: (B, N, C), (B, N) -> (B, 1, C).
 
     If none is discarded it is the zero vector.
     """
@@ -221,6 +225,9 @@ class TokenSparse(nn.Module):
           decide  D (B, N): 1 at the K = max(1, ceil(ratio N)) best patches, ties to the lower index
           gather  select_tokens (B, K, C), best first
           merge   extra_token (B, 1, C): softmax of the discarded patches' scores on their features
+
+    s^p is the predictor's score of a patch; s_im, s_st and s_dt say how well it fits the image's own mean, the caption
+    (sparse text) and the description (dense text); a_im, a_st and a_dt are the same before normalisation.
 
     Args:
         embed_dim: width C of the patches.
@@ -340,26 +347,7 @@ class TokenSparse(nn.Module):
                 "decision='binary' keeps another number of patches in each image, so they cannot be gathered "
                 "into one tensor; use decide() and the masked aggregation instead."
             )
-        given = {"attention_x": attention_x, "attention_y": attention_y, "attention_y_dense": attention_y_dense}
-        for name, attention in given.items():
-            if attention is not None and attention.shape != tokens.shape[:2]:
-                raise InputError(
-                    f"{name} must have the shape (images, patches) of tokens, {tuple(tokens.shape[:2])}, but its "
-                    f"shape is {tuple(attention.shape)}."
-                )
-        attentions = {"image": attention_x, "caption": attention_y}  # each (B, N)
-        if self.use_paper_version:
-            if attention_y_dense is not None:
-                attentions["dense"] = attention_y_dense
-            scores = combine_scores(  # (B, N)
-                attentions,
-                {"image": 2 * beta, "caption": beta, "dense": beta},
-                predicted_BN=self.predict(tokens),
-                predictor_weight=1 - 2 * beta,
-                normalise=True,
-            )
-        else:
-            scores = combine_scores(attentions, {"image": 1.0, "caption": 1.0})  # (B, N)
+        scores = self._scores(tokens, attention_x, attention_y, attention_y_dense, beta)  # (B, N)
         if use_gumbel and self.decision == "topk":
             keep = relaxed_topk(  # (B, N)
                 scores,
@@ -370,6 +358,34 @@ class TokenSparse(nn.Module):
             )
         else:
             keep = self.decide(scores)  # (B, N)
+        return self._gather(tokens, scores, keep)  # (B, K, C), (B, 1, C), (B, N), (B, K), (B, K)
+
+    def _scores(
+        self, tokens: Tensor, attention_x: Tensor, attention_y: Tensor, attention_y_dense: Tensor | None, beta: float
+    ) -> Tensor:
+        """s of Eq. 3, or the sum of the cosines: (B, N, C), attentions (B, N) -> (B, N)."""
+        given = {"attention_x": attention_x, "attention_y": attention_y, "attention_y_dense": attention_y_dense}
+        for name, attention in given.items():
+            if attention is not None and attention.shape != tokens.shape[:2]:
+                raise InputError(
+                    f"{name} must have the shape (images, patches) of tokens, {tuple(tokens.shape[:2])}, but its "
+                    f"shape is {tuple(attention.shape)}."
+                )
+        attentions = {"image": attention_x, "caption": attention_y}  # each (B, N)
+        if not self.use_paper_version:
+            return combine_scores(attentions, {"image": 1.0, "caption": 1.0})  # (B, N)
+        if attention_y_dense is not None:
+            attentions["dense"] = attention_y_dense
+        return combine_scores(  # (B, N)
+            attentions,
+            {"image": 2 * beta, "caption": beta, "dense": beta},
+            predicted_BN=self.predict(tokens),
+            predictor_weight=1 - 2 * beta,
+            normalise=True,
+        )
+
+    def _gather(self, tokens: Tensor, scores: Tensor, keep: Tensor) -> Selection:
+        """The kept patches, best first, and the extra token: (B, N, C), (B, N), D (B, N) -> `Selection`."""
         kept_first = torch.where(keep.detach() > 0.5, scores.detach(), float("-inf"))  # (B, N)
         indices = rank_patches(kept_first)[:, : num_kept(tokens.shape[1], self.sparse_ratio)]  # (B, N) -> (B, K)
         select_tokens = torch.gather(tokens, 1, indices[..., None].expand(-1, -1, tokens.shape[-1]))  # (B, K, C)

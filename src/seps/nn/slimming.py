@@ -251,7 +251,7 @@ class PatchSlimming(nn.Module):
         return total + branch.guides.get("dense", 0.0) * dense_mask.any(dim=-1, keepdim=True).float()  # (B, 1)
 
     def decide(self, side: ImageSide, branch: Branch, scores: Tensor) -> Tensor:
-        """D for the scores (B, N) of one branch."""
+        """D (B, N) for the scores (B, N) of one branch."""
         return self._branch_net(branch.name).decide(scores, side.valid, side.full_score)  # (B, N)
 
     def patch_scores(self, side: ImageSide, branch: Branch, caption_BC: Tensor) -> Tensor:
@@ -300,9 +300,16 @@ class PatchSlimming(nn.Module):
         return self.config.pooled * cosines
 
     def score_text(self, side: ImageSide, words: Tensor, mask: Tensor | None = None) -> TextScore:
-        """Score one caption, words (M, C) with `mask` (M,) bool, against the B images of `side`.
+        """Score one caption, words (M, C) with `mask` (M,) bool, against the B images of `side`: S (B,).
 
         Or B pairs, a caption for each image: words (B, M, C) with `mask` (B, M).
+
+        Flow::
+
+            mean word (1, C) -> select and merge (Eq. 1-4) -> image tokens (B, K, C), L2-normalised
+            cosines of words and tokens (B, M, K) -> align (Eq. 5) -> S_patches (B,), + pooled cosine
+            cosines of words and description words (B, M, L) -> align -> S_words (B,), + pooled cosine
+            S = (1 - g) S_patches + g S_words      with `dense="tokens"`; S_patches for an image without description
         """
         batch = side.patches.shape[0]
         one_caption = words.dim() == 2
@@ -369,7 +376,7 @@ class PatchSlimming(nn.Module):
         return self.collect(scored)  # (B, T), ...
 
     def collect(self, scored: Sequence[TextScore]) -> Tensor | tuple[Tensor, tuple[Tensor, ...]]:
-        """Stack the scores of all texts into what `forward` returns."""
+        """Stack the scores of T texts, each (B,), into what `forward` returns: (B, T), in training with the masks."""
         similarity = torch.stack([one.similarity for one in scored], dim=1)  # (B, T)
         if not self.training:
             return similarity
