@@ -134,3 +134,14 @@ def test_gumbel_is_theirs_forward_and_bounded_backward(example: ModuleType) -> N
             largest[name, gumbel] = max(float(gradient.abs().max()) for gradient in gradients)
     assert largest["theirs", True] > 1e6 * largest["theirs", False]
     assert largest["ours", True] < 1e3 * largest["ours", False]
+
+
+def test_a_step_under_autocast_as_demo_trains(example: ModuleType) -> None:
+    _, ours = both(example, use_gumbel=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = ours.train()(pictures(example))
+    assert [tuple(part.shape) for part in output] == [(4, 10), (4, 192), (4, 10), (4, 192)]
+    loss_of(tuple(part.float() for part in output), torch.tensor([0, 1, 2, 3])).backward()
+    gradients = {name: weight.grad for name, weight in ours.sdtps.named_parameters()}
+    assert all(gradient is not None and gradient.isfinite().all() for gradient in gradients.values())
+    assert float(gradients["tir_sparse.score_predictor.0.weight"].abs().max()) > 0
