@@ -164,7 +164,7 @@ def _measure(
 
     def slow() -> None:
         nonlocal exact
-        # As the published loop does it: everything of the images again for every text.
+        # Everything of the images again for every text; the published loop does so with selection and merging.
         columns = [score_matrix(net, **one, backend="reference") for one in each]
         exact = torch.cat(columns, dim=1)  # type: ignore[arg-type]
 

@@ -194,7 +194,7 @@ OTHERWISE: list[tuple[str, Callable[[Words], None]]] = [
     (r"^seps (caption|index) .*--engine ray", parse_seps),
     (r"^seps .*--print_config", check_print),
     (r"^seps .*(s3|gs|az)://", check_object_storage),
-    (r"^python (tools/\S+\.py |seps_modules\.py$)", check_script),
+    (r"^python (tools/\S+\.py |examples/\w+\.py$|seps_modules\.py$)", check_script),
     (r"^python -m benchmarks", check_benchmark),
 ]
 """What is done instead of running a command that needs what a test machine lacks; the first that fits counts."""

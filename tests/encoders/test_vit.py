@@ -78,7 +78,7 @@ def test_patches_that_leave_are_given_as_they_left() -> None:
         normalised = (image[None] - vit.mean) / vit.std
         tokens = vit.patch(normalised).flatten(2).transpose(1, 2) + vit.positions
         tokens = torch.cat([vit.prefix, tokens], dim=1)[0]
-        inside, final = list(range(17)), [token for token in tokens]
+        inside, final = list(range(17)), list(tokens)
         for number, block in enumerate(vit.blocks, start=1):
             now = torch.stack([final[place] for place in inside])[None]
             after = block(now)[0]

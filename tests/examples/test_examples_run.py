@@ -45,6 +45,16 @@ def test_a_fourth_modality(tmp_path: Path) -> None:
     assert alone < guided <= 64
 
 
+def test_a_drop_in_for_demo(tmp_path: Path) -> None:
+    shown = run("drop_in_for_demo", tmp_path)
+    assert shown.count("training returns [(4, 10), (4, 192), (4, 10), (4, 192)]") == 2
+    assert len(re.findall(r"pattern [12]: \(4, 192\)|pattern 3: \(4, 384\)", shown)) == 6
+    assert all(float(apart) < 1e-5 for apart in re.findall(r"apart by (\S+)", shown))
+    theirs, ours, theirs_gumbel, ours_gumbel = map(float, re.findall(r"predictors (\S+)", shown))
+    assert theirs == ours > 0
+    assert theirs_gumbel > 1e4 and ours_gumbel < 1
+
+
 def test_a_custom_encoder(tmp_path: Path) -> None:
     shown = run("custom_encoder", tmp_path)
     first, last = (float(loss) for loss in re.findall(r"loss ([\d.]+)", shown))

@@ -1,7 +1,7 @@
 """The published layout of Flickr30K and MS-COCO, read so that a description is bound to its image at once.
 
 id_mapping.json    {"51": "101362133.jpg", ...}   image id -> file name
-SPLIT_ids.txt      an image id per caption
+SPLIT_ids.txt      an image id per caption (the published train_ids.txt has one per image: repeat each for its captions)
 SPLIT_caps.txt     the captions, a line each
 NAME_SPLIT.jsonl   {"text": ...} per image, in the order in which the ids first appear (optional)
 """
