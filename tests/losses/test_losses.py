@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import seps
-from seps.losses import infonce, ratio_loss, sigmoid_loss
+from seps.losses import distillation, infonce, ratio_loss, sigmoid_loss
 
 
 def slow_triplet(scores, ids, margin, hardest):
@@ -168,3 +168,19 @@ def test_too_few_rows_of_one_count_prove_nothing():
         criterion(hard + soft - soft.detach())  # both keep two, by chance or by rule
     with pytest.warns(UserWarning, match="cannot act"):
         criterion((hard + soft - soft.detach()).repeat(8, 1))
+
+
+def test_distillation_is_the_mean_divergence_of_rows_and_columns():
+    """Against a loop, and without a gradient into the teacher."""
+    generator = torch.Generator().manual_seed(8)
+    student = torch.randn(4, 4, generator=generator, requires_grad=True)
+    teacher = torch.randn(4, 4, generator=generator, requires_grad=True)
+    total = 0.0
+    for one, other in [*zip(teacher, student, strict=True), *zip(teacher.T, student.T, strict=True)]:
+        p, q = one.softmax(dim=0), other.softmax(dim=0)
+        total += sum(float(a * (a / b).log()) for a, b in zip(p, q, strict=True)) / 8
+    loss = distillation(student, teacher)
+    assert loss.item() == pytest.approx(total, rel=1e-5)
+    loss.backward()
+    assert teacher.grad is None and student.grad is not None and student.grad.abs().max() > 0
+    assert distillation(student, student).item() == pytest.approx(0.0, abs=1e-6)

@@ -117,6 +117,7 @@ def run_losses() -> None:
         loss = seps.SEPSLoss.from_config(seps.LossConfig(kind=kind, ratio_form=form, hardest=hardest))
         for some in (None, ids):
             loss(scores, masks, some)[0].backward()
+    seps.losses.distillation(scores, scores.flip(0))
     triplet.ContrastiveLoss()(scores)
     ratio.RatioLoss()(masks[0])
     features, labels = torch.randn(T, C), torch.tensor([0, 0, 1, 2])

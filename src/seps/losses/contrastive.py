@@ -45,11 +45,11 @@ def sigmoid_loss(scores: Tensor, scale: Tensor | float, bias: Tensor | float, im
 def distillation(student: Tensor, teacher: Tensor) -> Tensor:
     """What a student's rows and columns have yet to learn of a teacher's, as softmax distributions.
 
-    Mean over both directions of KL(softmax(teacher) || softmax(student)), no gradient into the teacher: (B, T) logits,
+    Mean over both directions of KL(softmax(teacher) || softmax(student)), no gradient into the teacher: (B, B) logits,
     scaled by the caller -> scalar, 0 where both agree.
     """
-    teacher = teacher.detach().float()  # (B, T)
-    student = student.float()  # (B, T)
+    teacher = teacher.detach().float()  # (B, B)
+    student = student.float()  # (B, B)
     parts = [
         F.kl_div(F.log_softmax(student, dim=side), F.log_softmax(teacher, dim=side), reduction="sum", log_target=True)
         / student.shape[1 - side]
@@ -99,7 +99,7 @@ class InfoNCELoss(nn.Module):
 
     @property
     def scale(self) -> Tensor:
-        """What similarities are multiplied by, one over the temperature."""
+        """What similarities are multiplied by, one over the temperature: a scalar."""
         return learned_scale(self.log_scale)
 
     def forward(self, scores: Tensor, img_ids: Tensor | None = None) -> Tensor:
