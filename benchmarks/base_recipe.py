@@ -30,6 +30,27 @@ def changed(**parts: dict[str, Any] | Any) -> Change:
     return change
 
 
+TOGETHER: dict[str, Any] = {
+    "model": {"special_tokens": False},
+    "data": {"crop_scale": (0.3, 1.0), "jitter": 0.4},
+    "train": {"epochs": 30},
+}
+TAUGHT = {**TOGETHER, "parts": {"distill": 1.0}}
+HALF = {"keep": 0.5, "blocks": [3]}
+
+
+def _with_model(**model: Any) -> dict[str, Any]:
+    return {**TAUGHT, "model": {**TAUGHT["model"], **model}}
+
+
+def _mean() -> dict[str, Any]:
+    return {
+        **_with_model(head="mean"),
+        "parts": {"fused": 1.0, "pixels": 0.0, "description": 0.0},
+        "choose_trust": False,
+    }
+
+
 ROWS: dict[str, Variant] = {
     "base": Variant("configs/base.yaml", changed()),
     "words": Variant("special tokens are no words", changed(model={"special_tokens": False})),
@@ -43,6 +64,12 @@ ROWS: dict[str, Variant] = {
     "crops": Variant("smaller crops, more colour", changed(data={"crop_scale": (0.3, 1.0), "jitter": 0.4})),
     "drop-path": Variant("blocks dropped at random", changed(model={"drop_path": 0.15})),
     "noise": Variant("caption noise 0.1", changed(data={"caption_noise": 0.1})),
+    "together": Variant("words and crops", changed(**TOGETHER)),
+    "taught": Variant("words, crops, distillation", changed(**TAUGHT)),
+    "slower": Variant("the same, vision rate 2e-5", changed(**TAUGHT, vision_lr=2e-5)),
+    "pruned": Variant("the same, half of the patches skip blocks 4 to 12", changed(**_with_model(prune=HALF))),
+    "keep-all": Variant("the same, no patch is left out", changed(**_with_model(slimming={"sparse_ratio": 1.0}))),
+    "mean": Variant("mean patch and mean word alone", changed(**_mean())),
 }
 SUITES["recipe"] = ROWS  # type: ignore[index]
 compare.SUITE_NAMES = (*compare.SUITE_NAMES, "recipe")

@@ -274,3 +274,33 @@ def test_changed_weights_are_noticed(encoders, tmp_path):
 def test_the_embedded_model_states_its_own_weights():
     config = model_folder.read_config(mini_folder())
     assert config["weights"] == model_folder.describe_weights(mini_folder() / "model.safetensors")
+
+
+def test_a_vision_transformer_of_our_own_is_saved_whole_in_8_bits(encoders, tmp_path):
+    """Its first weights are not needed again; scores move by the rounding alone, and the text is a difference."""
+    torch.manual_seed(0)
+    config = ModelConfig(
+        encoders["vision"],
+        encoders["text"],
+        embed_size=16,
+        slimming={"aggr_ratio": 0.5},
+        prune={"keep": 0.5, "blocks": [1]},
+        special_tokens=False,
+    )
+    model = RetrievalModel(config).eval()
+    expected = scores(model)
+    save_pretrained(model, tmp_path / "small", form="delta")
+    state = model_folder.read_weights(tmp_path / "small", model_folder.read_config(tmp_path / "small"))[0]
+    assert state["int8.vision.blocks.0.fc1.weight"].dtype == torch.int8
+    assert not [name for name in state if "text." in name]  # the text encoder is the pretrained one
+    moved = shutil.copytree(encoders["vision"], tmp_path / "elsewhere")
+    shutil.rmtree(encoders["vision"])
+    try:
+        again = from_pretrained(tmp_path / "small")
+    finally:
+        shutil.copytree(moved, encoders["vision"])
+    assert again.vision.prune == model.vision.prune and not again.config.special_tokens
+    torch.testing.assert_close(scores(again), expected, atol=0.02, rtol=0)
+    for name, tensor in model.vision.named_parameters():
+        error = (again.vision.get_parameter(name) - tensor).abs().max()
+        assert error <= tensor.abs().max() / 127, name

@@ -1,8 +1,9 @@
-"""Save and load retrieval models: a model folder (`seps.hub.folder`), a hub id, or the embedded "mini".
+"""Save and load retrieval models: a model folder (`seps.hub.folder`), a hub id, or an embedded one ("mini", "base").
 
 Two forms of weights. "full" holds every tensor, and the encoders' configuration and tokenizer beside them: nothing
 else is needed to load it. "delta" holds the encoders' tensors as their difference from the pretrained ones, in 8 bits
-with a scale per row, so that a fine-tuned model whose encoders come from their own packages is small.
+with a scale per row, so that a fine-tuned model whose encoders come from their own packages is small; a vision
+transformer of our own (`seps.encoders.ViT`) is held whole, in 8 bits as well.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 from seps.config import ConfigError
-from seps.encoders import TextEncoder, VisionEncoder, text_encoder
+from seps.encoders import TextEncoder, VisionEncoder, ViT, text_encoder
 from seps.encoders.saved import has_text_files, has_vision_files, save_text_files, save_vision_files
 from seps.hub.folder import CONFIG, ModelError, find_folder, inside, read_config, read_weights
 from seps.hub.saving import check_folder, write_folder
@@ -30,9 +31,22 @@ from seps.retrieval.heads import SlimmingHead
 from seps.retrieval.model import RetrievalModel, make_vision
 from seps.training.checkpoint import find_checkpoint, load_weights
 
-__all__ = ["MINI", "ModelError", "check_save", "from_pretrained", "mini_folder", "resolved", "save_pretrained"]
+__all__ = [
+    "BASE",
+    "EMBEDDED",
+    "MINI",
+    "ModelError",
+    "check_save",
+    "embedded_folder",
+    "from_pretrained",
+    "mini_folder",
+    "resolved",
+    "save_pretrained",
+]
 
-MINI = "mini"
+MINI, BASE = "mini", "base"
+EMBEDDED = (MINI, BASE)
+"""Models that come with the package."""
 Form = Literal["full", "delta"]
 _ENCODERS = ("vision.", "text.")
 
@@ -54,6 +68,16 @@ def unpack_delta(packed: Tensor, scale: Tensor, base: Tensor) -> Tensor:
     return (base.float() + packed.float() * scale.float().view(shape)).to(base.dtype)
 
 
+def _has_rows(tensor: Tensor) -> bool:
+    """Whether a scale per row makes sense: not for a vector, nor for one long row such as the positions."""
+    return tensor.dim() > 1 and tensor.shape[0] > 1
+
+
+def _whole_in_8_bits(model: RetrievalModel) -> tuple[str, ...]:
+    """Beginnings of the names of the tensors that "delta" holds whole: nobody needs that encoder's first weights."""
+    return ("vision.",) if isinstance(model.vision, ViT) else ()
+
+
 def save_pretrained(
     model: RetrievalModel, folder: Path | str, *, form: Form = "full", about: Mapping[str, Any] | None = None
 ) -> None:
@@ -66,12 +90,15 @@ def save_pretrained(
     """
     state = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in model.state_dict().items()}
     tensors: dict[str, Tensor] = {}
-    base = RetrievalModel(model.config).state_dict() if form == "delta" else {}
+    whole = _whole_in_8_bits(model) if form == "delta" else ()
+    base = RetrievalModel(model.config, model.vision if whole else None).state_dict() if form == "delta" else {}
     for name, tensor in state.items():
         if form == "full":
             tensors[name] = tensor
-        elif not name.startswith(_ENCODERS):
+        elif not name.startswith(_ENCODERS) or (name.startswith(whole) and not _has_rows(tensor)):
             tensors[name] = tensor.half() if tensor.is_floating_point() else tensor
+        elif name.startswith(whole):
+            tensors[f"int8.{name}"], tensors[f"scale.{name}"] = pack_delta(tensor, torch.zeros(()))
         elif not torch.equal(tensor, base[name]):
             tensors[f"delta.{name}"], scale = pack_delta(tensor, base[name])
             if tensor.dim() > 1:
@@ -80,7 +107,8 @@ def save_pretrained(
     told = {"form": form, "model": resolved(model), "transformers": transformers_version(), "about": dict(about or {})}
     config = json.loads(json.dumps(told))
     card = model_card(Path(folder).resolve().name, config["model"], config["about"], _facts(model))
-    write_folder(folder, config, tensors, card, partial(_save_encoders, model) if form == "full" else None)
+    encoders = {"full": _save_encoders, "delta": _save_whole_encoders}[form]
+    write_folder(folder, config, tensors, card, partial(encoders, model))
 
 
 def check_save(model: RetrievalModel, folder: Path | str) -> None:
@@ -112,6 +140,13 @@ def _save_encoders(model: RetrievalModel, folder: Path) -> dict[str, str]:
     return {place: place for place in _encoder_places(model)}
 
 
+def _save_whole_encoders(model: RetrievalModel, folder: Path) -> dict[str, str]:
+    if not _whole_in_8_bits(model):
+        return {}
+    save_vision_files(model.vision, folder / "vision")
+    return {"vision": "vision"}
+
+
 def resolved(model: RetrievalModel) -> dict[str, Any]:
     """The model's configuration with every option of its head spelt out, so that no later default changes it."""
     values = dataclasses.asdict(model.config)
@@ -122,9 +157,13 @@ def resolved(model: RetrievalModel) -> dict[str, Any]:
     return values
 
 
-def mini_folder() -> Path:
-    """Where the embedded model is."""
-    return Path(str(files("seps"))) / "assets" / "mini"
+def embedded_folder(name: str = MINI) -> Path:
+    """Where an embedded model is."""
+    return Path(str(files("seps"))) / "assets" / name
+
+
+mini_folder = embedded_folder
+"""Former name."""
 
 
 def from_pretrained(
@@ -137,10 +176,10 @@ def from_pretrained(
     vision: VisionEncoder | None = None,
     text: TextEncoder | None = None,
 ) -> RetrievalModel:
-    """The model "mini", that of a folder written by `save_pretrained`, the best of a training run, or a hub model.
+    """An embedded model, that of a folder written by `save_pretrained`, the best of a training run, or a hub model.
 
     Args:
-        name: "mini", a folder, or a hub id "organisation/name"; a folder of that name comes first.
+        name: "mini", "base", a folder, or a hub id "organisation/name"; a folder of that name comes first.
         averaged: of a training run, the averaged weights where it kept them.
         revision: branch, tag or commit of a hub model.
         local_files_only: never reach for the hub; its cache still counts.
@@ -148,10 +187,10 @@ def from_pretrained(
 
     Raises ModelError (a ValueError) when there is none, or it is damaged; EncoderUnavailable without its encoders.
     """
-    what = f"{MINI!r}, a folder written by save_pretrained or by seps train"
+    what = f"{' or '.join(map(repr, EMBEDDED))}, a folder written by save_pretrained or by seps train"
     folder, remote = (
-        (mini_folder(), False)
-        if str(name) == MINI
+        (embedded_folder(str(name)), False)
+        if str(name) in EMBEDDED
         else find_folder(name, revision=revision, local_files_only=local_files_only, what=what)
     )
     if (folder / CONFIG).is_file():
@@ -179,7 +218,7 @@ def _load_folder(folder: Path, remote: bool, vision: VisionEncoder | None, text:
     except (KeyError, TypeError, ConfigError) as error:
         raise ModelError(f"{folder / CONFIG} is not the configuration of a retrieval model ({error}).") from error
     tensors, path = read_weights(folder, config)
-    if form == "full":
+    if form == "full" or config.get("encoders"):
         vision, text = _saved_encoders(folder, config, settings, vision, text)
     for place, given in ((settings.vision, vision), (settings.text, text)):
         if given is None:
@@ -196,7 +235,9 @@ def _undelta(base: dict[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str
     An encoder's tensor that is not among them is the pretrained one; any other that is not is left out, and so missed.
     """
     state = {name: tensor for name, tensor in base.items() if name.startswith(_ENCODERS)}
-    bare = {name: name.removeprefix("delta.") for name in tensors if not name.startswith("scale.")}
+    bare = {
+        name: name.removeprefix("delta.").removeprefix("int8.") for name in tensors if not name.startswith("scale.")
+    }
     places = renamed(bare.values(), base)
     for name, stem in bare.items():
         place = places[stem]
@@ -204,7 +245,8 @@ def _undelta(base: dict[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str
             state[place] = tensors[name]
         elif name != stem:
             scale = tensors.get(f"scale.{stem}", torch.ones(()))
-            state[place] = unpack_delta(tensors[name], scale, base[place])
+            start = torch.zeros((), dtype=base[place].dtype) if name.startswith("int8.") else base[place]
+            state[place] = unpack_delta(tensors[name], scale, start)
         else:
             state[place] = tensors[name].to(base[place].dtype)
     return state
@@ -222,7 +264,7 @@ def _saved_encoders(
     where = str(folder / CONFIG)
     if vision is None and "vision" in places:
         vision = make_vision(settings, inside(folder, places["vision"], where), pretrained=False)
-    elif vision is None and settings.vision == MINI:
+    elif vision is None and settings.vision == MINI and config["form"] == "full":
         vision = make_vision(settings, pretrained=False)
     if text is None and "text" in places:
         text = text_encoder(inside(folder, places["text"], where), pretrained=False)

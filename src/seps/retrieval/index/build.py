@@ -24,7 +24,7 @@ from seps.retrieval.index.embedding import ImageJob, PreparedBatch, PreparedImag
 from seps.retrieval.index.rows import MissingStoreError, Row, StoreError, StoreSettings
 from seps.retrieval.index.store import IndexedFile, Store, writer_lock
 from seps.retrieval.model import RetrievalModel
-from seps.retrieval.pretrained import MINI
+from seps.retrieval.pretrained import EMBEDDED
 
 COMMIT_ROWS, COMMIT_SECONDS = 512, 15.0
 
@@ -202,7 +202,7 @@ def _open(
         raise StoreError(f"keep_patches is {keep}; this model has {grid[0] * grid[1]} patches per image.")
     if options.keep_words is not None and options.keep_words < 1:
         raise StoreError(f"keep_words is {options.keep_words}; a description needs at least one word.")
-    name = str(Path(model_name).resolve()) if model_name != MINI and Path(model_name).is_dir() else model_name
+    name = str(Path(model_name).resolve()) if model_name not in EMBEDDED and Path(model_name).is_dir() else model_name
     settings = StoreSettings(
         root=str(gallery.root),
         model=name,
