@@ -20,6 +20,7 @@ MOVED = {
     "cli.outputs": "cli.shared.outputs",
     "cli.text": "cli.shared.text",
     "reid.settings": "settings",
+    "doctor_checks": "doctor",
     "file_lock": "locks",
     "model_folder": "hub.folder",
     "model_card": "hub.card",

@@ -42,7 +42,6 @@ def report_lines(report: Report) -> list[str]:
         here = ", ".join(f"{package.name} {package.version}" for package in asked if package.version)
         absent = ", ".join(f"{package.name}{package.wanted}" for package in asked if not package.version)
         lines.append(f"  {extra or '(always)':<12} {here}{f'  (not installed: {absent})' if absent else ''}")
-    failed = [r.check for r in report.findings if r.status == "broken" or (r.status == "missing" and not r.extra)]
-    lines.append(f"Broken: {', '.join(failed)}." if failed else "Everything that is installed works.")
+    lines.append("Everything that is installed works." if report.ok else f"Broken: {', '.join(report.failed)}.")
     remedies = [f"  {command}" for command in report.remedies()]
     return [*lines, *(["To get or repair the rest:", *remedies] if remedies else [])]
