@@ -82,7 +82,7 @@ def test_folders_that_cannot_be_read_are_named_and_system_folders_skipped(
     said = capsys.readouterr().err
     assert "2 could not be read" in said
     assert "locked: the folder cannot be read (Permission denied)" in said
-    assert "1 skipped: HEIC pictures" in said
+    assert "1 HEIC pictures" in said
     report = json.loads((tmp_path / "report.json").read_text())
     assert [line.split(":")[0] for line in report["not_read"]] == ["cut.tar", "locked"]
     assert sum(report["skipped"].values()) == 3

@@ -106,7 +106,7 @@ def test_settings_are_taken_from_any_place(tmp_path: Path) -> None:
         assert options.settings == dict(word.split("=") for word in given)
     parser = reid.build_parser()
     named = parser.parse_args(["train", "--config", str(here), "--out", str(tmp_path / "c.d=e")])
-    assert named.out == tmp_path / "c.d=e" and named.settings == {}
+    assert named.out == str(tmp_path / "c.d=e") and named.settings == {}
     for words in (["--train.epochs"], ["--train.epochs", "--fresh"]):
         with pytest.raises(ValueError, match=r"--train\.epochs needs a value"):
             parser.parse_args(["train", "--out", "R", *words])

@@ -15,7 +15,6 @@ from seps.cli.shared.argtypes import (
     input_folder,
     output_file_or_stdout,
     positive,
-    refuse_same_file,
 )
 from seps.cli.shared.outputs import check_output, write_output
 from seps.cli.shared.parser import Parser
@@ -67,8 +66,7 @@ def run(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     out = None
     if options.json and options.json != "-":
-        out = check_output(options.json, "--json", "rsum")
-        refuse_same_file("--json", options.json, (options.data, options.dense))
+        out = check_output(options.json, "--json", "rsum", (options.data, options.dense))
 
     from seps.cli.shared.progress import stage_progress
     from seps.retrieval.data import attach_dense, check_dataset, drop_bad, load_data

@@ -12,15 +12,12 @@ from typing import TYPE_CHECKING, get_args
 
 from seps.cli.shared.argtypes import default_device, device, non_negative_real, positive
 from seps.cli.shared.parser import Parser
-from seps.cli.shared.text import print_json, printable
+from seps.cli.shared.text import list_problems, list_skipped, print_json, printable
 from seps.retrieval.config import StoredPrecision
 
 if TYPE_CHECKING:
     from seps.retrieval.data.gallery import Problem
     from seps.retrieval.index.store import Store
-
-SHOWN_PROBLEMS = 20
-SHOWN_SKIPPED = 3
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -130,9 +127,9 @@ def run(arguments: Sequence[str]) -> int:
     )
     if report.kept:
         print(f"{report.kept} of the store are kept although their files could not be read or are skipped.")
-    _list(report.problems, "could not be indexed")
-    _list(report.description_problems, "descriptions were not used, or may be out of date")
-    _list_skipped(report.skipped)
+    list_problems(report.problems, "could not be indexed", "--json")
+    list_problems(report.description_problems, "descriptions were not used, or may be out of date", "--json")
+    list_skipped(report.skipped)
     if report.older_pixels:
         print(
             f"The pictures of {options.store} were made the old way, stretched to the model's size at once, and so are "
@@ -168,7 +165,7 @@ def _maintain(options: argparse.Namespace) -> int:
         print_json(_plain_values(problems))
     else:
         print(f"{len(store)} images checked, {len(problems)} problems.")
-        _list(problems, "are not as they should be")
+        list_problems(problems, "are not as they should be", "--json")
     return 1 if problems else 0
 
 
@@ -187,30 +184,6 @@ def _status(store: Store, as_json: bool) -> int:
 
 def _size(count: int) -> str:
     return f"{count / 2**20:,.1f} MiB" if count >= 2**20 else f"{count / 2**10:,.1f} KiB"
-
-
-def _list(problems: Sequence[Problem], what: str) -> None:
-    if not problems:
-        return
-    print(f"\n{len(problems)} {what}:", file=sys.stderr)
-    for problem in problems[:SHOWN_PROBLEMS]:
-        print(f"  {printable(str(problem))}", file=sys.stderr)
-    if len(problems) > SHOWN_PROBLEMS:
-        print(f"  and {len(problems) - SHOWN_PROBLEMS} more (--json lists all)", file=sys.stderr)
-
-
-def _list_skipped(skipped: dict[str, list[str]]) -> None:
-    """Say what of the folder was left out: what is surely no picture is counted with --json alone."""
-    from seps.retrieval.data.gallery import OTHER
-
-    counted = {reason: names for reason, names in skipped.items() if reason != OTHER}
-    if not counted:
-        return
-    print(f"\n{sum(map(len, counted.values()))} were skipped:", file=sys.stderr)
-    for reason, names in sorted(counted.items()):
-        more = ", ..." if len(names) > SHOWN_SKIPPED else ""
-        shown = ", ".join(printable(name) for name in names[:SHOWN_SKIPPED])
-        print(f"  {len(names)} {reason} ({shown}{more})", file=sys.stderr)
 
 
 def _plain_values(problems: Sequence[Problem]) -> list[dict[str, str]]:

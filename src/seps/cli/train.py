@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from seps.cli.shared.argtypes import default_device, device, input_file, output_folder
 from seps.cli.shared.errors import EXIT_INTERRUPTED
-from seps.cli.shared.parser import Parser
-from seps.cli.shared.recipe import load_recipe, run_config
+from seps.cli.shared.parser import FORMER_OPTIONS, Parser
 from seps.cli.shared.text import say
+from seps.retrieval.config import RunConfig
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -22,7 +22,7 @@ def build_parser() -> argparse.ArgumentParser:
         "seps train",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        settings=run_config,
+        settings=RunConfig,
     )
     parser.add_argument(
         "--config",
@@ -43,10 +43,10 @@ def run(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     if options.out is None and not options.print_config:
         parser.error("the following arguments are required: --out")
-    config = load_recipe(options.config, options.settings)
-    if options.print_config:
-        from seps.settings import to_yaml
+    from seps.settings import load, to_yaml
 
+    config = load(RunConfig, options.config, options.settings, ignore=FORMER_OPTIONS)
+    if options.print_config:
         print(to_yaml(config), end="")
         return 0
     from seps.cli.shared.progress import training_progress
