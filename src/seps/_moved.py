@@ -78,7 +78,7 @@ MOVED = {
     "scoring.engine": "scoring.blocks",
     "scoring.fused": "scoring.triton",
     "scoring.gradient": "scoring.train",
-    "scoring.maxima": "scoring.train",
+    "scoring.maxima": "scoring.terms",
     "scoring.pairs": "scoring.factored",
     "scoring.plan": "scoring.blocks",
     "scoring.precision": "scoring.terms",
