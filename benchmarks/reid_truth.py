@@ -20,11 +20,11 @@ from torch import Tensor
 
 from seps.nn import MultiModalSDTPS
 from seps.nn.guidance import cosine_attention, min_max
+from seps.nn.known import evaluating
 from seps.nn.selection import hard_topk
 from seps.reid.config import Missing, ReidConfig
 from seps.reid.data import ReidDataset, ReidReader, ReidRecord
 from seps.reid.data.transforms import unit_float
-from seps.reid.evaluate import evaluating
 from seps.reid.model import Encoded, Fused, ReidModel
 from seps.reid.synthetic.canvas import FIGURE
 from seps.reid.synthetic.truth import BLIND, KINDS, on_figure, patch_shares, truth
@@ -65,7 +65,7 @@ def kept_rows(
     device = next(model.parameters()).device
     records = (*dataset.query, *dataset.gallery)
     sums: dict[tuple[str, bool, str], list[Tensor]] = {}
-    with evaluating(model):
+    with evaluating(model), torch.no_grad():
         for start in range(0, len(records), batch_size):
             chosen = records[start : start + batch_size]
             cameras = torch.tensor(dataset.camera_indices(chosen), device=device)
