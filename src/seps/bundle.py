@@ -114,10 +114,6 @@ def _merge_imports(imports: list[ast.stmt]) -> str:
     return "\n".join([*sorted(plain), *listed])
 
 
-def _commented(head: str) -> str:
-    return "\n".join(f"# {line}".rstrip() for line in head.splitlines())
-
-
 def single_file(style: Style = "annotated") -> str:
     """The text of `seps_modules.py`.
 
@@ -140,7 +136,8 @@ def single_file(style: Style = "annotated") -> str:
             owner[symbol] = name
         imports += own_imports
         head = heads[name] if style == "annotated" else first_sentence(heads[name])
-        bodies.append(f"{section(name)}\n#\n{_commented(head)}\n\n{body}\n")
+        commented = "\n".join(f"# {line}".rstrip() for line in head.splitlines())
+        bodies.append(f"{section(name)}\n#\n{commented}\n\n{body}\n")
     exported = sorted(set(seps.__all__) & set(owner))
 
     def assemble(front: str) -> str:

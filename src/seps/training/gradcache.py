@@ -49,7 +49,7 @@ def cached_forward(task: CachedTask, batch: Any, epoch: int, chunk_size: int, au
     chunks = task.split(batch, chunk_size)
     states: list[list[Tensor]] = []
     encoded: list[Features] = []
-    devices = _cuda_devices(task.model)
+    devices = sorted({parameter.get_device() for parameter in task.model.parameters() if parameter.is_cuda})
     with torch.no_grad(), _buffers_kept(task.model):
         for chunk in chunks:
             states.append(_random_state(devices))
@@ -94,11 +94,6 @@ def _push(features: Features, gradients: tuple[Tensor | None, ...]) -> None:
     ]
     if pairs:
         torch.autograd.backward([feature for feature, _ in pairs], [gradient for _, gradient in pairs])
-
-
-def _cuda_devices(model: nn.Module) -> list[int]:
-    indices = {parameter.get_device() for parameter in model.parameters() if parameter.is_cuda}
-    return sorted(indices)
 
 
 def _random_state(devices: list[int]) -> list[Tensor]:

@@ -32,19 +32,16 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
 
 def refuse_foreign(path: Path) -> None:
     """Raise ValueError for a metrics file that some other program wrote: a run takes lines out of its own."""
-    for number, line in enumerate(read_metrics(path), 1):
-        if line.get("kind") not in get_args(Kind) or not isinstance(line.get("step"), int):
-            raise ValueError(
-                f"{path} is not the log of a run of seps (record {number} has no kind and step), and was left as it "
-                "is: choose another folder, or move the file away."
-            )
-    if path.exists() and path.stat().st_size and not any(True for _ in read_metrics(path)):
+    lines = list(read_metrics(path))
+    ours = all(line.get("kind") in get_args(Kind) and isinstance(line.get("step"), int) for line in lines)
+    if not lines and path.exists() and path.stat().st_size:  # one torn line at most
         text = path.read_text(encoding="utf-8", errors="replace")
-        if "\n" in text.rstrip("\n") or not text.startswith('{"kind"'):
-            raise ValueError(
-                f"{path} is not the log of a run of seps, and was left as it is: choose another folder, or move the "
-                "file away."
-            )
+        ours = text.startswith('{"kind"') and "\n" not in text.rstrip("\n")
+    if not ours:
+        raise ValueError(
+            f"{path} is not the log of a run of seps, and was left as it is: choose another folder, or move the file "
+            "away."
+        )
 
 
 def drop_after(path: Path, step: int, evaluated: bool) -> None:
