@@ -71,6 +71,7 @@ MOVED = {
     "retrieval.stored": "retrieval.index.codec",
     "retrieval.task": "retrieval.train.task",
     "retrieval.threads": "retrieval.index.embedding",
+    "retrieval.data.open": "retrieval.data.published",
     "retrieval.data.thumbnails": "retrieval.data.images",
     "retrieval.thumbnails": "retrieval.data.images",
     "retrieval.training": "retrieval.train.run",

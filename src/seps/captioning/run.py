@@ -125,39 +125,23 @@ def _write(
 
 def _good_line(outcome: ImageOutcome, backend: BackendConfig, config: CaptionConfig) -> Line:
     """The line of a description: `image` and `dense` as `attach_dense` reads them, and where it comes from."""
-    line: Line = {
-        "image": outcome.id,
-        "sha256": outcome.sha256,
-        "dense": outcome.text,
-        "model": backend.model,
-        "backend": backend.kind,
-        "settings": asdict(config.sampling),
-        "finish": outcome.finish,
-        "words": outcome.words,
-        "tokens": outcome.tokens,
-        "attempts": outcome.attempts,
-    }
+    own: Line = {"dense": outcome.text, "words": outcome.words, "tokens": outcome.tokens}
     if outcome.attempts > 1:
         used = config.sampling.retry(outcome.attempts - 1)
-        line["retry"] = {"after": outcome.bad, "temperature": used.temperature, "seed": used.seed}
-    return line
+        own["retry"] = {"after": outcome.bad, "temperature": used.temperature, "seed": used.seed}
+    return _line(outcome, own, backend, config)
 
 
 def _failed_line(outcome: ImageOutcome, backend: BackendConfig, config: CaptionConfig) -> Line:
     """The line of an image that was set aside, with the reason and the last answer for a person to judge."""
-    return {
-        "image": outcome.id,
-        "sha256": outcome.sha256,
-        "kind": outcome.kind,
-        "reason": outcome.reason,
-        "bad": outcome.bad,
-        "answer": outcome.text,
-        "finish": outcome.finish,
-        "model": backend.model,
-        "backend": backend.kind,
-        "settings": asdict(config.sampling),
-        "attempts": outcome.attempts,
-    }
+    own: Line = {"kind": outcome.kind, "reason": outcome.reason, "bad": outcome.bad, "answer": outcome.text}
+    return _line(outcome, own, backend, config)
+
+
+def _line(outcome: ImageOutcome, own: Line, backend: BackendConfig, config: CaptionConfig) -> Line:
+    made = {"model": backend.model, "backend": backend.kind, "settings": asdict(config.sampling)}
+    ended = {"finish": outcome.finish, "attempts": outcome.attempts}
+    return {"image": outcome.id, "sha256": outcome.sha256, **own, **made, **ended}
 
 
 def _with_hashes(items: Sequence[Item], journal: Journal, config: CaptionConfig) -> list[Item]:

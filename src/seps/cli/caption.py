@@ -8,7 +8,7 @@ import os
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -47,9 +47,8 @@ QUIET_SECONDS = 30.0
 STOPPING = "finishing what is running; Ctrl-C again leaves at once"
 
 
-def run(arguments: Sequence[str]) -> int:
+def run(options: argparse.Namespace) -> int:
     """Describe images; 0 when every image was accounted for, 1 when the run had to stop, 130 after Ctrl-C."""
-    options = build_parser().parse_args(arguments)
     images, out = Path(options.images), Path(options.out)
     if out.exists() and images.exists() and os.path.samefile(images, out):
         raise ValueError(f"--out {out} is the data set itself. Choose another file for the descriptions.")
@@ -74,13 +73,11 @@ def run(arguments: Sequence[str]) -> int:
     return EXIT_INTERRUPTED if report["interrupted"] else 0
 
 
-def build_parser() -> argparse.ArgumentParser:
+def add_options(parser: Parser) -> None:
     """The options of `seps caption`."""
-    parser = Parser(
-        "seps caption",
-        description=__doc__,
-        epilog="Started again, it goes on where it was stopped or killed. Images that got no good answer are in "
-        "OUT's side file, dense.failed.jsonl, with the reason.",
+    parser.epilog = (
+        "Started again, it goes on where it was stopped or killed. Images that got no good answer are in OUT's side "
+        "file, dense.failed.jsonl, with the reason."
     )
     out = "file to write, one line per image (default: %(default)s)"
     parser.add_argument("images", help="a folder (walked), a .tar shard, or a JSONL data set")
@@ -140,7 +137,6 @@ def build_parser() -> argparse.ArgumentParser:
     add("--ray-address", default="", help="address of the cluster (default: start one on this machine)")
     add("--workers", type=positive, default=1, help="describing processes in the cluster (default: %(default)s)")
     add("--gpus", type=non_negative_real, default=0.0, help="GPUs of each (default: 0)")
-    return parser
 
 
 def _add_fields(group: Any, config: Any, *options: tuple[str, Callable[[str], Any], str]) -> None:

@@ -25,9 +25,11 @@ MACHINE_SETTINGS = ("chunk_size", "workers", "prefetch")
 """Of `train`: they may differ between the runs of one folder, so that a run out of memory can be made again."""
 
 
-def run(arguments: Sequence[str]) -> int:
+def run(options: argparse.Namespace) -> int:
     """Train what is not finished yet; results go to OUT/results.jsonl as they come, then OUT/table.md and plot.png."""
-    options = _options(arguments)
+    missing = [name for name in ("config", "data", "dev") if not getattr(options, name)]
+    if missing and not options.report:
+        options.parser.error(f"the following arguments are required: {', '.join(f'--{name}' for name in missing)}")
     from seps.experiments.compare import Trial
     from seps.experiments.report import finished
     from seps.experiments.suites import SUITES
@@ -58,9 +60,9 @@ def run(arguments: Sequence[str]) -> int:
     return EXIT_USER_ERROR if failed else 0
 
 
-def build_parser() -> argparse.ArgumentParser:
+def add_options(parser: Parser) -> None:
     """The options of `seps compare`."""
-    parser = Parser("seps compare", description=__doc__, settings=RunConfig)
+    parser.settings = RunConfig
     parser.add_argument("--suite", choices=SUITE_NAMES, default="baselines", help="what to compare")
     parser.add_argument("--config", type=input_file, help="YAML of the recipe all entries share (as for seps train)")
     parser.add_argument("--data", help="JSONL of the training images")
@@ -82,16 +84,6 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--keep-runs", action="store_true", help="keep the checkpoints")
     parser.add_argument("--report", action="store_true", help="train nothing: tables and plot from OUT/results.jsonl")
-    return parser
-
-
-def _options(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = build_parser()
-    options = parser.parse_args(arguments)
-    missing = [name for name in ("config", "data", "dev") if not getattr(options, name)]
-    if missing and not options.report:
-        parser.error(f"the following arguments are required: {', '.join(f'--{name}' for name in missing)}")
-    return options
 
 
 def _recipe(options: argparse.Namespace, out: Path) -> RunConfig:

@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     from seps.retrieval.index.store import Store
 
 
-def build_parser() -> argparse.ArgumentParser:
+def add_options(parser: Parser) -> None:
     """The options of `seps index`."""
-    parser = Parser("seps index", description=__doc__)
     parser.add_argument("folder", nargs="?", help="folder of pictures and plain .tar shards of pictures")
     parser.add_argument("--store", required=True, help="folder (or object storage URI) of the store")
     parser.add_argument("--model", default="mini", help="'mini', a model folder, or a run of seps train")
@@ -66,17 +65,14 @@ def build_parser() -> argparse.ArgumentParser:
     action.add_argument("--verify", action="store_true", help="check every row and file; exit status 1 if any is bad")
     action.add_argument("--compact", action="store_true", help="join small parts and drop old versions")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    return parser
 
 
-def run(arguments: Sequence[str]) -> int:
+def run(options: argparse.Namespace) -> int:
     """Index, or look after a store."""
-    parser = build_parser()
-    options = parser.parse_args(arguments)
     if options.status or options.verify or options.compact:
         return _maintain(options)
     if options.folder is None:
-        parser.error("name the folder of pictures, or give --status, --verify or --compact")
+        options.parser.error("name the folder of pictures, or give --status, --verify or --compact")
     from seps.cli.shared.progress import count_progress
     from seps.ray_cluster import RayConfig
     from seps.retrieval.index.build import IndexOptions, index_folder

@@ -32,17 +32,17 @@ _DATA_SETTINGS = make_dataclass("DataSettings", [("data", ReidDataConfig, field(
 """What may be set beside a trained model: the `data` section alone."""
 
 
-def run(arguments: Sequence[str]) -> int:
+def run(options: argparse.Namespace) -> int:
     """Run one of the sub-commands; returns the exit status."""
-    options = build_parser().parse_args(arguments or ["--help"])
     action: Callable[[argparse.Namespace], int] = options.action
     return action(options)
 
 
-def build_parser() -> argparse.ArgumentParser:
+def add_options(parser: Parser) -> None:
     """The options of `seps reid` and its sub-commands."""
-    parser = Parser("seps reid", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="synth|train|eval|show")
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.set_defaults(action=_help)
+    commands = parser.add_subparsers(dest="command", metavar="synth|train|eval|show")
 
     synth = commands.add_parser("synth", help="draw a synthetic RGB / NIR / TIR set")
     synth.add_argument("out", type=output_folder, help="folder to make")
@@ -84,7 +84,11 @@ def build_parser() -> argparse.ArgumentParser:
     show.add_argument("--queries", type=positive, default=6, help="rows (default: %(default)s)")
     show.add_argument("--places", type=positive, default=5, help="gallery shots per row (default: %(default)s)")
     show.set_defaults(action=_show)
-    return parser
+
+
+def _help(options: argparse.Namespace) -> int:
+    options.parser.print_help()
+    return 0
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:

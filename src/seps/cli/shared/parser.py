@@ -28,7 +28,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, *words: Any, settings: Any = None, **options: Any) -> None:
         super().__init__(*words, **options)
-        self._settings = settings
+        self.settings = settings
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError, which `seps.cli.main` prints."""
@@ -36,29 +36,29 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         found: dict[str, str] = {}
-        if args is not None and self._settings and not {"-h", "--help"} & {*args}:
+        if args is not None and self.settings and not {"-h", "--help"} & {*args}:
             args, found = self._take_settings(args)
         # A mistyped option first: "--store is required" would not help the one who wrote --sotre.
         if args is not None and self._subparsers is None:
             self._refuse_unknown(args)
         options, left = super().parse_known_args(args, namespace)
-        if self._settings:
+        if self.settings:
             options.settings = found
         return options, left
 
     def format_help(self) -> str:
         """The options, and below them the settings with their defaults."""
         text = super().format_help()
-        if not self._settings:
+        if not self.settings:
             return text
         from seps.settings import defaults
 
-        values = [f"  --{name} {json.dumps(value)}" for name, value in defaults(self._settings).items()]
+        values = [f"  --{name} {json.dumps(value)}" for name, value in defaults(self.settings).items()]
         return "\n".join([text, "settings, here with their defaults (--name value or --name=value):", *values, ""])
 
     def _take_settings(self, words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
         """The words without the settings, and the settings by name."""
-        top = {f"--{name}" for name in self._settings.__dataclass_fields__} - {*self._option_string_actions}
+        top = {f"--{name}" for name in self.settings.__dataclass_fields__} - {*self._option_string_actions}
         rest: list[str] = []
         found: dict[str, str] = {}
         waiting = iter(words)
@@ -89,7 +89,7 @@ class Parser(argparse.ArgumentParser):
                 return
             name = word.partition("=")[0]
             if name.startswith("--") and " " not in name and not any(option.startswith(name) for option in known):
-                more = [f"--{field}" for field in self._settings.__dataclass_fields__] if self._settings else []
+                more = [f"--{field}" for field in self.settings.__dataclass_fields__] if self.settings else []
                 self.error(f"there is no option {name}{suggestion(name, [*known, *more])}")
 
 
