@@ -170,8 +170,13 @@ def export_onnx(
     level = quiet.level
     try:
         quiet.setLevel(logging.ERROR)
-        hidden = redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO())
-        with evaluating(module), warnings.catch_warnings(), hidden[0], hidden[1], torch.no_grad():
+        with (
+            evaluating(module),
+            warnings.catch_warnings(),
+            redirect_stdout(io.StringIO()),
+            redirect_stderr(io.StringIO()),
+            torch.no_grad(),
+        ):
             warnings.simplefilter("ignore")
             torch.onnx.export(
                 module,
