@@ -45,18 +45,9 @@ _SAVED = {
 def usage() -> str:
     """What `seps --help` prints."""
     width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {text}" for name, text in COMMANDS.items()]
-    return "\n".join(
-        [
-            "usage: seps COMMAND [options]   (seps COMMAND --help for its options)",
-            "",
-            *lines,
-            "",
-            EXAMPLES,
-            "",
-            "--debug (or SEPS_DEBUG=1) shows the traceback of every error.",
-        ]
-    )
+    head = "usage: seps COMMAND [options]   (seps COMMAND --help for its options)"
+    listed = "\n".join(f"  {name:<{width}}  {text}" for name, text in COMMANDS.items())
+    return f"{head}\n\n{listed}\n\n{EXAMPLES}\n\n--debug (or SEPS_DEBUG=1) shows the traceback of every error."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

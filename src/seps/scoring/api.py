@@ -151,10 +151,14 @@ def score_matrix(
     device = cap_embs.device
     dtype = product_dtype(precision, device)
     texts = make_texts(net, cap_embs, cap_lens, paired_dense, paired_dense_lengths, dtype, dense=dense)
-    blocks = _blocks(img_embs, dense, dense_lengths, guides, patch_mask)
-    total = img_embs.shape[0] if isinstance(img_embs, Tensor) else None
-    if isinstance(img_embs, ImageSide):
-        total = count_images(img_embs)
+    blocks: Iterable[ImageBlock | ImageSide]
+    total: int | None = None
+    if isinstance(img_embs, Tensor):
+        blocks, total = [ImageBlock(img_embs, dense, dense_lengths, guides, patch_mask)], img_embs.shape[0]
+    elif isinstance(img_embs, ImageSide):
+        blocks, total = [img_embs], count_images(img_embs)
+    else:
+        blocks = map(_block, img_embs)
     sink: _Matrix | _BestPerText | _BestPerImage
     if topk is None:
         sink = _Matrix(out, total, texts.count, device)
@@ -222,28 +226,16 @@ def _check_call(
         raise InputError(f"query is {query!r}; choose 'text' (best images per text) or 'image' (best texts per image).")
 
 
-def _blocks(
-    gallery: Gallery,
-    dense: Tensor | None,
-    dense_lengths: Lengths,
-    guides: Mapping[str, Tensor] | None,
-    patch_mask: Tensor | None,
-) -> Iterator[ImageBlock | ImageSide]:
-    if isinstance(gallery, Tensor):
-        yield ImageBlock(gallery, dense, dense_lengths, guides, patch_mask)
-    elif isinstance(gallery, ImageSide):
-        yield gallery
-    else:
-        for item in gallery:
-            if isinstance(item, Tensor):
-                yield ImageBlock(item)
-            elif isinstance(item, ImageBlock | ImageSide):
-                yield item
-            else:
-                raise InputError(
-                    f"A block of the gallery is a {type(item).__name__}; blocks must be tensors (images, tokens, "
-                    "width), ImageBlock or ImageSide."
-                )
+def _block(item: Any) -> ImageBlock | ImageSide:
+    """A block of the gallery; a tensor is one without descriptions, guides and mask."""
+    if isinstance(item, Tensor):
+        return ImageBlock(item)
+    if isinstance(item, ImageBlock | ImageSide):
+        return item
+    raise InputError(
+        f"A block of the gallery is a {type(item).__name__}; blocks must be tensors (images, tokens, width), "
+        "ImageBlock or ImageSide."
+    )
 
 
 def _block_rows(
