@@ -9,7 +9,7 @@ import json
 import math
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -124,7 +124,7 @@ def _judge(one: _Pending, answer: Answer | ValueError, attempt: int, config: Cap
 
 def run_local(
     items: Sequence[Item], backend: Backend, config: CaptionConfig, halt: threading.Event, stop: Stop
-) -> Iterator[ImageOutcome]:
+) -> Generator[ImageOutcome]:
     """Outcomes as they come, described by `backend.parallel` threads; few images are under way at a time.
 
     Threads by hand, because an executor's are no daemons: a second Ctrl-C would wait for a request that hangs.
@@ -179,7 +179,7 @@ def run_ray(
     ray_config: RayConfig,
     halt: threading.Event,
     stop: Stop,
-) -> Iterator[ImageOutcome]:
+) -> Generator[ImageOutcome]:
     """Outcomes as the cluster delivers them, block by block. Raises ValueError where Ray is missing.
 
     The workers read the images themselves: the paths must lead to them on every machine. They share the rate limit.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import statistics
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -86,7 +87,7 @@ def caption_images(
     config = config or CaptionConfig()
     halt = threading.Event()
     with Journal(out) as journal:
-        outcomes: Iterator[ImageOutcome]
+        outcomes: Generator[ImageOutcome]
         if ray is None or not backend.model:  # a server without a named model is asked for it, once
             built = build(backend, halt)
             backend = replace(backend, model=built.model)
@@ -98,13 +99,14 @@ def caption_images(
             outcomes = run_ray(todo, backend, config, ray, halt, stop)
         tally = Tally(len(todo))
         progress(tally)
-        for outcome in outcomes:
-            _write(outcome, journal, tally, backend, config)
-            if tally.bad_in_a_row >= backend.give_up_after:
-                tally.problem = tally.problem or _too_many_bad(tally)
-            if tally.problem:
-                halt.set()
-            progress(tally)
+        with contextlib.closing(outcomes):  # a cluster must not outlive a run that fails
+            for outcome in outcomes:
+                _write(outcome, journal, tally, backend, config)
+                if tally.bad_in_a_row >= backend.give_up_after:
+                    tally.problem = tally.problem or _too_many_bad(tally)
+                if tally.problem:
+                    halt.set()
+                progress(tally)
         tally.interrupted = halt.is_set() and not tally.problem and tally.done < tally.total
         journal.tidy()
         return _report(items, journal, tally, backend, config)

@@ -7,7 +7,6 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
@@ -137,13 +136,3 @@ class SilentProgress:
     def note(self, text: str) -> None: ...
 
     def stop(self) -> None: ...
-
-
-@contextmanager
-def shown(progress: Progress, step: int, total: int) -> Iterator[Progress]:
-    """Start a progress display and stop it on every way out."""
-    progress.start(step, total)
-    try:
-        yield progress
-    finally:
-        progress.stop()
