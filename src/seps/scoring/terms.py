@@ -145,17 +145,13 @@ def fixed_branch(net: PatchSlimming, side: ImageSide, branch: Branch) -> FixedBr
     return FixedBranch(F.normalize(torch.cat([side.prefix, merged, extra], dim=1).float(), dim=-1), keep)
 
 
-def _half_scale(patches: int) -> float:
-    """How far e may be stretched so that doubled sums of e G e over all patches stay below 65,504."""
-    return float((30000.0 / patches) ** 0.5)
-
-
 def branch_weights(logits: Tensor, pad: int, dtype: torch.dtype) -> Tensor:
     """e (B, Z, Q), float32, in (0, 1], or stretched to use the range of float16."""
     values = logits.float()
     weights = torch.exp(values - values.detach().amax(dim=1, keepdim=True))
     if dtype == torch.float16:
-        weights = weights * _half_scale(weights.shape[1] + pad)
+        # So far that doubled sums of e G e over all patches stay below 65,504.
+        weights = weights * float((30000.0 / (weights.shape[1] + pad)) ** 0.5)
     return F.pad(weights, (0, 0, 0, pad)) if pad else weights
 
 

@@ -116,11 +116,6 @@ class Guard:
             await sentence(500, "The service failed on this request; its log says why.")(scope, receive, sending)
 
 
-def install_guard(app: FastAPI, token: str | None, hosts: tuple[str, ...] | None) -> None:
-    """Let every request pass a `Guard` first."""
-    app.add_middleware(Guard, token=token, hosts=hosts)
-
-
 def _refusal(request: Request, token: str | None, hosts: tuple[str, ...] | None) -> Response | None:
     if hosts is not None and host_name(request.headers.get("host", "")).lower() not in hosts:
         return sentence(400, f"This service answers to {', '.join(hosts)} only.")
