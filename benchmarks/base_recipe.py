@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from seps.cli import compare
+from seps.cli.main import call
 from seps.experiments.suites import SUITES, Change, Variant
 from seps.retrieval.config import RunConfig
 
@@ -74,4 +75,4 @@ SUITES["recipe"] = ROWS  # type: ignore[index]
 compare.SUITE_NAMES = (*compare.SUITE_NAMES, "recipe")
 
 if __name__ == "__main__":
-    sys.exit(compare.run(["--suite", "recipe", *sys.argv[1:]]))
+    sys.exit(call("compare", ["--suite", "recipe", *sys.argv[1:]]))

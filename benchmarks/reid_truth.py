@@ -4,7 +4,7 @@
 oracle is SDTPS with another decision: it keeps the patches on the figure that the sensor sees, by ground truth, in
 training and in testing. It needs no labels of the method, only of the drawing.
 
-Shapes: B samples, M sensors, (H, W) pixels, N patches.
+Shapes: B or S samples, M sensors, (H, W) pixels, N patches, K = 4 kinds.
 """
 
 from __future__ import annotations
@@ -17,20 +17,38 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from seps.nn import MultiModalSDTPS
 from seps.nn.guidance import cosine_attention, min_max
+from seps.nn.known import evaluating
 from seps.nn.selection import hard_topk
 from seps.reid.config import Missing, ReidConfig
 from seps.reid.data import ReidDataset, ReidReader, ReidRecord
 from seps.reid.data.transforms import unit_float
-from seps.reid.evaluate import evaluating
 from seps.reid.model import Encoded, Fused, ReidModel
 from seps.reid.synthetic.canvas import FIGURE
-from seps.reid.synthetic.truth import BLIND, KINDS, on_figure, patch_shares, truth
+from seps.reid.synthetic.truth import BLIND, KINDS, truth
 
 # A figure's pixel in a truth plane, as the three channels of a picture; erasing fills with noise, which is never that.
 MARK = (255, 0, 255)
+
+
+def patch_shares(kinds: Tensor, grid: tuple[int, int]) -> Tensor:
+    """The part of every patch that is of each kind: (S, M, H, W) numbers -> (S, M, N, K), rows that sum to 1."""
+    planes = F.one_hot(kinds.long(), len(KINDS)).float().permute(0, 1, 4, 2, 3)
+    pooled = F.adaptive_avg_pool2d(planes.flatten(0, 1), grid)
+    return pooled.flatten(2).transpose(1, 2).reshape(*kinds.shape[:2], grid[0] * grid[1], len(KINDS))
+
+
+def on_figure(shares: Tensor, least: float = 0.25) -> Tensor:
+    """The decision of someone who knows: 1 at patches that show `least` or more of the figure, (S, M, N) float32.
+
+    Where a sensor shows none, its best patch is kept, as selection keeps at least one.
+    """
+    seen = shares[..., FIGURE]
+    best = F.one_hot(seen.argmax(dim=-1), seen.shape[-1]).bool()
+    return ((seen >= least) | best).float()
 
 
 class Truth:
@@ -65,7 +83,7 @@ def kept_rows(
     device = next(model.parameters()).device
     records = (*dataset.query, *dataset.gallery)
     sums: dict[tuple[str, bool, str], list[Tensor]] = {}
-    with evaluating(model):
+    with evaluating(model), torch.no_grad():
         for start in range(0, len(records), batch_size):
             chosen = records[start : start + batch_size]
             cameras = torch.tensor(dataset.camera_indices(chosen), device=device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import pkgutil
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -65,20 +66,7 @@ __all__ = [
 ]
 _HOMES = ("config", "nn", "losses", "compat")
 """The modules that define the names above."""
-_ROOMS = (
-    *_HOMES,
-    "bundle",
-    "captioning",
-    "encoders",
-    "experiments",
-    "hub",
-    "metrics",
-    "reid",
-    "retrieval",
-    "scoring",
-    "settings",
-    "training",
-)
+_ROOMS = tuple(module.name for module in pkgutil.iter_modules(__path__))
 """What may be reached as an attribute: `seps.metrics.cmc_map` after `import seps` alone."""
 
 

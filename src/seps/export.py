@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from seps.nn.known import evaluating
 from seps.nn.slimming import ImageSide, PatchSlimming
 
 __all__ = ["ExportError", "ScorePairs", "check_packages", "export_onnx", "export_score", "largest_difference"]
@@ -162,7 +163,6 @@ def export_onnx(
     Raises `ExportError` without the extra `export`.
     """
     check_packages()
-    training = {part: part.training for part in module.modules()}
     names = sorted({name for key in inputs for name in axes.get(key, {}).values()})
     sizes = {name: torch.export.Dim(name, min=1, max=2**20) for name in names}
     shapes = tuple({axis: sizes[name] for axis, name in axes.get(key, {}).items()} for key in inputs)
@@ -170,10 +170,16 @@ def export_onnx(
     level = quiet.level
     try:
         quiet.setLevel(logging.ERROR)
-        with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), torch.no_grad():
+        with (
+            evaluating(module),
+            warnings.catch_warnings(),
+            redirect_stdout(io.StringIO()),
+            redirect_stderr(io.StringIO()),
+            torch.no_grad(),
+        ):
             warnings.simplefilter("ignore")
             torch.onnx.export(
-                module.eval(),
+                module,
                 tuple(inputs.values()),
                 path,
                 input_names=list(inputs),
@@ -188,8 +194,6 @@ def export_onnx(
             )
     finally:
         quiet.setLevel(level)
-        for part, mode in training.items():
-            part.training = mode
 
 
 @torch.no_grad()

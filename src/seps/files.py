@@ -32,7 +32,7 @@ def write_text(path: Path, text: str) -> None:
     """Replace a text file at once: a reader, or a crash, sees the old one or the new one."""
     temporary = path.with_name(f".{path.name}.new")
     try:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8", newline="\n")
         sync(temporary)
         temporary.replace(path)
     finally:

@@ -23,24 +23,17 @@ class RayConfig:
             raise ValueError(f"Ray needs at least one worker and no negative GPUs, not {self.workers}, {self.gpus}.")
 
 
-def load_ray(*parts: str) -> Any:
-    """The package, with some of its parts ("ray.data") imported. Raises ValueError where it is missing."""
-    try:
-        for part in parts:
-            importlib.import_module(part)
-        return importlib.import_module("ray")
-    except ImportError as error:
-        raise ValueError("A cluster needs Ray: pip install 'seps[dist]', or leave out --engine ray.") from error
-
-
 @contextlib.contextmanager
 def connected(config: RayConfig, *parts: str) -> Iterator[Any]:
-    """Ray, connected while entered; a connection that was there before stays.
+    """Ray, with some of its `parts` ("ray.data") imported, connected while entered; an earlier connection stays.
 
     Ray prints on standard output that a worker died, whatever its settings: meanwhile that stream is standard error,
     so that a command's own output stays alone. Raises ValueError where Ray is missing or there is no such cluster.
     """
-    ray = load_ray(*parts)
+    try:
+        ray, *_ = (importlib.import_module(name) for name in ("ray", *parts))
+    except ImportError as error:
+        raise ValueError("A cluster needs Ray: pip install 'seps[dist]', or leave out --engine ray.") from error
     started = not ray.is_initialized()
     with contextlib.redirect_stdout(sys.stderr):
         try:

@@ -20,7 +20,7 @@ from chat_server import GOOD, ChatServer, answer, lines, photo, photos, sent_ima
 
 from seps.captioning import BackendConfig, CaptionConfig, Sampling, caption_images, list_images
 from seps.captioning.images import content_hash
-from seps.cli.caption import run
+from seps.cli.main import call
 from seps.retrieval.data import DataError, NothingDescribed, attach_dense, load_jsonl
 
 LOOP = "a dog and a cat and " * 30
@@ -78,11 +78,11 @@ def test_folders_that_cannot_be_read_are_named_and_system_folders_skipped(
     assert [item.id for item in list_images(tmp_path / "in")] == ["a/0000.png"]
     words = [str(tmp_path / "in"), "--out", str(tmp_path / "dense.jsonl"), "--report", str(tmp_path / "report.json")]
     with ChatServer() as server:
-        assert run([*words, "--url", server.url]) == 0
+        assert call("caption", [*words, "--url", server.url]) == 0
     said = capsys.readouterr().err
     assert "2 could not be read" in said
     assert "locked: the folder cannot be read (Permission denied)" in said
-    assert "1 skipped: HEIC pictures" in said
+    assert "1 HEIC pictures" in said
     report = json.loads((tmp_path / "report.json").read_text())
     assert [line.split(":")[0] for line in report["not_read"]] == ["cut.tar", "locked"]
     assert sum(report["skipped"].values()) == 3
@@ -273,13 +273,13 @@ def test_the_command_writes_report_and_table(
     key.write_text("sesame\n")
     words = [str(folder), "--out", str(out), "--report", str(report)]
     with ChatServer() as server:
-        assert run([*words, "--url", server.url, "--api-key-file", str(key), "--limit", "2"]) == 0
+        assert call("caption", [*words, "--url", server.url, "--api-key-file", str(key), "--limit", "2"]) == 0
         assert server.headers[0]["Authorization"] == "Bearer sesame"
         monkeypatch.setenv("OTHER_KEY", "open")
-        assert run([*words, "--url", server.url, "--api-key-env", "OTHER_KEY"]) == 0
+        assert call("caption", [*words, "--url", server.url, "--api-key-env", "OTHER_KEY"]) == 0
         assert server.headers[-1]["Authorization"] == "Bearer open"
         with pytest.raises(ValueError, match="data set itself"):
-            run([str(out), "--out", str(out), "--url", server.url])
+            call("caption", [str(out), "--out", str(out), "--url", server.url])
     said = capsys.readouterr().out
     assert "5 of 5 images described" in said
     assert "described now / before" in said
@@ -298,7 +298,7 @@ def test_a_server_that_fails_ends_the_command_with_a_sentence(
     folder = photos(tmp_path / "in", 9)
     words = [str(folder), "--out", str(tmp_path / "dense.jsonl"), "--model", "m", "--backoff", "0.01"]
     with ChatServer(lambda *_: (500, {}, "no")) as server:
-        assert run([*words, "--url", server.url, "--give-up-after", "4"]) == 1
+        assert call("caption", [*words, "--url", server.url, "--give-up-after", "4"]) == 1
     assert "4 faults in a row" in capsys.readouterr().err
 
 

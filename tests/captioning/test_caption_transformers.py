@@ -18,7 +18,7 @@ from seps.captioning import BackendConfig, CaptionConfig, Sampling, caption_imag
 from seps.captioning.backends import Answer, FatalError, RejectedError, build
 from seps.captioning.images import content_hash
 from seps.captioning.transformers_backend import TransformersBackend, prompt_text
-from seps.cli.caption import run
+from seps.cli.main import call
 from seps.retrieval.data import ImageSource
 
 transformers = pytest.importorskip("transformers")
@@ -251,5 +251,5 @@ def test_what_cannot_be_loaded_is_a_sentence(tmp_path: Path, llava: Path) -> Non
 def test_the_command_describes_with_a_local_model(llava: Path, tmp_path: Path) -> None:
     folder, out = photos(tmp_path / "in", 3), tmp_path / "dense.jsonl"
     words = [str(folder), "--out", str(out), "--model", str(llava), "--device", "cpu", "--max-tokens", "9"]
-    assert run([*words, "--accept", "cut", "--bad-retries", "5"]) == 0
+    assert call("caption", [*words, "--accept", "cut", "--bad-retries", "5"]) == 0
     assert len(lines(out)) == 3

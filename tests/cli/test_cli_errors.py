@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from seps.cli import demo
 from seps.cli import main as main_module
 from seps.cli.main import COMMANDS, main
 from seps.cli.shared.text import printable, printable_lines
@@ -26,7 +25,8 @@ def command(monkeypatch: pytest.MonkeyPatch):
     """command(function) makes `seps modules` run that function."""
 
     def replace(function) -> None:
-        monkeypatch.setitem(sys.modules, "seps.cli.modules", types.SimpleNamespace(run=function))
+        module = types.SimpleNamespace(run=function, add_options=lambda parser: None)
+        monkeypatch.setitem(sys.modules, "seps.cli.modules", module)
 
     return replace
 
@@ -98,7 +98,11 @@ def test_an_interrupted_command_says_what_is_kept(command, capsys, monkeypatch) 
     command(raising(KeyboardInterrupt()))
     assert main(["modules"]) == 130
     assert capsys.readouterr().err == "seps modules: interrupted.\n"
-    monkeypatch.setitem(sys.modules, "seps.cli.index", types.SimpleNamespace(run=raising(KeyboardInterrupt())))
+    monkeypatch.setitem(
+        sys.modules,
+        "seps.cli.index",
+        types.SimpleNamespace(run=raising(KeyboardInterrupt()), add_options=lambda parser: None),
+    )
     assert main(["index"]) == 130
     assert "What was stored so far is kept" in capsys.readouterr().err
 
@@ -225,11 +229,11 @@ def test_modules_and_demo_leave_files_of_others_alone(tmp_path: Path, capsys, mo
         Image.new("RGB", (9, 9)).save(photo)
         before = photo.read_bytes()
         for _ in range(2):  # the second time it finds its own picture under the other name
-            assert demo.run(["-o", str(photo)]) == 0
+            assert main(["demo", "-o", str(photo)]) == 0
             assert photo.read_bytes() == before
         made = photo.with_stem("photo-2")
         assert Image.open(made).size == (4, 4) and not photo.with_stem("photo-3").exists()
-        assert demo.run(["-o", str(photo), "--force"]) == 0 and Image.open(photo).size == (4, 4)
+        assert main(["demo", "-o", str(photo), "--force"]) == 0 and Image.open(photo).size == (4, 4)
     shown = capsys.readouterr().out
     assert "[/x] \\x1b[2J" in shown and "\x1b" not in shown and "[red]a" in shown
-    assert demo.run([]) == demo.run([]) == 0 and os.listdir(tmp_path / "out") == ["demo.png"]
+    assert main(["demo"]) == main(["demo"]) == 0 and os.listdir(tmp_path / "out") == ["demo.png"]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib
 import subprocess
 import sys
 import typing
@@ -17,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from seps.cli.main import COMMANDS, main
+from seps.cli.main import COMMANDS, main, parser_of
 from seps.cli.shared import argtypes
 from seps.retrieval.config import RunConfig
 from stores import gallery, index, model_folder
@@ -127,7 +126,7 @@ MINE = {(command, name) for command, names in TEXT.items() for name in names}
 
 def parsers() -> Iterator[tuple[str, argparse.ArgumentParser]]:
     for name in COMMANDS:
-        parser = importlib.import_module(f"seps.cli.{name}").build_parser()
+        parser = parser_of(name)
         parts = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
         if not parts:
             yield name, parser
@@ -304,7 +303,7 @@ def test_suites_that_are_written_twice_agree() -> None:
 
 def test_options_are_known_without_torch() -> None:
     """The choices of these commands are those of the settings, which load in a moment."""
-    code = "import sys, seps.cli.eval as e, seps.cli.index as i; e.build_parser(), i.build_parser(); "
+    code = "import sys; from seps.cli.main import parser_of; [*map(parser_of, ('eval', 'index', 'train', 'reid'))]; "
     code += "import seps.retrieval.config; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
@@ -328,10 +327,10 @@ def test_a_mistyped_option_is_told_the_right_one(fails: Fails) -> None:
 
 
 def test_abbreviations_and_values_still_work() -> None:
-    parser = importlib.import_module("seps.cli.search").build_parser()
+    parser = parser_of("search")
     assert parser.parse_args(["a dog", "--sto", "s", "--cand=7"]).candidates == 7
     assert parser.parse_args(["--store", "s", "--", "--odd words"]).query == "--odd words"
-    caption = importlib.import_module("seps.cli.caption").build_parser()
+    caption = parser_of("caption")
     assert caption.parse_args(["x", "--extra", '{"a": -1}', "--top-p", "1"]).top_p == 1.0
 
 

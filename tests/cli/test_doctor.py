@@ -13,7 +13,7 @@ import torch
 
 import seps
 import seps.scoring
-from seps import doctor, doctor_checks
+from seps import doctor
 from seps.cli import doctor as command
 from seps.cli.main import main
 from seps.doctor import CheckResult, Package, Report, examine, read_requirements
@@ -94,45 +94,45 @@ def test_a_backend_with_wrong_scores_is_broken(monkeypatch):
     real = seps.scoring.score_matrix
     for backend in ("reference", "factored"):
         monkeypatch.setattr(seps.scoring, "score_matrix", lambda *args, **options: real(*args, **options) + 1e-3)
-        result = doctor_checks.try_out(f"scoring: {backend}")
+        result = doctor.try_out(f"scoring: {backend}")
         assert result["status"] == "broken" and "off by 0.001" in result["detail"]
 
     def fails(*args, **options):
         raise RuntimeError("PTX was compiled for another GPU")
 
     monkeypatch.setattr(seps.scoring, "score_matrix", fails)
-    assert "another GPU" in doctor_checks.try_out("scoring: factored")["detail"]
+    assert "another GPU" in doctor.try_out("scoring: factored")["detail"]
 
 
 def test_kernels_are_tried_where_there_is_a_gpu(monkeypatch):
-    problem, asked = doctor_checks._problem, []
+    problem, asked = doctor._problem, []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(doctor_checks, "_problem", lambda device="cpu": asked.append(device) or problem())
+    monkeypatch.setattr(doctor, "_problem", lambda device="cpu": asked.append(device) or problem())
     monkeypatch.setattr(
         seps.scoring, "score_matrix", lambda net, *data, backend, precision: asked.append(backend) or net(*data)
     )
-    assert "agrees with the network" in doctor_checks.try_out("scoring: triton")["detail"]
+    assert "agrees with the network" in doctor.try_out("scoring: triton")["detail"]
     assert asked == ["cuda", "triton", "cpu"]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert "there is none" in doctor_checks.try_out("scoring: triton")["detail"]
+    assert "there is none" in doctor.try_out("scoring: triton")["detail"]
 
 
 def test_a_damaged_model_and_gallery_are_found(tmp_path):
     model = shutil.copytree(mini_folder(), tmp_path / "mini")
-    assert "sha256 as stated" in doctor_checks.model_intact(model)
+    assert "sha256 as stated" in doctor.model_intact(model)
     weights = bytearray((model / "model.safetensors").read_bytes())
     weights[len(weights) // 2] ^= 1
     (model / "model.safetensors").write_bytes(weights)
     with pytest.raises(ValueError, match="cannot be read"):
-        doctor_checks.model_intact(model)
+        doctor.model_intact(model)
     (model / "config.json").write_text("{")
     with pytest.raises(ValueError, match="not the configuration"):
-        doctor_checks.model_intact(model)
+        doctor.model_intact(model)
     gallery = shutil.copytree(gallery_file().parent, tmp_path / "gallery")
     photo = next(gallery.glob("*.jpg"))
     photo.write_bytes(photo.read_bytes()[:2000])
     with pytest.raises(ValueError, match=photo.stem):
-        doctor_checks.gallery_intact(gallery / "gallery.jsonl")
+        doctor.gallery_intact(gallery / "gallery.jsonl")
 
 
 def test_a_damaged_model_ends_in_exit_status_1_and_a_remedy(monkeypatch, capsys):

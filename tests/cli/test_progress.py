@@ -7,7 +7,6 @@ import sys
 import pytest
 
 from seps.cli.shared import progress
-from seps.training.tracking import shown
 
 
 class Terminal:
@@ -31,9 +30,10 @@ def test_the_bar_of_a_training_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", terminal)
     bar = progress.training_progress()
     assert bar is not None
-    with shown(bar, 0, 5) as display:
-        display.update(5, 0.25, 10.0)
-        display.note("score 3")
+    bar.start(0, 5)
+    bar.update(5, 0.25, 10.0)
+    bar.note("score 3")
+    bar.stop()
     assert "0.2500" in terminal.text and "10.0/s" in terminal.text and "5/5" in terminal.text
 
 

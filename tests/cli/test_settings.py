@@ -118,7 +118,7 @@ def test_a_mistake_in_a_file_names_the_file(tmp_path: Path) -> None:
 
 
 def test_one_syntax_in_every_place() -> None:
-    parser = Parser("x", settings=lambda: RunConfig)
+    parser = Parser("x", settings=RunConfig)
     parser.add_argument("--data")
     parser.add_argument("--more", nargs="*")
     expected = {"train.epochs": "5", "pairing": "published", "model.slimming.beta": "-1"}

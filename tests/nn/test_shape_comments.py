@@ -20,7 +20,8 @@ from torch.nn import functional as F
 import seps
 from seps.losses import identity, ratio, triplet
 from seps.nn.attribution import shares
-from shape_comments import Source, Watch
+from shape_comments import Watch
+from shape_source import Source
 
 PACKAGE = Path(seps.__file__).parent
 FILES = sorted([*(PACKAGE / "nn").glob("*.py"), *(PACKAGE / "losses").glob("*.py")])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from seps.cli import reid
+from seps.cli.main import call, parser_of
 from seps.training import find_checkpoint
 from seps.training.checkpoint import CheckpointStore, load
 
@@ -30,33 +30,32 @@ SETTINGS = [
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("reid")
     small = ["--identities", "8", "--images", "4", "--height", "64", "--width", "32", "--workers", "1"]
-    assert reid.run(["synth", str(root / "data"), *small]) == 0
-    assert (
-        reid.run(["train", "--out", str(root / "run"), "--device", "cpu", f"data.root={root / 'data'}", *SETTINGS]) == 0
-    )
+    assert call("reid", ["synth", str(root / "data"), *small]) == 0
+    words = ["train", "--out", str(root / "run"), "--device", "cpu", f"data.root={root / 'data'}", *SETTINGS]
+    assert call("reid", words) == 0
     return root
 
 
 def test_train_again_has_nothing_to_do(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["train", "--out", str(trained / "run"), "--device", "cpu", "--json", f"data.root={trained / 'data'}"]
-    assert reid.run([*words, *SETTINGS]) == 0
+    assert call("reid", [*words, *SETTINGS]) == 0
     state = json.loads(capsys.readouterr().out)
     assert state["step"] == state["total_steps"] and not state["interrupted"]
 
 
 def test_eval_table_and_json(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["eval", str(trained / "run"), "--device", "cpu", "--missing", "--batch-size", "7"]
-    assert reid.run(words) == 0
+    assert call("reid", words) == 0
     table = capsys.readouterr().out
     assert "leave-out" in table and "zero" in table and "mAP" in table
-    assert reid.run([*words, "--json", "--pattern", "1", "--cost"]) == 0
+    assert call("reid", [*words, "--json", "--pattern", "1", "--cost"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert len(found["results"]) == 13 and found["cost"]["gflops"] > 0
     assert {row["pattern"] for row in found["results"]} == {1}
 
 
 def test_show_writes_pictures(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert reid.run(["show", str(trained / "run"), "--out", str(trained / "pictures"), "--queries", "2"]) == 0
+    assert call("reid", ["show", str(trained / "run"), "--out", str(trained / "pictures"), "--queries", "2"]) == 0
     names = [Path(line).name for line in capsys.readouterr().out.split()]
     assert names == ["ranked.png", "kept.png"] and all((trained / "pictures" / name).stat().st_size for name in names)
 
@@ -87,7 +86,7 @@ def test_mistakes_end_in_one_sentence(
 ) -> None:
     places = {"tmp": tmp_path, "run": trained / "run", "data": trained / "data"}
     with pytest.raises(ValueError, match=r".") as caught:
-        reid.run([word.format(**places) for word in words])
+        call("reid", [word.format(**places) for word in words])
     assert sentence in str(caught.value) and "Traceback" not in capsys.readouterr().err
 
 
@@ -101,12 +100,12 @@ def test_settings_are_taken_from_any_place(tmp_path: Path) -> None:
         ["eval", "RUN", "--batch-size", "64", *given, "--rerank"],
         ["eval", *given, "RUN", "--rerank"],
     ):
-        options = reid.build_parser().parse_args(words)
+        options = parser_of("reid").parse_args(words)
         assert (str(options.run), options.rerank, options.batch_size) == ("RUN", True, 64)
         assert options.settings == dict(word.split("=") for word in given)
-    parser = reid.build_parser()
+    parser = parser_of("reid")
     named = parser.parse_args(["train", "--config", str(here), "--out", str(tmp_path / "c.d=e")])
-    assert named.out == tmp_path / "c.d=e" and named.settings == {}
+    assert named.out == str(tmp_path / "c.d=e") and named.settings == {}
     for words in (["--train.epochs"], ["--train.epochs", "--fresh"]):
         with pytest.raises(ValueError, match=r"--train\.epochs needs a value"):
             parser.parse_args(["train", "--out", "R", *words])
@@ -129,7 +128,7 @@ def test_what_was_left_out_and_not_counted_is_said(
         shot = sorted((root / "train" / sensor).iterdir())[0]
         shutil.copy(shot, root / "gallery" / sensor / shot.name)
     words = ["eval", str(trained / "run"), "--device", "cpu", f"data.root={root}", "data.on_problem=skip"]
-    assert reid.run(words) == 0
+    assert call("reid", words) == 0
     said = capsys.readouterr()
     lone = len([path for path in (root / "query" / "RGB").iterdir() if path.name.startswith(query[:4])])
     assert f"{lone} queries have no match in another camera and are not counted" in said.out
@@ -146,7 +145,7 @@ def test_a_damaged_state_and_places_that_cannot_be_written_are_sentences(trained
         (["synth", str(tmp_path / "file" / "s"), "--identities", "8"], "is a file, not a folder"),
     ):
         with pytest.raises(ValueError, match=sentence):
-            reid.run(words)
+            call("reid", words)
     assert (tmp_path / "file").read_text() == "mine"
     whole = find_checkpoint(trained / "run", "best")
     about = load(whole, optimizer=False).state["about"]
@@ -156,7 +155,7 @@ def test_a_damaged_state_and_places_that_cannot_be_written_are_sentences(trained
         store = CheckpointStore(tmp_path / part, 1, lambda _: None)
         store.save(replace(state, state={**state.state, "about": less}))
         with pytest.raises(ValueError, match=f"does not say how to build the model .*'{part}' is missing"):
-            reid.run(["eval", str(tmp_path / part), "--which", "last", "--device", "cpu"])
+            call("reid", ["eval", str(tmp_path / part), "--which", "last", "--device", "cpu"])
 
 
 def test_synth_leaves_a_folder_that_is_not_its_own(tmp_path: Path) -> None:
@@ -165,10 +164,10 @@ def test_synth_leaves_a_folder_that_is_not_its_own(tmp_path: Path) -> None:
     mine.write_bytes(b"mine")
     small = ["--identities", "4", "--images", "4", "--height", "16", "--width", "16", "--workers", "1"]
     with pytest.raises(ValueError, match=r"set\.partial is in the way"):
-        reid.run(["synth", str(tmp_path / "set"), *small])
+        call("reid", ["synth", str(tmp_path / "set"), *small])
     assert mine.read_bytes() == b"mine"
     mine.unlink()
     (mine.parent / ".seps-unfinished").touch()
-    assert reid.run(["synth", str(tmp_path / "set"), *small]) == 0
+    assert call("reid", ["synth", str(tmp_path / "set"), *small]) == 0
     assert {path.name for path in (tmp_path / "set").iterdir()} == {"train", "query", "gallery", "manifest.json"}
     assert not mine.parent.exists()

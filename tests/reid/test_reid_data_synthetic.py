@@ -12,14 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 import seps
 from seps.reid.data import ReidDataError, load
 from seps.reid.synthetic import Shot, SyntheticConfig, World, make_synthetic, plan_shots
 from seps.reid.synthetic.canvas import FIGURE, Canvas, Frame, Material
 from seps.reid.synthetic.people import ATTRIBUTES, paint_person
-from seps.reid.synthetic.truth import BLIND, on_figure, patch_shares, truth
+from seps.reid.synthetic.truth import BLIND, truth
 
 SMALL = {"identities": 6, "images_per_identity": 5, "cameras": 3, "size": (64, 32)}
 
@@ -178,11 +177,6 @@ def test_the_truth_says_what_lies_where(tmp_path: Path) -> None:
     seen = kinds[:, :2].reshape(22, 2, -1)
     both = (seen != BLIND).all(axis=1)
     assert np.array_equal(seen[:, 0][both], seen[:, 1][both])
-    shares = patch_shares(torch.from_numpy(kinds), (8, 4))
-    torch.testing.assert_close(shares.sum(dim=-1), torch.ones(22, 3, 32))
-    torch.testing.assert_close(shares[0, 1, 5, 3], torch.from_numpy(kinds[0, 1, 8:16, 8:16] == 3).float().mean())
-    keep = on_figure(shares)
-    assert bool((keep.sum(dim=-1) >= 1).all()) and bool((keep[shares[..., 2] >= 0.25] == 1).all())
     with pytest.raises(ReidDataError, match="no shot 'nobody'"):
         truth(tmp_path / "set", ["nobody"])
     with pytest.raises(ReidDataError, match=r"manifest\.json"):

@@ -13,10 +13,10 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks import reid_synthetic as experiment
-from benchmarks.reid_truth import Truth, kept_rows
+from benchmarks.reid_truth import Truth, kept_rows, on_figure, patch_shares
 
 from seps.reid.config import from_mapping
-from seps.reid.synthetic.truth import KINDS, on_figure, patch_shares
+from seps.reid.synthetic.truth import KINDS
 from seps.reid.task import load_dataset
 
 SIZES = {
@@ -96,3 +96,13 @@ def test_the_oracle_keeps_the_figure_and_follows_crops_and_flips(tmp_path: Path)
     alone = task.model.embed(batch.images, batch.cameras).original.view(-1, 3, 16)
     assert (blocks[:, 1] == 0).all()
     torch.testing.assert_close(blocks[:, 0], alone[:, 0] * (3 / 2) ** 0.5)
+
+
+def test_the_oracle_keeps_the_patches_that_show_the_figure() -> None:
+    kinds = torch.randint(0, len(KINDS), (5, 3, 64, 32), generator=torch.Generator().manual_seed(0))
+    kinds[0] = 0
+    shares = patch_shares(kinds, (8, 4))
+    torch.testing.assert_close(shares.sum(dim=-1), torch.ones(5, 3, 32))
+    torch.testing.assert_close(shares[1, 1, 5, 3], (kinds[1, 1, 8:16, 8:16] == 3).float().mean())
+    keep = on_figure(shares)
+    assert bool((keep.sum(dim=-1) >= 1).all()) and bool((keep[shares[..., 2] >= 0.25] == 1).all())

@@ -17,7 +17,7 @@ import torch
 from PIL import Image, PngImagePlugin
 
 from seps.cli import compare as compare_command
-from seps.cli.main import main
+from seps.cli.main import main, parser_of
 from seps.config import ConfigError
 from seps.experiments.compare import Trial, config_for, gradient_at_patches, protocols_for, run_one
 from seps.experiments.report import Figure, finished, markdown, plot_differences, rows_of, summarise
@@ -170,7 +170,8 @@ def test_a_failed_command_can_be_corrected_and_decodes_each_photo_once(
 
     # With a result there, another recipe is refused; settings of the machine are not part of it.
     more = ["--only", "mean", "--seeds", "1", "--set", "train.batch_size=12"]
-    options = compare_command._options(arguments(encoders, scenes, dev_scenes, out, *more, "train.chunk_size=4")[1:])
+    given = arguments(encoders, scenes, dev_scenes, out, *more, "train.chunk_size=4")
+    options = parser_of("compare").parse_args(given[1:])
     assert compare_command._recipe(options, out).train.chunk_size == 4
     assert main(arguments(encoders, scenes, dev_scenes, out, "--only", "mean", "--seeds", "1")) == 2
     assert "another suite or recipe" in capsys.readouterr().err

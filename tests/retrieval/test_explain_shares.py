@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from seps.cli import explain as explain_command
+from seps.cli.main import call
 from seps.config import SlimmingConfig
 from seps.nn.attribution import shares
 from seps.nn.slimming import PatchSlimming
@@ -118,9 +118,9 @@ def test_masking_the_named_patches_lowers_the_score() -> None:
 
 def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, out = paint(tmp_path / "p.jpg", 3), tmp_path / "out.png"
-    assert explain_command.run([str(path), "a dog", "-o", str(out), "--model", model_folder(), "--json"]) == 0
+    assert call("explain", [str(path), "a dog", "-o", str(out), "--model", model_folder(), "--json"]) == 0
     values = json.loads(capsys.readouterr().out)
     assert sum(part["contribution"] for part in values["words"]) == pytest.approx(values["score"], abs=1e-4)
     assert Image.open(out).format == "PNG"
     with pytest.raises(ValueError, match=r"name a \.png"):
-        explain_command.run([str(path), "a dog", "-o", "out.pdf", "--model", model_folder()])
+        call("explain", [str(path), "a dog", "-o", "out.pdf", "--model", model_folder()])

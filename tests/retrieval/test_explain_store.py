@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from seps.cli import explain as explain_command
-from seps.cli import search as search_command
+from seps.cli.main import call
 from seps.retrieval.explain.stored import StoredExplainer, find_image
 from seps.retrieval.index.rows import StoreError, row_id
 from seps.retrieval.index.search import Searcher
@@ -32,8 +31,8 @@ def _loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seps.retrieval.index.search.from_pretrained", lambda *_, **__: model())
 
 
-def asked(capsys: pytest.CaptureFixture[str], command: Any, *words: str) -> str:
-    assert command.run(list(words)) == 0
+def asked(capsys: pytest.CaptureFixture[str], command: str, *words: str) -> str:
+    assert call(command, words) == 0
     return capsys.readouterr().out
 
 
@@ -43,11 +42,11 @@ def test_the_score_is_the_score_of_the_search(tmp_path: Path, capsys: pytest.Cap
     folder = gallery(tmp_path / "g", 5, described=3)
     index(folder, tmp_path / "s", **KINDS[kind])
     store = ["--store", str(tmp_path / "s")]
-    found = json.loads(asked(capsys, search_command, QUERY, *store, "--json"))
-    table = asked(capsys, search_command, QUERY, *store).splitlines()[1:]
+    found = json.loads(asked(capsys, "search", QUERY, *store, "--json"))
+    table = asked(capsys, "search", QUERY, *store).splitlines()[1:]
     assert len(found) == 5
     for hit, line in zip(found, table, strict=True):
-        by_id = json.loads(asked(capsys, explain_command, hit["id"], QUERY, *store, "--json"))
+        by_id = json.loads(asked(capsys, "explain", hit["id"], QUERY, *store, "--json"))
         assert round(by_id["score"], 6) == hit["score"]
         described = hit["path"][-6:] < "03.jpg"
         assert bool(by_id["description"]) == described
@@ -57,7 +56,7 @@ def test_the_score_is_the_score_of_the_search(tmp_path: Path, capsys: pytest.Cap
         by_image = sum(by_id["patches"]) + by_id["elsewhere"] + by_id["rest"]
         by_image += sum(part["contribution"] for part in by_id["description"])
         assert by_image == pytest.approx(hit["score"], abs=1e-5)
-        shown = asked(capsys, explain_command, hit["path"], QUERY, *store).splitlines()[0]
+        shown = asked(capsys, "explain", hit["path"], QUERY, *store).splitlines()[0]
         assert shown.split(";")[0] == f"score {line.split()[1]}"
 
 
@@ -99,19 +98,19 @@ def test_a_score_from_elsewhere_is_not_taken_over(tmp_path: Path) -> None:
 
 def test_without_a_store_it_says_what_was_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(paint(tmp_path / "p.jpg", 3))
-    plain = asked(capsys, explain_command, path, "a dog", "--model", model_folder())
+    plain = asked(capsys, "explain", path, "a dog", "--model", model_folder())
     assert "No description of the picture took part" in plain and "--store DIR" in plain
-    given = asked(capsys, explain_command, path, "a dog", "--model", model_folder(), "--dense", "Two dogs.")
+    given = asked(capsys, "explain", path, "a dog", "--model", model_folder(), "--dense", "Two dogs.")
     assert "No description" not in given
     with pytest.raises(ValueError, match="do not go together"):
-        explain_command.run([path, "a dog", "--store", "s", "--dense", "Two dogs."])
+        call("explain", [path, "a dog", "--store", "s", "--dense", "Two dogs."])
 
 
 def test_the_thumbnail_is_drawn_where_the_file_is_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     index(gallery(tmp_path / "g", 2), tmp_path / "s")
     (tmp_path / "g").rename(tmp_path / "away")
     out = tmp_path / "why.png"
-    said = asked(capsys, explain_command, "p00.jpg", QUERY, "--store", str(tmp_path / "s"), "-o", str(out))
+    said = asked(capsys, "explain", "p00.jpg", QUERY, "--store", str(tmp_path / "s"), "-o", str(out))
     assert out.is_file() and "thumbnail is drawn instead" in said
 
 
@@ -125,10 +124,10 @@ def test_names_and_words_do_not_reach_the_terminal_as_commands(
     store = ["--store", str(tmp_path / "s")]
     for more in ((), ("--json",)):
         for command, words in (
-            (search_command, ("a dog",)),
-            (explain_command, (evil, "a\x1b[31mdog \x9b2J")),
+            ("search", ("a dog",)),
+            ("explain", (evil, "a\x1b[31mdog \x9b2J")),
         ):
             said = asked(capsys, command, *words, *store, *more)
             assert all(line.isprintable() for line in said.split("\n"))
-    assert json.loads(asked(capsys, search_command, "a dog", *store, "--json"))[0]["path"] == evil
-    assert "[red]x\\x1b[31m\\x9b2J\\u202egpj.jpg" in asked(capsys, search_command, "a dog", *store)
+    assert json.loads(asked(capsys, "search", "a dog", *store, "--json"))[0]["path"] == evil
+    assert "[red]x\\x1b[31m\\x9b2J\\u202egpj.jpg" in asked(capsys, "search", "a dog", *store)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from seps.cli import index as index_command
+from seps.cli.main import call
 from seps.ray_cluster import RayConfig, connected
 from seps.retrieval.data import ImageSource
 from seps.retrieval.index import build as indexing
@@ -108,7 +108,7 @@ def test_a_cluster_gives_the_same_store(
     monkeypatch.setattr(indexing, "Preparer", Dying)
     monkeypatch.setattr("seps.retrieval.index.ray.TRIES", 1)
     arguments = [str(folder), "--store", str(tmp_path / "ray"), "--model", model_folder(), "--engine", "ray", "--json"]
-    index_command.run([*arguments, "--workers", "2"])
+    call("index", [*arguments, "--workers", "2"])
     shown = capsys.readouterr().out
     # The cluster of the tests outlives the command, so Ray may print before and after it.
     told = json.JSONDecoder().raw_decode(shown[shown.index("{") :])[0]

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from seps.cli import index as index_command
-from seps.cli import search as search_command
+from seps.cli.main import call
 from seps.retrieval import Filters, Searcher
 from seps.retrieval.config import ModelConfig
 from seps.retrieval.data import load_jsonl
@@ -158,18 +157,18 @@ def test_image_source_stays_inside(searcher: Searcher) -> None:
 def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, store = gallery(tmp_path / "g", 4), str(tmp_path / "s")
     (folder / "bad.jpg").write_bytes(b"")
-    assert index_command.run([str(folder), "--store", store, "--model", model_folder(), "--precision", "int8"]) == 0
+    assert call("index", [str(folder), "--store", store, "--model", model_folder(), "--precision", "int8"]) == 0
     shown = capsys.readouterr()
     assert "4 new" in shown.out and "bad.jpg: the file is empty" in shown.err
     for action in ("--status", "--verify", "--compact"):
-        assert index_command.run(["--store", store, action]) == 0
+        assert call("index", ["--store", store, action]) == 0
     assert "4 images checked, 0 problems." in capsys.readouterr().out
-    assert search_command.run(["a dog", "--store", store, "-k", "2", "--json", "--exact"]) == 0
+    assert call("search", ["a dog", "--store", store, "-k", "2", "--json", "--exact"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [entry["rank"] for entry in found] == [1, 2] and {"path", "score", "rank"} <= found[0].keys()
-    assert search_command.run(["--image", str(folder / "p00.jpg"), "--store", store]) == 0
+    assert call("search", ["--image", str(folder / "p00.jpg"), "--store", store]) == 0
     assert "p00.jpg" in capsys.readouterr().out.splitlines()[1]
     (folder / "p00.jpg").unlink()
-    assert index_command.run(["--store", store, "--verify"]) == 1
+    assert call("index", ["--store", store, "--verify"]) == 1
     with pytest.raises(ValueError, match="sentence"):
-        search_command.run(["--store", store])
+        call("search", ["--store", store])

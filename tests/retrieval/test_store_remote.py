@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from seps import locks
-from seps.cli import index as index_command
+from seps.cli.main import call
 from seps.locks import FREE, LOCK_TABLE, FileInUse, RemoteLock
 from seps.retrieval.index.build import IndexOptions, index_folder
 from seps.retrieval.index.maintenance import status, verify
@@ -95,7 +95,7 @@ def test_index_search_and_read_while_one_writes(bucket: str, tmp_path: Path, mon
     assert len(there.search("a dog", k=50)) == 10
     assert verify(Store.open(place)) == []
     assert status(Store.open(place))["disk_bytes"] > 10 * 1000
-    assert index_command.run(["--store", place, "--compact"]) == 0
+    assert call("index", ["--store", place, "--compact"]) == 0
     assert len(Store.open(place)) == 10
     assert sorted(path.name for path in tmp_path.iterdir()) == ["g", "local"]  # nothing of it is in local files
 

@@ -242,7 +242,7 @@ def scored(call):
 @pytest.mark.parametrize("backend", ["auto", "factored", "reference"])
 def test_score_matrix(idea, backend):
     name, net, data, described, truth = idea
-    call = {"dense": described["dense"], "dense_lens": described["dense_lengths"], "backend": backend}
+    call = {"dense": described["dense"], "dense_lengths": described["dense_lengths"], "backend": backend}
     found, said = scored(lambda: score_matrix(net, data["images"], data["words"], data["lengths"], **call))
     torch.testing.assert_close(found, truth, atol=1e-5, rtol=0)
     assert bool(said) == (backend != "reference" and name not in HANDLED)
@@ -336,7 +336,7 @@ def test_a_subclass_of_the_compatible_network():
     torch.manual_seed(0)
     net = Mine(16, 12, aggr_ratio=0.5, has_cls=True).eval()
     data = make_inputs(net.config)
-    pair = {"paired_dense": data["paired"], "paired_dense_lens": data["paired_lengths"]}
+    pair = {"paired_dense": data["paired"], "paired_dense_lengths": data["paired_lengths"]}
     call = (data["images"], data["words"], data["lengths"])
     found, said = scored(lambda: score_matrix(net, *call, **pair))
     assert said and torch.equal(found, net(*call, data["paired"], data["paired_lengths"]))

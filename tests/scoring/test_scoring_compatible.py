@@ -34,7 +34,7 @@ def test_score_matrix_before_any_forward(name, backend, paired):
     call = (data["images"], data["words"], data["lengths"])
     extra, long = {}, ()
     if paired:
-        extra = {"paired_dense": data["paired"], "paired_dense_lens": data["paired_lengths"]}
+        extra = {"paired_dense": data["paired"], "paired_dense_lengths": data["paired_lengths"]}
         long = (data["paired"], data["paired_lengths"])
     found = score_matrix(net, *call, backend=backend, **extra)
     torch.testing.assert_close(found, net.eval()(*call, *long), atol=1e-5, rtol=0)

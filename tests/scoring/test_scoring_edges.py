@@ -22,7 +22,7 @@ def test_a_network_left_in_training_is_evaluated(name, backend):
     """It was random without a word; the mode comes back as it was."""
     config = CONFIGS[name]
     net, data = make_net(config), make_inputs(config, texts=40)
-    options = {"dense": data["dense"], "dense_lens": data["dense_lengths"], "backend": backend}
+    options = {"dense": data["dense"], "dense_lengths": data["dense_lengths"], "backend": backend}
     expected = score_matrix(net, data["images"], data["words"], data["lengths"], **options)
     net.train()
     net.hrpa.eval()
@@ -72,13 +72,13 @@ class TestNothing:
         config = CONFIGS[name]
         net, data = make_net(config), make_inputs(config)
         pictures, words = data["images"][:images], data["words"][:texts]
-        described = {"dense": data["dense"][:images], "dense_lens": data["dense_lengths"][:images]}
-        paired = {"paired_dense": data["paired"][:texts], "paired_dense_lens": data["paired_lengths"][:texts]}
+        described = {"dense": data["dense"][:images], "dense_lengths": data["dense_lengths"][:images]}
+        paired = {"paired_dense": data["paired"][:texts], "paired_dense_lengths": data["paired_lengths"][:texts]}
         for extra in ({}, described, paired, {"out": torch.empty(images, texts)}):
             found = score_matrix(net, pictures, words, data["lengths"][:texts], backend=backend, **extra)
             assert found.shape == (images, texts) and found.dtype == torch.float32
         with torch.no_grad():
-            side = net.encode_images(pictures, dense=described["dense"], dense_lengths=described["dense_lens"])
+            side = net.encode_images(pictures, dense=described["dense"], dense_lengths=described["dense_lengths"])
         assert score_state(net, side, words, backend=backend).shape == (images, texts)
         assert score_matrix(net, [pictures, side], words, backend=backend).shape == (2 * images, texts)
         for query, queries, gallery in (("text", texts, images), ("image", images, texts)):
@@ -126,7 +126,7 @@ def test_guides_that_do_not_fit(guides, message):
         with pytest.raises(InputError, match=message):
             score_matrix(net, [ImageBlock(data["images"], guides=guides)], *call[1:], backend=backend)
         with pytest.raises(InputError, match=message):
-            score_matrix(net, *call, guides=guides, backend=backend, paired_dense=pair[0], paired_dense_lens=pair[1])
+            score_matrix(net, *call, guides=guides, backend=backend, paired_dense=pair[0], paired_dense_lengths=pair[1])
     with pytest.raises(InputError, match=message):
         score_with_gradient(net, *call, guides=guides)
 
@@ -159,9 +159,8 @@ def test_rows_that_do_not_fit_the_images(name, rows, backend):
     fields = {"dense": data["dense"], "dense_lengths": data["dense_lengths"], name: wrong[name]}
     with pytest.raises(InputError, match="for 4 images"):
         score_matrix(net, [ImageBlock(data["images"], **fields)], data["words"], backend=backend)
-    renamed = {"dense_lens" if key == "dense_lengths" else key: value for key, value in fields.items()}
     with pytest.raises(InputError, match="for 4 images"):
-        score_matrix(net, data["images"], data["words"], backend=backend, **renamed)
+        score_matrix(net, data["images"], data["words"], backend=backend, **fields)
     with pytest.raises(InputError, match="for 4 images"):
         score_with_gradient(net, data["images"], data["words"], **fields)
 

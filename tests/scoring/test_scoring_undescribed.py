@@ -62,7 +62,8 @@ def test_the_scorer(case, backend, texts):
     net, data, _, _ = case
     words, lengths = make_inputs(net.config, texts=texts)["words"], None
     whole = net(data["images"], words, lengths, dense=data["dense"], dense_lengths=LENGTHS)
-    found = score_matrix(net, data["images"], words, lengths, dense=data["dense"], dense_lens=LENGTHS, backend=backend)
+    described = {"dense": data["dense"], "dense_lengths": LENGTHS}
+    found = score_matrix(net, data["images"], words, lengths, **described, backend=backend)
     torch.testing.assert_close(found, whole, atol=1e-5, rtol=0)
 
 
@@ -149,7 +150,7 @@ def test_guides_act_in_the_published_pairing(role):
     net, data = make_net(config), make_inputs(config)
     guides = {"audio": torch.randn(4, config.embed_size)}
     call = (net, data["images"], data["words"], data["lengths"])
-    pair = {"paired_dense": data["paired"], "paired_dense_lens": data["paired_lengths"]}
+    pair = {"paired_dense": data["paired"], "paired_dense_lengths": data["paired_lengths"]}
     slow = score_matrix(*call, **pair, guides=guides, backend="reference")
     fast = score_matrix(*call, **pair, guides=guides, backend="factored")
     torch.testing.assert_close(fast, slow, atol=1e-5, rtol=0)

@@ -22,7 +22,7 @@ pytest.importorskip("uvicorn")
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
 def test_serves_and_stops(tmp_path: Path, host: str) -> None:
     index(gallery(tmp_path / "g", 2), tmp_path / "s")
-    script = "import sys; from seps.cli.serve import run; sys.exit(run(sys.argv[1:]))"
+    script = "import sys; from seps.cli.main import call; sys.exit(call('serve', sys.argv[1:]))"
     process = subprocess.Popen(
         [sys.executable, "-c", script, "--store", str(tmp_path / "s"), "--port", "0", "--host", host],
         stdout=subprocess.PIPE,

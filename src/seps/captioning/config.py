@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 from urllib.parse import urlsplit
 
+from seps.training.config import CheckedSettings
+
 BackendKind = Literal["transformers", "openai"]
 BadAnswer = Literal["empty", "loop", "refusal", "cut"]
 
@@ -18,13 +20,8 @@ ACCEPTABLE: tuple[BadAnswer, ...] = get_args(BadAnswer)[1:]  # an empty answer d
 LOCAL_URL = "http://localhost:8000/v1"
 
 
-def _check(good: bool, field_name: str, value: object, remedy: str) -> None:
-    if not good:
-        raise ValueError(f"{field_name} is {value!r}. {remedy}")
-
-
 @dataclass(frozen=True)
-class Sampling:
+class Sampling(CheckedSettings):
     """How one answer is drawn; the published settings are the defaults. Raises ValueError naming the field.
 
     temperature 0 always takes the likeliest token. max_tokens: new tokens at most, after which an answer is cut.
@@ -37,11 +34,11 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _check(bool(self.prompt.strip()), "prompt", self.prompt, "Say what the model shall write.")
-        _check(0.0 <= self.temperature <= 2.0, "temperature", self.temperature, "Choose a number from 0 to 2.")
-        _check(0.0 < self.top_p <= 1.0, "top_p", self.top_p, "Choose a number above 0, at most 1.")
-        _check(self.max_tokens >= 1, "max_tokens", self.max_tokens, "Choose at least 1.")
-        _check(0 <= self.seed < 2**31, "seed", self.seed, "Choose a number from 0 to 2147483647.")
+        self._require("prompt", bool(self.prompt.strip()), "say what the model shall write")
+        self._require("temperature", 0.0 <= self.temperature <= 2.0, "choose a number from 0 to 2")
+        self._require("top_p", 0.0 < self.top_p <= 1.0, "choose a number above 0, at most 1")
+        self._require("max_tokens", self.max_tokens >= 1, "choose at least 1")
+        self._require("seed", 0 <= self.seed < 2**31, "choose a number from 0 to 2147483647")
 
     def retry(self, attempt: int) -> Sampling:
         """The settings of attempt 0, 1, ...: another seed and a higher temperature each time."""
@@ -52,7 +49,7 @@ class Sampling:
 
 
 @dataclass(frozen=True)
-class CaptionConfig:
+class CaptionConfig(CheckedSettings):
     """What to write and what counts as written. Raises ValueError naming the field, its value and the remedy.
 
     bad_retries: how often a bad answer (see quality.py) is asked for again before its image is set aside.
@@ -68,13 +65,12 @@ class CaptionConfig:
     mixed: bool = False
 
     def __post_init__(self) -> None:
-        _check(self.bad_retries >= 0, "bad_retries", self.bad_retries, "Choose 0 or more.")
-        good = set(self.accept) <= set(ACCEPTABLE)
-        _check(good, "accept", self.accept, f"Choose from {', '.join(ACCEPTABLE)}.")
+        self._require("bad_retries", self.bad_retries >= 0, "choose 0 or more")
+        self._require("accept", set(self.accept) <= set(ACCEPTABLE), f"choose from {', '.join(ACCEPTABLE)}")
 
 
 @dataclass(frozen=True)
-class BackendConfig:
+class BackendConfig(CheckedSettings):
     """Who writes. Raises ValueError naming the field, its value and the remedy.
 
     model: transformers: a folder or a hub id; openai: the server's name for it, "" takes the only one it has.
@@ -107,23 +103,19 @@ class BackendConfig:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _check(
-            self.kind in get_args(BackendKind), "backend", self.kind, f"Choose from {', '.join(get_args(BackendKind))}."
-        )
-        for name in ("batch_size", "parallel", "give_up_after"):
-            _check(getattr(self, name) >= 1, name, getattr(self, name), "Choose at least 1.")
-        for name in ("retries", "requests_per_minute", "max_side", "backoff"):
-            _check(getattr(self, name) >= 0, name, getattr(self, name), "Choose 0 or more.")
-        _check(0 < self.timeout < math.inf, "timeout", self.timeout, "Choose a number of seconds.")
+        self._require_choice("kind", BackendKind)
+        self._require_each("batch_size parallel give_up_after", lambda v: v >= 1, "choose at least 1")
+        self._require_each("retries requests_per_minute max_side backoff", lambda v: v >= 0, "choose 0 or more")
+        self._require("timeout", 0 < self.timeout < math.inf, "choose a number of seconds")
         if self.kind == "transformers":
-            _check(bool(self.model), "model", self.model, "Name a folder or a hub id.")
+            self._require("model", bool(self.model), "name a folder or a hub id")
         else:
             self._check_server()
 
     def _check_server(self) -> None:
         address = urlsplit(self.url)
         good = address.scheme in ("http", "https") and bool(address.hostname)
-        _check(good, "url", self.url, f"Write it like {LOCAL_URL}.")
+        self._require("url", good, f"write it like {LOCAL_URL}")
         # A key with a line feed or a letter outside ASCII would break the header it is sent in.
         if self.api_key and not re.fullmatch(r"[\x21-\x7e]+", self.api_key):
             raise ValueError("The API key holds spaces or characters outside ASCII. Check the file it comes from.")

@@ -9,12 +9,12 @@ import json
 import math
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from seps.ray_cluster import RayConfig, load_ray
+from seps.ray_cluster import RayConfig, connected
 from seps.retrieval.data import ImageSource, UnreadableImage, read_source
 
 from .backends import Answer, Backend, FatalError, Stopped, build
@@ -124,7 +124,7 @@ def _judge(one: _Pending, answer: Answer | ValueError, attempt: int, config: Cap
 
 def run_local(
     items: Sequence[Item], backend: Backend, config: CaptionConfig, halt: threading.Event, stop: Stop
-) -> Iterator[ImageOutcome]:
+) -> Generator[ImageOutcome]:
     """Outcomes as they come, described by `backend.parallel` threads; few images are under way at a time.
 
     Threads by hand, because an executor's are no daemons: a second Ctrl-C would wait for a request that hangs.
@@ -179,41 +179,36 @@ def run_ray(
     ray_config: RayConfig,
     halt: threading.Event,
     stop: Stop,
-) -> Iterator[ImageOutcome]:
+) -> Generator[ImageOutcome]:
     """Outcomes as the cluster delivers them, block by block. Raises ValueError where Ray is missing.
 
     The workers read the images themselves: the paths must lead to them on every machine. They share the rate limit.
     A worker that finds its backend unusable ends the run.
     """
-    ray = load_ray("ray.data")
-    started = not ray.is_initialized()
-    if started:
-        ray.init(address=ray_config.address or None, log_to_driver=False)
     each = replace(backend, requests_per_minute=backend.requests_per_minute / ray_config.workers)
     batch = backend.batch_size if backend.kind == "transformers" else 4 * backend.parallel
     # A block is what reaches the driver at once, and so what a killed driver loses at most.
     blocks = min(MOST_BLOCKS, math.ceil(len(items) / batch))
-    described = ray.data.from_items([{"item": pack(item)} for item in items], override_num_blocks=blocks).map_batches(
-        Describer,
-        fn_constructor_kwargs={"backend": each, "config": config},
-        batch_size=batch,
-        compute=ray.data.ActorPoolStrategy(size=ray_config.workers),
-        num_gpus=ray_config.gpus or None,
-    )
-    try:
-        # Whole blocks: stopping between two rows of one would throw finished work away.
-        for block in described.iter_batches(batch_size=None, batch_format="numpy"):
-            for text in block.get("outcome", ()):
-                yield ImageOutcome(**json.loads(text))
-            if stop():
-                halt.set()
-            if halt.is_set():
-                return
-    except ray.exceptions.RayError as error:
-        yield ImageOutcome("", "fatal", reason=f"Ray: {str(error).strip().splitlines()[-1]}")
-    finally:
-        if started:
-            ray.shutdown()
+    packed = [{"item": pack(item)} for item in items]
+    with connected(ray_config, "ray.data") as ray:
+        described = ray.data.from_items(packed, override_num_blocks=blocks).map_batches(
+            Describer,
+            fn_constructor_kwargs={"backend": each, "config": config},
+            batch_size=batch,
+            compute=ray.data.ActorPoolStrategy(size=ray_config.workers),
+            num_gpus=ray_config.gpus or None,
+        )
+        try:
+            # Whole blocks: stopping between two rows of one would throw finished work away.
+            for block in described.iter_batches(batch_size=None, batch_format="numpy"):
+                for text in block.get("outcome", ()):
+                    yield ImageOutcome(**json.loads(text))
+                if stop():
+                    halt.set()
+                if halt.is_set():
+                    return
+        except ray.exceptions.RayError as error:
+            yield ImageOutcome("", "fatal", reason=f"Ray: {str(error).strip().splitlines()[-1]}")
 
 
 class Describer:

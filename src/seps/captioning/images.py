@@ -13,7 +13,7 @@ from typing import Any
 from PIL import Image
 
 from seps.retrieval.data import DataError, ImageSource, load_jsonl, shard_members
-from seps.retrieval.data.gallery import SUFFIXES, Problem, is_hidden, walk
+from seps.retrieval.data.gallery import SUFFIXES, Problem, walk, why_skipped
 from seps.retrieval.data.images import MAX_PIXELS, decode_upright, opened
 
 SENT_AS_THEY_ARE = {"JPEG": "image/jpeg", "PNG": "image/png", "WEBP": "image/webp"}
@@ -62,7 +62,8 @@ def scan_images(path: str | os.PathLike[str], images_root: str | os.PathLike[str
         items = [Item(found.member or found.path, found.source(gallery.root)) for found in gallery.images]
         images = ImageList(items, gallery.problems, gallery.skipped)
     elif suffix == ".tar":
-        images = ImageList([Item(name, ImageSource(path, name)) for name in shard_members(path) if _is_image(name)])
+        names = [name for name in shard_members(path) if why_skipped(name) is None]
+        images = ImageList([Item(name, ImageSource(path, name)) for name in names])
     elif suffix in SUFFIXES:
         raise DataError(f"{path} is one image. Give the folder that holds it, a .tar or a JSONL file.")
     else:
@@ -73,10 +74,6 @@ def scan_images(path: str | os.PathLike[str], images_root: str | os.PathLike[str
         raise DataError(f"{path} holds no images ({', '.join(sorted(SUFFIXES))}).{unread} Check the path.")
     _check_ids(images.items)
     return images
-
-
-def _is_image(name: str) -> bool:
-    return os.path.splitext(name)[1].lower() in SUFFIXES and not is_hidden(name)
 
 
 def _check_ids(items: list[Item]) -> None:

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from seps.files import sync
 from seps.locks import FileLock
 from seps.retrieval.data import DataError
 
@@ -58,7 +59,8 @@ class LineFile:
         self._handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._size = os.fstat(self._handle).st_size
         if new:
-            _sync_folder(self.path.parent)
+            with suppress(OSError):  # a new file's name is on the disk only when its folder is; not every system can
+                sync(self.path.parent)
         self.entries, self._lines = {}, 0
         for offset, raw in self._raw_lines():
             if not raw.endswith(b"\n"):
@@ -241,13 +243,3 @@ def _good_note(line: Line) -> tuple[int, str]:
     """How many words a description has, as counted when it was written, and what made it."""
     words = line.get("words")
     return words if isinstance(words, int) else len(str(line["dense"]).split()), sys.intern(maker_of(line))
-
-
-def _sync_folder(folder: Path) -> None:
-    """A new file's name is on the disk only when its folder is; not every system can do it."""
-    with suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

@@ -56,15 +56,13 @@ def answer_problem(text: str, finish: str) -> BadAnswer | None:
     return "cut" if finish == "length" else None
 
 
-def is_refusal(text: str, words: list[str] | None = None) -> bool:
+def is_refusal(text: str, words: list[str]) -> bool:
     """Whether a short text opens by saying that it will not or cannot describe the image."""
-    count = len(words_of(text) if words is None else words)
-    return count <= REFUSAL_WORDS and _REFUSAL.match(text.replace("\u2019", "'")) is not None
+    return len(words) <= REFUSAL_WORDS and _REFUSAL.match(text.replace("\u2019", "'")) is not None
 
 
-def is_loop(text: str, words: list[str] | None = None) -> bool:
+def is_loop(text: str, words: list[str]) -> bool:
     """Whether a text repeats itself: a phrase over and over, a sentence three times, or few distinct 4-grams."""
-    words = words_of(text) if words is None else words
     if _has_run(words):
         return True
     sentences = [tuple(words_of(part)) for part in _SENTENCE.split(text)]

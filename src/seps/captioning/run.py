@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import statistics
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -86,7 +87,7 @@ def caption_images(
     config = config or CaptionConfig()
     halt = threading.Event()
     with Journal(out) as journal:
-        outcomes: Iterator[ImageOutcome]
+        outcomes: Generator[ImageOutcome]
         if ray is None or not backend.model:  # a server without a named model is asked for it, once
             built = build(backend, halt)
             backend = replace(backend, model=built.model)
@@ -98,13 +99,14 @@ def caption_images(
             outcomes = run_ray(todo, backend, config, ray, halt, stop)
         tally = Tally(len(todo))
         progress(tally)
-        for outcome in outcomes:
-            _write(outcome, journal, tally, backend, config)
-            if tally.bad_in_a_row >= backend.give_up_after:
-                tally.problem = tally.problem or _too_many_bad(tally)
-            if tally.problem:
-                halt.set()
-            progress(tally)
+        with contextlib.closing(outcomes):  # a cluster must not outlive a run that fails
+            for outcome in outcomes:
+                _write(outcome, journal, tally, backend, config)
+                if tally.bad_in_a_row >= backend.give_up_after:
+                    tally.problem = tally.problem or _too_many_bad(tally)
+                if tally.problem:
+                    halt.set()
+                progress(tally)
         tally.interrupted = halt.is_set() and not tally.problem and tally.done < tally.total
         journal.tidy()
         return _report(items, journal, tally, backend, config)
@@ -125,39 +127,23 @@ def _write(
 
 def _good_line(outcome: ImageOutcome, backend: BackendConfig, config: CaptionConfig) -> Line:
     """The line of a description: `image` and `dense` as `attach_dense` reads them, and where it comes from."""
-    line: Line = {
-        "image": outcome.id,
-        "sha256": outcome.sha256,
-        "dense": outcome.text,
-        "model": backend.model,
-        "backend": backend.kind,
-        "settings": asdict(config.sampling),
-        "finish": outcome.finish,
-        "words": outcome.words,
-        "tokens": outcome.tokens,
-        "attempts": outcome.attempts,
-    }
+    own: Line = {"dense": outcome.text, "words": outcome.words, "tokens": outcome.tokens}
     if outcome.attempts > 1:
         used = config.sampling.retry(outcome.attempts - 1)
-        line["retry"] = {"after": outcome.bad, "temperature": used.temperature, "seed": used.seed}
-    return line
+        own["retry"] = {"after": outcome.bad, "temperature": used.temperature, "seed": used.seed}
+    return _line(outcome, own, backend, config)
 
 
 def _failed_line(outcome: ImageOutcome, backend: BackendConfig, config: CaptionConfig) -> Line:
     """The line of an image that was set aside, with the reason and the last answer for a person to judge."""
-    return {
-        "image": outcome.id,
-        "sha256": outcome.sha256,
-        "kind": outcome.kind,
-        "reason": outcome.reason,
-        "bad": outcome.bad,
-        "answer": outcome.text,
-        "finish": outcome.finish,
-        "model": backend.model,
-        "backend": backend.kind,
-        "settings": asdict(config.sampling),
-        "attempts": outcome.attempts,
-    }
+    own: Line = {"kind": outcome.kind, "reason": outcome.reason, "bad": outcome.bad, "answer": outcome.text}
+    return _line(outcome, own, backend, config)
+
+
+def _line(outcome: ImageOutcome, own: Line, backend: BackendConfig, config: CaptionConfig) -> Line:
+    made = {"model": backend.model, "backend": backend.kind, "settings": asdict(config.sampling)}
+    ended = {"finish": outcome.finish, "attempts": outcome.attempts}
+    return {"image": outcome.id, "sha256": outcome.sha256, **own, **made, **ended}
 
 
 def _with_hashes(items: Sequence[Item], journal: Journal, config: CaptionConfig) -> list[Item]:

@@ -12,24 +12,24 @@ from typing import TYPE_CHECKING, Any
 
 from seps.cli.shared.argtypes import default_device, device, input_file, non_negative, output_folder, positive
 from seps.cli.shared.errors import EXIT_USER_ERROR
-from seps.cli.shared.parser import Parser
-from seps.cli.shared.recipe import load_recipe, run_config
+from seps.cli.shared.parser import FORMER_OPTIONS, Parser
 from seps.cli.shared.text import say
+from seps.retrieval.config import RunConfig
 
 if TYPE_CHECKING:
     from seps.experiments.compare import Trial
     from seps.experiments.workers import Outcome
-    from seps.retrieval.config import RunConfig
-
 
 SUITE_NAMES = ("baselines", "ablation")  # as seps.experiments.compare has them, whose import takes seconds
 MACHINE_SETTINGS = ("chunk_size", "workers", "prefetch")
 """Of `train`: they may differ between the runs of one folder, so that a run out of memory can be made again."""
 
 
-def run(arguments: Sequence[str]) -> int:
+def run(options: argparse.Namespace) -> int:
     """Train what is not finished yet; results go to OUT/results.jsonl as they come, then OUT/table.md and plot.png."""
-    options = _options(arguments)
+    missing = [name for name in ("config", "data", "dev") if not getattr(options, name)]
+    if missing and not options.report:
+        options.parser.error(f"the following arguments are required: {', '.join(f'--{name}' for name in missing)}")
     from seps.experiments.compare import Trial
     from seps.experiments.report import finished
     from seps.experiments.suites import SUITES
@@ -60,9 +60,9 @@ def run(arguments: Sequence[str]) -> int:
     return EXIT_USER_ERROR if failed else 0
 
 
-def build_parser() -> argparse.ArgumentParser:
+def add_options(parser: Parser) -> None:
     """The options of `seps compare`."""
-    parser = Parser("seps compare", description=__doc__, settings=run_config)
+    parser.settings = RunConfig
     parser.add_argument("--suite", choices=SUITE_NAMES, default="baselines", help="what to compare")
     parser.add_argument("--config", type=input_file, help="YAML of the recipe all entries share (as for seps train)")
     parser.add_argument("--data", help="JSONL of the training images")
@@ -84,26 +84,16 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--keep-runs", action="store_true", help="keep the checkpoints")
     parser.add_argument("--report", action="store_true", help="train nothing: tables and plot from OUT/results.jsonl")
-    return parser
-
-
-def _options(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = build_parser()
-    options = parser.parse_args(arguments)
-    missing = [name for name in ("config", "data", "dev") if not getattr(options, name)]
-    if missing and not options.report:
-        parser.error(f"the following arguments are required: {', '.join(f'--{name}' for name in missing)}")
-    return options
 
 
 def _recipe(options: argparse.Namespace, out: Path) -> RunConfig:
     """The recipe. Raises ValueError where `out` holds results of another one."""
     from seps.experiments.report import finished
-    from seps.settings import parse_override
+    from seps.settings import load, parse_override
 
     former = dict(map(parse_override, options.set))
     changes = {"data.train": options.data, "data.dev": options.dev, **former, **options.settings}
-    recipe = load_recipe(options.config, changes)
+    recipe = load(RunConfig, options.config, changes, ignore=FORMER_OPTIONS)
     path = out / "recipe.json"
     # Without a result there is nothing to keep apart: a recipe that failed may be corrected.
     if path.is_file() and finished(out / "results.jsonl"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from seps.cli.shared.argtypes import output_file_anywhere
@@ -16,9 +15,8 @@ MADE_BY = "seps demo"
 """The comment in the picture by which the demo knows its own."""
 
 
-def build_parser() -> argparse.ArgumentParser:
+def add_options(parser: Parser) -> None:
     """The options of `seps demo`."""
-    parser = Parser("seps demo", description=__doc__)
     parser.add_argument("queries", nargs="*", help="sentences to search for (default: a few of ours)")
     parser.add_argument("--model", default="mini", help="'mini', a model folder, or a run of seps train")
     parser.add_argument(
@@ -29,13 +27,10 @@ def build_parser() -> argparse.ArgumentParser:
         help="picture to write (default: %(default)s); a file there that the demo did not write stays",
     )
     parser.add_argument("--force", action="store_true", help="overwrite such a file")
-    return parser
 
 
-def run(arguments: Sequence[str]) -> int:
+def run(options: argparse.Namespace) -> int:
     """Print the answers and write the picture."""
-    options = build_parser().parse_args(arguments)
-
     from PIL.PngImagePlugin import PngInfo
     from rich.console import Console
     from rich.markup import escape

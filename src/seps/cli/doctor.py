@@ -6,23 +6,19 @@ Exit status 0 when the core works and nothing installed is broken, 1 otherwise.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 
 from seps.cli.shared.parser import Parser
 from seps.cli.shared.text import print_json, printable
 from seps.doctor import Report, examine
 
 
-def build_parser() -> argparse.ArgumentParser:
+def add_options(parser: Parser) -> None:
     """The options of `seps doctor`."""
-    parser = Parser("seps doctor", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
-    return parser
 
 
-def run(arguments: Sequence[str]) -> int:
+def run(options: argparse.Namespace) -> int:
     """Examine and print."""
-    options = build_parser().parse_args(arguments)
     report = examine()
     if options.json:
         print_json(report.as_dict())
@@ -42,7 +38,6 @@ def report_lines(report: Report) -> list[str]:
         here = ", ".join(f"{package.name} {package.version}" for package in asked if package.version)
         absent = ", ".join(f"{package.name}{package.wanted}" for package in asked if not package.version)
         lines.append(f"  {extra or '(always)':<12} {here}{f'  (not installed: {absent})' if absent else ''}")
-    failed = [r.check for r in report.findings if r.status == "broken" or (r.status == "missing" and not r.extra)]
-    lines.append(f"Broken: {', '.join(failed)}." if failed else "Everything that is installed works.")
+    lines.append("Everything that is installed works." if report.ok else f"Broken: {', '.join(report.failed)}.")
     remedies = [f"  {command}" for command in report.remedies()]
     return [*lines, *(["To get or repair the rest:", *remedies] if remedies else [])]

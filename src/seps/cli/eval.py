@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from seps.cli.shared.argtypes import (
@@ -15,7 +14,6 @@ from seps.cli.shared.argtypes import (
     input_folder,
     output_file_or_stdout,
     positive,
-    refuse_same_file,
 )
 from seps.cli.shared.outputs import check_output, write_output
 from seps.cli.shared.parser import Parser
@@ -26,9 +24,8 @@ if TYPE_CHECKING:
     from seps.retrieval.eval.evaluate import EvaluationReport
 
 
-def build_parser() -> argparse.ArgumentParser:
+def add_options(parser: Parser) -> None:
     """The options of `seps eval`."""
-    parser = Parser("seps eval", description=__doc__)
     parser.add_argument("--model", default="mini", help="'mini', a model folder, or a run of seps train")
     parser.add_argument("--data", required=True, help="JSONL file, or FOLDER:SPLIT[:NAME] of the published layout")
     parser.add_argument("--images", type=input_folder, help="folder the images are in (default: that of the JSONL)")
@@ -58,17 +55,13 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="also write the figures to FILE ('-': standard output)",
     )
-    return parser
 
 
-def run(arguments: Sequence[str]) -> int:
+def run(options: argparse.Namespace) -> int:
     """Evaluate and print a table; `--json` writes the figures."""
-    parser = build_parser()
-    options = parser.parse_args(arguments)
     out = None
     if options.json and options.json != "-":
-        out = check_output(options.json, "--json", "rsum")
-        refuse_same_file("--json", options.json, (options.data, options.dense))
+        out = check_output(options.json, "--json", "rsum", (options.data, options.dense))
 
     from seps.cli.shared.progress import stage_progress
     from seps.retrieval.data import attach_dense, check_dataset, drop_bad, load_data

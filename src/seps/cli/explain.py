@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import io
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,9 +21,8 @@ if TYPE_CHECKING:
     from seps.retrieval.explain.explanation import Explanation
 
 
-def build_parser() -> argparse.ArgumentParser:
+def add_options(parser: Parser) -> None:
     """The options of `seps explain`."""
-    parser = Parser("seps explain", description=__doc__)
     parser.add_argument("image", help="picture to explain; with --store its path as seps search shows it, or its id")
     parser.add_argument("caption", help='the sentence, like "a dog running on the beach"')
     parser.add_argument("--store", help="explain a picture of this store: its description and the score of the search")
@@ -35,7 +33,6 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--device", type=device, default="cpu", help="cpu (default), cuda, ...")
     parser.add_argument("--json", action="store_true", help="print every number as JSON")
-    return parser
 
 
 @dataclass
@@ -45,9 +42,8 @@ class _Explained:
     notes: list[str]
 
 
-def run(arguments: Sequence[str]) -> int:
+def run(options: argparse.Namespace) -> int:
     """Explain one pair; writes the picture and prints what each word adds."""
-    options = build_parser().parse_args(arguments)
     if options.out and Path(options.out).suffix.lower() not in (".png", ".jpg", ".jpeg"):
         raise ValueError(f"--out is {options.out!r}; name a .png or .jpg file.")
     if options.store and options.dense is not None:

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 
 from seps.cli.shared.argtypes import output_folder
 from seps.cli.shared.parser import Parser
 from seps.cli.shared.text import printable
 
 
-def build_parser() -> argparse.ArgumentParser:
+def add_options(parser: Parser) -> None:
     """The options of `seps export`."""
-    parser = Parser("seps export", description=__doc__)
     parser.add_argument("model", help="'mini', a model folder or a run of seps train")
     parser.add_argument("-o", "--out", type=output_folder, required=True, help="folder to write")
-    return parser
 
 
-def run(arguments: Sequence[str]) -> int:
+def run(options: argparse.Namespace) -> int:
     """Export one model."""
-    options = build_parser().parse_args(arguments)
     from seps.retrieval.export import check_export, export_model
     from seps.retrieval.pretrained import from_pretrained
 

@@ -12,20 +12,16 @@ from typing import TYPE_CHECKING, get_args
 
 from seps.cli.shared.argtypes import default_device, device, non_negative_real, positive
 from seps.cli.shared.parser import Parser
-from seps.cli.shared.text import print_json, printable
+from seps.cli.shared.text import list_problems, list_skipped, print_json, printable
 from seps.retrieval.config import StoredPrecision
 
 if TYPE_CHECKING:
     from seps.retrieval.data.gallery import Problem
     from seps.retrieval.index.store import Store
 
-SHOWN_PROBLEMS = 20
-SHOWN_SKIPPED = 3
 
-
-def build_parser() -> argparse.ArgumentParser:
+def add_options(parser: Parser) -> None:
     """The options of `seps index`."""
-    parser = Parser("seps index", description=__doc__)
     parser.add_argument("folder", nargs="?", help="folder of pictures and plain .tar shards of pictures")
     parser.add_argument("--store", required=True, help="folder (or object storage URI) of the store")
     parser.add_argument("--model", default="mini", help="'mini', a model folder, or a run of seps train")
@@ -69,17 +65,14 @@ def build_parser() -> argparse.ArgumentParser:
     action.add_argument("--verify", action="store_true", help="check every row and file; exit status 1 if any is bad")
     action.add_argument("--compact", action="store_true", help="join small parts and drop old versions")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    return parser
 
 
-def run(arguments: Sequence[str]) -> int:
+def run(options: argparse.Namespace) -> int:
     """Index, or look after a store."""
-    parser = build_parser()
-    options = parser.parse_args(arguments)
     if options.status or options.verify or options.compact:
         return _maintain(options)
     if options.folder is None:
-        parser.error("name the folder of pictures, or give --status, --verify or --compact")
+        options.parser.error("name the folder of pictures, or give --status, --verify or --compact")
     from seps.cli.shared.progress import count_progress
     from seps.ray_cluster import RayConfig
     from seps.retrieval.index.build import IndexOptions, index_folder
@@ -130,9 +123,9 @@ def run(arguments: Sequence[str]) -> int:
     )
     if report.kept:
         print(f"{report.kept} of the store are kept although their files could not be read or are skipped.")
-    _list(report.problems, "could not be indexed")
-    _list(report.description_problems, "descriptions were not used, or may be out of date")
-    _list_skipped(report.skipped)
+    list_problems(report.problems, "could not be indexed", "--json")
+    list_problems(report.description_problems, "descriptions were not used, or may be out of date", "--json")
+    list_skipped(report.skipped)
     if report.older_pixels:
         print(
             f"The pictures of {options.store} were made the old way, stretched to the model's size at once, and so are "
@@ -168,7 +161,7 @@ def _maintain(options: argparse.Namespace) -> int:
         print_json(_plain_values(problems))
     else:
         print(f"{len(store)} images checked, {len(problems)} problems.")
-        _list(problems, "are not as they should be")
+        list_problems(problems, "are not as they should be", "--json")
     return 1 if problems else 0
 
 
@@ -187,30 +180,6 @@ def _status(store: Store, as_json: bool) -> int:
 
 def _size(count: int) -> str:
     return f"{count / 2**20:,.1f} MiB" if count >= 2**20 else f"{count / 2**10:,.1f} KiB"
-
-
-def _list(problems: Sequence[Problem], what: str) -> None:
-    if not problems:
-        return
-    print(f"\n{len(problems)} {what}:", file=sys.stderr)
-    for problem in problems[:SHOWN_PROBLEMS]:
-        print(f"  {printable(str(problem))}", file=sys.stderr)
-    if len(problems) > SHOWN_PROBLEMS:
-        print(f"  and {len(problems) - SHOWN_PROBLEMS} more (--json lists all)", file=sys.stderr)
-
-
-def _list_skipped(skipped: dict[str, list[str]]) -> None:
-    """Say what of the folder was left out: what is surely no picture is counted with --json alone."""
-    from seps.retrieval.data.gallery import OTHER
-
-    counted = {reason: names for reason, names in skipped.items() if reason != OTHER}
-    if not counted:
-        return
-    print(f"\n{sum(map(len, counted.values()))} were skipped:", file=sys.stderr)
-    for reason, names in sorted(counted.items()):
-        more = ", ..." if len(names) > SHOWN_SKIPPED else ""
-        shown = ", ".join(printable(name) for name in names[:SHOWN_SKIPPED])
-        print(f"  {len(names)} {reason} ({shown}{more})", file=sys.stderr)
 
 
 def _plain_values(problems: Sequence[Problem]) -> list[dict[str, str]]:

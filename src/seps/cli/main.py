@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from seps.cli.shared.errors import EXIT_DEFECT, EXIT_INTERRUPTED, EXIT_USER_ERROR, tell
+from seps.cli.shared.parser import Parser, suggestion
 from seps.cli.shared.text import printable
 
 COMMANDS = {
@@ -44,18 +45,9 @@ _SAVED = {
 def usage() -> str:
     """What `seps --help` prints."""
     width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {text}" for name, text in COMMANDS.items()]
-    return "\n".join(
-        [
-            "usage: seps COMMAND [options]   (seps COMMAND --help for its options)",
-            "",
-            *lines,
-            "",
-            EXAMPLES,
-            "",
-            "--debug (or SEPS_DEBUG=1) shows the traceback of every error.",
-        ]
-    )
+    head = "usage: seps COMMAND [options]   (seps COMMAND --help for its options)"
+    listed = "\n".join(f"  {name:<{width}}  {text}" for name, text in COMMANDS.items())
+    return f"{head}\n\n{listed}\n\n{EXAMPLES}\n\n--debug (or SEPS_DEBUG=1) shows the traceback of every error."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -73,12 +65,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     name = words[0]
     if name not in COMMANDS:
-        from seps.cli.shared.parser import suggestion
-
         hint = suggestion(name, COMMANDS) or "."
         print(f"seps: there is no command {printable(repr(name))}{hint} (seps --help lists them.)", file=sys.stderr)
         return EXIT_USER_ERROR
     return _run(name, words[1:], debug)
+
+
+def parser_of(name: str) -> Parser:
+    """The parser of a command; its module adds the options."""
+    command = importlib.import_module(f"seps.cli.{name}")
+    parser = Parser(f"seps {name}", description=command.__doc__)
+    parser.set_defaults(parser=parser)
+    command.add_options(parser)
+    return parser
+
+
+def call(name: str, words: Sequence[str]) -> int:
+    """Run one command and return its exit status; raises what goes wrong."""
+    options = parser_of(name).parse_args(words)
+    return int(importlib.import_module(f"seps.cli.{name}").run(options))
 
 
 def _run(name: str, words: Sequence[str], debug: bool) -> int:
@@ -87,8 +92,7 @@ def _run(name: str, words: Sequence[str], debug: bool) -> int:
         if hasattr(sys.stdout, "reconfigure"):
             # A name may hold what the terminal's encoding has no letter for; it must not end the command.
             sys.stdout.reconfigure(errors="backslashreplace")
-        command = importlib.import_module(f"seps.cli.{name}")
-        status = int(command.run(words) or 0)
+        status = call(name, words)
         sys.stdout.flush()
         return status
     except KeyboardInterrupt:

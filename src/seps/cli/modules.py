@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from seps.bundle import GENERATED, STYLES, single_file
@@ -14,9 +13,8 @@ from seps.cli.shared.parser import Parser
 from seps.cli.shared.text import printable
 
 
-def build_parser() -> argparse.ArgumentParser:
+def add_options(parser: Parser) -> None:
     """The options of `seps modules`."""
-    parser = Parser("seps modules", description=__doc__)
     parser.add_argument(
         "-o",
         "--out",
@@ -38,12 +36,10 @@ def build_parser() -> argparse.ArgumentParser:
         help="of the docstrings and notes; code, shapes, equations and messages are the same (default: %(default)s)",
     )
     parser.add_argument("--force", action="store_true", help="overwrite a file that seps modules did not write")
-    return parser
 
 
-def run(arguments: Sequence[str]) -> int:
+def run(options: argparse.Namespace) -> int:
     """Write `seps_modules.py`, or print it with `-o -`; a file of somebody else stays as it is."""
-    options = build_parser().parse_args(arguments)
     text = single_file(options.style, options.language)
     if options.out == "-":
         if hasattr(sys.stdout, "reconfigure"):

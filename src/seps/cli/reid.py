@@ -15,55 +15,37 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import field, make_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from seps.cli.shared.argtypes import default_device, device, fraction, input_file, non_negative, output_folder, positive
 from seps.cli.shared.errors import EXIT_INTERRUPTED
 from seps.cli.shared.parser import Parser
 from seps.cli.shared.text import print_json, say
+from seps.reid.config import ReidConfig, ReidDataConfig
 
 if TYPE_CHECKING:
-    from seps.reid.config import ReidConfig
     from seps.reid.data import ReidDataset
     from seps.reid.evaluate import Case, CaseResult
     from seps.reid.run import TrainedReid
 
+_DATA_SETTINGS = make_dataclass("DataSettings", [("data", ReidDataConfig, field(default_factory=ReidDataConfig))])
+"""What may be set beside a trained model: the `data` section alone."""
 
-def run(arguments: Sequence[str]) -> int:
+
+def run(options: argparse.Namespace) -> int:
     """Run one of the sub-commands; returns the exit status."""
-    options = build_parser().parse_args(arguments or ["--help"])
     action: Callable[[argparse.Namespace], int] = options.action
     return action(options)
 
 
-def _out(text: str) -> Path:
-    return Path(output_folder(text))
-
-
-def _file(text: str) -> Path:
-    return Path(input_file(text))
-
-
-def _settings() -> Any:
-    from seps.reid.config import ReidConfig
-
-    return ReidConfig
-
-
-def _data_settings() -> Any:
-    """What may be set beside a trained model: the `data` section alone."""
-    from seps.reid.config import ReidDataConfig
-
-    return make_dataclass("DataSettings", [("data", ReidDataConfig, field(default_factory=ReidDataConfig))])
-
-
-def build_parser() -> argparse.ArgumentParser:
+def add_options(parser: Parser) -> None:
     """The options of `seps reid` and its sub-commands."""
-    parser = Parser("seps reid", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="synth|train|eval|show")
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.set_defaults(action=_help)
+    commands = parser.add_subparsers(dest="command", metavar="synth|train|eval|show")
 
     synth = commands.add_parser("synth", help="draw a synthetic RGB / NIR / TIR set")
-    synth.add_argument("out", type=_out, help="folder to make")
+    synth.add_argument("out", type=output_folder, help="folder to make")
     for name, kind, default, text in (
         ("identities", positive, 150, "people, train and test together"),
         ("images", positive, 16, "shots of each"),
@@ -79,15 +61,15 @@ def build_parser() -> argparse.ArgumentParser:
     synth.add_argument("--json", action="store_true", help="print the manifest as JSON")
     synth.set_defaults(action=_synth)
 
-    train = commands.add_parser("train", help="train, or continue a run", settings=_settings)
-    train.add_argument("--config", type=_file, help="YAML settings")
-    train.add_argument("--out", type=_out, required=True, help="run folder")
+    train = commands.add_parser("train", help="train, or continue a run", settings=ReidConfig)
+    train.add_argument("--config", type=input_file, help="YAML settings")
+    train.add_argument("--out", type=output_folder, required=True, help="run folder")
     train.add_argument("--device", type=device, help="cpu, cuda, cuda:1 (default: a GPU if there is one)")
     train.add_argument("--fresh", action="store_true", help="refuse to continue a run that is there")
     train.add_argument("--json", action="store_true", help="print the result as JSON")
     train.set_defaults(action=_train)
 
-    measure = commands.add_parser("eval", help="figures on query and gallery", settings=_data_settings)
+    measure = commands.add_parser("eval", help="figures on query and gallery", settings=_DATA_SETTINGS)
     _add_run(measure)
     measure.add_argument("--missing", action="store_true", help="every missing-sensor case, both handlings")
     measure.add_argument("--pattern", type=int, choices=(1, 2, 3), help="1 original, 2 SDTPS, 3 both")
@@ -96,13 +78,17 @@ def build_parser() -> argparse.ArgumentParser:
     measure.add_argument("--json", action="store_true", help="print the figures as JSON")
     measure.set_defaults(action=_eval)
 
-    show = commands.add_parser("show", help="pictures: what was found and kept", settings=_data_settings)
+    show = commands.add_parser("show", help="pictures: what was found and kept", settings=_DATA_SETTINGS)
     _add_run(show)
-    show.add_argument("--out", type=_out, required=True, help="folder for the pictures")
+    show.add_argument("--out", type=output_folder, required=True, help="folder for the pictures")
     show.add_argument("--queries", type=positive, default=6, help="rows (default: %(default)s)")
     show.add_argument("--places", type=positive, default=5, help="gallery shots per row (default: %(default)s)")
     show.set_defaults(action=_show)
-    return parser
+
+
+def _help(options: argparse.Namespace) -> int:
+    options.parser.print_help()
+    return 0
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
@@ -144,7 +130,7 @@ def _train(options: argparse.Namespace) -> int:
     from seps.reid.task import load_dataset
     from seps.training import from_environment, process_group
 
-    config: ReidConfig = settings.load(_settings(), options.config, options.settings)
+    config = settings.load(ReidConfig, options.config, options.settings)
     dataset = load_dataset(config.data)
     with process_group(from_environment(os.environ)) as info:
         if info.rank == 0:
@@ -243,7 +229,8 @@ def _show(options: argparse.Namespace) -> int:
     count = min(options.queries, len(dataset.query))
     # Spread over the set: neighbours in the list are often the same identity.
     queries = [number * len(dataset.query) // count for number in range(count)]
-    options.out.mkdir(parents=True, exist_ok=True)
+    out = Path(options.out)
+    out.mkdir(parents=True, exist_ok=True)
     with make_reader(config, dataset) as reader:
         matrix = ranking(trained.model, dataset, reader, options.batch_size)
         pictures = {"ranked.png": ranked_picture(dataset, reader, matrix, queries, options.places)}
@@ -251,8 +238,8 @@ def _show(options: argparse.Namespace) -> int:
             shots = [dataset.query[i] for i in queries]
             pictures["kept.png"] = kept_picture(trained.model, dataset, reader, shots)
     for name, picture in pictures.items():
-        picture.save(options.out / name)
-        print(options.out / name)
+        picture.save(out / name)
+        print(out / name)
     return 0
 
 
@@ -266,7 +253,7 @@ def _load(options: argparse.Namespace) -> tuple[TrainedReid, ReidConfig, ReidDat
     for name in options.settings:
         if not name.startswith("data."):
             raise ValueError(f"--{name}: a trained model takes data settings alone, such as --data.root FOLDER.")
-    config = settings.load(_settings(), overrides={**trained.config.to_json(), **options.settings})
+    config = settings.load(ReidConfig, overrides={**trained.config.to_json(), **options.settings})
     dataset = load_dataset(config.data)
     _say_report(dataset)
     trained.check(dataset)

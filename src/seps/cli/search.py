@@ -29,9 +29,8 @@ def date(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def build_parser() -> argparse.ArgumentParser:
+def add_options(parser: Parser) -> None:
     """The options of `seps search`."""
-    parser = Parser("seps search", description=__doc__)
     parser.add_argument("query", nargs="?", help='what to look for, like "a dog running on the beach"')
     parser.add_argument("--store", required=True, help="a store made by seps index")
     parser.add_argument("--image", metavar="FILE", help="look for pictures like this one instead")
@@ -47,15 +46,12 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", help="model folder, if it is not where it was when indexing")
     parser.add_argument("--device", type=device, default="cpu", help="cpu (default), cuda, ...")
     parser.add_argument("--json", action="store_true", help="print a JSON list of path, score and rank")
-    return parser
 
 
-def run(arguments: Sequence[str]) -> int:
+def run(options: argparse.Namespace) -> int:
     """Search and print a ranked table."""
-    parser = build_parser()
-    options = parser.parse_args(arguments)
     if (options.query is None) == (options.image is None):
-        parser.error("give either a sentence or --image FILE")
+        options.parser.error("give either a sentence or --image FILE")
     from seps.retrieval.index.search import Filters, Searcher
 
     searcher = Searcher(options.store, options.model, device=options.device)

@@ -9,7 +9,6 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import Sequence
 
 from seps.cli.shared.argtypes import device, port
 from seps.cli.shared.parser import Parser
@@ -18,22 +17,18 @@ CONNECTIONS = 512
 """Open at once; more are answered 503."""
 
 
-def build_parser() -> argparse.ArgumentParser:
+def add_options(parser: Parser) -> None:
     """The options of `seps serve`."""
-    parser = Parser("seps serve", description=__doc__)
     parser.add_argument("--store", required=True, help="a store made by seps index")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine alone)")
     parser.add_argument("--port", type=port, default=8000, help="default: 8000; 0 takes a free one")
     parser.add_argument("--token", help="secret that every request must carry (or SEPS_TOKEN)")
     parser.add_argument("--model", help="model folder, if it is not where it was when indexing")
     parser.add_argument("--device", type=device, default="cpu", help="cpu (default), cuda, ...")
-    return parser
 
 
 def bind(host: str, port: int) -> socket.socket:
     """A socket on the address, not yet listening. Raises ValueError where there can be none."""
-    if not 0 <= port <= 65535:
-        raise ValueError(f"--port is {port}; ports go from 0 (any free one) to 65535.")
     listening = None
     try:
         family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -52,9 +47,8 @@ def bind(host: str, port: int) -> socket.socket:
     return listening
 
 
-def run(arguments: Sequence[str]) -> int:
+def run(options: argparse.Namespace) -> int:
     """Serve until interrupted."""
-    options = build_parser().parse_args(arguments)
     try:
         import uvicorn
 

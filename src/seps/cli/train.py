@@ -7,23 +7,18 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
 
 from seps.cli.shared.argtypes import default_device, device, input_file, output_folder
 from seps.cli.shared.errors import EXIT_INTERRUPTED
-from seps.cli.shared.parser import Parser
-from seps.cli.shared.recipe import load_recipe, run_config
+from seps.cli.shared.parser import FORMER_OPTIONS, Parser
 from seps.cli.shared.text import say
+from seps.retrieval.config import RunConfig
 
 
-def build_parser() -> argparse.ArgumentParser:
+def add_options(parser: Parser) -> None:
     """The options of `seps train`; every field of `RunConfig` is one, too."""
-    parser = Parser(
-        "seps train",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        settings=run_config,
-    )
+    parser.settings = RunConfig
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
         "--config",
         type=input_file,
@@ -34,19 +29,16 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=output_folder, help="folder of the run; an unfinished one is continued")
     parser.add_argument("--device", type=device, help="cpu, cuda, ...; default: a GPU if there is one")
     parser.add_argument("--print_config", action="store_true", help="print all settings as YAML, and stop")
-    return parser
 
 
-def run(arguments: Sequence[str]) -> int:
+def run(options: argparse.Namespace) -> int:
     """Train, and say where the result is. Under torchrun every process calls this."""
-    parser = build_parser()
-    options = parser.parse_args(arguments)
     if options.out is None and not options.print_config:
-        parser.error("the following arguments are required: --out")
-    config = load_recipe(options.config, options.settings)
-    if options.print_config:
-        from seps.settings import to_yaml
+        options.parser.error("the following arguments are required: --out")
+    from seps.settings import load, to_yaml
 
+    config = load(RunConfig, options.config, options.settings, ignore=FORMER_OPTIONS)
+    if options.print_config:
         print(to_yaml(config), end="")
         return 0
     from seps.cli.shared.progress import training_progress

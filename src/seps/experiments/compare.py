@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from seps.experiments.suites import SUITES
+from seps.nn.known import evaluating
 from seps.retrieval.config import Protocol, RunConfig
 from seps.retrieval.eval.evaluate import evaluate
 from seps.retrieval.heads import ImageFeatures, SlimmingHead, TextFeatures
@@ -144,11 +145,9 @@ def kept_at_test(task: RetrievalTask, device: torch.device | str) -> float | Non
     model = task.model.model
     if not isinstance(model.head, SlimmingHead):
         return None
-    training = task.model.training
-    task.model.eval()
-    tokens, words, mask, _, _ = task.encode(move_batch(task.batch(0, 0, 0, 1), torch.device(device)))
-    masks = model.head(ImageFeatures(tokens), TextFeatures(words, mask), want_masks=True).masks
-    task.model.train(training)
+    with evaluating(task.model):
+        tokens, words, mask, _, _ = task.encode(move_batch(task.batch(0, 0, 0, 1), torch.device(device)))
+        masks = model.head(ImageFeatures(tokens), TextFeatures(words, mask), want_masks=True).masks
     return float(masks[0].float().mean())
 
 

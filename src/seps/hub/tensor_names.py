@@ -19,9 +19,7 @@ _COMMON_FORM: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), common)
     for pattern, common in (
         (r"(^|\.)(encoder\.layers?|model\.layer|layer)\.(\d+)\.", r"\1layers.\3."),
-        (r"\.attention\.(?:attention|self)\.(q)uery\.", r".attention.\1_proj."),
-        (r"\.attention\.(?:attention|self)\.(k)ey\.", r".attention.\1_proj."),
-        (r"\.attention\.(?:attention|self)\.(v)alue\.", r".attention.\1_proj."),
+        (r"\.attention\.(?:attention|self)\.([qkv])(?:uery|ey|alue)\.", r".attention.\1_proj."),
         (r"\.attention\.output\.dense\.", ".attention.o_proj."),
         (r"\.attention\.(?:attention|self)\.relative_position_bias", ".attention.relative_position_bias"),
         (r"\.relative_position_bias\.relative_position_bias_table$", ".relative_position_bias_table"),

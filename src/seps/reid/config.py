@@ -9,11 +9,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from seps import settings
 from seps.config import ConfigError, DecisionKind, GuideKind
-from seps.training.config import TrainConfig
+from seps.training.config import CheckedSettings, TrainConfig
 
 Fusion = Literal["sdtps", "concat"]
 Backbones = Literal["shared", "separate"]
@@ -22,19 +22,8 @@ TripletSpace = Literal["raw", "unit"]
 Problems = Literal["refuse", "skip"]
 
 
-class _Section:
-    """What the sections share: a check that names field, value and remedy."""
-
-    def _require(self, name: str, good: bool, remedy: str) -> None:
-        if not good:
-            raise ConfigError(f"{type(self).__name__}.{name} = {getattr(self, name)!r}: {remedy}.")
-
-    def _choice(self, name: str, choices: object) -> None:
-        self._require(name, getattr(self, name) in get_args(choices), f"choose one of {get_args(choices)}")
-
-
 @dataclass(frozen=True)
-class ReidDataConfig(_Section):
+class ReidDataConfig(CheckedSettings):
     """Which images, and how they become batches.
 
     Args:
@@ -65,14 +54,13 @@ class ReidDataConfig(_Section):
     cache_mib: int = 1024
 
     def __post_init__(self) -> None:
-        self._choice("on_problem", Problems)
+        self._require_choice("on_problem", Problems)
         self._require("identities", self.identities >= 2, "a triplet needs 2 or more identities in a batch")
         self._require("images", self.images >= 2, "a triplet needs 2 or more images of an identity")
         whole = self.holdout >= 1 and float(self.holdout).is_integer()
         self._require("holdout", whole or 0 < self.holdout < 1, "give a whole number of identities or a fraction")
         self._require("pad", self.pad >= 0, "must be 0 or more pixels")
-        for name in ("flip", "erase"):
-            self._require(name, 0 <= getattr(self, name) <= 1, "must be a probability from 0 to 1")
+        self._require_each("flip erase", lambda v: 0 <= v <= 1, "must be a probability from 0 to 1")
         self._require("threads", self.threads >= 1, "must be at least 1")
         self._require("cache_mib", self.cache_mib >= 0, "must not be negative; 0 keeps nothing")
         names = self.modalities
@@ -81,7 +69,7 @@ class ReidDataConfig(_Section):
 
 
 @dataclass(frozen=True)
-class ReidModelConfig(_Section):
+class ReidModelConfig(CheckedSettings):
     """The network.
 
     Args:
@@ -118,28 +106,23 @@ class ReidModelConfig(_Section):
     missing: Missing = "leave-out"
 
     def __post_init__(self) -> None:
-        for name, choices in (
-            ("backbones", Backbones),
-            ("fusion", Fusion),
-            ("decision", DecisionKind),
-            ("guides", GuideKind),
-            ("missing", Missing),
-        ):
-            self._choice(name, choices)
+        self._require_choice("backbones", Backbones)
+        self._require_choice("fusion", Fusion)
+        self._require_choice("decision", DecisionKind)
+        self._require_choice("guides", GuideKind)
+        self._require_choice("missing", Missing)
         size = self.image_size
         self._require("image_size", len(size) == 2 and min(size) >= 1, "give (height, width) in pixels")
         self._require("stride", self.stride is None or self.stride >= 1, "must be 1 or more pixels, or left out")
         self._require("freeze_blocks", self.freeze_blocks >= 0, "must not be negative; 0 freezes nothing")
         self._require("width", self.width >= 4, "must be at least 4")
-        for name in ("sparse_ratio", "aggr_ratio"):
-            self._require(name, 0 < getattr(self, name) <= 1, "must be above 0 and at most 1")
-        self._require("beta", 0 <= self.beta < math.inf, "must be a finite number, 0 or more")
-        self._require("own_guide", 0 <= self.own_guide < math.inf, "must be a finite number, 0 or more")
+        self._require_each("sparse_ratio aggr_ratio", lambda v: 0 < v <= 1, "must be above 0 and at most 1")
+        self._require_each("beta own_guide", lambda v: 0 <= v < math.inf, "must be a finite number, 0 or more")
         self._require("temperature", 0 < self.temperature < math.inf, "must be a finite number above 0")
 
 
 @dataclass(frozen=True)
-class ReidLossConfig(_Section):
+class ReidLossConfig(CheckedSettings):
     """Weights of the losses.
 
     Args:
@@ -162,10 +145,9 @@ class ReidLossConfig(_Section):
     modality_dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        self._choice("triplet_space", TripletSpace)
-        for name in ("identity", "triplet", "sdtps", "ratio"):
-            value = getattr(self, name)
-            self._require(name, math.isfinite(value) and value >= 0, "must be a finite number, 0 or more")
+        self._require_choice("triplet_space", TripletSpace)
+        weights = "identity triplet sdtps ratio"
+        self._require_each(weights, lambda v: 0 <= v < math.inf, "must be a finite number, 0 or more")
         self._require("label_smoothing", 0 <= self.label_smoothing < 1, "must be at least 0 and below 1")
         self._require("modality_dropout", 0 <= self.modality_dropout <= 1, "must be a probability from 0 to 1")
 

@@ -6,8 +6,7 @@ Shapes: Q queries, G gallery shots, B samples, R branches (return pattern 3 has 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -17,6 +16,7 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from seps.metrics import ReidMetrics, reid_metrics, rerank
+from seps.nn.known import evaluating
 from seps.reid.config import Missing
 from seps.reid.data import ReidDataset, ReidReader, ReidRecord
 from seps.reid.data.transforms import unit_float
@@ -102,18 +102,7 @@ def all_cases(model: ReidModel, pattern: Pattern | None = None) -> list[Case]:
     ]
 
 
-@contextmanager
-def evaluating(model: ReidModel) -> Iterator[None]:
-    """Evaluation mode without gradients inside, the earlier mode afterwards."""
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        model.train(training)
-
-
+@torch.no_grad()
 def extract(
     model: ReidModel,
     dataset: ReidDataset,
@@ -241,6 +230,7 @@ def evaluate(
     return results
 
 
+@torch.no_grad()
 def cost(model: ReidModel) -> dict[str, float]:
     """Parameters (millions), of them in the SDTPS branch, and GFLOPs of one sample by torch's own counter.
 
@@ -263,6 +253,7 @@ def cost(model: ReidModel) -> dict[str, float]:
     }
 
 
+@torch.no_grad()
 def throughput(model: ReidModel, batch_size: int = 32, seconds: float = 2.0) -> float:
     """Samples (of all sensors) per second through the network on its device, without reading files."""
     device = next(model.parameters()).device

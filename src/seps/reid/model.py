@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 from typing import Literal
 
@@ -146,7 +147,8 @@ class ReidModel(nn.Module):
         if len(self.modalities) < 2:
             raise ConfigError(f"Re-identification here needs two or more modalities, not {self.modalities}.")
         count = 1 if config.backbones == "shared" else len(self.modalities)
-        made = list(backbones) if backbones is not None else [self._encoder() for _ in range(count)]
+        make = partial(build_backbone, config.encoder, config.image_size, config.stride, pretrained=config.pretrained)
+        made = list(backbones) if backbones is not None else [make() for _ in range(count)]
         if len(made) != count:
             raise ConfigError(f"{config.backbones} backbones are {count} encoders, but {len(made)} came.")
         self.backbones = nn.ModuleList(made)
@@ -163,10 +165,6 @@ class ReidModel(nn.Module):
         self.sdtps = self._sdtps() if config.fusion == "sdtps" else None
         self.sdtps_neck = Neck(total, identities) if config.fusion == "sdtps" else None
         self.original_neck = Neck(total, identities)
-
-    def _encoder(self) -> VisionEncoder:
-        config = self.config
-        return build_backbone(config.encoder, config.image_size, config.stride, pretrained=config.pretrained)
 
     def _sdtps(self) -> MultiModalSDTPS:
         config = self.config

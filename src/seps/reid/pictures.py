@@ -12,9 +12,10 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
+from seps.nn.known import evaluating
 from seps.reid.data import ReidDataset, ReidReader, ReidRecord
 from seps.reid.data.transforms import unit_float
-from seps.reid.evaluate import default_cases, distances, evaluating, extract
+from seps.reid.evaluate import default_cases, distances, extract
 from seps.reid.model import ReidModel
 
 Mark = Literal["query", "right", "wrong"]
@@ -102,7 +103,7 @@ def kept_picture(
     device = next(model.parameters()).device
     pixels = reader.batch(records)
     cameras = torch.tensor(dataset.camera_indices(records), device=device)
-    with evaluating(model):
+    with evaluating(model), torch.no_grad():
         keep = model.embed(unit_float(pixels.to(device)), cameras).keep
     if keep is None:
         raise ValueError("The model returned no decisions.")

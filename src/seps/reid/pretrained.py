@@ -69,10 +69,7 @@ def from_pretrained(
     if values.get("application") != "reid":
         raise ModelError(f"{folder / CONFIG} is not the configuration of a re-identification model.")
     tensors, path = read_weights(folder, values)
-    try:
-        config, modalities, identities, cameras = read_description(values, str(folder / CONFIG))
-    except ValueError as error:
-        raise ModelError(str(error)) from error
+    config, modalities, identities, cameras = read_description(values, str(folder / CONFIG), ModelError)
     model = ReidModel(_buildable(config, values, folder), modalities, identities, len(cameras))
     load_model_tensors(model, tensors, str(path), versions_sentence(values.get("transformers")))
     model.eval()

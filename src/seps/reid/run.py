@@ -127,11 +127,11 @@ def _same_run(about: Mapping[str, Any], run_dir: Path) -> None:
 
 
 def read_description(
-    values: Mapping[str, Any], source: str
+    values: Mapping[str, Any], source: str, problem: type[ValueError]
 ) -> tuple[ReidConfig, tuple[str, ...], int, tuple[int, ...]]:
     """(settings, modalities, identities, cameras) that a checkpoint or a model folder states.
 
-    Raises ValueError where one is missing or wrong; `source` is the file to name.
+    Raises `problem` where one is missing or wrong; `source` is the file to name.
     """
     try:
         config = from_mapping(values["reid"], source)
@@ -139,7 +139,7 @@ def read_description(
         return config, modalities, int(values["identities"]), cameras
     except (KeyError, TypeError, ValueError) as error:
         why = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-        raise ValueError(f"{source} does not say how to build the model ({why}).") from error
+        raise problem(f"{source} does not say how to build the model ({why}).") from error
 
 
 def load_trained(
@@ -158,10 +158,7 @@ def load_trained(
     about = checkpoint.state.get("about", {})
     if about.get("application") != "reid":
         raise ConfigError(f"{folder} is no re-identification run: its state does not say how to build the model.")
-    try:
-        config, modalities, identities, cameras = read_description(about, f"{folder}/state.json")
-    except ValueError as error:
-        raise CheckpointError(str(error)) from error
+    config, modalities, identities, cameras = read_description(about, f"{folder}/state.json", CheckpointError)
     # The checkpoint holds every weight: a preset is built without fetching its pretrained ones.
     model = ReidModel(replace(config.model, pretrained=False), modalities, identities, len(cameras))
     load_model_tensors(model, {**checkpoint.model, **checkpoint.ema}, str(folder))

@@ -83,7 +83,7 @@ def _sheet(
         side = net.encode_images(images.tokens[chosen], dense=dense, dense_lengths=lengths)
         keep = net.score_text(side, texts.words[column], texts.mask[column]).masks[0]
         photos = [
-            RankedPhoto(pixels[i], keep[place], model.vision.grid, f"{dataset.records[i].id}  {scores[i, column]:.2f}")
+            (overlay(pixels[i], keep[place], model.vision.grid), f"{dataset.records[i].id}  {scores[i, column]:.2f}")
             for place, i in enumerate(chosen.tolist())
         ]
         rows.append((query, photos))
@@ -122,18 +122,8 @@ def run_demo(
     )
 
 
-@dataclass(frozen=True)
-class RankedPhoto:
-    """One ranked photo: its pixels (3, H, W) uint8, the decision (N,) on a grid, and what to write under it."""
-
-    pixels: Tensor
-    keep: Tensor
-    grid: tuple[int, int]
-    label: str
-
-
 def overlay(pixels: Tensor, keep: Tensor, grid: tuple[int, int], size: int = TILE) -> Image.Image:
-    """The photo with its dropped patches darkened and grey, each patch a cell of `grid` (rows, columns)."""
+    """Pixels (3, H, W) uint8 with the patches that `keep` (N,) drops darkened and grey, each a cell of `grid`."""
     photo = Image.fromarray(pixels.permute(1, 2, 0).numpy()).resize((size, size), Image.Resampling.BICUBIC)
     cells = (keep.reshape(grid).numpy() > 0.5).astype(np.uint8) * 255
     mask = Image.fromarray(cells).resize((size, size), Image.Resampling.NEAREST)
@@ -141,8 +131,8 @@ def overlay(pixels: Tensor, keep: Tensor, grid: tuple[int, int], size: int = TIL
     return Image.composite(photo, dimmed, mask)
 
 
-def result_sheet(rows: Sequence[tuple[str, Sequence[RankedPhoto]]], title: str) -> Image.Image:
-    """One row per query: its words, then its best photos with kept patches bright and dropped ones dark."""
+def result_sheet(rows: Sequence[tuple[str, Sequence[tuple[Image.Image, str]]]], title: str) -> Image.Image:
+    """One row per query: its words, then its best photos, each with what to write under it."""
     columns = max(len(photos) for _, photos in rows)
     height = MARGIN + TITLE + len(rows) * (TITLE + TILE + 22 + MARGIN)
     sheet = Image.new("RGB", (MARGIN + columns * (TILE + MARGIN), height), PAPER)
@@ -152,9 +142,9 @@ def result_sheet(rows: Sequence[tuple[str, Sequence[RankedPhoto]]], title: str) 
     top = MARGIN + TITLE
     for query, photos in rows:
         pen.text((MARGIN, top + 6), f"“{query}”", INK, font=large)
-        for column, photo in enumerate(photos):
+        for column, (photo, label) in enumerate(photos):
             left = MARGIN + column * (TILE + MARGIN)
-            sheet.paste(overlay(photo.pixels, photo.keep, photo.grid), (left, top + TITLE))
-            pen.text((left, top + TITLE + TILE + 4), photo.label, INK, font=small)
+            sheet.paste(photo, (left, top + TITLE))
+            pen.text((left, top + TITLE + TILE + 4), label, INK, font=small)
         top += TITLE + TILE + 22 + MARGIN
     return sheet

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from seps.nn.checks import InputError, check_features
-from seps.nn.known import call_forward, evaluating, own_forward, say_readable, why_not_fast
+from seps.nn.known import evaluating, say_readable, why_not_fast
 from seps.nn.slimming import ImageSide, PatchSlimming
 from seps.scoring import triton
 from seps.scoring.blocks import score_rows
 from seps.scoring.inputs import ImageBlock, Lengths, PairedTexts, Texts, count_images, make_texts
 from seps.scoring.terms import product_dtype
+from seps.scoring.train import score_readably
 
 Gallery = Tensor | ImageSide | Iterable[Any]
 SCORING_MEMORY = 512 * 2**20
@@ -149,11 +150,15 @@ def score_matrix(
     _check_call(net, img_embs, cap_embs, dense, guides, patch_mask, paired_dense, out, topk, query)
     device = cap_embs.device
     dtype = product_dtype(precision, device)
-    texts = make_texts(net, cap_embs, cap_lens, paired_dense, paired_dense_lengths, dtype)
-    blocks = _blocks(img_embs, dense, dense_lengths, guides, patch_mask)
-    total = img_embs.shape[0] if isinstance(img_embs, Tensor) else None
-    if isinstance(img_embs, ImageSide):
-        total = count_images(img_embs)
+    texts = make_texts(net, cap_embs, cap_lens, paired_dense, paired_dense_lengths, dtype, dense=dense)
+    blocks: Iterable[ImageBlock | ImageSide]
+    total: int | None = None
+    if isinstance(img_embs, Tensor):
+        blocks, total = [ImageBlock(img_embs, dense, dense_lengths, guides, patch_mask)], img_embs.shape[0]
+    elif isinstance(img_embs, ImageSide):
+        blocks, total = [img_embs], count_images(img_embs)
+    else:
+        blocks = map(_block, img_embs)
     sink: _Matrix | _BestPerText | _BestPerImage
     if topk is None:
         sink = _Matrix(out, total, texts.count, device)
@@ -198,17 +203,11 @@ def _check_call(
     query: str,
 ) -> None:
     check_features("cap_embs", cap_embs[:1], "texts, words, width", net.config.embed_size)
-    if paired_dense is not None:
-        if dense is not None:
-            raise InputError(
-                "Both dense and paired_dense came. A description belongs to its image (dense) or, in the published "
-                "pairing, to a caption (paired_dense); leave one out."
-            )
-        if isinstance(img_embs, ImageSide):
-            raise InputError(
-                "paired_dense changes what is computed of the images, so they must come as features, not as an "
-                "ImageSide; pass the (images, tokens, width) tensor."
-            )
+    if paired_dense is not None and isinstance(img_embs, ImageSide):
+        raise InputError(
+            "paired_dense changes what is computed of the images, so they must come as features, not as an "
+            "ImageSide; pass the (images, tokens, width) tensor."
+        )
     if not isinstance(img_embs, Tensor) and any(x is not None for x in (dense, guides, patch_mask)):
         raise InputError(
             "dense, guides and patch_mask belong to an image tensor; an ImageSide holds them already, and blocks "
@@ -227,29 +226,16 @@ def _check_call(
         raise InputError(f"query is {query!r}; choose 'text' (best images per text) or 'image' (best texts per image).")
 
 
-def _blocks(
-    gallery: Gallery,
-    dense: Tensor | None,
-    dense_lengths: Lengths,
-    guides: Mapping[str, Tensor] | None,
-    patch_mask: Tensor | None,
-) -> Iterator[ImageBlock | ImageSide]:
-    if isinstance(gallery, Tensor):
-        lengths = None if dense_lengths is None else torch.as_tensor(dense_lengths)
-        yield ImageBlock(gallery, dense, lengths, guides, patch_mask)
-    elif isinstance(gallery, ImageSide):
-        yield gallery
-    else:
-        for item in gallery:
-            if isinstance(item, Tensor):
-                yield ImageBlock(item)
-            elif isinstance(item, ImageBlock | ImageSide):
-                yield item
-            else:
-                raise InputError(
-                    f"A block of the gallery is a {type(item).__name__}; blocks must be tensors (images, tokens, "
-                    "width), ImageBlock or ImageSide."
-                )
+def _block(item: Any) -> ImageBlock | ImageSide:
+    """A block of the gallery; a tensor is one without descriptions, guides and mask."""
+    if isinstance(item, Tensor):
+        return ImageBlock(item)
+    if isinstance(item, ImageBlock | ImageSide):
+        return item
+    raise InputError(
+        f"A block of the gallery is a {type(item).__name__}; blocks must be tensors (images, tokens, width), "
+        "ImageBlock or ImageSide."
+    )
 
 
 def _block_rows(
@@ -284,26 +270,11 @@ def _block_rows(
     if choice.backend == "reference":
         if backend != "reference":
             say_readable(why_not_fast(net) or choice.reason)
-        yield _readable_rows(net, block, texts)
+        yield score_readably(net, block, texts).similarity
         return
     dtype = texts.products
     fused = triton.scorer(net, dtype) if choice.backend == "triton" else None
     yield from score_rows(net, block, texts, patches, dtype, memory, fused)
-
-
-def _readable_rows(net: PatchSlimming, block: ImageBlock | ImageSide, texts: Texts) -> Tensor:
-    """Rows by the network's own loop, or by its own forward where it has one."""
-    if not own_forward(net):
-        return torch.stack([one.similarity for one in texts.score_readably(net, block)], dim=1)
-    if isinstance(block, ImageSide) or isinstance(texts, PairedTexts):
-        what = "paired_dense" if isinstance(texts, PairedTexts) else "an ImageSide"
-        raise InputError(
-            f"{type(net).__name__} has a forward of its own (or a hook on it), which {what} would bypass; pass the "
-            "images as features, with their own descriptions."
-        )
-    scored = call_forward(net, block.images, texts.words, texts.lengths, block.extras)
-    rows: Tensor = scored if isinstance(scored, Tensor) else scored[0]
-    return rows
 
 
 def score_state(

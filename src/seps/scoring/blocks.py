@@ -19,7 +19,7 @@ from torch import Tensor
 from seps.config import SlimmingConfig
 from seps.nn.checks import InputError
 from seps.nn.slimming import ImageSide, PatchSlimming
-from seps.scoring.factored import BlockScorer, DirectScorer, factored_scorer, few_texts, unsafe_images
+from seps.scoring.factored import BlockScorer, DirectScorer, factored_scorer, unsafe_images
 from seps.scoring.inputs import ImageBlock, Texts, count_images, take_images
 from seps.scoring.terms import SLAB
 
@@ -218,6 +218,17 @@ def make_plan(
     return Plan(count, int(max(1, min(texts, many))), costs)
 
 
+def few_texts(texts: int, patches: int, cuda: bool) -> bool:
+    """Whether so few texts come that making H costs more than it saves; the direct form is taken then.
+
+    H takes N N Q values to write, a text about as many multiplications with it, against N Q C without it.
+    """
+    if cuda:
+        return texts < patches // 4
+    saved = 23.0 / patches - 0.025
+    return saved <= 0 or texts < 0.75 / saved
+
+
 MakeScorer = Callable[[ImageSide], BlockScorer]
 
 
@@ -300,20 +311,14 @@ class Engine:
             except torch.OutOfMemoryError:
                 if not self.plan.halve():
                     raise
-                self._warn()
+                if not self._warned:
+                    told = "The device ran out of memory; going on with blocks of %d images and %d texts."
+                    _log.warning(told, self.plan.images, self.plan.texts)
+                    self._warned = True
                 torch.cuda.empty_cache()
                 continue
             start = stop
         return self.texts.restore(out)
-
-    def _warn(self) -> None:
-        if not self._warned:
-            _log.warning(
-                "The device ran out of memory; going on with blocks of %d images and %d texts.",
-                self.plan.images,
-                self.plan.texts,
-            )
-            self._warned = True
 
     def _fill(self, side: ImageSide, out: Tensor) -> None:
         if few_texts(self.texts.count, side.patches.shape[1], side.patches.is_cuda):

@@ -78,17 +78,6 @@ def unsafe_images(net: PatchSlimming, side: ImageSide, dtype: torch.dtype) -> Te
     return unsafe
 
 
-def few_texts(texts: int, patches: int, cuda: bool) -> bool:
-    """Whether so few texts come that making H costs more than it saves; the direct form is taken then.
-
-    H takes N N Q values to write, a text about as many multiplications with it, against N Q C without it.
-    """
-    if cuda:
-        return texts < patches // 4
-    saved = 23.0 / patches - 0.025
-    return saved <= 0 or texts < 0.75 / saved
-
-
 @dataclass
 class BlockScores:
     """A block of texts against some images: the parts of S, (B, T) each, and D (T, B, N) of each branch."""

@@ -8,19 +8,21 @@ Shapes: B images, T texts, M words of the longest in a block, N patches, C width
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from seps.nn.checks import InputError, check_features, check_lengths, length_mask
+from seps.nn.checks import InputError, check_features, check_lengths
 from seps.nn.guidance import masked_mean
-from seps.nn.slimming import ImageSide, PatchSlimming, TextScore, score_pairing_texts
+from seps.nn.slimming import ImageSide, PatchSlimming
 
 Lengths = Tensor | Sequence[int] | None
+T = TypeVar("T")
 
 _SLACK = 1.13
 _MANY = 512
@@ -33,9 +35,12 @@ class ImageBlock:
 
     images: Tensor
     dense: Tensor | None = None
-    dense_lengths: Tensor | None = None
+    dense_lengths: Lengths = None
     guides: Mapping[str, Tensor] | None = None
     patch_mask: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        self.dense_lengths = None if self.dense_lengths is None else torch.as_tensor(self.dense_lengths)
 
     @property
     def extras(self) -> dict[str, Any]:
@@ -44,8 +49,7 @@ class ImageBlock:
 
     def part(self, start: int, stop: int) -> ImageBlock:
         """Images `start` to `stop`."""
-        found: ImageBlock = _map_tensors(self, lambda tensor: tensor[start:stop])
-        return found
+        return _map_tensors(self, lambda tensor: tensor[start:stop])
 
     def check(self, net: PatchSlimming) -> None:
         """Raise `InputError` unless everything that belongs to the images has one row per image.
@@ -58,9 +62,7 @@ class ImageBlock:
         for name in ("dense", "dense_lengths", "patch_mask"):
             rows = getattr(self, name)
             if rows is not None and rows.shape[:1] != (count,):
-                raise InputError(
-                    f"{name} has the shape {tuple(rows.shape)} for {count} images; give one row per image."
-                )
+                raise InputError(f"{name} has the shape {tuple(rows.shape)} for {count} images; give one row each.")
 
 
 def count_images(side: ImageSide) -> int:
@@ -70,31 +72,25 @@ def count_images(side: ImageSide) -> int:
 
 def take_images(side: ImageSide, chosen: slice | Tensor) -> ImageSide:
     """The chosen images, by slice (views) or by index tensor (copies)."""
-    taken: ImageSide = _map_tensors(side, lambda tensor: tensor[chosen])
-    return taken
+    return _map_tensors(side, lambda tensor: tensor[chosen])
 
 
 def split_images(side: ImageSide, size: int) -> list[ImageSide]:
     """Parts of `size` images, in order. `split` hands gradients back in one piece, slices one padded copy each."""
     columns = _map_tensors(side, lambda tensor: torch.split(tensor, size))
-
-    def part(position: int) -> ImageSide:
-        found: ImageSide = _map_tensors(columns, lambda pieces: pieces[position])
-        return found
-
-    return [part(position) for position in range(len(columns.patches))]
+    return [_map_tensors(columns, operator.itemgetter(position)) for position in range(len(columns.patches))]
 
 
 def convert_images(side: ImageSide, dtype: torch.dtype) -> ImageSide:
     """The state with features of this dtype; the selection's scores are float32 always."""
     if side.patches.dtype == dtype:
         return side
-    converted: ImageSide = _map_tensors(side, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
+    converted = _map_tensors(side, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
     converted.fixed_scores = {name: scores.float() for name, scores in side.fixed_scores.items()}
     return converted
 
 
-def _map_tensors(side: Any, change: Callable[[Any], Any]) -> Any:
+def _map_tensors(side: T, change: Callable[[Any], Any]) -> T:
     """An `ImageSide` or `ImageBlock` with `change` applied to each of its tensors."""
 
     def changed(value: Any) -> Any:
@@ -102,7 +98,7 @@ def _map_tensors(side: Any, change: Callable[[Any], Any]) -> Any:
             return {name: change(tensor) for name, tensor in value.items()}
         return None if value is None else change(value)
 
-    return type(side)(**{field.name: changed(getattr(side, field.name)) for field in fields(side)})
+    return type(side)(**{field.name: changed(getattr(side, field.name)) for field in fields(side)})  # type: ignore[arg-type]
 
 
 @dataclass
@@ -138,13 +134,8 @@ class TextBlock:
 
     def part(self, start: int, stop: int) -> TextBlock:
         """Texts `start` to `stop` of the block."""
-        return TextBlock(
-            self.index[start:stop],
-            self.words[start:stop],
-            None if self.mask is None else self.mask[start:stop],
-            self.mean[start:stop],
-            self.lengths[start:stop],
-        )
+        own = TextBlock(self.index, self.words, self.mask, self.mean, self.lengths)
+        return _map_tensors(own, lambda tensor: tensor[start:stop])
 
     @property
     def guides(self) -> dict[str, Tensor]:
@@ -281,12 +272,11 @@ class Texts:
 
     def block(self, start: int, stop: int) -> TextBlock:
         """The block of sorted texts `start` to `stop`."""
-        if self._kept is not None and (start, stop) in self._kept:
-            return self._kept[start, stop]
-        block = self._block(start, stop)
-        if self._kept is not None:
-            self._kept[start, stop] = block
-        return block
+        if self._kept is None:
+            return self._block(start, stop)
+        if (start, stop) not in self._kept:
+            self._kept[start, stop] = self._block(start, stop)
+        return self._kept[start, stop]
 
     def _block(self, start: int, stop: int) -> TextBlock:
         return self._make(self.words, slice(start, stop), self._counts, self.lengths)
@@ -294,13 +284,6 @@ class Texts:
     def encode(self, net: PatchSlimming, images: ImageBlock) -> ImageSide:
         """The image-only state that these texts are scored with."""
         return net.encode_images(images.images, **images.extras)
-
-    def score_readably(self, net: PatchSlimming, images: ImageBlock | ImageSide) -> list[TextScore]:
-        """The network's own loop: one text at a time meets all images."""
-        side = convert_images(images, self.dtype) if isinstance(images, ImageSide) else self.encode(net, images)
-        mask = length_mask("lengths", self.lengths, self.words)
-        words = self.words.to(self.dtype)
-        return [net.score_text(side, text, valid) for text, valid in zip(words, mask, strict=True)]
 
     def _make(self, features: Tensor, part: slice, counts: Tensor, lengths: list[int]) -> TextBlock:
         lengths = [lengths[i] for i in self._order[part]]
@@ -375,13 +358,6 @@ class PairedTexts(Texts):
         side = net.encode_images(images.images, dense=nothing, guides=images.guides, patch_mask=images.patch_mask)
         return replace(side, dense_words=None, dense_mask=None)
 
-    def score_readably(self, net: PatchSlimming, images: ImageBlock | ImageSide) -> list[TextScore]:
-        """One text and its description at a time meet all images; an `ImageSide` cannot be scored so."""
-        if isinstance(images, ImageSide):
-            raise ValueError("the published pairing needs the images as features")
-        texts = (self.words, self.lengths, self.descriptions, self.description_lengths)
-        return score_pairing_texts(net, images.images, *texts, images.patch_mask, images.guides)
-
 
 def make_texts(
     net: PatchSlimming,
@@ -390,9 +366,19 @@ def make_texts(
     paired_dense: Tensor | None,
     paired_dense_lengths: Lengths,
     products: torch.dtype = torch.float32,
+    *,
+    dense: Tensor | None,
 ) -> Texts:
-    """The texts of a call to `net`, in the published pairing where `paired_dense` came."""
+    """The texts of a call to `net`, in the published pairing where `paired_dense` came.
+
+    Raises `InputError` where the images have descriptions `dense` as well.
+    """
     dtype = net.aggr_net.scale.dtype
+    if paired_dense is not None and dense is not None:
+        raise InputError(
+            "Both dense and paired_dense came. A description belongs to its image (dense) or, in the published "
+            "pairing, to a caption (paired_dense); leave one out."
+        )
     if paired_dense is None:
         return Texts(words, lengths, dtype=dtype, products=products)
     check_features("paired_dense", paired_dense[:1], "texts, words, width", net.config.embed_size)
@@ -410,5 +396,4 @@ def _checked_lengths(name: str, words: Tensor, lengths: Lengths) -> list[int]:
         return [words.shape[1]] * words.shape[0]
     values = torch.as_tensor(lengths).cpu()
     check_lengths(f"{name}_lens", values, words.shape[0], words.shape[1])
-    numbers: list[int] = values.tolist()
-    return numbers
+    return [int(value) for value in values.tolist()]

@@ -1,18 +1,9 @@
 """Training: the factored form, a few images at a time, with its backward pass recomputed instead of stored.
 
-With one kept set per merged patch (`aggregation="single"`) the backward pass is written by hand; dual aggregation and
-the direct form go through autograd, recomputed block by block.
+With one kept set per merged patch (`aggregation="single"`) the backward pass is written by hand (`merged_maxima`);
+dual aggregation and the direct form go through autograd, recomputed block by block.
 
-A score depends on a pair's cosines through its maxima alone: one merged patch per word, one word per merged patch.
-So the forward pass keeps which those are, D and the norms, and the backward pass is a sparse scatter followed by
-matrix products. Nothing of the size (words x patches) or (merged x patches) of a pair is kept in between.
-With X = (P * D) e, n_k = D^T H_k D and A_jk = X_jk / sqrt(n_k) (see `factored`), given dA:
-
-    dX_jk = dA_jk / sqrt(n_k)          dP = (dX e^T) * D       de = (P * D)^T dX
-    dn_k  = -1/2 sum_j dA_jk A_jk / n_k                        dH_k = sum over texts of dn_k D D^T
-    dG    = sum_k e_k dH_k e_k                                 de_k += 2 (dH_k * G) e_k
-
-Shapes: B images, T texts, M words, N patches (Z padded), C width, Q merged patches (R padded).
+Shapes: B images, T texts, M words, N patches, C width, Q merged patches.
 """
 
 from __future__ import annotations
@@ -23,12 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from seps.nn.checks import InputError, check_features
+from seps.nn.checks import InputError, check_features, length_mask
 from seps.nn.known import call_forward, own_forward, say_readable, why_not_fast
-from seps.nn.slimming import ImageSide, PatchSlimming
+from seps.nn.slimming import ImageSide, PatchSlimming, score_pairing_texts
 from seps.scoring.blocks import Plan, make_plan, shapes_of
 from seps.scoring.factored import DirectScorer, FactoredScorer, Group, factored_scorer, unsafe_images
 from seps.scoring.inputs import (
@@ -37,12 +27,13 @@ from seps.scoring.inputs import (
     PairedTexts,
     TextBlock,
     Texts,
+    convert_images,
     count_images,
     make_texts,
     split_images,
     take_images,
 )
-from seps.scoring.terms import inverse_norms, product_dtype, row_dots, zero_dropped
+from seps.scoring.terms import merged_maxima, product_dtype
 
 TRAINING_MEMORY = 5 * 2**29
 _KEPT = 2**24
@@ -103,15 +94,9 @@ def score_with_gradient(
     """
     check_features("images", images[:1], "images, tokens, width", net.config.embed_size)
     check_features("words", words[:1], "texts, words, width", net.config.embed_size)
-    if paired_dense is not None and dense is not None:
-        raise InputError(
-            "Both dense and paired_dense came; a description belongs to its image (dense) or to a caption "
-            "(paired_dense). Leave one out."
-        )
     dtype = product_dtype(precision, images.device)
-    texts = make_texts(net, words, lengths, paired_dense, paired_dense_lengths)
-    lengths_of_dense = None if dense_lengths is None else torch.as_tensor(dense_lengths)
-    gallery = ImageBlock(images, dense, lengths_of_dense, guides, patch_mask)
+    texts = make_texts(net, words, lengths, paired_dense, paired_dense_lengths, dense=dense)
+    gallery = ImageBlock(images, dense, dense_lengths, guides, patch_mask)
     gallery.check(net)
     if not len(images) or not texts.count:
         return _nothing(net, gallery, texts, want_masks)
@@ -119,7 +104,7 @@ def score_with_gradient(
     if unknown is not None:
         say_readable(unknown)
         with torch.autocast(images.device.type, enabled=False):
-            return _readable(net, gallery, texts, want_masks)
+            return score_readably(net, gallery, texts, want_masks)
     patches = images.shape[1] - net.prefix_count(images.shape[1])
     shapes = shapes_of(net.config, patches, texts, dense)
     plan = make_plan(shapes, memory, images.shape[0], texts.count, dtype=dtype, cuda=images.is_cuda, gradient=True)
@@ -157,12 +142,22 @@ def _nothing(net: PatchSlimming, gallery: ImageBlock, texts: Texts, want_masks: 
     return GradientScores(sims, masks, part, part, _described(texts, side))
 
 
-def _readable(net: PatchSlimming, gallery: ImageBlock, texts: Texts, want_masks: bool) -> GradientScores:
-    """The network's own loop over the texts, for a network that the fast paths do not know."""
+def score_readably(
+    net: PatchSlimming, images: ImageBlock | ImageSide, texts: Texts, want_masks: bool = False
+) -> GradientScores:
+    """The network's own loop over the texts, or its own forward, for a network that the fast paths do not know."""
     if own_forward(net):
-        return _own_forward(net, gallery, texts, want_masks)
-    side = None if isinstance(texts, PairedTexts) else texts.encode(net, gallery)
-    scored = texts.score_readably(net, gallery if side is None else side)
+        return _own_forward(net, images, texts, want_masks)
+    side: ImageSide | None = None
+    if isinstance(texts, PairedTexts):
+        if isinstance(images, ImageSide):
+            raise ValueError("the published pairing needs the images as features")
+        paired = (texts.words, texts.lengths, texts.descriptions, texts.description_lengths)
+        scored = score_pairing_texts(net, images.images, *paired, images.patch_mask, images.guides)
+    else:
+        side = convert_images(images, texts.dtype) if isinstance(images, ImageSide) else texts.encode(net, images)
+        pairs = zip(texts.words.to(texts.dtype), length_mask("lengths", texts.lengths, texts.words), strict=True)
+        scored = [net.score_text(side, text, valid) for text, valid in pairs]
     masks = zip(*(one.masks for one in scored), strict=True) if want_masks else ()
     return GradientScores(
         torch.stack([one.similarity for one in scored], dim=1),
@@ -179,14 +174,15 @@ def _side_by_side(columns: list[Tensor | None]) -> Tensor | None:
     return torch.stack(present, dim=1) if len(present) == len(columns) else None
 
 
-def _own_forward(net: PatchSlimming, gallery: ImageBlock, texts: Texts, want_masks: bool) -> GradientScores:
+def _own_forward(net: PatchSlimming, images: ImageBlock | ImageSide, texts: Texts, want_masks: bool) -> GradientScores:
     """The result of a forward that is not this library's: similarities, and masks where it returns them."""
-    if isinstance(texts, PairedTexts):
+    if isinstance(images, ImageSide) or isinstance(texts, PairedTexts):
+        what = "paired_dense" if isinstance(texts, PairedTexts) else "an ImageSide"
         raise InputError(
-            f"{type(net).__name__} has a forward of its own (or a hook on it), which paired_dense would bypass; "
-            "call the network itself."
+            f"{type(net).__name__} has a forward of its own (or a hook on it), which {what} would bypass; pass the "
+            "images as features, with their own descriptions."
         )
-    scored = call_forward(net, gallery.images, texts.words, texts.lengths, gallery.extras)
+    scored = call_forward(net, images.images, texts.words, texts.lengths, images.extras)
     sims, masks = (scored, ()) if isinstance(scored, Tensor) else scored[:2]
     masks = (masks,) if isinstance(masks, Tensor) else tuple(masks)
     if want_masks and not masks:
@@ -320,116 +316,3 @@ class RecomputedScorer(FactoredScorer):
             return make(block, extra)
         found: tuple[Tensor, Tensor] = self.recompute(lambda: make(block, extra))
         return found
-
-
-def merged_maxima(
-    words: Tensor, patches: Tensor, weights: Tensor, gram: Tensor, keep: Tensor, mask: Tensor | None, merged: int
-) -> tuple[Tensor, Tensor]:
-    """`max_k A_jk` (B, T, M) and `max_j A_jk` (B, T, Q), float32, differentiable in the first four.
-
-    Args:
-        words: (T, M, C), zero at padding.
-        patches: (B, Z, C) in the products' dtype.
-        weights: e, (B, Z, R) in the products' dtype, zero beyond `merged` = Q.
-        gram: V V^T, (B, Z, Z) float32.
-        keep: D, (T, B, Z) in the products' dtype, zeros and ones.
-        mask: (T, M) bool, True at words.
-    """
-    result: tuple[Tensor, Tensor] = _MergedMaxima.apply(words, patches, weights, gram, keep, mask, merged)  # type: ignore[no-untyped-call]
-    return result
-
-
-def _kept_products(words: Tensor, patches: Tensor, keep: Tensor) -> Tensor:
-    """P * D: (T, M, C), (B, Z, C), (T, B, Z) -> (T * M, B, Z)."""
-    texts, batch, count = keep.shape
-    flat = words.flatten(0, 1) @ patches.flatten(0, 1).T
-    return zero_dropped(flat.view(texts, -1, batch * count), keep.flatten(1)).view(-1, batch, count)
-
-
-def _gram_norms(weights: Tensor, gram: Tensor, keep: Tensor) -> Tensor:
-    """n: (B, Z, Q), (B, Z, Z), (B, T, Z) -> (B, T, Q) float32."""
-    batch, texts, count = keep.shape
-    table = (gram[:, :, None, :] * weights.transpose(1, 2).contiguous()[:, None]).mul_(weights[..., None])
-    rows = torch.bmm(keep, table.flatten(2)).view(batch * texts, -1, count)
-    return row_dots(rows, keep.reshape(batch * texts, count)).view(batch, texts, -1)
-
-
-def _gram_norms_backward(slope: Tensor, weights: Tensor, gram: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
-    """de and dG from dn (B, T, Q); H is symmetric, and so is its gradient."""
-    batch, _, count = keep.shape
-    spread = (slope.to(keep.dtype)[..., None] * keep[:, :, None, :]).flatten(2)
-    table = torch.bmm(keep.transpose(1, 2), spread).view(batch, count, -1, count)
-    table.mul_(weights.transpose(1, 2).contiguous()[:, None])
-    return 2 * torch.matmul(table, gram[..., None]).squeeze(-1), torch.matmul(weights[:, :, None], table).squeeze(2)
-
-
-class _MergedMaxima(torch.autograd.Function):
-    """See `merged_maxima`."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        words: Tensor,
-        patches: Tensor,
-        weights: Tensor,
-        gram: Tensor,
-        keep: Tensor,
-        mask: Tensor | None,
-        merged: int,
-    ) -> tuple[Tensor, Tensor]:
-        dtype = patches.dtype
-        texts, batch = keep.shape[:2]
-        by_image = keep.transpose(0, 1).contiguous()
-        norms = _gram_norms(weights[..., :merged], gram.to(dtype), by_image)
-        products = _kept_products(words.to(dtype), patches, keep)
-        cosines = torch.bmm(products.transpose(0, 1), weights).view(batch, texts, -1, weights.shape[-1])
-        del products
-        cosines = cosines[..., :merged].float().mul_(inverse_norms(norms)[:, :, None])
-        rows, of_word = cosines.max(dim=-1)
-        if mask is not None:
-            cosines.masked_fill_(~mask[:, :, None], torch.finfo(torch.float32).min)
-        columns, of_merged = cosines.max(dim=2)
-        small = torch.int16 if max(cosines.shape[2:]) < 2**15 else torch.int32
-        ctx.save_for_backward(
-            words, patches, weights, gram, keep.bool(), norms, rows, columns, of_word.to(small), of_merged.to(small)
-        )
-        return rows, columns
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        # Outside the autocast that the caller may be in: every dtype here was chosen in the forward pass.
-        with torch.autocast(gradients[0].device.type, enabled=False):
-            found = _gradients(ctx.saved_tensors, gradients[0], gradients[1], ctx.needs_input_grad[0])
-            return *found, None, None, None
-
-
-def _gradients(
-    saved: tuple[Tensor, ...], d_rows: Tensor, d_columns: Tensor, want_words: bool
-) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
-    """Gradients of words, patches, weights and Gram matrix from those of both maxima."""
-    words, patches, weights, gram, keep, norms, rows, columns, of_word, of_merged = saved
-    dtype, merged = patches.dtype, norms.shape[-1]
-    keep, of_word, of_merged = keep.to(dtype), of_word.long(), of_merged.long()
-    inverse = inverse_norms(norms)
-    slope = (d_columns * columns).scatter_add_(-1, of_word, d_rows * rows).mul_(inverse.square()).mul_(-0.5)
-    by_image = keep.transpose(0, 1).contiguous()
-    d_weights, d_gram = _gram_norms_backward(slope, weights[..., :merged], gram.to(dtype), by_image)
-    del slope, by_image
-    d_cosines = torch.zeros(*rows.shape, weights.shape[-1], dtype=dtype, device=rows.device)
-    d_cosines.scatter_(-1, of_word[..., None], (d_rows * inverse.gather(-1, of_word)).to(dtype)[..., None])
-    d_cosines[..., :merged].scatter_add_(2, of_merged[:, :, None], (d_columns * inverse).to(dtype)[:, :, None])
-    d_cosines = d_cosines.flatten(1, 2)
-    unit = words.to(dtype)
-    products = _kept_products(unit, patches, keep)
-    d_all = torch.bmm(products.permute(1, 2, 0), d_cosines)
-    d_all[..., :merged] += d_weights
-    # P is needed no more: its gradient takes its place.
-    torch.bmm(d_cosines, weights.transpose(1, 2), out=products.transpose(0, 1))
-    del d_cosines
-    d_products = zero_dropped(products.view(*words.shape[:2], -1), keep.flatten(1)).flatten(0, 1)
-    d_words = None
-    if want_words:
-        d_words = (d_products @ patches.flatten(0, 1)).view_as(words).to(words.dtype)
-    d_patches = (d_products.T @ unit.flatten(0, 1)).view_as(patches)
-    return d_words, d_patches, d_all, d_gram.to(gram.dtype)

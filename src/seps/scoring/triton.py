@@ -47,7 +47,7 @@ class KernelSizes:
 
 def why_not_triton(
     net: PatchSlimming,
-    device: torch.device,
+    device: torch.device | None,
     *,
     paired: bool = False,
     masked: bool = False,
@@ -55,24 +55,11 @@ def why_not_triton(
     patches: int | None = None,
     words: int | None = None,
 ) -> str | None:
-    """Why the fused kernels cannot score this, or None when they can."""
-    if device.type != "cuda":
+    """Why the fused kernels cannot score this, or None when they can; without a `device`, what no device changes."""
+    if device is not None and device.type != "cuda":
         return f"they run on a GPU, and the features are on {device.type}"
-    if find_spec("triton") is None:
+    if device is not None and find_spec("triton") is None:
         return "triton is not installed (pip install 'seps[kernels]')"
-    return _unsupported(net, paired=paired, masked=masked, dtype=dtype, patches=patches, words=words)
-
-
-def _unsupported(
-    net: PatchSlimming,
-    *,
-    paired: bool,
-    masked: bool,
-    dtype: torch.dtype,
-    patches: int | None,
-    words: int | None,
-) -> str | None:
-    """The part of `why_not_triton` that no device changes."""
     if dtype == torch.float32:
         return "their products are half precision, and float32 was asked for"
     if net.config.aggregation != "single":
@@ -103,7 +90,7 @@ def scorer(
 
     Raises `InputError` for a network that the kernels do not know.
     """
-    obstacle = _unsupported(net, paired=False, masked=False, dtype=dtype, patches=None, words=None)
+    obstacle = why_not_triton(net, None, dtype=dtype)
     if obstacle is not None:
         raise InputError(f"The fused kernels cannot score this: {obstacle}.")
     mlp = _flat_mlp(net)

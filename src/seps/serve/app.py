@@ -20,7 +20,7 @@ from seps.retrieval.data import UnreadableImage
 from seps.retrieval.data.images import resized_jpeg, upright_size
 from seps.retrieval.index.search import CANDIDATES, Filters, Searcher, nanoseconds
 from seps.serve import uploads
-from seps.serve.guard import AwayError, install_errors, install_guard
+from seps.serve.guard import AwayError, Guard, install_errors
 from seps.serve.models import ExplanationAnswer, Picture, Results, Status
 from seps.serve.service import Service
 
@@ -60,7 +60,7 @@ def create_app(searcher: Searcher, *, token: str | None = None, hosts: tuple[str
         lifespan=lifespan,
     )
     install_errors(app)
-    install_guard(app, token, hosts)
+    app.add_middleware(Guard, token=token, hosts=hosts)
     _add_search(app, service)
     _add_images(app, service)
     _add_page(app)

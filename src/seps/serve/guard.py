@@ -116,11 +116,6 @@ class Guard:
             await sentence(500, "The service failed on this request; its log says why.")(scope, receive, sending)
 
 
-def install_guard(app: FastAPI, token: str | None, hosts: tuple[str, ...] | None) -> None:
-    """Let every request pass a `Guard` first."""
-    app.add_middleware(Guard, token=token, hosts=hosts)
-
-
 def _refusal(request: Request, token: str | None, hosts: tuple[str, ...] | None) -> Response | None:
     if hosts is not None and host_name(request.headers.get("host", "")).lower() not in hosts:
         return sentence(400, f"This service answers to {', '.join(hosts)} only.")
@@ -167,13 +162,13 @@ def install_errors(app: FastAPI) -> None:
         parts = [f"{fault['loc'][-1]}: {fault['msg'][:1].lower()}{fault['msg'][1:]}" for fault in faults]
         return sentence(422, f"The request is not well formed ({'; '.join(parts)}).")
 
-    async def mistaken(_: Request, error: Exception) -> Response:
-        return sentence(400, str(error))
+    def told(status: int) -> Any:
+        async def answer(_: Request, error: Exception) -> Response:
+            return sentence(status, str(error))
 
-    async def away(_: Request, error: Exception) -> Response:
-        return sentence(503, str(error))
+        return answer
 
     app.add_exception_handler(HTTPException, refused)
     app.add_exception_handler(RequestValidationError, malformed)
-    app.add_exception_handler(ValueError, mistaken)
-    app.add_exception_handler(StoreError, away)
+    app.add_exception_handler(ValueError, told(400))
+    app.add_exception_handler(StoreError, told(503))

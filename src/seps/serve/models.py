@@ -8,6 +8,16 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 
+class ImageFacts(BaseModel):
+    """An image of the store."""
+
+    id: str
+    path: str
+    member: str | None
+    width: int
+    height: int
+
+
 class Result(BaseModel):
     """One image that was found."""
 
@@ -28,15 +38,6 @@ class Results(BaseModel):
     results: list[Result]
 
 
-class Word(BaseModel):
-    """One word of the sentence."""
-
-    word: str
-    special: bool
-    contribution: float
-    heat: list[float] = Field(description="What it owes to each cell of the grid, row by row")
-
-
 class DescriptionWord(BaseModel):
     """One word of the image's description."""
 
@@ -45,14 +46,15 @@ class DescriptionWord(BaseModel):
     contribution: float
 
 
-class ExplanationAnswer(BaseModel):
+class Word(DescriptionWord):
+    """One word of the sentence."""
+
+    heat: list[float] = Field(description="What it owes to each cell of the grid, row by row")
+
+
+class ExplanationAnswer(ImageFacts):
     """A score and what it is made of; the words' contributions and `rest` sum to it."""
 
-    id: str
-    path: str
-    member: str | None
-    width: int
-    height: int
     caption: str
     score: float
     grid: tuple[int, int]
@@ -68,14 +70,9 @@ class ExplanationAnswer(BaseModel):
     note: str = Field("", description="What took no part in the score; empty where nothing was left out")
 
 
-class Picture(BaseModel):
+class Picture(ImageFacts):
     """An image of the store and its file."""
 
-    id: str
-    path: str
-    member: str | None
-    width: int
-    height: int
     original: Literal["present", "missing", "changed"] = Field(description="The file, compared with what was indexed")
     note: str = Field(description="What is wrong with the file, as a sentence; empty where nothing is")
     thumbnail: str

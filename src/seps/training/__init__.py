@@ -30,18 +30,13 @@ __all__ = [
     "process_group",
     "train",
 ]
-_MODULES = {
-    "checkpoint": ("CheckpointError", "find_checkpoint", "load_weights"),
-    "config": ("TrainConfig",),
-    "distributed": ("DistributedInfo", "from_environment", "process_group"),
-    "loop": ("TrainResult", "train"),
-    "nonfinite": ("NonFiniteLossError",),
-    "task": ("CachedTask", "Task"),
-}
+_HOMES = ("config", "checkpoint", "distributed", "nonfinite", "task", "loop")
+"""The modules that define these names, the heaviest last."""
 
 
 def __getattr__(name: str) -> Any:
-    for module, names in _MODULES.items():
-        if name in names:
-            return getattr(importlib.import_module(f"seps.training.{module}"), name)
+    for home in _HOMES if name in __all__ else ():
+        module = importlib.import_module(f"seps.training.{home}")
+        if hasattr(module, name):
+            return getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

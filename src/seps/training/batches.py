@@ -53,11 +53,6 @@ def move_batch(batch: Any, device: torch.device) -> Any:
     return map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=True))
 
 
-def _pinned(tensor: Tensor) -> Tensor:
-    """In page-locked memory; an expanded tensor, which cannot be, as a copy."""
-    return tensor.contiguous().pin_memory()
-
-
 class Prefetcher:
     """Yields `make(step)` for each step of a range, in order, computing up to `ahead` of them in threads.
 
@@ -73,7 +68,8 @@ class Prefetcher:
 
     def _prepare(self, step: int) -> Any:
         batch = self._make(step)
-        return map_tensors(batch, _pinned) if self._pin else batch
+        # An expanded tensor cannot be page-locked as it is.
+        return map_tensors(batch, lambda tensor: tensor.contiguous().pin_memory()) if self._pin else batch
 
     def __iter__(self) -> Iterator[Any]:
         return self

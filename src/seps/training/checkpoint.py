@@ -262,14 +262,14 @@ def written_by_us(folder: Path) -> bool:
     return all(path.name in known and path.is_file() for path in folder.iterdir())
 
 
-def find_checkpoint(run_dir: Path | str, which: Literal["best", "last"] = "best", log: Log | None = None) -> Path:
+def find_checkpoint(run_dir: Path | str, which: Literal["best", "last"] = "best") -> Path:
     """The folder of a run's best checkpoint, or of its newest whole one.
 
     Raises CheckpointError when there is none.
     """
     run_dir = Path(run_dir)
     if which == "last":
-        newest = CheckpointStore(run_dir, 1, log or (lambda _: None)).newest()
+        newest = CheckpointStore(run_dir, 1, lambda _: None).newest()
         if newest is None:
             raise CheckpointError(f"There is no checkpoint in {run_dir}: train there first.")
         return newest

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
@@ -19,8 +19,23 @@ RESUME_MAY_CHANGE = frozenset(
 )
 
 
+class CheckedSettings:
+    """What sections of settings share: checks that name field, value and remedy."""
+
+    def _require(self, name: str, good: bool, remedy: str) -> None:
+        if not good:
+            raise ConfigError(f"{type(self).__name__}.{name} = {getattr(self, name)!r}: {remedy}.")
+
+    def _require_each(self, names: str, good: Callable[[Any], bool], remedy: str) -> None:
+        for name in names.split():
+            self._require(name, good(getattr(self, name)), remedy)
+
+    def _require_choice(self, name: str, choices: object) -> None:
+        self._require(name, getattr(self, name) in get_args(choices), f"choose one of {get_args(choices)}")
+
+
 @dataclass(frozen=True)
-class TrainConfig:
+class TrainConfig(CheckedSettings):
     """How to train, for both applications. Raises ConfigError naming the field, its value and the remedy.
 
     Args:
@@ -76,22 +91,17 @@ class TrainConfig:
         object.__setattr__(self, "step_epochs", tuple(self.step_epochs))
         for option in fields(self):
             self._check_type(option.name)
-        for name in ("epochs", "batch_size", "log_every", "keep_last", "workers"):
-            self._require(name, getattr(self, name) >= 1, "must be at least 1")
-        for name in ("warmup_steps", "chunk_size", "seed", "eval_every", "checkpoint_every", "prefetch"):
-            self._require(name, getattr(self, name) >= 0, "must not be negative; 0 switches it off")
-        for name in ("learning_rate", "step_gamma"):
-            value = getattr(self, name)
-            self._require(name, math.isfinite(value) and value > 0, "must be a finite number above 0")
-        for name in ("backbone_lr_scale", "weight_decay", "clip_norm"):
-            value = getattr(self, name)
-            self._require(name, math.isfinite(value) and value >= 0, "must be a finite number, 0 or more")
-        for name in ("warmup_fraction", "ema_decay"):
-            value = getattr(self, name)
-            self._require(name, 0 <= value < 1, "must be at least 0 and below 1; 0 switches it off")
+        off = "must not be negative; 0 switches it off"
+        self._require_each("epochs batch_size log_every keep_last workers", lambda v: v >= 1, "must be at least 1")
+        self._require_each("warmup_steps chunk_size seed eval_every checkpoint_every prefetch", lambda v: v >= 0, off)
+        self._require_each("learning_rate step_gamma", lambda v: 0 < v < math.inf, "must be a finite number above 0")
+        scales = "backbone_lr_scale weight_decay clip_norm"
+        self._require_each(scales, lambda v: 0 <= v < math.inf, "must be a finite number, 0 or more")
+        off = "must be at least 0 and below 1; 0 switches it off"
+        self._require_each("warmup_fraction ema_decay", lambda v: 0 <= v < 1, off)
         self._require("final_lr_fraction", 0 <= self.final_lr_fraction <= 1, "must lie between 0 and 1")
-        self._require("schedule", self.schedule in get_args(Schedule), f"choose one of {get_args(Schedule)}")
-        self._require("precision", self.precision in get_args(Precision), f"choose one of {get_args(Precision)}")
+        self._require_choice("schedule", Schedule)
+        self._require_choice("precision", Precision)
         good_betas = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
         self._require("betas", good_betas, "give two numbers, each at least 0 and below 1, such as (0.9, 0.999)")
         self._check_step_epochs()
@@ -113,15 +123,8 @@ class TrainConfig:
         if self.schedule == "step":
             self._require("step_epochs", bool(self.step_epochs), 'schedule "step" needs at least one epoch')
         else:
-            self._require(
-                "step_epochs",
-                not self.step_epochs,
-                f'has no effect with schedule "{self.schedule}": leave it out',
-            )
-
-    def _require(self, name: str, good: bool, remedy: str) -> None:
-        if not good:
-            raise ConfigError(f"TrainConfig.{name} = {getattr(self, name)!r}: {remedy}.")
+            remedy = f'has no effect with schedule "{self.schedule}": leave it out'
+            self._require("step_epochs", not self.step_epochs, remedy)
 
     def to_json(self) -> dict[str, Any]:
         """The fields as plain JSON values."""

@@ -154,8 +154,7 @@ class _Gather(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         total = gradients[0].to(torch.promote_types(ctx.dtype, torch.float32), copy=True).contiguous()
         dist.all_reduce(total)
-        mine: Tensor = total[ctx.start : ctx.start + ctx.rows].to(ctx.dtype)
-        return mine
+        return total[ctx.start : ctx.start + ctx.rows].to(ctx.dtype)
 
 
 def gather_with_gradient(tensor: Tensor) -> Tensor:

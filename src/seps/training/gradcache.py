@@ -49,10 +49,10 @@ def cached_forward(task: CachedTask, batch: Any, epoch: int, chunk_size: int, au
     chunks = task.split(batch, chunk_size)
     states: list[list[Tensor]] = []
     encoded: list[Features] = []
-    devices = _cuda_devices(task.model)
+    devices = sorted({parameter.get_device() for parameter in task.model.parameters() if parameter.is_cuda})
     with torch.no_grad(), _buffers_kept(task.model):
         for chunk in chunks:
-            states.append(_random_state(devices))
+            states.append([torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)])
             # Entered for each pass: weights cast without a graph must not serve the second pass.
             with autocast():
                 encoded.append(tuple(feature.detach() for feature in task.encode(chunk)))
@@ -66,7 +66,9 @@ def cached_forward(task: CachedTask, batch: Any, epoch: int, chunk_size: int, au
         torch.autograd.backward(loss)
         with torch.random.fork_rng(devices=devices):
             for chunk, state, features in zip(chunks, states, encoded, strict=True):
-                _set_random_state(devices, state)
+                torch.set_rng_state(state[0])
+                for device, value in zip(devices, state[1:], strict=True):
+                    torch.cuda.set_rng_state(value, device)
                 with autocast():
                     again = task.encode(chunk)
                 _push(again, tuple(feature.grad for feature in features))
@@ -94,21 +96,6 @@ def _push(features: Features, gradients: tuple[Tensor | None, ...]) -> None:
     ]
     if pairs:
         torch.autograd.backward([feature for feature, _ in pairs], [gradient for _, gradient in pairs])
-
-
-def _cuda_devices(model: nn.Module) -> list[int]:
-    indices = {parameter.get_device() for parameter in model.parameters() if parameter.is_cuda}
-    return sorted(indices)
-
-
-def _random_state(devices: list[int]) -> list[Tensor]:
-    return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in devices)]
-
-
-def _set_random_state(devices: list[int], state: list[Tensor]) -> None:
-    torch.set_rng_state(state[0])
-    for device, value in zip(devices, state[1:], strict=True):
-        torch.cuda.set_rng_state(value, device)
 
 
 @contextmanager

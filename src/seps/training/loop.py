@@ -41,7 +41,7 @@ from seps.training.optim import (
 )
 from seps.training.seeding import seed_everything
 from seps.training.task import CachedTask, Figures, Task
-from seps.training.tracking import MetricsLog, Progress, SilentProgress, refuse_foreign, shown
+from seps.training.tracking import MetricsLog, Progress, SilentProgress, refuse_foreign
 
 # Keeps the random numbers of an evaluation apart from those of the steps.
 _EVALUATION = 1
@@ -96,8 +96,8 @@ def train(
     run.restore(resume)
     with InterruptGuard() as guard:
         # One bar for all processes.
-        shown_here = progress if progress is not None and run.info.rank == 0 else SilentProgress()
-        interrupted = run.train(guard, shown_here)
+        shown = progress if progress is not None and run.info.rank == 0 else SilentProgress()
+        interrupted = run.train(guard, shown)
     return run.result(interrupted)
 
 
@@ -243,7 +243,8 @@ class _Run:
             if self.metrics_log is not None:
                 stack.callback(self.metrics_log.close)
             batches = stack.enter_context(Prefetcher(make, steps, config.prefetch, config.workers, pin))
-            stack.enter_context(shown(progress, self.step, self.total))
+            progress.start(self.step, self.total)
+            stack.callback(progress.stop)
             stop = processes.any_rank(guard.requested)
             while not stop:
                 if self._evaluation_due():
@@ -254,7 +255,9 @@ class _Run:
                 else:
                     started = time.perf_counter()
                     stop = self._step(next(batches), started, guard, progress)
-                    self._save_if_due(stop)
+                    every = config.checkpoint_every
+                    if stop or self.step == self.total or (every and self.step % every == 0):
+                        self._save()
         return self.step < self.total or self._evaluation_due()
 
     def _evaluation_due(self) -> bool:
@@ -350,11 +353,6 @@ class _Run:
             }
         self.metrics, self.evaluated_step = metrics, self.step
         progress.note(f"score {score:.4g}" + (" (best)" if is_best else ""))
-
-    def _save_if_due(self, stop: bool) -> None:
-        every = self.config.checkpoint_every
-        if stop or self.step == self.total or (every and self.step % every == 0):
-            self._save()
 
     def _save(self) -> None:
         if self.saved_step != self.step:

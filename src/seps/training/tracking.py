@@ -7,7 +7,6 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
@@ -32,19 +31,16 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
 
 def refuse_foreign(path: Path) -> None:
     """Raise ValueError for a metrics file that some other program wrote: a run takes lines out of its own."""
-    for number, line in enumerate(read_metrics(path), 1):
-        if line.get("kind") not in get_args(Kind) or not isinstance(line.get("step"), int):
-            raise ValueError(
-                f"{path} is not the log of a run of seps (record {number} has no kind and step), and was left as it "
-                "is: choose another folder, or move the file away."
-            )
-    if path.exists() and path.stat().st_size and not any(True for _ in read_metrics(path)):
+    lines = list(read_metrics(path))
+    ours = all(line.get("kind") in get_args(Kind) and isinstance(line.get("step"), int) for line in lines)
+    if not lines and path.exists() and path.stat().st_size:  # one torn line at most
         text = path.read_text(encoding="utf-8", errors="replace")
-        if "\n" in text.rstrip("\n") or not text.startswith('{"kind"'):
-            raise ValueError(
-                f"{path} is not the log of a run of seps, and was left as it is: choose another folder, or move the "
-                "file away."
-            )
+        ours = text.startswith('{"kind"') and "\n" not in text.rstrip("\n")
+    if not ours:
+        raise ValueError(
+            f"{path} is not the log of a run of seps, and was left as it is: choose another folder, or move the file "
+            "away."
+        )
 
 
 def drop_after(path: Path, step: int, evaluated: bool) -> None:
@@ -140,13 +136,3 @@ class SilentProgress:
     def note(self, text: str) -> None: ...
 
     def stop(self) -> None: ...
-
-
-@contextmanager
-def shown(progress: Progress, step: int, total: int) -> Iterator[Progress]:
-    """Start a progress display and stop it on every way out."""
-    progress.start(step, total)
-    try:
-        yield progress
-    finally:
-        progress.stop()

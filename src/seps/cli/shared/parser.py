@@ -6,9 +6,11 @@ import argparse
 import difflib
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
+FORMER_OPTIONS = ("out", "device")
+"""What settings that `--print_config` of the first release wrote hold beside them."""
 _OVERRIDE = re.compile(r"\w+(\.\w+)+=.*", re.DOTALL)
 
 
@@ -19,14 +21,14 @@ class UsageError(ValueError):
 class Parser(argparse.ArgumentParser):
     """Says what is wrong in one line, without the usage before it; a mistyped option gets a suggestion.
 
-    With `settings`, a function that returns a dataclass, its fields are options, too: `--section.name value`,
-    `--section.name=value` or `section.name=value`, anywhere. They come back as `options.settings`, name to text, for
-    `seps.settings.load`, which checks them.
+    The fields of the dataclass `settings` are options, too: `--section.name value`, `--section.name=value` or
+    `section.name=value`, anywhere. They come back as `options.settings`, name to text, for `seps.settings.load`, which
+    checks them.
     """
 
-    def __init__(self, *words: Any, settings: Callable[[], Any] | None = None, **options: Any) -> None:
+    def __init__(self, *words: Any, settings: Any = None, **options: Any) -> None:
         super().__init__(*words, **options)
-        self._settings = settings
+        self.settings = settings
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError, which `seps.cli.main` prints."""
@@ -34,29 +36,29 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         found: dict[str, str] = {}
-        if args is not None and self._settings and not {"-h", "--help"} & {*args}:
-            args, found = self._take_settings(args, self._settings())
+        if args is not None and self.settings and not {"-h", "--help"} & {*args}:
+            args, found = self._take_settings(args)
         # A mistyped option first: "--store is required" would not help the one who wrote --sotre.
         if args is not None and self._subparsers is None:
             self._refuse_unknown(args)
         options, left = super().parse_known_args(args, namespace)
-        if self._settings:
+        if self.settings:
             options.settings = found
         return options, left
 
     def format_help(self) -> str:
         """The options, and below them the settings with their defaults."""
         text = super().format_help()
-        if not self._settings:
+        if not self.settings:
             return text
         from seps.settings import defaults
 
-        values = [f"  --{name} {json.dumps(value)}" for name, value in defaults(self._settings()).items()]
+        values = [f"  --{name} {json.dumps(value)}" for name, value in defaults(self.settings).items()]
         return "\n".join([text, "settings, here with their defaults (--name value or --name=value):", *values, ""])
 
-    def _take_settings(self, words: Sequence[str], cls: Any) -> tuple[list[str], dict[str, str]]:
+    def _take_settings(self, words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
         """The words without the settings, and the settings by name."""
-        top = {f"--{name}" for name in cls.__dataclass_fields__} - {*self._option_string_actions}
+        top = {f"--{name}" for name in self.settings.__dataclass_fields__} - {*self._option_string_actions}
         rest: list[str] = []
         found: dict[str, str] = {}
         waiting = iter(words)
@@ -87,7 +89,7 @@ class Parser(argparse.ArgumentParser):
                 return
             name = word.partition("=")[0]
             if name.startswith("--") and " " not in name and not any(option.startswith(name) for option in known):
-                more = [f"--{field}" for field in self._settings().__dataclass_fields__] if self._settings else []
+                more = [f"--{field}" for field in self.settings.__dataclass_fields__] if self.settings else []
                 self.error(f"there is no option {name}{suggestion(name, [*known, *more])}")
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.text import Text
 
+SHOWN_PROBLEMS = 20
+SHOWN_SKIPPED = 3
 # Joiners are part of many scripts and of emoji; they cannot move or hide other text.
 _KEPT = "\u200c\u200d"
 
@@ -43,6 +46,28 @@ def print_json(value: Any, indent: int | None = 1) -> None:
 def say(text: str) -> None:
     """Print a message, which is not the result, on standard error."""
     print(printable_lines(text), file=sys.stderr, flush=True)
+
+
+def list_problems(problems: Sequence[object], what: str, option: str) -> None:
+    """Say how many problems there are, and the first of them; with `option` the command lists all."""
+    if problems:
+        say(f"\n{len(problems)} {what}:")
+    for problem in problems[:SHOWN_PROBLEMS]:
+        say(f"  {printable(problem)}")
+    if len(problems) > SHOWN_PROBLEMS:
+        say(f"  and {len(problems) - SHOWN_PROBLEMS} more ({option} lists all)")
+
+
+def list_skipped(skipped: Mapping[str, Sequence[str]]) -> None:
+    """Say what of a folder was left out, by reason; what is surely no picture is counted in the report alone."""
+    from seps.retrieval.data.gallery import OTHER
+
+    counted = {reason: names for reason, names in skipped.items() if reason != OTHER}
+    if counted:
+        say(f"\n{sum(map(len, counted.values()))} were skipped:")
+    for reason, names in sorted(counted.items()):
+        more = ", ..." if len(names) > SHOWN_SKIPPED else ""
+        say(f"  {len(names)} {reason} ({', '.join(map(printable, names[:SHOWN_SKIPPED]))}{more})")
 
 
 def printable_lines(text: str) -> str:

@@ -221,7 +221,7 @@ def scan_rgbnt100(root: Path, log: ProblemLog) -> tuple[tuple[str, ...], Splits]
     base = root / "rgbir" if (root / "rgbir").is_dir() else root
     thirds = [(i / 3, 0.0, (i + 1) / 3, 1.0) for i in range(3)]
     splits: Splits = {}
-    for split, name in _BOUNDING_BOXES:
+    for split, name in _BOUNDING_BOXES.items():
         folder = require_folder(base / name, f"RGBNT100's rgbir/{name}")
         records = splits[split] = []
         for path in list_images(folder, split, log).values():
@@ -234,11 +234,7 @@ def scan_msvr310(root: Path, log: ProblemLog) -> tuple[tuple[str, ...], Splits]:
     """MSVR310: a folder per identity, in it vis, ni and th, here named RGB, NI and TI."""
     parse = by_pattern(re.compile(r"(?P<pid>\d{4})_s(?P<sceneid>\d{3})_v(?P<camid>\d+)"))
     splits: Splits = {}
-    for split, name in (
-        ("train", "bounding_box_train"),
-        ("query", "query3"),
-        ("gallery", "bounding_box_test"),
-    ):
+    for split, name in {**_BOUNDING_BOXES, "query": "query3"}.items():
         folder = require_folder(root / name, f"MSVR310's {name}/ID/{{vis,ni,th}}")
         records = splits[split] = []
         for vehicle in (path for path in list_folder(folder) if path.is_dir()):
@@ -247,7 +243,7 @@ def scan_msvr310(root: Path, log: ProblemLog) -> tuple[tuple[str, ...], Splits]:
     return TRIPLE, splits
 
 
-_BOUNDING_BOXES = (("train", "bounding_box_train"), ("query", "query"), ("gallery", "bounding_box_test"))
+_BOUNDING_BOXES = {"train": "bounding_box_train", "query": "query", "gallery": "bounding_box_test"}
 LAYOUTS: dict[str, Layout] = {
     "rgbnt201": Layout(scan_rgbnt201),
     "rgbnt100": Layout(scan_rgbnt100),

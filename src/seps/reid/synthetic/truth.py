@@ -1,6 +1,6 @@
 """What lies where in a synthetic set, drawn again from its parameters: nothing of it is stored with the pictures.
 
-Shapes: S shots, M = 3 sensors, (H, W) pixels, N patches, K = 4 kinds.
+Shapes: S shots, M = 3 sensors, (H, W) pixels.
 """
 
 from __future__ import annotations
@@ -11,11 +11,8 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from torch import Tensor
-from torch.nn import functional as F
 
 from seps.reid.data.records import ReidDataError
-from seps.reid.synthetic.canvas import FIGURE
 from seps.reid.synthetic.files import VERSION, in_chunks
 from seps.reid.synthetic.sensors import Bytes
 from seps.reid.synthetic.world import Shot, SyntheticConfig, World, plan_shots
@@ -59,20 +56,3 @@ def _draw(config: SyntheticConfig, shots: Sequence[Shot]) -> Bytes:
     world = World(config)
     looks = [world.look(shot) for shot in shots]
     return np.stack([np.where(look.blind > 0.5, np.uint8(BLIND), look.kinds[None]) for look in looks])
-
-
-def patch_shares(kinds: Tensor, grid: tuple[int, int]) -> Tensor:
-    """The part of every patch that is of each kind: (S, M, H, W) numbers -> (S, M, N, K), rows that sum to 1."""
-    planes = F.one_hot(kinds.long(), len(KINDS)).float().permute(0, 1, 4, 2, 3)
-    pooled = F.adaptive_avg_pool2d(planes.flatten(0, 1), grid)
-    return pooled.flatten(2).transpose(1, 2).reshape(*kinds.shape[:2], grid[0] * grid[1], len(KINDS))
-
-
-def on_figure(shares: Tensor, least: float = 0.25) -> Tensor:
-    """The decision of someone who knows: 1 at patches that show `least` or more of the figure, (S, M, N) float32.
-
-    Where a sensor shows none, its best patch is kept, as selection keeps at least one.
-    """
-    seen = shares[..., FIGURE]
-    best = F.one_hot(seen.argmax(dim=-1), seen.shape[-1]).bool()
-    return ((seen >= least) | best).float()

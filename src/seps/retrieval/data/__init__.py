@@ -5,8 +5,7 @@ from .batches import BatchIndices, epoch_batches, mixed_seed
 from .check import CheckReport, DataFault, check_dataset, drop_bad
 from .images import ImageReader, Mode, decode_all, read_image
 from .jsonl import NothingDescribed, attach_dense, load_jsonl, save_jsonl
-from .open import load_data
-from .published import load_published
+from .published import load_data, load_published
 from .records import DataError, ImageRecord, ImageSource, RetrievalDataset
 from .shards import UnreadableImage, read_source, shard_is_whole, shard_members
 

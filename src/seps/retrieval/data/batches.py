@@ -20,7 +20,7 @@ MOST_IN_DESCRIPTION = 4
 
 
 class BatchIndices(NamedTuple):
-    """One step of one rank: image indices and, for each, the index of one of its captions. Both (batch,)."""
+    """One step: image indices and, for each, the index of one of its captions. Both (batch,)."""
 
     images: Tensor
     captions: Tensor
@@ -34,22 +34,13 @@ def mixed_seed(*parts: int) -> int:
 
 
 def epoch_batches(
-    n_images: int,
-    captions_per_image: int | Sequence[int],
-    batch_size: int,
-    seed: int,
-    epoch: int,
-    *,
-    rank: int = 0,
-    world: int = 1,
+    n_images: int, captions_per_image: int | Sequence[int], batch_size: int, seed: int, epoch: int
 ) -> list[BatchIndices]:
-    """All batches of an epoch for one rank, the same on every machine for the same arguments.
+    """All batches of an epoch, of all ranks together, the same on every machine for the same arguments.
 
     An epoch visits every image at most once, so no batch holds an image twice; images left over after the
     last whole batch wait for another epoch. Each image starts at a caption drawn with `seed` and goes on to
     the next every epoch: as many epochs as it has captions show each of them once.
-    `batch_size` counts all ranks; rank r takes rows r*b .. (r+1)*b of each batch, b = batch_size / world,
-    so the ranks' rows in order are the batch of a single process.
     Raises DataError for sizes that do not fit.
     """
     counts = _counts(n_images, captions_per_image)
@@ -58,20 +49,12 @@ def epoch_batches(
             f"A batch of {batch_size} cannot be filled from {n_images} images, each at most once. "
             f"Choose a batch size from 1 to {n_images}."
         )
-    if not 0 <= rank < world or batch_size % world:
-        raise DataError(
-            f"A batch of {batch_size} cannot be shared by {world} processes (rank {rank}). "
-            "Choose a batch size that is a multiple of the number of processes."
-        )
     first = torch.rand(n_images, dtype=torch.float64, generator=_generator(seed))
     caption = ((first * counts).long() + epoch) % counts
     order = torch.randperm(n_images, generator=_generator(seed, epoch))
-    rows = batch_size // world
-    batches = []
-    for start in range(0, n_images - batch_size + 1, batch_size):
-        images = order[start + rank * rows : start + (rank + 1) * rows]
-        batches.append(BatchIndices(images, caption[images]))
-    return batches
+    starts = range(0, n_images - batch_size + 1, batch_size)
+    parts = [order[start : start + batch_size] for start in starts]
+    return [BatchIndices(images, caption[images]) for images in parts]
 
 
 def _counts(n_images: int, captions_per_image: int | Sequence[int]) -> Tensor:

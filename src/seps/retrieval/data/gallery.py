@@ -144,13 +144,19 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _take(gallery: Gallery, place: str) -> None:
-    suffix = _suffix(place)
-    if is_hidden(os.path.basename(place)):
-        _skip(gallery, HIDDEN, place)
-    elif suffix in SUFFIXES or suffix == ".tar":
+    why = why_skipped(os.path.basename(place))
+    if why is None or (why != HIDDEN and _suffix(place) == ".tar"):
         _add(gallery, place)
     else:
-        _skip(gallery, _REASONS.get(suffix, OTHER if suffix else NO_SUFFIX), place)
+        _skip(gallery, why, place)
+
+
+def why_skipped(name: str) -> str | None:
+    """Why a file or member is no picture to read; None for one that is."""
+    suffix = _suffix(name)
+    if is_hidden(name):
+        return HIDDEN
+    return None if suffix in SUFFIXES else _REASONS.get(suffix, OTHER if suffix else NO_SUFFIX)
 
 
 def _skip(gallery: Gallery, reason: str, place: str) -> None:
@@ -197,10 +203,9 @@ def _add(gallery: Gallery, place: str) -> None:
 def _add_shard(gallery: Gallery, place: str, status: os.stat_result) -> None:
     file = gallery.root / place
     for name in shard_members(file):
-        if is_hidden(name):
-            _skip(gallery, HIDDEN, f"{place}:{name}")
-        elif _suffix(name) not in SUFFIXES:
-            _skip(gallery, _REASONS.get(_suffix(name), OTHER if _suffix(name) else NO_SUFFIX), f"{place}:{name}")
+        why = why_skipped(name)
+        if why is not None:
+            _skip(gallery, why, f"{place}:{name}")
         elif not _is_text(name):
             gallery.problems.append(Problem(shown(f"{place}:{name}"), "its name in the tar is not UTF-8 text"))
         else:

@@ -13,11 +13,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from seps.files import write_text
 
 from .lines import Root, checked_member, checked_text, json_lines
 from .records import DataError, ImageRecord, ImageSource, RetrievalDataset
@@ -92,14 +93,7 @@ def save_jsonl(
     path = Path(path)
     root = Path(os.path.realpath(images_root if images_root is not None else path.parent))
     lines = [json.dumps(_line(record, root), ensure_ascii=False) + "\n" for record in dataset.records]
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.writelines(lines)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    write_text(path, "".join(lines))
 
 
 def _line(record: ImageRecord, root: Path) -> dict[str, Any]:

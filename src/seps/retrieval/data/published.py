@@ -12,6 +12,7 @@ import json
 import os
 from pathlib import Path
 
+from .jsonl import load_jsonl
 from .lines import Root, checked_text, json_lines, read_bytes, text_lines
 from .records import DataError, ImageRecord, ImageSource, RetrievalDataset
 
@@ -73,11 +74,10 @@ def _captions(ids_path: Path, captions_path: Path) -> tuple[list[str], list[str]
 
 
 def _file_names(path: Path) -> dict[str, str]:
+    data = read_bytes(path)
     try:
-        mapping = json.loads(read_bytes(path))
+        mapping = json.loads(data)
     except (ValueError, RecursionError) as error:
-        if isinstance(error, DataError):
-            raise
         raise DataError(f"{path}: not valid JSON ({error}).") from error
     if not isinstance(mapping, dict):
         raise DataError(f'{path}: must be one object like {{"51": "101362133.jpg"}}.')
@@ -113,3 +113,23 @@ def _descriptions_by_id(path: Path, ids: list[str]) -> dict[str, str | None]:
                 "one per caption, and they differ: a description belongs to an image. Keep one per image."
             )
     return by_id
+
+
+def load_data(name: str, *, images_root: str | None = None) -> RetrievalDataset:
+    """The data set called `name`: a JSONL file, or a split of the published layout as `FOLDER:SPLIT[:NAME]`.
+
+    `data/f30k:test:f30k` is the test split in `data/f30k` with descriptions from `f30k_test.jsonl`; its images are in
+    `images_root` (default: `FOLDER/images`). Raises DataError for a name that is neither.
+    """
+    if Path(name).is_file():
+        return load_jsonl(name, images_root=images_root, split=Path(name).stem)
+    folder, *rest = name.split(":")
+    if rest and len(rest) <= 2 and Path(folder).is_dir():
+        return load_published(
+            folder, rest[0], rest[1] if len(rest) == 2 else "f30k", images_dir=images_root or Path(folder) / "images"
+        )
+    if Path(name).is_dir():
+        raise DataError(
+            f"{name} is a folder: name a JSONL file in it, or a split of the published layout as {name}:test:f30k."
+        )
+    raise DataError(f"There is no data file {name}.")

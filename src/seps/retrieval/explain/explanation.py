@@ -18,25 +18,22 @@ from seps.retrieval.model import RetrievalModel
 
 
 @dataclass
-class WordPart:
-    """One word of the caption."""
+class DescriptionPart:
+    """One word of the image's description."""
 
     word: str
     special: bool
     """A mark of the tokenizer and not a word of the text."""
     contribution: float
     """Its part of the score."""
-    heat: list[float]
-    """The part of that from each cell of the grid, row by row."""
 
 
 @dataclass
-class DescriptionPart:
-    """One word of the image's description."""
+class WordPart(DescriptionPart):
+    """One word of the caption."""
 
-    word: str
-    special: bool
-    contribution: float
+    heat: list[float]
+    """The part of its contribution from each cell of the grid, row by row."""
 
 
 @dataclass

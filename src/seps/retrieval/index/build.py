@@ -351,10 +351,7 @@ class _Indexer:
 def _row(work: _Work, picture: Picture, state: dict[str, Any]) -> Row:
     return Row(
         id=work.found.id,
-        path=work.found.path,
-        member=work.found.member,
-        size=work.found.size,
-        mtime=work.found.mtime,
+        **vars(work.found),
         sha256=picture.sha256,
         width=picture.width,
         height=picture.height,
@@ -365,4 +362,4 @@ def _row(work: _Work, picture: Picture, state: dict[str, Any]) -> Row:
 
 
 def _renamed(row: Row, found: Found) -> Row:
-    return replace(row, id=found.id, path=found.path, member=found.member, size=found.size, mtime=found.mtime)
+    return replace(row, id=found.id, **vars(found))

@@ -42,8 +42,8 @@ def status(store: Store) -> dict[str, Any]:
     }
 
 
-def verify(store: Store, *, files: bool = True, progress: Callable[[int, int], None] | None = None) -> list[Problem]:
-    """What is wrong with the store: broken or doubled rows and, with `files`, images that are not as indexed."""
+def verify(store: Store, *, progress: Callable[[int, int], None] | None = None) -> list[Problem]:
+    """What is wrong with the store: broken or doubled rows, and images whose files are not as indexed."""
     problems: list[Problem] = []
     seen: set[str] = set()
     total, done = len(store), 0
@@ -55,8 +55,7 @@ def verify(store: Store, *, files: bool = True, progress: Callable[[int, int], N
             if row["id"] in seen:
                 problems.append(Problem(name, "it is in the store twice; run seps index again"))
             seen.add(row["id"])
-            if files:
-                problems += [Problem(name, why) for why in _file_faults(store, row)]
+            problems += [Problem(name, why) for why in _file_faults(store, row)]
         done += len(images)
         if progress is not None:
             progress(done, total)

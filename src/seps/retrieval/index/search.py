@@ -186,8 +186,7 @@ class Searcher:
         def part(start: int) -> list[float]:
             stored = restore(images.part(start, step), self.store.settings, self.model.device)
             stored = stored if described else stored.without_description()
-            some: list[float] = self.scorer.score(stored, words)[:, 0].tolist()
-            return some
+            return self.scorer.score(stored, words)[:, 0].tolist()
 
         step = SCORED_AT_ONCE if self.model.device.type == "cpu" else max(1, len(images))
         return [score for some in self._pool.map(part, range(0, len(images), step)) for score in some]
