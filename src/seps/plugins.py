@@ -18,7 +18,8 @@ from typing import Literal
 
 from seps.registry import RegistryError, Thing, register
 
-_PREFIX = "seps_plugin_"
+PLUGIN_MODULE = "seps_plugin_"
+"""How the names of their modules begin."""
 
 
 class PluginError(ValueError):
@@ -34,7 +35,7 @@ def load_plugin(file: str | os.PathLike[str]) -> ModuleType:
     if not path.is_file():
         raise PluginError(f"There is no Python file {file} to load ideas from. Check the path.")
     # By its place: two files of one name are two modules.
-    name = f"{_PREFIX}{path.stem}_{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}"
+    name = f"{PLUGIN_MODULE}{path.stem}_{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
@@ -67,7 +68,7 @@ def load_plugins(files: Iterable[str | os.PathLike[str]]) -> None:
 
 def plugin_modules() -> list[ModuleType]:
     """The files that were loaded, as modules."""
-    return [module for name, module in sys.modules.items() if name.startswith(_PREFIX)]
+    return [module for name, module in sys.modules.items() if name.startswith(PLUGIN_MODULE)]
 
 
 def register_head(name: str) -> Callable[[Thing], Thing]:

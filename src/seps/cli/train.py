@@ -11,9 +11,10 @@ from collections.abc import Sequence
 
 from seps.cli.shared.argtypes import default_device, device, input_file, output_folder
 from seps.cli.shared.errors import EXIT_INTERRUPTED
-from seps.cli.shared.parser import Parser
+from seps.cli.shared.parser import Parser, add_plugins
 from seps.cli.shared.recipe import load_recipe, run_config
 from seps.cli.shared.text import say
+from seps.plugins import load_plugins
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -33,6 +34,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--out", type=output_folder, help="folder of the run; an unfinished one is continued")
     parser.add_argument("--device", type=device, help="cpu, cuda, ...; default: a GPU if there is one")
+    add_plugins(parser)
     parser.add_argument("--print_config", action="store_true", help="print all settings as YAML, and stop")
     return parser
 
@@ -43,6 +45,7 @@ def run(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     if options.out is None and not options.print_config:
         parser.error("the following arguments are required: --out")
+    load_plugins(options.plugin)
     config = load_recipe(options.config, options.settings)
     if options.print_config:
         from seps.settings import to_yaml

@@ -10,6 +10,7 @@ import time
 from collections.abc import Generator, Sequence
 from typing import Any
 
+from seps.plugins import plugin_modules
 from seps.ray_cluster import RayConfig, connected
 from seps.retrieval.index.embedding import ImageJob, PreparedBatch, PreparedImage, Preparer
 
@@ -61,6 +62,8 @@ def _spread(
     if prepare.model.device.type != "cpu":  # a machine without a GPU could not load it
         prepare = copy.copy(prepare)
         prepare.model = copy.deepcopy(prepare.model).cpu()
+    for module in plugin_modules():  # by value: other machines do not have the file
+        ray.cloudpickle.register_pickle_by_value(module)
     actor = ray.remote(Worker).options(num_cpus=1, num_gpus=config.gpus or None, max_restarts=-1)
     shared = ray.put(prepare)
     workers = [actor.remote(shared, config.gpus > 0) for _ in range(min(config.workers, len(batches)))]
