@@ -33,7 +33,7 @@ def prepare(folder: Path, encoders: dict[str, str]) -> Path:
     named = [{**line, "image": f"photos/{line['image']}"} for line in lines]
     for name, part in (("train", named[:4]), ("dev", named[4:6]), ("dev-llava", named[6:])):
         _jsonl(folder / f"{name}.jsonl", part)
-    for name in ("configs", "tools", "benchmarks"):
+    for name in ("configs", "tools", "benchmarks", "examples"):
         (folder / name).symlink_to(ROOT / name)
     for name in ("images", "results"):
         shutil.copytree(ROOT / "docs" / name, folder / "docs" / name)

@@ -281,9 +281,7 @@ def make_head(kind: str, num_prefix_tokens: int, slimming: SlimmingConfig) -> He
     if own is not None:
         head = own.thing(slimming)
         if not isinstance(head, Head):
-            raise ConfigError(
-                f"The head {kind!r} made a {type(head).__name__}; make a seps.retrieval.heads.Head of it."
-            )
+            raise ConfigError(f"The head {kind!r} is a {type(head).__name__}; make it a seps.retrieval.heads.Head.")
         return head
     if kind == "mean":
         return MeanHead(num_prefix_tokens)
