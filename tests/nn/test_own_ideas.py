@@ -120,6 +120,19 @@ def test_a_decision_never_keeps_padding():
     torch.testing.assert_close(again, expected, atol=2e-5, rtol=0)
 
 
+def test_a_kept_patch_that_weighs_next_to_nothing_is_still_scored():
+    """Of logits that spread far the fast form must know that a decision of one's own may keep the lowest alone."""
+    seps.register_decision("last", form="scores")(
+        lambda scores, count, valid: F.one_hot(torch.tensor(N - 1), N).float().expand_as(scores)
+    )
+    net = PatchSlimming(SlimmingConfig(decision="last", dense="none", **SIZES))
+    images, words, lengths, _ = features()
+    with torch.no_grad():
+        logits = net.aggr_net.logits(images[:, 1:])
+        net.aggr_net.scale.mul_(60 / (logits.amax(dim=1) - logits[:, -1]).amin())
+    every_path(net, images, words, lengths, {})
+
+
 class Threshold(nn.Module):
     """Keep what is above a learned threshold, straight through."""
 
