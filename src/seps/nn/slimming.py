@@ -302,7 +302,7 @@ class PatchSlimming(nn.Module):
     def decide(self, side: ImageSide, branch: Branch, scores: Tensor) -> Tensor:
         """D for the scores (B, N) of one branch."""
         keep = self._branch_net(branch.name).decide(scores, side.valid, side.full_score)  # (..., N)
-        if self.forms.get("decision") is not None and not self.training:
+        if self.forms.get("decision") is not None and not self.training and not torch.compiler.is_compiling():
             check_decision(self.config.decision, keep)
         return keep
 

@@ -70,7 +70,7 @@ def save_pretrained(
     """
     state = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in model.state_dict().items()}
     tensors: dict[str, Tensor] = {}
-    base = RetrievalModel(model.config).state_dict() if form == "delta" else {}
+    base = _fresh(model).state_dict() if form == "delta" else {}
     for name, tensor in state.items():
         if form == "full":
             tensors[name] = tensor
@@ -86,6 +86,15 @@ def save_pretrained(
     config = json.loads(json.dumps(told))
     card = model_card(Path(folder).resolve().name, config["model"], config["about"], _facts(model))
     write_folder(folder, config, tensors, card, partial(_save_encoders, model) if form == "full" else None)
+
+
+def _fresh(model: RetrievalModel) -> RetrievalModel:
+    """The model with its pretrained encoders; an own head or network stands in it as it is."""
+    if model.config.head == OWN:
+        return RetrievalModel(model.config, head=model.head)
+    if isinstance(model.head, SlimmingHead) and model.head.own_network:
+        return RetrievalModel(model.config, network=model.head.net)
+    return RetrievalModel(model.config)
 
 
 def check_save(model: RetrievalModel, folder: Path | str) -> None:

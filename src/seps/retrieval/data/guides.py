@@ -10,7 +10,7 @@ folder. It holds numbers alone: nothing in it is unpickled. An image without a v
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,17 +96,34 @@ def _source(name: str, value: object, root: Root, place: str) -> GuideSource:
 
 
 def stacked(
-    images: Sequence[Mapping[str, GuideSource]], names: Sequence[str], where: str
+    images: Sequence[Mapping[str, GuideSource]],
+    names: Sequence[str],
+    where: str,
+    failed: Callable[[int, DataError], None] | None = None,
 ) -> dict[str, np.ndarray[Any, np.dtype[np.float32]]]:
     """By name of a guide (images, its width) float32, zeros for images without it.
 
+    `failed` is told of an image whose file cannot be read, which then has none; without it that is an error, too.
     Raises DataError where no image has one of the guides, and where their widths differ.
     """
-    return {name: _stack([image.get(name) for image in images], name, where) for name in names}
+    return {name: _stack([image.get(name) for image in images], name, where, failed) for name in names}
 
 
-def _stack(sources: Sequence[GuideSource | None], name: str, where: str) -> np.ndarray[Any, np.dtype[np.float32]]:
-    vectors = [None if source is None else source.read(name) for source in sources]
+def _stack(
+    sources: Sequence[GuideSource | None],
+    name: str,
+    where: str,
+    failed: Callable[[int, DataError], None] | None,
+) -> np.ndarray[Any, np.dtype[np.float32]]:
+    vectors: list[np.ndarray[Any, np.dtype[np.float32]] | None] = []
+    for number, source in enumerate(sources):
+        try:
+            vectors.append(None if source is None else source.read(name))
+        except DataError as error:
+            if failed is None:
+                raise
+            failed(number, error)
+            vectors.append(None)
     widths = sorted({len(vector) for vector in vectors if vector is not None})
     if not widths:
         raise DataError(

@@ -9,12 +9,10 @@ import contextlib
 import hashlib
 import os
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from seps.ray_cluster import RayConfig
 from seps.retrieval.data import DataError, UnreadableImage, read_source
@@ -24,6 +22,7 @@ from seps.retrieval.data.guides import stacked
 from seps.retrieval.data.images import Picture
 from seps.retrieval.index.codec import Precision, model_hash
 from seps.retrieval.index.embedding import Content, ImageJob, PreparedBatch, PreparedImage, Preparer, prepare_locally
+from seps.retrieval.index.guides import FolderGuides, guides_of_folder, told_widths
 from seps.retrieval.index.rows import FORMAT, MissingStoreError, Row, StoreError, StoreSettings
 from seps.retrieval.index.store import IndexedFile, Store, writer_lock
 from seps.retrieval.model import RetrievalModel
@@ -117,11 +116,11 @@ def index_folder(
     texts = read_descriptions(gallery.root, dense)
     report = IndexReport(problems=gallery.problems, skipped=gallery.skipped)
     report.description_problems = [*texts.problems, *texts.unused(gallery.images)]
+    guides = guides_of_folder(gallery, texts, model, report.description_problems)
     if options.strict and report.description_problems:
         first, count = report.description_problems[0], len(report.description_problems)
         raise DataError(f"{count} lines of descriptions cannot be used; the first: {first}. Nothing was changed.")
     forgotten = named_by(options.forget_descriptions, gallery.images)
-    guides = _guides(gallery, texts, model)
     with writer_lock(str(location)):
         store, known = _open(location, gallery, model, model_name, options, guides.widths)
         report.older_pixels = store.settings.pixels != "model"
@@ -138,30 +137,11 @@ def index_folder(
     return report
 
 
-@dataclass(frozen=True)
-class _Guides:
-    """The guides that the model reads, from the JSONL files: their widths, and by image id their values."""
-
-    widths: dict[str, int] = field(default_factory=dict)
-    of: dict[str, bytes] = field(default_factory=dict)
-
-
-def _guides(gallery: Gallery, texts: Descriptions, model: RetrievalModel) -> _Guides:
-    """What the lines bring; nothing where they bring none at all."""
-    names, sources = model.head.guides, {found.id: texts.guides_of(found) for found in gallery.images}
-    if not any(name in source for source in sources.values() for name in names):
-        return _Guides()
-    made = stacked(list(sources.values()), names, str(gallery.root))
-    joined = np.concatenate([made[name] for name in names], axis=1).astype("<f4")
-    of = {identity: row.tobytes() for identity, row in zip(sources, joined, strict=True) if row.any()}
-    return _Guides({name: made[name].shape[1] for name in names}, of)
-
-
 def _compare(
     gallery: Gallery,
     known: dict[str, IndexedFile],
     texts: Descriptions,
-    guides: _Guides,
+    guides: FolderGuides,
     forgotten: set[str],
     report: IndexReport,
 ) -> list[_Work]:
@@ -279,18 +259,14 @@ def _check_same(store: Store, wanted: StoreSettings, moved: bool) -> None:
         )
     if wanted.guides and have.guides != wanted.guides:
         raise StoreError(
-            f"The store {store.location} keeps the guides {_widths(have.guides)}, not {_widths(wanted.guides)} (values "
-            "per image). Leave the guides as they were, or use another store."
+            f"The store {store.location} keeps the guides {told_widths(have.guides)}, not "
+            f"{told_widths(wanted.guides)} (values per image). Leave the guides as they were, or use another store."
         )
     if have.root != wanted.root and not moved:
         raise StoreError(
             f"The store {store.location} holds the folder {have.root}, not {wanted.root}. If the folder was moved, "
             "say so with --moved; for another folder use another store."
         )
-
-
-def _widths(guides: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} ({width})" for name, width in guides.items()) or "none"
 
 
 def _kept(settings: StoreSettings) -> str:

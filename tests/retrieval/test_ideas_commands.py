@@ -26,7 +26,7 @@ import seps
 from seps import registry
 from seps.cli.main import main
 from seps.config import ConfigError
-from seps.encoders import Preprocessing, VisionEncoder
+from seps.encoders import Preprocessing, TextEncoder, VisionEncoder, text_encoder
 from seps.experiments.suites import suite_with_own_rows
 from seps.hub.folder import ModelError
 from seps.nn import PatchSlimming
@@ -244,7 +244,7 @@ def test_the_commands_take_a_plugin_and_say_so_without_it(encoders, scenes, dev_
         assert "'one'" in said and "--plugin FILE" in said and "register_decision('one')" in said, said
         assert "Traceback" not in said
         if command[0] == "export":
-            continue  # exporting an arg max is another matter
+            continue  # it takes seconds; tests/nn/test_export_network.py exports ideas
         assert quietly(lambda command=command: main([*command, *own])) == 0, command
         out = capsys.readouterr().out
         if command[0] == "explain":
@@ -350,6 +350,41 @@ def test_training_takes_objects_and_loading_asks_for_them(encoders, scenes, dev_
             torch.testing.assert_close(value, mine.state_dict()[name])
     data = load_jsonl(dev_scenes)
     quietly(lambda: evaluate(model, data, "none"))
+
+
+def test_objects_are_saved_as_a_difference_too(encoders, tmp_path):
+    for part, make in (("head", lambda: Steady(16)), ("network", lambda: own_network(encoders))):
+        model = RetrievalModel(model_config(encoders), **{part: make()})
+        save_pretrained(model, tmp_path / part, form="delta")
+        again = from_pretrained(tmp_path / part, **{part: make()}).state_dict()
+        for name, value in model.state_dict().items():
+            torch.testing.assert_close(again[name], value, atol=2e-3, rtol=2e-3)
+
+
+def test_a_text_encoder_of_ones_own(encoders, tmp_path):
+    class Louder(TextEncoder):
+        def forward(self, ids, mask):
+            return 2 * super().forward(ids, mask)
+
+    @seps.register_encoder("plain", kind="text")
+    def plain():
+        return text_encoder(encoders["text"])
+
+    @seps.register_encoder("louder", kind="text")
+    def louder():
+        made = plain()
+        return Louder(made.model, made.tokenizer)
+
+    for name in ("plain", "louder"):
+        model = RetrievalModel(ModelConfig(vision=encoders["vision"], text=name, embed_size=16))
+        save_pretrained(model, tmp_path / name)
+    features = [from_pretrained(tmp_path / name).text for name in ("plain", "louder")]
+    ids = features[0].tokenize(["a red square"])
+    torch.testing.assert_close(2 * features[0](ids.ids, ids.mask), features[1](ids.ids, ids.mask))
+    registry._IDEAS.clear()
+    assert from_pretrained(tmp_path / "plain").config.text == "plain"  # its files are in the folder
+    with pytest.raises(ModelError, match=r"uses the text encoder 'louder'.*register_encoder\('louder'\)"):
+        from_pretrained(tmp_path / "louder")
 
 
 def test_objects_that_do_not_fit_are_sentences(encoders):
@@ -618,6 +653,12 @@ def test_guides_reach_index_search_and_explanation(encoders, dev_scenes, tmp_pat
     guides[1] = 1.0
     expected = guided_twin(model, data, {"audio": guides}, [caption])[:, 0]
     torch.testing.assert_close(found(), expected, atol=1e-4, rtol=0)
+    (path.parent / "guides/5.npy").write_bytes(b"damaged")
+    report = index()
+    assert report.unchanged == 24 and len(report.description_problems) == 1
+    assert "cannot be read" in report.description_problems[0].why
+    with pytest.raises(DataError, match="1 lines of descriptions cannot be used"):
+        index_folder(path.parent, store, model, "model", options=IndexOptions(strict=True, workers=1))
     path.rename(tmp_path / "away.jsonl")
     assert index().unchanged == 24
     (path.parent / names[1]).rename(path.parent / "moved.png")
