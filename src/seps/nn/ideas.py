@@ -105,7 +105,7 @@ class OwnAlignment(HRPA):
         """S from the cosines of words and tokens: (B, M, K) -> (B,)."""
         similarity = similarity.float()  # (B, M, K)
         if self.scan:
-            similarity = F.leaky_relu(similarity, negative_slope=0.1)  # (B, M, K)
+            similarity = F.leaky_relu(similarity, 0.1)  # (B, M, K)
         if self.form != FORMS["alignment"]:
             found = self.idea(similarity, word_mask, token_mask)  # (B,)
             return checked_result("An alignment", found, (similarity.shape[0],)).float()  # (B,)
