@@ -194,7 +194,7 @@ def test_killed_saves_leave_one_of_the_models_whole(encoders, tmp_path):
         save_pretrained(model, tmp_path / str(number))
     allowed = [scores(model) for model in models]
     save_pretrained(models[0], tmp_path / "m")
-    source = str(Path(model_folder.__file__).parents[1])
+    source = str(Path(model_folder.__file__).parents[2])
     arguments = [str(tmp_path / name) for name in ("m", "0", "1")]
     with subprocess.Popen(
         [sys.executable, "-c", SAVE_FOREVER, *arguments],
