@@ -33,6 +33,14 @@ if TYPE_CHECKING:
         mask_xattn_one_text,
         score_published_pairing,
     )
+    from seps.plugins import load_plugin, register_encoder, register_head, register_row
+    from seps.registry import (
+        register_aggregation,
+        register_alignment,
+        register_decision,
+        register_guide,
+        register_scoring,
+    )
 
 __version__ = "0.1.0"
 sys.meta_path.append(FormerNames())
@@ -61,10 +69,19 @@ __all__ = [
     "TokenAggregation",
     "TokenSparse",
     "create_seps_model",
+    "load_plugin",
     "mask_xattn_one_text",
+    "register_aggregation",
+    "register_alignment",
+    "register_decision",
+    "register_encoder",
+    "register_guide",
+    "register_head",
+    "register_row",
+    "register_scoring",
     "score_published_pairing",
 ]
-_HOMES = ("config", "nn", "losses", "compat")
+_HOMES = ("registry", "plugins", "config", "nn", "losses", "compat")
 """The modules that define the names above."""
 _ROOMS = tuple(module.name for module in pkgutil.iter_modules(__path__))
 """What may be reached as an attribute: `seps.metrics.cmc_map` after `import seps` alone."""

@@ -21,6 +21,7 @@ Style = Literal["annotated", "plain"]
 STYLES: tuple[Style, ...] = get_args(Style)
 
 MODULES = (
+    "registry",
     "config",
     "nn/checks",
     "nn/precision",
@@ -28,6 +29,7 @@ MODULES = (
     "nn/selection",
     "nn/aggregation",
     "nn/alignment",
+    "nn/ideas",
     "nn/slimming",
     "nn/multimodal",
     "losses/triplet",

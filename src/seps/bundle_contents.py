@@ -35,7 +35,7 @@ DIFFERENCES = (
         "scoring",
         '"learned": predictor and scaled attentions (Eq. 1-3)',
         '"sum": of two cosines',
-        ("SlimmingConfig", "scoring: Scoring ="),
+        ("SlimmingConfig", "scoring: Scoring | str ="),
         (
             ("SlimmingConfig.predictor_weight", 'if self.scoring == "learned"'),
             ("SlimmingConfig.branches", "unit = self.beta if self.scoring"),
@@ -67,7 +67,7 @@ DIFFERENCES = (
         "aggregation",
         '"dual": two weight matrices (Eq. 4)',
         '"single": one',
-        ("SlimmingConfig", "aggregation: Aggregation ="),
+        ("SlimmingConfig", "aggregation: Aggregation | str ="),
         (
             ("SlimmingConfig.uses_dense_branch", 'self.aggregation == "dual"'),
             ("PatchSlimming.__init__", 'config.aggregation == "dual"'),
@@ -78,7 +78,7 @@ DIFFERENCES = (
         "alignment",
         '"topk": mean + MLP of the 5 best (Eq. 5)',
         '"mean"',
-        ("SlimmingConfig", "alignment: Alignment ="),
+        ("SlimmingConfig", "alignment: Alignment | str ="),
         (("pool_relevance", "if mlp is None"), ("PatchSlimming.__init__", 'config.alignment == "topk"')),
     ),
     Difference(
@@ -92,7 +92,7 @@ DIFFERENCES = (
         "decision",
         '"gumbel": Gumbel-Softmax; "relaxed": its gradient alone',
         '"topk": the K best',
-        ("SlimmingConfig", "decision: DecisionKind ="),
+        ("SlimmingConfig", "decision: DecisionKind | str ="),
         (
             ("TokenSparse.decide", 'if self.decision == "topk"'),
             ("TokenSparse.decide", 'if self.decision in ("gumbel", "relaxed")'),

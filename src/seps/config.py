@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+from seps.registry import unknown_name
+
 Scoring = Literal["sum", "learned"]
 DenseRole = Literal["none", "guide", "branch", "tokens"]
 Aggregation = Literal["single", "dual"]
@@ -39,6 +41,12 @@ def require_choice(name: str, value: object, choices: object) -> None:
     require(value in allowed, f"{name} is {value!r}; choose one of {', '.join(map(repr, allowed))}.")
 
 
+def require_idea(name: str, kind: str, value: object) -> None:
+    """Raise `ConfigError` unless `value` is built in as such a kind, or registered (`seps.registry`)."""
+    unknown = unknown_name(name, kind, value)
+    require(unknown is None, unknown or "")
+
+
 @dataclass(frozen=True)
 class Branch:
     """The weights of one selection branch in `s = w_p s^p + sum_g w_g s_g` (Eq. 3)."""
@@ -62,6 +70,8 @@ class SlimmingConfig:
     - `similarity`: "cosine", or "leaky" (LeakyReLU of slope 0.1 on the cosine).
     - `decision`: "topk"; "gumbel", straight-through top-k with a relaxation that sums to K; "binary", a
       keep/drop decision per patch whose number is learned.
+
+    Four of them (`scoring`, `aggregation`, `alignment`, `decision`) may name an idea of your own: `seps.registry`.
     """
 
     embed_size: int = 512
@@ -69,12 +79,12 @@ class SlimmingConfig:
     num_prefix_tokens: int = 1
     sparse_ratio: float = 0.5
     aggr_ratio: float = 0.4
-    scoring: Scoring = "learned"
+    scoring: Scoring | str = "learned"
     dense: DenseRole = "tokens"
-    aggregation: Aggregation = "single"
-    alignment: Alignment = "mean"
+    aggregation: Aggregation | str = "single"
+    alignment: Alignment | str = "mean"
     similarity: Similarity = "cosine"
-    decision: DecisionKind = "topk"
+    decision: DecisionKind | str = "topk"
     pooled: float = 2.0
     """Weight of the cosine of mean patch and mean word, added to S. Not in the paper or its code: 0 there."""
     beta: float = 0.25
@@ -91,17 +101,12 @@ class SlimmingConfig:
 
     def __post_init__(self) -> None:
         self._check_numbers()
-        for name, choices in (
-            ("scoring", Scoring),
-            ("dense", DenseRole),
-            ("aggregation", Aggregation),
-            ("alignment", Alignment),
-            ("similarity", Similarity),
-            ("decision", DecisionKind),
-        ):
+        for name, choices in (("dense", DenseRole), ("similarity", Similarity)):
             require_choice(name, getattr(self, name), choices)
+        for kind in ("scoring", "aggregation", "alignment", "decision"):
+            require_idea(kind, kind, getattr(self, kind))
         require(
-            self.aggregation == "single" or self.dense in ("guide", "tokens"),
+            self.aggregation != "dual" or self.dense in ("guide", "tokens"),
             f"aggregation='dual' merges a second set of patches, kept for the dense text, but dense={self.dense!r} "
             "gives it none; set dense='guide' or 'tokens', or aggregation='single'.",
         )
@@ -167,7 +172,7 @@ class SlimmingConfig:
         image = {"image": 2 * unit if self.scoring == "learned" else 1.0}
         caption, dense = {"caption": unit}, {"dense": unit}
         extra = dict(self.extra_guides)
-        shares = self.dense in ("guide", "tokens") and (self.scoring == "learned" or self.aggregation == "single")
+        shares = self.dense in ("guide", "tokens") and (self.scoring == "learned" or self.aggregation != "dual")
         first = {**image, **caption, **(dense if shares else {}), **extra}
         result = [Branch("caption", self.predictor_weight, first)]
         if self.uses_dense_branch:

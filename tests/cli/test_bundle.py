@@ -26,6 +26,10 @@ paper = CrossSparseAggrNet(embed_size=512, num_patches=196, use_paper_version=Tr
 loss = SEPSLoss(max_violation=True)(*paper(img_features, text_features, text_lens, img_features, None))
 sensors = MultiModalSDTPS(512, 196)(*[img_features[:, 1:]] * 3, *[img_features[:, 0]] * 3)
 torch.save([sim, mask, *loss, *sensors], "outputs.pt")
+from seps_modules import PatchSlimming, SlimmingConfig, register_decision
+register_decision("last")(lambda scores, count, valid: (torch.arange(16) >= 16 - count).float().expand_as(scores))
+own = PatchSlimming(SlimmingConfig(decision="last", embed_size=32, num_patches=16)).train()
+assert own(torch.randn(2, 17, 32), torch.randn(3, 4, 32))[1][0][0, 0].tolist() == [0.0] * 8 + [1.0] * 8
 assert not [name for name in sys.modules if name.startswith("seps.")]
 """
 

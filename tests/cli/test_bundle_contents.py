@@ -145,7 +145,7 @@ def test_differences_name_the_lines_where_options_act(variant: str) -> None:
         "ratio_form": r"form == |self\.form or",
     }
     for option, (set_at, acts) in rows.items():
-        assert re.match(rf"    {option}: \w+ = ", lines[set_at - 1]), option
+        assert re.match(rf"    {option}: \w+( \| str)? = ", lines[set_at - 1]), option
         for number in acts:
             assert re.search(words[option], lines[number - 1]), (option, number, lines[number - 1])
         # Every line of the network that reads the option is named.

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import seps
-import shape_comments
+import shape_source
 from seps import bundle
 from seps.bundle import MODULES, STYLES, BundleError, check_translations, read_translations, single_file
 from seps.bundle_contents import first_sentence
@@ -147,7 +147,7 @@ def test_the_chinese_files_hold_the_same_code_and_shapes() -> None:
     def shapes(text: str) -> list[str]:
         tokens = tokenize.generate_tokens(io.StringIO(text).readline)
         beside = [token.string for token in tokens if token.type == tokenize.COMMENT and token.line.strip()[0] != "#"]
-        return [comment for comment in beside if shape_comments.parse_comment(comment)]
+        return [comment for comment in beside if shape_source.parse_comment(comment)]
 
     for style in STYLES:
         assert code(text_of(f"{style}-zh")) == code(text_of(f"{style}-en"))
@@ -166,10 +166,10 @@ def test_no_english_prose_is_left(style: str) -> None:
 def test_notes_and_shapes_are_told_apart_as_the_shape_test_does(name: str) -> None:
     source = (ROOT / f"{name}.py").read_text(encoding="utf-8")
     notes = {text.said for text in texts(source) if not text.docstring}
-    assert not [note for note in notes if shape_comments.parse_comment(note)]
+    assert not [note for note in notes if shape_source.parse_comment(note)]
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     counted = Counter(
-        shape_comments.parse_comment(token.string) is not None
+        shape_source.parse_comment(token.string) is not None
         for token in tokens
         if token.type == tokenize.COMMENT and not token.string.startswith(("# type:", "# noqa"))
     )

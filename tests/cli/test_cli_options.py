@@ -106,11 +106,15 @@ PATHS = {
     ("train", "--data.train"): "in file",
     ("train", "--data.dev"): "in file",
     ("train", "--data.dense"): "in file",
+    **{
+        (command, "--plugin"): "in file"
+        for command in ("train", "eval", "compare", "index", "search", "explain", "serve", "export")
+    },
 }
 # Options with free text; everything else is a number, a device, a choice, a flag or a path.
 TEXT = {
     "search": {"query", "--folder", "--after", "--before"},
-    "explain": {"caption", "--dense"},
+    "explain": {"caption", "--dense", "--guide"},
     "index": {"--ray-address", "--forget-descriptions"},
     "serve": {"--host", "--token"},
     "caption": {"--model", "--url", "--api-key-env", "--dtype", "--extra", "--prompt", "--ray-address"},

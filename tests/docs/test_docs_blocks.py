@@ -8,12 +8,16 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import yaml
 from doc_blocks import PAGES, ROOT, Block, blocks, commands
 from doc_commands import added, check, parse_seps
 from doc_scratch import prepare
+
+from seps import registry
+from seps.plugins import plugin_modules
 
 sys.path.append(str(ROOT / "tests/captioning"))
 from chat_server import ChatServer
@@ -31,8 +35,11 @@ def fill(
     """A fresh copy of the scratch folder to work in; what the commands' tables fill in."""
     shutil.copytree(scratch, tmp_path / "work", symlinks=True)
     monkeypatch.chdir(tmp_path / "work")
-    with ChatServer() as server:
+    # Ideas that a page registers are its own.
+    with ChatServer() as server, mock.patch.dict(registry._IDEAS):
         yield {**encoders, "server": server.url}
+    for module in plugin_modules():
+        del sys.modules[module.__name__]
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -63,6 +63,10 @@ def test_a_custom_encoder(tmp_path: Path) -> None:
     assert "a saved copy gives the same scores: True" in shown
 
 
+def test_ideas_of_ones_own(tmp_path: Path) -> None:
+    assert "is scored by: factored" in run("my_ideas", tmp_path)
+
+
 def test_a_custom_data_set(tmp_path: Path) -> None:
     shown = run("custom_data_set", tmp_path)
     assert "image without their file: lost" in shown and "the same: True" in shown

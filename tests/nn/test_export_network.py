@@ -123,3 +123,23 @@ def test_what_has_no_file_is_refused_in_a_sentence(monkeypatch, tmp_path):
     with pytest.raises(export.ExportError, match=r"onnxscript, which is not installed: pip install 'seps\[export\]'"):
         export.export_score(make_net("default"), tmp_path / "score.onnx")
     assert not list(tmp_path.iterdir())
+
+
+def test_ideas_of_ones_own_are_exported_with_the_network(tmp_path):
+    class Even:
+        form = "scores"
+
+        def __call__(self, scores, count, valid):
+            return (torch.arange(scores.shape[-1]) % 2 == 0).float().expand_as(scores)
+
+    class Largest:
+        form = "maxima"
+
+        def __call__(self, best, mask):
+            return (best if mask is None else best.masked_fill(~mask, -1.0)).amax(dim=-1)
+
+    plain = make_net("default")
+    net, path = seps.PatchSlimming(plain.config, decision=Even(), alignment=Largest()).eval(), tmp_path / "score.onnx"
+    export.export_score(net, path)
+    inputs = make_inputs(SIZES[1])
+    torch.testing.assert_close(run(path, inputs), net(**inputs).detach(), atol=1e-5, rtol=0)

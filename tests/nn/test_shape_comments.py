@@ -12,14 +12,17 @@ import itertools
 import re
 import warnings
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 from torch.nn import functional as F
 
 import seps
+from seps import registry
 from seps.losses import identity, ratio, triplet
 from seps.nn.attribution import shares
+from seps.nn.selection import keep_best
 from shape_comments import Watch
 from shape_source import Source
 
@@ -74,6 +77,51 @@ def run_networks() -> None:
     guided(images, words, guides={"audio": torch.randn(B, C)})
     half = make_net(("learned", "tokens", "dual", "topk")).bfloat16()
     half(images, words, dense=dense)
+
+
+def run_own_ideas() -> None:
+    """Ideas of somebody's own, with and without the form that the fast paths need."""
+    images, words, dense = torch.randn(B, P + N, C), torch.randn(T, M, C), torch.randn(B, L, C)
+    lengths, dense_lengths = torch.tensor([5, 1, 3, 4]), torch.tensor([7, 0, 2])
+
+    def decide(scores, count, valid):
+        return keep_best(scores.detach(), count)
+
+    def scoring(patches, attentions, weights, valid):
+        return sum(weights[name] * attention for name, attention in attentions.items())
+
+    def align(similarity, word_mask, token_mask):
+        return similarity.mean(dim=(1, 2))
+
+    class Mean:
+        form = "logits"
+
+        def __call__(self, patches):
+            return patches[..., :8]
+
+    class Best:
+        form = "maxima"
+
+        def __call__(self, best, mask):
+            return best.mean(dim=-1)
+
+    def merge(patches, keep, scores):
+        return (patches * keep[..., None])[:, :8]
+
+    plain = {"scoring": scoring, "decision": decide, "aggregation": merge, "alignment": align}
+    for ideas in (plain, {**plain, "aggregation": Mean(), "alignment": Best()}):
+        for similarity in ("leaky", "cosine"):
+            config = make_net(("sum", "tokens", "single", "mean"), similarity=similarity).config
+            net = seps.PatchSlimming(config, **ideas)
+            net(images, words, lengths, dense=dense, dense_lengths=dense_lengths)
+            mask = torch.arange(N).expand(B, -1) < torch.tensor([[20], [13], [9]])
+            net(images, words, lengths, dense=dense, patch_mask=mask)
+            net.hrpa(F.normalize(images, dim=-1), F.normalize(torch.randn(B, M, C), dim=-1))
+    with mock.patch.dict(registry._IDEAS):
+        seps.register_guide("loud")(lambda vectors: vectors[:, :C])
+        seps.register_guide("bright", form="patches")(lambda patches: patches.amax(dim=1))
+        net = make_net(NETWORKS[0], extra_guides={"loud": 0.5, "bright": 0.5})
+        net(images, words, guides={"loud": torch.randn(B, 31)})
 
 
 def run_parts() -> None:
@@ -133,6 +181,7 @@ def watched() -> Watch:
     with warnings.catch_warnings(), Watch(FILES, LEGEND) as watch:
         warnings.simplefilter("ignore")
         run_networks()
+        run_own_ideas()
         run_parts()
         run_sensors()
         run_losses()

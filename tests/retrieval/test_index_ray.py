@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -22,7 +24,7 @@ from seps.retrieval.index.build import IndexOptions, index_folder
 from seps.retrieval.index.codec import unpack
 from seps.retrieval.index.embedding import ImageJob, PreparedBatch, Preparer
 from seps.retrieval.index.maintenance import verify
-from seps.retrieval.index.ray import LOST, _one_by_one
+from seps.retrieval.index.ray import LOST, _one_by_one, carry_plugins
 from seps.retrieval.index.rows import Row
 from seps.retrieval.index.store import Store
 from stores import gallery, index, model, model_folder, paint
@@ -176,3 +178,32 @@ def test_what_ray_prints_is_not_on_standard_output(
     print("{}")
     shown = capsys.readouterr()
     assert shown.out == "{}\n" and "(raylet)" in shown.err
+
+
+def test_ideas_of_a_plugin_travel_to_workers_without_the_file(tmp_path: Path) -> None:
+    import ray
+
+    from seps import PatchSlimming, SlimmingConfig, registry
+    from seps.plugins import load_plugin
+
+    (tmp_path / "ideas.py").write_text(
+        "import seps\nimport torch\n\n@seps.register_decision('all')\n"
+        "def keep_all(scores, count, valid):\n    return torch.ones_like(scores)\n"
+    )
+    with mock.patch.dict(registry._IDEAS, clear=True):
+        module = load_plugin(tmp_path / "ideas.py")
+        carry_plugins(ray)
+        net = PatchSlimming(SlimmingConfig(decision="all", embed_size=8, num_patches=10))
+    try:
+        (tmp_path / "net").write_bytes(ray.cloudpickle.dumps(net))
+    finally:
+        ray.cloudpickle.unregister_pickle_by_value(module)
+        del sys.modules[module.__name__]
+    (tmp_path / "ideas.py").unlink()
+    program = (
+        "import pickle, torch; net = pickle.load(open('net', 'rb')).eval(); "
+        "side = net.encode_images(torch.randn(2, 11, 8)); "
+        "assert net.score_text(side, torch.randn(3, 8)).masks[0].all()"
+    )
+    paths = os.pathsep.join([str(Path(registry.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": paths})

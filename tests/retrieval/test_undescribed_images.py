@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from seps.cli.main import main
-from seps.config import ConfigError, SlimmingConfig
+from seps.config import ConfigError
 from seps.retrieval.config import ModelConfig, PartWeights, RunConfig
 from seps.retrieval.data import load_jsonl
 from seps.retrieval.eval.evaluate import encode_images
-from seps.retrieval.heads import ImageFeatures, Scores, SlimmingHead
+from seps.retrieval.heads import ImageFeatures, Scores
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.train import run as training
 from seps.retrieval.train.task import RetrievalTask
@@ -67,7 +67,6 @@ def test_the_descriptions_part_learns_from_described_images_alone(model, scenes)
     [
         ({"sparse_ratoi": 0.8}, "names 'sparse_ratoi'.*did you mean 'sparse_ratio'"),
         ({"zzz": 1}, "names 'zzz'.*choose from embed_size"),
-        ({"extra_guides": {"audio": 0.2}}, "retrieval passes no guides yet"),
     ],
 )
 def test_settings_of_the_head_that_cannot_work(slimming, message):
@@ -75,9 +74,7 @@ def test_settings_of_the_head_that_cannot_work(slimming, message):
         ModelConfig(slimming=slimming)
 
 
-def test_a_head_refuses_guides_that_nobody_passes():
-    with pytest.raises(ConfigError, match="retrieval passes no guides yet"):
-        SlimmingHead(SlimmingConfig(extra_guides={"audio": 0.2}))
+def test_a_value_of_the_wrong_type_is_refused():
     with pytest.raises(ConfigError, match="wrong type"):
         ModelConfig(slimming={"sparse_ratio": "much"}).slimming_config(16, 0)
 

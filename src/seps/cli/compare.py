@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from seps.cli.shared.argtypes import default_device, device, input_file, non_negative, output_folder, positive
 from seps.cli.shared.errors import EXIT_USER_ERROR
-from seps.cli.shared.parser import FORMER_OPTIONS, Parser
+from seps.cli.shared.parser import FORMER_OPTIONS, Parser, add_plugins
 from seps.cli.shared.text import say
+from seps.plugins import load_plugins
 from seps.retrieval.config import RunConfig
 
 if TYPE_CHECKING:
@@ -32,9 +33,10 @@ def run(options: argparse.Namespace) -> int:
         options.parser.error(f"the following arguments are required: {', '.join(f'--{name}' for name in missing)}")
     from seps.experiments.compare import Trial
     from seps.experiments.report import finished
-    from seps.experiments.suites import SUITES
+    from seps.experiments.suites import suite_with_own_rows
 
-    suite = SUITES[options.suite]
+    load_plugins(options.plugin)
+    suite = suite_with_own_rows(options.suite)
     names = options.only or list(suite)
     unknown = [name for name in names if name not in suite]
     if unknown:
@@ -69,6 +71,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--dev", nargs="+", help="JSONL files to measure on")
     parser.add_argument("--out", type=output_folder, required=True, help="folder of the results")
     parser.add_argument("--only", nargs="+", metavar="ENTRY", help="entries to run; default: all of the suite")
+    add_plugins(parser)
     parser.add_argument("--seeds", type=non_negative, nargs="+", default=[0, 1, 2])
     parser.add_argument("--processes", type=positive, default=1, help="runs at a time, each in a process of its own")
     parser.add_argument(
@@ -156,7 +159,9 @@ def _outcomes(options: argparse.Namespace, trials: Sequence[Trial], out: Path) -
         # Also a single run at a time has a process of its own: if memory runs out the system ends that one alone.
         # The workers share the processor already; a pool of tokenizer threads in each would only be in the way.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        with Workers(options.processes, shared, runs, device=device, keep=options.keep_runs) as workers:
+        with Workers(
+            options.processes, shared, runs, device=device, keep=options.keep_runs, plugins=options.plugin
+        ) as workers:
             yield from workers.run(trials)
     except InterruptedError as error:
         raise KeyboardInterrupt from error
@@ -167,11 +172,11 @@ def _outcomes(options: argparse.Namespace, trials: Sequence[Trial], out: Path) -
 
 def _report(name: str, out: Path) -> None:
     from seps.experiments.report import finished, markdown, plot_differences
-    from seps.experiments.suites import SUITES
+    from seps.experiments.suites import suite_with_own_rows
 
-    results = finished(out / "results.jsonl")
-    table = markdown(results, SUITES[name])
+    results, suite = finished(out / "results.jsonl"), suite_with_own_rows(name)
+    table = markdown(results, suite)
     (out / "table.md").write_text(table, encoding="utf-8")
     print(table)
-    if plot_differences(results, SUITES[name], out / "plot.png"):
+    if plot_differences(results, suite, out / "plot.png"):
         say(f"The differences as a picture: {out / 'plot.png'}")

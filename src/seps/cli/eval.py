@@ -16,8 +16,9 @@ from seps.cli.shared.argtypes import (
     positive,
 )
 from seps.cli.shared.outputs import check_output, write_output
-from seps.cli.shared.parser import Parser
+from seps.cli.shared.parser import Parser, add_plugins
 from seps.cli.shared.text import literal, print_json, printable
+from seps.plugins import load_plugins
 from seps.retrieval.config import PROTOCOLS
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def add_options(parser: Parser) -> None:
     )
     parser.add_argument("--folds", type=positive, default=1, help="average over that many parts (COCO 1K: 5)")
     parser.add_argument("--memory", type=positive, default=512, help="MiB the scorer may use (default: 512)")
+    add_plugins(parser)
     parser.add_argument("--strict", action="store_true", help="stop at a faulty image instead of leaving it out")
     parser.add_argument("--device", type=device, help="cpu, cuda, ...; default: a GPU if there is one")
     parser.add_argument(
@@ -68,6 +70,7 @@ def run(options: argparse.Namespace) -> int:
     from seps.retrieval.eval.evaluate import evaluate
     from seps.retrieval.pretrained import from_pretrained
 
+    load_plugins(options.plugin)
     dataset = load_data(options.data, images_root=options.images)
     if options.dense:
         dataset = attach_dense(dataset, options.dense)

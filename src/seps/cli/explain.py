@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from seps.cli.shared.argtypes import device, output_file, refuse_same_file
-from seps.cli.shared.parser import Parser
+from seps.cli.shared.argtypes import device, named_file, output_file, refuse_same_file
+from seps.cli.shared.parser import Parser, add_plugins
 from seps.cli.shared.text import print_json, printable
+from seps.plugins import load_plugins
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -31,6 +32,15 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "--model", help="'mini' (default), a model folder or a run of seps train; with --store, its own"
     )
+    parser.add_argument(
+        "--guide",
+        type=named_file,
+        action="append",
+        default=[],
+        metavar="NAME=FILE",
+        help="a vector that guides the selection, a .npy or .safetensors file (not with --store)",
+    )
+    add_plugins(parser)
     parser.add_argument("--device", type=device, default="cpu", help="cpu (default), cuda, ...")
     parser.add_argument("--json", action="store_true", help="print every number as JSON")
 
@@ -48,6 +58,9 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError(f"--out is {options.out!r}; name a .png or .jpg file.")
     if options.store and options.dense is not None:
         raise ValueError("--dense and --store do not go together: a store has its own descriptions.")
+    if options.store and options.guide:
+        raise ValueError("--guide and --store do not go together: a store has its own guides.")
+    load_plugins(options.plugin)
     found = _of_store(options) if options.store else _of_file(options)
     explanation = found.explanation
     if options.out:
@@ -73,9 +86,11 @@ def run(options: argparse.Namespace) -> int:
 
 def _of_file(options: argparse.Namespace) -> _Explained:
     """A picture by itself: its pixels, and the description that was given."""
+    import torch
     from PIL import Image
 
     from seps.retrieval.data import ImageSource, read_source
+    from seps.retrieval.data.guides import GuideSource
     from seps.retrieval.data.images import decode_image, resized_jpeg
     from seps.retrieval.explain.explanation import Explainer
     from seps.retrieval.pretrained import from_pretrained
@@ -85,7 +100,8 @@ def _of_file(options: argparse.Namespace) -> _Explained:
     data = read_source(source)
     explainer = Explainer(from_pretrained(options.model or "mini", device=options.device))
     pixels = decode_image(data, source, explainer.model.image_size)
-    explanation = explainer.picture(pixels, options.caption, options.dense)
+    guides = {name: torch.from_numpy(GuideSource(path=Path(file)).read(name)) for name, file in options.guide}
+    explanation = explainer.picture(pixels, options.caption, options.dense, guides)
     hint = "Give it with --dense TEXT, or name the store with --store DIR."
     notes = [f"{explanation.note} {hint}"] if explanation.note else []
     return _Explained(explanation, Image.open(io.BytesIO(resized_jpeg(data, source, 1024))), notes)

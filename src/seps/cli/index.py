@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, get_args
 
 from seps.cli.shared.argtypes import default_device, device, non_negative_real, positive
-from seps.cli.shared.parser import Parser
+from seps.cli.shared.parser import Parser, add_plugins
 from seps.cli.shared.text import list_problems, list_skipped, print_json, printable
 from seps.retrieval.config import StoredPrecision
 
@@ -60,6 +60,7 @@ def add_options(parser: Parser) -> None:
         help="take away the stored description of this picture; NAME may be a pattern, '*' is all",
     )
     parser.add_argument("--device", type=device, help="cpu, cuda, ...; default: a GPU if there is one")
+    add_plugins(parser)
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--status", action="store_true", help="say what the store holds, and stop")
     action.add_argument("--verify", action="store_true", help="check every row and file; exit status 1 if any is bad")
@@ -80,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
 
     ray = RayConfig(options.ray_address, options.workers or 2, options.gpus) if options.engine == "ray" else None
     device = options.device or ("cpu" if ray is not None else default_device())
-    model = from_pretrained(options.model, device=device)
+    model = from_pretrained(options.model, device=device, plugins=options.plugin)
     settings = IndexOptions(
         options.precision,
         options.patches,

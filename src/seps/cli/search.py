@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from seps.cli.shared.argtypes import device, non_negative, positive
-from seps.cli.shared.parser import Parser
+from seps.cli.shared.parser import Parser, add_plugins
 from seps.cli.shared.text import print_json, printable
+from seps.plugins import load_plugins
 
 if TYPE_CHECKING:
     from seps.retrieval.index.search import Hit, Searcher
@@ -44,6 +45,7 @@ def add_options(parser: Parser) -> None:
         "--min-size", type=non_negative, metavar="PIXELS", help="only pictures whose shorter side has as many"
     )
     parser.add_argument("--model", help="model folder, if it is not where it was when indexing")
+    add_plugins(parser)
     parser.add_argument("--device", type=device, default="cpu", help="cpu (default), cuda, ...")
     parser.add_argument("--json", action="store_true", help="print a JSON list of path, score and rank")
 
@@ -54,6 +56,7 @@ def run(options: argparse.Namespace) -> int:
         options.parser.error("give either a sentence or --image FILE")
     from seps.retrieval.index.search import Filters, Searcher
 
+    load_plugins(options.plugin)
     searcher = Searcher(options.store, options.model, device=options.device)
     filters = Filters(options.folder, options.after, options.before, options.min_size)
     find = searcher.search if options.image is None else searcher.search_image

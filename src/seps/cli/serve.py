@@ -11,7 +11,8 @@ import socket
 import sys
 
 from seps.cli.shared.argtypes import device, port
-from seps.cli.shared.parser import Parser
+from seps.cli.shared.parser import Parser, add_plugins
+from seps.plugins import load_plugins
 
 CONNECTIONS = 512
 """Open at once; more are answered 503."""
@@ -24,6 +25,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--port", type=port, default=8000, help="default: 8000; 0 takes a free one")
     parser.add_argument("--token", help="secret that every request must carry (or SEPS_TOKEN)")
     parser.add_argument("--model", help="model folder, if it is not where it was when indexing")
+    add_plugins(parser)
     parser.add_argument("--device", type=device, default="cpu", help="cpu (default), cuda, ...")
 
 
@@ -49,6 +51,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 def run(options: argparse.Namespace) -> int:
     """Serve until interrupted."""
+    load_plugins(options.plugin)
     try:
         import uvicorn
 

@@ -10,8 +10,9 @@ import os
 
 from seps.cli.shared.argtypes import default_device, device, input_file, output_folder
 from seps.cli.shared.errors import EXIT_INTERRUPTED
-from seps.cli.shared.parser import FORMER_OPTIONS, Parser
+from seps.cli.shared.parser import FORMER_OPTIONS, Parser, add_plugins
 from seps.cli.shared.text import say
+from seps.plugins import load_plugins
 from seps.retrieval.config import RunConfig
 
 
@@ -28,6 +29,7 @@ def add_options(parser: Parser) -> None:
     )
     parser.add_argument("--out", type=output_folder, help="folder of the run; an unfinished one is continued")
     parser.add_argument("--device", type=device, help="cpu, cuda, ...; default: a GPU if there is one")
+    add_plugins(parser)
     parser.add_argument("--print_config", action="store_true", help="print all settings as YAML, and stop")
 
 
@@ -35,6 +37,7 @@ def run(options: argparse.Namespace) -> int:
     """Train, and say where the result is. Under torchrun every process calls this."""
     if options.out is None and not options.print_config:
         options.parser.error("the following arguments are required: --out")
+    load_plugins(options.plugin)
     from seps.settings import load, to_yaml
 
     config = load(RunConfig, options.config, options.settings, ignore=FORMER_OPTIONS)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from torch import nn
+
+from seps.registry import how_to_register, registered
 
 from .mini import EfficientNetLite0, mini_text_folder
 from .pruning import PruneConfig
@@ -102,6 +104,12 @@ def vision_encoder(
     a model that sees no images, or one that cannot be pruned.
     """
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
+    own = _registered(str(name), "vision")
+    if own is not None:
+        made = own(image_size=size) if size is not None else own()
+        if not isinstance(made, VisionEncoder):
+            raise ValueError(f"The vision encoder {name!r} made a {type(made).__name__}, not a VisionEncoder.")
+        return made.eval()
     if str(name) == _MINI:
         if prune is not None or drop_path:
             raise ValueError("The encoder 'mini' is a convolution network: leave prune and drop_path out.")
@@ -132,12 +140,26 @@ def text_encoder(
     `max_length`: texts are cut there, in tokens; None is the model's own limit. `pretrained=False` gives
     random weights; the tokenizer's files are needed all the same. Raises as `vision_encoder` does.
     """
+    own = _registered(str(name), "text")
+    if own is not None:
+        made = own()
+        if not isinstance(made, TextEncoder):
+            raise ValueError(f"The text encoder {name!r} made a {type(made).__name__}, not a TextEncoder.")
+        return made.eval()
     tower, folder = _tower(str(name), "text", pretrained, local_files_only)
     if folder is None:
         folder = hub_folder(PRESETS[str(name)].hub, weights=False, local_files_only=local_files_only)
     encoder = TextEncoder(tower, load_tokenizer(folder), max_length)
     encoder.eval()
     return encoder
+
+
+def _registered(name: str, kind: TowerKind) -> Callable[..., Any] | None:
+    """What makes an encoder of somebody's own. Raises ValueError for one that has the name of a preset."""
+    idea = registered(f"{kind} encoder").get(name)
+    if idea is not None and name in PRESETS:
+        raise ValueError(f"The {kind} encoder {name!r} has the name of a preset; register it under another name.")
+    return None if idea is None else idea.thing
 
 
 def _tower(name: str, kind: TowerKind, pretrained: bool, local_files_only: bool) -> tuple[nn.Module, Path | None]:
@@ -173,7 +195,8 @@ def _folder(name: str, preset: Preset | None, pretrained: bool, local_files_only
         if preset or "/" in name:
             raise
         known = sorted({*preset_names("vision"), *preset_names("text")})
-        raise EncoderUnavailable(f"{error} Presets are: {', '.join(known)}.") from error
+        own = how_to_register("vision encoder", name)
+        raise EncoderUnavailable(f"{error} Presets are: {', '.join(known)}. {own}") from error
 
 
 def _refuse_other_kind(config: Any, kind: TowerKind, name: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seps.experiments.suites import SUITES
+from seps.experiments.suites import suite_with_own_rows
 from seps.nn.known import evaluating
 from seps.retrieval.config import Protocol, RunConfig
 from seps.retrieval.eval.evaluate import evaluate
@@ -51,7 +51,7 @@ def protocols_for(model: RetrievalModel) -> list[Protocol]:
 
 def config_for(trial: Trial, recipe: RunConfig) -> RunConfig:
     """The recipe as this run trains it."""
-    config = SUITES[trial.suite][trial.name].change(recipe)
+    config = suite_with_own_rows(trial.suite)[trial.name].change(recipe)
     return replace(config, train=replace(config.train, seed=trial.seed))
 
 
@@ -146,8 +146,10 @@ def kept_at_test(task: RetrievalTask, device: torch.device | str) -> float | Non
     if not isinstance(model.head, SlimmingHead):
         return None
     with evaluating(task.model):
-        tokens, words, mask, _, _ = task.encode(move_batch(task.batch(0, 0, 0, 1), torch.device(device)))
-        masks = model.head(ImageFeatures(tokens), TextFeatures(words, mask), want_masks=True).masks
+        batch = move_batch(task.batch(0, 0, 0, 1), torch.device(device))
+        tokens, words, mask, _, _ = task.encode(batch)
+        images = ImageFeatures(tokens, guides=batch.guides or None)
+        masks = model.head(images, TextFeatures(words, mask), want_masks=True).masks
     return float(masks[0].float().mean())
 
 

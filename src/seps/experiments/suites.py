@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from seps.config import RatioForm
+from seps.config import ConfigError, RatioForm
+from seps.registry import registered
 from seps.retrieval.config import PartWeights, RunConfig
 
 Change = Callable[[RunConfig], RunConfig]
@@ -176,3 +177,22 @@ def _ablation() -> Iterator[tuple[str, Variant]]:
 
 ABLATION: Suite = dict(_ablation())
 SUITES: Mapping[str, Suite] = {"baselines": BASELINES, "ablation": ABLATION}
+
+
+def suite_with_own_rows(name: str) -> Suite:
+    """The suite of that name, and the rows that were registered for it (`seps.register_row`).
+
+    Raises ConfigError for a row that has the name of another, and for one that differs from a row that is not there.
+    """
+    own = {idea.name: idea for idea in registered("row").values() if idea.about["suite"] == name}
+    rows = dict(SUITES[name])
+    taken = sorted(rows.keys() & own.keys())
+    if taken:
+        raise ConfigError(f"The suite {name} has a row {taken[0]!r} already; register yours under another name.")
+    for idea in own.values():
+        reference = idea.about["reference"]
+        if reference is not None and reference not in rows and reference not in own:
+            raise ConfigError(f"The row {idea.name!r} names the reference {reference!r}, which {name} does not have.")
+        group = idea.about["group"] or (rows[reference].group if reference in rows else "your own")
+        rows[idea.name] = Variant(idea.about["title"], idea.thing, group if SUITES[name] is ABLATION else "", reference)
+    return rows

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from seps.experiments.compare import Trial, config_for, run_one
+from seps.plugins import load_plugins
 from seps.retrieval.train.data import SharedData
 
 _LONGEST_REASON = 2000
@@ -80,11 +81,14 @@ class _Setting:
     device: str
     keep: bool
     threads: int
+    plugins: tuple[str, ...] = ()
+    """Files of ideas that the worker loads: a spawned process knows none of its parent's."""
 
 
 def _work(setting: _Setting, pipe: Connection) -> None:
     """The life of a worker: trials in, outcomes out, until the parent closes the pipe or ends."""
     torch.set_num_threads(setting.threads)
+    load_plugins(setting.plugins)
     shared = setting.shared.with_photos()
     try:
         while True:
@@ -104,9 +108,10 @@ class Workers:
         *,
         device: str,
         keep: bool = False,
+        plugins: Sequence[str] = (),
     ) -> None:
         threads = max(1, (os.cpu_count() or 1) // count)
-        self._setting = _Setting(shared.without_photos(), runs, device, keep, threads)
+        self._setting = _Setting(shared.without_photos(), runs, device, keep, threads, tuple(plugins))
         self._count = count
         self._context = multiprocessing.get_context("spawn")
         self._busy: dict[Connection, tuple[SpawnProcess, Trial]] = {}

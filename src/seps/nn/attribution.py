@@ -22,6 +22,7 @@ from seps.nn.checks import InputError
 from seps.nn.known import evaluating, own_forward, why_not_fast
 from seps.nn.selection import extra_token
 from seps.nn.slimming import ImageSide, PatchSlimming
+from seps.registry import FORMS
 
 _TOLERANCE = 1e-3
 """How far the sum of the shares may be from the score by rounding alone."""
@@ -38,7 +39,7 @@ class Shares:
     description: Tensor
     """(M, L) word by word of the description; L is 0 without one."""
     rest: float
-    """What belongs to no pair: the MLP of Eq. 5."""
+    """What belongs to no pair: the MLP of Eq. 5, or what an alignment of somebody's own adds to the means."""
     kept: Tensor
     """(N,) bool, of the first branch."""
     importance: Tensor
@@ -72,6 +73,12 @@ def shares(net: PatchSlimming, side: ImageSide, words: Tensor, mean_length: floa
 
     Raises `InputError` for a network whose shares do not sum to its score, because a part of it was replaced.
     """
+    for kind in ("aggregation", "alignment"):
+        if kind in net.forms and net.forms[kind] != FORMS[kind]:
+            raise InputError(
+                f"This score cannot be taken apart: {kind}={getattr(net.config, kind)!r} does not promise "
+                f"form={FORMS[kind]!r}, and without it nobody knows what a word and a patch add."
+            )
     with evaluating(net):
         found = _shares(net, side, words, mean_length)
         unknown = why_not_fast(net)
@@ -187,7 +194,7 @@ def _chosen(net: PatchSlimming, cosines: Tensor) -> tuple[Tensor, float]:
 
 
 def _relevance(net: PatchSlimming, best: Tensor) -> float:
-    if net.hrpa.relevance_mlp is None:
+    if net.hrpa.relevance_mlp is None and "alignment" not in net.forms:
         return 0.0
     return float(net.hrpa.pool(best[None])[0] - best.mean())
 

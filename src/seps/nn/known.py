@@ -23,8 +23,10 @@ from seps.config import SlimmingConfig
 from seps.nn.aggregation import DualTokenAggregation, TokenAggregation
 from seps.nn.alignment import HRPA
 from seps.nn.checks import InputError
+from seps.nn.ideas import OwnAggregation, OwnAlignment
 from seps.nn.selection import TokenSparse
 from seps.nn.slimming import PatchSlimming
+from seps.registry import FORMS
 
 _NETWORKS = {
     ("seps.nn.slimming", "PatchSlimming"),
@@ -39,6 +41,7 @@ _SETTINGS: dict[str, frozenset[str]] = {
     "similarity": frozenset({"cosine", "leaky"}),
     "decision": frozenset({"topk", "gumbel", "relaxed", "binary"}),
 }
+"""What the fast paths compute; beside these an idea of somebody's own, if it promises the form they need."""
 
 
 def _methods(kind: type) -> dict[str, Any]:
@@ -52,7 +55,16 @@ def _methods(kind: type) -> dict[str, Any]:
 
 _METHODS: dict[type, dict[str, Any]] = {
     kind: _methods(kind)
-    for kind in (PatchSlimming, TokenSparse, TokenAggregation, DualTokenAggregation, HRPA, SlimmingConfig)
+    for kind in (
+        PatchSlimming,
+        TokenSparse,
+        TokenAggregation,
+        DualTokenAggregation,
+        OwnAggregation,
+        HRPA,
+        OwnAlignment,
+        SlimmingConfig,
+    )
 }
 
 
@@ -64,10 +76,7 @@ def why_not_fast(net: PatchSlimming) -> str | None:
     if own_forward(net):
         return "its forward was replaced, or has a hook"
     return (
-        _changed("it", net, PatchSlimming)
-        or _unknown_settings(net.config)
-        or _unknown_selection(net)
-        or _unknown_parts(net)
+        _changed("it", net, PatchSlimming) or _unknown_settings(net) or _unknown_selection(net) or _unknown_parts(net)
     )
 
 
@@ -96,11 +105,15 @@ def _changed(name: str, part: object, kind: type) -> str | None:
     return None
 
 
-def _unknown_settings(config: SlimmingConfig) -> str | None:
+def _unknown_settings(net: PatchSlimming) -> str | None:
+    config = net.config
     if type(config) is not SlimmingConfig:
         return f"its configuration is a {type(config).__name__}"
     for name, known in _SETTINGS.items():
-        if getattr(config, name) not in known:
+        if name in net.forms:
+            if net.forms[name] != FORMS[name]:
+                return f"{name}={getattr(config, name)!r} does not promise form={FORMS[name]!r}"
+        elif getattr(config, name) not in known:
             return f"{name}={getattr(config, name)!r} is not one of {sorted(known)}"
     return _changed("its configuration", config, SlimmingConfig)
 
@@ -123,8 +136,9 @@ def _unknown_selection(net: PatchSlimming) -> str | None:
 
 
 def _unknown_parts(net: PatchSlimming) -> str | None:
-    aggregation = DualTokenAggregation if net.config.aggregation == "dual" else TokenAggregation
-    for name, kind in (("aggr_net", aggregation), ("hrpa", HRPA)):
+    aggregation: type = DualTokenAggregation if net.config.aggregation == "dual" else TokenAggregation
+    aggregation = OwnAggregation if "aggregation" in net.forms else aggregation
+    for name, kind in (("aggr_net", aggregation), ("hrpa", OwnAlignment if "alignment" in net.forms else HRPA)):
         module = getattr(net, name)
         if type(module) is not kind:
             return f"{name} is a {type(module).__name__}"

@@ -11,6 +11,7 @@ Shapes: B images, N patches, C width, K kept patches.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple, get_args
 
 import torch
@@ -234,8 +235,9 @@ class TokenSparse(nn.Module):
         sparse_ratio: part of the patches that is kept, in (0, 1].
         use_paper_version: learned scoring with the predictor s^p (Eq. 1), otherwise the sum.
         decision: "topk" (the K best), "gumbel" (K sampled in training), "relaxed" (the K best, with the gradient of a
-            noisy relaxation) or "binary" (per patch, the number is learned).
+            noisy relaxation) or "binary" (per patch, the number is learned); or any name, with `decide_by`.
         temperature, sharpness: of the relaxations; scores are multiplied by `sharpness` first.
+        decide_by: a decision of your own, `decide_by(scores, count, valid)` -> D; see `seps.register_decision`.
     """
 
     def __init__(
@@ -244,13 +246,14 @@ class TokenSparse(nn.Module):
         sparse_ratio: float = 0.6,
         use_paper_version: bool = False,
         *,
-        decision: DecisionKind = "topk",
+        decision: DecisionKind | str = "topk",
         temperature: float = 1.0,
         sharpness: float = 10.0,
+        decide_by: Callable[[Tensor, Tensor, Tensor | None], Tensor] | None = None,
     ) -> None:
         super().__init__()
         check_ratio("sparse_ratio", sparse_ratio)
-        if decision not in get_args(DecisionKind):
+        if decide_by is None and decision not in get_args(DecisionKind):
             raise InputError(f"decision must be one of {get_args(DecisionKind)}, but {decision!r} came.")
         for name, value in (("temperature", temperature), ("sharpness", sharpness)):
             if not 0 < value < math.inf:
@@ -258,7 +261,8 @@ class TokenSparse(nn.Module):
         self.embed_dim = embed_dim
         self.sparse_ratio = sparse_ratio
         self.use_paper_version = use_paper_version
-        self.decision: DecisionKind = decision
+        self.decision = decision
+        self.decide_by = decide_by
         self.temperature = temperature
         self.sharpness = sharpness
         if use_paper_version:
@@ -282,6 +286,8 @@ class TokenSparse(nn.Module):
         `full_score` is the largest possible score (the sum of Eq. 3's weights); the learned threshold of "binary"
         is a fraction of it. A sum of cosines has no such scale and is min-max scaled instead.
         """
+        if self.decide_by is not None:
+            return self._own_decision(self.decide_by, scores, valid)  # (..., N)
         if self.decision == "topk":
             return hard_topk(scores, self.sparse_ratio, valid)  # (B, N)
         if self.decision in ("gumbel", "relaxed"):
@@ -301,6 +307,18 @@ class TokenSparse(nn.Module):
             training=self.training,
             valid_BN=valid,
         )
+
+    def _own_decision(
+        self, decide: Callable[[Tensor, Tensor, Tensor | None], Tensor], scores: Tensor, valid: Tensor | None
+    ) -> Tensor:
+        keep = decide(scores.float(), kept_counts(scores, self.sparse_ratio, valid), valid)  # (..., N)
+        if not isinstance(keep, Tensor) or keep.shape != scores.shape:
+            raise InputError(
+                f"The decision {self.decision!r} must return D of the scores' shape {tuple(scores.shape)}, and "
+                f"returned {tuple(keep.shape) if isinstance(keep, Tensor) else type(keep).__name__}."
+            )
+        # Padding is never kept, whatever the idea does with it.
+        return keep.float() if valid is None else keep.float() * valid  # (..., N)
 
     def forward(
         self,
@@ -342,10 +360,10 @@ class TokenSparse(nn.Module):
         Raises:
             InputError: for attentions that do not fit, and where the number kept differs between images.
         """
-        if self.decision == "binary":
+        if self.decision == "binary" or self.decide_by is not None:
             raise InputError(
-                "decision='binary' keeps another number of patches in each image, so they cannot be gathered "
-                "into one tensor; use decide() and the masked aggregation instead."
+                f"decision={self.decision!r} may keep another number of patches in each image, so they cannot be "
+                "gathered into one tensor; use decide() and the masked aggregation instead."
             )
         scores = self._scores(tokens, attention_x, attention_y, attention_y_dense, beta)  # (B, N)
         if use_gumbel and self.decision == "topk":

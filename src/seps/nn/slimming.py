@@ -10,7 +10,8 @@ Q merged patches, K image tokens.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +22,10 @@ from seps.nn.aggregation import DualTokenAggregation, TokenAggregation, merge
 from seps.nn.alignment import HRPA
 from seps.nn.checks import InputError, check_features, check_rows_hold_one, length_mask
 from seps.nn.guidance import combine_scores, cosine_attention, masked_mean, min_max
+from seps.nn.ideas import Guides, IdeaPart, OwnAggregation, OwnAlignment, check_decision, checked_result, own_part
 from seps.nn.precision import float_matmul
 from seps.nn.selection import TokenSparse, extra_token
+from seps.registry import FORMS, OWN
 
 
 @dataclass
@@ -48,6 +51,8 @@ class ImageSide:
     dense_mask: Tensor | None = None
     """(B, L) bool: valid words of the description; a row of False is an image without description. None: no image has
     one. (None also in a state of "branch" saved before this mask existed; there all images are described.)"""
+    attentions: dict[str, Tensor] = field(default_factory=dict)
+    """By guide: (B, N) cosines, where a scoring of somebody's own needs them with each caption; empty elsewhere."""
 
     @property
     def described(self) -> Tensor | None:
@@ -88,29 +93,54 @@ class PatchSlimming(nn.Module):
 
     Args:
         config: see `SlimmingConfig`.
+        scoring, decision, aggregation, alignment: ideas of your own, as objects: what `seps.register_scoring` and the
+            others take, a function or a module ready to be called. The option of the configuration is then "own".
     """
 
-    def __init__(self, config: SlimmingConfig) -> None:
+    def __init__(
+        self,
+        config: SlimmingConfig,
+        *,
+        scoring: IdeaPart | None = None,
+        decision: IdeaPart | None = None,
+        aggregation: IdeaPart | None = None,
+        alignment: IdeaPart | None = None,
+    ) -> None:
         super().__init__()
-        self.config = config
-        self.sparse_net_cap = self._sparse_net()
+        given = {"scoring": scoring, "decision": decision, "aggregation": aggregation, "alignment": alignment}
+        objects: dict[str, Any] = {kind: OWN for kind, part in given.items() if part is not None}
+        self.config = config = replace(config, **objects) if objects else config
+        self.forms: dict[str, str | None] = {}
+        self.sparse_net_cap = self._sparse_net(decision)
         if config.uses_dense_branch:
-            self.sparse_net_long = self._sparse_net()
-        self.aggr_net: TokenAggregation | DualTokenAggregation
-        if config.aggregation == "dual":
+            self.sparse_net_long = self._sparse_net(decision)
+        self.own_scoring = self._own("scoring", scoring)
+        self.aggr_net: TokenAggregation | DualTokenAggregation | OwnAggregation
+        own = self._own("aggregation", aggregation)
+        if own is not None:
+            self.aggr_net = OwnAggregation(own, self.forms["aggregation"], config.num_merged)
+        elif config.aggregation == "dual":
             self.aggr_net = DualTokenAggregation(config.embed_size, config.num_merged)
         else:
             self.aggr_net = TokenAggregation(config.embed_size, config.num_merged)
-        self.hrpa = HRPA(
-            config.embed_size,
-            top_k=config.top_k,
-            use_paper_version=config.alignment == "topk",
-            scan=config.similarity == "leaky",
-        )
+        own, leaky = self._own("alignment", alignment), config.similarity == "leaky"
+        if own is not None:
+            self.hrpa: HRPA = OwnAlignment(own, self.forms["alignment"], config.embed_size, scan=leaky)
+        else:
+            topk = config.alignment == "topk"
+            self.hrpa = HRPA(config.embed_size, top_k=config.top_k, use_paper_version=topk, scan=leaky)
+        self.guides = Guides(config)
         if config.dense == "tokens":
             self.trust = nn.Parameter(torch.zeros(()))
 
-    def _sparse_net(self) -> TokenSparse:
+    def _own(self, kind: str, given: IdeaPart | None) -> IdeaPart | None:
+        """The idea that stands for an option, None for a built-in one; its form goes to `forms`."""
+        part, form = own_part(kind, self.config, given)
+        if part is not None:
+            self.forms[kind] = form
+        return part
+
+    def _sparse_net(self, decision: IdeaPart | None = None) -> TokenSparse:
         config = self.config
         return TokenSparse(
             config.embed_size,
@@ -119,6 +149,7 @@ class PatchSlimming(nn.Module):
             decision=config.decision,
             temperature=config.temperature,
             sharpness=config.sharpness,
+            decide_by=self._own("decision", decision),
         )
 
     def _branch_net(self, name: str) -> TokenSparse:
@@ -178,7 +209,8 @@ class PatchSlimming(nn.Module):
             if config.dense == "tokens":
                 dense_words = F.normalize(dense.float(), dim=-1)  # (B, L, C)
         self.check_guides(guides, images.shape[0])
-        attentions.update({name: cosine_attention(patches, vector) for name, vector in (guides or {}).items()})
+        made = self.guides(patches, guides or {})  # each (B, C)
+        attentions.update({name: cosine_attention(patches, vector) for name, vector in made.items()})
         # Without any description an independent second branch has nothing to go by, and is left out.
         branches = config.branches[:1] if config.dense == "branch" and dense is None else config.branches
         return ImageSide(
@@ -191,7 +223,13 @@ class PatchSlimming(nn.Module):
             pooled=F.normalize(masked_mean(patches, patch_mask), dim=-1),
             dense_words=dense_words,
             dense_mask=dense_mask,
+            attentions=attentions if self._scores_each_caption else {},
         )
+
+    @property
+    def _scores_each_caption(self) -> bool:
+        """Whether a scoring of somebody's own is called anew for each caption."""
+        return self.own_scoring is not None and self.forms["scoring"] != FORMS["scoring"]
 
     def _check_patch_mask(self, mask: Tensor, patches: Tensor) -> Tensor:
         if mask.shape != patches.shape[:2] or mask.dtype != torch.bool:
@@ -213,7 +251,7 @@ class PatchSlimming(nn.Module):
 
     def check_guides(self, guides: Mapping[str, Tensor] | None, batch: int) -> None:
         """Raise `InputError` unless `guides` holds one vector per image for each name in `config.extra_guides`."""
-        given, wanted = set(guides or {}), set(self.config.extra_guides)
+        given, wanted = set(guides or {}), set(self.guides.from_data)
         if given - wanted:
             raise InputError(
                 f"guides names {sorted(given - wanted)}, which config.extra_guides gives no weight; add them there."
@@ -224,7 +262,8 @@ class PatchSlimming(nn.Module):
                 "guides={name: (images, width) vectors}, or leave the name out of extra_guides."
             )
         for name, vector in (guides or {}).items():
-            check_features(f"guides[{name!r}]", vector, "images, width", self.config.embed_size)
+            width = self.config.embed_size if self.guides.part(name) is None else vector.shape[-1]
+            check_features(f"guides[{name!r}]", vector, "images, width", width)
             if vector.shape[0] != batch:
                 raise InputError(
                     f"guides[{name!r}] holds {vector.shape[0]} vectors for {batch} images; give one vector per image."
@@ -233,6 +272,8 @@ class PatchSlimming(nn.Module):
     def _fixed_scores(
         self, branch: Branch, patches: Tensor, attentions: Mapping[str, Tensor], valid: Tensor | None
     ) -> Tensor:
+        if self.own_scoring is not None:
+            return self._own_scores(branch, patches, attentions, valid)  # (B, N)
         return combine_scores(  # (B, N)
             attentions,
             branch.guides,
@@ -241,6 +282,14 @@ class PatchSlimming(nn.Module):
             normalise=self.config.scoring == "learned",
             valid_BN=valid,
         )
+
+    def _own_scores(
+        self, branch: Branch, patches: Tensor, attentions: Mapping[str, Tensor], valid: Tensor | None
+    ) -> Tensor:
+        """The scores (B, N) of somebody's own scoring, from the guides of one branch."""
+        chosen = {name: attentions[name] for name in branch.guides if name in attentions}  # each (B, N)
+        found = self.own_scoring(patches, chosen, branch.guides, valid) if self.own_scoring is not None else None
+        return checked_result("The scoring", found, tuple(patches.shape[:2])).float()  # (B, N)
 
     def _full_score(self, batch: int, attentions: Mapping[str, Tensor], dense_mask: Tensor | None) -> Tensor:
         branch = self.config.branches[0]
@@ -252,7 +301,10 @@ class PatchSlimming(nn.Module):
 
     def decide(self, side: ImageSide, branch: Branch, scores: Tensor) -> Tensor:
         """D (B, N) for the scores (B, N) of one branch."""
-        return self._branch_net(branch.name).decide(scores, side.valid, side.full_score)  # (B, N)
+        keep = self._branch_net(branch.name).decide(scores, side.valid, side.full_score)  # (..., N)
+        if self.forms.get("decision") is not None and not self.training and not torch.compiler.is_compiling():
+            check_decision(self.config.decision, keep)
+        return keep
 
     def patch_scores(self, side: ImageSide, branch: Branch, caption_BC: Tensor) -> Tensor:
         """s of Eq. 3 for captions with the mean word `caption_BC` ((B or 1, C)): (B, N)."""
@@ -261,6 +313,10 @@ class PatchSlimming(nn.Module):
         if not weight:
             return scores
         attention = cosine_attention(side.patches, caption_BC)  # (B, N, C) -> (B, N)
+        if self._scores_each_caption:
+            return self._own_scores(  # (B, N)
+                branch, side.patches, {**side.attentions, "caption": attention}, side.valid
+            )
         if self.config.scoring == "learned":
             attention = min_max(attention, side.valid)  # (B, N)
         return scores + weight * attention  # (B, N)
@@ -277,7 +333,7 @@ class PatchSlimming(nn.Module):
                 continue
             scores = self.patch_scores(side, branch, caption_BC)  # (B, N)
             keep = self.decide(side, branch, scores)  # (B, N)
-            merged.append(merge(patches, side.logits[branch.name], keep))
+            merged.append(self._merge(patches, side.logits[branch.name], keep, scores))
             extras.append(extra_token(patches, scores, keep, side.valid))
             masks.append(keep)
         if self.config.aggregation == "dual":
@@ -285,6 +341,11 @@ class PatchSlimming(nn.Module):
             extras = [torch.stack(extras).mean(dim=0)]  # each (B, 1, C)
         groups = [torch.cat([prefix, *pair], dim=1) for pair in zip(merged, extras, strict=True)]  # each (B, K, C)
         return [F.normalize(group, dim=-1) for group in groups], tuple(masks)
+
+    def _merge(self, patches: Tensor, logits: Tensor, keep: Tensor, scores: Tensor) -> Tensor:
+        if isinstance(self.aggr_net, OwnAggregation):
+            return self.aggr_net.merged(patches, logits, keep, scores)  # (B, Q, C)
+        return merge(patches, logits, keep)  # (B, N, C) -> (B, Q, C)
 
     def _similarity(self, words_MC: Tensor, tokens_BKC: Tensor) -> Tensor:
         """Cosines of normalised words and tokens: (M, C) or (B, M, C), (B, K, C) -> (B, M, K)."""

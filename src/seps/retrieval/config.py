@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any, Literal, get_args
 
-from seps.config import ConfigError, LossConfig, SlimmingConfig, require, require_choice
+from seps.config import ConfigError, LossConfig, SlimmingConfig, require, require_choice, require_idea
+from seps.registry import BUILT_IN
 from seps.training.config import TrainConfig
 
 
@@ -60,7 +61,8 @@ class ModelConfig:
     """(height, width) in pixels; None takes the encoder's own."""
     embed_size: int = 384
     """Width of the joint space."""
-    head: HeadKind = "slimming"
+    head: HeadKind | str = "slimming"
+    """How images and captions are scored; also the name of a head of your own (`seps.register_head`)."""
     preset: Preset = "default"
     slimming: Mapping[str, Any] = field(default_factory=dict)
     """Options of `SlimmingConfig` that differ from the preset's (head="slimming")."""
@@ -79,7 +81,7 @@ class ModelConfig:
     """Whether [CLS], [SEP] and their like are words of a text: aligned, and part of its mean."""
 
     def __post_init__(self) -> None:
-        require_choice("head", self.head, HeadKind)
+        require_idea("head", "head", self.head)
         require_choice("preset", self.preset, Preset)
         for name, low in (("embed_size", 4), ("max_words", 1), ("max_dense_words", 1)):
             _require_whole(name, getattr(self, name), low)
@@ -93,7 +95,7 @@ class ModelConfig:
             object.__setattr__(self, "image_size", _size("image_size", self.image_size))
         require(isinstance(self.slimming, Mapping), f"slimming is {self.slimming!r}; give options by name.")
         require(
-            self.head == "slimming" or not self.slimming,
+            self.head == "slimming" or not self.slimming or self.head not in BUILT_IN["head"],
             f"slimming={dict(self.slimming)} has no effect with head={self.head!r}; leave it out.",
         )
         self._check_slimming()
@@ -104,11 +106,6 @@ class ModelConfig:
             near = get_close_matches(str(name), known, 1)
             meant = f"; did you mean {near[0]!r}?" if near else f"; choose from {', '.join(known)}."
             require(name in known, f"model.slimming names {name!r}, which SlimmingConfig does not have{meant}")
-        require(
-            not self.slimming.get("extra_guides"),
-            f"model.slimming sets extra_guides={self.slimming.get('extra_guides')!r}, but retrieval passes no guides "
-            "yet: the model would run without them. Leave extra_guides out.",
-        )
 
     def slimming_config(self, num_patches: int, num_prefix_tokens: int) -> SlimmingConfig:
         """The head's configuration for an encoder with that many patches and prefix tokens."""

@@ -5,17 +5,18 @@ Shapes: B images, T texts, P prefix tokens, N patches, M words, L words of a des
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from seps.config import SlimmingConfig, require
+from seps.config import ConfigError, SlimmingConfig
 from seps.nn.guidance import masked_mean
 from seps.nn.precision import float_matmul, without_autocast
 from seps.nn.slimming import PatchSlimming
-from seps.retrieval.config import HeadKind
+from seps.registry import OWN, registered
 from seps.scoring import score_matrix, score_with_gradient
 
 
@@ -29,12 +30,15 @@ class ImageFeatures:
     """(B, L, C) words of each image's description."""
     dense_mask: Tensor | None = None
     """(B, L) bool; a row without any True is an image without description."""
+    guides: Mapping[str, Tensor] | None = None
+    """By name of a guide (`Head.guides`): (B, its width), zeros for an image without it."""
 
     def rows(self, start: int, stop: int) -> ImageFeatures:
         """Images `start` to `stop`."""
         dense = None if self.dense is None else self.dense[start:stop]
         mask = None if self.dense_mask is None else self.dense_mask[start:stop]
-        return ImageFeatures(self.tokens[start:stop], dense, mask)
+        guides = None if self.guides is None else {name: rows[start:stop] for name, rows in self.guides.items()}
+        return ImageFeatures(self.tokens[start:stop], dense, mask, guides)
 
     @property
     def dense_lengths(self) -> Tensor | None:
@@ -79,6 +83,8 @@ class Head(nn.Module):
     """The largest possible score: losses with a temperature take it relative to this."""
     learns_number = False
     """Whether it learns how many patches to keep; that number is then reported while it trains."""
+    guides: tuple[str, ...] = ()
+    """Names of the guides whose vectors come with the images, in `ImageFeatures.guides`."""
 
     def forward(self, images: ImageFeatures, texts: TextFeatures, *, want_masks: bool = False) -> Scores:
         """Similarities of every image with every caption, with gradients."""
@@ -206,16 +212,14 @@ class DescriptionHead(Head):
 
 
 class SlimmingHead(Head):
-    """Patch slimming (`seps.nn.PatchSlimming`) through the exact scorer."""
+    """Patch slimming (`seps.nn.PatchSlimming`) through the exact scorer; `net` is a network of your own, if any."""
 
-    def __init__(self, config: SlimmingConfig) -> None:
+    def __init__(self, config: SlimmingConfig, net: PatchSlimming | None = None) -> None:
         super().__init__()
-        require(
-            not config.extra_guides,
-            f"extra_guides names {sorted(config.extra_guides)}, but retrieval passes no guides yet: the model would "
-            "run without them. Leave extra_guides out, or call seps.PatchSlimming with guides yourself.",
-        )
-        self.net = PatchSlimming(config)
+        self.own_network = net is not None
+        self.net = PatchSlimming(config) if net is None else net
+        config = self.net.config
+        self.guides = self.net.guides.from_data
         self.uses_description = config.dense != "none"
         self.score_range = 2.0 + config.pooled
         self.learns_number = config.decision == "binary"
@@ -238,6 +242,7 @@ class SlimmingHead(Head):
             dense_lengths=images.dense_lengths,
             paired_dense=None if paired is None else paired.words,
             paired_dense_lengths=None if paired is None else paired.lengths,
+            guides=images.guides,
             want_masks=want_masks,
         )
         pixels = scored.similarity if scored.patches is None else scored.patches
@@ -253,6 +258,7 @@ class SlimmingHead(Head):
             texts.lengths,
             dense=images.dense,
             dense_lengths=images.dense_lengths,
+            guides=images.guides,
             # On a GPU the fused kernels take half-precision products; the selection is float32 either way.
             precision="half" if images.tokens.is_cuda else "float32",
             memory=memory,
@@ -262,8 +268,21 @@ class SlimmingHead(Head):
         return scores
 
 
-def make_head(kind: HeadKind, num_prefix_tokens: int, slimming: SlimmingConfig) -> Head:
-    """The head of that name; `slimming` matters to "slimming" alone."""
+def make_head(kind: str, num_prefix_tokens: int, slimming: SlimmingConfig) -> Head:
+    """The head of that name; of the built-in ones `slimming` matters to "slimming" alone.
+
+    Raises ConfigError for a registered head that is none, and for "own", which stands for an object.
+    """
+    if kind == OWN:
+        raise ConfigError(
+            f"head={OWN!r} stands for a head that came as an object; pass it again: from_pretrained(folder, head=...)."
+        )
+    own = registered("head").get(kind)
+    if own is not None:
+        head = own.thing(slimming)
+        if not isinstance(head, Head):
+            raise ConfigError(f"The head {kind!r} is a {type(head).__name__}; make it a seps.retrieval.heads.Head.")
+        return head
     if kind == "mean":
         return MeanHead(num_prefix_tokens)
     if kind == "description":

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from seps.config import ConfigError
 from seps.encoders import PruneConfig, TextEncoder, VisionEncoder, freeze, text_encoder, vision_encoder
+from seps.nn.slimming import PatchSlimming
+from seps.registry import OWN
 from seps.retrieval.config import ModelConfig, RunConfig
-from seps.retrieval.heads import ImageFeatures, SlimmingHead, TextFeatures, make_head
+from seps.retrieval.heads import Head, ImageFeatures, SlimmingHead, TextFeatures, make_head
 
 TextProgress = Callable[[int, int | None], None]
 
@@ -21,12 +25,23 @@ class RetrievalModel(nn.Module):
     pixels (B, 3, H, W) in [0, 1] -> vision encoder -> projection -> tokens (B, P + N, C)
     texts -> tokenizer -> text encoder -> projection -> words (T, M, C)
     tokens, words, and the images' own descriptions -> head -> similarities (B, T)
+
+    `vision`, `text`, `head` and `network` (of a slimming head) are objects of your own, in the place of those that
+    `config` names. Raises ConfigError for a network of another width, and where both head and network came.
     """
 
     def __init__(
-        self, config: ModelConfig, vision: VisionEncoder | None = None, text: TextEncoder | None = None
+        self,
+        config: ModelConfig,
+        vision: VisionEncoder | None = None,
+        text: TextEncoder | None = None,
+        head: Head | None = None,
+        network: PatchSlimming | None = None,
     ) -> None:
         super().__init__()
+        if head is not None and network is not None:
+            raise ConfigError("Both a head and a network came; a network is the part of a slimming head: pass one.")
+        config = config if head is None else replace(config, head=OWN)
         self.config = config
         self.vision = vision or make_vision(config)
         self.text = text or text_encoder(config.text)
@@ -35,7 +50,20 @@ class RetrievalModel(nn.Module):
         )
         self.project_words = nn.Linear(self.text.width, config.embed_size)
         slimming = config.slimming_config(self.vision.num_patches, self.vision.num_prefix_tokens)
-        self.head = make_head(config.head, self.vision.num_prefix_tokens, slimming)
+        if network is not None:
+            self._check_network(network)
+            head = SlimmingHead(network.config, network)
+        self.head = head or make_head(config.head, self.vision.num_prefix_tokens, slimming)
+
+    def _check_network(self, network: PatchSlimming) -> None:
+        if self.config.head != "slimming":
+            raise ConfigError(f"A network belongs to head='slimming', but head={self.config.head!r} is set.")
+        for name, have, want in (
+            ("embed_size", network.config.embed_size, self.config.embed_size),
+            ("num_prefix_tokens", network.config.num_prefix_tokens, self.vision.num_prefix_tokens),
+        ):
+            if have != want:
+                raise ConfigError(f"The network has {name}={have}, and the model {want}; make them the same.")
 
     @property
     def device(self) -> torch.device:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -25,9 +26,12 @@ from seps.encoders.saved import has_text_files, has_vision_files, save_text_file
 from seps.hub.folder import CONFIG, ModelError, find_folder, inside, read_config, read_weights
 from seps.hub.saving import check_folder, write_folder
 from seps.hub.tensor_names import fitted, renamed, transformers_version, versions_sentence
+from seps.nn.slimming import PatchSlimming
+from seps.plugins import load_plugins
+from seps.registry import OWN, how_to_register, registered
 from seps.retrieval.card import model_card
 from seps.retrieval.config import ModelConfig
-from seps.retrieval.heads import SlimmingHead
+from seps.retrieval.heads import Head, SlimmingHead
 from seps.retrieval.model import RetrievalModel, make_vision
 from seps.training.checkpoint import find_checkpoint, load_weights
 
@@ -91,7 +95,7 @@ def save_pretrained(
     state = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in model.state_dict().items()}
     tensors: dict[str, Tensor] = {}
     whole = _whole_in_8_bits(model) if form == "delta" else ()
-    base = RetrievalModel(model.config, model.vision if whole else None).state_dict() if form == "delta" else {}
+    base = _fresh(model, model.vision if whole else None).state_dict() if form == "delta" else {}
     for name, tensor in state.items():
         if form == "full":
             tensors[name] = tensor
@@ -105,10 +109,20 @@ def save_pretrained(
                 tensors[f"scale.{name}"] = scale
     # Through JSON and back, so that what the card says is what config.json says.
     told = {"form": form, "model": resolved(model), "transformers": transformers_version(), "about": dict(about or {})}
+    told |= own_parts(model)
     config = json.loads(json.dumps(told))
     card = model_card(Path(folder).resolve().name, config["model"], config["about"], _facts(model))
     encoders = {"full": _save_encoders, "delta": _save_whole_encoders}[form]
     write_folder(folder, config, tensors, card, partial(encoders, model))
+
+
+def _fresh(model: RetrievalModel, vision: VisionEncoder | None) -> RetrievalModel:
+    """The model with its pretrained encoders, or `vision`; an own head or network stands in it as it is."""
+    if model.config.head == OWN:
+        return RetrievalModel(model.config, vision, head=model.head)
+    if isinstance(model.head, SlimmingHead) and model.head.own_network:
+        return RetrievalModel(model.config, vision, network=model.head.net)
+    return RetrievalModel(model.config, vision)
 
 
 def check_save(model: RetrievalModel, folder: Path | str) -> None:
@@ -166,6 +180,56 @@ mini_folder = embedded_folder
 """Former name."""
 
 
+def own_parts(model: RetrievalModel) -> dict[str, Any]:
+    """What of the model is somebody's own, for its folder: names of ideas and of objects' classes; never code."""
+    config, options = model.config, resolved(model)["slimming"]
+    named = {"head": [config.head], "guide": list(options.get("extra_guides") or {})}
+    named |= {kind: [options.get(kind)] for kind in ("scoring", "decision", "aggregation", "alignment")}
+    if "vision" not in _encoder_places(model):
+        named["vision encoder"] = [config.vision]
+    if "text" not in _encoder_places(model):
+        named["text encoder"] = [config.text]
+    ideas = {kind: [name for name in names if name in registered(kind)] for kind, names in named.items()}
+    objects: dict[str, Any] = {}
+    for part in ("vision", "text"):
+        kind = type(getattr(model, part))
+        if f"{part} encoder" in named and not ideas[f"{part} encoder"] and kind.__module__.partition(".")[0] != "seps":
+            objects[part] = kind
+    if config.head == OWN:
+        objects["head"] = type(model.head)
+    elif isinstance(model.head, SlimmingHead) and model.head.own_network:
+        objects["network"] = type(model.head.net)
+    found = {
+        "ideas": {kind: names for kind, names in ideas.items() if names},
+        "objects": {part: f"{kind.__module__}.{kind.__qualname__}" for part, kind in objects.items()},
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+def _check_own_parts(told: Mapping[str, Any], folder: Path, given: Mapping[str, object]) -> None:
+    """Raise ModelError where a model needs an idea that is not registered, or an object that did not come."""
+    ideas, objects = told.get("ideas") or {}, told.get("objects") or {}
+    if not isinstance(ideas, dict) or not isinstance(objects, dict):
+        raise ModelError(f"{folder} says in no readable way which ideas of its author it needs; save the model again.")
+    covered = {"head": {"head", "scoring", "decision", "aggregation", "alignment", "guide"}}
+    covered |= {"network": covered["head"], "vision": {"vision encoder"}, "text": {"text encoder"}}
+    for kind, names in ideas.items():
+        if any(given.get(part) is not None and kind in kinds for part, kinds in covered.items()):
+            continue
+        missing = [name for name in names if name not in registered(str(kind))]
+        if missing:
+            raise ModelError(
+                f"The model {folder} uses the {kind} {missing[0]!r}, an idea of its author, which is not registered "
+                f"here. {how_to_register(str(kind), missing[0])}"
+            )
+    for part, name in objects.items():
+        if given.get(part) is None:
+            raise ModelError(
+                f"The model {folder} was saved with an object of its author as its {part} ({name}), which a folder "
+                f"cannot hold. Pass one: from_pretrained(folder, {part}=...)."
+            )
+
+
 def from_pretrained(
     name: Path | str,
     *,
@@ -175,6 +239,9 @@ def from_pretrained(
     local_files_only: bool = False,
     vision: VisionEncoder | None = None,
     text: TextEncoder | None = None,
+    head: Head | None = None,
+    network: PatchSlimming | None = None,
+    plugins: Iterable[str | os.PathLike[str]] = (),
 ) -> RetrievalModel:
     """An embedded model, that of a folder written by `save_pretrained`, the best of a training run, or a hub model.
 
@@ -183,10 +250,13 @@ def from_pretrained(
         averaged: of a training run, the averaged weights where it kept them.
         revision: branch, tag or commit of a hub model.
         local_files_only: never reach for the hub; its cache still counts.
-        vision, text: encoders of your own, for a model that was saved with such.
+        vision, text, head, network: objects of your own, for a model that was saved with such; they take its weights.
+        plugins: Python files of yours that register the ideas it uses; they are run. Nothing of the folder ever is.
 
     Raises ModelError (a ValueError) when there is none, or it is damaged; EncoderUnavailable without its encoders.
     """
+    load_plugins(plugins)
+    own = {"vision": vision, "text": text, "head": head, "network": network}
     what = f"{' or '.join(map(repr, EMBEDDED))}, a folder written by save_pretrained or by seps train"
     folder, remote = (
         (embedded_folder(str(name)), False)
@@ -194,11 +264,11 @@ def from_pretrained(
         else find_folder(name, revision=revision, local_files_only=local_files_only, what=what)
     )
     if (folder / CONFIG).is_file():
-        model = _load_folder(folder, remote, vision, text)
+        model = _load_folder(folder, remote, own)
     elif remote:
         raise ModelError(f"The hub model {name} has no config.json: it was not written by save_pretrained of seps.")
     else:
-        model = _load_run(folder, averaged)
+        model = _load_run(folder, averaged, own)
     return model.to(device).eval()
 
 
@@ -211,8 +281,10 @@ def model_config(values: dict[str, Any]) -> ModelConfig:
     return ModelConfig(**values)
 
 
-def _load_folder(folder: Path, remote: bool, vision: VisionEncoder | None, text: TextEncoder | None) -> RetrievalModel:
+def _load_folder(folder: Path, remote: bool, own: dict[str, Any]) -> RetrievalModel:
     config = read_config(folder)
+    _check_own_parts(config, folder, own)
+    vision, text = own["vision"], own["text"]
     try:
         settings, form = model_config(config["model"]), str(config["form"])
     except (KeyError, TypeError, ConfigError) as error:
@@ -223,7 +295,7 @@ def _load_folder(folder: Path, remote: bool, vision: VisionEncoder | None, text:
     for place, given in ((settings.vision, vision), (settings.text, text)):
         if given is None:
             _refuse_path(place, folder, remote)
-    model = RetrievalModel(settings, vision, text)
+    model = RetrievalModel(settings, **{**own, "vision": vision, "text": text})
     state = _undelta(model.state_dict(), tensors) if form == "delta" else tensors
     _load_state(model, state, path, config.get("transformers"))
     return model
@@ -281,16 +353,18 @@ def _refuse_path(name: str, folder: Path, remote: bool) -> None:
         )
 
 
-def _load_run(folder: Path, averaged: bool) -> RetrievalModel:
+def _load_run(folder: Path, averaged: bool, own: dict[str, Any]) -> RetrievalModel:
     checkpoint = find_checkpoint(folder, "best")
     state = json.loads((checkpoint / "state.json").read_text())
+    about = state.get("about")
+    _check_own_parts(about if isinstance(about, dict) else {}, folder, own)
     try:
         config = model_config(state["about"]["model"])
     except KeyError as error:
         raise ModelError(
             f"{folder} is a run of another kind: it does not say how to build a retrieval model."
         ) from error
-    model = RetrievalModel(config)
+    model = RetrievalModel(config, **own)
     weights = load_weights(checkpoint, averaged)
     own = {name.removeprefix("model."): value for name, value in weights.items() if name.startswith("model.")}
     _load_state(model, own, checkpoint, state.get("transformers"))

@@ -66,7 +66,7 @@ def unsafe_images(net: PatchSlimming, side: ImageSide, dtype: torch.dtype) -> Te
         return torch.ones(side.patches.shape[0], dtype=torch.bool, device=side.patches.device)
     limit = _HALF_SPREAD if dtype == torch.float16 else _FLOAT_SPREAD
     kept = 1
-    if net.config.decision != "binary" and side.valid is None:
+    if net.config.decision in ("topk", "gumbel", "relaxed") and side.valid is None:
         kept = num_kept(side.patches.shape[1], net.config.sparse_ratio)
     unsafe = torch.zeros(side.patches.shape[0], dtype=torch.bool, device=side.patches.device)
     for logits in side.logits.values():
@@ -125,7 +125,7 @@ class BlockScorer:
         scaled = F.pad(scaled, (0, 0, 0, pad)) if pad else scaled
         self.branches = present_branches(net, side)
         self.fixed: FixedBranch | None = None
-        if net.config.aggregation == "single":
+        if net.config.aggregation != "dual":
             present = self.branches
             self.branches = [branch for branch in present if depends_on_text(net, branch, text_guides)]
             if len(self.branches) < len(present):
@@ -205,7 +205,7 @@ class BlockScorer:
             raw = pair_scores(self.net, self.side, self.unit_patches, branch, block)
             keep = kept_patches(self.net, self.side, branch, raw)
             groups.append(Group({branch.name: keep}, extra_weights(raw, keep, self.side.valid)))
-        if self.net.config.aggregation == "single":
+        if self.net.config.aggregation != "dual":
             return groups
         extra = torch.stack([group.extra for group in groups]).mean(dim=0)
         return [Group(dict(group.only for group in groups), extra)]

@@ -255,7 +255,7 @@ def _score_part(
 ) -> GradientScores:
     """S and its parts (b, T), with texts in block order, and D of each branch (T, b, N)."""
     by_hand = None
-    if net.config.aggregation == "single" and not part.direct:
+    if net.config.aggregation != "dual" and not part.direct:
         by_hand = RecomputedScorer(net, part.side, dtype, text_guides)
         by_hand.keep_extra = keep_extra
     small = [block.part(i, i + part.texts) for block in blocks for i in range(0, block.count, part.texts)]

@@ -62,11 +62,13 @@ def why_not_triton(
         return "triton is not installed (pip install 'seps[kernels]')"
     if dtype == torch.float32:
         return "their products are half precision, and float32 was asked for"
-    if net.config.aggregation != "single":
+    if net.config.aggregation == "dual":
         return "aggregation='dual' needs both softmax denominators, which only the factored form computes"
     unknown = why_not_fast(net)
     if unknown is not None:
         return f"they do not know this network: {unknown}"
+    if "alignment" in net.forms:
+        return f"they pool by Eq. 5, and alignment={net.config.alignment!r} pools otherwise"
     if not net.hrpa.bidirectional:
         return "they align in both directions, and hrpa.bidirectional is False"
     # In evaluation "gumbel" and "relaxed" draw nothing and are top-K.

@@ -87,6 +87,14 @@ def input_file(text: str) -> str:
     return _readable(text)
 
 
+def named_file(text: str) -> tuple[str, str]:
+    """NAME=FILE, a file that is there and may be read."""
+    name, equals, file = text.partition("=")
+    if not equals or not name.strip():
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=FILE, such as audio=cat.npy")
+    return name.strip(), input_file(file)
+
+
 def input_folder(text: str) -> str:
     """A folder that is there and may be read."""
     if os.path.exists(text) and not os.path.isdir(text):

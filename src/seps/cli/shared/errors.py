@@ -9,6 +9,7 @@ import traceback
 from types import TracebackType
 
 from seps.cli.shared.text import printable, printable_lines
+from seps.plugins import PLUGIN_MODULE
 
 EXIT_USER_ERROR = 2
 EXIT_DEFECT = 70
@@ -46,7 +47,19 @@ def sentence(error: BaseException) -> str | None:
         return f"out of memory ({_first_line(error)}). Use a smaller batch, fewer workers, or --device cpu."
     if isinstance(error, ValueError) and (_is_ours(type(error).__module__) or _raised_by_us(error.__traceback__)):
         return str(error)
-    return None
+    return _of_a_plugin(error)
+
+
+def _of_a_plugin(error: BaseException) -> str | None:
+    """What to say where a file of --plugin failed; None where no such file took part."""
+    place, found = error.__traceback__, None
+    while place is not None:
+        if str(place.tb_frame.f_globals.get("__name__", "")).startswith(PLUGIN_MODULE):
+            found = f"{place.tb_frame.f_code.co_filename}, line {place.tb_lineno}"
+        place = place.tb_next
+    if found is None:
+        return None
+    return f"your plugin failed ({found}): {type(error).__name__}: {error}. --debug shows the whole traceback."
 
 
 def tell(command: str, error: Exception, debug: bool) -> bool:

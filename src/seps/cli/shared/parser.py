@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
+from seps.cli.shared.argtypes import input_file
+
 FORMER_OPTIONS = ("out", "device")
 """What settings that `--print_config` of the first release wrote hold beside them."""
 _OVERRIDE = re.compile(r"\w+(\.\w+)+=.*", re.DOTALL)
@@ -91,6 +93,18 @@ class Parser(argparse.ArgumentParser):
             if name.startswith("--") and " " not in name and not any(option.startswith(name) for option in known):
                 more = [f"--{field}" for field in self.settings.__dataclass_fields__] if self.settings else []
                 self.error(f"there is no option {name}{suggestion(name, [*known, *more])}")
+
+
+def add_plugins(parser: argparse.ArgumentParser) -> None:
+    """The option --plugin FILE of commands that load a model or a recipe; `load_plugins(options.plugin)` runs them."""
+    parser.add_argument(
+        "--plugin",
+        type=input_file,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="Python file of yours that registers ideas; it is run (docs/change-one-idea.md)",
+    )
 
 
 def ended(message: str) -> str:

@@ -2,7 +2,8 @@
 
 One JSON object per line: {"image": "sub/cat.jpg", "dense": "A tabby cat ..."}. `image` is the path in the folder, or
 the name of a member of a tar, then with "shard": "a.tar" where several tars hold that name. `text` is read like
-`dense`, and `id` like `image`. Lines that cannot be used are remembered with their reason; the others count.
+`dense`, and `id` like `image`; `guides` are those of `seps.retrieval.data.guides`. Lines that cannot be used are
+remembered with their reason; the others count.
 """
 
 from __future__ import annotations
@@ -11,40 +12,43 @@ import fnmatch
 import json
 import os
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from seps.retrieval.data import DataError
 from seps.retrieval.data.gallery import Found, Problem, shown
-from seps.retrieval.data.lines import read_bytes
+from seps.retrieval.data.guides import GuideSource, parse_guides
+from seps.retrieval.data.lines import Root, read_bytes
 
 Place = tuple[str, str]
 """Shard ("" without) and image."""
-_OTHER_KINDS = ("captions", "caption", "reason")
-"""Keys of lines that rightly have no description: of a data set, and of images that `seps caption` set aside."""
+_OTHER_KINDS = ("captions", "caption", "reason", "guides")
+"""Keys of lines that rightly have no description: of a data set, of images that `seps caption` set aside, of guides."""
 
 
 class Descriptions:
-    """Texts by image, and the lines that could not be used."""
+    """Texts and guides by image, and the lines that could not be used."""
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []
         self._texts: dict[Place, tuple[str, str]] = {}
+        self._guides: dict[Place, dict[str, GuideSource]] = {}
         self._composed: dict[Place, Place] = {}
         self._ids: dict[str, Place] = {}
 
     def read(self, file: Path) -> None:
         """Take over the texts of a JSONL file; later files and lines count. Raises DataError where there is none."""
         lines = read_bytes(file).removeprefix(b"\xef\xbb\xbf").split(b"\n")
+        root = Root(file.parent)
         for number, line in enumerate(lines, start=1):
             where = f"{shown(file.name)}, line {number}"
             if line.strip():
-                why = self._take(line, where)
+                why = self._take(line, where, root)
                 if why:
                     self.problems.append(Problem(where, why))
 
-    def _take(self, line: bytes, where: str) -> str | None:
+    def _take(self, line: bytes, where: str, root: Root) -> str | None:
         """Read one line; returns why it cannot be used."""
         try:
             value = json.loads(line.decode("utf-8"))
@@ -62,6 +66,12 @@ class Descriptions:
         place = self._ids.get(image) or (shard, image.removeprefix("./"))
         if value.get("id") is not None and "image" in value:
             self._ids[str(value["id"])] = place
+        if value.get("guides") is not None:
+            try:
+                self._guides[place] = parse_guides(value["guides"], root, where)
+            except DataError as error:
+                return str(error).removeprefix(f"{where}: ")
+            self._composed[_composed(place)] = place
         return self._keep(value, place, where)
 
     def _keep(self, value: dict[str, Any], place: Place, where: str) -> str | None:
@@ -85,22 +95,26 @@ class Descriptions:
 
     def of(self, image: Found) -> str | None:
         """The description of an image, or None."""
-        place = self._place(image)
+        place = self._place(image, self._texts)
         return None if place is None else self._texts[place][0]
 
-    def _place(self, image: Found) -> Place | None:
+    def guides_of(self, image: Found) -> Mapping[str, GuideSource]:
+        """The guides of an image, by name."""
+        place = self._place(image, self._guides)
+        return {} if place is None else self._guides[place]
+
+    def _place(self, image: Found, table: Mapping[Place, Any]) -> Place | None:
         wanted = [("", image.path)] if image.member is None else [(image.path, image.member), ("", image.member)]
         for place in wanted:
-            if place in self._texts:
-                return place
             # Some systems write the accents of file names as letters of their own.
-            if _composed(place) in self._composed:
-                return self._composed[_composed(place)]
+            for known in (place, self._composed.get(_composed(place))):
+                if known in table:
+                    return known
         return None
 
     def unused(self, images: Iterable[Found]) -> list[Problem]:
         """The lines whose image is none of these."""
-        used = {self._place(image) for image in images}
+        used = {self._place(image, self._texts) for image in images}
         return [
             Problem(where, f"there is no picture {shown(place[1])} in the folder")
             for place, (_, where) in self._texts.items()

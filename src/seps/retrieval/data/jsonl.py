@@ -4,8 +4,8 @@
     {"image": "000017.jpg", "shard": "train-000.tar", "captions": ["two dogs"], "id": "17"}
 
 `image` is a path relative to the file's folder (or to `images_root`), or a member of the uncompressed tar
-`shard`, itself such a path. `dense` and `id` are optional; without an id the image's name is its id.
-Other keys are ignored.
+`shard`, itself such a path. `dense`, `guides` (see `guides`) and `id` are optional; without an id the image's name is
+its id. Other keys are ignored.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 
 from seps.files import write_text
 
+from .guides import GuideSource, parse_guides
 from .lines import Root, checked_member, checked_text, json_lines
 from .records import DataError, ImageRecord, ImageSource, RetrievalDataset
 from .shards import UnreadableImage, read_source
@@ -43,13 +44,14 @@ def load_jsonl(
     """
     path = Path(path)
     root = Root(Path(images_root) if images_root is not None else path.parent)
-    records = tuple(_record(value, root, place) for place, value in json_lines(path))
+    beside = Root(path.parent)  # files of guides lie beside the lines that name them
+    records = tuple(_record(value, root, beside, place) for place, value in json_lines(path))
     if not records:
         raise DataError(f"{path} holds no images. Write one JSON object per line.")
     return RetrievalDataset(records, name or path.absolute().parent.name or "data", split or path.stem)
 
 
-def _record(value: dict[str, Any], root: Root, place: str) -> ImageRecord:
+def _record(value: dict[str, Any], root: Root, beside: Root, place: str) -> ImageRecord:
     if "image" not in value:
         raise DataError(f'{place}: no "image". Name a file, or a member of a tar "shard".')
     image = checked_text(value["image"], '"image"', place)
@@ -62,7 +64,8 @@ def _record(value: dict[str, Any], root: Root, place: str) -> ImageRecord:
     if not isinstance(captions, list):
         raise DataError(f'{place}: "captions" must be a list of texts, like ["a cat on a mat"].')
     texts = tuple(checked_text(text, f"caption {k}", place).strip() for k, text in enumerate(captions, 1))
-    return ImageRecord(_id(value.get("id"), image, place), source, texts, _description(value.get("dense"), place))
+    description, guides = _description(value.get("dense"), place), parse_guides(value.get("guides"), beside, place)
+    return ImageRecord(_id(value.get("id"), image, place), source, texts, description, guides)
 
 
 def _id(value: object, image: str, place: str) -> str:
@@ -88,15 +91,15 @@ def save_jsonl(
 ) -> None:
     """Write `dataset` so that `load_jsonl` gives it back; the file appears whole or not at all.
 
-    Raises DataError if an image lies outside the file's folder (or `images_root`).
+    Raises DataError if an image lies outside the file's folder (or `images_root`), or a guide outside the file's.
     """
     path = Path(path)
     root = Path(os.path.realpath(images_root if images_root is not None else path.parent))
-    lines = [json.dumps(_line(record, root), ensure_ascii=False) + "\n" for record in dataset.records]
+    lines = [json.dumps(_line(record, root, path.parent), ensure_ascii=False) + "\n" for record in dataset.records]
     write_text(path, "".join(lines))
 
 
-def _line(record: ImageRecord, root: Path) -> dict[str, Any]:
+def _line(record: ImageRecord, root: Path, beside: Path) -> dict[str, Any]:
     file = Path(os.path.realpath(record.source.path))
     if not file.is_relative_to(root):
         raise DataError(
@@ -108,7 +111,20 @@ def _line(record: ImageRecord, root: Path) -> dict[str, Any]:
     if record.source.member is not None:
         place = {"image": record.source.member, "shard": relative}
     line = {"id": record.id, **place, "captions": list(record.captions)}
-    return line if record.dense is None else {**line, "dense": record.dense}
+    line |= {} if record.dense is None else {"dense": record.dense}
+    guides = {name: _guide(source, Path(os.path.realpath(beside))) for name, source in record.guides.items()}
+    return {**line, "guides": guides} if guides else line
+
+
+def _guide(source: GuideSource, beside: Path) -> str | list[float]:
+    if source.path is None:
+        return list(source.values)
+    file = Path(os.path.realpath(source.path))
+    if not file.is_relative_to(beside):
+        raise DataError(
+            f"The guide {source.path} lies outside {beside}, where the JSONL file is; write that elsewhere."
+        )
+    return file.relative_to(beside).as_posix()
 
 
 def attach_dense(dataset: RetrievalDataset, path: str | os.PathLike[str], *, verify: bool = False) -> RetrievalDataset:

@@ -7,12 +7,16 @@ exists, so that no later code can hand a query the description of the image it s
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from .guides import GuideSource
 
 
 class DataError(ValueError):
@@ -32,7 +36,7 @@ class ImageSource:
 
 @dataclass(frozen=True)
 class ImageRecord:
-    """One image with its captions and, if there is one, its description (`dense`).
+    """One image with its captions and, if there is one, its description (`dense`) and its guides by name.
 
     Raises DataError for an empty id, a blank caption, or a description that is not one non-blank string.
     """
@@ -41,6 +45,7 @@ class ImageRecord:
     source: ImageSource
     captions: tuple[str, ...]
     dense: str | None = None
+    guides: Mapping[str, GuideSource] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.id, str) or not self.id:

@@ -12,6 +12,7 @@ from torch import Tensor
 from seps.metrics import RetrievalMetrics, five_fold, recall
 from seps.retrieval.config import Protocol
 from seps.retrieval.data import ImageReader, RetrievalDataset
+from seps.retrieval.data.guides import dataset_guides
 from seps.retrieval.eval.protocol import PUBLISHED_WARNING, ProtocolError, View, view
 from seps.retrieval.heads import ImageFeatures, SlimmingHead, TextFeatures
 from seps.retrieval.index.codec import merge_words
@@ -84,6 +85,12 @@ def encode_images(
     return torch.cat(tokens)
 
 
+def encode_guides(model: RetrievalModel, dataset: RetrievalDataset) -> dict[str, Tensor] | None:
+    """By name the vectors (B, width) that the model's head reads beside the images; None where it reads none."""
+    guides = dataset_guides(dataset, model.head.guides)
+    return None if guides is None else {name: rows.to(model.device) for name, rows in guides.items()}
+
+
 @torch.no_grad()
 def score_dataset(
     model: RetrievalModel,
@@ -101,13 +108,14 @@ def score_dataset(
     """
     report = progress or (lambda stage, done, total: None)
     model.eval()
+    guides = encode_guides(model, dataset)
     texts = model.encode_texts(seen.captions, progress=lambda done, total: report("captions", done, total))
     if model.head.uses_pixels:
         tokens = encode_images(model, dataset, pixels=pixels, progress=progress)
     else:
         tokens = torch.zeros(len(dataset), 1, model.config.embed_size, device=model.device)
     if seen.query_descriptions is not None:
-        return _score_leaky(model, tokens, texts, seen.query_descriptions, memory)
+        return _score_leaky(model, ImageFeatures(tokens, guides=guides), texts, seen.query_descriptions, memory)
     dense = mask = None
     if seen.image_descriptions is not None and model.head.uses_description:
         dense, mask = model.encode_descriptions(
@@ -115,11 +123,11 @@ def score_dataset(
         )
         if keep_words is not None:
             dense, mask = merge_words(dense, mask, keep_words)
-    return model.score(ImageFeatures(tokens, dense, mask), texts, memory=memory)
+    return model.score(ImageFeatures(tokens, dense, mask, guides), texts, memory=memory)
 
 
 def _score_leaky(
-    model: RetrievalModel, tokens: Tensor, texts: TextFeatures, query_descriptions: list[str], memory: int
+    model: RetrievalModel, images: ImageFeatures, texts: TextFeatures, query_descriptions: list[str], memory: int
 ) -> Tensor:
     """Query-side descriptions: description t comes with caption t. Each distinct text is encoded once."""
     if not isinstance(model.head, SlimmingHead) or not model.head.uses_description:
@@ -139,11 +147,12 @@ def _score_leaky(
         chosen = rows[start : start + step]
         part = score_matrix(
             model.head.net,
-            tokens,
+            images.tokens,
             texts.words[start : start + step],
             texts.lengths[start : start + step],
             paired_dense=features.words[chosen],
             paired_dense_lengths=features.mask[chosen].sum(dim=1),
+            guides=images.guides,
             memory=memory,
         )
         if not isinstance(part, Tensor):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -84,12 +84,21 @@ class Explainer:
         self.grid = model.vision.grid_for(*model.image_size)
 
     @torch.no_grad()
-    def picture(self, pixels: Tensor, caption: str, dense: str | None = None) -> Explanation:
-        """Explain an image, pixels (3, H, W) uint8 of the model's size; `dense` is its own description, if any."""
+    def picture(
+        self, pixels: Tensor, caption: str, dense: str | None = None, guides: Mapping[str, Tensor] | None = None
+    ) -> Explanation:
+        """Explain an image, pixels (3, H, W) uint8 of the model's size; `dense` is its own description, if any.
+
+        `guides`: by name the vectors (width,) of the guides that the model reads.
+        """
         features = ImageFeatures(self.model.encode_pixels(pixels[None].to(self.model.device).float() / 255))
         if dense is not None and dense.strip() and self.model.head.uses_description:
             features.dense, features.dense_mask = self.model.encode_descriptions([dense])
-        side = self.net.encode_images(features.tokens, dense=features.dense, dense_lengths=features.dense_lengths)
+        if guides:
+            features.guides = {name: vector[None].to(self.model.device) for name, vector in guides.items()}
+        side = self.net.encode_images(
+            features.tokens, dense=features.dense, dense_lengths=features.dense_lengths, guides=features.guides
+        )
         found = self._explain(self.net, side, caption, dense)
         if features.dense is None and self.model.head.uses_description:
             found.note = (

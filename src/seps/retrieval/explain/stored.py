@@ -12,7 +12,7 @@ from typing import Any
 
 from seps.retrieval.explain.explanation import Explainer, Explanation
 from seps.retrieval.index.codec import restore
-from seps.retrieval.index.rows import STATE, StoreError, row_id
+from seps.retrieval.index.rows import StoreError, row_id
 from seps.retrieval.index.search import Searcher
 from seps.retrieval.index.store import Store
 
@@ -37,7 +37,7 @@ class StoredExplainer:
         The score is the exact score of the search. Where a search has `shown` a score that differs from it only by
         rounding, the explanation has that score, digit by digit.
         """
-        images = self.searcher.store.select([identity], [*FACTS, *STATE])
+        images = self.searcher.store.select([identity], [*FACTS, *self.searcher.store.settings.state])
         if not len(images):
             return None
         (row,) = images.rows(FACTS)

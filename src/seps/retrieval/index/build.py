@@ -18,10 +18,12 @@ from seps.ray_cluster import RayConfig
 from seps.retrieval.data import DataError, UnreadableImage, read_source
 from seps.retrieval.data.descriptions import Descriptions, named_by, read_descriptions
 from seps.retrieval.data.gallery import Found, Gallery, Problem, is_hidden, walk
+from seps.retrieval.data.guides import stacked
 from seps.retrieval.data.images import Picture
 from seps.retrieval.index.codec import Precision, model_hash
-from seps.retrieval.index.embedding import ImageJob, PreparedBatch, PreparedImage, Preparer, prepare_locally
-from seps.retrieval.index.rows import MissingStoreError, Row, StoreError, StoreSettings
+from seps.retrieval.index.embedding import Content, ImageJob, PreparedBatch, PreparedImage, Preparer, prepare_locally
+from seps.retrieval.index.guides import FolderGuides, guides_of_folder, told_widths
+from seps.retrieval.index.rows import FORMAT, MissingStoreError, Row, StoreError, StoreSettings
 from seps.retrieval.index.store import IndexedFile, Store, writer_lock
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import EMBEDDED
@@ -87,6 +89,7 @@ class _Work:
     found: Found
     description: str | None
     known: IndexedFile | None
+    guides: bytes | None = None
     forget: bool = False
     """No description is wanted, not even that of the same content elsewhere in the store."""
 
@@ -113,15 +116,16 @@ def index_folder(
     texts = read_descriptions(gallery.root, dense)
     report = IndexReport(problems=gallery.problems, skipped=gallery.skipped)
     report.description_problems = [*texts.problems, *texts.unused(gallery.images)]
+    guides = guides_of_folder(gallery, texts, model, report.description_problems)
     if options.strict and report.description_problems:
         first, count = report.description_problems[0], len(report.description_problems)
         raise DataError(f"{count} lines of descriptions cannot be used; the first: {first}. Nothing was changed.")
     forgotten = named_by(options.forget_descriptions, gallery.images)
     with writer_lock(str(location)):
-        store, known = _open(location, gallery, model, model_name, options)
+        store, known = _open(location, gallery, model, model_name, options, guides.widths)
         report.older_pixels = store.settings.pixels != "model"
         gone, report.kept = _gone(gallery, known, options.prune)
-        work = _compare(gallery, known, texts, forgotten, report)
+        work = _compare(gallery, known, texts, guides, forgotten, report)
         _Indexer(store, model, options, known, report).run(work, gallery.root, progress)
         store.delete(gone)
         report.deleted += len(gone)
@@ -134,7 +138,12 @@ def index_folder(
 
 
 def _compare(
-    gallery: Gallery, known: dict[str, IndexedFile], texts: Descriptions, forgotten: set[str], report: IndexReport
+    gallery: Gallery,
+    known: dict[str, IndexedFile],
+    texts: Descriptions,
+    guides: FolderGuides,
+    forgotten: set[str],
+    report: IndexReport,
 ) -> list[_Work]:
     """What has to be read; the rest is counted. A description of the store stays where no file brings another."""
     work = []
@@ -151,10 +160,11 @@ def _compare(
                 why = "its file has changed since it was described; look whether the description still fits"
                 report.description_problems.append(Problem(str(found), why))
         report.described += text is not None
-        if before is not None and same_file and before.description == text:
+        guided = guides.of.get(found.id, before.guides if before is not None else None)
+        if before is not None and same_file and (before.description, before.guides) == (text, guided):
             report.unchanged += 1
         else:
-            work.append(_Work(found, text, before, found.id in forgotten))
+            work.append(_Work(found, text, before, guided, found.id in forgotten))
     return work
 
 
@@ -193,7 +203,12 @@ def _check_loss(location: str, gallery: Gallery, known: dict[str, IndexedFile], 
 
 
 def _open(
-    location: str | os.PathLike[str], gallery: Gallery, model: RetrievalModel, model_name: str, options: IndexOptions
+    location: str | os.PathLike[str],
+    gallery: Gallery,
+    model: RetrievalModel,
+    model_name: str,
+    options: IndexOptions,
+    guides: dict[str, int],
 ) -> tuple[Store, dict[str, IndexedFile]]:
     """The store, made where there is none, and its files. A store that does not fit is left as it was."""
     grid = model.vision.grid_for(*model.image_size)
@@ -213,10 +228,13 @@ def _open(
         precision=options.precision,
         keep_patches=None if keep == grid[0] * grid[1] else keep,
         keep_words=options.keep_words,
+        format=FORMAT if guides else 1,
+        guides=guides,
     )
     try:
         store = Store.open(location)
     except MissingStoreError:
+        stacked([], () if guides else model.head.guides, str(gallery.root))  # says what is missing
         return Store.create(location, settings), {}
     _check_same(store, settings, options.moved)
     known = store.known()
@@ -238,6 +256,11 @@ def _check_same(store: Store, wanted: StoreSettings, moved: bool) -> None:
         raise StoreError(
             f"The store {store.location} keeps {_kept(have)}, not {_kept(wanted)}. Leave these options as they were, "
             "or use another store."
+        )
+    if wanted.guides and have.guides != wanted.guides:
+        raise StoreError(
+            f"The store {store.location} keeps the guides {told_widths(have.guides)}, not "
+            f"{told_widths(wanted.guides)} (values per image). Leave the guides as they were, or use another store."
         )
     if have.root != wanted.root and not moved:
         raise StoreError(
@@ -264,9 +287,10 @@ class _Indexer:
         report: IndexReport,
     ) -> None:
         self.store, self.options, self.report = store, options, report
-        self.same_content = {(file.sha256, file.description): file.id for file in known.values()}
-        for file in known.values():  # a picture without a description takes over that of the same content
-            self.same_content.setdefault((file.sha256, None), file.id)
+        self.same_content = {(file.sha256, file.description, file.guides): file.id for file in known.values()}
+        for file in known.values():
+            for content in _taken_over(file.sha256, file.description, file.guides):
+                self.same_content.setdefault(content, file.id)
         self.prepare = Preparer(model, store.settings, frozenset(self.same_content))
         self.pending: list[Row] = []
         self.committed = time.monotonic()
@@ -275,7 +299,9 @@ class _Indexer:
         """Index everything in `work`."""
         size, done = self.options.batch_size, 0
         batches = [work[start : start + size] for start in range(0, len(work), size)]
-        jobs = [[ImageJob(item.found.source(root), item.description) for item in batch] for batch in batches]
+        jobs = [
+            [ImageJob(item.found.source(root), item.description, item.guides) for item in batch] for batch in batches
+        ]
         # Closed here and not some time later: a cluster must not outlive an interrupted run.
         with contextlib.closing(self._prepared(jobs)) as prepared_batches:
             for number, prepared in prepared_batches:
@@ -307,7 +333,7 @@ class _Indexer:
                 self.report.problems.append(Problem(str(work.found), outcome + stays))
                 self.report.kept += work.known is not None
                 continue
-            same = None if outcome.state is not None else rows.get((outcome.picture.sha256, work.description))
+            same = None if outcome.state is not None else rows.get(_content(work, outcome.picture))
             if same is not None and same.dense is not None and work.description is None:
                 self.report.described += not work.forget
                 same = None if work.forget else same
@@ -323,29 +349,41 @@ class _Indexer:
                 self.report.moved += 1
             else:
                 self.report.new += 1
-        states = self.prepare.embed([picture for _, picture in unknown], [work.description for work, _ in unknown])
+        states = self.prepare.embed(
+            [picture for _, picture in unknown],
+            [work.description for work, _ in unknown],
+            [work.guides for work, _ in unknown],
+        )
         self.pending += [_row(*entry, state) for entry, state in zip(unknown, states, strict=True)]
 
-    def _same_rows(
-        self, batch: Sequence[_Work], outcomes: Sequence[PreparedImage | str]
-    ) -> dict[tuple[str, str | None], Row]:
-        """Rows of the store with the same content and description as some of the batch."""
+    def _same_rows(self, batch: Sequence[_Work], outcomes: Sequence[PreparedImage | str]) -> dict[Content, Row]:
+        """Rows of the store with the same content, description and guides as some of the batch."""
         wanted = {
-            self.same_content[outcome.picture.sha256, work.description]
+            self.same_content[_content(work, outcome.picture)]
             for work, outcome in zip(batch, outcomes, strict=True)
             if isinstance(outcome, PreparedImage) and outcome.state is None
         }
         # By the digests that are read now: this run may have changed a row since it began.
         rows = self.store.rows(sorted(wanted)).values()
-        same: dict[tuple[str, str | None], Row] = {(row.sha256, row.dense): row for row in rows}
+        same: dict[Content, Row] = {(row.sha256, row.dense, row.guides): row for row in rows}
         for row in rows:
-            same.setdefault((row.sha256, None), row)
+            for content in _taken_over(row.sha256, row.dense, row.guides):
+                same.setdefault(content, row)
         return same
 
     def _commit(self) -> None:
         self.store.put(self.pending)
         self.pending = []
         self.committed = time.monotonic()
+
+
+def _content(work: _Work, picture: Picture) -> Content:
+    return picture.sha256, work.description, work.guides
+
+
+def _taken_over(sha256: str, description: str | None, guides: bytes | None) -> list[Content]:
+    """A picture without a description, or without guides, takes over those of the same content."""
+    return [(sha256, None, guides), (sha256, description, None), (sha256, None, None)]
 
 
 def _row(work: _Work, picture: Picture, state: dict[str, Any]) -> Row:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast, get_args
 
@@ -159,7 +159,9 @@ def text_vectors(texts: TextFeatures) -> Tensor:
 def fixed_patch_scores(model: RetrievalModel, images: ImageFeatures) -> Tensor:
     """(B, N): how much each patch matters before any caption is known."""
     if isinstance(model.head, SlimmingHead):
-        side = model.head.net.encode_images(images.tokens, dense=images.dense, dense_lengths=images.dense_lengths)
+        side = model.head.net.encode_images(
+            images.tokens, dense=images.dense, dense_lengths=images.dense_lengths, guides=images.guides
+        )
         return side.fixed_scores["caption"]
     patches = images.tokens[:, model.vision.num_prefix_tokens :].float()
     return F.cosine_similarity(patches, patches.mean(dim=1, keepdim=True), dim=-1)
@@ -185,21 +187,39 @@ class StoredImages:
     """(B, C) mean of all patches, where some were left out."""
 
     def without_description(self) -> StoredImages:
-        """The same images, their pixels alone."""
-        return replace(self, features=ImageFeatures(self.features.tokens))
+        """The same images, their pixels (and guides) alone."""
+        return replace(self, features=ImageFeatures(self.features.tokens, guides=self.features.guides))
 
 
 def restore(images: Columns, settings: StoreSettings, device: torch.device | str = "cpu") -> StoredImages:
-    """The state of images that were read with the columns `tokens`, `positions`, `mean` and `words`."""
+    """The state of images that were read with the columns `StoreSettings.state`."""
     words, mask = unpack_padded(images.values("words"), settings.width)
     features = ImageFeatures(torch.from_numpy(unpack_all(images.blobs("tokens"))).to(device))
     if mask.shape[1]:
         features.dense, features.dense_mask = words.to(device), mask.to(device)
+    if settings.guides:
+        features.guides = unpack_guides(images.values("guides"), settings.guides, device)
     if settings.keep_patches is None:
         return StoredImages(features)
     places = np.stack([np.frombuffer(blob, "<u2") for blob in images.values("positions")]).astype(np.int64)
     means = np.concatenate([unpack(blob) for blob in images.values("mean")])
     return StoredImages(features, torch.from_numpy(places).to(device), torch.from_numpy(means).to(device))
+
+
+def unpack_guides(
+    blobs: Sequence[bytes | None], widths: Mapping[str, int], device: torch.device | str = "cpu"
+) -> dict[str, Tensor]:
+    """By name the vectors (B, width) of guides that a store holds; zeros where there is none.
+
+    Raises PackingError for bytes of another length.
+    """
+    total = sum(widths.values())
+    if any(blob is not None and len(blob) != 4 * total for blob in blobs):
+        raise PackingError(f"The guides of an image do not hold {total} values.")
+    nothing = bytes(4 * total)
+    joined = np.frombuffer(b"".join(blob or nothing for blob in blobs), "<f4").reshape(len(blobs), total)
+    parts = torch.split(torch.from_numpy(joined.astype(np.float32)).to(device), list(widths.values()), dim=1)
+    return dict(zip(widths, parts, strict=True))
 
 
 class StoredScorer:
@@ -219,7 +239,9 @@ class StoredScorer:
             raise ValueError(f"head={self.model.config.head!r} has no patch selection; use a model with 'slimming'.")
         features = images.features
         with values_unchecked():  # checking every value takes a quarter of the time
-            side = self.net.encode_images(features.tokens, dense=features.dense, dense_lengths=features.dense_lengths)
+            side = self.net.encode_images(
+                features.tokens, dense=features.dense, dense_lengths=features.dense_lengths, guides=features.guides
+            )
         return side if images.mean is None else replace(side, pooled=F.normalize(images.mean, dim=-1))
 
     @torch.no_grad()

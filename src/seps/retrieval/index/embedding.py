@@ -22,7 +22,7 @@ from seps.nn.selection import rank_patches
 from seps.retrieval.data import ImageSource, UnreadableImage
 from seps.retrieval.data.images import Picture, read_picture
 from seps.retrieval.heads import ImageFeatures
-from seps.retrieval.index.codec import fixed_patch_scores, image_vectors, merge_words, pack
+from seps.retrieval.index.codec import fixed_patch_scores, image_vectors, merge_words, pack, unpack_guides
 from seps.retrieval.index.rows import StoreSettings
 from seps.retrieval.model import RetrievalModel
 
@@ -30,20 +30,23 @@ CPU_BATCH = 2
 """Images a CPU encodes at a time: larger activations make the allocator hand memory back and forth."""
 CPU_TEXTS = 8
 """Descriptions a CPU encodes at a time, those of similar length together: less padding."""
+Content = tuple[str, str | None, bytes | None]
+"""What makes an image's state: digest, description, guides."""
 _NO_PIXELS = torch.empty(0, dtype=torch.uint8)
 
 
 @dataclass(frozen=True)
 class ImageJob:
-    """One image to prepare, and its description."""
+    """One image to prepare, and its description and guides."""
 
     source: ImageSource
     description: str | None
+    guides: bytes | None = None
 
 
 @dataclass(frozen=True)
 class PreparedImage:
-    """A picture and its packed state: the fields `vector`, `tokens`, `positions`, `mean` and `words` of a `Row`."""
+    """A picture and its packed state: `vector`, `tokens`, `positions`, `mean`, `words` and `guides` of a `Row`."""
 
     picture: Picture
     """Without pixels once it is embedded."""
@@ -64,14 +67,14 @@ class PreparedBatch:
 class Preparer:
     """Decodes and embeds batches of images for a store with these settings; any number of threads may call it.
 
-    `known_digests` are digests and descriptions that the store holds: such images are read and not embedded.
+    `known_digests` are digests, descriptions and guides that the store holds: such images are read and not embedded.
     """
 
     def __init__(
         self,
         model: RetrievalModel,
         settings: StoreSettings,
-        known_digests: frozenset[tuple[str, str | None]] = frozenset(),
+        known_digests: frozenset[Content] = frozenset(),
     ) -> None:
         self.model, self.settings, self.known_digests = model, settings, known_digests
         self.gpu_lock: AbstractContextManager[Any] = nullcontext()
@@ -83,13 +86,17 @@ class Preparer:
         outcomes: list[PreparedImage | str] = [self._read(job) for job in jobs]
         decoded = time.thread_time()
         fresh = [
-            (place, outcome.picture, job.description)
+            (place, outcome.picture, job)
             for place, (outcome, job) in enumerate(zip(outcomes, jobs, strict=True))
             if isinstance(outcome, PreparedImage)
-            and (outcome.picture.sha256, job.description) not in self.known_digests
+            and (outcome.picture.sha256, job.description, job.guides) not in self.known_digests
         ]
         with self.gpu_lock:
-            states = self.embed([picture for _, picture, _ in fresh], [text for _, _, text in fresh])
+            states = self.embed(
+                [picture for _, picture, _ in fresh],
+                [job.description for _, _, job in fresh],
+                [job.guides for _, _, job in fresh],
+            )
         for (place, picture, _), state in zip(fresh, states, strict=True):
             outcomes[place] = PreparedImage(replace(picture, pixels=_NO_PIXELS), state)
         return PreparedBatch(outcomes, decoded - start, time.thread_time() - decoded)
@@ -101,8 +108,13 @@ class Preparer:
             return error.why
 
     @torch.no_grad()
-    def embed(self, pictures: Sequence[Picture], descriptions: Sequence[str | None]) -> list[dict[str, Any]]:
-        """The packed state of each picture, with its description or None."""
+    def embed(
+        self,
+        pictures: Sequence[Picture],
+        descriptions: Sequence[str | None],
+        guides: Sequence[bytes | None] | None = None,
+    ) -> list[dict[str, Any]]:
+        """The packed state of each picture, with its description and its guides, or None."""
         if not pictures:
             return []
         model = self.model
@@ -114,7 +126,11 @@ class Preparer:
             features.dense, features.dense_mask = model.encode_descriptions(
                 descriptions, batch_size=CPU_TEXTS if on_cpu else 128
             )
-        return packed_states(model, features, self.settings)
+        packed = list(guides or [None] * len(pictures))
+        if self.settings.guides:
+            features.guides = unpack_guides(packed, self.settings.guides, model.device)
+        states = packed_states(model, features, self.settings)
+        return [{**state, "guides": own} for state, own in zip(states, packed, strict=True)]
 
 
 @torch.no_grad()

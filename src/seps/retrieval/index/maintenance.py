@@ -10,7 +10,7 @@ from typing import Any
 from seps.retrieval.data import ImageSource, UnreadableImage, read_source
 from seps.retrieval.data.gallery import Problem
 from seps.retrieval.index.codec import PackingError, packed_shape
-from seps.retrieval.index.rows import STATE, row_id
+from seps.retrieval.index.rows import row_id
 from seps.retrieval.index.store import Store
 
 
@@ -47,7 +47,7 @@ def verify(store: Store, *, progress: Callable[[int, int], None] | None = None) 
     problems: list[Problem] = []
     seen: set[str] = set()
     total, done = len(store), 0
-    columns = ["id", "path", "member", "sha256", "thumbnail", *STATE]
+    columns = ["id", "path", "member", "sha256", "thumbnail", *store.settings.state]
     for images in store.scan(columns, batch_size=128):
         for row in images.rows():
             name = row["path"] if row["member"] is None else f"{row['path']}:{row['member']}"
@@ -78,6 +78,8 @@ def _faults(store: Store, row: dict[str, Any]) -> list[str]:
         faults.append(f"its state is damaged: {error}")
     if settings.keep_patches is not None and (row["mean"] is None or len(row["positions"] or b"") != 2 * patches):
         faults.append("the positions of its patches are missing")
+    if row.get("guides") is not None and len(row["guides"]) != 4 * sum(settings.guides.values()):
+        faults.append("its guides are damaged")
     if not row["thumbnail"].startswith(b"\xff\xd8"):
         faults.append("its thumbnail is damaged")
     return faults

@@ -10,6 +10,7 @@ import time
 from collections.abc import Generator, Sequence
 from typing import Any
 
+from seps.plugins import plugin_modules
 from seps.ray_cluster import RayConfig, connected
 from seps.retrieval.index.embedding import ImageJob, PreparedBatch, PreparedImage, Preparer
 
@@ -55,12 +56,19 @@ def prepare_on_cluster(
             raise ValueError(f"The cluster failed: {why}. What was indexed is kept; run again.") from error
 
 
+def carry_plugins(ray: Any) -> None:
+    """Send the ideas of loaded plugins by value: other processes and machines do not know the file."""
+    for module in plugin_modules():
+        ray.cloudpickle.register_pickle_by_value(module)
+
+
 def _spread(
     ray: Any, batches: Sequence[Sequence[ImageJob]], prepare: Preparer, config: RayConfig
 ) -> Generator[tuple[int, PreparedBatch]]:
     if prepare.model.device.type != "cpu":  # a machine without a GPU could not load it
         prepare = copy.copy(prepare)
         prepare.model = copy.deepcopy(prepare.model).cpu()
+    carry_plugins(ray)
     actor = ray.remote(Worker).options(num_cpus=1, num_gpus=config.gpus or None, max_restarts=-1)
     shared = ray.put(prepare)
     workers = [actor.remote(shared, config.gpus > 0) for _ in range(min(config.workers, len(batches)))]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, get_args
 
 import numpy as np
@@ -15,7 +15,8 @@ from seps.retrieval.data import Mode
 from seps.retrieval.data.gallery import row_id as row_id
 from seps.retrieval.index.codec import Array, Precision
 
-FORMAT = 1
+FORMAT = 2
+"""Of a store with guides; one without them is format 1, which former releases read."""
 TABLE = "images"
 STATE = ("tokens", "positions", "mean", "words")
 
@@ -48,7 +49,14 @@ class StoreSettings:
     """Words kept per description, merged; None: all."""
     pixels: Mode = "model"
     """How pixels were made; "resize" for a store of a release that did not write this down."""
-    format: int = FORMAT
+    format: int = 1
+    guides: Mapping[str, int] = field(default_factory=dict)
+    """By name of a guide that comes with the images: the number of its values. Without any there is no such column."""
+
+    @property
+    def state(self) -> tuple[str, ...]:
+        """The columns from which an image's state is restored."""
+        return (*STATE, "guides") if self.guides else STATE
 
     def to_json(self) -> str:
         """One line of JSON."""
@@ -60,7 +68,7 @@ class StoreSettings:
         try:
             values = json.loads(text)
             if int(values.get("format", 0)) <= FORMAT:
-                known = {field.name for field in dataclasses.fields(cls)}
+                known = {part.name for part in dataclasses.fields(cls)}
                 values = {name: value for name, value in values.items() if name in known}
                 rows, columns = map(int, values["grid"])
                 settings = cls(**{"pixels": "resize", **values, "grid": (rows, columns)})
@@ -85,6 +93,8 @@ class StoreSettings:
             raise ValueError("width, grid and counts must be positive numbers")
         if self.precision not in get_args(Precision):
             raise ValueError(f"the precision is {self.precision!r}")
+        if not all(isinstance(width, int) and width > 0 for width in self.guides.values()):
+            raise ValueError("the widths of the guides must be positive numbers")
 
 
 @dataclass(frozen=True)
@@ -115,6 +125,8 @@ class Row:
     """(L, C) words of the description."""
     dense: str | None
     """The description."""
+    guides: bytes | None = None
+    """Float32 values of all guides, one after the other in the settings' order; None: no guide came with it."""
 
 
 def schema(settings: StoreSettings) -> pa.Schema:
@@ -135,6 +147,7 @@ def schema(settings: StoreSettings) -> pa.Schema:
         "mean": pa.binary(),
         "words": pa.large_binary(),
         "dense": pa.string(),
+        **({"guides": pa.binary()} if settings.guides else {}),
     }
     # Rounded values use 7.4 of their 8 bits on average: coding them takes 6 % off, without loss.
     coded = {"lance-encoding:compression": "zstd", "lance-encoding:compression-level": "1"}
@@ -147,13 +160,13 @@ def to_table(rows: Sequence[Row], settings: StoreSettings) -> pa.Table:
     """Rows as one Arrow table."""
     kinds = schema(settings)
     columns = []
-    for field in kinds:
-        values = [getattr(row, field.name) for row in rows]
-        if field.name == "vector":
+    for column in kinds:
+        values = [getattr(row, column.name) for row in rows]
+        if column.name == "vector":
             flat = np.stack([np.asarray(value, np.float16) for value in values]).ravel()
             columns.append(pa.FixedSizeListArray.from_arrays(pa.array(flat, pa.float16()), settings.width))
         else:
-            columns.append(pa.array(values, field.type))
+            columns.append(pa.array(values, column.type))
     return pa.Table.from_arrays(columns, schema=kinds)
 
 

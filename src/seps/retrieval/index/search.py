@@ -19,7 +19,7 @@ from seps.retrieval.data.shards import read_source
 from seps.retrieval.heads import ImageFeatures, TextFeatures
 from seps.retrieval.index.codec import StoredScorer, image_vectors, model_hash, restore, text_vectors
 from seps.retrieval.index.embedding import computing_threads
-from seps.retrieval.index.rows import STATE, Columns, StoreError
+from seps.retrieval.index.rows import Columns, StoreError
 from seps.retrieval.index.store import Filters, Store
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import from_pretrained
@@ -167,7 +167,7 @@ class Searcher:
     ) -> list[Hit]:
         if k < 1 or candidates < 1:
             raise ValueError(f"k is {k} and candidates {candidates}; both must be at least 1.")
-        columns = [*SHOWN, *STATE]
+        columns = [*SHOWN, *self.store.settings.state]
         parts: Iterable[Columns]
         if exact:
             parts = self.store.scan(columns, filters)
@@ -181,7 +181,7 @@ class Searcher:
         return [Hit(rank, -score, **row) for rank, (score, _, row) in enumerate(best, 1)]
 
     def scores(self, images: Columns, words: TextFeatures, described: bool = True) -> list[float]:
-        """Exact scores of images read with the columns `STATE`, a few at a time on each core."""
+        """Exact scores of images read with the columns `StoreSettings.state`, a few at a time on each core."""
 
         def part(start: int) -> list[float]:
             stored = restore(images.part(start, step), self.store.settings, self.model.device)

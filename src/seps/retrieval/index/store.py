@@ -63,6 +63,7 @@ class IndexedFile:
     mtime: int
     sha256: str
     description: str | None
+    guides: bytes | None = None
 
 
 @dataclass(frozen=True)
@@ -136,6 +137,7 @@ class Store:
     def known(self) -> dict[str, IndexedFile]:
         """The files of all images, by id."""
         columns = ["id", "path", "member", "size", "mtime", "sha256", "dense"]
+        columns += ["guides"] if self.settings.guides else []
         rows = [row for some in self.scan(columns, batch_size=8192) for row in some.rows()]
         return {row["id"]: IndexedFile(description=row.pop("dense"), **row) for row in rows}
 
@@ -159,7 +161,8 @@ class Store:
 
     def rows(self, ids: Sequence[str]) -> dict[str, Row]:
         """Whole rows by id; ids that are not there are left out."""
-        names = [field.name for field in fields(Row)]
+        there = set(schema(self.settings).names)
+        names = [field.name for field in fields(Row) if field.name in there]
         parts = [self.select(ids[start : start + AT_ONCE], names) for start in range(0, len(ids), AT_ONCE)]
         return {row["id"]: Row(**row) for some in parts for row in some.rows(names)}
 

@@ -10,15 +10,17 @@ from typing import Any
 import torch
 
 from seps.config import ConfigError
+from seps.encoders import TextEncoder, VisionEncoder
 from seps.files import read_json
 from seps.hub.folder import CONFIG
 from seps.metrics import recall
+from seps.nn.slimming import PatchSlimming
 from seps.retrieval.config import Protocol, RunConfig
 from seps.retrieval.data import RetrievalDataset
-from seps.retrieval.eval.evaluate import encode_images, evaluate
-from seps.retrieval.heads import ImageFeatures, SlimmingHead
+from seps.retrieval.eval.evaluate import encode_guides, encode_images, evaluate
+from seps.retrieval.heads import Head, ImageFeatures, SlimmingHead
 from seps.retrieval.model import RetrievalModel
-from seps.retrieval.pretrained import check_save, from_pretrained, resolved, save_pretrained
+from seps.retrieval.pretrained import check_save, from_pretrained, own_parts, resolved, save_pretrained
 from seps.retrieval.train.data import Log, load_sets, read_data
 from seps.retrieval.train.task import RetrievalTask
 from seps.scoring import score_with_gradient
@@ -36,8 +38,15 @@ def train_model(
     distributed: DistributedInfo | None = None,
     progress: Progress | None = None,
     log: Log | None = None,
+    vision: VisionEncoder | None = None,
+    text: TextEncoder | None = None,
+    head: Head | None = None,
+    network: PatchSlimming | None = None,
 ) -> TrainResult:
     """Train as `config` says into `run_dir` (continuing a run that is there), then save the best as `run_dir/model`.
+
+    `vision`, `text`, `head` and `network` (of a slimming head) are objects of your own in the place of what `config`
+    names: they are trained, and end with the best weights. `from_pretrained` then takes such objects, too.
 
     Raises, before the first photo is read, for settings that do not fit the run that is there, and for a file that is
     in the way of the model.
@@ -48,11 +57,12 @@ def train_model(
     _room_for_model(run_dir / "model")
     sets = load_sets(config)
     torch.manual_seed(config.train.seed)
-    model = RetrievalModel(config.model)
+    own: dict[str, Any] = {"vision": vision, "text": text, "head": head, "network": network}
+    model = RetrievalModel(config.model, **own)
     check_save(model, run_dir / "model")
     data = read_data(config, sets, model.image_size, say)
     task = RetrievalTask(model, config, data.train, data.dev, pixels=data.pixels, dev_pixels=data.dev_pixels)
-    about = {"model": resolved(model), "config": dataclasses.asdict(config)}
+    about = {"model": resolved(model), "config": dataclasses.asdict(config), **own_parts(model)}
     result = train(
         task,
         config.train,
@@ -65,7 +75,7 @@ def train_model(
     )
     first = distributed is None or distributed.rank == 0
     if first and not result.interrupted and result.best_checkpoint is not None:
-        best = from_pretrained(run_dir, device=device or "cpu")
+        best = from_pretrained(run_dir, device=device or "cpu", **own)
         if config.choose_trust and best.description_weight is not None:
             chosen = choose_description_weight(best, data.dev, data.dev_pixels)
             say(f"The description's weight chosen on dev is {chosen:.2f}.")
@@ -150,7 +160,7 @@ def choose_description_weight(
     for i, data in enumerate(dev_sets):
         texts = model.encode_texts(data.captions)
         tokens = encode_images(model, data, pixels=pixels[i] if pixels else None)
-        images = ImageFeatures(tokens, *model.encode_descriptions(data.dense))
+        images = ImageFeatures(tokens, *model.encode_descriptions(data.dense), guides=encode_guides(model, data))
         scored = score_with_gradient(
             model.head.net,
             images.tokens,
@@ -158,6 +168,7 @@ def choose_description_weight(
             texts.lengths,
             dense=images.dense,
             dense_lengths=images.dense_lengths,
+            guides=images.guides,
         )
         if scored.patches is None or scored.description is None:
             continue

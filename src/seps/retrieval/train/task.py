@@ -8,7 +8,7 @@ and Gumbel noise are drawn by each process for its own rows: with them the loss 
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from seps.losses import InfoNCELoss, SEPSLoss, distillation
 from seps.retrieval.config import Protocol, RunConfig
 from seps.retrieval.data import ImageAugment, RetrievalDataset, augment_tokens, decode_all, epoch_batches, mixed_seed
 from seps.retrieval.data.batches import BatchIndices, mixed_texts, own_texts
+from seps.retrieval.data.guides import dataset_guides
 from seps.retrieval.eval.evaluate import evaluate
 from seps.retrieval.heads import ImageFeatures, Scores, TextFeatures
 from seps.retrieval.model import RetrievalModel, freeze_parts
@@ -46,6 +47,8 @@ class StepBatch:
     seed: int
     first: int
     """Where these rows start in the whole batch."""
+    guides: dict[str, Tensor] = field(default_factory=dict)
+    """By name (b, width): what guides the selection beside the texts."""
 
 
 class TrainingModule(nn.Module):
@@ -104,6 +107,7 @@ class RetrievalTask:
         freeze_parts(model, config)
         self.model = TrainingModule(model, config)
         self.config, self.data, self.dev = config, train, dev
+        self.guides = dataset_guides(train, model.head.guides) or {}
         size = config.data.size_to_decode(model.image_size)
         self.pixels = decode_all(train, size, mode="resize") if pixels is None else pixels
         self.dev_pixels = [decode_all(part, model.image_size) for part in dev] if dev_pixels is None else dev_pixels
@@ -188,6 +192,7 @@ class RetrievalTask:
             images[own],
             seed,
             rank * rows,
+            {name: vectors[images[own]] for name, vectors in self.guides.items()},
         )
 
     def _tokens(self, texts: list[str], limit: int) -> tuple[Tensor, Tensor]:
@@ -253,10 +258,12 @@ class RetrievalTask:
         ids = gather_with_gradient(batch.images)
         options: dict[str, Any] = {"want_masks": self.config.loss.ratio_weight > 0 or head.learns_number}
         if described and self.config.pairing == "published":
-            images = ImageFeatures(tokens)
+            images = ImageFeatures(tokens, guides=batch.guides or None)
             options["paired"] = TextFeatures(gather_with_gradient(dense), gather_with_gradient(description_mask))
         else:
-            images = ImageFeatures(tokens, dense if described else None, description_mask if described else None)
+            images = ImageFeatures(tokens, guides=batch.guides or None)
+            if described:
+                images.dense, images.dense_mask = dense, description_mask
         scores = head(images, texts, **options)
         return self._part_losses(scores, ids)
 
