@@ -6,8 +6,8 @@ The first PHOTOS of the data are the gallery, their captions the queries. Ways t
 the model's own score of a patch without a caption (guided), with the picture's description (described), at random,
 a grid of means, k-means, and merging the most similar patches step by step (ToMe). Scoring is that of a store:
 text-guided selection among what was kept, and the mean of all patches. Each line: way, K, rSum by pixels and with
-descriptions, its difference from all patches with the standard error of a paired bootstrap over the pictures, bytes, and
-time of a query.
+descriptions, its difference from all patches with the standard error of a paired bootstrap over the pictures, bytes,
+and time of a query.
 """
 
 from __future__ import annotations

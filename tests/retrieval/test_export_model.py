@@ -25,18 +25,21 @@ def encoders(tmp_path_factory):
     return {"vision": str(save_vision_encoder(folder / "vision")), "text": str(save_text_encoder(folder / "text"))}
 
 
-@pytest.fixture(scope="module")
-def saved(encoders, tmp_path_factory):
+@pytest.fixture(scope="module", params=["as published", "ours"])
+def saved(encoders, tmp_path_factory, request):
+    """A model of transformers' encoders, and one with our own ViT, patches that leave it, and words alone."""
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("model")
     slimming = {"sparse_ratio": 0.5, "aggr_ratio": 0.5}
-    save_pretrained(RetrievalModel(ModelConfig(**encoders, embed_size=16, slimming=slimming)), folder)
+    ours = {"special_tokens": False, "prune": {"keep": 0.5, "blocks": [1]}} if request.param == "ours" else {}
+    save_pretrained(RetrievalModel(ModelConfig(**encoders, embed_size=16, slimming=slimming, **ours)), folder)
     return folder
 
 
 def run(path, **inputs):
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    return torch.from_numpy(session.run(None, {name: value.numpy() for name, value in inputs.items()})[0])
+    made = [torch.from_numpy(one) for one in session.run(None, {name: value.numpy() for name, value in inputs.items()})]
+    return made[0] if len(made) == 1 else tuple(made)
 
 
 def test_command_writes_what_torch_computes(saved, tmp_path, capsys):
@@ -57,17 +60,18 @@ def test_command_writes_what_torch_computes(saved, tmp_path, capsys):
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(out / "tokenizer"))
     encoded = tokenizer(TEXTS, padding=True, return_tensors="pt")
-    words = run(out / "text.onnx", ids=encoded["input_ids"], mask=encoded["attention_mask"].bool())
+    words, lengths = run(out / "text.onnx", ids=encoded["input_ids"], mask=encoded["attention_mask"].bool())
     features = model.encode_texts(TEXTS)
-    valid = features.mask[..., None]
-    torch.testing.assert_close(words * valid, features.words * valid, atol=1e-5, rtol=0)
+    valid, longest = features.mask[..., None], features.words.shape[1]
+    assert lengths.tolist() == features.lengths.tolist()
+    torch.testing.assert_close(words[:, :longest] * valid, features.words * valid, atol=1e-5, rtol=0)
 
     dense, mask = model.encode_descriptions([TEXTS[0], None, TEXTS[2], None, TEXTS[1]])
     scores = run(
         out / "score.onnx",
         images=patches,
         words=words,
-        lengths=encoded["attention_mask"].sum(dim=1),
+        lengths=lengths,
         dense=dense,
         dense_lengths=mask.sum(dim=1),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -83,6 +84,21 @@ def test_padding_never_changes_a_text(model):
     together = model.encode_texts(["a red square .", "a red square on the left and a blue circle on the right ."])
     alone = model.encode_texts(["a red square ."])
     torch.testing.assert_close(together.words[0, : alone.words.shape[1]], alone.words[0], atol=1e-5, rtol=1e-4)
+
+
+def test_without_special_tokens_the_words_are_those_between_them(model):
+    """Against picking the rows by hand; an unknown word is a word, and an empty text keeps what it has."""
+    plain = RetrievalModel(replace(model.config, special_tokens=False)).eval()
+    plain.load_state_dict(model.state_dict())
+    texts = ["a red square .", "a circle on the left", "qqq zzz", ""]
+    batch, all_words = model.text.tokenize(texts), model.encode_texts(texts)
+    ours = plain.encode_texts(texts)
+    for row, text in enumerate(texts):
+        tokens = int(batch.mask[row].sum())
+        inner = range(1, tokens - 1) if tokens > 2 else range(tokens)
+        assert int(ours.lengths[row]) == len(inner) and len(inner) >= 1, text
+        torch.testing.assert_close(ours.words[row, : len(inner)], all_words.words[row, list(inner)], atol=1e-6, rtol=0)
+    assert ours.words.shape[1] == int(ours.lengths.max())
 
 
 def test_saved_models_come_back(model, tmp_path):

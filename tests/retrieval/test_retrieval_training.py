@@ -364,3 +364,37 @@ def test_a_batch_comes_from_its_own_epoch_whatever_other_threads_do(encoders, sc
 def test_bad_settings_are_refused_by_name_and_value(make, named):
     with pytest.raises(ConfigError, match=named):
         make()
+
+
+def test_encoders_have_rates_of_their_own_and_blocks_fall_behind(encoders, scenes, dev_scenes):
+    settings = config(encoders, scenes, dev_scenes, vision_lr=3e-5, text_lr=1e-4, layer_decay=0.5)
+    model = RetrievalModel(settings.model)
+    task = RetrievalTask(model, settings, load_jsonl(scenes), [])
+    rate = {id(p): group["lr"] for group in task.parameter_groups(1e-3, 0.1) for p in group["params"]}
+    assert len(rate) == len(list(task.model.parameters()))
+    for encoder, peak in ((model.vision, 3e-5), (model.text, 1e-4)):
+        blocks = next(part for part in encoder.modules() if isinstance(part, torch.nn.ModuleList))
+        first, last = (next(iter(blocks[place].parameters())) for place in (0, -1))
+        depth = len(blocks) - 1
+        assert rate[id(last)] == pytest.approx(peak * 0.5)
+        assert rate[id(first)] == pytest.approx(peak * 0.5 * 0.5**depth)
+        assert rate[id(next(iter(encoder.parameters())))] == pytest.approx(peak * 0.5 * 0.5 ** (depth + 1))
+    assert rate[id(model.project_words.weight)] == 1e-3
+
+
+def test_distillation_teaches_the_pixels_and_not_the_description(encoders, scenes, dev_scenes):
+    parts = PartWeights(fused=0.0, pixels=1e-9, description=1e-9, distill=1.0)
+    settings = config(encoders, scenes, dev_scenes, parts=parts)
+    torch.manual_seed(0)
+    task = RetrievalTask(RetrievalModel(settings.model), settings, load_jsonl(scenes), [])
+    task.model.train()
+    loss, figures = task.loss(task.batch(0, 0, 0, 1), 0)
+    assert float(figures["loss_distill"]) == pytest.approx(loss.item(), rel=1e-4)
+    loss.backward()
+    assert task.model.model.project_patches[1].weight.grad.abs().max() > 1e-6
+    # The description's temperature belongs to the teacher.
+    assert task.model.criteria["description"].contrastive_loss.log_scale.grad.abs() < 1e-7
+    with pytest.raises(ConfigError, match="distill"):
+        PartWeights(pixels=1.0, distill=1.0)
+    with pytest.raises(ConfigError, match="infonce"):
+        RunConfig(parts=PartWeights(pixels=1.0, description=1.0, distill=1.0), loss=LossConfig(kind="triplet"))

@@ -1,7 +1,7 @@
 """A retrieval model as ONNX files, for programs without torch.
 
     image.onnx     pixels (B, 3, H, W) in [0, 1] -> patches (B, P + N, C)
-    text.onnx      ids and mask (T, M) -> words (T, M, C); captions and descriptions alike
+    text.onnx      ids and mask (T, M) -> words (T, M, C) and lengths (T,); captions and descriptions alike
     score.onnx     images, words and lengths, and where the model reads descriptions dense and dense_lengths
                    -> similarity (B, T)
     tokenizer/     makes the ids and the mask of a text
@@ -51,9 +51,10 @@ class TextSide(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Ids and mask (T, M) -> (T, M, C)."""
-        return self.model.encode_ids(ids, mask)
+    def forward(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Ids and mask (T, M) -> words (T, M, C), the valid ones first, and their number (T,)."""
+        words, valid = self.model.encode_words(ids, mask)
+        return words, valid.sum(dim=1)
 
 
 class HeadScore(nn.Module):
@@ -135,19 +136,19 @@ def _write_graphs(model: RetrievalModel, folder: Path) -> dict[str, float]:
     ids = torch.randint(0, vocabulary, (3, 7), generator=generator)
     tokens = model.vision.num_prefix_tokens + model.vision.num_patches
     words = {0: "text", 1: "word"}
-    parts: tuple[tuple[nn.Module, dict[str, Tensor], dict[str, dict[int, str]], str], ...] = (
-        (ImageSide(model), {"pixels": pixels}, {"pixels": {0: "image"}}, "patches"),
-        (TextSide(model), {"ids": ids, "mask": mask}, {"ids": words, "mask": words}, "words"),
+    parts: tuple[tuple[nn.Module, dict[str, Tensor], dict[str, dict[int, str]], list[str]], ...] = (
+        (ImageSide(model), {"pixels": pixels}, {"pixels": {0: "image"}}, ["patches"]),
+        (TextSide(model), {"ids": ids, "mask": mask}, {"ids": words, "mask": words}, ["words", "lengths"]),
         (
             score,
             score_inputs(tokens, model.config.embed_size, descriptions=head.uses_description),
             SCORE_AXES,
-            "similarity",
+            ["similarity"],
         ),
     )
     differences = {}
-    for name, (module, inputs, axes, output) in zip(_GRAPHS, parts, strict=True):
-        export_onnx(module.eval(), folder / name, inputs, axes, [output])
+    for name, (module, inputs, axes, outputs) in zip(_GRAPHS, parts, strict=True):
+        export_onnx(module.eval(), folder / name, inputs, axes, outputs)
         differences[name] = difference(module, folder / name, inputs)
     return differences
 

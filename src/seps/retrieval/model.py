@@ -95,7 +95,10 @@ class RetrievalModel(nn.Module):
         if self.config.special_tokens:
             return words, mask
         keep = self.is_word(ids, mask)
-        order = torch.argsort(keep.logical_not().to(torch.int8), dim=1, stable=True)
+        # Valid tokens first, each in its place; keys are distinct, so that no stable sort is needed (ONNX has none).
+        length = keep.shape[1]
+        keys = keep.long() * length - torch.arange(length, device=keep.device)
+        order = keys.topk(length, dim=1).indices
         return words.gather(1, order[:, :, None].expand_as(words)), keep.gather(1, order)
 
     def is_word(self, ids: Tensor, mask: Tensor) -> Tensor:
@@ -103,8 +106,9 @@ class RetrievalModel(nn.Module):
         mask = mask.bool()
         if self.config.special_tokens:
             return mask
-        words = mask & ~torch.isin(ids, torch.tensor(self.text.special_ids, device=ids.device, dtype=ids.dtype))
-        return torch.where(words.any(dim=1, keepdim=True), words, mask)
+        special = torch.tensor(self.text.special_ids, device=ids.device, dtype=ids.dtype)
+        words = mask & ~(ids[:, :, None] == special).any(dim=-1)  # torch.isin has no ONNX form
+        return words | (mask & ~words.any(dim=1, keepdim=True))
 
     @torch.no_grad()
     def encode_texts(
