@@ -86,7 +86,7 @@ def keep_by_attention(query: Tensor, key: Tensor, prefix: int, count: int) -> Te
         scores = (query[:, :, :1].float() @ key.float().transpose(2, 3)) / query.shape[-1] ** 0.5
         weight = scores.softmax(dim=-1).mean(dim=1)[:, 0, prefix:]  # (B, N)
         best = weight.topk(count, dim=1).indices.sort(dim=1).values + prefix
-        first = torch.arange(prefix, device=best.device).expand(len(best), -1)
+        first = torch.arange(prefix, device=best.device).expand(best.shape[0], -1)
         return torch.cat([first, best], dim=1)
 
 
@@ -101,7 +101,7 @@ class Merging:
         self.prefix = prefix
         self.sizes: Tensor | None = None
         # For every token that came in, the place of the token that holds it now: (B, P + N).
-        self.places = torch.arange(tokens.shape[1], device=tokens.device).expand(len(tokens), -1)
+        self.places = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape[0], -1)
 
     def merge(self, tokens: Tensor, key: Tensor, count: int) -> Tensor:
         """(B, P + N', C) -> (B, P + count', C), as near to `count` as one matching allows (half of the patches)."""

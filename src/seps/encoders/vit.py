@@ -167,7 +167,7 @@ class ViT(VisionEncoder):
         patches = self.patch(normalised).flatten(2).transpose(1, 2)  # (B, N, C)
         tokens = patches + self.positions_for(rows, columns).to(patches.dtype)
         if self.config.prefix:
-            tokens = torch.cat([self.prefix.to(tokens.dtype).expand(len(tokens), -1, -1), tokens], dim=1)
+            tokens = torch.cat([self.prefix.to(tokens.dtype).expand(tokens.shape[0], -1, -1), tokens], dim=1)
         tokens = self.norm_before(tokens)
         final: Tensor = self.norm(self._blocks(tokens))
         return final
@@ -188,7 +188,7 @@ class ViT(VisionEncoder):
     def _drop(self, tokens: Tensor, stages: Mapping[int, int], prefix: int) -> Tensor:
         final = tokens.clone()
         # Where in the grid each token that is still inside lies: (B, P + K).
-        places = torch.arange(tokens.shape[1], device=tokens.device).expand(len(tokens), -1)
+        places = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape[0], -1)
         for number, block in enumerate(self.blocks, start=1):
             if number not in stages:
                 tokens = block(tokens)
