@@ -18,7 +18,7 @@ MADE_BY = "seps demo"
 def add_options(parser: Parser) -> None:
     """The options of `seps demo`."""
     parser.add_argument("queries", nargs="*", help="sentences to search for (default: a few of ours)")
-    parser.add_argument("--model", default="mini", help="'mini', a model folder, or a run of seps train")
+    parser.add_argument("--model", default="mini", help="'mini', 'base', a model folder, or a run of seps train")
     parser.add_argument(
         "-o",
         "--out",

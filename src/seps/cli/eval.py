@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 def add_options(parser: Parser) -> None:
     """The options of `seps eval`."""
-    parser.add_argument("--model", default="mini", help="'mini', a model folder, or a run of seps train")
+    parser.add_argument("--model", default="mini", help="'mini', 'base', a model folder, or a run of seps train")
     parser.add_argument("--data", required=True, help="JSONL file, or FOLDER:SPLIT[:NAME] of the published layout")
     parser.add_argument("--images", type=input_folder, help="folder the images are in (default: that of the JSONL)")
     parser.add_argument("--dense", type=input_file, help="JSONL of descriptions by image, e.g. from seps caption")

@@ -11,7 +11,7 @@ from seps.cli.shared.text import printable
 
 def add_options(parser: Parser) -> None:
     """The options of `seps export`."""
-    parser.add_argument("model", help="'mini', a model folder or a run of seps train")
+    parser.add_argument("model", help="'mini', 'base', a model folder or a run of seps train")
     parser.add_argument("-o", "--out", type=output_folder, required=True, help="folder to write")
     add_plugins(parser)
 

@@ -24,7 +24,7 @@ def add_options(parser: Parser) -> None:
     """The options of `seps index`."""
     parser.add_argument("folder", nargs="?", help="folder of pictures and plain .tar shards of pictures")
     parser.add_argument("--store", required=True, help="folder (or object storage URI) of the store")
-    parser.add_argument("--model", default="mini", help="'mini', a model folder, or a run of seps train")
+    parser.add_argument("--model", default="mini", help="'mini', 'base', a model folder, or a run of seps train")
     parser.add_argument(
         "--dense",
         action="append",
