@@ -68,6 +68,8 @@ def run(arguments: Sequence[str]) -> int:
         print(f"  {word:<{width}}  {contribution:+.3f}")
     if explanation.rest:
         print(f"  {'(MLP)':<{width}}  {explanation.rest:+.3f}")
+    for word, value in explanation.found_words.items():
+        print(f"  {printable(word):<{width}}  {value:+.3f}  (it stands in the description, and is rare)")
     for note in found.notes:
         print(printable(note))
     if options.out:
@@ -82,12 +84,12 @@ def _of_file(options: argparse.Namespace) -> _Explained:
     from seps.retrieval.data import ImageSource, read_source
     from seps.retrieval.data.images import decode_image, resized_jpeg
     from seps.retrieval.explain.explanation import Explainer
-    from seps.retrieval.pretrained import from_pretrained
+    from seps.retrieval.index.zeroshot import load_search_model
 
     refuse_same_file("--out", options.out, [options.image])
     source = ImageSource(Path(options.image))
     data = read_source(source)
-    explainer = Explainer(from_pretrained(options.model or "mini", device=options.device))
+    explainer = Explainer(load_search_model(options.model or "mini", device=options.device))
     pixels = decode_image(data, source, explainer.model.image_size)
     explanation = explainer.picture(pixels, options.caption, options.dense)
     hint = "Give it with --dense TEXT, or name the store with --store DIR."

@@ -27,6 +27,7 @@ UNMASKED = ("siglip", "siglip2")
 """Families that were trained on texts padded to their full length, without a mask, in lower case."""
 FAMILIES = ("clip", "siglip", "siglip2", "chinese_clip", "altclip")
 """`model_type` of the models that can be used."""
+LONGEST = 16
 SAMPLED = 4096
 """Values of each tensor that `digest` reads."""
 
@@ -59,6 +60,8 @@ class Embedder(Protocol):
 
     width: int
     """C."""
+    side: int
+    """Pixels of the longest side that `prepare` resizes to; pictures may be decoded at twice that."""
     scale: float
     """What the model multiplies cosines by before it compares them: 1 / scale of a cosine is one nat."""
 
@@ -101,6 +104,7 @@ class DualEncoder(nn.Module):
         self.model = model.eval()
         self.family = str(config.model_type)
         self.processor, self.tokenizer = processor, tokenizer
+        self.side = max([*_sizes(processor), 224])
         self.max_length = longest_text(config.text_config, tokenizer)
         self.scale = math.exp(float(getattr(model, "logit_scale").detach()))  # noqa: B009
         self.width = int(self.text_vectors(["a"]).shape[1])
@@ -111,7 +115,16 @@ class DualEncoder(nn.Module):
         return next(self.model.parameters()).device
 
     def prepare(self, image: Any) -> dict[str, Tensor]:
-        """The processor's tensors for one PIL image: resized, cropped and normalised as the model's own are."""
+        """The processor's tensors for one PIL image: resized, cropped and normalised as the model's own are.
+
+        Of an image longer than `LONGEST` times its width the middle is taken first: a strip one pixel wide would become
+        hundreds of thousands of pixels long where the shorter side is resized.
+        """
+        width, height = image.size
+        across, down = min(width, LONGEST * height), min(height, LONGEST * width)
+        if (across, down) != (width, height):
+            left, top = (width - across) // 2, (height - down) // 2
+            image = image.crop((left, top, left + across, top + down))
         return dict(self.processor(images=[image], return_tensors="pt"))
 
     @torch.no_grad()
@@ -174,6 +187,15 @@ class DualEncoder(nn.Module):
         return F.normalize(vectors.float(), dim=-1)
 
 
+def _sizes(processor: Any) -> list[int]:
+    """Lengths that a processor resizes to."""
+    size = getattr(processor, "size", None)
+    if size is None:  # free shapes, as many patches as fit
+        return [2 * int(processor.patch_size * processor.max_num_patches**0.5)]
+    names = ("shortest_edge", "longest_edge", "height", "width")
+    return [int(value) for value in (getattr(size, name, None) for name in names) if value]
+
+
 def is_dual(folder: Path) -> bool:
     """Whether a folder holds a transformers model of two towers, by its config.json alone."""
     try:
@@ -183,13 +205,8 @@ def is_dual(folder: Path) -> bool:
         return False
 
 
-def dual_encoder(folder: str | Path) -> DualEncoder:
-    """The dual encoder of a folder, float32, in eval mode.
-
-    Raises EncoderUnavailable where weights, tokenizer or image processor are missing, cut off or damaged, and for a
-    model of another kind.
-    """
-    folder = Path(folder).expanduser()
+def refuse_other_kind(folder: Path) -> Any:
+    """The configuration of a dual encoder's folder. Raises EncoderUnavailable for a model of another kind."""
     config = read_config(folder)
     kind = str(config.model_type)
     if kind not in FAMILIES:
@@ -197,6 +214,17 @@ def dual_encoder(folder: str | Path) -> DualEncoder:
             f"The model in {folder} is of the kind {kind}, which does not put pictures and sentences into one space. "
             f"Kinds that do and are known here: {', '.join(FAMILIES)}. Presets: {presets_sentence()}."
         )
+    return config
+
+
+def dual_encoder(folder: str | Path) -> DualEncoder:
+    """The dual encoder of a folder, float32, in eval mode.
+
+    Raises EncoderUnavailable where weights, tokenizer or image processor are missing, cut off or damaged, and for a
+    model of another kind.
+    """
+    folder = Path(folder).expanduser()
+    config = refuse_other_kind(folder)
     processor = _image_processor(folder)
     tokenizer = load_tokenizer(folder)
     model, missing = load_model(folder, config)

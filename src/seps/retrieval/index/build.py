@@ -23,6 +23,7 @@ from seps.retrieval.index.codec import Precision, model_hash
 from seps.retrieval.index.embedding import ImageJob, PreparedBatch, PreparedImage, Preparer, prepare_locally
 from seps.retrieval.index.rows import MissingStoreError, Row, StoreError, StoreSettings
 from seps.retrieval.index.store import IndexedFile, Store, writer_lock
+from seps.retrieval.index.zeroshot import ZeroShotModel, other_words
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import MINI
 
@@ -94,7 +95,7 @@ class _Work:
 def index_folder(
     folder: str | os.PathLike[str],
     location: str | os.PathLike[str],
-    model: RetrievalModel,
+    model: RetrievalModel | ZeroShotModel,
     model_name: str,
     *,
     dense: Sequence[str | os.PathLike[str]] = (),
@@ -192,19 +193,23 @@ def _check_loss(location: str, gallery: Gallery, known: dict[str, IndexedFile], 
         )
 
 
-def _open(
-    location: str | os.PathLike[str], gallery: Gallery, model: RetrievalModel, model_name: str, options: IndexOptions
-) -> tuple[Store, dict[str, IndexedFile]]:
-    """The store, made where there is none, and its files. A store that does not fit is left as it was."""
-    grid = model.vision.grid_for(*model.image_size)
-    keep = options.keep_patches
-    if keep is not None and not 1 <= keep <= grid[0] * grid[1]:
-        raise StoreError(f"keep_patches is {keep}; this model has {grid[0] * grid[1]} patches per image.")
+def _settings(
+    model: RetrievalModel | ZeroShotModel, root: str, model_name: str, options: IndexOptions
+) -> StoreSettings:
+    """The settings of a store of this model. Raises StoreError for options that the model cannot have."""
     if options.keep_words is not None and options.keep_words < 1:
         raise StoreError(f"keep_words is {options.keep_words}; a description needs at least one word.")
     name = str(Path(model_name).resolve()) if model_name != MINI and Path(model_name).is_dir() else model_name
-    settings = StoreSettings(
-        root=str(gallery.root),
+    keep = options.keep_patches
+    if isinstance(model, ZeroShotModel):
+        if keep is not None:
+            raise StoreError(f"keep_patches is {keep}, but of this model one vector per image is kept, and no patches.")
+        return model.settings(root, name, precision=options.precision, keep_words=options.keep_words)
+    grid = model.vision.grid_for(*model.image_size)
+    if keep is not None and not 1 <= keep <= grid[0] * grid[1]:
+        raise StoreError(f"keep_patches is {keep}; this model has {grid[0] * grid[1]} patches per image.")
+    return StoreSettings(
+        root=root,
         model=name,
         model_hash=model_hash(model),
         width=model.config.embed_size,
@@ -214,6 +219,17 @@ def _open(
         keep_patches=None if keep == grid[0] * grid[1] else keep,
         keep_words=options.keep_words,
     )
+
+
+def _open(
+    location: str | os.PathLike[str],
+    gallery: Gallery,
+    model: RetrievalModel | ZeroShotModel,
+    model_name: str,
+    options: IndexOptions,
+) -> tuple[Store, dict[str, IndexedFile]]:
+    """The store, made where there is none, and its files. A store that does not fit is left as it was."""
+    settings = _settings(model, str(gallery.root), model_name, options)
     try:
         store = Store.open(location)
     except MissingStoreError:
@@ -234,6 +250,8 @@ def _check_same(store: Store, wanted: StoreSettings, moved: bool) -> None:
             f"The store {store.location} was made with another model ({have.model}, {have.model_hash[:8]}) than "
             f"{wanted.model} ({wanted.model_hash[:8]}): their states do not mix. Use that model or another store."
         )
+    if have.words_hash != wanted.words_hash:
+        raise StoreError(other_words(store.location))
     if _kept(have) != _kept(wanted):
         raise StoreError(
             f"The store {store.location} keeps {_kept(have)}, not {_kept(wanted)}. Leave these options as they were, "
@@ -258,7 +276,7 @@ class _Indexer:
     def __init__(
         self,
         store: Store,
-        model: RetrievalModel,
+        model: RetrievalModel | ZeroShotModel,
         options: IndexOptions,
         known: dict[str, IndexedFile],
         report: IndexReport,
