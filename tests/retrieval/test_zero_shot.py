@@ -210,6 +210,29 @@ def test_commands_take_a_dual_encoder(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "Explanations need a model of seps" in capsys.readouterr().err
 
 
+def test_the_service_serves_a_store_of_a_dual_encoder(tmp_path: Path) -> None:
+    from fastapi.testclient import TestClient
+
+    from seps.serve.app import create_app
+
+    searcher = indexed(photos(tmp_path / "photos", described=3), tmp_path / "s")
+    with TestClient(create_app(searcher, hosts=None)) as client:
+        answer = client.get("/api/search", params={"q": "Rufus1 " + "dog " * 30}).json()
+        assert len(answer["results"]) == 7 and "its end was not used" in answer["note"]
+        assert any(result["terms"].get("lexical") for result in answer["results"])
+        assert client.get("/api/status").json()["explains"] is False
+        told = client.get(f"/api/explain/{answer['results'][0]['id']}", params={"q": "dog"})
+        assert told.status_code == 501 and "dual encoder" in told.json()["error"]
+        assert len(client.get(f"/api/similar/{answer['results'][0]['id']}").json()["results"]) == 7
+
+
+def test_the_first_store_is_told_of_stronger_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = photos(tmp_path / "photos", 2)
+    for told in (True, False):
+        assert main(["index", str(folder), "--store", str(tmp_path / "s"), "--workers", "1"]) == 0
+        assert ("siglip2-b-16 (1.5 GB, many languages)" in capsys.readouterr().out) is told
+
+
 def test_wrong_names_are_sentences(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"no model 'clop-b-32'.*clip-b-32 \(0\.6 GB, English\)"):
         load_search_model("clop-b-32")
@@ -237,6 +260,35 @@ def test_a_hub_model_of_another_kind_is_not_downloaded(monkeypatch: pytest.Monke
     with pytest.raises(EncoderUnavailable, match="of the kind bert"):
         load_search_model("google/bert")
     assert asked == [["config.json"]]
+
+
+@pytest.mark.parametrize("converted", [True, False])
+def test_weights_of_a_pickled_hub_model(converted: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A model published as a pickle alone is taken as the hub's service converted it; the pickle is not read."""
+    import huggingface_hub
+
+    main_branch, asked = tmp_path / "main", []
+    shutil.copytree(dual_folder("clip"), main_branch)
+    (main_branch / "model.safetensors").unlink()
+
+    def download(name: str, revision: str | None = None, **more: Any) -> str:
+        asked.append((revision, more["allow_patterns"]))
+        return str(main_branch if revision is None else dual_folder("clip"))
+
+    def discussions(self: Any, name: str, **more: Any) -> Any:
+        assert more == {"author": "SFconvertbot", "discussion_type": "pull_request"}
+        one = type("Discussion", (), {"git_reference": "refs/pr/7"})
+        return iter([one] if converted else [])
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    monkeypatch.setattr(huggingface_hub.HfApi, "get_repo_discussions", discussions)
+    if converted:
+        assert isinstance(load_search_model("clip-b-32"), ZeroShotModel)
+        assert [revision for revision, _ in asked] == [None, None, "refs/pr/7"]
+    else:
+        with pytest.raises(EncoderUnavailable, match=r"has no model\.safetensors"):
+            load_search_model("openai/clip-vit-base-patch32")
+    assert not any("bin" in pattern for _, patterns in asked for pattern in patterns)
 
 
 @pytest.mark.parametrize("kind", ["GatedRepoError", "RepositoryNotFoundError"])

@@ -176,7 +176,11 @@ class Service:
     def explain(self, address: str, text: str) -> dict[str, Any]:
         """The explanation of one image and one sentence."""
         if self.explainer is None:
-            raise HTTPException(501, "The model of this store selects no patches, so there is nothing to explain.")
+            raise HTTPException(
+                501,
+                "The model of this store (a dual encoder, or one without a patch selection) selects no patches: "
+                "there is nothing to explain.",
+            )
         identity = self.row(address)["id"]
         with self._lock:
             shown = self._shown.get(text.strip(), {}).get(identity)
