@@ -233,6 +233,56 @@ def test_the_first_store_is_told_of_stronger_models(tmp_path: Path, capsys: pyte
         assert ("siglip2-b-16 (1.5 GB, many languages)" in capsys.readouterr().out) is told
 
 
+class Colours:
+    """An embedder of one's own: the mean colour of a picture, and colours by their names."""
+
+    width, side, scale = 3, 32, 100.0
+    device = torch.device("cpu")
+
+    def prepare(self, image: Any) -> Any:
+        return torch.tensor(np.asarray(image), dtype=torch.float32).mean(dim=(0, 1)) - 100
+
+    def image_vectors(self, prepared: Any) -> torch.Tensor:
+        return F.normalize(torch.stack(list(prepared)), dim=-1)
+
+    def text_vectors(self, texts: Any) -> torch.Tensor:
+        return F.normalize(torch.tensor([[name in text for name in ("red", "green", "blue")] for text in texts]) + 1e-3)
+
+    def image_tokens(self, prepared: Any) -> None:
+        return None
+
+    def cut(self, text: str) -> None:
+        return None
+
+    def digest(self) -> str:
+        return "colours"
+
+
+def test_an_embedder_of_ones_own(tmp_path: Path) -> None:
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for name, colour in (("r.png", (250, 9, 9)), ("g.png", (9, 250, 9)), ("b.png", (9, 9, 250))):
+        Image.new("RGB", (20, 20), colour).save(folder / name)
+    model = ZeroShotModel(Colours())
+    index_folder(folder, tmp_path / "s", model, "colours")
+    searcher = Searcher(tmp_path / "s", model)
+    for query, path in (("a red thing", "r.png"), ("green", "g.png"), ("blue", "b.png")):
+        assert searcher.search(query)[0].path == path
+
+
+def test_many_threads_may_ask(tmp_path: Path) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    embedder = load_search_model(dual_folder("clip")).embedder  # type: ignore[union-attr]
+    texts = [" ".join(["a dog"] * (1 + i % 9)) for i in range(60)]
+    wanted = [embedder.text_vectors([text]) for text in texts]
+    with ThreadPoolExecutor(6) as pool:
+        cuts = pool.map(embedder.cut, texts * 2)
+        found = list(pool.map(lambda text: embedder.text_vectors([text]), texts))
+        assert [cut is None for cut in cuts] == [len(text.split()) + 2 <= 16 for text in texts * 2]
+    assert all(torch.allclose(one, other, atol=1e-5) for one, other in zip(found, wanted, strict=True))
+
+
 def test_wrong_names_are_sentences(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"no model 'clop-b-32'.*clip-b-32 \(0\.6 GB, English\)"):
         load_search_model("clop-b-32")

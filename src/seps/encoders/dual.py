@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,8 @@ UNMASKED = ("siglip", "siglip2")
 FAMILIES = ("clip", "siglip", "siglip2", "chinese_clip", "altclip")
 """`model_type` of the models that can be used."""
 LONGEST = 16
+_TOKENIZING = threading.Lock()
+"""A tokenizer keeps padding and limit as a state, which calls from several threads would change for each other."""
 SAMPLED = 4096
 """Values of each tensor that `digest` reads."""
 
@@ -145,8 +148,8 @@ class DualEncoder(nn.Module):
 
     def cut(self, text: str) -> tuple[int, int] | None:
         """Tokens of a text and how many the model reads, where these are fewer; else None."""
-        with quiet():
-            count = len(self.tokenizer(self._cased(text))["input_ids"])
+        with _TOKENIZING:
+            count = len(self.tokenizer(self._cased(text), verbose=False)["input_ids"])
         return (count, self.max_length) if count > self.max_length else None
 
     def digest(self) -> str:
@@ -171,14 +174,15 @@ class DualEncoder(nn.Module):
 
     def _tokens(self, texts: Sequence[str]) -> dict[str, Tensor]:
         whole = self.family in UNMASKED
-        encoded = self.tokenizer(
-            [self._cased(text) for text in texts],
-            padding="max_length" if whole else True,
-            truncation=True,
-            max_length=self.max_length,
-            return_attention_mask=not whole,
-            return_tensors="pt",
-        )
+        with _TOKENIZING:
+            encoded = self.tokenizer(
+                [self._cased(text) for text in texts],
+                padding="max_length" if whole else True,
+                truncation=True,
+                max_length=self.max_length,
+                return_attention_mask=not whole,
+                return_tensors="pt",
+            )
         names = ("input_ids",) if whole else ("input_ids", "attention_mask")
         return {name: encoded[name].to(self.device) for name in names}
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -143,10 +143,9 @@ class Searcher:
         return self._pool.submit(self.model.encode_texts, [text.strip()]).result()
 
     def _search_vector(self, query: TextFeatures | Query) -> torch.Tensor:
-        if isinstance(query, Query):
-            assert isinstance(self.model, ZeroShotModel)
-            return self.model.search_vector(query)
-        return text_vectors(query)[0]
+        if isinstance(self.model, ZeroShotModel):
+            return self.model.search_vector(cast(Query, query))
+        return text_vectors(cast(TextFeatures, query))[0]
 
     def note(self, text: str) -> str:
         """A sentence where the model does not read the whole query; else an empty text."""
@@ -197,8 +196,8 @@ class Searcher:
 
     @torch.no_grad()
     def _encode_pixels(self, pixels: torch.Tensor) -> torch.Tensor:
-        assert isinstance(self.model, RetrievalModel)
-        return self.model.encode_pixels(pixels[None].to(self.model.device).float() / 255)
+        model = cast(RetrievalModel, self.model)
+        return model.encode_pixels(pixels[None].to(self.model.device).float() / 255)
 
     def _find(
         self,
@@ -262,13 +261,12 @@ class Searcher:
     def _scores(self, images: Columns, query: TextFeatures | Query, described: bool) -> torch.Tensor:
         settings, device = self.store.settings, self.model.device
         if isinstance(self.model, ZeroShotModel):
-            assert isinstance(query, Query)
             words, mask = unpack_padded(images.values("words"), settings.words_width or settings.width)
             vectors = torch.from_numpy(np.array(images.vectors()[:, : settings.width]))
-            return self.model.scores(vectors.to(device), words.to(device), mask.to(device), query)
-        assert self.scorer is not None and isinstance(query, TextFeatures)
+            return self.model.scores(vectors.to(device), words.to(device), mask.to(device), cast(Query, query))
         stored = restore(images, settings, device)
-        return self.scorer.score(stored if described else stored.without_description(), query)
+        scorer = cast(StoredScorer, self.scorer)
+        return scorer.score(stored if described else stored.without_description(), cast(TextFeatures, query))
 
     def image_source(self, row: Mapping[str, Any]) -> ImageSource:
         """Where the original of a row with `path` and `member` is. Raises StoreError for a path out of the folder."""

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from seps.encoders import DUAL_PRESETS, DualEncoder, dual_encoder
+from seps.encoders import DUAL_PRESETS, Embedder, dual_encoder
 from seps.encoders.dual import is_dual, presets_sentence, refuse_other_kind
 from seps.encoders.weights import EncoderUnavailable, hub_folder
 from seps.hub.download import HubError
@@ -60,14 +60,14 @@ class Query:
 
 
 class ZeroShotModel(nn.Module):
-    """A dual encoder that searches, and the embedded model for descriptions.
+    """A dual encoder that searches (any `Embedder`), and the embedded model for descriptions.
 
     `image_size` is what its pictures are resized to, for decoding; `prepare` makes what it takes of one.
     """
 
-    def __init__(self, embedder: DualEncoder, describer: RetrievalModel | None = None) -> None:
+    def __init__(self, embedder: Embedder, describer: RetrievalModel | None = None) -> None:
         super().__init__()
-        self.embedder = embedder
+        self.embedder: Embedder = embedder
         self.describer = describer or from_pretrained(MINI)
         if not isinstance(self.describer.head, SlimmingHead):
             raise ModelError("Descriptions are scored by a model with a slimming head.")
