@@ -9,7 +9,7 @@ words add nothing:
 
 N images of a training set, n_w of them with the word in a caption; D descriptions of the store, d_w of them with the
 word. A `nat` is what the model's score changes by when a match becomes e times likelier. Strength and ramps were chosen
-on dev (docs/search-your-pictures.md). `tools/ordinary_words.py` counts the words of a training set.
+on dev and dev-llava (docs/search-your-pictures.md). `tools/ordinary_words.py` counts the words of a training set.
 """
 
 from __future__ import annotations
