@@ -92,6 +92,60 @@ def llava(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def smolvlm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As the hub has SmolVLM-256M, the captioner for a laptop: an Idefics3."""
+    folder = tmp_path_factory.mktemp("smolvlm")
+    torch.manual_seed(0)
+    vision = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 28,
+        "patch_size": 14,
+    }
+    config = transformers.Idefics3Config(
+        vision_config=vision,
+        text_config=transformers.LlamaConfig(**TEXT),
+        image_token_id=4,
+        scale_factor=1,
+        pad_token_id=3,
+    )
+    transformers.Idefics3ForConditionalGeneration(config).save_pretrained(folder)
+    special = ["<unk>", "<s>", "</s>", "<pad>", "<image>", "<fake_token_around_image>", "<end_of_utterance>"]
+    tokenizer = save_tokenizer(folder, [*special, "<global-img>"], CHAT.replace("IMAGE", "<image>"))
+    pixels = transformers.Idefics3ImageProcessorPil(
+        do_image_splitting=False, size={"longest_edge": 28}, max_image_size={"longest_edge": 28}
+    )
+    transformers.Idefics3Processor(
+        image_processor=pixels, tokenizer=tokenizer, image_seq_len=4, chat_template=tokenizer.chat_template
+    ).save_pretrained(folder)
+    return folder
+
+
+def test_the_small_captioner_describes_batches(smolvlm: Path, tmp_path: Path) -> None:
+    folder = photos(tmp_path / "photos", 3)
+    out = tmp_path / "dense.jsonl"
+    backend = BackendConfig(model=str(smolvlm), batch_size=2, device="cpu")
+    report = caption_images(
+        list_images(folder), out, backend, CaptionConfig(Sampling(max_tokens=8), accept=("cut", "loop"))
+    )
+    assert report["described_in_file"] == 3 and all(line["dense"] for line in lines(out))
+
+
+def test_presets_name_the_small_ones_first() -> None:
+    from seps.captioning.config import CAPTIONERS, MODEL
+    from seps.cli.caption import _backend, build_parser
+
+    assert list(CAPTIONERS) == ["smolvlm-256m", "smolvlm-500m", "llava-7b"]
+    assert CAPTIONERS["llava-7b"][0] == MODEL
+    chosen = _backend(build_parser().parse_args(["photos", "--model", "smolvlm-256m"]))
+    assert chosen.model == "HuggingFaceTB/SmolVLM-256M-Instruct"
+    served = _backend(build_parser().parse_args(["photos", "--model", "smolvlm-256m", "--url", "http://localhost/v1"]))
+    assert served.model == "smolvlm-256m", "a server has its own names"
+
+
+@pytest.fixture(scope="module")
 def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As the hub has Qwen2.5-VL: its processor also takes videos, which needs torchvision."""
     folder = tmp_path_factory.mktemp("qwen")

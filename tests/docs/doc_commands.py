@@ -146,6 +146,14 @@ def check_serve(words: Words) -> None:
     assert codes == [0]
 
 
+def check_dual_encoder(words: Words) -> None:
+    """A tiny model of the same kind stands for the published one, which would be downloaded."""
+    from duals import dual_folder
+
+    tiny = [str(dual_folder("clip")) if re.search(_DUAL, word) else word for word in words]
+    assert main(tiny[1:]) == 0, words
+
+
 def check_object_storage(words: Words) -> None:
     """Another kind of address stands for the bucket: a URI all the same, of a folder here."""
     place = f"file://{Path.cwd()}/bucket"
@@ -186,6 +194,7 @@ def check_print(words: Words) -> None:
     assert not code, words
 
 
+_DUAL = r"^(clip-b-\d+|siglip.*|openai/clip-.*)$"
 OTHERWISE: list[tuple[str, Callable[[Words], None]]] = [
     (r"^make ", check_make),
     (r"^pip install ", check_pip),
@@ -194,6 +203,7 @@ OTHERWISE: list[tuple[str, Callable[[Words], None]]] = [
     (r"^seps (caption|index) .*--engine ray", parse_seps),
     (r"^seps .*--print_config", check_print),
     (r"^seps .*(s3|gs|az)://", check_object_storage),
+    (r"^seps (index|eval) .*--model (clip-b-|siglip|openai/clip-)", check_dual_encoder),
     (r"^python (tools/\S+\.py |examples/\w+\.py$|seps_modules\.py$)", check_script),
     (r"^python -m benchmarks", check_benchmark),
 ]

@@ -162,8 +162,11 @@ def test_presets_describe_the_published_models(monkeypatch: pytest.MonkeyPatch) 
         "vit-b-384": (768, 1, (24, 24)),
         "swin-b-224": (1024, 0, (7, 7)),
         "swin-b-384": (1024, 0, (12, 12)),
+        "clip-b-32": (768, 1, (7, 7)),
         "clip-b-16": (768, 1, (14, 14)),
         "siglip-b-16": (768, 0, (14, 14)),
+        "siglip2-b-16": (768, 0, (14, 14)),
+        "siglip2-so400m": (1152, 0, (27, 27)),
         "dinov2-s": (384, 1, (16, 16)),
         "dinov2-b": (768, 1, (16, 16)),
     }

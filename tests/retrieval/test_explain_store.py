@@ -28,7 +28,7 @@ KINDS: dict[str, dict[str, Any]] = {
 @pytest.fixture(autouse=True)
 def _loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands take the model that is loaded already: reading it for every call takes most of the time."""
-    monkeypatch.setattr("seps.retrieval.index.search.from_pretrained", lambda *_, **__: model())
+    monkeypatch.setattr("seps.retrieval.index.search.load_search_model", lambda *_, **__: model())
 
 
 def asked(capsys: pytest.CaptureFixture[str], command: str, *words: str) -> str:

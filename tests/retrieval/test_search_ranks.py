@@ -44,8 +44,10 @@ def test_ranks_equal_the_evaluation(searcher: Searcher, photos: Path, scores: to
     for number, caption in enumerate(TEXTS):  # captions of the first five images
         hits = searcher.search(caption, k=30, exact=exact)
         wanted = {record.id: float(scores[i, number]) for i, record in enumerate(dataset.records)}
-        assert {hit.path: hit.score for hit in hits} == pytest.approx(wanted, abs=2e-5)
-        assert [hit.path for hit in hits] == sorted(wanted, key=lambda path: -wanted[path])
+        # What the search adds for rare words ("stripes") is a term of its own: test_lexical.py.
+        added = {hit.path: sum(hit.terms.values()) for hit in hits}
+        assert {hit.path: hit.score - added[hit.path] for hit in hits} == pytest.approx(wanted, abs=2e-5)
+        assert [hit.path for hit in hits] == sorted(wanted, key=lambda path: -wanted[path] - added[path])
         assert [hit.rank for hit in hits] == list(range(1, 31))
 
 

@@ -16,6 +16,12 @@ BadAnswer = Literal["empty", "loop", "refusal", "cut"]
 
 PROMPT = "Provide a comprehensive description of this image"
 MODEL = "llava-hf/llava-1.5-7b-hf"
+CAPTIONERS = {
+    "smolvlm-256m": ("HuggingFaceTB/SmolVLM-256M-Instruct", "0.26 B parameters, 0.5 GB: for a laptop"),
+    "smolvlm-500m": ("HuggingFaceTB/SmolVLM-500M-Instruct", "0.5 B, 1 GB: for a laptop, slower"),
+    "llava-7b": (MODEL, "7 B, 14 GB: for a GPU"),
+}
+"""Models by a short name: hub id, and what they need. Their speed is not measured here."""
 ACCEPTABLE: tuple[BadAnswer, ...] = get_args(BadAnswer)[1:]  # an empty answer describes nothing
 LOCAL_URL = "http://localhost:8000/v1"
 

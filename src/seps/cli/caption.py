@@ -20,7 +20,7 @@ from rich.progress import TextColumn
 from rich.table import Table
 
 from seps.captioning import BackendConfig, CaptionConfig, RayConfig, Sampling, caption_images
-from seps.captioning.config import ACCEPTABLE, LOCAL_URL, MODEL, BackendKind
+from seps.captioning.config import ACCEPTABLE, CAPTIONERS, LOCAL_URL, MODEL, BackendKind
 from seps.captioning.images import scan_images
 from seps.captioning.run import Tally
 from seps.cli.shared.argtypes import (
@@ -91,7 +91,11 @@ def add_options(parser: Parser) -> None:
     group = parser.add_argument_group("who writes")
     add = group.add_argument
     add("--backend", choices=("transformers", "openai"), help="default: openai with --url, else transformers")
-    add("--model", help=f"folder, hub id (default: {MODEL}) or the server's name for it (default: its only one)")
+    add(
+        "--model",
+        help="; ".join(f"{name} ({about})" for name, (_, about) in CAPTIONERS.items())
+        + f"; or a folder, a hub id (default: {MODEL}), or the server's name for it (default: its only one)",
+    )
     add("--url", help=f"address of a server that speaks the OpenAI chat protocol (default: {LOCAL_URL})")
     add("--api-key-file", type=input_file, metavar="FILE", help="file that holds the server's key")
     add("--api-key-env", default="OPENAI_API_KEY", metavar="NAME", help="else its variable (default: %(default)s)")
@@ -149,9 +153,12 @@ def _add_fields(group: Any, config: Any, *options: tuple[str, Callable[[str], An
 def _backend(options: argparse.Namespace) -> BackendConfig:
     kind: BackendKind = options.backend or ("openai" if options.url else "transformers")
     url = options.url or LOCAL_URL
+    model = options.model or (MODEL if kind == "transformers" else "")
+    if kind == "transformers" and model in CAPTIONERS and not Path(model).is_dir():
+        model = CAPTIONERS[model][0]
     chosen: dict[str, Any] = {
         "kind": kind,
-        "model": options.model or (MODEL if kind == "transformers" else ""),
+        "model": model,
         "url": url,
         "api_key": _api_key(options) if kind == "openai" else "",
         "proxies": _proxies(url),

@@ -27,7 +27,12 @@ if TYPE_CHECKING:
 
 def add_options(parser: Parser) -> None:
     """The options of `seps eval`."""
-    parser.add_argument("--model", default="mini", help="'mini', 'base', a model folder, or a run of seps train")
+    parser.add_argument(
+        "--model",
+        default="mini",
+        help="'mini', 'base', a model folder, a run of seps train, or a dual encoder by preset (clip-b-32), hub id or "
+        "folder",
+    )
     parser.add_argument("--data", required=True, help="JSONL file, or FOLDER:SPLIT[:NAME] of the published layout")
     parser.add_argument("--images", type=input_folder, help="folder the images are in (default: that of the JSONL)")
     parser.add_argument("--dense", type=input_file, help="JSONL of descriptions by image, e.g. from seps caption")
@@ -45,6 +50,11 @@ def add_options(parser: Parser) -> None:
         type=positive,
         metavar="M",
         help="merge each image's description to at most M words, as seps index may",
+    )
+    parser.add_argument(
+        "--lexical",
+        action="store_true",
+        help="add what seps search adds for rare words of a caption that stand in a description",
     )
     parser.add_argument("--folds", type=positive, default=1, help="average over that many parts (COCO 1K: 5)")
     parser.add_argument("--memory", type=positive, default=512, help="MiB the scorer may use (default: 512)")
@@ -68,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
     from seps.cli.shared.progress import stage_progress
     from seps.retrieval.data import attach_dense, check_dataset, drop_bad, load_data
     from seps.retrieval.eval.evaluate import evaluate
-    from seps.retrieval.pretrained import from_pretrained
+    from seps.retrieval.index.zeroshot import ZeroShotModel, load_search_model
 
     load_plugins(options.plugin)
     dataset = load_data(options.data, images_root=options.images)
@@ -79,8 +89,10 @@ def run(options: argparse.Namespace) -> int:
     for sentence in report.sentences():
         print(printable(sentence), file=sys.stderr)
     dataset = drop_bad(dataset, report)
-    model = from_pretrained(options.model, device=options.device or default_device())
+    model = load_search_model(options.model, device=options.device or default_device())
     if options.description_weight is not None:
+        if isinstance(model, ZeroShotModel):
+            raise ValueError("A dual encoder has no weight of the description to set; leave --description-weight out.")
         model.set_description_weight(options.description_weight)
     with stage_progress() as progress:
         result = evaluate(
@@ -90,6 +102,7 @@ def run(options: argparse.Namespace) -> int:
             folds=options.folds,
             keep_words=options.words,
             memory=options.memory * 2**20,
+            lexical=options.lexical,
             progress=progress,
         )
     figures = {"model": options.model, **result.as_dict()}
@@ -98,7 +111,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json == "-":
         print_json(figures)
         return 0
-    _table(f"{options.model} on {dataset.label}, protocol {options.protocol}", result)
+    _table(f"{options.model} on {dataset.label}, protocol {options.protocol}{', lexical' * options.lexical}", result)
     if out is not None:
         write_output(out, figures)
     return 0

@@ -77,6 +77,8 @@ def run(options: argparse.Namespace) -> int:
         print(f"  {word:<{width}}  {contribution:+.3f}")
     if explanation.rest:
         print(f"  {'(MLP)':<{width}}  {explanation.rest:+.3f}")
+    for word, value in explanation.found_words.items():
+        print(f"  {printable(word):<{width}}  {value:+.3f}  (it stands in the description, and is rare)")
     for note in found.notes:
         print(printable(note))
     if options.out:
@@ -93,12 +95,12 @@ def _of_file(options: argparse.Namespace) -> _Explained:
     from seps.retrieval.data.guides import GuideSource
     from seps.retrieval.data.images import decode_image, resized_jpeg
     from seps.retrieval.explain.explanation import Explainer
-    from seps.retrieval.pretrained import from_pretrained
+    from seps.retrieval.index.zeroshot import load_search_model
 
     refuse_same_file("--out", options.out, [options.image])
     source = ImageSource(Path(options.image))
     data = read_source(source)
-    explainer = Explainer(from_pretrained(options.model or "mini", device=options.device))
+    explainer = Explainer(load_search_model(options.model or "mini", device=options.device))
     pixels = decode_image(data, source, explainer.model.image_size)
     guides = {name: torch.from_numpy(GuideSource(path=Path(file)).read(name)) for name, file in options.guide}
     explanation = explainer.picture(pixels, options.caption, options.dense, guides)

@@ -24,7 +24,12 @@ def add_options(parser: Parser) -> None:
     """The options of `seps index`."""
     parser.add_argument("folder", nargs="?", help="folder of pictures and plain .tar shards of pictures")
     parser.add_argument("--store", required=True, help="folder (or object storage URI) of the store")
-    parser.add_argument("--model", default="mini", help="'mini', 'base', a model folder, or a run of seps train")
+    parser.add_argument(
+        "--model",
+        default="mini",
+        help="'mini', 'base', a model folder, a run of seps train, or a dual encoder: a preset like clip-b-32, "
+        "siglip2-b-16 (many languages) or siglip2-so400m, a hub id like openai/clip-vit-base-patch32, or a folder",
+    )
     parser.add_argument(
         "--dense",
         action="append",
@@ -77,11 +82,12 @@ def run(options: argparse.Namespace) -> int:
     from seps.cli.shared.progress import count_progress
     from seps.ray_cluster import RayConfig
     from seps.retrieval.index.build import IndexOptions, index_folder
-    from seps.retrieval.pretrained import from_pretrained
+    from seps.retrieval.index.zeroshot import load_search_model
 
     ray = RayConfig(options.ray_address, options.workers or 2, options.gpus) if options.engine == "ray" else None
     device = options.device or ("cpu" if ray is not None else default_device())
-    model = from_pretrained(options.model, device=device, plugins=options.plugin)
+    model = load_search_model(options.model, device=device, plugins=options.plugin)
+    is_new = not _has_store(options.store)
     settings = IndexOptions(
         options.precision,
         options.patches,
@@ -137,8 +143,32 @@ def run(options: argparse.Namespace) -> int:
     if not read + report.unchanged:
         print(f"There is no picture in {printable(options.folder)} yet, so there is nothing to search.")
         return 0
+    if options.model == "mini" and is_new:
+        _name_stronger()
     print(f'Search it: seps search "a dog on the beach" --store {options.store}')
     return 0
+
+
+def _has_store(location: str) -> bool:
+    from seps.retrieval.index.rows import StoreError
+    from seps.retrieval.index.store import Store
+
+    try:
+        Store.open(location)
+    except StoreError:
+        return False
+    return True
+
+
+def _name_stronger() -> None:
+    """Say, when a store is made, that there are stronger models."""
+    from seps.encoders.dual import presets_sentence
+
+    print(
+        "The embedded model is small and knows everyday scenes. Stronger models know many more things; name one with "
+        f"--model and another --store: {presets_sentence()}, or the hub id of a CLIP or SigLIP. They are downloaded "
+        "once."
+    )
 
 
 def _maintain(options: argparse.Namespace) -> int:

@@ -69,6 +69,9 @@ def run(options: argparse.Namespace) -> int:
     )
     if not hits and options.folder:
         _check_folder(searcher.store, options.folder)
+    note = searcher.note(options.query) if options.image is None else ""
+    if note:
+        print(note, file=sys.stderr)
     if options.json:
         print_json([hit.as_dict() for hit in hits])
     elif not hits:

@@ -1,5 +1,6 @@
 """Pretrained vision and text encoders behind one small interface."""
 
+from .dual import DUAL_PRESETS, DualEncoder, Embedder, dual_encoder
 from .freezing import freeze, parameters_by_depth, unfreeze
 from .mini import EfficientNetLite0, mini_text_folder
 from .pruning import PruneConfig
@@ -10,8 +11,11 @@ from .vit import ViT, ViTConfig
 from .weights import EncoderUnavailable, to_safetensors
 
 __all__ = [
+    "DUAL_PRESETS",
     "PRESETS",
+    "DualEncoder",
     "EfficientNetLite0",
+    "Embedder",
     "EncoderUnavailable",
     "Preprocessing",
     "PruneConfig",
@@ -20,6 +24,7 @@ __all__ = [
     "ViT",
     "ViTConfig",
     "VisionEncoder",
+    "dual_encoder",
     "freeze",
     "mini_text_folder",
     "parameters_by_depth",

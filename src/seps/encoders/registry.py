@@ -51,6 +51,7 @@ class Preset:
 
 
 _SWIN_B = {"embed_dim": 128, "depths": [2, 2, 18, 2], "num_heads": [4, 8, 16, 32]}
+_SO400M = {"hidden_size": 1152, "num_hidden_layers": 27, "num_attention_heads": 16, "intermediate_size": 4304}
 PRESETS: dict[str, Preset] = {
     "vit-b-224": Preset("google/vit-base-patch16-224-in21k", ("vision",), "vit"),
     "vit-b-384": Preset("google/vit-base-patch16-384", ("vision",), "vit", {"image_size": 384}),
@@ -61,10 +62,25 @@ PRESETS: dict[str, Preset] = {
         "swin",
         {**_SWIN_B, "window_size": 12, "image_size": 384},
     ),
+    "clip-b-32": Preset("openai/clip-vit-base-patch32", ("vision", "text"), "clip"),
     "clip-b-16": Preset(
         "openai/clip-vit-base-patch16", ("vision", "text"), "clip", {"vision_config": {"patch_size": 16}}
     ),
     "siglip-b-16": Preset("google/siglip-base-patch16-224", ("vision", "text"), "siglip"),
+    # SigLIP 2 of one image size: SigLIP's architecture with another tokenizer.
+    "siglip2-b-16": Preset(
+        "google/siglip2-base-patch16-224", ("vision", "text"), "siglip", {"text_config": {"vocab_size": 256000}}
+    ),
+    "siglip2-so400m": Preset(
+        "google/siglip2-so400m-patch14-384",
+        ("vision", "text"),
+        "siglip",
+        {
+            "vision_config": {**_SO400M, "image_size": 384, "patch_size": 14},
+            "text_config": {**_SO400M, "vocab_size": 256000},
+        },
+        image_size=378,
+    ),
     "dinov2-s": Preset(
         "facebook/dinov2-small",
         ("vision",),

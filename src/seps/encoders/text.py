@@ -47,7 +47,8 @@ class TextEncoder(nn.Module):
         config: Any = model.config
         self.model = drop_pooling(model)
         self.tokenizer = tokenizer
-        self.width = int(config.hidden_size)
+        # AltCLIP's text tower ends with a projection of another width than its blocks have.
+        self.width = int(getattr(config, "project_dim", None) or config.hidden_size)
         longest = longest_text(config, tokenizer)
         if max_length is not None and not 2 < max_length <= longest:
             raise ValueError(f"max_length must be from 3 to {longest} for this text encoder; got {max_length}.")
@@ -136,7 +137,7 @@ def longest_text(config: Any, tokenizer: Any) -> int:
     """The most tokens a text may have: the smaller of the model's positions and the tokenizer's own limit."""
     positions = int(getattr(config, "max_position_embeddings", None) or 512)
     # RoBERTa-like models number positions from pad + 1 and have that many fewer to give.
-    if "roberta" in config.model_type or config.model_type in ("camembert", "mpnet"):
+    if "roberta" in config.model_type or config.model_type in ("camembert", "mpnet", "altclip_text_model"):
         positions -= int(config.pad_token_id) + 1
     return min(positions, int(tokenizer.model_max_length))
 

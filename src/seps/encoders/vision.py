@@ -24,18 +24,20 @@ _NORMALISATION = {
     "siglip_vision_model": HALF,
     "clip_vision_model": CLIP,
     "chinese_clip_vision_model": CLIP,
+    "altclip_vision_model": CLIP,
 }
 _PREFIX = {
     "vit": 1,
     "beit": 1,
     "clip_vision_model": 1,
     "chinese_clip_vision_model": 1,
+    "altclip_vision_model": 1,
     "dinov2": 1,
     "deit": 2,
 }
 _PREFIX |= {"swin": 0, "swinv2": 0, "donut-swin": 0, "siglip_vision_model": 0}
 _FIXED_WINDOW = ("swin", "donut-swin")
-_NORM_ON_POOLED_ONLY = ("clip_vision_model", "chinese_clip_vision_model")
+_NORM_ON_POOLED_ONLY = ("clip_vision_model", "chinese_clip_vision_model", "altclip_vision_model")
 
 Triple = tuple[float, float, float]
 

@@ -51,13 +51,18 @@ def quiet() -> Iterator[None]:
 def hub_folder(model: str, *, weights: bool, local_files_only: bool) -> Path:
     """The local folder of a hub model, downloaded when it is not in the cache.
 
-    Only configuration, tokenizer and, with `weights`, safetensors files are fetched, never pickles or code.
+    Only configuration, tokenizer and, with `weights`, safetensors files are fetched, never pickles or code; where the
+    model has none, those of the hub's conversion service.
     Raises EncoderUnavailable when the model is neither cached nor reachable.
     """
     transformers_module()
     patterns = [*_SMALL_FILES, *(_WEIGHT_FILES if weights else [])]
     try:
-        return hub.hub_folder(model, patterns, local_files_only=local_files_only)
+        folder = hub.hub_folder(model, patterns, local_files_only=local_files_only)
+        if not weights or list(folder.glob("*.safetensors")) or local_files_only:
+            return folder
+        revision = hub.converted_revision(model)
+        return folder if revision is None else hub.hub_folder(model, patterns, revision=revision)
     except hub.HubError as error:
         raise EncoderUnavailable(str(error)) from error
 

@@ -30,6 +30,22 @@ def hub_folder(
         raise HubError(_sentence(name, revision, type(error).__name__, local_files_only)) from error
 
 
+def converted_revision(name: str) -> str | None:
+    """The pull request of the hub's conversion service that holds a model's weights as safetensors, or None.
+
+    Models that were published as a pickle alone have one: their weights are read from there, and the pickle never.
+    """
+    try:
+        import huggingface_hub
+
+        found = huggingface_hub.HfApi().get_repo_discussions(
+            name, author="SFconvertbot", discussion_type="pull_request"
+        )
+        return next((str(one.git_reference) for one in found if one.git_reference), None)
+    except Exception:  # no network, no such model: the caller has a sentence for what is missing
+        return None
+
+
 def _sentence(name: str, revision: str | None, kind: str, local_files_only: bool) -> str:
     if kind == "GatedRepoError":
         return f"The model {name} is gated: accept its licence on its hub page, `hf auth login`, then run again."

@@ -29,6 +29,9 @@ class Result(BaseModel):
     width: int
     height: int
     thumbnail: str = Field(description="Address of the thumbnail; it never means another content")
+    terms: dict[str, float] = Field(
+        default_factory=dict, description="Parts of the score that do not come from the model: `lexical`"
+    )
 
 
 class Results(BaseModel):
@@ -36,6 +39,7 @@ class Results(BaseModel):
 
     query: str
     results: list[Result]
+    note: str = Field("", description="What of the query was not used, as a sentence; empty where all was")
 
 
 class DescriptionWord(BaseModel):
@@ -53,7 +57,7 @@ class Word(DescriptionWord):
 
 
 class ExplanationAnswer(ImageFacts):
-    """A score and what it is made of; the words' contributions and `rest` sum to it."""
+    """A score and what it is made of; the words' contributions, `rest` and `added` sum to it."""
 
     caption: str
     score: float
@@ -67,6 +71,10 @@ class ExplanationAnswer(ImageFacts):
     elsewhere: float
     rest: float
     terms: dict[str, float]
+    added: float = Field(0.0, description="What the search adds to the model's score; `terms` has its parts by name")
+    found_words: dict[str, float] = Field(
+        default_factory=dict, description="Words of the sentence that stand in the description, and what each adds"
+    )
     note: str = Field("", description="What took no part in the score; empty where nothing was left out")
 
 

@@ -38,7 +38,9 @@ class Service:
 
     def __init__(self, searcher: Searcher, workers: int = 2) -> None:
         self.searcher = searcher
-        self.explainer = StoredExplainer(searcher) if searcher.scorer.net is not None else None
+        self.explainer = (
+            StoredExplainer(searcher) if searcher.scorer is not None and searcher.scorer.net is not None else None
+        )
         # Each thread that computes keeps memory of its own: few threads bound it, whatever the clients do.
         self.pool = ThreadPoolExecutor(workers, thread_name_prefix="seps-serve")
         self.quick = ThreadPoolExecutor(2, thread_name_prefix="seps-files")
@@ -125,7 +127,8 @@ class Service:
                 while len(self._shown) > REMEMBERED:
                     self._shown.popitem(last=False)
         found = [{**hit.as_dict(), "id": self.address(hit.id, hit.sha256)} for hit in hits]
-        return {"query": query, "results": [{**one, "thumbnail": f"/api/thumb/{one['id']}"} for one in found]}
+        results = [{**one, "thumbnail": f"/api/thumb/{one['id']}"} for one in found]
+        return {"query": query, "results": results, "note": self.searcher.note(query) if query else ""}
 
     def source(self, row: dict[str, Any]) -> ImageSource:
         """Where the file of a row is. Raises HTTPException 400 for a path out of the folder."""
@@ -173,7 +176,11 @@ class Service:
     def explain(self, address: str, text: str) -> dict[str, Any]:
         """The explanation of one image and one sentence."""
         if self.explainer is None:
-            raise HTTPException(501, "The model of this store selects no patches, so there is nothing to explain.")
+            raise HTTPException(
+                501,
+                "The model of this store (a dual encoder, or one without a patch selection) selects no patches: "
+                "there is nothing to explain.",
+            )
         identity = self.row(address)["id"]
         with self._lock:
             shown = self._shown.get(text.strip(), {}).get(identity)

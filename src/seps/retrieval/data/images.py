@@ -36,6 +36,9 @@ Mode = Literal["model", "resize", "center-crop"]
 what stores without a note of their way hold). "center-crop": keeps its shape and cuts off what sticks out.
 """
 
+PixelMaker = Callable[[Any], Any]
+"""Makes what a model of its own preprocessing takes of one image (PIL, upright, RGB), in place of a `Mode`."""
+
 # Pillow also opens formats that run programs (EPS) or hold vectors; a gallery of photos needs none of them.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
 MAX_PIXELS = 89_478_485  # Pillow's own default: a quarter of a gigabyte of RGB
@@ -64,16 +67,19 @@ def read_image(source: ImageSource, size: tuple[int, int], mode: Mode = "model")
     The EXIF orientation is applied, transparency lies on white, animations give one frame.
     Raises UnreadableImage, which names the file.
     """
-    return decode_image(read_source(source), source, size, mode)
+    pixels: Tensor = decode_image(read_source(source), source, size, mode)
+    return pixels
 
 
-def decode_image(data: bytes, source: ImageSource, size: tuple[int, int], mode: Mode = "model") -> Tensor:
-    """As `read_image`, for bytes already read; `source` is for messages."""
+def decode_image(data: bytes, source: ImageSource, size: tuple[int, int], mode: Mode | PixelMaker = "model") -> Any:
+    """As `read_image`, for bytes already read; `source` is for messages. With a `PixelMaker`, what it makes."""
     return pixels_of(decode_upright(data, source, side_for(size, mode)), source, size, mode)
 
 
-def side_for(size: tuple[int, int], mode: Mode) -> int:
+def side_for(size: tuple[int, int], mode: Mode | PixelMaker) -> int:
     """The side that `decode_upright` needs to keep for pixels of this size and mode."""
+    if callable(mode):
+        return max(LEAST_SIDE, 2 * max(size))
     height, width = _checked_size(size, mode)
     # Twice the target leaves the resize enough to average; the larger side covers images that EXIF turns.
     return max(LEAST_SIDE, 2 * max(stored_size((height, width)))) if mode == "model" else 2 * max(height, width)
@@ -101,8 +107,16 @@ def decode_upright(data: bytes, source: ImageSource, side: int) -> Upright:
     raise UnreadableImage(source, too_large(width, height, limit))
 
 
-def pixels_of(decoded: Upright, source: ImageSource, size: tuple[int, int], mode: Mode = "model") -> Tensor:
-    """(3, height, width) uint8 of a decoded image. Raises UnreadableImage where memory ends."""
+def pixels_of(decoded: Upright, source: ImageSource, size: tuple[int, int], mode: Mode | PixelMaker = "model") -> Any:
+    """(3, height, width) uint8 of a decoded image, or what a `PixelMaker` makes of it.
+
+    Raises UnreadableImage where memory ends.
+    """
+    if callable(mode):
+        try:
+            return mode(decoded.image)
+        except MemoryError as error:
+            raise UnreadableImage(source, f"{_sentence(error)} Replace it or take it out of the data.") from error
     height, width = _checked_size(size, mode)
     image, target = decoded.image, (width, height)
     try:
@@ -210,8 +224,8 @@ def _sentence(error: Exception) -> str:
 class Picture:
     """A decoded image."""
 
-    pixels: Tensor
-    """(3, height, width) uint8 at the model's size."""
+    pixels: Any
+    """(3, height, width) uint8 at the model's size, or what a `PixelMaker` made."""
     sha256: str
     width: int
     height: int
@@ -220,12 +234,14 @@ class Picture:
     """JPEG, its longer side `THUMBNAIL`."""
 
 
-def read_picture(source: ImageSource, size: tuple[int, int], mode: Mode = "model") -> Picture:
+def read_picture(source: ImageSource, size: tuple[int, int], mode: Mode | PixelMaker = "model") -> Picture:
     """Read and decode one image; `size` is the model's (height, width). Raises UnreadableImage."""
     return decode_picture(read_source(source), source, size, mode)
 
 
-def decode_picture(data: bytes, source: ImageSource, size: tuple[int, int], mode: Mode = "model") -> Picture:
+def decode_picture(
+    data: bytes, source: ImageSource, size: tuple[int, int], mode: Mode | PixelMaker = "model"
+) -> Picture:
     """As `read_picture`, for bytes already read; `source` is for messages. Decodes once. Raises UnreadableImage."""
     decoded = decode_upright(data, source, side_for(size, mode))
     pixels = pixels_of(decoded, source, size, mode)

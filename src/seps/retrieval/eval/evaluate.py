@@ -11,11 +11,14 @@ from torch import Tensor
 
 from seps.metrics import RetrievalMetrics, five_fold, recall
 from seps.retrieval.config import Protocol
-from seps.retrieval.data import ImageReader, RetrievalDataset
+from seps.retrieval.data import ImageReader, RetrievalDataset, read_source
 from seps.retrieval.data.guides import dataset_guides
+from seps.retrieval.data.images import decode_image
 from seps.retrieval.eval.protocol import PUBLISHED_WARNING, ProtocolError, View, view
 from seps.retrieval.heads import ImageFeatures, SlimmingHead, TextFeatures
 from seps.retrieval.index.codec import merge_words
+from seps.retrieval.index.lexical import InMemory, matches
+from seps.retrieval.index.zeroshot import ZeroShotModel, nat_of
 from seps.retrieval.model import RetrievalModel
 from seps.scoring import score_matrix
 
@@ -34,6 +37,8 @@ class EvaluationReport:
     images_with_description: int
     folds: int = 1
     warning: str | None = None
+    lexical: bool = False
+    """Whether the scores have what a search adds for rare words that stand in a description."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -42,6 +47,7 @@ class EvaluationReport:
             "protocol": self.protocol,
             "dataset": self.dataset,
             "images_with_description": self.images_with_description,
+            **({"lexical": True} if self.lexical else {}),
             **({"warning": self.warning} if self.warning else {}),
         }
 
@@ -89,6 +95,49 @@ def encode_guides(model: RetrievalModel, dataset: RetrievalDataset) -> dict[str,
     """By name the vectors (B, width) that the model's head reads beside the images; None where it reads none."""
     guides = dataset_guides(dataset, model.head.guides)
     return None if guides is None else {name: rows.to(model.device) for name, rows in guides.items()}
+
+
+@torch.no_grad()
+def score_zero_shot(
+    model: ZeroShotModel,
+    dataset: RetrievalDataset,
+    seen: View,
+    *,
+    keep_words: int | None = None,
+    progress: StageProgress | None = None,
+) -> Tensor:
+    """As `score_dataset`, for a dual encoder."""
+    report = progress or (lambda stage, done, total: None)
+    if seen.query_descriptions is not None:
+        raise ProtocolError(
+            "Protocol 'published' pairs captions with descriptions inside a slimming head; a dual encoder has none. "
+            "Use protocol 'none' or 'image'."
+        )
+    vectors = []
+    with ImageReader() as reader:
+        pictures = reader.map(
+            lambda source: decode_image(read_source(source), source, model.image_size, model.embedder.prepare),
+            dataset.sources,
+        )
+        for done, prepared in enumerate(pictures, 1):
+            vectors.append(model.images([prepared]))
+            report("images", done, len(dataset))
+    query = model.query(seen.captions, described=seen.image_descriptions is not None)
+    words, mask = model.describer.encode_descriptions(seen.image_descriptions or [None] * len(dataset))
+    if keep_words is not None:
+        words, mask = merge_words(words, mask, keep_words)
+    return model.scores(torch.cat(vectors), words, mask, query)
+
+
+def add_lexical(scores: Tensor, seen: View, nat: float) -> Tensor:
+    """The scores (images, captions), and what a search adds for rare words of a caption that stand in a description."""
+    texts = InMemory({str(row): text for row, text in enumerate(seen.image_descriptions or [])})
+    scores = scores.clone()
+    for column, caption in enumerate(seen.captions):
+        found = matches(caption, texts)
+        for row in found.found:
+            scores[int(row), column] += nat * found.of(row)
+    return scores
 
 
 @torch.no_grad()
@@ -162,7 +211,7 @@ def _score_leaky(
 
 
 def evaluate(
-    model: RetrievalModel,
+    model: RetrievalModel | ZeroShotModel,
     dataset: RetrievalDataset,
     protocol: Protocol = "image",
     *,
@@ -170,11 +219,12 @@ def evaluate(
     pixels: Tensor | None = None,
     keep_words: int | None = None,
     memory: int = MEMORY,
+    lexical: bool = False,
     progress: StageProgress | None = None,
 ) -> EvaluationReport:
     """R@1/5/10 both ways, ranks and rSum of `dataset` under `protocol`; `folds=5` gives COCO's 1K figures.
 
-    `keep_words`: as for `score_dataset`.
+    `keep_words`: as for `score_dataset`. `lexical`: see `add_lexical`; figures of models alone are without it.
     """
     for name, value in (("folds", folds), ("keep_words", keep_words), ("memory", memory)):
         if value is not None and value < 1:
@@ -182,14 +232,20 @@ def evaluate(
     seen = view(dataset, protocol)
     training = model.training
     try:
-        scores = score_dataset(
-            model, dataset, seen, pixels=pixels, keep_words=keep_words, memory=memory, progress=progress
-        )
+        if isinstance(model, ZeroShotModel):
+            scores = score_zero_shot(model, dataset, seen, keep_words=keep_words, progress=progress)
+        else:
+            scores = score_dataset(
+                model, dataset, seen, pixels=pixels, keep_words=keep_words, memory=memory, progress=progress
+            )
+        if lexical:
+            scores = add_lexical(scores, seen, nat_of(model))
     finally:
         model.train(training)
     owner = dataset.image_of_caption
     metrics = five_fold(scores, owner, folds) if folds > 1 else recall(scores, owner)
-    shown = seen.image_descriptions if model.head.uses_description else None
+    sees = isinstance(model, ZeroShotModel) or model.head.uses_description
+    shown = seen.image_descriptions if sees else None
     return EvaluationReport(
         metrics,
         protocol,
@@ -197,4 +253,5 @@ def evaluate(
         sum(text is not None for text in shown or []),
         folds,
         PUBLISHED_WARNING if protocol == "published" else None,
+        lexical,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from seps.nn.attribution import Shares, shares
 from seps.nn.slimming import ImageSide, PatchSlimming
 from seps.retrieval.heads import ImageFeatures, SlimmingHead
 from seps.retrieval.index.codec import StoredImages, StoredScorer, segment_ids
+from seps.retrieval.index.zeroshot import ZeroShotModel
 from seps.retrieval.model import RetrievalModel
 
 
@@ -40,7 +41,7 @@ class WordPart(DescriptionPart):
 class Explanation:
     """A score and what it is made of.
 
-    `sum(words) + rest` and `sum(patches) + elsewhere + sum(description) + rest` both are the score.
+    `sum(words) + rest + added` and `sum(patches) + elsewhere + sum(description) + rest + added` both are the score.
     """
 
     caption: str
@@ -62,6 +63,10 @@ class Explanation:
     """The MLP of Eq. 5, where the model has it."""
     terms: dict[str, float]
     """The same score by its terms."""
+    added: float = 0.0
+    """What a store's search adds to the model's score; `terms` has its parts by name ("lexical")."""
+    found_words: dict[str, float] = field(default_factory=dict)
+    """Of the lexical term: the words of the caption that stand in the description, and what each adds."""
     note: str = ""
     """What took no part in the score, as a sentence; empty where nothing was left out."""
 
@@ -73,7 +78,12 @@ class Explanation:
 class Explainer:
     """Explains scores of one model; `scorer` is that of a store, for its images."""
 
-    def __init__(self, model: RetrievalModel, scorer: StoredScorer | None = None) -> None:
+    def __init__(self, model: RetrievalModel | ZeroShotModel, scorer: StoredScorer | None = None) -> None:
+        if isinstance(model, ZeroShotModel):
+            raise ValueError(
+                "Scores of a dual encoder are one cosine of two vectors, which cannot be split among words and patches "
+                "yet. Explanations need a model of seps, like 'mini'."
+            )
         if not isinstance(model.head, SlimmingHead):
             raise ValueError(
                 f"The model's head is {model.config.head!r}, which selects no patches; explanations need 'slimming'."

@@ -78,8 +78,9 @@ def _summary(explanation: Explanation) -> str:
         "patch_pooled": "patches, mean",
         "description_alignment": "description, word by word",
         "description_pooled": "description, mean",
+        "lexical": "rare words found in it",
     }
-    parts = [f"{names[name]} {value:+.3f}" for name, value in explanation.terms.items()]
+    parts = [f"{names.get(name, name)} {value:+.3f}" for name, value in explanation.terms.items()]
     return "   ".join(parts) + f"   = {explanation.score:.3f}"
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from seps.retrieval.explain.explanation import Explainer, Explanation
 from seps.retrieval.index.codec import restore
+from seps.retrieval.index.lexical import matches
 from seps.retrieval.index.rows import StoreError, row_id
 from seps.retrieval.index.search import Searcher
 from seps.retrieval.index.store import Store
@@ -43,10 +44,14 @@ class StoredExplainer:
         (row,) = images.rows(FACTS)
         stored = restore(images, self.searcher.store.settings, self.searcher.model.device)
         found = self.explainer.stored(stored, text, row["dense"])
-        score = self.searcher.scores(images, self.searcher.encode(text))[0]
+        words = matches(text, self.searcher.store)
+        (terms,) = self.searcher.terms(images, words)
+        added = sum(terms.values())
+        score = self.searcher.scores(images, self.searcher.encode(text))[0] + added
         if shown is not None and abs(shown - score) <= ROUNDING:
             score = shown
-        return replace(found, score=score), row
+        each = {word: self.searcher.nat * words.words[word] for word in words.found.get(row["id"], ())}
+        return replace(found, score=score, terms={**found.terms, **terms}, added=added, found_words=each), row
 
 
 def find_image(store: Store, name: str) -> str:

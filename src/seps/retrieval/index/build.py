@@ -25,6 +25,7 @@ from seps.retrieval.index.embedding import Content, ImageJob, PreparedBatch, Pre
 from seps.retrieval.index.guides import FolderGuides, guides_of_folder, told_widths
 from seps.retrieval.index.rows import FORMAT, MissingStoreError, Row, StoreError, StoreSettings
 from seps.retrieval.index.store import IndexedFile, Store, writer_lock
+from seps.retrieval.index.zeroshot import ZeroShotModel, other_words
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import EMBEDDED
 
@@ -97,7 +98,7 @@ class _Work:
 def index_folder(
     folder: str | os.PathLike[str],
     location: str | os.PathLike[str],
-    model: RetrievalModel,
+    model: RetrievalModel | ZeroShotModel,
     model_name: str,
     *,
     dense: Sequence[str | os.PathLike[str]] = (),
@@ -116,7 +117,9 @@ def index_folder(
     texts = read_descriptions(gallery.root, dense)
     report = IndexReport(problems=gallery.problems, skipped=gallery.skipped)
     report.description_problems = [*texts.problems, *texts.unused(gallery.images)]
-    guides = guides_of_folder(gallery, texts, model, report.description_problems)
+    guides = FolderGuides()
+    if isinstance(model, RetrievalModel):
+        guides = guides_of_folder(gallery, texts, model, report.description_problems)
     if options.strict and report.description_problems:
         first, count = report.description_problems[0], len(report.description_problems)
         raise DataError(f"{count} lines of descriptions cannot be used; the first: {first}. Nothing was changed.")
@@ -202,24 +205,23 @@ def _check_loss(location: str, gallery: Gallery, known: dict[str, IndexedFile], 
         )
 
 
-def _open(
-    location: str | os.PathLike[str],
-    gallery: Gallery,
-    model: RetrievalModel,
-    model_name: str,
-    options: IndexOptions,
-    guides: dict[str, int],
-) -> tuple[Store, dict[str, IndexedFile]]:
-    """The store, made where there is none, and its files. A store that does not fit is left as it was."""
-    grid = model.vision.grid_for(*model.image_size)
-    keep = options.keep_patches
-    if keep is not None and not 1 <= keep <= grid[0] * grid[1]:
-        raise StoreError(f"keep_patches is {keep}; this model has {grid[0] * grid[1]} patches per image.")
+def _settings(
+    model: RetrievalModel | ZeroShotModel, root: str, model_name: str, options: IndexOptions, guides: dict[str, int]
+) -> StoreSettings:
+    """The settings of a store of this model. Raises StoreError for options that the model cannot have."""
     if options.keep_words is not None and options.keep_words < 1:
         raise StoreError(f"keep_words is {options.keep_words}; a description needs at least one word.")
     name = str(Path(model_name).resolve()) if model_name not in EMBEDDED and Path(model_name).is_dir() else model_name
-    settings = StoreSettings(
-        root=str(gallery.root),
+    keep = options.keep_patches
+    if isinstance(model, ZeroShotModel):
+        if keep is not None:
+            raise StoreError(f"keep_patches is {keep}, but of this model one vector per image is kept, and no patches.")
+        return model.settings(root, name, precision=options.precision, keep_words=options.keep_words)
+    grid = model.vision.grid_for(*model.image_size)
+    if keep is not None and not 1 <= keep <= grid[0] * grid[1]:
+        raise StoreError(f"keep_patches is {keep}; this model has {grid[0] * grid[1]} patches per image.")
+    return StoreSettings(
+        root=root,
         model=name,
         model_hash=model_hash(model),
         width=model.config.embed_size,
@@ -231,10 +233,23 @@ def _open(
         format=FORMAT if guides else 1,
         guides=guides,
     )
+
+
+def _open(
+    location: str | os.PathLike[str],
+    gallery: Gallery,
+    model: RetrievalModel | ZeroShotModel,
+    model_name: str,
+    options: IndexOptions,
+    guides: dict[str, int],
+) -> tuple[Store, dict[str, IndexedFile]]:
+    """The store, made where there is none, and its files. A store that does not fit is left as it was."""
+    settings = _settings(model, str(gallery.root), model_name, options, guides)
     try:
         store = Store.open(location)
     except MissingStoreError:
-        stacked([], () if guides else model.head.guides, str(gallery.root))  # says what is missing
+        if isinstance(model, RetrievalModel):
+            stacked([], () if guides else model.head.guides, str(gallery.root))  # says what is missing
         return Store.create(location, settings), {}
     _check_same(store, settings, options.moved)
     known = store.known()
@@ -252,6 +267,8 @@ def _check_same(store: Store, wanted: StoreSettings, moved: bool) -> None:
             f"The store {store.location} was made with another model ({have.model}, {have.model_hash[:8]}) than "
             f"{wanted.model} ({wanted.model_hash[:8]}): their states do not mix. Use that model or another store."
         )
+    if have.words_hash != wanted.words_hash:
+        raise StoreError(other_words(store.location))
     if _kept(have) != _kept(wanted):
         raise StoreError(
             f"The store {store.location} keeps {_kept(have)}, not {_kept(wanted)}. Leave these options as they were, "
@@ -281,7 +298,7 @@ class _Indexer:
     def __init__(
         self,
         store: Store,
-        model: RetrievalModel,
+        model: RetrievalModel | ZeroShotModel,
         options: IndexOptions,
         known: dict[str, IndexedFile],
         report: IndexReport,

@@ -24,6 +24,7 @@ from seps.retrieval.data.images import Picture, read_picture
 from seps.retrieval.heads import ImageFeatures
 from seps.retrieval.index.codec import fixed_patch_scores, image_vectors, merge_words, pack, unpack_guides
 from seps.retrieval.index.rows import StoreSettings
+from seps.retrieval.index.zeroshot import ZeroShotModel
 from seps.retrieval.model import RetrievalModel
 
 CPU_BATCH = 2
@@ -72,7 +73,7 @@ class Preparer:
 
     def __init__(
         self,
-        model: RetrievalModel,
+        model: RetrievalModel | ZeroShotModel,
         settings: StoreSettings,
         known_digests: frozenset[Content] = frozenset(),
     ) -> None:
@@ -102,8 +103,10 @@ class Preparer:
         return PreparedBatch(outcomes, decoded - start, time.thread_time() - decoded)
 
     def _read(self, job: ImageJob) -> PreparedImage | str:
+        model = self.model
+        mode = model.embedder.prepare if isinstance(model, ZeroShotModel) else self.settings.pixels
         try:
-            return PreparedImage(read_picture(job.source, self.model.image_size, self.settings.pixels), None)
+            return PreparedImage(read_picture(job.source, model.image_size, mode), None)
         except UnreadableImage as error:
             return error.why
 
@@ -118,6 +121,8 @@ class Preparer:
         if not pictures:
             return []
         model = self.model
+        if isinstance(model, ZeroShotModel):
+            return model.states([picture.pixels for picture in pictures], descriptions, self.settings)
         on_cpu = model.device.type == "cpu"
         pixels = torch.stack([picture.pixels for picture in pictures]).to(model.device)
         parts = torch.split(pixels, CPU_BATCH if on_cpu else len(pixels))

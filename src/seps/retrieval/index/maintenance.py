@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from seps.retrieval.data import ImageSource, UnreadableImage, read_source
 from seps.retrieval.data.gallery import Problem
 from seps.retrieval.index.codec import PackingError, packed_shape
@@ -31,9 +33,10 @@ def status(store: Store) -> dict[str, Any]:
         "model": settings.model,
         "model_hash": settings.model_hash,
         "precision": settings.precision,
-        "patches": settings.keep_patches or settings.grid[0] * settings.grid[1],
+        "patches": 0 if settings.kind == "vectors" else settings.keep_patches or settings.grid[0] * settings.grid[1],
         "words": settings.keep_words,
         "pixels": settings.pixels,
+        "kind": settings.kind,
         "approximate_index": store.indexed(),
         "format": settings.format,
         "disk_bytes": disk,
@@ -47,7 +50,15 @@ def verify(store: Store, *, progress: Callable[[int, int], None] | None = None) 
     problems: list[Problem] = []
     seen: set[str] = set()
     total, done = len(store), 0
-    columns = ["id", "path", "member", "sha256", "thumbnail", *store.settings.state]
+    columns = [
+        "id",
+        "path",
+        "member",
+        "sha256",
+        "thumbnail",
+        *(["vector"] if store.settings.kind == "vectors" else []),
+        *store.settings.state,
+    ]
     for images in store.scan(columns, batch_size=128):
         for row in images.rows():
             name = row["path"] if row["member"] is None else f"{row['path']}:{row['member']}"
@@ -69,6 +80,13 @@ def _faults(store: Store, row: dict[str, Any]) -> list[str]:
     if row["id"] != row_id(row["path"], row["member"]):
         faults.append("its id does not belong to its path")
     try:
+        if settings.kind == "vectors":
+            length = np.linalg.norm(row["vector"][: settings.width])
+            if not abs(length - 1) < 1e-3:
+                faults.append(f"its vector has the length {length:.3f}, not 1; run seps index into another store")
+            if row["words"] is not None and packed_shape(row["words"])[1] != settings.words_width:
+                faults.append("its description has another width")
+            return faults + _thumbnail_faults(row)
         shape = packed_shape(row["tokens"])
         if shape != (settings.num_prefix_tokens + patches, settings.width):
             faults.append(f"its state holds {shape[0]} tokens of width {shape[1]}, not {patches} of {settings.width}")
@@ -80,9 +98,11 @@ def _faults(store: Store, row: dict[str, Any]) -> list[str]:
         faults.append("the positions of its patches are missing")
     if row.get("guides") is not None and len(row["guides"]) != 4 * sum(settings.guides.values()):
         faults.append("its guides are damaged")
-    if not row["thumbnail"].startswith(b"\xff\xd8"):
-        faults.append("its thumbnail is damaged")
-    return faults
+    return faults + _thumbnail_faults(row)
+
+
+def _thumbnail_faults(row: dict[str, Any]) -> list[str]:
+    return [] if row["thumbnail"].startswith(b"\xff\xd8") else ["its thumbnail is damaged"]
 
 
 def _file_faults(store: Store, row: dict[str, Any]) -> list[str]:

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -16,9 +16,12 @@ from seps.retrieval.data.gallery import row_id as row_id
 from seps.retrieval.index.codec import Array, Precision
 
 FORMAT = 2
-"""Of a store with guides; one without them is format 1, which former releases read."""
+"""Of a store with guides, and of one with vectors alone; any other is format 1, which former releases read."""
 TABLE = "images"
 STATE = ("tokens", "positions", "mean", "words")
+
+
+StoreKind = Literal["patches", "vectors"]
 
 
 class StoreError(ValueError):
@@ -52,11 +55,22 @@ class StoreSettings:
     format: int = 1
     guides: Mapping[str, int] = field(default_factory=dict)
     """By name of a guide that comes with the images: the number of its values. Without any there is no such column."""
+    kind: StoreKind = "patches"
+    """"vectors": of a dual encoder, one vector per image and no tokens; its pixels are made by its own processor."""
+    words_width: int | None = None
+    """C of description words where another model than the pictures' encodes them."""
+    words_hash: str = ""
+    """Digest of that model."""
 
     @property
     def state(self) -> tuple[str, ...]:
         """The columns from which an image's state is restored."""
         return (*STATE, "guides") if self.guides else STATE
+
+    @property
+    def vector_width(self) -> int:
+        """Values of a row's vector: that of the picture, and where descriptions have their own width theirs and 1."""
+        return self.width if self.words_width is None else self.width + self.words_width + 1
 
     def to_json(self) -> str:
         """One line of JSON."""
@@ -86,7 +100,7 @@ class StoreSettings:
 
     def _check(self) -> None:
         texts = (self.root, self.model, self.model_hash)
-        numbers = (self.width, *self.grid, self.keep_patches or 1, self.keep_words or 1)
+        numbers = (self.width, *self.grid, self.keep_patches or 1, self.keep_words or 1, self.words_width or 1)
         if not all(isinstance(value, str) for value in texts):
             raise ValueError("root, model and model_hash must be texts")
         if not all(isinstance(value, int) and value > 0 for value in numbers) or self.num_prefix_tokens < 0:
@@ -95,6 +109,8 @@ class StoreSettings:
             raise ValueError(f"the precision is {self.precision!r}")
         if not all(isinstance(width, int) and width > 0 for width in self.guides.values()):
             raise ValueError("the widths of the guides must be positive numbers")
+        if self.kind not in get_args(StoreKind):
+            raise ValueError(f"the kind is {self.kind!r}")
 
 
 @dataclass(frozen=True)
@@ -114,9 +130,9 @@ class Row:
     height: int
     thumbnail: bytes
     vector: Any
-    """(C,) float16."""
+    """(C,) float16; in a store of the kind "vectors" float32, and it is the whole state of the picture."""
     tokens: bytes
-    """(P + N or M, C) prefix tokens and patches."""
+    """(P + N or M, C) prefix tokens and patches; empty in a store of the kind "vectors"."""
     positions: bytes | None
     """(M,) uint16: which patches the tokens are; None: all, in order."""
     mean: bytes | None
@@ -141,7 +157,7 @@ def schema(settings: StoreSettings) -> pa.Schema:
         "width": pa.int32(),
         "height": pa.int32(),
         "thumbnail": pa.large_binary(),
-        "vector": pa.list_(pa.float16(), settings.width),
+        "vector": pa.list_(pa.float16() if settings.kind == "patches" else pa.float32(), settings.vector_width),
         "tokens": pa.large_binary(),
         "positions": pa.binary(),
         "mean": pa.binary(),
@@ -163,8 +179,9 @@ def to_table(rows: Sequence[Row], settings: StoreSettings) -> pa.Table:
     for column in kinds:
         values = [getattr(row, column.name) for row in rows]
         if column.name == "vector":
-            flat = np.stack([np.asarray(value, np.float16) for value in values]).ravel()
-            columns.append(pa.FixedSizeListArray.from_arrays(pa.array(flat, pa.float16()), settings.width))
+            number = np.float16 if settings.kind == "patches" else np.float32
+            flat = np.stack([np.asarray(value, number) for value in values]).ravel()
+            columns.append(pa.FixedSizeListArray.from_arrays(pa.array(flat), settings.vector_width))
         else:
             columns.append(pa.array(values, column.type))
     return pa.Table.from_arrays(columns, schema=kinds)
@@ -192,6 +209,13 @@ class Columns:
         """Per image its columns (those of `names`) by name."""
         found: list[dict[str, Any]] = (self._arrow if names is None else self._arrow.select(list(names))).to_pylist()
         return found
+
+    def vectors(self, name: str = "vector") -> Array:
+        """(B, C): a column of vectors."""
+        column = self._arrow.column(name)
+        if isinstance(column, pa.ChunkedArray):
+            column = column.combine_chunks()
+        return np.asarray(column.flatten()).reshape(len(column), -1)
 
     def blobs(self, name: str) -> Array | list[bytes]:
         """A column of bytes: (B, size) uint8 without a copy where all have one size, else a list."""

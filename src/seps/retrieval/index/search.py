@@ -1,28 +1,31 @@
-"""Search a store: candidates by their vectors, then the exact score of each."""
+"""Search a store: candidates by their vectors and by words of their descriptions, then the exact score of each."""
 
 from __future__ import annotations
 
 import heapq
 import os
 import threading
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import torch
 
 from seps.retrieval.data import ImageSource
 from seps.retrieval.data.images import decode_image
 from seps.retrieval.data.shards import read_source
 from seps.retrieval.heads import ImageFeatures, TextFeatures
-from seps.retrieval.index.codec import StoredScorer, image_vectors, model_hash, restore, text_vectors
+from seps.retrieval.index import lexical
+from seps.retrieval.index.codec import StoredScorer, image_vectors, model_hash, restore, text_vectors, unpack_padded
 from seps.retrieval.index.embedding import computing_threads
+from seps.retrieval.index.lexical import Matches
 from seps.retrieval.index.rows import Columns, StoreError
 from seps.retrieval.index.store import Filters, Store
+from seps.retrieval.index.zeroshot import Query, ZeroShotModel, load_search_model, nat_of, other_words
 from seps.retrieval.model import RetrievalModel
-from seps.retrieval.pretrained import from_pretrained
 
 __all__ = ["CANDIDATES", "SHOWN", "Filters", "Hit", "Searcher", "nanoseconds"]
 
@@ -47,6 +50,8 @@ class Hit:
     mtime: int
     sha256: str = ""
     """Of the file's content when it was indexed."""
+    terms: Mapping[str, float] = field(default_factory=dict)
+    """Parts of the score that do not come from the model, by name: "lexical" for words found in the description."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -58,6 +63,7 @@ class Hit:
             "id": self.id,
             "width": self.width,
             "height": self.height,
+            **({"terms": {name: round(value, 6) for name, value in self.terms.items()}} if self.terms else {}),
         }
 
 
@@ -84,21 +90,27 @@ class Searcher:
     def __init__(
         self,
         store: str | os.PathLike[str] | Store,
-        model: RetrievalModel | str | None = None,
+        model: RetrievalModel | ZeroShotModel | str | None = None,
         *,
         device: torch.device | str = "cpu",
     ) -> None:
         self.store = store if isinstance(store, Store) else Store.open(store)
         settings = self.store.settings
-        name = model if isinstance(model, str) else settings.model
-        self.model = model if isinstance(model, RetrievalModel) else from_pretrained(name, device=device)
+        if model is None or isinstance(model, str):
+            model = load_search_model(model or settings.model, device=device)
+        self.model: RetrievalModel | ZeroShotModel = model
         self.model.eval()
-        if model_hash(self.model) != settings.model_hash:
+        digest = self.model.embedder.digest() if isinstance(self.model, ZeroShotModel) else model_hash(self.model)
+        if digest != settings.model_hash:
             raise StoreError(
                 f"The store {self.store.location} was made with {settings.model} ({settings.model_hash[:8]}), whose "
                 "weights are not those of the model that came. Use that model, or index again into another store."
             )
-        self.scorer = StoredScorer(self.model, settings)
+        if isinstance(self.model, ZeroShotModel) and model_hash(self.model.describer) != settings.words_hash:
+            raise StoreError(other_words(self.store.location))
+        self.scorer = None if isinstance(self.model, ZeroShotModel) else StoredScorer(self.model, settings)
+        self.columns = ("vector", "words") if isinstance(self.model, ZeroShotModel) else settings.state
+        """What the store holds of an image that its score needs."""
         # One query already uses every core; more than two at a time only use memory.
         self._running = threading.BoundedSemaphore(2)
         self._pool = computing_threads(max(1, torch.get_num_threads()), "seps-search")
@@ -119,12 +131,38 @@ class Searcher:
         if not isinstance(text, str) or not text.strip():
             raise ValueError("The query is blank. Write what to look for, like 'a dog running on the beach'.")
         with self._running:
-            words = self.encode(text)
-            return self._find(words, text_vectors(words)[0], k, candidates, exact, filters, described=True)
+            query = self.encode(text)
+            vector = self._pool.submit(self._search_vector, query).result()
+            found = lexical.matches(text, self.store)
+            return self._find(query, vector, k, candidates, exact, filters, True, found)
 
-    def encode(self, text: str) -> TextFeatures:
-        """The words of one query."""
+    def encode(self, text: str) -> TextFeatures | Query:
+        """One query as the model sees it."""
+        if isinstance(self.model, ZeroShotModel):
+            return self._pool.submit(self.model.query, [text.strip()]).result()
         return self._pool.submit(self.model.encode_texts, [text.strip()]).result()
+
+    def _search_vector(self, query: TextFeatures | Query) -> torch.Tensor:
+        if isinstance(self.model, ZeroShotModel):
+            return self.model.search_vector(cast(Query, query))
+        return text_vectors(cast(TextFeatures, query))[0]
+
+    def note(self, text: str) -> str:
+        """A sentence where the model does not read the whole query; else an empty text."""
+        if isinstance(self.model, ZeroShotModel):
+            cut = self.model.embedder.cut(text.strip())
+        else:
+            count = int(self.model.text.tokenize([text.strip()]).mask.sum())
+            most = self.model.config.max_words
+            cut = (count, most) if count > most else None
+        if cut is None:
+            return ""
+        return f"The model reads the first {cut[1]} tokens of a query, and this one has more: its end was not used."
+
+    @property
+    def nat(self) -> float:
+        """What a score changes by when a match becomes e times likelier."""
+        return nat_of(self.model)
 
     def search_image(
         self,
@@ -142,6 +180,11 @@ class Searcher:
         """
         source = ImageSource(Path("upload") if isinstance(picture, bytes) else Path(picture))
         data = picture if isinstance(picture, bytes) else read_source(source)
+        if isinstance(self.model, ZeroShotModel):
+            prepared = decode_image(data, source, self.model.image_size, self.model.embedder.prepare)
+            with self._running:
+                query = Query(self._pool.submit(self.model.images, [prepared]).result(), None)
+                return self._find(query, self.model.search_vector(query), k, candidates, exact, filters, False)
         pixels = decode_image(data, source, self.model.image_size, self.store.settings.pixels)
         with self._running:
             tokens = self._pool.submit(self._encode_pixels, pixels).result()
@@ -153,43 +196,77 @@ class Searcher:
 
     @torch.no_grad()
     def _encode_pixels(self, pixels: torch.Tensor) -> torch.Tensor:
-        return self.model.encode_pixels(pixels[None].to(self.model.device).float() / 255)
+        model = cast(RetrievalModel, self.model)
+        return model.encode_pixels(pixels[None].to(self.model.device).float() / 255)
 
     def _find(
         self,
-        words: TextFeatures,
+        query: TextFeatures | Query,
         vector: torch.Tensor,
         k: int,
         candidates: int,
         exact: bool,
         filters: Filters | None,
         described: bool,
+        found: Matches = lexical.NONE,
     ) -> list[Hit]:
         if k < 1 or candidates < 1:
             raise ValueError(f"k is {k} and candidates {candidates}; both must be at least 1.")
-        columns = [*SHOWN, *self.store.settings.state]
+        columns = [*SHOWN, *self.columns]
         parts: Iterable[Columns]
         if exact:
             parts = self.store.scan(columns, filters)
         else:
-            parts = [self.store.nearest(vector.cpu().numpy(), max(k, candidates), columns, filters)]
-        best: list[tuple[float, str, Mapping[str, Any]]] = []
+            parts = self._candidates(vector.cpu().numpy(), max(k, candidates), columns, filters, found)
+        best: list[tuple[float, str, Mapping[str, Any], Mapping[str, float]]] = []
         for images in parts:
-            scores, rows = self.scores(images, words, described), images.rows(SHOWN)
-            scored = [(-score, row["id"], row) for score, row in zip(scores, rows, strict=True)]
+            rows = images.rows(SHOWN)
+            scored = [
+                (-score - sum(terms.values()), row["id"], row, terms)
+                for score, row, terms in zip(
+                    self.scores(images, query, described), rows, self.terms(images, found), strict=True
+                )
+            ]
             best = heapq.nsmallest(k, [*best, *scored], key=lambda entry: entry[:2])
-        return [Hit(rank, -score, **row) for rank, (score, _, row) in enumerate(best, 1)]
+        return [Hit(rank, -score, **row, terms=terms) for rank, (score, _, row, terms) in enumerate(best, 1)]
 
-    def scores(self, images: Columns, words: TextFeatures, described: bool = True) -> list[float]:
-        """Exact scores of images read with the columns `StoreSettings.state`, a few at a time on each core."""
+    def _candidates(
+        self, vector: Any, count: int, columns: Sequence[str], filters: Filters | None, found: Matches
+    ) -> Iterable[Columns]:
+        """The images nearest by vector, then those among the rest whose descriptions have most of the query's words."""
+        near = self.store.nearest(vector, count, columns, filters)
+        yield near
+        if found.found:
+            known = set(near.values("id"))
+            more = [identity for identity in found.best(len(found.found)) if identity not in known]
+            more = self.store.among(more, filters)[:count]
+            if more:
+                yield self.store.select(more, columns)
+
+    def terms(self, images: Columns, found: Matches) -> list[dict[str, float]]:
+        """Per image what is added to the model's score, by name. A correction of single images belongs here."""
+        added = [self.nat * found.of(identity) for identity in images.values("id")]
+        return [{"lexical": value} if value else {} for value in added]
+
+    def scores(self, images: Columns, query: TextFeatures | Query, described: bool = True) -> list[float]:
+        """Exact scores of the model, of images read with `columns`, a few at a time on each core."""
 
         def part(start: int) -> list[float]:
-            stored = restore(images.part(start, step), self.store.settings, self.model.device)
-            stored = stored if described else stored.without_description()
-            return self.scorer.score(stored, words)[:, 0].tolist()
+            some: list[float] = self._scores(images.part(start, step), query, described)[:, 0].tolist()
+            return some
 
         step = SCORED_AT_ONCE if self.model.device.type == "cpu" else max(1, len(images))
         return [score for some in self._pool.map(part, range(0, len(images), step)) for score in some]
+
+    def _scores(self, images: Columns, query: TextFeatures | Query, described: bool) -> torch.Tensor:
+        settings, device = self.store.settings, self.model.device
+        if isinstance(self.model, ZeroShotModel):
+            words, mask = unpack_padded(images.values("words"), settings.words_width or settings.width)
+            vectors = torch.from_numpy(np.array(images.vectors()[:, : settings.width]))
+            return self.model.scores(vectors.to(device), words.to(device), mask.to(device), cast(Query, query))
+        stored = restore(images, settings, device)
+        scorer = cast(StoredScorer, self.scorer)
+        return scorer.score(stored if described else stored.without_description(), cast(TextFeatures, query))
 
     def image_source(self, row: Mapping[str, Any]) -> ImageSource:
         """Where the original of a row with `path` and `member` is. Raises StoreError for a path out of the folder."""

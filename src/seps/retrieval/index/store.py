@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from seps.locks import FileInUse, FileLock, RemoteLock
+from seps.retrieval.index.lexical import is_unspaced
 from seps.retrieval.index.rows import (
     TABLE,
     Columns,
@@ -44,6 +45,8 @@ FRAGMENTS = 32
 AT_ONCE = 1000
 """Ids in one condition."""
 _ID = re.compile(r"[0-9a-f]{20}")
+_PLAIN_WORD = re.compile(r"\w+")
+"""Letters and digits alone may reach the SQL."""
 _FRESH = timedelta(seconds=2)
 _ERRORS = (ValueError, RuntimeError, OSError)
 """What LanceDB raises."""
@@ -155,9 +158,42 @@ class Store:
             with self._failing("removed"):
                 self._table.delete(_among(ids[start : start + AT_ONCE]))
 
-    def select(self, ids: Sequence[str], columns: Sequence[str]) -> Columns:
+    def select(self, ids: Sequence[str], columns: Sequence[str], filters: Filters | None = None) -> Columns:
         """Some columns of the images with these ids, in any order; ids that are not there are left out."""
-        return Columns(self._read(lambda table: table.search().where(_among(ids)).select(list(columns)).to_arrow()))
+        more = None if filters is None else filters.clause()
+        where = _among(ids) if more is None else f"{_among(ids)} AND {more}"
+        return Columns(self._read(lambda table: table.search().where(where).select(list(columns)).to_arrow()))
+
+    def among(self, ids: Sequence[str], filters: Filters | None) -> list[str]:
+        """Those of the ids whose images the filters let through, in their order."""
+        if filters is None or filters.clause() is None:
+            return list(ids)
+        parts = [self.select(ids[start : start + AT_ONCE], ["id"], filters) for start in range(0, len(ids), AT_ONCE)]
+        allowed = {identity for part in parts for identity in part.values("id")}
+        return [identity for identity in ids if identity in allowed]
+
+    def described(self) -> int:
+        """Images with a description."""
+        return int(self._read(lambda table: table.count_rows("dense IS NOT NULL")))
+
+    def containing(self, word: str, limit: int) -> list[str]:
+        """Ids of at most `limit` images whose description has the word (`lexical.words_of`), by id."""
+        if not _PLAIN_WORD.fullmatch(word):
+            return []
+        pattern = "|".join(dict.fromkeys(unicodedata.normalize(form, word) for form in ("NFC", "NFD")))
+        edge = "" if is_unspaced(word) else r"\b"
+        where = f"regexp_like(dense, '{edge}({pattern}){edge}', 'i')"
+
+        def search(table: Any) -> pa.Table:
+            if edge and _index_of(table, "dense"):
+                from lancedb.query import MatchQuery
+
+                query = table.search(MatchQuery(word, "dense"), query_type="fts").select(["id", "_score"])
+            else:
+                query = table.search().where(where).select(["id"])
+            return query.limit(limit).to_arrow()
+
+        return sorted(Columns(self._read(search)).values("id"))
 
     def rows(self, ids: Sequence[str]) -> dict[str, Row]:
         """Whole rows by id; ids that are not there are left out."""
@@ -238,12 +274,27 @@ class Store:
             joined = always or len(self._table.to_lance().get_fragments()) > FRAGMENTS
             if joined:
                 self._optimize()
-            if rows >= INDEX_ABOVE and not self._table.list_indices():
-                from lancedb.index import IvfFlat
-
-                self._table.create_index("vector", config=IvfFlat(distance_type="dot", num_partitions=int(rows**0.5)))
-            elif joined and self._table.list_indices():
+            made = rows >= INDEX_ABOVE and self._index(rows)
+            if joined and not made and self._table.list_indices():
                 self._optimize()  # the index of the parts that were joined is an old version only now
+
+    def _index(self, rows: int) -> bool:
+        """Index the vectors and the descriptions' words where they are not; whether anything was done."""
+        missing = [column for column in ("vector", "dense") if not _index_of(self._table, column)]
+        if "vector" in missing:
+            from lancedb.index import IvfFlat
+
+            self._table.create_index("vector", config=IvfFlat(distance_type="dot", num_partitions=int(rows**0.5)))
+        if "dense" in missing:
+            self._index_words()
+        return bool(missing)
+
+    def _index_words(self) -> None:
+        """Index the words of the descriptions as they are written: no stemming, no words left out."""
+        from lancedb.index import FTS
+
+        options = {"with_position": False, "stem": False, "remove_stop_words": False, "ascii_folding": False}
+        self._table.create_index("dense", config=FTS(max_token_length=None, **options))
 
     def _optimize(self) -> None:
         with warnings.catch_warnings():
@@ -253,7 +304,7 @@ class Store:
 
     def indexed(self) -> bool:
         """Whether there is an approximate index of the vectors."""
-        return bool(self._read(lambda table: table.list_indices()))
+        return bool(self._read(lambda table: _index_of(table, "vector")))
 
     def disk_bytes(self) -> int:
         """Bytes on disk; in object storage those of the newest version."""
@@ -333,6 +384,10 @@ def writer_lock(location: str) -> Iterator[None]:
                 "the disk, or name another folder with --store. Nothing was changed."
             ) from error
         yield
+
+
+def _index_of(table: Any, column: str) -> bool:
+    return any(column in index.columns for index in table.list_indices())
 
 
 def _among(ids: Sequence[str]) -> str:

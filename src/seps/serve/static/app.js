@@ -168,6 +168,7 @@ function light(index) {
 const termNames = {
   patch_alignment: "Patches, word by word", patch_pooled: "Patches, mean",
   description_alignment: "Description, word by word", description_pooled: "Description, mean",
+  lexical: "Rare words found in the description",
 };
 
 function terms(found) {

@@ -1,0 +1,368 @@
+"""Search with published dual encoders: scores are transformers' own cosines; descriptions and words on one scale."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from PIL import Image
+from torch.nn import functional as F
+
+from duals import FAMILIES, dual_folder
+from seps.cli.main import main
+from seps.encoders import EncoderUnavailable
+from seps.retrieval.data import load_jsonl
+from seps.retrieval.eval.evaluate import evaluate, score_zero_shot
+from seps.retrieval.eval.protocol import ProtocolError, view
+from seps.retrieval.index import zeroshot
+from seps.retrieval.index.build import IndexOptions, index_folder
+from seps.retrieval.index.maintenance import status, verify
+from seps.retrieval.index.rows import StoreError
+from seps.retrieval.index.search import Searcher
+from seps.retrieval.index.store import Store
+from seps.retrieval.index.zeroshot import ZeroShotModel, description_scores, load_search_model
+from seps.retrieval.pretrained import ModelError, from_pretrained
+from stores import paint
+
+QUERIES = ["A red dog", "the cat runs on a blue square", "dots"]
+
+
+@pytest.fixture(autouse=True)
+def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise OSError("no network in tests")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+
+
+@pytest.fixture(scope="module")
+def mini() -> Any:
+    return from_pretrained("mini")
+
+
+@pytest.fixture(autouse=True)
+def _mini_once(monkeypatch: pytest.MonkeyPatch, mini: Any) -> None:
+    """The embedded model is read once: it takes most of a test's time."""
+    real = zeroshot.from_pretrained
+    monkeypatch.setattr(
+        zeroshot, "from_pretrained", lambda name, **more: mini if name == "mini" else real(name, **more)
+    )
+
+
+def photos(folder: Path, count: int = 7, described: int = 0) -> Path:
+    lines = []
+    for i in range(count):
+        paint(folder / f"p{i}.png", i, (60 + 9 * i, 44))
+        dense = {"dense": f"a dog, picture {i} of Rufus{i}"} if i < described else {}
+        lines.append(json.dumps({"image": f"p{i}.png", "captions": [f"{QUERIES[i % 3]} {i}"], **dense}))
+    (folder / "data.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def indexed(folder: Path, store: Path, family: str = "clip", **options: Any) -> Searcher:
+    model = load_search_model(dual_folder(family))
+    index_folder(folder, store, model, str(dual_folder(family)), options=IndexOptions(workers=1, **options))
+    return Searcher(store, model)
+
+
+def own_cosines(family: str, folder: Path, query: str) -> dict[str, float]:
+    """What transformers alone computes, picture by picture."""
+    place = dual_folder(family)
+    model = transformers.AutoModel.from_pretrained(place).eval()
+    processor = transformers.AutoImageProcessor.from_pretrained(place, backend="pil")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(place)
+    if family.startswith("siglip"):
+        length = model.config.text_config.max_position_embeddings
+        tokens = {
+            "input_ids": tokenizer([query], padding="max_length", max_length=length, return_tensors="pt").input_ids
+        }
+    else:
+        tokens = dict(tokenizer([query], return_tensors="pt"))
+        tokens.pop("token_type_ids", None)
+    found = {}
+    with torch.no_grad():
+        text = F.normalize(model.get_text_features(**tokens).pooler_output, dim=-1)
+        for path in sorted(folder.glob("*.png")):
+            pixels = processor(images=Image.open(path).convert("RGB"), return_tensors="pt")
+            image = F.normalize(model.get_image_features(**pixels).pooler_output, dim=-1)
+            found[path.name] = float(image @ text.T)
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_index_and_search_rank_as_transformers_does(family: str, tmp_path: Path) -> None:
+    searcher = indexed(photos(tmp_path / "photos"), tmp_path / "s", family)
+    for query in QUERIES:
+        wanted = own_cosines(family, tmp_path / "photos", query)
+        for exact in (False, True):
+            hits = searcher.search(query, k=20, exact=exact)
+            assert {hit.path: hit.score for hit in hits} == pytest.approx(wanted, abs=1e-5)
+            assert [hit.path for hit in hits] == sorted(wanted, key=lambda path: -wanted[path])
+    assert searcher.search_image(tmp_path / "photos" / "p3.png")[0].path == "p3.png"
+    assert searcher.search_image(tmp_path / "photos" / "p3.png")[0].score == pytest.approx(1.0, abs=1e-5)
+
+
+def test_a_description_adds_its_logarithm(tmp_path: Path, mini: Any) -> None:
+    """S = cos + (D - CENTRE) / (TEMPERATURE scale), with D as the embedded model computes it; nothing without one."""
+    folder = photos(tmp_path / "photos", described=4)
+    searcher = indexed(folder, tmp_path / "s", precision="float32")
+    query = "a dog on grass"
+    wanted = own_cosines("clip", folder, query)
+    words = mini.encode_texts([query]).words[0]
+    net = mini.head.net
+    scale = searcher.model.embedder.scale  # type: ignore[union-attr]
+    for i in range(4):
+        dense = mini.encode_texts([f"a dog, picture {i} of Rufus{i}"], max_words=200).words
+        patches = torch.randn(1, mini.vision.num_patches + mini.vision.num_prefix_tokens, mini.config.embed_size)
+        with torch.no_grad():
+            side = net.encode_images(patches, dense=dense, dense_lengths=torch.tensor([dense.shape[1]]))
+            described = float(net.score_text(side, words).description)
+        wanted[f"p{i}.png"] += (described - zeroshot.CENTRE) / (zeroshot.TEMPERATURE * scale)
+    hits = searcher.search(query, k=20)
+    assert {hit.path: hit.score for hit in hits} == pytest.approx(wanted, abs=1e-5)
+    assert {hit.path: hit.score for hit in searcher.search(query, k=20, exact=True)} == pytest.approx(wanted, abs=1e-5)
+
+
+def test_padding_of_descriptions_changes_nothing(mini: Any) -> None:
+    words, mask = mini.encode_descriptions(["a dog", None, "a very long description of a red square on green grass"])
+    query = mini.encode_texts(["a red square"]).words[0]
+    together = description_scores(mini.head.net, words, mask, query)
+    alone = description_scores(mini.head.net, words[:1, : int(mask[0].sum())], mask[:1, : int(mask[0].sum())], query)
+    assert torch.allclose(together[:1], alone, atol=1e-6) and torch.isfinite(together).all()
+
+
+def test_names_win_in_a_store_of_a_dual_encoder(tmp_path: Path) -> None:
+    searcher = indexed(photos(tmp_path / "photos", described=5), tmp_path / "s")
+    # Cosines of random weights spread over all of [-1, 1]; those of trained ones over about 20 nats.
+    searcher.model.embedder.scale = 10.0  # type: ignore[union-attr]
+    for i in range(5):
+        hit = searcher.search(f"Rufus{i}", k=1, candidates=1)[0]
+        assert hit.path == f"p{i}.png"
+        assert hit.terms["lexical"] == pytest.approx(16 / 10, rel=1e-6)
+
+
+def test_the_store_is_whole_and_goes_on(tmp_path: Path) -> None:
+    folder = photos(tmp_path / "photos", described=2)
+    searcher = indexed(folder, tmp_path / "s")
+    assert verify(Store.open(tmp_path / "s")) == []
+    told = status(Store.open(tmp_path / "s"))
+    assert (told["kind"], told["patches"], told["described"]) == ("vectors", 0, 2)
+    shutil.copy(folder / "p0.png", folder / "copy.png")
+    (folder / "p6.png").unlink()
+    report = index_folder(folder, tmp_path / "s", searcher.model, str(dual_folder("clip")))
+    assert (report.moved, report.deleted, report.unchanged) == (1, 1, 6)
+    assert len(Searcher(tmp_path / "s", searcher.model).search("dog", k=20)) == 7
+
+
+def test_another_model_is_refused_and_nothing_is_lost(tmp_path: Path) -> None:
+    folder = photos(tmp_path / "photos")
+    indexed(folder, tmp_path / "s")
+    with pytest.raises(StoreError, match="made with another model"):
+        indexed(folder, tmp_path / "s", "altclip")
+    with pytest.raises(StoreError, match="weights are not those"):
+        Searcher(tmp_path / "s", load_search_model(dual_folder("altclip")))
+    with pytest.raises(StoreError, match="one vector per image"):
+        indexed(folder, tmp_path / "t", keep_patches=3)
+    assert len(Searcher(tmp_path / "s").search("dog", k=20)) == 7
+
+
+def test_eval_scores_as_the_search_does(tmp_path: Path) -> None:
+    folder = photos(tmp_path / "photos", described=3)
+    searcher = indexed(folder, tmp_path / "s", precision="float32")
+    model = searcher.model
+    assert isinstance(model, ZeroShotModel)
+    data = load_jsonl(folder / "data.jsonl")
+    scores = score_zero_shot(model, data, view(data, "image"))
+    for column, caption in enumerate(data.captions[:3]):
+        hits = searcher.search(caption, k=20)
+        found = {hit.path: hit.score - sum(hit.terms.values()) for hit in hits}
+        assert found == pytest.approx({f"p{i}.png": float(scores[i, column]) for i in range(7)}, abs=1e-5)
+    plain = score_zero_shot(model, data, view(data, "none"))
+    assert plain.abs().max() <= 1 and not torch.allclose(plain[:3], scores[:3])
+    assert torch.allclose(plain[3:], scores[3:], atol=1e-6)
+    assert evaluate(model, data).images_with_description == 3
+    whole = photos(tmp_path / "whole", described=7)
+    with pytest.raises(ProtocolError, match="dual encoder has none"):
+        evaluate(model, load_jsonl(whole / "data.jsonl"), "published")
+
+
+def test_commands_take_a_dual_encoder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, store = photos(tmp_path / "photos", described=2), str(tmp_path / "s")
+    clip = str(dual_folder("clip"))
+    assert main(["index", str(folder), "--store", store, "--model", clip, "--workers", "1"]) == 0
+    assert "Stronger models" not in capsys.readouterr().out
+    assert main(["search", "a red dog " * 20, "--store", store, "--json"]) == 0
+    out = capsys.readouterr()
+    assert len(json.loads(out.out)) == 7 and "reads the first 16 tokens" in out.err
+    assert main(["eval", "--model", clip, "--data", str(folder / "data.jsonl"), "--lexical", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["lexical"] is True
+    assert main(["explain", "p0.png", "a dog", "--store", store]) == 2
+    assert "Explanations need a model of seps" in capsys.readouterr().err
+    assert main(["explain", str(folder / "p0.png"), "a dog", "--model", clip]) == 2
+    assert "Explanations need a model of seps" in capsys.readouterr().err
+
+
+def test_the_service_serves_a_store_of_a_dual_encoder(tmp_path: Path) -> None:
+    from fastapi.testclient import TestClient
+
+    from seps.serve.app import create_app
+
+    searcher = indexed(photos(tmp_path / "photos", described=3), tmp_path / "s")
+    with TestClient(create_app(searcher, hosts=None)) as client:
+        answer = client.get("/api/search", params={"q": "Rufus1 " + "dog " * 30}).json()
+        assert len(answer["results"]) == 7 and "its end was not used" in answer["note"]
+        assert any(result["terms"].get("lexical") for result in answer["results"])
+        assert client.get("/api/status").json()["explains"] is False
+        told = client.get(f"/api/explain/{answer['results'][0]['id']}", params={"q": "dog"})
+        assert told.status_code == 501 and "dual encoder" in told.json()["error"]
+        assert len(client.get(f"/api/similar/{answer['results'][0]['id']}").json()["results"]) == 7
+
+
+def test_the_first_store_is_told_of_stronger_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = photos(tmp_path / "photos", 2)
+    for told in (True, False):
+        assert main(["index", str(folder), "--store", str(tmp_path / "s"), "--workers", "1"]) == 0
+        assert ("siglip2-b-16 (1.5 GB, many languages)" in capsys.readouterr().out) is told
+
+
+class Colours:
+    """An embedder of one's own: the mean colour of a picture, and colours by their names."""
+
+    width, side, scale = 3, 32, 100.0
+    device = torch.device("cpu")
+
+    def prepare(self, image: Any) -> Any:
+        return torch.tensor(np.asarray(image), dtype=torch.float32).mean(dim=(0, 1)) - 100
+
+    def image_vectors(self, prepared: Any) -> torch.Tensor:
+        return F.normalize(torch.stack(list(prepared)), dim=-1)
+
+    def text_vectors(self, texts: Any) -> torch.Tensor:
+        return F.normalize(torch.tensor([[name in text for name in ("red", "green", "blue")] for text in texts]) + 1e-3)
+
+    def image_tokens(self, prepared: Any) -> None:
+        return None
+
+    def cut(self, text: str) -> None:
+        return None
+
+    def digest(self) -> str:
+        return "colours"
+
+
+def test_an_embedder_of_ones_own(tmp_path: Path) -> None:
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for name, colour in (("r.png", (250, 9, 9)), ("g.png", (9, 250, 9)), ("b.png", (9, 9, 250))):
+        Image.new("RGB", (20, 20), colour).save(folder / name)
+    model = ZeroShotModel(Colours())
+    index_folder(folder, tmp_path / "s", model, "colours")
+    searcher = Searcher(tmp_path / "s", model)
+    for query, path in (("a red thing", "r.png"), ("green", "g.png"), ("blue", "b.png")):
+        assert searcher.search(query)[0].path == path
+
+
+def test_many_threads_may_ask(tmp_path: Path) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    embedder = load_search_model(dual_folder("clip")).embedder  # type: ignore[union-attr]
+    texts = [" ".join(["a dog"] * (1 + i % 9)) for i in range(60)]
+    wanted = [embedder.text_vectors([text]) for text in texts]
+    with ThreadPoolExecutor(6) as pool:
+        cuts = pool.map(embedder.cut, texts * 2)
+        found = list(pool.map(lambda text: embedder.text_vectors([text]), texts))
+        assert [cut is None for cut in cuts] == [len(text.split()) + 2 <= 16 for text in texts * 2]
+    assert all(torch.allclose(one, other, atol=1e-5) for one, other in zip(found, wanted, strict=True))
+
+
+def test_wrong_names_are_sentences(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"no model 'clop-b-32'.*clip-b-32 \(0\.6 GB, English\)"):
+        load_search_model("clop-b-32")
+    with pytest.raises(ModelError, match="could not be reached"):
+        load_search_model("someone/clip")
+    with pytest.raises(EncoderUnavailable, match="openai/clip-vit-base-patch32"):
+        load_search_model("clip-b-32")
+    config = transformers.BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
+    config.save_pretrained(tmp_path)
+    with pytest.raises(EncoderUnavailable, match="of the kind bert"):
+        load_search_model(tmp_path)
+
+
+def test_a_hub_model_of_another_kind_is_not_downloaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import huggingface_hub
+
+    asked = []
+    transformers.BertConfig().save_pretrained(tmp_path / "bert")
+
+    def download(name: str, **more: Any) -> str:
+        asked.append(more["allow_patterns"])
+        return str(tmp_path / "bert")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    with pytest.raises(EncoderUnavailable, match="of the kind bert"):
+        load_search_model("google/bert")
+    assert asked == [["config.json"]]
+
+
+@pytest.mark.parametrize("converted", [True, False])
+def test_weights_of_a_pickled_hub_model(converted: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A model published as a pickle alone is taken as the hub's service converted it; the pickle is not read."""
+    import huggingface_hub
+
+    main_branch, asked = tmp_path / "main", []
+    shutil.copytree(dual_folder("clip"), main_branch)
+    (main_branch / "model.safetensors").unlink()
+
+    def download(name: str, revision: str | None = None, **more: Any) -> str:
+        asked.append((revision, more["allow_patterns"]))
+        return str(main_branch if revision is None else dual_folder("clip"))
+
+    def discussions(self: Any, name: str, **more: Any) -> Any:
+        assert more == {"author": "SFconvertbot", "discussion_type": "pull_request"}
+        one = type("Discussion", (), {"git_reference": "refs/pr/7"})
+        return iter([one] if converted else [])
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    monkeypatch.setattr(huggingface_hub.HfApi, "get_repo_discussions", discussions)
+    if converted:
+        assert isinstance(load_search_model("clip-b-32"), ZeroShotModel)
+        assert [revision for revision, _ in asked] == [None, None, "refs/pr/7"]
+    else:
+        with pytest.raises(EncoderUnavailable, match=r"has no model\.safetensors"):
+            load_search_model("openai/clip-vit-base-patch32")
+    assert not any("bin" in pattern for _, patterns in asked for pattern in patterns)
+
+
+@pytest.mark.parametrize("kind", ["GatedRepoError", "RepositoryNotFoundError"])
+def test_gated_and_missing_models_are_sentences(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    def download(name: str, **more: Any) -> str:
+        raise type(kind, (Exception,), {})()
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    with pytest.raises(ModelError, match=r"gated|no model someone/clip on the hub"):
+        load_search_model("someone/clip")
+
+
+def test_strips_and_large_photos_are_indexed(tmp_path: Path) -> None:
+    folder = tmp_path / "photos"
+    paint(folder / "strip.png", 1, (3000, 1))
+    paint(folder / "tall.png", 2, (2, 4000))
+    paint(folder / "large.jpg", 3, (900, 700))
+    searcher = indexed(folder, tmp_path / "s")
+    assert len(searcher.search("dog")) == 3
+    # A large JPEG is decoded smaller first; what the model sees is nearly the same.
+    with Image.open(folder / "large.jpg") as picture:
+        embedder = searcher.model.embedder  # type: ignore[union-attr]
+        whole = embedder.image_vectors([embedder.prepare(picture.convert("RGB"))])[0].numpy()
+    row = searcher.store.get(next(hit.id for hit in searcher.search("dog") if hit.path == "large.jpg"), ["vector"])
+    assert row is not None and float(np.dot(whole, row["vector"][: len(whole)])) > 0.99
