@@ -59,7 +59,7 @@ DIFFERENCES = (
             ("PatchSlimming.encode_images", 'config.dense != "none"'),
             ("PatchSlimming.encode_images", 'config.dense == "tokens"'),
             ("PatchSlimming.encode_images", 'config.dense == "branch"'),
-            ("PatchSlimming.score_text", 'self.config.dense == "branch"'),
+            ("PatchSlimming._align_patches", 'self.config.dense == "branch"'),
             ("score_pairing_texts", 'net.config.dense != "branch"'),
         ),
     ),
