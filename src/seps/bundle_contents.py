@@ -59,7 +59,7 @@ DIFFERENCES = (
             ("PatchSlimming.encode_images", 'config.dense != "none"'),
             ("PatchSlimming.encode_images", 'config.dense == "tokens"'),
             ("PatchSlimming.encode_images", 'config.dense == "branch"'),
-            ("PatchSlimming.score_text", 'self.config.dense == "branch"'),
+            ("PatchSlimming._align_patches", 'self.config.dense == "branch"'),
             ("score_pairing_texts", 'net.config.dense != "branch"'),
         ),
     ),
@@ -102,7 +102,7 @@ DIFFERENCES = (
     Difference(
         "ratio_form",
         '"printed": rho less the weighted sum of both means (Eq. 7)',
-        '"unified": the mean of D_s + D_d; "separate": a term each',
+        '"unified": the mean of D_s + D_d ("separate", a term each, is the dual-mode file\'s)',
         ("LossConfig", "ratio_form: RatioForm ="),
         (
             ("ratio_loss", 'if form == "unified"'),

@@ -12,8 +12,10 @@ from seps.config import SlimmingConfig
 from seps.nn.aggregation import TokenAggregation
 from seps.nn.alignment import mask_xattn_one_text
 from seps.nn.checks import InputError, check_features
+from seps.nn.image_side import ImageSide
+from seps.nn.pairing import score_published_pairing
 from seps.nn.selection import TokenSparse
-from seps.nn.slimming import ImageSide, PatchSlimming, score_published_pairing
+from seps.nn.slimming import PatchSlimming
 
 
 class CrossSparseAggrNet(PatchSlimming):

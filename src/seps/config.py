@@ -68,8 +68,8 @@ class SlimmingConfig:
     - `aggregation`: "dual" (Eq. 4, one weight matrix per kept set) or "single".
     - `alignment`: "topk" (Eq. 5, mean + MLP over the `top_k` best) or "mean".
     - `similarity`: "cosine", or "leaky" (LeakyReLU of slope 0.1 on the cosine).
-    - `decision`: "topk"; "gumbel", straight-through top-k with a relaxation that sums to K; "binary", a
-      keep/drop decision per patch whose number is learned.
+    - `decision`: "topk"; "gumbel", K sampled patches with the gradient of a relaxation that sums to K; "relaxed",
+      the K best with that gradient; "binary", a keep/drop decision per patch whose number is learned.
 
     Four of them (`scoring`, `aggregation`, `alignment`, `decision`) may name an idea of your own: `seps.registry`.
     """
@@ -93,7 +93,7 @@ class SlimmingConfig:
     """Further guidance vectors by name, with weights: `{"audio": 0.25}`."""
     top_k: int = 5
     temperature: float = 1.0
-    """Temperature of the relaxation in the "gumbel" and "binary" decisions."""
+    """Temperature of the relaxation in the "gumbel", "relaxed" and "binary" decisions."""
     sharpness: float = 10.0
     """Scale from scores (about 0 to 1.5) to the logits of those decisions."""
     detach_patches: bool = False

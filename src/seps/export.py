@@ -24,8 +24,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from seps.nn.image_side import ImageSide
 from seps.nn.known import evaluating
-from seps.nn.slimming import ImageSide, PatchSlimming
+from seps.nn.slimming import PatchSlimming
 
 __all__ = ["ExportError", "ScorePairs", "check_packages", "export_onnx", "export_score", "largest_difference"]
 

@@ -28,9 +28,14 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
+def unfinished(path: Path) -> Path:
+    """What `write_text` calls a file while it is being written; a killed one stays behind."""
+    return path.with_name(f".{path.name}.new")
+
+
 def write_text(path: Path, text: str) -> None:
     """Replace a text file at once: a reader, or a crash, sees the old one or the new one."""
-    temporary = path.with_name(f".{path.name}.new")
+    temporary = unfinished(path)
     try:
         temporary.write_text(text, encoding="utf-8", newline="\n")
         sync(temporary)

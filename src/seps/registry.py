@@ -176,7 +176,7 @@ def register_alignment(name: str, *, form: str | None = None) -> Callable[[Thing
 
 
 def register_guide(name: str, *, form: str | None = None) -> Callable[[Thing], Thing]:
-    """A guide of your own: `guide(vectors)` -> (B, C), from the vectors (B, any width) that come with the images.
+    """A guide of your own: `guide(vectors)` -> (B, C), from the vectors (B, V), V any width, that come with the images.
 
     An image without a vector has zeros, and its guide is zero, which guides nothing. `extra_guides={name: weight}` of
     the configuration gives it its weight. Guides are used without gradient (Eq. 2): what is in one does not learn.

@@ -68,6 +68,8 @@ def test_the_arguments_of_demo_s_versions(seps: Any) -> None:
     seps.MultiModalSDTPS(16, 12, cross_attn_type="cosine")
     with pytest.raises(seps.InputError, match="cross_attn_type='attention'"):
         seps.MultiModalSDTPS(16, 12, cross_attn_type="attention")
+    with pytest.raises(seps.InputError, match=r"cross_attn_heads=4: .*Leave cross_attn_type and cross_attn_heads out"):
+        seps.MultiModalSDTPS(16, 12, cross_attn_heads=4)
 
 
 def test_hrpa_of_the_paper_is_the_plain_cosine(seps: Any) -> None:

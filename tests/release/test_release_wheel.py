@@ -64,7 +64,8 @@ def test_the_wheel_holds_the_package_and_nothing_else(archives: tuple[Path, Path
     assert {name for name in sizes if name.startswith("seps/")} == expected
     assert {"seps/py.typed", "seps/serve/static/index.html", "seps/assets/gallery/gallery.jsonl"} <= expected
     assert sizes["seps/assets/mini/model.safetensors"] > 13e6
-    assert archives[1].stat().st_size < 20e6
+    assert 13e6 < sizes["seps/assets/base/model.safetensors"] < 35e6
+    assert archives[1].stat().st_size < 50e6
     assert re.search(rf"^Version: {re.escape(seps.__version__)}$", record, re.MULTILINE)
 
 
@@ -75,7 +76,7 @@ def test_the_source_archive_leaves_runs_and_tests_at_home(archives: tuple[Path, 
     assert {"CHANGELOG.md", "LICENSE", "README.md", "configs/mini.yaml", "examples/custom_encoder.py"} <= names
     assert not tops & {"tests", "runs", "out", "carry", "docs", "benchmarks", "dist", "build", ".venv"}
     assert not [name for name in names if "__pycache__" in name or name.endswith(".pyc")]
-    assert archives[0].stat().st_size < 20e6
+    assert archives[0].stat().st_size < 50e6
 
 
 def test_the_changelog_knows_this_version() -> None:

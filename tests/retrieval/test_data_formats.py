@@ -265,6 +265,17 @@ def test_published_accepts_a_description_per_caption_only_if_they_agree(publishe
         load(published)
 
 
+def test_published_ids_named_once_stand_for_five_captions_in_a_row(published: Path) -> None:
+    (published / "test_ids.txt").write_text("97\n51\n9\n")
+    (published / "test_caps.txt").write_text("".join(f"{image}{i}\n" for image in "hot" for i in range(5)))
+    data = load(published)
+    assert [r.id for r in data.records] == ["97", "51", "9"] and data.dense == ["ONE", "TWO", "THREE"]
+    assert [r.captions for r in data.records] == [tuple(f"{image}{i}" for i in range(5)) for image in "hot"]
+    (published / "test_ids.txt").write_text("97\n51\n51\n")  # a list by caption, of another release
+    with pytest.raises(DataError, match=r"has 3 lines and .* has 15.*or one for each image with 5 captions in a row"):
+        load(published)
+
+
 @pytest.mark.parametrize(
     ("file", "content", "what"),
     [

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -131,6 +133,74 @@ def test_a_save_that_stops_anywhere_is_undone_or_finished(
         assert (tmp_path / "README.md").read_text() == card
     save(tmp_path, 3.0)
     assert value(tmp_path) == 3.0 and len(content(tmp_path)) == files
+
+
+KILL_EVERYWHERE = """
+import os, sys
+sys.path.insert(0, sys.argv[2])
+from pathlib import Path
+from seps import files
+from test_model_saving import content, save, value
+
+files.sync = lambda path: None  # takes most of the time, and a killed process does not need it
+STEPS = {"os.mkdir", "os.rename", "os.remove", "os.rmdir"}
+
+def killed_at(moment, folder):
+    steps = 0
+    def count(event, arguments):
+        nonlocal steps
+        changes = event in STEPS or event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR)
+        steps += bool(changes) and str(folder) in str(arguments[0])
+        if steps == moment:
+            os._exit(9)
+    sys.addaudithook(count)
+    save(folder, 2.0)
+    os._exit(0)
+
+moment, killed = 0, True
+while killed:
+    moment += 1
+    folder = Path(sys.argv[1]) / str(moment)
+    save(folder, 1.0)
+    child = os.fork()
+    if not child:
+        killed_at(moment, folder)
+    killed = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    assert value(folder) in (1.0, 2.0), moment
+    save(folder, 3.0)
+    left = sorted(path.name for path in folder.iterdir())
+    assert value(folder) == 3.0 and len(left) == 5 and len(content(folder)) == 5, (moment, left)
+print(moment)
+"""
+
+
+def test_a_save_killed_at_any_step_leaves_nothing_after_the_next(tmp_path: Path) -> None:
+    """A process that ends at its nth operation on a file, for every n, the folder's making and removal among them."""
+    source = [str(Path(model_saving.__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+    done = subprocess.run(
+        [sys.executable, "-c", KILL_EVERYWHERE, tmp_path, Path(__file__).parent],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(source)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert int(done.stdout) > 20
+
+
+NAMED_LIKE_A_SAVE = f".saving-seps-{'0' * 32}"
+
+
+@pytest.mark.parametrize("name", [".saving-x", ".saving-abcd1234", NAMED_LIKE_A_SAVE, f"{NAMED_LIKE_A_SAVE}-mine"])
+def test_a_folder_without_a_plan_stays_unless_it_is_empty_and_of_a_save(tmp_path: Path, name: str) -> None:
+    save(tmp_path, 1.0)
+    (tmp_path / name).mkdir()
+    save(tmp_path, 2.0)
+    assert (tmp_path / name).exists() == (name != NAMED_LIKE_A_SAVE)
+    (tmp_path / name).mkdir(exist_ok=True)
+    (tmp_path / name / "photo.jpg").write_text("mine")
+    save(tmp_path, 3.0)
+    assert (tmp_path / name / "photo.jpg").read_text() == "mine"
 
 
 def test_a_manifest_cannot_lead_out_of_the_folder(tmp_path: Path) -> None:

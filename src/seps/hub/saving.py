@@ -3,9 +3,10 @@
 `config.json` lists the sha256 of every file that belongs to the model. Only files on such a list, with that content,
 are ever removed or overwritten; anything else in the way is an error before the first byte is written.
 
-A save prepares everything in `.saving-*` with a plan of what it adds and what it replaces. Replacing `config.json` is
-the moment that counts: a save that stopped before it is undone, one that stopped after it is finished, by itself or,
-if it was killed, by the next save.
+A save prepares everything in a folder `.saving-seps-*` with a plan of what it adds and what it replaces. Replacing
+`config.json` is the moment that counts: a save that stopped before it is undone, one that stopped after it is finished,
+by itself or, if it was killed, by the next save. The plan is the first file that is written there and the last that is
+removed, so that a folder without one is of that name and empty, or it is not a save's.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import os
 import re
 import shutil
 import tempfile
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from seps.files import sha256, write_json
+from seps.files import sha256, unfinished, write_json
 from seps.hub.folder import CARD, CONFIG, FORMAT, WEIGHTS, ModelError, describe_weights, inside, read_config
 
 PLAN, OLD_CARD = "seps-plan.json", "card-before.md"
@@ -33,6 +35,7 @@ _ENCODER_FILES = frozenset(
     | {"added_tokens.json", "vocab.txt", "vocab.json", "merges.txt", "spiece.model", "chat_template.jinja"}
 )
 """What the last version, which listed no files, wrote into the folders of encoders."""
+_STAGED = re.compile(r"\.saving-seps-[0-9a-f]{32}")
 _OUR_CARD = re.compile(r"---\n(.*\n)*?library_name: \"?seps\"?\n")
 Files = dict[str, str]
 """Path in the folder, with forward slashes, to sha256."""
@@ -77,8 +80,10 @@ def check_folder(folder: Path | str, places: Iterable[str] = ()) -> None:
 def _replaceable(folder: Path, places: Iterable[str]) -> tuple[Files, bool]:
     """As `_belonging`, once an interrupted save is settled. Raises ModelError for a file that must not be replaced."""
     for left in sorted(folder.glob(".saving-*")):
-        if (left / PLAN).is_file():  # else it is not a save's
+        if (left / PLAN).is_file():
             _settle(folder, left)
+        elif _STAGED.fullmatch(left.name) and _is_real_folder(left):
+            _discard(left)
     before, keep_card = _belonging(folder)
     _check_free(folder, before, (CONFIG, WEIGHTS, CARD, *places))
     return before, keep_card
@@ -93,7 +98,8 @@ def _write(
     places: Mapping[str, str],
 ) -> None:
     before, keep_card = _replaceable(folder, places.values())
-    staged = Path(tempfile.mkdtemp(prefix=".saving-", dir=folder))
+    staged = folder / f".saving-seps-{uuid.uuid4().hex}"
+    staged.mkdir(mode=0o700)
     try:
         _write_plan(staged, {}, {}, "")
         save_file(dict(tensors), staged / WEIGHTS, metadata={"format": "pt"})
@@ -204,7 +210,21 @@ def _settle(folder: Path, staged: Path) -> None:
                 (folder / parent).rmdir()
     if now != config and (staged / OLD_CARD).is_file() and _unchanged(folder, CARD, after.get(CARD, "")):
         os.replace(staged / OLD_CARD, folder / CARD)
-    shutil.rmtree(staged, ignore_errors=True)
+    _discard(staged)
+
+
+def _discard(staged: Path) -> None:
+    """Remove the folder of a settled save, or of one that has not begun: the plan last, by which it is known."""
+    with contextlib.suppress(OSError):
+        planned = (staged / PLAN).is_file()
+        for path in staged.iterdir() if planned else ():
+            if _is_real_folder(path):
+                shutil.rmtree(path)
+            elif path.name != PLAN:
+                path.unlink()
+        (staged / PLAN).unlink(missing_ok=True)
+        unfinished(staged / PLAN).unlink(missing_ok=True)
+        staged.rmdir()
 
 
 def _write_plan(staged: Path, before: Files, after: Files, config: str) -> None:

@@ -19,9 +19,10 @@ from torch.nn import functional as F
 
 from seps.nn.aggregation import merge
 from seps.nn.checks import InputError
+from seps.nn.image_side import ImageSide
 from seps.nn.known import evaluating, own_forward, why_not_fast
 from seps.nn.selection import extra_token
-from seps.nn.slimming import ImageSide, PatchSlimming
+from seps.nn.slimming import PatchSlimming
 from seps.registry import FORMS
 
 _TOLERANCE = 1e-3

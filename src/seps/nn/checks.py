@@ -105,6 +105,25 @@ def check_rows_hold_one(name: str, mask: Tensor) -> None:
         raise InputError(f"{name} leaves row {row} without any valid position; every image needs at least one.")
 
 
+def check_patch_mask(mask: Tensor, patches: Tensor) -> None:
+    """Raise `InputError` unless `mask` is bool, (B, N) as the patches (B, N, C) are, with a patch in each row."""
+    if mask.shape != patches.shape[:2] or mask.dtype != torch.bool:
+        raise InputError(
+            f"patch_mask must be a bool tensor of shape (images, patches) = {tuple(patches.shape[:2])}, but a "
+            f"{mask.dtype} tensor of shape {tuple(mask.shape)} came."
+        )
+    check_rows_hold_one("patch_mask", mask)
+
+
+def check_one_each(dense: Tensor, batch: int) -> None:
+    """Raise `InputError` unless there is one description per image."""
+    if dense.shape[0] != batch:
+        raise InputError(
+            f"dense holds {dense.shape[0]} descriptions for {batch} images; it belongs to the images, one each "
+            "(length 0 for an image without one)."
+        )
+
+
 def check_ratio(name: str, value: float) -> None:
     """Raise `InputError` unless `value` lies in (0, 1]."""
     if not 0 < value <= 1:

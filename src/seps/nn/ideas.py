@@ -43,7 +43,7 @@ def own_part(kind: str, config: SlimmingConfig, given: IdeaPart | None) -> tuple
 
 
 def checked_result(what: str, found: Any, shape: tuple[int | None, ...]) -> Tensor:
-    """`found`, if it is a tensor of that shape (None: any size); `InputError` otherwise."""
+    """`found`, if it is a tensor of that shape, like (B, None, C) with None for any size; `InputError` otherwise."""
     fits = isinstance(found, Tensor) and found.dim() == len(shape)
     if not fits or any(size not in (None, had) for size, had in zip(shape, found.shape, strict=True)):
         wanted = ", ".join("any" if size is None else str(size) for size in shape)
@@ -63,7 +63,13 @@ def check_decision(name: str, keep: Tensor) -> None:
 
 
 class OwnAggregation(nn.Module):
-    """An aggregation of somebody's own: logits of the merge weights (form "logits"), or the merged patches."""
+    """An aggregation of somebody's own, in the place of Eq. 4.
+
+    Flow::
+
+        form "logits"    patches (B, N, C) -> logits (B, N, Q) of the merge weights -> merged (B, Q, C)
+        otherwise        patches (B, N, C), D (B, N), scores (B, N) -> merged (B, Q, C)
+    """
 
     scale: Tensor
 
@@ -124,7 +130,13 @@ class OwnAlignment(HRPA):
 
 
 class Guides(nn.Module):
-    """Guides of somebody's own: what makes the vectors (B, C) of `extra_guides` from data, or from the patches."""
+    """Guides of somebody's own: the vectors of `extra_guides`, by which Eq. 2 compares the patches.
+
+    Flow::
+
+        form "patches"    patches (B, N, C) -> vectors (B, C)
+        otherwise         data (B, V) -> vectors (B, C), zeros where the data are
+    """
 
     def __init__(self, config: SlimmingConfig) -> None:
         super().__init__()

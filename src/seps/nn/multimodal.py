@@ -40,7 +40,8 @@ class MultiModalSDTPS(nn.Module):
         modalities: names of the sensors, in the order of the arguments of `forward`.
         decision: overrides `use_gumbel`: "topk", "gumbel" (samples), "relaxed" or "binary".
         dim_ratio: hidden width of the aggregation's MLP as a part of `embed_dim`.
-        cross_attn_type: of DeMo's versions. "cosine" is what this module computes; others are refused.
+        cross_attn_type, cross_attn_heads: of DeMo's versions. "cosine", which has no heads, is what this module
+            computes; others are refused.
         own_guide: w, the weight of a sensor's own global vector. With 0 only the others guide: the vector of a sensor
             that is blinded by glare contains the glare, and would select more of it.
         guides: how another sensor guides. "vector", as published, compares its global vector with this sensor's
@@ -60,6 +61,7 @@ class MultiModalSDTPS(nn.Module):
         beta: float = 0.25,
         dim_ratio: float = 0.2,
         cross_attn_type: str = "cosine",
+        cross_attn_heads: int | None = None,
         *,
         modalities: Sequence[str] = ("rgb", "nir", "tir"),
         decision: DecisionKind | None = None,
@@ -86,10 +88,12 @@ class MultiModalSDTPS(nn.Module):
                 f"beta={beta} with {len(modalities)} modalities gives the predictor the negative weight "
                 f"{self.predictor_weight:.3g}; use a beta of at most {1 / (len(modalities) - 1):.3g}."
             )
-        if cross_attn_type != "cosine":
+        if cross_attn_type != "cosine" or cross_attn_heads is not None:
+            heads = "" if cross_attn_heads is None else f", cross_attn_heads={cross_attn_heads!r}"
             raise InputError(
-                f"cross_attn_type={cross_attn_type!r}: this module guides by 'cosine', without weights, as the method "
-                "has it; a learned cross attention has other weights and is not part of it. Leave it out."
+                f"cross_attn_type={cross_attn_type!r}{heads}: this module guides by 'cosine', without weights, as "
+                "the method has it; a learned cross attention with heads has other weights and is not part of it. "
+                "Leave cross_attn_type and cross_attn_heads out."
             )
         chosen: DecisionKind = decision or ("relaxed" if use_gumbel else "topk")
         for name in self.modalities:

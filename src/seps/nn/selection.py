@@ -104,37 +104,21 @@ def gumbel_topk(
     temperature: float,
     sharpness: float,
     training: bool,
+    sample: bool = True,
     valid_BN: Tensor | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """Straight-through Gumbel top-K: D (B, N) with K ones, its gradient that of `soft_topk`.
 
-    `z = sharpness s - log(-log U)`, U uniform in (0, 1); D is 1 at the K largest z.
+    `z = sharpness s - log(-log U)`, U uniform in (0, 1); D is 1 at the K largest z or, without `sample`, at the K
+    largest s, so that the forward pass is the same in every call and the noise is in the gradient alone.
     In evaluation there is no noise, and D is that of `hard_topk`.
     """
     if not training:
         return hard_topk(scores_BN, ratio, valid_BN)  # (B, N)
     logits = _gumbel_logits(scores_BN, sharpness, valid_BN, generator)  # (B, N)
     soft = soft_topk(logits, kept_counts(logits, ratio, valid_BN), temperature)  # (B, N)
-    return _straight_through(hard_topk(logits, ratio, valid_BN), soft)  # (B, N)
-
-
-def relaxed_topk(
-    scores_BN: Tensor,
-    ratio: float,
-    *,
-    temperature: float,
-    sharpness: float,
-    training: bool,
-    valid_BN: Tensor | None = None,
-    generator: torch.Generator | None = None,
-) -> Tensor:
-    """D of `hard_topk`, (B, N), with the gradient of a noisy `soft_topk`: forward is the same in every call."""
-    hard = hard_topk(scores_BN, ratio, valid_BN)  # (B, N)
-    if not training:
-        return hard
-    logits = _gumbel_logits(scores_BN, sharpness, valid_BN, generator)  # (B, N)
-    return _straight_through(hard, soft_topk(logits, kept_counts(logits, ratio, valid_BN), temperature))  # (B, N)
+    return _straight_through(hard_topk(logits if sample else scores_BN, ratio, valid_BN), soft)  # (B, N)
 
 
 def _gumbel_logits(
@@ -291,12 +275,13 @@ class TokenSparse(nn.Module):
         if self.decision == "topk":
             return hard_topk(scores, self.sparse_ratio, valid)  # (B, N)
         if self.decision in ("gumbel", "relaxed"):
-            return (gumbel_topk if self.decision == "gumbel" else relaxed_topk)(  # (B, N)
+            return gumbel_topk(  # (B, N)
                 scores,
                 self.sparse_ratio,
                 temperature=self.temperature,
                 sharpness=self.sharpness,
                 training=self.training,
+                sample=self.decision == "gumbel",
                 valid_BN=valid,
             )
         return binary_decision(  # (B, N)
@@ -367,12 +352,13 @@ class TokenSparse(nn.Module):
             )
         scores = self._scores(tokens, attention_x, attention_y, attention_y_dense, beta)  # (B, N)
         if use_gumbel and self.decision == "topk":
-            keep = relaxed_topk(  # (B, N)
+            keep = gumbel_topk(  # (B, N)
                 scores,
                 self.sparse_ratio,
                 temperature=gumbel_tau,
                 sharpness=self.sharpness,
                 training=self.training,
+                sample=False,
             )
         else:
             keep = self.decide(scores)  # (B, N)

@@ -10,7 +10,7 @@ Q merged patches, K image tokens.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,58 +20,13 @@ from torch.nn import functional as F
 from seps.config import Branch, SlimmingConfig
 from seps.nn.aggregation import DualTokenAggregation, TokenAggregation, merge
 from seps.nn.alignment import HRPA
-from seps.nn.checks import InputError, check_features, check_rows_hold_one, length_mask
+from seps.nn.checks import InputError, check_features, check_one_each, check_patch_mask, length_mask
 from seps.nn.guidance import combine_scores, cosine_attention, masked_mean, min_max
 from seps.nn.ideas import Guides, IdeaPart, OwnAggregation, OwnAlignment, check_decision, checked_result, own_part
+from seps.nn.image_side import ImageSide, TextScore
 from seps.nn.precision import float_matmul
 from seps.nn.selection import TokenSparse, extra_token
 from seps.registry import FORMS, OWN
-
-
-@dataclass
-class ImageSide:
-    """What the score needs of B images and their descriptions, whatever the caption; made by `encode_images`."""
-
-    prefix: Tensor
-    """(B, P, C) prefix tokens such as CLS."""
-    patches: Tensor
-    """(B, N, C) spatial patches."""
-    valid: Tensor | None
-    """(B, N) bool: patches that are not padding; None when all are."""
-    fixed_scores: dict[str, Tensor]
-    """By branch: (B, N), the part of Eq. 3 that no caption changes: `w_p s^p` and all guides but the caption."""
-    full_score: Tensor
-    """(B, 1): the sum of Eq. 3's weights over the guides this image has, the scale of a learned threshold."""
-    logits: dict[str, Tensor]
-    """By branch: (B, N, Q) aggregation logits L."""
-    pooled: Tensor
-    """(B, C) L2-normalised mean patch."""
-    dense_words: Tensor | None = None
-    """(B, L, C) L2-normalised words of the description, where they are tokens of the image."""
-    dense_mask: Tensor | None = None
-    """(B, L) bool: valid words of the description; a row of False is an image without description. None: no image has
-    one. (None also in a state of "branch" saved before this mask existed; there all images are described.)"""
-    attentions: dict[str, Tensor] = field(default_factory=dict)
-    """By guide: (B, N) cosines, where a scoring of somebody's own needs them with each caption; empty elsewhere."""
-
-    @property
-    def described(self) -> Tensor | None:
-        """(B,) bool: images that have a description; None where no mask came."""
-        return None if self.dense_mask is None else self.dense_mask.any(dim=-1)  # (B, L) -> (B,)
-
-
-@dataclass
-class TextScore:
-    """One text against B images."""
-
-    similarity: Tensor
-    """(B,) S of Eq. 5."""
-    masks: tuple[Tensor, ...]
-    """D of each branch, (B, N)."""
-    patches: Tensor | None = None
-    """(B,) S of the patches alone, before the description is added; None where S has one part."""
-    description: Tensor | None = None
-    """(B,) S of the description alone; not defined for an image without description."""
 
 
 class PatchSlimming(nn.Module):
@@ -188,29 +143,18 @@ class PatchSlimming(nn.Module):
             patch_mask: (B, N) bool, False at padding patches.
         """
         config = self.config
-        check_features("images", images, "images, tokens, width", config.embed_size)
-        images = images.to(self.aggr_net.scale.dtype)  # (B, P + N, C)
-        count = self.prefix_count(images.shape[1])
-        if images.shape[1] <= count:
-            raise InputError(
-                f"images holds {images.shape[1]} tokens, of which {count} are prefix tokens; no patch is left. "
-                "Check num_prefix_tokens."
-            )
-        prefix, patches = images[:, :count], images[:, count:]  # (B, P, C), (B, N, C)
+        prefix, patches = self._prefix_and_patches(images)  # (B, P, C), (B, N, C)
         if patch_mask is not None:
-            patch_mask = self._check_patch_mask(patch_mask, patches)  # (B, N)
-        if config.detach_patches:
-            patches = patches.detach()  # (B, N, C)
-        attentions = {"image": cosine_attention(patches, masked_mean(patches, patch_mask))}  # each (B, N)
+            check_patch_mask(patch_mask, patches)
         dense_words = dense_mask = None
         if dense is not None and config.dense != "none":
-            dense_mask = self._check_dense(dense, dense_lengths, images.shape[0])  # (B, L)
-            attentions["dense"] = cosine_attention(patches, masked_mean(dense, dense_mask))
-            if config.dense == "tokens":
-                dense_words = F.normalize(dense.float(), dim=-1)  # (B, L, C)
+            check_features("dense", dense, "images, words, width", config.embed_size)
+            check_one_each(dense, images.shape[0])
+            dense_mask = length_mask("dense_lengths", dense_lengths, dense, allow_empty=True)  # (B, L)
+        if dense is not None and config.dense == "tokens":
+            dense_words = F.normalize(dense.float(), dim=-1)  # (B, L, C)
         self.check_guides(guides, images.shape[0])
-        made = self.guides(patches, guides or {})  # each (B, C)
-        attentions.update({name: cosine_attention(patches, vector) for name, vector in made.items()})
+        attentions = self._attentions(patches, patch_mask, dense, dense_mask, guides or {})  # each (B, N)
         # Without any description an independent second branch has nothing to go by, and is left out.
         branches = config.branches[:1] if config.dense == "branch" and dense is None else config.branches
         return ImageSide(
@@ -226,28 +170,38 @@ class PatchSlimming(nn.Module):
             attentions=attentions if self._scores_each_caption else {},
         )
 
+    def _prefix_and_patches(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """The two kinds of tokens, in the network's dtype: (B, P + N, C) -> (B, P, C), (B, N, C)."""
+        check_features("images", images, "images, tokens, width", self.config.embed_size)
+        images = images.to(self.aggr_net.scale.dtype)  # (B, P + N, C)
+        count = self.prefix_count(images.shape[1])
+        if images.shape[1] <= count:
+            raise InputError(
+                f"images holds {images.shape[1]} tokens, of which {count} are prefix tokens; no patch is left. "
+                "Check num_prefix_tokens."
+            )
+        patches = images[:, count:]  # (B, N, C)
+        return images[:, :count], patches.detach() if self.config.detach_patches else patches  # (B, P, C), (B, N, C)
+
+    def _attentions(
+        self,
+        patches: Tensor,
+        valid: Tensor | None,
+        dense: Tensor | None,
+        dense_mask: Tensor | None,
+        guides: Mapping[str, Tensor],
+    ) -> dict[str, Tensor]:
+        """By guide the cosines (B, N) of its vector (B, C) with the patches (B, N, C); all guides but the caption."""
+        vectors = {"image": masked_mean(patches, valid)}  # each (B, C)
+        if dense is not None and dense_mask is not None:
+            vectors["dense"] = masked_mean(dense, dense_mask)
+        vectors.update(self.guides(patches, guides))
+        return {name: cosine_attention(patches, vector) for name, vector in vectors.items()}
+
     @property
     def _scores_each_caption(self) -> bool:
         """Whether a scoring of somebody's own is called anew for each caption."""
         return self.own_scoring is not None and self.forms["scoring"] != FORMS["scoring"]
-
-    def _check_patch_mask(self, mask: Tensor, patches: Tensor) -> Tensor:
-        if mask.shape != patches.shape[:2] or mask.dtype != torch.bool:
-            raise InputError(
-                f"patch_mask must be a bool tensor of shape (images, patches) = {tuple(patches.shape[:2])}, but a "
-                f"{mask.dtype} tensor of shape {tuple(mask.shape)} came."
-            )
-        check_rows_hold_one("patch_mask", mask)
-        return mask
-
-    def _check_dense(self, dense: Tensor, lengths: Tensor | Sequence[int] | None, batch: int) -> Tensor:
-        check_features("dense", dense, "images, words, width", self.config.embed_size)
-        if dense.shape[0] != batch:
-            raise InputError(
-                f"dense holds {dense.shape[0]} descriptions for {batch} images; it belongs to the images, one each "
-                "(length 0 for an image without one)."
-            )
-        return length_mask("dense_lengths", lengths, dense, allow_empty=True)  # (B, L)
 
     def check_guides(self, guides: Mapping[str, Tensor] | None, batch: int) -> None:
         """Raise `InputError` unless `guides` holds one vector per image for each name in `config.extra_guides`."""
@@ -314,9 +268,8 @@ class PatchSlimming(nn.Module):
             return scores
         attention = cosine_attention(side.patches, caption_BC)  # (B, N, C) -> (B, N)
         if self._scores_each_caption:
-            return self._own_scores(  # (B, N)
-                branch, side.patches, {**side.attentions, "caption": attention}, side.valid
-            )
+            attentions = {**side.attentions, "caption": attention}  # each (B, N)
+            return self._own_scores(branch, side.patches, attentions, side.valid)  # (B, N)
         if self.config.scoring == "learned":
             attention = min_max(attention, side.valid)  # (B, N)
         return scores + weight * attention  # (B, N)
@@ -347,7 +300,7 @@ class PatchSlimming(nn.Module):
             return self.aggr_net.merged(patches, logits, keep, scores)  # (B, Q, C)
         return merge(patches, logits, keep)  # (B, N, C) -> (B, Q, C)
 
-    def _similarity(self, words_MC: Tensor, tokens_BKC: Tensor) -> Tensor:
+    def cosines(self, words_MC: Tensor, tokens_BKC: Tensor) -> Tensor:
         """Cosines of normalised words and tokens: (M, C) or (B, M, C), (B, K, C) -> (B, M, K)."""
         return float_matmul(words_MC, tokens_BKC.transpose(1, 2))  # (M, C), (B, K, C) -> (B, M, K)
 
@@ -357,8 +310,7 @@ class PatchSlimming(nn.Module):
 
     def _pooled_pairs(self, image_BC: Tensor, caption_BC: Tensor) -> Tensor:
         """`pooled_score` of image i with caption i alone: (B, C), (B, C) -> (B,)."""
-        cosines = (F.normalize(image_BC, dim=-1) * F.normalize(caption_BC, dim=-1)).sum(dim=-1)
-        return self.config.pooled * cosines
+        return self.config.pooled * (F.normalize(image_BC, dim=-1) * F.normalize(caption_BC, dim=-1)).sum(dim=-1)
 
     def score_text(self, side: ImageSide, words: Tensor, mask: Tensor | None = None) -> TextScore:
         """Score one caption, words (M, C) with `mask` (M,) bool, against the B images of `side`: S (B,).
@@ -379,29 +331,32 @@ class PatchSlimming(nn.Module):
         unit_words = F.normalize(words.float(), dim=-1)  # (M, C)
         groups, masks = self.image_tokens(side, caption)
 
-        def pooled(image_BC: Tensor) -> Tensor:
-            if one_caption:
-                return self.pooled_score(image_BC, caption).squeeze(1)
-            return self._pooled_pairs(image_BC, caption)
+        def pooled(mean: Tensor) -> Tensor:
+            return self.pooled_score(mean, caption).squeeze(1) if one_caption else self._pooled_pairs(mean, caption)
 
         expanded = None if word_mask is None else word_mask.expand(batch, -1)  # (1, M) -> (B, M)
-        scores = [self.hrpa.align(self._similarity(unit_words, group), expanded) for group in groups]  # each (B,)
+        similarity = self._align_patches(side, groups, unit_words, expanded) + pooled(side.pooled)  # (B,)
+        if side.dense_words is None or side.dense_mask is None:
+            return TextScore(similarity, masks)
+        # An image without description is judged by its patches alone, on the same scale. Its row is computed
+        # on padding and thrown away: a row of masked values alone would leave NaN in the gradients.
+        has_text = side.dense_mask.any(dim=-1, keepdim=True)  # (B, L) -> (B, 1)
+        cosines = self.cosines(unit_words, side.dense_words)  # (M, C), (B, L, C) -> (B, M, L)
+        described = self.hrpa.align(cosines, expanded, side.dense_mask | ~has_text)  # (B, M, L) -> (B,)
+        described = described + pooled(masked_mean(side.dense_words, side.dense_mask))  # (B,)
+        mixed = similarity + self.description_weight * (described - similarity)  # (B,)
+        mixed = torch.where(has_text.squeeze(-1), mixed, similarity)  # (B,)
+        return TextScore(mixed, masks, similarity, described)
+
+    def _align_patches(
+        self, side: ImageSide, groups: Sequence[Tensor], unit_words: Tensor, word_mask: Tensor | None
+    ) -> Tensor:
+        """S of the words with the tokens (B, K, C) of each branch, summed: (M, C) -> (B,)."""
+        scores = [self.hrpa.align(self.cosines(unit_words, group), word_mask) for group in groups]  # each (B,)
         if self.config.dense == "branch" and len(scores) == 2 and side.described is not None:
             # The second branch is the description's: without one it has nothing to say.
             scores[1] = torch.where(side.described, scores[1], 0.0)
-        similarity = torch.stack(scores).sum(dim=0) + pooled(side.pooled)  # (B,)
-        if side.dense_words is not None and side.dense_mask is not None:
-            # An image without description is judged by its patches alone, on the same scale. Its row is computed
-            # on padding and thrown away: a row of masked values alone would leave NaN in the gradients.
-            has_text = side.dense_mask.any(dim=-1, keepdim=True)  # (B, L) -> (B, 1)
-            cosines = self._similarity(unit_words, side.dense_words)  # (M, C), (B, L, C) -> (B, M, L)
-            described = self.hrpa.align(cosines, expanded, side.dense_mask | ~has_text)  # (B, M, L) -> (B,)
-            described_mean = masked_mean(side.dense_words, side.dense_mask)  # (B, L, C) -> (B, C)
-            described = described + pooled(described_mean)  # (B,)
-            mixed = similarity + self.description_weight * (described - similarity)  # (B,)
-            mixed = torch.where(has_text.squeeze(-1), mixed, similarity)  # (B,)
-            return TextScore(mixed, masks, similarity, described)
-        return TextScore(similarity, masks)
+        return torch.stack(scores).sum(dim=0)  # (B,)
 
     def forward(
         self,
@@ -442,67 +397,3 @@ class PatchSlimming(nn.Module):
         if not self.training:
             return similarity
         return similarity, tuple(torch.stack(masks) for masks in zip(*(one.masks for one in scored), strict=True))
-
-
-def score_published_pairing(
-    net: PatchSlimming,
-    images: Tensor,
-    words: Tensor,
-    lengths: Tensor | Sequence[int] | None,
-    paired_dense: Tensor,
-    paired_dense_lengths: Tensor | Sequence[int] | None,
-    patch_mask: Tensor | None = None,
-    guides: Mapping[str, Tensor] | None = None,
-) -> Tensor | tuple[Tensor, tuple[Tensor, ...]]:
-    """Similarities with the published pairing: dense text i comes with *caption* i, not with an image.
-
-    This gives each query a description of the image it should find. It exists to reproduce published figures
-    and to show that leak. `paired_dense` is (T, L, C). With `dense="branch"` each image is also aligned with the
-    dense text's own words; otherwise the dense text guides the selection in every image. `guides` and `patch_mask`
-    belong to the images, as in `PatchSlimming.encode_images`.
-    """
-    scored = score_pairing_texts(net, images, words, lengths, paired_dense, paired_dense_lengths, patch_mask, guides)
-    return net.collect(scored)  # (B, T), ...
-
-
-def score_pairing_texts(
-    net: PatchSlimming,
-    images: Tensor,
-    words: Tensor,
-    lengths: Tensor | Sequence[int] | None,
-    paired_dense: Tensor,
-    paired_dense_lengths: Tensor | Sequence[int] | None,
-    patch_mask: Tensor | None = None,
-    guides: Mapping[str, Tensor] | None = None,
-) -> list[TextScore]:
-    """The scores of `score_published_pairing`, text by text."""
-    check_features("words", words, "texts, words, width", net.config.embed_size)
-    check_features("paired_dense", paired_dense, "texts, words, width", net.config.embed_size)
-    if paired_dense.shape[0] != words.shape[0]:
-        raise InputError(
-            f"paired_dense holds {paired_dense.shape[0]} texts for {words.shape[0]} captions; the published pairing "
-            "needs one each."
-        )
-    word_mask = length_mask("lengths", lengths, words)  # (T, M)
-    dense_mask = length_mask("paired_dense_lengths", paired_dense_lengths, paired_dense)  # (T, L)
-    batch = images.shape[0]
-    scored = []
-    for text, mask, dense, valid in zip(words, word_mask, paired_dense, dense_mask, strict=True):
-        side = net.encode_images(
-            images,
-            dense=dense.expand(batch, -1, -1),
-            dense_lengths=valid.sum().expand(batch),
-            guides=guides,
-            patch_mask=patch_mask,
-        )
-        if net.config.dense != "branch":
-            scored.append(net.score_text(side, text, mask))
-            continue
-        caption = masked_mean(text[None], mask[None])  # (M, C) -> (1, C)
-        groups, masks = net.image_tokens(side, caption)
-        similarity = net.pooled_score(side.pooled, caption).squeeze(1)  # (B,)
-        for group, own, own_mask in zip(groups, (text, dense), (mask, valid), strict=True):
-            cosines = net._similarity(F.normalize(own.float(), dim=-1), group)  # (B, M or L, K)
-            similarity = similarity + net.hrpa.align(cosines, own_mask[None].expand(batch, -1))  # (B,)
-        scored.append(TextScore(similarity, masks))
-    return scored

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from seps.nn.checks import InputError, check_features
+from seps.nn.image_side import ImageSide
 from seps.nn.known import evaluating, say_readable, why_not_fast
-from seps.nn.slimming import ImageSide, PatchSlimming
+from seps.nn.slimming import PatchSlimming
 from seps.scoring import triton
 from seps.scoring.blocks import score_rows
 from seps.scoring.inputs import ImageBlock, Lengths, PairedTexts, Texts, count_images, make_texts

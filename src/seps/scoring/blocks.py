@@ -18,7 +18,8 @@ from torch import Tensor
 
 from seps.config import SlimmingConfig
 from seps.nn.checks import InputError
-from seps.nn.slimming import ImageSide, PatchSlimming
+from seps.nn.image_side import ImageSide
+from seps.nn.slimming import PatchSlimming
 from seps.scoring.factored import BlockScorer, DirectScorer, factored_scorer, unsafe_images
 from seps.scoring.inputs import ImageBlock, Texts, count_images, take_images
 from seps.scoring.terms import SLAB

@@ -28,8 +28,9 @@ from torch.nn import functional as F
 
 from seps.nn.aggregation import merge_weights
 from seps.nn.guidance import masked_mean
+from seps.nn.image_side import ImageSide
 from seps.nn.selection import extra_weights, num_kept
-from seps.nn.slimming import ImageSide, PatchSlimming
+from seps.nn.slimming import PatchSlimming
 from seps.scoring.inputs import PackedWords, PairedBlock, TextBlock
 from seps.scoring.terms import (
     SMALLEST,

@@ -19,7 +19,8 @@ from torch.nn import functional as F
 
 from seps.nn.checks import InputError, check_features, check_lengths
 from seps.nn.guidance import masked_mean
-from seps.nn.slimming import ImageSide, PatchSlimming
+from seps.nn.image_side import ImageSide
+from seps.nn.slimming import PatchSlimming
 
 Lengths = Tensor | Sequence[int] | None
 T = TypeVar("T")

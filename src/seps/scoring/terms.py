@@ -23,8 +23,9 @@ from seps.config import Branch
 from seps.nn.aggregation import merge
 from seps.nn.checks import InputError
 from seps.nn.guidance import cosine_attention, min_max
+from seps.nn.image_side import ImageSide
 from seps.nn.selection import extra_token, hard_topk, num_kept
-from seps.nn.slimming import ImageSide, PatchSlimming
+from seps.nn.slimming import PatchSlimming
 from seps.scoring.inputs import TextBlock
 
 Precision = Literal["float32", "half", "bfloat16"]

@@ -17,8 +17,10 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from seps.nn.checks import InputError, check_features, length_mask
+from seps.nn.image_side import ImageSide
 from seps.nn.known import call_forward, own_forward, say_readable, why_not_fast
-from seps.nn.slimming import ImageSide, PatchSlimming, score_pairing_texts
+from seps.nn.pairing import score_pairing_texts
+from seps.nn.slimming import PatchSlimming
 from seps.scoring.blocks import Plan, make_plan, shapes_of
 from seps.scoring.factored import DirectScorer, FactoredScorer, Group, factored_scorer, unsafe_images
 from seps.scoring.inputs import (

@@ -17,9 +17,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from seps.nn.checks import InputError
+from seps.nn.image_side import ImageSide
 from seps.nn.known import why_not_fast
 from seps.nn.selection import num_kept
-from seps.nn.slimming import ImageSide, PatchSlimming
+from seps.nn.slimming import PatchSlimming
 from seps.scoring.factored import BlockScorer, word_products
 from seps.scoring.inputs import TextBlock
 from seps.scoring.terms import branch_weights, unit_attention

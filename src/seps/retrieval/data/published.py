@@ -1,7 +1,7 @@
 """The published layout of Flickr30K and MS-COCO, read so that a description is bound to its image at once.
 
 id_mapping.json    {"51": "101362133.jpg", ...}   image id -> file name
-SPLIT_ids.txt      an image id per caption (the published train_ids.txt has one per image: repeat each for its captions)
+SPLIT_ids.txt      an image id per caption; or one per image, for five captions in a row (the published train_ids.txt)
 SPLIT_caps.txt     the captions, a line each
 NAME_SPLIT.jsonl   {"text": ...} per image, in the order in which the ids first appear (optional)
 """
@@ -15,6 +15,9 @@ from pathlib import Path
 from .jsonl import load_jsonl
 from .lines import Root, checked_text, json_lines, read_bytes, text_lines
 from .records import DataError, ImageRecord, ImageSource, RetrievalDataset
+
+CAPTIONS = 5
+"""Captions per image where a list of ids names each image once."""
 
 
 def load_published(
@@ -58,18 +61,23 @@ def _captions(ids_path: Path, captions_path: Path) -> tuple[list[str], list[str]
     """(image id of each caption, captions), in the order of the files."""
     ids = [line.strip() for line in text_lines(ids_path)]
     lines = text_lines(captions_path)
+    for number, image_id in enumerate(ids, start=1):
+        if not image_id:
+            raise DataError(f"{ids_path}, line {number}: blank, where an image id should be.")
+    if len(lines) == CAPTIONS * len(ids) and len(set(ids)) == len(ids):
+        ids = [image_id for image_id in ids for _ in range(CAPTIONS)]
     if len(ids) != len(lines):
         raise DataError(
-            f"{ids_path} has {len(ids)} lines and {captions_path} has {len(lines)}: "
-            "there must be one image id for each caption. Take both files from the same release."
+            f"{ids_path} has {len(ids)} lines and {captions_path} has {len(lines)}: there must be one image id for "
+            f"each caption, or one for each image with {CAPTIONS} captions in a row. Take both files from "
+            "the same release."
         )
     if not ids:
         raise DataError(f"{ids_path} is empty: no captions to load.")
-    captions = []
-    for number, (image_id, line) in enumerate(zip(ids, lines, strict=True), start=1):
-        if not image_id:
-            raise DataError(f"{ids_path}, line {number}: blank, where an image id should be.")
-        captions.append(checked_text(line, "the caption", f"{captions_path}, line {number}").strip())
+    captions = [
+        checked_text(line, "the caption", f"{captions_path}, line {number}").strip()
+        for number, line in enumerate(lines, start=1)
+    ]
     return ids, captions
 
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from seps.encoders.text import TextBatch
 from seps.nn.attribution import Shares, shares
-from seps.nn.slimming import ImageSide, PatchSlimming
+from seps.nn.image_side import ImageSide
+from seps.nn.slimming import PatchSlimming
 from seps.retrieval.heads import ImageFeatures, SlimmingHead
 from seps.retrieval.index.codec import StoredImages, StoredScorer, segment_ids
 from seps.retrieval.index.zeroshot import ZeroShotModel

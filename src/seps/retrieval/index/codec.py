@@ -26,9 +26,10 @@ from torch.nn import functional as F
 
 from seps.nn.checks import values_unchecked
 from seps.nn.guidance import masked_mean
+from seps.nn.image_side import ImageSide
 from seps.nn.known import evaluating, why_not_fast
 from seps.nn.selection import num_kept
-from seps.nn.slimming import ImageSide, PatchSlimming
+from seps.nn.slimming import PatchSlimming
 from seps.retrieval.config import StoredPrecision
 from seps.retrieval.heads import ImageFeatures, SlimmingHead, TextFeatures
 from seps.retrieval.model import RetrievalModel
