@@ -169,6 +169,9 @@ def _train(options: argparse.Namespace) -> int:
         print_json({**state, "best_score": result.best_score, "best_checkpoint": best, "last": figures}, None)
     elif result.interrupted:
         print(f"Stopped and saved after step {result.step} of {result.total_steps}; the same command continues.")
+    elif not config.data.holdout:
+        print(f"{result.step} steps. No identity was held out: the last checkpoint is the model.")
+        print(f"Next: seps reid eval {options.out} --missing")
     else:
         print(f"{result.step} steps. mAP on held-out training identities: best {result.best_score:.1f}.")
         print(f"Next: seps reid eval {options.out} --missing")
@@ -193,6 +196,7 @@ def _eval(options: argparse.Namespace) -> int:
             cases,
             batch_size=options.batch_size,
             use_rerank=options.rerank,
+            neighbours=config.data.rerank,
             progress=progress,
         )
     costs = {**cost(model), "samples_per_second": throughput(model)} if options.cost else {}
@@ -230,7 +234,8 @@ def _table(dataset: ReidDataset, results: Sequence[CaseResult], costs: dict[str,
     if costs:
         console.print(
             f"{costs['parameters_m']:.2f} M parameters (SDTPS {costs['sdtps_parameters_m']:.2f} M), "
-            f"{costs['gflops']:.2f} GFLOPs and {1 / costs['samples_per_second']:.3f} s per sample of all sensors.",
+            f"{costs['gflops']:.2f} GFLOPs ({costs['gmacs']:.2f} G multiply-adds) and "
+            f"{1 / costs['samples_per_second']:.3f} s per sample of all sensors.",
             highlight=False,
         )
 
