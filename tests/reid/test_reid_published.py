@@ -355,9 +355,7 @@ def test_what_a_plain_vit_cannot_do_is_a_sentence(tmp_path: Path) -> None:
             ReidTask(config, load_dataset(config.data))
 
 
-def test_a_run_of_a_release_without_these_settings_is_continued(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_of_an_earlier_release_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it did not have was at its default; a preset that changes one is another run."""
     from seps.reid import run
 

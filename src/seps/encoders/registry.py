@@ -95,7 +95,7 @@ def vision_encoder(
     prune: PruneConfig | None = None,
     drop_path: float = 0.0,
 ) -> VisionEncoder:
-    """A vision encoder in eval mode, float32, by preset, hub id or local folder.
+    """A vision encoder in eval mode, float32, by preset, hub id, local folder or file (OpenAI's .pt, timm's .pth).
 
     `image_size`: pixels, or (height, width); None is the size the model was published for. `pretrained=False`
     gives random weights (a preset then needs no file at all). `prune` lets patches skip the later blocks of a plain
@@ -112,6 +112,10 @@ def vision_encoder(
         return focus_encoder(size or (224, 224), pretrained=pretrained, prune=prune, drop_path=drop_path)
     if (Path(name).expanduser() / VIT_FILE).is_file() and not pretrained:
         return load_vit(Path(name).expanduser(), size, prune=prune, drop_path=drop_path)
+    if Path(name).expanduser().is_file():
+        if prune is not None or drop_path:
+            raise ValueError("An encoder from a file of weights takes neither prune nor drop_path: give a folder.")
+        return vit_from_file(Path(name).expanduser(), size, projection=False)
     tower, folder = _tower(str(name), "vision", pretrained, local_files_only)
     config: Any = tower.config
     preprocessing = read_preprocessing(folder, config)

@@ -41,10 +41,17 @@ _HEADS = {1280: 16}
 """Heads of a width that is not 64 per head (ViT-H)."""
 
 
-def vit_from_file(path: Path | str, image_size: tuple[int, int], *, resize: Resize = "bilinear") -> ViT:
+def vit_from_file(
+    path: Path | str,
+    image_size: tuple[int, int] | None = None,
+    *,
+    resize: Resize = "bilinear",
+    projection: bool = True,
+) -> ViT:
     """The image encoder of a file, its positions resized to the grid of `image_size`, as TransReID and DeMo do.
 
-    CLIP's trained projection comes with it. A classifier of ImageNet (`head.`, `pre_logits.`) and CLIP's text encoder
+    `image_size` None is the size it was trained with. CLIP's trained projection comes with it unless `projection` is
+    False. A classifier of ImageNet (`head.`, `pre_logits.`) and CLIP's text encoder
     are left out. Raises EncoderUnavailable for a file that cannot be read or is no such encoder.
     """
     state = read_tensors(path)
@@ -58,6 +65,10 @@ def vit_from_file(path: Path | str, image_size: tuple[int, int], *, resize: Resi
             preprocessing = Preprocessing(*HALF)
         else:
             raise KeyError("visual.conv1.weight (OpenAI's CLIP) or patch_embed.proj.weight (timm)")
+        if not projection and config.projection:
+            config = replace(config, projection=0)
+            del named["projection.weight"]
+        image_size = image_size or (config.grid[0] * config.patch_size, config.grid[1] * config.patch_size)
         grid = (image_size[0] // config.patch_size, image_size[1] // config.patch_size)
         config, named = fit_positions(config, named, grid, resize)
         made = ViT(config, image_size, preprocessing=preprocessing)

@@ -87,7 +87,7 @@ def _model_class(config: Any) -> Any:
     transformers = transformers_module()
     named = next(iter(getattr(config, "architectures", None) or []), "")
     # A text tower saved alone (CLIPTextModel, SiglipTextModel) is not in AutoModel's table.
-    if named.endswith(("TextModel", "VisionModel")) and hasattr(transformers, named):
+    if named.endswith(("TextModel", "VisionModel", "VisionModelWithProjection")) and hasattr(transformers, named):
         return getattr(transformers, named)
     return None
 

@@ -7,6 +7,7 @@ embedded EfficientNet leaves out its last strides (the "last stride 1" of re-ide
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -23,6 +24,10 @@ def build_backbone(
 
     Raises ValueError for a size or stride that does not fit, EncoderUnavailable when weights cannot be had.
     """
+    if Path(name).expanduser().is_file():
+        made = vision_encoder(name, image_size=image_size)
+        _refuse_stride(made, stride, "an encoder from a file of weights")
+        return made
     if stride is None:
         return vision_encoder(name, image_size=image_size, pretrained=pretrained)
     if name == "mini":
@@ -47,12 +52,16 @@ def plain_backbone(
             f"model.projection = 'trained': the encoder {name!r} has none; use clip-b-16 or a file of CLIP."
         )
     made = plain_vit(name, image_size=image_size, pretrained=pretrained)
-    if stride is not None and stride != made.config.patch_size:
-        raise ValueError(
-            f"model.stride = {stride}, but with model.projection = 'trained' patches do not overlap: set it to "
-            f"{made.config.patch_size} or leave it out."
-        )
+    _refuse_stride(made, stride, "model.projection = 'trained'")
     return made
+
+
+def _refuse_stride(encoder: VisionEncoder, stride: int | None, why: str) -> None:
+    patch = encoder.stride[0]
+    if stride is not None and stride != patch:
+        raise ValueError(
+            f"model.stride = {stride}, but with {why} patches do not overlap: set it to {patch} or leave it out."
+        )
 
 
 def describe_backbone(backbone: nn.Module) -> dict[str, Any] | None:
