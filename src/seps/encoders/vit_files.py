@@ -99,8 +99,11 @@ def openai_vit(
     return _config(named, grid, activation="quick_gelu", eps=1e-5), named
 
 
-def timm_vit(state: Mapping[str, Tensor]) -> tuple[ViTConfig, dict[str, Tensor]]:
-    """Shape and tensors of a timm or jx vision transformer. Raises KeyError for a tensor that is missing."""
+def timm_vit(state: Mapping[str, Tensor], grid: tuple[int, int] | None = None) -> tuple[ViTConfig, dict[str, Tensor]]:
+    """Shape and tensors of a timm or jx vision transformer; `grid` where the positions are no square.
+
+    Raises KeyError for a tensor that is missing.
+    """
     positions = state["pos_embed"][0]
     special = [state[name][0] for name in ("cls_token", "dist_token") if name in state]
     named = {
@@ -111,7 +114,7 @@ def timm_vit(state: Mapping[str, Tensor]) -> tuple[ViTConfig, dict[str, Tensor]]
     for name, value in state.items():
         if name not in skipped and not name.startswith(("head.", "head_dist.", "pre_logits.", "fc_norm.")):
             named[_renamed(name, _TIMM)] = value
-    return _config(named, None, activation="gelu", eps=1e-6), named
+    return _config(named, grid, activation="gelu", eps=1e-6), named
 
 
 def _renamed(name: str, table: tuple[tuple[str, str], ...]) -> str:
