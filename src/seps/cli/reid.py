@@ -4,6 +4,9 @@
   seps reid train --out RUN      train, or continue the run in RUN
   seps reid eval RUN             figures on query and gallery, with sensors missing by choice
   seps reid show RUN --out DIR   pictures: ranked lists, and the patches that were kept
+  seps reid threshold RUN        a distance for "the same one" at a false-accept rate, and its ROC
+  seps reid export RUN -o DIR    the network as ONNX
+  seps reid features RUN FOLDER  features of a folder of pictures, to a file
 
 Settings come from --config FILE.yaml (configs/reid/ has presets) and from --section.name value, which wins.
 """
@@ -20,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from seps.cli.shared.argtypes import default_device, device, fraction, input_file, non_negative, output_folder, positive
 from seps.cli.shared.errors import EXIT_INTERRUPTED
 from seps.cli.shared.parser import Parser
+from seps.cli.shared.reid_use import add_commands
 from seps.cli.shared.text import print_json, say
 
 if TYPE_CHECKING:
@@ -60,7 +64,9 @@ def _data_settings() -> Any:
 def build_parser() -> argparse.ArgumentParser:
     """The options of `seps reid` and its sub-commands."""
     parser = Parser("seps reid", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="synth|train|eval|show")
+    commands = parser.add_subparsers(
+        dest="command", required=True, metavar="synth|train|eval|show|threshold|export|features"
+    )
 
     synth = commands.add_parser("synth", help="draw a synthetic RGB / NIR / TIR set")
     synth.add_argument("out", type=_out, help="folder to make")
@@ -94,6 +100,7 @@ def build_parser() -> argparse.ArgumentParser:
     measure.add_argument("--rerank", action="store_true", help="also with k-reciprocal re-ranking")
     measure.add_argument("--cost", action="store_true", help="also parameters, FLOPs and throughput")
     measure.add_argument("--json", action="store_true", help="print the figures as JSON")
+    measure.add_argument("--per-query", action="store_true", help="with --json: average precision of every query")
     measure.set_defaults(action=_eval)
 
     show = commands.add_parser("show", help="pictures: what was found and kept", settings=_data_settings)
@@ -102,6 +109,7 @@ def build_parser() -> argparse.ArgumentParser:
     show.add_argument("--queries", type=positive, default=6, help="rows (default: %(default)s)")
     show.add_argument("--places", type=positive, default=5, help="gallery shots per row (default: %(default)s)")
     show.set_defaults(action=_show)
+    add_commands(commands, _add_run, _data_settings, _load)
     return parser
 
 
@@ -183,6 +191,8 @@ def _eval(options: argparse.Namespace) -> int:
     from seps.reid.evaluate import all_cases, cost, default_cases, evaluate, throughput
     from seps.reid.task import make_reader
 
+    if options.per_query and not options.json:
+        raise ValueError("--per-query is part of the JSON: give --json too.")
     trained, config, dataset = _load(options)
     model = trained.model
     cases: list[Case] = (
@@ -201,7 +211,10 @@ def _eval(options: argparse.Namespace) -> int:
         )
     costs = {**cost(model), "samples_per_second": throughput(model)} if options.cost else {}
     if options.json:
-        rows = [result.row() for result in results]
+        rows = [
+            {**result.row(), **({"queries": result.per_query(dataset.query)} if options.per_query else {})}
+            for result in results
+        ]
         print_json({"checkpoint": str(trained.checkpoint), "results": rows, "cost": costs}, 2)
     else:
         _table(dataset, results, costs)

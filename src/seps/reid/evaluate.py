@@ -51,6 +51,25 @@ class CaseResult:
             **self.metrics.as_dict(),
         }
 
+    def per_query(self, queries: Sequence[ReidRecord]) -> list[dict[str, Any]]:
+        """For JSON, of each query that has a match: name, identity, camera, scene, average precision in percent, and
+        the rank of its first match."""
+        metrics = self.metrics
+        if metrics.queries is None or metrics.precisions is None or metrics.first_ranks is None:
+            return []
+        columns = (part.tolist() for part in (metrics.queries, metrics.precisions, metrics.first_ranks))
+        return [
+            {
+                "name": queries[number].name,
+                "pid": queries[number].pid,
+                "camera": queries[number].camid,
+                "scene": queries[number].sceneid,
+                "AP": 100 * precision,
+                "first_match": rank,
+            }
+            for number, precision, rank in zip(*columns, strict=True)
+        ]
+
 
 @dataclass(frozen=True)
 class Features:

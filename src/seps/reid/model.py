@@ -245,7 +245,7 @@ class ReidModel(nn.Module):
             )
         camera: Tensor | None = None
         if self.camera_embedding is not None:
-            camera = self.camera_embedding(self._checked_cameras(cameras, len(images)))
+            camera = self.camera_embedding(self._checked_cameras(cameras, images.shape[0]))
         inside = camera if self.config.camera_place == "cls" else None
         if len(self.backbones) == 1:
             shared = None if inside is None else inside.repeat_interleave(count, dim=0)
@@ -276,6 +276,8 @@ class ReidModel(nn.Module):
             )
         # Values on a GPU are not looked at: that would make it wait in every step.
         known: int = self.camera_embedding.num_embeddings if self.camera_embedding is not None else 0
+        if torch.onnx.is_in_onnx_export():
+            return cameras
         if cameras.device.type == "cpu" and samples and not 0 <= int(cameras.min()) <= int(cameras.max()) < known:
             raise InputError(
                 f"cameras holds indices from {int(cameras.min())} to {int(cameras.max())}, but the model was built for "
