@@ -102,8 +102,11 @@ def reid_losses(
     """
     rows = slice(first, first + len(fused.original))
     of_original = scores if fused.sdtps is None else scores[1:]
-    parts_of = [feature.chunk(len(of_original), dim=1) for feature in (fused.original, everyone.original)]
-    names = ["original"] if len(of_original) == 1 else [f"original{number}" for number in range(len(of_original))]
+    several = len(of_original) > 1
+    wholes = (fused.original, everyone.original)
+    # One score is of the feature itself: a view of it would change the order, and so the rounding, of the gradients.
+    parts_of = [whole.chunk(len(of_original), dim=1) if several else (whole,) for whole in wholes]
+    names = [f"original{number}" for number in range(len(of_original))] if several else ["original"]
     branches = [
         (name, 1.0, own, all_rows, score)
         for name, own, all_rows, score in zip(names, *parts_of, of_original, strict=True)

@@ -144,9 +144,8 @@ def roc_picture(calibration: Calibration, size: tuple[int, int] = (720, 540)) ->
         pen.ellipse([x - 5, y - 5, x + 5, y + 5], outline=colour, width=3)
         told = f"{name}: {figures['true_accept']:.1%} accepted at {figures['false_accept']:.2%} false"
         pen.text((right - 380, bottom - 55 + 18 * number), told, fill=colour)
-    pen.text(
-        (left + 110, 8), f"threshold {calibration.distance:.4f}, asked for {calibration.rate:g} false accepts", fill="black"
-    )
+    title = f"threshold {calibration.distance:.4f}, asked for {calibration.rate:g} false accepts"
+    pen.text((left + 110, 8), title, fill="black")
     return sheet
 
 
