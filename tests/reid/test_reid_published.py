@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Iterator
@@ -14,9 +15,10 @@ import pytest
 import torch
 import yaml
 from published_twin import hand_loss, hand_sdtps, hand_tokens
-from reid_toys import msvr310, rgbnt100, rgbnt201
+from reid_toys import msvr310, rgbnt100, rgbnt201, tiny_vit_file
 from torch.nn import functional as F
 
+from seps.cli.main import main
 from seps.encoders import registry
 from seps.metrics import rerank
 from seps.reid.config import ReidConfig, from_mapping, load_config
@@ -296,3 +298,31 @@ def test_a_run_of_an_earlier_release_is_continued(tmp_path: Path, monkeypatch: p
     other = {**now, "reid": load_config(None, ["model.direct=false"]).to_json()}
     with pytest.raises(ValueError, match=r"model\.direct: True -> False"):
         run._same_run(other, tmp_path)
+
+
+def test_the_command_trains_a_demo_preset_from_a_file_of_weights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One command on a tree in the published layout; the file of weights is needed for nothing afterwards."""
+    encoder = tiny_vit_file(tmp_path / "weights" / "jx_vit.pth")
+    words = ["reid", "train", "--config", str(CONFIGS / "demo-MSVR310.yaml"), "--out", str(tmp_path / "run")]
+    changes = {
+        "data.root": msvr310(tmp_path / "data"),
+        "data.identities": 2,
+        "data.images": 2,
+        "model.encoder": encoder,
+        "model.image_size": "[32,64]",
+        "model.width": 64,
+        "model.aggr_ratio": 0.5,
+        "train.epochs": 2,
+    }
+    words += [word for name, value in changes.items() for word in (f"--{name}", str(value))]
+    assert main([*words, "--device", "cpu"]) == 0
+    assert "No identity was held out: the last checkpoint is the model." in capsys.readouterr().out
+    encoder.unlink()
+    run = str(tmp_path / "run")
+    assert main(["reid", "eval", run, "--rerank", "--missing", "--json", "--device", "cpu"]) == 0
+    rows = json.loads(capsys.readouterr().out)["results"]
+    assert len(rows) == 2 * 13 and {row["reranked"] for row in rows} == {False, True}
+    assert main(["reid", "threshold", run, "--out", str(tmp_path / "t"), "--device", "cpu"]) == 2
+    assert "held no identity out" in capsys.readouterr().err
