@@ -163,7 +163,9 @@ def test_figures_of_every_query_average_to_the_whole(trained: Path) -> None:
     reader.close()
 
 
-def test_a_query_without_a_match_is_left_out_of_the_list() -> None:
+@pytest.mark.parametrize("block", [1 << 22, 3])
+def test_a_query_without_a_match_is_left_out_of_the_list(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("seps.metrics.reid._BLOCK_ENTRIES", block)
     matrix = torch.tensor([[0.1, 0.2, 0.3], [0.3, 0.2, 0.1], [0.2, 0.1, 0.3]])
     metrics = reid_metrics(matrix, [1, 9, 2], [2, 1, 1], [0, 0, 0], [1, 1, 1])
     assert metrics.queries is not None and metrics.precisions is not None and metrics.first_ranks is not None
