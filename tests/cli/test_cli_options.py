@@ -38,6 +38,9 @@ BASE = {
     "reid train": "--out {new}",
     "reid eval": "{run}",
     "reid show": "{run} --out {new}",
+    "reid threshold": "{run} --out {new}",
+    "reid export": "{run} --out {new}",
+    "reid features": "{run} {gallery} --out {new}.npz",
     "doctor": "",
     "modules": "",
 }
@@ -57,6 +60,7 @@ ZERO = {
     ("serve", "--port"),
     ("reid synth", "--seed"),
     ("reid synth", "--blindness"),
+    ("reid features", "--camera"),
 }
 # What each option that takes a path expects.
 PATHS = {
@@ -100,6 +104,14 @@ PATHS = {
     ("reid eval", "run"): "in folder",
     ("reid show", "run"): "in folder",
     ("reid show", "--out"): "out folder",
+    ("reid threshold", "run"): "in folder",
+    ("reid threshold", "--out"): "out folder",
+    ("reid export", "run"): "in folder",
+    ("reid export", "--out"): "out folder",
+    ("reid export", "--threshold"): "in folder",
+    ("reid features", "run"): "in folder",
+    ("reid features", "folder"): "in folder",
+    ("reid features", "--out"): "out file",
     ("modules", "--out"): "out file",
     ("train", "--config"): "in file",
     ("train", "--out"): "out folder",
@@ -124,6 +136,8 @@ TEXT = {
     "reid train": {"overrides"},
     "reid eval": {"overrides"},
     "reid show": {"overrides"},
+    "reid threshold": {"overrides"},
+    "reid features": {"overrides"},
 }
 MINE = {(command, name) for command, names in TEXT.items() for name in names}
 

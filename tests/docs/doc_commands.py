@@ -32,7 +32,9 @@ SMALLER: dict[str, str] = {
     "seps caption": "--url {server} --mixed",
     "seps convert": "--vision {vision} --text {text}",
     "seps reid synth": "--identities 8 --images 4 --height 64 --width 32 --workers 1",
-    "seps reid train": "model.image_size=[64,32] model.width=16 data.identities=2 data.images=2 train.epochs=1",
+    "seps reid train": "model.image_size=[64,32] model.width=16 data.identities=2 data.images=2 train.epochs=1 "
+    "data.holdout=2",
+    "seps reid threshold": "--false-accept 0.4",
 }
 """Options added to a command, so that it runs on a test machine in a second or two; `{...}` is filled in."""
 
@@ -200,6 +202,8 @@ OTHERWISE: list[tuple[str, Callable[[Words], None]]] = [
     (r"^pip install ", check_pip),
     (r"^torchrun ", check_torchrun),
     (r"^seps serve ", check_serve),
+    (r"^seps convert DeMo", parse_seps),
+    (r"^seps reid export ", parse_seps),
     (r"^seps (caption|index) .*--engine ray", parse_seps),
     (r"^seps .*--print_config", check_print),
     (r"^seps .*(s3|gs|az)://", check_object_storage),

@@ -106,17 +106,17 @@ def test_missing_pooler_does_not_matter(copied: Path) -> None:
     assert text_encoder(copied).width == 32
 
 
-def test_pickles_are_refused_until_converted(copied: Path) -> None:
+def test_a_folder_may_hold_its_weights_as_a_pickle_that_is_read_safely(copied: Path) -> None:
     batch_of = text_encoder(copied)
     state = load_file(copied / "model.safetensors")
     (copied / "model.safetensors").unlink()
     torch.save({**state, "tied": state[min(state)]}, copied / "pytorch_model.bin")
-    with pytest.raises(EncoderUnavailable, match=r"pickle.*to_safetensors"):
-        text_encoder(copied)
+    pickled = text_encoder(copied)
     assert to_safetensors(copied) == copied / "model.safetensors"
     again = text_encoder(copied)
     batch = again.tokenize(["a dog"])
-    assert torch.equal(again(batch.ids, batch.mask), batch_of(batch.ids, batch.mask))
+    for encoder in (pickled, again):
+        assert torch.equal(encoder(batch.ids, batch.mask), batch_of(batch.ids, batch.mask))
 
 
 class Evil:
@@ -133,6 +133,15 @@ def test_conversion_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(EncoderUnavailable, match="not a plain file of tensors"):
         to_safetensors(tmp_path)
     assert not (tmp_path / "owned").exists() and not (tmp_path / "model.safetensors").exists()
+
+
+def test_a_pickle_in_a_folder_runs_no_code(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(copied)
+    (copied / "model.safetensors").unlink()
+    torch.save({"embeddings.word_embeddings.weight": Evil()}, copied / "pytorch_model.bin")
+    with pytest.raises(EncoderUnavailable, match="cannot be loaded as bert"):
+        text_encoder(copied)
+    assert not (copied / "owned").exists()
 
 
 def test_without_transformers(saved: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,6 +208,24 @@ def test_a_preset_reads_what_the_hub_client_fetched(saved: Any, monkeypatch: pyt
     encoder = text_encoder("bert-base")
     assert encoder.width == 32 and asked[0][0] == "bert-base-uncased"
     assert "model*.safetensors" in asked[0][1] and not any("bin" in pattern for pattern in asked[0][1])
+    assert len(asked) == 1
+
+
+def test_a_pickle_is_fetched_only_where_there_are_no_safetensors(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """openai/clip-vit-base-patch16 was published so."""
+    asked: list[list[str]] = []
+    state = load_file(copied / "model.safetensors")
+    (copied / "model.safetensors").unlink()
+
+    def fetch(model: str, *, revision: str | None, allow_patterns: list[str], local_files_only: bool) -> str:
+        asked.append(allow_patterns)
+        if "pytorch_model.bin" in allow_patterns:
+            torch.save(state, copied / "pytorch_model.bin")
+        return str(copied)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
+    assert text_encoder("bert-base").width == 32
+    assert [any("bin" in pattern for pattern in patterns) for patterns in asked] == [False, True]
 
 
 @pytest.mark.parametrize(

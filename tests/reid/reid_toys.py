@@ -17,6 +17,7 @@ from seps.reid.evaluate import Case
 from seps.reid.model import ReidModel
 
 SENSORS = ("RGB", "NI", "TI")
+KINDS = ("weight", "bias")
 
 
 class ToyEncoder(VisionEncoder):
@@ -45,6 +46,19 @@ def toy_model(identities: int = 5, cameras: int = 3, sensors: tuple[str, ...] = 
     count = 1 if config.backbones == "shared" else len(sensors)
     backbones = [ToyEncoder(image_size=config.image_size) for _ in range(count)]
     return ReidModel(config, sensors, identities, cameras, backbones)
+
+
+def tiny_vit_file(path: Path, width: int = 64) -> Path:
+    """A .pth with timm's names: one narrow block, 16-pixel patches, positions of a 4 x 4 grid."""
+    shapes: dict[str, tuple[int, ...]] = {"cls_token": (1, 1, width), "pos_embed": (1, 17, width)}
+    shapes |= {"patch_embed.proj.weight": (width, 3, 16, 16), "patch_embed.proj.bias": (width,)}
+    shapes |= {f"{name}.{kind}": (width,) for name in ("norm", "blocks.0.norm1", "blocks.0.norm2") for kind in KINDS}
+    for name, rows in (("attn.qkv", 3 * width), ("attn.proj", width), ("mlp.fc1", width), ("mlp.fc2", width)):
+        shapes |= {f"blocks.0.{name}.weight": (rows, width), f"blocks.0.{name}.bias": (rows,)}
+    generator = torch.Generator().manual_seed(7)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save({name: torch.randn(shape, generator=generator) * 0.2 for name, shape in shapes.items()}, path)
+    return path
 
 
 def toy_config(root: Path, layout: str = "generic", **sections: Any) -> ReidConfig:

@@ -11,7 +11,7 @@ from seps.reid.config import ReidConfig, from_mapping, load_config
 PRESETS = Path(__file__).parents[2] / "configs" / "reid"
 
 
-@pytest.mark.parametrize("name", ["RGBNT201", "RGBNT100", "MSVR310", "synthetic"])
+@pytest.mark.parametrize("name", sorted(path.stem for path in PRESETS.glob("*.yaml")))
 def test_presets_load(name: str) -> None:
     config = load_config(PRESETS / f"{name}.yaml")
     assert config.train.batch_size == config.data.identities * config.data.images

@@ -24,7 +24,7 @@ COMMANDS = {
     "convert": "make a model from a checkpoint of the published code",
     "export": "write a model as ONNX files, for programs without torch",
     "demo": "run the main job on the photos that ship with the package",
-    "reid": "re-identification over RGB / NIR / TIR: synth, train, eval, show",
+    "reid": "re-identification over RGB / NIR / TIR: synth, train, eval, show, threshold, export, features",
     "doctor": "what is installed, which parts work, what is missing and how to get it",
     "modules": "write seps_modules.py, the method in one file that needs torch alone",
 }

@@ -4,6 +4,9 @@
   seps reid train --out RUN      train, or continue the run in RUN
   seps reid eval RUN             figures on query and gallery, with sensors missing by choice
   seps reid show RUN --out DIR   pictures: ranked lists, and the patches that were kept
+  seps reid threshold RUN        a distance for "the same one" at a false-accept rate, and its ROC
+  seps reid export RUN -o DIR    the network as ONNX
+  seps reid features RUN FOLDER  features of a folder of pictures, to a file
 
 Settings come from --config FILE.yaml (configs/reid/ has presets) and from --section.name value, which wins.
 """
@@ -20,6 +23,7 @@ from typing import TYPE_CHECKING
 from seps.cli.shared.argtypes import default_device, device, fraction, input_file, non_negative, output_folder, positive
 from seps.cli.shared.errors import EXIT_INTERRUPTED
 from seps.cli.shared.parser import Parser
+from seps.cli.shared.reid_use import add_commands
 from seps.cli.shared.text import print_json, say
 from seps.reid.config import ReidConfig, ReidDataConfig
 
@@ -42,7 +46,7 @@ def add_options(parser: Parser) -> None:
     """The options of `seps reid` and its sub-commands."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.set_defaults(action=_help)
-    commands = parser.add_subparsers(dest="command", metavar="synth|train|eval|show")
+    commands = parser.add_subparsers(dest="command", metavar="synth|train|eval|show|threshold|export|features")
 
     synth = commands.add_parser("synth", help="draw a synthetic RGB / NIR / TIR set")
     synth.add_argument("out", type=output_folder, help="folder to make")
@@ -76,6 +80,7 @@ def add_options(parser: Parser) -> None:
     measure.add_argument("--rerank", action="store_true", help="also with k-reciprocal re-ranking")
     measure.add_argument("--cost", action="store_true", help="also parameters, FLOPs and throughput")
     measure.add_argument("--json", action="store_true", help="print the figures as JSON")
+    measure.add_argument("--per-query", action="store_true", help="with --json: average precision of every query")
     measure.set_defaults(action=_eval)
 
     show = commands.add_parser("show", help="pictures: what was found and kept", settings=_DATA_SETTINGS)
@@ -84,6 +89,7 @@ def add_options(parser: Parser) -> None:
     show.add_argument("--queries", type=positive, default=6, help="rows (default: %(default)s)")
     show.add_argument("--places", type=positive, default=5, help="gallery shots per row (default: %(default)s)")
     show.set_defaults(action=_show)
+    add_commands(commands, _add_run, _DATA_SETTINGS, _load)
 
 
 def _help(options: argparse.Namespace) -> int:
@@ -155,6 +161,9 @@ def _train(options: argparse.Namespace) -> int:
         print_json({**state, "best_score": result.best_score, "best_checkpoint": best, "last": figures}, None)
     elif result.interrupted:
         print(f"Stopped and saved after step {result.step} of {result.total_steps}; the same command continues.")
+    elif not config.data.holdout:
+        print(f"{result.step} steps. No identity was held out: the last checkpoint is the model.")
+        print(f"Next: seps reid eval {options.out} --missing")
     else:
         print(f"{result.step} steps. mAP on held-out training identities: best {result.best_score:.1f}.")
         print(f"Next: seps reid eval {options.out} --missing")
@@ -166,6 +175,8 @@ def _eval(options: argparse.Namespace) -> int:
     from seps.reid.evaluate import all_cases, cost, default_cases, evaluate, throughput
     from seps.reid.task import make_reader
 
+    if options.per_query and not options.json:
+        raise ValueError("--per-query is part of the JSON: give --json too.")
     trained, config, dataset = _load(options)
     model = trained.model
     cases: list[Case] = (
@@ -179,11 +190,15 @@ def _eval(options: argparse.Namespace) -> int:
             cases,
             batch_size=options.batch_size,
             use_rerank=options.rerank,
+            neighbours=config.data.rerank,
             progress=progress,
         )
     costs = {**cost(model), "samples_per_second": throughput(model)} if options.cost else {}
     if options.json:
-        rows = [result.row() for result in results]
+        rows = [
+            {**result.row(), **({"queries": result.per_query(dataset.query)} if options.per_query else {})}
+            for result in results
+        ]
         print_json({"checkpoint": str(trained.checkpoint), "results": rows, "cost": costs}, 2)
     else:
         _table(dataset, results, costs)
@@ -216,7 +231,8 @@ def _table(dataset: ReidDataset, results: Sequence[CaseResult], costs: dict[str,
     if costs:
         console.print(
             f"{costs['parameters_m']:.2f} M parameters (SDTPS {costs['sdtps_parameters_m']:.2f} M), "
-            f"{costs['gflops']:.2f} GFLOPs and {1 / costs['samples_per_second']:.3f} s per sample of all sensors.",
+            f"{costs['gflops']:.2f} GFLOPs ({costs['gmacs']:.2f} G multiply-adds) and "
+            f"{1 / costs['samples_per_second']:.3f} s per sample of all sensors.",
             highlight=False,
         )
 

@@ -1,10 +1,11 @@
 """Pretrained vision and text encoders behind one small interface."""
 
+from .archives import read_tensors
 from .dual import DUAL_PRESETS, DualEncoder, Embedder, dual_encoder
 from .freezing import freeze, parameters_by_depth, unfreeze
 from .mini import EfficientNetLite0, mini_text_folder
 from .pruning import PruneConfig
-from .registry import PRESETS, preset_names, text_encoder, vision_encoder
+from .registry import PRESETS, plain_vit, preset_names, text_encoder, vision_encoder
 from .text import TextBatch, TextEncoder
 from .vision import Preprocessing, VisionEncoder
 from .vit import ViT, ViTConfig
@@ -28,7 +29,9 @@ __all__ = [
     "freeze",
     "mini_text_folder",
     "parameters_by_depth",
+    "plain_vit",
     "preset_names",
+    "read_tensors",
     "text_encoder",
     "to_safetensors",
     "unfreeze",

@@ -22,6 +22,8 @@ from .vision import (
     patch_stride,
     read_preprocessing,
 )
+from .vit import ViT
+from .vit_files import fit_positions, vit_from_file
 from .vit_weights import VIT_FILE, focus_encoder, from_transformers, load_vit
 from .weights import (
     EncoderUnavailable,
@@ -111,7 +113,7 @@ def vision_encoder(
     prune: PruneConfig | None = None,
     drop_path: float = 0.0,
 ) -> VisionEncoder:
-    """A vision encoder in eval mode, float32, by preset, hub id or local folder.
+    """A vision encoder in eval mode, float32, by preset, hub id, local folder or file (OpenAI's .pt, timm's .pth).
 
     `image_size`: pixels, or (height, width); None is the size the model was published for. `pretrained=False`
     gives random weights (a preset then needs no file at all). `prune` lets patches skip the later blocks of a plain
@@ -134,6 +136,10 @@ def vision_encoder(
         return focus_encoder(size or (224, 224), pretrained=pretrained, prune=prune, drop_path=drop_path)
     if (Path(name).expanduser() / VIT_FILE).is_file() and not pretrained:
         return load_vit(Path(name).expanduser(), size, prune=prune, drop_path=drop_path)
+    if Path(name).expanduser().is_file():
+        if prune is not None or drop_path:
+            raise ValueError("An encoder from a file of weights takes neither prune nor drop_path: give a folder.")
+        return vit_from_file(Path(name).expanduser(), size, projection=False)
     tower, folder = _tower(str(name), "vision", pretrained, local_files_only)
     config: Any = tower.config
     preprocessing = read_preprocessing(folder, config)
@@ -142,6 +148,35 @@ def vision_encoder(
     if prune is not None or drop_path:
         return from_transformers(encoder, prune=prune, drop_path=drop_path)
     return encoder
+
+
+def plain_vit(
+    name: str | Path, *, image_size: tuple[int, int], pretrained: bool = True, local_files_only: bool = False
+) -> ViT:
+    """A vision encoder as a `ViT` with the projection it was trained with, its positions resized to `image_size`.
+
+    `name` is a file of weights (OpenAI's `ViT-B-16.pt`, timm's `.pth`), a preset, a hub id or a folder. Where the
+    model has no projection (ViT, DINOv2), the tokens keep the encoder's width. Raises as `vision_encoder` does.
+    """
+    path = Path(name).expanduser()
+    if path.is_file():
+        return vit_from_file(path, image_size)
+    if (path / VIT_FILE).is_file() and not pretrained:
+        return load_vit(path, image_size, prune=None)
+    model, missing, folder = _whole(str(name), "vision", pretrained, local_files_only)
+    projection: Any = getattr(model, "visual_projection", None)
+    tower = _select(model, "vision", str(name))
+    refuse_missing(model, tower, missing, str(name))
+    if projection is not None:
+        refuse_missing(model, projection, missing, str(name))
+    encoder = TransformersVision(tower, read_preprocessing(folder, tower.config), image_size)
+    weight = None if projection is None else projection.weight.detach()
+    vit = from_transformers(encoder, prune=None, projection=weight)
+    config, state = fit_positions(vit.config, vit.state_dict(), encoder.grid)
+    mean, std = (tuple(buffer.flatten().tolist()) for buffer in (vit.mean, vit.std))
+    made = ViT(config, image_size, preprocessing=Preprocessing(mean, std))
+    made.load_state_dict(state)
+    return made
 
 
 def text_encoder(
@@ -180,21 +215,29 @@ def _registered(name: str, kind: TowerKind) -> Callable[..., Any] | None:
 
 def _tower(name: str, kind: TowerKind, pretrained: bool, local_files_only: bool) -> tuple[nn.Module, Path | None]:
     """One tower of a model without its pooling, and the folder it came from (None: built from a preset)."""
+    model, missing, folder = _whole(name, kind, pretrained, local_files_only)
+    tower = _select(model, kind, name)
+    refuse_missing(model, tower, missing, name)
+    return tower, folder
+
+
+def _whole(
+    name: str, kind: TowerKind, pretrained: bool, local_files_only: bool
+) -> tuple[nn.Module, set[str], Path | None]:
+    """A whole model, the names that its file did not hold, and the folder it came from."""
     preset = PRESETS.get(name)
     if preset and kind not in preset.kinds:
         raise ValueError(f"{name} is no {kind} encoder; these are: {', '.join(preset_names(kind))}.")
     if preset and not pretrained:
         config = transformers_module().AutoConfig.for_model(preset.model_type, **preset.config)
-        return _select(build_model(config), kind, name), None
+        return build_model(config), set(), None
     folder = _folder(name, preset, pretrained, local_files_only)
     config = read_config(folder)
     _refuse_other_kind(config, kind, name)
     if not pretrained:
-        return _select(build_model(config), kind, name), folder
+        return build_model(config), set(), folder
     model, missing = load_model(folder, config)
-    tower = _select(model, kind, name)
-    refuse_missing(model, tower, missing, name)
-    return tower, folder
+    return model, missing, folder
 
 
 def _folder(name: str, preset: Preset | None, pretrained: bool, local_files_only: bool) -> Path:

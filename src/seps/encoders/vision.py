@@ -105,19 +105,29 @@ class VisionEncoder(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Pixels (B, 3, H, W) float in [0, 1] -> tokens (B, P + N, C). Raises ValueError on other shapes."""
-        if pixels.ndim != 4 or pixels.shape[1] != 3 or not pixels.is_floating_point():
-            raise ValueError(
-                f"Pixels must be a float tensor (B, 3, H, W) with values in [0, 1]; got {pixels.dtype} of "
-                f"shape {tuple(pixels.shape)}."
-            )
+        normalised = self.normalise(pixels)
         rows, columns = self.grid_for(pixels.shape[2], pixels.shape[3])
-        tokens = self.encode((pixels.to(self.mean.dtype) - self.mean) / self.std)
+        tokens = self.encode(normalised)
         if tokens.shape[1] != self.num_prefix_tokens + rows * columns:
             raise ValueError(
                 f"The encoder gave {tokens.shape[1]} tokens for a {rows}x{columns} grid and "
                 f"{self.num_prefix_tokens} prefix tokens: this architecture is not supported."
             )
         return tokens
+
+    def normalise(self, pixels: Tensor) -> Tensor:
+        """Pixels (B, 3, H, W) float in [0, 1], less the mean, over the std. Raises ValueError on other shapes."""
+        if pixels.ndim != 4 or pixels.shape[1] != 3 or not pixels.is_floating_point():
+            raise ValueError(
+                f"Pixels must be a float tensor (B, 3, H, W) with values in [0, 1]; got {pixels.dtype} of "
+                f"shape {tuple(pixels.shape)}."
+            )
+        return (pixels.to(self.mean.dtype) - self.mean) / self.std
+
+    def set_normalisation(self, mean: Triple, std: Triple) -> None:
+        """Normalise by other figures than the encoder was trained with."""
+        self.mean = torch.tensor(mean, dtype=self.mean.dtype, device=self.mean.device).view(1, 3, 1, 1)
+        self.std = torch.tensor(std, dtype=self.std.dtype, device=self.std.device).view(1, 3, 1, 1)
 
     def encode(self, normalised: Tensor) -> Tensor:
         """Normalised pixels (B, 3, H, W) -> tokens (B, P + N, C); each encoder's own part."""

@@ -43,6 +43,8 @@ class ViTConfig:
     eps: float = 1e-6
     antialias: bool = False
     """Whether positions are smoothed when they are interpolated (DINOv2 with registers)."""
+    projection: int = 0
+    """Width of a linear layer without bias behind the last norm, applied to every token (CLIP's has 512); 0: none."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "grid", tuple(self.grid))
@@ -127,7 +129,7 @@ class ViT(VisionEncoder):
         drop_path: float = 0.0,
     ) -> None:
         super().__init__(
-            width=config.width,
+            width=config.projection or config.width,
             num_prefix_tokens=config.prefix,
             image_size=image_size,
             stride=(config.patch_size, config.patch_size),
@@ -142,6 +144,7 @@ class ViT(VisionEncoder):
         rates = [drop_path * block / max(1, config.depth - 1) for block in range(config.depth)]
         self.blocks = nn.ModuleList(Block(config, rate) for rate in rates)
         self.norm = nn.LayerNorm(config.width, eps=config.eps)
+        self.projection = nn.Linear(config.width, config.projection, bias=False) if config.projection else nn.Identity()
         self.prune = prune
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Conv2d)):
@@ -161,15 +164,29 @@ class ViT(VisionEncoder):
             prune.check(self.config.depth, self.config.prefix)
         self._prune = prune
 
-    def encode(self, normalised: Tensor) -> Tensor:
-        """See `VisionEncoder.encode`."""
+    def forward(self, pixels: Tensor, added: Tensor | None = None) -> Tensor:
+        """See `VisionEncoder.forward`; `added` (B, C) is added to CLS before the first norm (a camera embedding)."""
+        if added is None:
+            return super().forward(pixels)
+        if not self.config.prefix or added.shape != (len(pixels), self.config.width):
+            raise ValueError(
+                f"What is added to CLS must be ({len(pixels)}, {self.config.width}) in an encoder with CLS; got "
+                f"{tuple(added.shape)} and {self.config.prefix} prefix tokens."
+            )
+        return self.encode(self.normalise(pixels), added)
+
+    def encode(self, normalised: Tensor, added: Tensor | None = None) -> Tensor:
+        """See `VisionEncoder.encode` and `forward`."""
         rows, columns = self.grid_for(normalised.shape[2], normalised.shape[3])
         patches = self.patch(normalised).flatten(2).transpose(1, 2)  # (B, N, C)
         tokens = patches + self.positions_for(rows, columns).to(patches.dtype)
         if self.config.prefix:
-            tokens = torch.cat([self.prefix.to(tokens.dtype).expand(tokens.shape[0], -1, -1), tokens], dim=1)
+            prefix = self.prefix.to(tokens.dtype).expand(tokens.shape[0], -1, -1)
+            if added is not None:
+                prefix = torch.cat([prefix[:, :1] + added[:, None].to(prefix.dtype), prefix[:, 1:]], dim=1)
+            tokens = torch.cat([prefix, tokens], dim=1)
         tokens = self.norm_before(tokens)
-        final: Tensor = self.norm(self._blocks(tokens))
+        final: Tensor = self.projection(self.norm(self._blocks(tokens)))
         return final
 
     def _blocks(self, tokens: Tensor) -> Tensor:

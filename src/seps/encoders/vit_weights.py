@@ -45,8 +45,17 @@ _ACTIVATIONS: dict[str, Activation] = {
 }
 
 
-def from_transformers(encoder: TransformersVision, *, prune: PruneConfig | None, drop_path: float = 0.0) -> ViT:
-    """The same encoder as a `ViT`. Raises ValueError for a family that is no plain transformer."""
+def from_transformers(
+    encoder: TransformersVision,
+    *,
+    prune: PruneConfig | None,
+    drop_path: float = 0.0,
+    projection: Tensor | None = None,
+) -> ViT:
+    """The same encoder as a `ViT`, with a trained `projection` (out, C) of all tokens where one is given.
+
+    Raises ValueError for a family that is no plain transformer.
+    """
     config: Any = encoder.model.config
     activation = _ACTIVATIONS.get(str(config.hidden_act))
     if config.model_type not in FAMILIES or activation is None or getattr(config, "use_swiglu_ffn", False):
@@ -55,6 +64,8 @@ def from_transformers(encoder: TransformersVision, *, prune: PruneConfig | None,
             f"{config.model_type} with {config.hidden_act}. Leave prune out."
         )
     state = our_names(encoder.model.state_dict())
+    if projection is not None:
+        state["projection.weight"] = projection
     size = config.image_size if isinstance(config.image_size, int) else config.image_size[0]
     mean, std = (tuple(buffer.flatten().tolist()) for buffer in (encoder.mean, encoder.std))
     shape = ViTConfig(
@@ -71,6 +82,7 @@ def from_transformers(encoder: TransformersVision, *, prune: PruneConfig | None,
         activation=activation,
         eps=float(config.layer_norm_eps),
         antialias=config.model_type == "dinov2_with_registers",
+        projection=0 if projection is None else len(projection),
     )
     made = ViT(shape, encoder.image_size, preprocessing=Preprocessing(mean, std), prune=prune, drop_path=drop_path)
     made.load_state_dict(state)
@@ -171,14 +183,18 @@ def _focus_positions(tensors: Mapping[str, Tensor]) -> list[Tensor]:
 def save_vit(encoder: ViT, folder: Path) -> None:
     """Write what `load_vit` needs to build the encoder again, without weights."""
     folder.mkdir(parents=True, exist_ok=True)
-    stated = {
+    (folder / VIT_FILE).write_text(json.dumps(describe_vit(encoder), indent=1) + "\n", encoding="utf-8")
+
+
+def describe_vit(encoder: ViT) -> dict[str, Any]:
+    """What `build_vit` needs to build the encoder again, without weights, as JSON values."""
+    return {
         "vit": encoder.config.to_json(),
         "image_size": list(encoder.image_size),
         "mean": encoder.mean.flatten().tolist(),
         "std": encoder.std.flatten().tolist(),
         "prune": encoder.prune.to_json() if encoder.prune else None,
     }
-    (folder / VIT_FILE).write_text(json.dumps(stated, indent=1) + "\n", encoding="utf-8")
 
 
 def load_vit(
@@ -187,16 +203,26 @@ def load_vit(
     """The encoder of `save_vit`, with random weights. Raises EncoderUnavailable for a file that cannot be read."""
     path = folder / VIT_FILE
     try:
-        stated = json.loads(path.read_text(encoding="utf-8"))
-        height, width = image_size or stated["image_size"]
-        mean, std = tuple(stated["mean"]), tuple(stated["std"])
-        saved = PruneConfig.from_json(stated["prune"]) if stated.get("prune") else None
-        return ViT(
-            ViTConfig.from_json(stated["vit"]),
-            (int(height), int(width)),
-            preprocessing=Preprocessing(mean, std),
-            prune=prune or saved,
-            drop_path=drop_path,
-        )
+        return build_vit(json.loads(path.read_text(encoding="utf-8")), image_size, prune=prune, drop_path=drop_path)
     except (ValueError, KeyError, TypeError) as error:
         raise EncoderUnavailable(f"{path} is not the file of a vision transformer: {error}.") from error
+
+
+def build_vit(
+    stated: Mapping[str, Any],
+    image_size: tuple[int, int] | None = None,
+    *,
+    prune: PruneConfig | None = None,
+    drop_path: float = 0.0,
+) -> ViT:
+    """The encoder of `describe_vit`, with random weights. Raises ValueError, KeyError or TypeError for other values."""
+    height, width = image_size or stated["image_size"]
+    mean, std = tuple(stated["mean"]), tuple(stated["std"])
+    saved = PruneConfig.from_json(stated["prune"]) if stated.get("prune") else None
+    return ViT(
+        ViTConfig.from_json(stated["vit"]),
+        (int(height), int(width)),
+        preprocessing=Preprocessing(mean, std),
+        prune=prune or saved,
+        drop_path=drop_path,
+    )

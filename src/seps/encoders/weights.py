@@ -1,4 +1,4 @@
-"""Where encoder weights come from: a folder, or the model hub's cache; safetensors only."""
+"""Where encoder weights come from: a folder, or the model hub's cache; safetensors, or a pickle read safely."""
 
 from __future__ import annotations
 
@@ -51,18 +51,20 @@ def quiet() -> Iterator[None]:
 def hub_folder(model: str, *, weights: bool, local_files_only: bool) -> Path:
     """The local folder of a hub model, downloaded when it is not in the cache.
 
-    Only configuration, tokenizer and, with `weights`, safetensors files are fetched, never pickles or code; where the
-    model has none, those of the hub's conversion service.
+    Only configuration, tokenizer and, with `weights`, safetensors files are fetched; where the model has none, those of
+    the hub's conversion service, else pytorch_model.bin, which is read by a restricted unpickler. Never code.
     Raises EncoderUnavailable when the model is neither cached nor reachable.
     """
     transformers_module()
     patterns = [*_SMALL_FILES, *(_WEIGHT_FILES if weights else [])]
     try:
         folder = hub.hub_folder(model, patterns, local_files_only=local_files_only)
-        if not weights or list(folder.glob("*.safetensors")) or local_files_only:
+        if not weights or list(folder.glob("*.safetensors")):
             return folder
-        revision = hub.converted_revision(model)
-        return folder if revision is None else hub.hub_folder(model, patterns, revision=revision)
+        revision = None if local_files_only else hub.converted_revision(model)
+        if revision is not None:
+            return hub.hub_folder(model, patterns, revision=revision)
+        return hub.hub_folder(model, [*_SMALL_FILES, _PICKLED], local_files_only=local_files_only)
     except hub.HubError as error:
         raise EncoderUnavailable(str(error)) from error
 
@@ -88,7 +90,7 @@ def _model_class(config: Any) -> Any:
     transformers = transformers_module()
     named = next(iter(getattr(config, "architectures", None) or []), "")
     # A text tower saved alone (CLIPTextModel, SiglipTextModel) is not in AutoModel's table.
-    if named.endswith(("TextModel", "VisionModel")) and hasattr(transformers, named):
+    if named.endswith(("TextModel", "VisionModel", "VisionModelWithProjection")) and hasattr(transformers, named):
         return getattr(transformers, named)
     return None
 
@@ -105,10 +107,12 @@ def build_model(config: Any) -> nn.Module:
 def load_model(folder: Path, config: Any) -> tuple[nn.Module, set[str]]:
     """A transformers model from a folder's safetensors, float32, and the names that the file did not hold.
 
-    Raises EncoderUnavailable when the weights are missing, pickled, broken, or of another shape.
+    Without safetensors, from its pytorch_model.bin, read by the restricted unpickler. Raises EncoderUnavailable when
+    the weights are missing, broken, or of another shape.
     """
-    if not list(folder.glob("*.safetensors")):
-        raise EncoderUnavailable(_no_safetensors_sentence(folder))
+    pickled = not list(folder.glob("*.safetensors"))
+    if pickled and not (folder / _PICKLED).is_file():
+        raise EncoderUnavailable(f"The folder {folder} has no model.safetensors and no {_PICKLED}.")
     loader = _model_class(config) or transformers_module().AutoModel
     try:
         with quiet():
@@ -116,7 +120,8 @@ def load_model(folder: Path, config: Any) -> tuple[nn.Module, set[str]]:
                 str(folder),
                 config=config,
                 dtype=torch.float32,
-                use_safetensors=True,
+                use_safetensors=not pickled,
+                weights_only=True,
                 local_files_only=True,
                 trust_remote_code=False,
                 output_loading_info=True,
@@ -127,19 +132,6 @@ def load_model(folder: Path, config: Any) -> tuple[nn.Module, set[str]]:
             "Download or save the model again."
         ) from error
     return model, set(info["missing_keys"])
-
-
-def _no_safetensors_sentence(folder: Path) -> str:
-    if (folder / _PICKLED).is_file():
-        return (
-            f"The folder {folder} holds its weights only as {_PICKLED}, a pickle, which is not read here. "
-            f"Convert it once in Python with seps.encoders.to_safetensors(r'{folder}')."
-        )
-    return (
-        f"The folder {folder} has no model.safetensors. If the model is published only as {_PICKLED}, "
-        "fetch it with `hf download MODEL --local-dir DIR`, convert it with "
-        "seps.encoders.to_safetensors('DIR'), and give DIR in place of the name."
-    )
 
 
 def to_safetensors(folder: str | Path) -> Path:
@@ -169,6 +161,10 @@ def read_pickled_tensors(path: Path) -> dict[str, Tensor]:
         raise EncoderUnavailable(
             f"The file {path} is not a plain file of tensors, and was not loaded: {_first_line(error)}"
         ) from error
+    # DeiT's and many trainers' files hold the weights under a name.
+    for name in ("model", "state_dict"):
+        if isinstance(state, dict) and isinstance(state.get(name), dict):
+            state = state[name]
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise EncoderUnavailable(f"The file {path} is not a plain file of tensors, and was not loaded.")
     return state

@@ -11,11 +11,14 @@ from .recall import (
 )
 from .reid import ReidMetrics, cmc_map, reid_metrics
 from .rerank import rerank
+from .verification import Roc, accept_rate, roc, threshold_at
 
 __all__ = [
     "DirectionMetrics",
     "ReidMetrics",
     "RetrievalMetrics",
+    "Roc",
+    "accept_rate",
     "cmc_map",
     "five_fold",
     "metrics_from_ranks",
@@ -24,4 +27,6 @@ __all__ = [
     "recall",
     "reid_metrics",
     "rerank",
+    "roc",
+    "threshold_at",
 ]

@@ -23,13 +23,18 @@ _BLOCK_ENTRIES = 1 << 22
 class ReidMetrics:
     """cmc (max_rank,) float32 on the CPU, cmc[r - 1] the share of queries with a match among the first r.
 
-    `mINP` is the mean of matches / rank of the hardest match; `valid_queries` had a match left to find.
+    `mINP` is the mean of matches / rank of the hardest match; `valid_queries` had a match left to find. Of each of
+    these V queries, on the CPU: its number `queries` (V,), average precision `precisions` (V,), rank of its first match
+    `first_ranks` (V,). Their means are mAP and the curve, so that a bootstrap can draw queries or identities anew.
     """
 
     cmc: Tensor
     mAP: float
     mINP: float
     valid_queries: int
+    queries: Tensor | None = None
+    precisions: Tensor | None = None
+    first_ranks: Tensor | None = None
 
     def as_dict(self) -> dict[str, float | int]:
         """Plain numbers for JSON: mAP, mINP, r1, r5, r10 (as far as the curve reaches), in percent."""
@@ -90,8 +95,9 @@ def reid_metrics(
         refuse_nan("distmat", block, start)
         same = q_ids[start : start + rows, None] == g_ids[None, :]
         passed_over = same & (q_place[start : start + rows, None] == g_place[None, :])
-        parts.append(_query_figures(block, same & ~passed_over, passed_over))
-    first, precision, inverse = (torch.cat(column) for column in zip(*parts, strict=True))
+        counted, *figures = _query_figures(block, same & ~passed_over, passed_over)
+        parts.append((counted + start, *figures))
+    numbers, first, precision, inverse = (torch.cat(column) for column in zip(*parts, strict=True))
     if len(first) == 0:
         raise ValueError(
             f"None of the {queries} queries has a match left in the gallery of {gallery} once "
@@ -100,11 +106,12 @@ def reid_metrics(
     reach = min(max_rank, gallery)
     found = torch.bincount(first.clamp(max=reach + 1).cpu(), minlength=reach + 2)[1 : reach + 1].cumsum(0)
     cmc = (found.double() / len(first)).float()
-    return ReidMetrics(cmc, float(precision.mean()), float(inverse.mean()), len(first))
+    own = (numbers.cpu(), precision.cpu(), first.cpu())
+    return ReidMetrics(cmc, float(precision.mean()), float(inverse.mean()), len(first), *own)
 
 
-def _query_figures(block: Tensor, match: Tensor, passed_over: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """First match's rank, average precision and matches / last match's rank, of the rows with a match."""
+def _query_figures(block: Tensor, match: Tensor, passed_over: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Number, first match's rank, average precision and matches / last match's rank, of the rows with a match."""
     counted = match.any(dim=1)
     block, match, passed_over = block[counted], match[counted], passed_over[counted]
     order = block.sort(dim=1, stable=True).indices
@@ -115,4 +122,4 @@ def _query_figures(block: Tensor, match: Tensor, passed_over: Tensor) -> tuple[T
     precision = torch.where(match, found.double() / place.clamp(min=1), 0.0).sum(dim=1) / total
     first = place.masked_fill(~match, torch.iinfo(torch.int32).max).amin(dim=1)
     last = place.masked_fill(~match, 0).amax(dim=1)
-    return first, precision, total.double() / last
+    return counted.nonzero()[:, 0], first, precision, total.double() / last

@@ -191,7 +191,7 @@ class MultiModalSDTPS(nn.Module):
                 with values_unchecked():
                     check_features(f"{name} {what}", of[name], dims, self.embed_dim)
                 told = f"{name} {what} {tuple(of[name].shape)} and {first} patches {tuple(patches[first].shape)}"
-                if len(of[name]) != samples:
+                if of[name].shape[0] != samples:
                     raise InputError(f"{told} must have the same number of samples: give every sensor of each sample.")
                 if of[name].device != device:
                     raise InputError(f"{name} {what} lie on {of[name].device}, this module on {device}: move one.")

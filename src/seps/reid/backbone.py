@@ -6,12 +6,15 @@ embedded EfficientNet leaves out its last strides (the "last stride 1" of re-ide
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from seps.encoders import EfficientNetLite0, Preprocessing, VisionEncoder, vision_encoder
+from seps.encoders import EfficientNetLite0, Preprocessing, VisionEncoder, ViT, plain_vit, vision_encoder
 from seps.encoders.vision import TransformersVision
+from seps.encoders.vit_weights import build_vit, describe_vit
 
 
 def build_backbone(
@@ -21,6 +24,10 @@ def build_backbone(
 
     Raises ValueError for a size or stride that does not fit, EncoderUnavailable when weights cannot be had.
     """
+    if Path(name).expanduser().is_file():
+        made = vision_encoder(name, image_size=image_size)
+        _refuse_stride(made, stride, "an encoder from a file of weights")
+        return made
     if stride is None:
         return vision_encoder(name, image_size=image_size, pretrained=pretrained)
     if name == "mini":
@@ -30,6 +37,41 @@ def build_backbone(
         mini.image_size, mini.grid = image_size, mini.grid_for(*image_size)
         return mini
     return OverlappingPatches(vision_encoder(name, image_size=None, pretrained=pretrained), stride, image_size)
+
+
+def plain_backbone(
+    name: str, image_size: tuple[int, int], stride: int | None = None, *, pretrained: bool = True
+) -> ViT:
+    """The encoder `name` as a plain ViT with its trained projection, positions resized to `image_size` once.
+
+    `name` may be a file of weights. Raises ValueError for a stride other than the patch size and for an encoder that is
+    no plain ViT, EncoderUnavailable when weights cannot be had.
+    """
+    if name in ("mini", "dinov2-s-focus"):
+        raise ValueError(
+            f"model.projection = 'trained': the encoder {name!r} has none; use clip-b-16 or a file of CLIP."
+        )
+    made = plain_vit(name, image_size=image_size, pretrained=pretrained)
+    _refuse_stride(made, stride, "model.projection = 'trained'")
+    return made
+
+
+def _refuse_stride(encoder: VisionEncoder, stride: int | None, why: str) -> None:
+    patch = encoder.stride[0]
+    if stride is not None and stride != patch:
+        raise ValueError(
+            f"model.stride = {stride}, but with {why} patches do not overlap: set it to {patch} or leave it out."
+        )
+
+
+def describe_backbone(backbone: nn.Module) -> dict[str, Any] | None:
+    """What `build_backbones` needs of a plain ViT, so that a run can be read where its file of weights is not."""
+    return describe_vit(backbone) if isinstance(backbone, ViT) else None
+
+
+def build_backbones(stated: Mapping[str, Any] | None, count: int) -> list[VisionEncoder] | None:
+    """`count` encoders of `describe_backbone`, with random weights; None where there is no description."""
+    return None if stated is None else [build_vit(stated) for _ in range(count)]
 
 
 def shorten_strides(encoder: EfficientNetLite0, stride: int) -> None:

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from seps.metrics import ReidMetrics, reid_metrics, rerank
 from seps.nn.known import evaluating
-from seps.reid.config import Missing
+from seps.reid.config import BothKind, Missing
 from seps.reid.data import ReidDataset, ReidReader, ReidRecord
 from seps.reid.data.transforms import unit_float
 from seps.reid.model import Encoded, Fused, Pattern, ReidModel, missing_cases
@@ -51,6 +51,25 @@ class CaseResult:
             **self.metrics.as_dict(),
         }
 
+    def per_query(self, queries: Sequence[ReidRecord]) -> list[dict[str, Any]]:
+        """For JSON, of each query that has a match: name, identity, camera, scene, average precision in percent, and
+        the rank of its first match."""
+        metrics = self.metrics
+        if metrics.queries is None or metrics.precisions is None or metrics.first_ranks is None:
+            return []
+        columns = (part.tolist() for part in (metrics.queries, metrics.precisions, metrics.first_ranks))
+        return [
+            {
+                "name": queries[number].name,
+                "pid": queries[number].pid,
+                "camera": queries[number].camid,
+                "scene": queries[number].sceneid,
+                "AP": 100 * precision,
+                "first_match": rank,
+            }
+            for number, precision, rank in zip(*columns, strict=True)
+        ]
+
 
 @dataclass(frozen=True)
 class Features:
@@ -58,10 +77,17 @@ class Features:
 
     vectors: Tensor
     present: Tensor
+    both: BothKind = "cosines"
+    """How branches are compared; see `ReidModelConfig.both`."""
 
     def flat(self) -> Tensor:
-        """Rows (B, R M C) of unit length, branches of equal length, for anything that takes plain vectors."""
+        """Rows (B, R M C) of unit length for anything that takes plain vectors; "cosines": branches of equal length."""
+        if self.both == "concatenated":
+            return F.normalize(self.vectors.flatten(1), dim=1)
         return F.normalize(F.normalize(self.vectors.flatten(2), dim=2).flatten(1), dim=1)
+
+    def __getitem__(self, part: slice) -> Features:
+        return Features(self.vectors[part], self.present[part], self.both)
 
 
 def distances(query: Features, gallery: Features) -> Tensor:
@@ -70,8 +96,12 @@ def distances(query: Features, gallery: Features) -> Tensor:
     With all sensors present and one branch this is the cosine distance of the whole features, as published. Where
     a sample lacks a sensor, dot product and norms are taken over the shared blocks alone, so that a complete and an
     incomplete sample can be as close as two complete ones. Samples without a shared sensor are at distance 1.
-    Branches are compared by themselves, as their features differ in length and the longer would decide alone.
+    Branches are compared by themselves, as their features differ in length and the longer would decide alone; features
+    with both="concatenated" are compared as one vector, as published.
     """
+    if query.both == "concatenated":
+        sides = [features.vectors.transpose(1, 2).flatten(2) for features in (query, gallery)]
+        return 1 - _shared_cosines(sides[0], query.present, sides[1], gallery.present)
     branches = zip(query.vectors.unbind(1), gallery.vectors.unbind(1), strict=True)
     cosines = [_shared_cosines(left, query.present, right, gallery.present) for left, right in branches]
     return 1 - torch.stack(cosines).mean(dim=0)
@@ -178,7 +208,7 @@ def _collect(model: ReidModel, parts: Sequence[Tensor], case: Case, total: int) 
         mine = processes.gather_ragged(mine.to(next(model.parameters()).device))
     zero = case.missing == "zero"
     present = torch.ones(total, count, dtype=torch.bool) if zero else _mask(model, case, total)
-    return Features(mine.cpu().view(total, branches, count, width), present)
+    return Features(mine.cpu().view(total, branches, count, width), present, model.config.both)
 
 
 def measure(
@@ -187,9 +217,10 @@ def measure(
     gallery: Features,
     *,
     use_rerank: bool = False,
+    neighbours: tuple[int, int] = (20, 6),
 ) -> ReidMetrics:
-    """mAP, CMC and mINP by the data set's rule (same camera, or same scene), re-ranked by choice."""
-    matrix = rerank(query.flat(), gallery.flat()) if use_rerank else distances(query, gallery)
+    """mAP, CMC and mINP by the data set's rule (same camera, or same scene), re-ranked with k1, k2 = `neighbours`."""
+    matrix = rerank(query.flat(), gallery.flat(), *neighbours) if use_rerank else distances(query, gallery)
     q, g = dataset.query, dataset.gallery
     scenes: dict[str, Any] = {}
     if dataset.excludes == "scene":
@@ -213,6 +244,7 @@ def evaluate(
     cameras: ReidDataset | None = None,
     batch_size: int = 64,
     use_rerank: bool = False,
+    neighbours: tuple[int, int] = (20, 6),
     progress: Callable[[int, int], None] | None = None,
 ) -> list[CaseResult]:
     """The figures of every case on query and gallery of `dataset`; `cameras` numbers them (default: itself)."""
@@ -223,18 +255,20 @@ def evaluate(
     results = []
     for case, features in zip(chosen, found, strict=True):
         count = len(dataset.query)
-        query = Features(features.vectors[:count], features.present[:count])
-        gallery = features if same else Features(features.vectors[count:], features.present[count:])
+        query = features[:count]
+        gallery = features if same else features[count:]
         for again in (False, True) if use_rerank else (False,):
-            results.append(CaseResult(case, measure(dataset, query, gallery, use_rerank=again), again))
+            metrics = measure(dataset, query, gallery, use_rerank=again, neighbours=neighbours)
+            results.append(CaseResult(case, metrics, again))
     return results
 
 
 @torch.no_grad()
 def cost(model: ReidModel) -> dict[str, float]:
-    """Parameters (millions), of them in the SDTPS branch, and GFLOPs of one sample by torch's own counter.
+    """Parameters (millions), of them in the SDTPS branch, and the work of one sample by torch's own counter.
 
-    A multiplication with its addition counts as two operations. The classifiers are not part of it.
+    `gflops`: a multiplication with its addition counts as two operations; `gmacs`: as one, as the papers count (DeMo's
+    34.28 G). The classifiers are not part of it.
     """
     device = next(model.parameters()).device
     images = torch.zeros(1, len(model.modalities), 3, *model.config.image_size, device=device)
@@ -250,6 +284,7 @@ def cost(model: ReidModel) -> dict[str, float]:
         "parameters_m": (every - heads) / 1e6,
         "sdtps_parameters_m": branch / 1e6,
         "gflops": counter.get_total_flops() / 1e9,
+        "gmacs": counter.get_total_flops() / 2e9,
     }
 
 

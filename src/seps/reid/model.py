@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import combinations
 from typing import Literal
 
@@ -22,10 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from seps.config import ConfigError
-from seps.encoders import VisionEncoder, freeze
+from seps.encoders import VisionEncoder, ViT, freeze
 from seps.nn import InputError, MultiModalSDTPS
-from seps.reid.backbone import build_backbone
+from seps.reid.backbone import build_backbone, plain_backbone
 from seps.reid.config import Missing, ReidModelConfig
+from seps.reid.published import FirstToken, PublishedGlobalLocal, SensorNecks
 
 Pattern = Literal[1, 2, 3]
 
@@ -118,7 +118,8 @@ class ReidModel(nn.Module):
     """Re-identification over two or more sensors.
 
     Training returns `(sdtps_score, sdtps_feat, ori_score, ori_feat)`: (B, I), (B, M C), (B, I), (B, M C); with
-    `fusion="concat"` `(ori_score, ori_feat)`. Evaluation returns the features of a `return_pattern`.
+    `fusion="concat"` `(ori_score, ori_feat)`; with `direct=False` a score and a feature (B, C) of each sensor in place
+    of `ori_score, ori_feat`, as DeMo does. Evaluation returns the features of a `return_pattern`.
 
     Missing sensors are told by `present` (B, M) bool. With `missing="zero"` their images become those whose
     normalised pixels are zero, as published. With "leave-out" they are not looked at: they guide nothing, their
@@ -143,28 +144,63 @@ class ReidModel(nn.Module):
         backbones: Sequence[VisionEncoder] | None = None,
     ) -> None:
         super().__init__()
-        self.config, self.modalities = config, tuple(modalities)
+        self.config, self.modalities, self.identities = config, tuple(modalities), identities
         if len(self.modalities) < 2:
             raise ConfigError(f"Re-identification here needs two or more modalities, not {self.modalities}.")
         count = 1 if config.backbones == "shared" else len(self.modalities)
-        make = partial(build_backbone, config.encoder, config.image_size, config.stride, pretrained=config.pretrained)
-        made = list(backbones) if backbones is not None else [make() for _ in range(count)]
+        made = list(backbones) if backbones is not None else [self._encoder() for _ in range(count)]
         if len(made) != count:
             raise ConfigError(f"{config.backbones} backbones are {count} encoders, but {len(made)} came.")
         self.backbones = nn.ModuleList(made)
         for backbone in made:
             if config.freeze_blocks:
                 freeze(backbone, config.freeze_blocks)
+            if config.pixel_mean is not None and config.pixel_std is not None:
+                backbone.set_normalisation(config.pixel_mean, config.pixel_std)
         width, total = config.width, config.width * len(self.modalities)
         self.grid = made[0].grid_for(*config.image_size)
-        self.projections = nn.ModuleList(nn.Linear(backbone.width, width) for backbone in made)
-        self.global_local = nn.ModuleList(GlobalLocal(width) for _ in self.modalities)
-        self.camera_embedding = nn.Embedding(cameras, width) if config.camera_embedding else None
-        if self.camera_embedding is not None:
-            nn.init.trunc_normal_(self.camera_embedding.weight, std=0.02)
+        self.projections = nn.ModuleList(self._projection(backbone) for backbone in made)
+        kind = {"residual": GlobalLocal, "published": PublishedGlobalLocal}.get(config.global_local)
+        self.global_local = nn.ModuleList(kind(width) if kind else FirstToken() for _ in self.modalities)
+        self.camera_embedding = self._cameras(made[0], cameras) if config.camera_embedding else None
         self.sdtps = self._sdtps() if config.fusion == "sdtps" else None
         self.sdtps_neck = Neck(total, identities) if config.fusion == "sdtps" else None
-        self.original_neck = Neck(total, identities)
+        self.original_neck: Neck | SensorNecks = (
+            Neck(total, identities)
+            if config.direct
+            else SensorNecks([Neck(width, identities) for _ in self.modalities])
+        )
+
+    def _projection(self, backbone: VisionEncoder) -> nn.Module:
+        config = self.config
+        if config.projection == "fresh":
+            return nn.Linear(backbone.width, config.width)
+        if backbone.width != config.width:
+            raise ConfigError(
+                f"model.projection = 'trained', but the encoder {config.encoder!r} gives {backbone.width} numbers per "
+                f"token and model.width = {config.width}: set model.width to {backbone.width}."
+            )
+        return nn.Identity()
+
+    def _cameras(self, backbone: VisionEncoder, cameras: int) -> nn.Embedding:
+        """The camera embedding, of the width of the tokens it is added to."""
+        if self.config.camera_place == "features":
+            made = nn.Embedding(cameras, self.config.width)
+            nn.init.trunc_normal_(made.weight, std=0.02)
+            return made
+        if not isinstance(backbone, ViT) or not backbone.config.prefix:
+            raise ConfigError(
+                "model.camera_place = 'cls' needs a plain ViT with a CLS token: set model.projection to 'trained'."
+            )
+        made = nn.Embedding(cameras, backbone.config.width)
+        # DeMo's scale: as good as zero, so that an untrained one changes nothing.
+        nn.init.trunc_normal_(made.weight, std=1e-6)
+        return made
+
+    def _encoder(self) -> VisionEncoder:
+        config = self.config
+        build = plain_backbone if config.projection == "trained" else build_backbone
+        return build(config.encoder, config.image_size, config.stride, pretrained=config.pretrained)
 
     def _sdtps(self) -> MultiModalSDTPS:
         config = self.config
@@ -206,18 +242,22 @@ class ReidModel(nn.Module):
                 f"images must be (samples, {count} modalities, 3, height, width) for {self.modalities}, but "
                 f"{tuple(images.shape)} came."
             )
+        camera: Tensor | None = None
+        if self.camera_embedding is not None:
+            camera = self.camera_embedding(self._checked_cameras(cameras, images.shape[0]))
+        inside = camera if self.config.camera_place == "cls" else None
         if len(self.backbones) == 1:
-            first, patches = self._tokens(0, images.flatten(0, 1))
+            shared = None if inside is None else inside.repeat_interleave(count, dim=0)
+            first, patches = self._tokens(0, images.flatten(0, 1), shared)
             first = first.view(-1, count, self.config.width)
             patches = patches.reshape(-1, count, *patches.shape[1:])
         else:
-            parts = [self._tokens(number, images[:, number]) for number in range(count)]
+            parts = [self._tokens(number, images[:, number], inside) for number in range(count)]
             first, patches = (torch.stack(column, dim=1) for column in zip(*parts, strict=True))
         means = patches.float().mean(dim=2)
         vectors = self._global_vectors(first, means)
-        if self.camera_embedding is None:
+        if camera is None or inside is not None:
             return Encoded(patches, vectors, patches, vectors)
-        camera: Tensor = self.camera_embedding(self._checked_cameras(cameras, len(images)))
         with_camera = self._global_vectors(first + camera[:, None], means + camera[:, None])
         return Encoded(patches, vectors, patches + camera[:, None, None], with_camera)
 
@@ -235,6 +275,8 @@ class ReidModel(nn.Module):
             )
         # Values on a GPU are not looked at: that would make it wait in every step.
         known: int = self.camera_embedding.num_embeddings if self.camera_embedding is not None else 0
+        if torch.onnx.is_in_onnx_export():
+            return cameras
         if cameras.device.type == "cpu" and samples and not 0 <= int(cameras.min()) <= int(cameras.max()) < known:
             raise InputError(
                 f"cameras holds indices from {int(cameras.min())} to {int(cameras.max())}, but the model was built for "
@@ -242,10 +284,10 @@ class ReidModel(nn.Module):
             )
         return cameras
 
-    def _tokens(self, number: int, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """CLS, or the largest over the patches, (B, C), and the patches (B, N, C), projected."""
+    def _tokens(self, number: int, pixels: Tensor, added: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """CLS, or the largest over the patches, (B, C), and the patches (B, N, C), projected; `added` is put to CLS."""
         backbone = self.backbones[number]
-        tokens = self.projections[number](backbone(pixels))
+        tokens = self.projections[number](backbone(pixels) if added is None else backbone(pixels, added))
         prefix = int(backbone.num_prefix_tokens)  # type: ignore[arg-type]
         patches = tokens[:, prefix:]
         return (tokens[:, 0] if prefix else patches.amax(dim=1)), patches
@@ -304,8 +346,9 @@ class ReidModel(nn.Module):
         return self.fuse(encoded, present if (missing or self.config.missing) == "leave-out" else None)
 
     def classify(self, fused: Fused) -> tuple[Tensor, ...]:
-        """`(sdtps_score, ori_score)`, each (B, I), or `(ori_score,)`."""
-        scores = (self.original_neck(fused.original),)
+        """`(sdtps_score, ori_score)`, each (B, I), or `(ori_score,)`; M original scores with `direct=False`."""
+        found = self.original_neck(fused.original)
+        scores: tuple[Tensor, ...] = found if isinstance(found, tuple) else (found,)
         if self.sdtps_neck is None or fused.sdtps is None:
             return scores
         return (self.sdtps_neck(fused.sdtps), *scores)
@@ -322,9 +365,14 @@ class ReidModel(nn.Module):
         if not self.training:
             return fused.pattern(return_pattern or self.patterns[-1])
         scores = self.classify(fused)
-        if fused.sdtps is None:
-            return scores[0], fused.original
-        return scores[0], fused.sdtps, scores[1], fused.original
+        features = list(self.original_features(fused.original))
+        if fused.sdtps is not None:
+            features.insert(0, fused.sdtps)
+        return tuple(part for pair in zip(scores, features, strict=True) for part in pair)
+
+    def original_features(self, original: Tensor) -> tuple[Tensor, ...]:
+        """What the original branch's scores are made of: the whole feature, or, `direct=False`, a block per sensor."""
+        return (original,) if self.config.direct else original.chunk(len(self.modalities), dim=1)
 
 
 def missing_cases(modalities: Sequence[str]) -> list[tuple[str, ...]]:

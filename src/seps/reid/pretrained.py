@@ -37,7 +37,7 @@ def save_pretrained(trained: TrainedReid, folder: Path | str, *, about: Mapping[
                 "application": "reid",
                 "reid": settings,
                 "modalities": list(model.modalities),
-                "identities": model.original_neck.classifier.out_features,
+                "identities": model.identities,
                 "cameras": list(trained.cameras),
                 "transformers": transformers_version(),
                 "about": dict(about or {}),

@@ -12,6 +12,7 @@ import torch
 
 from seps.config import ConfigError
 from seps.files import read_json
+from seps.reid.backbone import build_backbones, describe_backbone
 from seps.reid.config import ReidConfig, from_mapping
 from seps.reid.data import ReidDataset
 from seps.reid.model import ReidModel
@@ -85,7 +86,7 @@ def train_reid(
             resume=resume,
             progress=progress,
             log=log,
-            about={**about, "identities": len(task.fit.identities)},
+            about={**about, "identities": len(task.fit.identities), "vit": describe_backbone(task.model.backbones[0])},
         )
     finally:
         task.reader.close()
@@ -103,7 +104,10 @@ def _same_run(about: Mapping[str, Any], run_dir: Path) -> None:
         before = read_json(find_checkpoint(run_dir, "last") / "state.json").get("about", {})
     except CheckpointError:
         return
-    settings, now = before.get("reid") or {}, about["reid"]
+    stated, now = before.get("reid") or {}, about["reid"]
+    # A setting that the earlier release did not have was at what is now its default.
+    defaults = ReidConfig().to_json()
+    settings = {section: {**defaults[section], **values} for section, values in stated.items() if section in defaults}
     # Where the files lie and how fast they are read does not change what is learned.
     free = {"root", "threads", "cache_mib", "verify_files"}
     changed = [
@@ -160,7 +164,8 @@ def load_trained(
         raise ConfigError(f"{folder} is no re-identification run: its state does not say how to build the model.")
     config, modalities, identities, cameras = read_description(about, f"{folder}/state.json", CheckpointError)
     # The checkpoint holds every weight: a preset is built without fetching its pretrained ones.
-    model = ReidModel(replace(config.model, pretrained=False), modalities, identities, len(cameras))
+    backbones = build_backbones(about.get("vit"), 1 if config.model.backbones == "shared" else len(modalities))
+    model = ReidModel(replace(config.model, pretrained=False), modalities, identities, len(cameras), backbones)
     load_model_tensors(model, {**checkpoint.model, **checkpoint.ema}, str(folder))
     model.eval()
     return TrainedReid(model.to(device), config, cameras, folder)

@@ -12,7 +12,8 @@ from torch.nn import functional as F
 from seps.config import ConfigError
 from seps.losses import batch_hard_triplet, identity_loss, ratio_loss
 from seps.reid.config import ReidConfig, ReidDataConfig, ReidLossConfig
-from seps.reid.data import Augmentation, IdentityBatches, ReidDataset, ReidReader, holdout, load
+from seps.reid.data import Augmentation, IdentityBatches, PublishedBatches, ReidDataset, ReidReader, holdout, load
+from seps.reid.data.published import apply_per_sensor, draw_per_sensor
 from seps.reid.data.transforms import apply, draw
 from seps.reid.evaluate import evaluate
 from seps.reid.model import Fused, ReidModel
@@ -79,9 +80,11 @@ def split_dataset(config: ReidConfig, dataset: ReidDataset) -> tuple[ReidDataset
     """(fit, dev): the training shots without, and those of, the held-out identities.
 
     The dev shots are shuffled: in the files' order equal distances, such as those of a collapsed network, would
-    rank the query's own identity near the top for some.
+    rank the query's own identity near the top for some. With `data.holdout` 0 there are none.
     """
     part = config.data.holdout
+    if part == 0:
+        return dataset, replace(dataset, train=(), query=(), gallery=())
     fit, dev = holdout(dataset, int(part) if part >= 1 else part, config.train.seed)
     order = np.random.default_rng([config.train.seed, _SHUFFLE]).permutation(len(dev.query))
     shots = tuple(dev.query[int(index)] for index in order)
@@ -94,10 +97,20 @@ def reid_losses(
     """Both branches' cross-entropy and triplet of this process's rows, weighted, and each by name.
 
     `everyone` and `labels` are those of all processes, `scores` those of all rows, `first` the number of this
-    process's first row among them. The batch norm of the neck thus sees the whole batch on every process.
+    process's first row among them. The batch norm of the neck thus sees the whole batch on every process. More than one
+    score of the original branch is one per sensor: each then has losses of its own, on its block of the feature.
     """
     rows = slice(first, first + len(fused.original))
-    branches = [("original", 1.0, fused.original, everyone.original, scores[-1])]
+    of_original = scores if fused.sdtps is None else scores[1:]
+    several = len(of_original) > 1
+    wholes = (fused.original, everyone.original)
+    # One score is of the feature itself: a view of it would change the order, and so the rounding, of the gradients.
+    parts_of = [whole.chunk(len(of_original), dim=1) if several else (whole,) for whole in wholes]
+    names = [f"original{number}" for number in range(len(of_original))] if several else ["original"]
+    branches = [
+        (name, 1.0, own, all_rows, score)
+        for name, own, all_rows, score in zip(names, *parts_of, of_original, strict=True)
+    ]
     if fused.sdtps is not None and everyone.sdtps is not None:
         branches.append(("sdtps", config.sdtps, fused.sdtps, everyone.sdtps, scores[0]))
     parts: dict[str, Tensor] = {}
@@ -128,7 +141,8 @@ class ReidTask:
         self.cameras = torch.tensor(dataset.camera_indices(self.fit.train), dtype=torch.long)
         data = config.data
         self.augmentation = Augmentation(pad=data.pad, flip=data.flip, erase=data.erase)
-        self.batches = IdentityBatches(
+        kind = PublishedBatches if data.sampler == "published" else IdentityBatches
+        self.batches = kind(
             self.fit.train_labels, identities=data.identities, images=data.images, seed=config.train.seed
         )
 
@@ -147,14 +161,23 @@ class ReidTask:
         mine = slice(rank * share, (rank + 1) * share)
         seed = self.config.train.seed
         generator = torch.Generator().manual_seed(derive_seed(seed, _AUGMENT, epoch, step))
-        choices = draw(len(indices), self.config.model.image_size, self.augmentation, generator)[mine]
         chosen = indices[mine]
         pixels = self.reader.batch([self.fit.train[index] for index in chosen])
         labels = torch.tensor([self.fit.train_labels[index] for index in chosen])
         present = self._present(np.random.default_rng([seed, _DROPOUT, epoch, step]))
-        return ReidBatch(
-            apply(pixels, choices, self.augmentation), labels, self.cameras[chosen], present.expand(len(chosen), -1)
-        )
+        images = self._augmented(pixels, len(indices), mine, generator)
+        return ReidBatch(images, labels, self.cameras[chosen], present.expand(len(chosen), -1))
+
+    def _augmented(self, pixels: Tensor, total: int, mine: slice, generator: torch.Generator) -> Tensor:
+        """This process's shots, augmented; the draws are those of all `total` shots of the global batch."""
+        size, augmentation = self.config.model.image_size, self.augmentation
+        if self.config.data.augmentation == "shared":
+            return apply(pixels, draw(total, size, augmentation, generator)[mine], augmentation)
+        sensors = len(self.dataset.modalities)
+        choices = draw_per_sensor(total, sensors, size, augmentation, generator)
+        rows = slice(mine.start * sensors, mine.stop * sensors)
+        backbone = self.model.backbones[0]
+        return apply_per_sensor(pixels, choices[rows], augmentation, backbone.mean, backbone.std)  # type: ignore[arg-type]
 
     def _present(self, rng: np.random.Generator) -> Tensor:
         """(M,) bool: the sensors of one batch.
@@ -195,7 +218,12 @@ class ReidTask:
         return torch.stack([ratio_loss([mask], target=target, form="separate") for mask in masks]).mean()
 
     def evaluate(self) -> dict[str, float]:
-        """mAP and CMC in percent on the held-out training identities; the score is the mAP."""
+        """mAP and CMC in percent on the held-out training identities; the score is the mAP.
+
+        Without held-out identities there is nothing to measure: the score is 0, and the last checkpoint the only one.
+        """
+        if not self.dev.query:
+            return {"score": 0.0}
         result = evaluate(
             self.model, self.dev, self.reader, cameras=self.dataset, batch_size=self.config.train.batch_size
         )[0]

@@ -9,7 +9,8 @@ from typing import Any, Literal, get_args
 
 from seps.config import ConfigError
 
-Schedule = Literal["cosine", "step", "constant"]
+Schedule = Literal["cosine", "step", "constant", "epoch-cosine"]
+Optimizer = Literal["adamw", "adam"]
 Precision = Literal["float32", "bf16"]
 
 # Changing one of these between two starts of a run does not change what the run computes; but chunk_size, and the
@@ -43,10 +44,17 @@ class TrainConfig(CheckedSettings):
             started again with more epochs is extended: the learning rate of each further step is that of a run of
             the new length at that step (schedule and warmup_fraction are taken anew, the steps done stay).
         learning_rate, backbone_lr_scale: peak rate of new parts; pretrained parts get it times the scale.
-        weight_decay, betas: AdamW. Biases, norms and one-dimensional tensors are never decayed.
+        optimizer, weight_decay, betas: "adamw", in which biases, norms and one-dimensional tensors are never decayed,
+            or "adam", in which the decay is L2 in the gradient of every parameter, as in TransReID and DeMo.
+        bias_lr_scale: what the rate of biases is multiplied by, in the parts that learn at the full learning_rate.
         warmup_steps, warmup_fraction: linear warm-up in steps, or (when 0 steps) as a part of the whole run.
         schedule: "cosine" down to final_lr_fraction of the peak, "step" (x step_gamma at the start of each of
-            step_epochs), or "constant".
+            step_epochs), or "constant". "epoch-cosine" is that of TransReID and DeMo: the rate is constant within an
+            epoch; below the warm-up epochs (warmup_fraction) every group goes in a line from warmup_start x
+            learning_rate to its own rate, then by a cosine over all epochs, those of the warm-up included, to
+            final_lr_fraction x learning_rate, which is one rate for all groups.
+        warmup_start, lr_noise: of "epoch-cosine" alone. lr_noise: the rate of each epoch but the last is multiplied by
+            1 + n, n from a normal distribution cut off at this bound (published: 0.67); 0 is off.
         clip_norm: largest gradient norm; 0 does not clip (the norm is reported all the same).
         precision: "bf16" runs the loss under autocast; the weights stay float32.
         chunk_size: samples encoded at once by cached gradients (gradcache.py); 0 encodes the batch whole.
@@ -65,6 +73,8 @@ class TrainConfig(CheckedSettings):
     batch_size: int = 64
     learning_rate: float = 2e-4
     backbone_lr_scale: float = 0.1
+    optimizer: Optimizer = "adamw"
+    bias_lr_scale: float = 1.0
     weight_decay: float = 1e-4
     betas: tuple[float, float] = (0.9, 0.999)
     warmup_steps: int = 0
@@ -73,6 +83,8 @@ class TrainConfig(CheckedSettings):
     step_epochs: tuple[int, ...] = ()
     step_gamma: float = 0.1
     final_lr_fraction: float = 0.0
+    warmup_start: float = 0.0
+    lr_noise: float = 0.0
     clip_norm: float = 2.0
     precision: Precision = "float32"
     chunk_size: int = 0
@@ -94,17 +106,20 @@ class TrainConfig(CheckedSettings):
         off = "must not be negative; 0 switches it off"
         self._require_each("epochs batch_size log_every keep_last workers", lambda v: v >= 1, "must be at least 1")
         self._require_each("warmup_steps chunk_size seed eval_every checkpoint_every prefetch", lambda v: v >= 0, off)
-        self._require_each("learning_rate step_gamma", lambda v: 0 < v < math.inf, "must be a finite number above 0")
+        rates = "learning_rate step_gamma bias_lr_scale"
+        self._require_each(rates, lambda v: 0 < v < math.inf, "must be a finite number above 0")
         scales = "backbone_lr_scale weight_decay clip_norm"
         self._require_each(scales, lambda v: 0 <= v < math.inf, "must be a finite number, 0 or more")
         off = "must be at least 0 and below 1; 0 switches it off"
-        self._require_each("warmup_fraction ema_decay", lambda v: 0 <= v < 1, off)
-        self._require("final_lr_fraction", 0 <= self.final_lr_fraction <= 1, "must lie between 0 and 1")
+        self._require_each("warmup_fraction ema_decay lr_noise", lambda v: 0 <= v < 1, off)
+        self._require_each("final_lr_fraction warmup_start", lambda v: 0 <= v <= 1, "must lie between 0 and 1")
+        self._require_choice("optimizer", Optimizer)
         self._require_choice("schedule", Schedule)
         self._require_choice("precision", Precision)
         good_betas = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
         self._require("betas", good_betas, "give two numbers, each at least 0 and below 1, such as (0.9, 0.999)")
         self._check_step_epochs()
+        self._check_epoch_cosine()
 
     def _check_type(self, name: str) -> None:
         """Numbers must be numbers: a text or a bool from a file of settings would fail later, or count as 1."""
@@ -125,6 +140,14 @@ class TrainConfig(CheckedSettings):
         else:
             remedy = f'has no effect with schedule "{self.schedule}": leave it out'
             self._require("step_epochs", not self.step_epochs, remedy)
+
+    def _check_epoch_cosine(self) -> None:
+        if self.schedule == "epoch-cosine":
+            self._require("warmup_steps", not self.warmup_steps, "give warmup_fraction: this schedule counts in epochs")
+            return
+        remedy = f'has no effect with schedule "{self.schedule}": use "epoch-cosine"'
+        for name in ("warmup_start", "lr_noise"):
+            self._require(name, not getattr(self, name), remedy)
 
     def to_json(self) -> dict[str, Any]:
         """The fields as plain JSON values."""

@@ -36,8 +36,7 @@ from seps.training.optim import (
     WeightAverage,
     build_optimizer,
     clip_gradients,
-    lr_factor,
-    set_learning_rate,
+    set_scheduled_rates,
 )
 from seps.training.seeding import seed_everything
 from seps.training.task import CachedTask, Figures, Task
@@ -278,7 +277,7 @@ class _Run:
             self.epoch_begun = epoch
         batch = move_batch(batch, self.device)
         seed_everything(self.config.seed, self.step, self.info.rank)
-        lr = set_learning_rate(self.optimizer, lr_factor(self.step, self.per_epoch, self.config))
+        lr = set_scheduled_rates(self.optimizer, self.step, self.per_epoch, self.config)
         # The loss and the gradients' norm are looked at here: nothing before them need be.
         with values_unchecked():
             forward = self._forward(batch, epoch)

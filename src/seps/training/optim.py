@@ -1,4 +1,4 @@
-"""AdamW over parameter groups, the learning-rate schedule, clipping, and the average of the weights."""
+"""AdamW or Adam over parameter groups, the learning-rate schedule, clipping, and the average of the weights."""
 
 from __future__ import annotations
 
@@ -39,13 +39,32 @@ def undecayed_names(model: nn.Module) -> set[str]:
     return names
 
 
-def split_decay(model: nn.Module, groups: Sequence[ParameterGroup], weight_decay: float) -> list[ParameterGroup]:
+def split_biases(
+    model: nn.Module, groups: Sequence[ParameterGroup], learning_rate: float, scale: float
+) -> list[ParameterGroup]:
+    """The groups at the full `learning_rate` in two: biases at `scale` times it, and the others."""
+    biases = {id(parameter) for name, parameter in model.named_parameters() if name.rpartition(".")[2] == "bias"}
+    result: list[ParameterGroup] = []
+    for group in groups:
+        if group["lr"] != learning_rate:
+            result.append(group)
+            continue
+        for chosen, lr in ((False, group["lr"]), (True, group["lr"] * scale)):
+            members = [parameter for parameter in group["params"] if (id(parameter) in biases) == chosen]
+            result += [{**group, "params": members, "lr": lr}] if members else []
+    return result
+
+
+def split_decay(
+    model: nn.Module, groups: Sequence[ParameterGroup], weight_decay: float, *, everything: bool = False
+) -> list[ParameterGroup]:
     """Each group in two, decayed and not (a group that sets its own weight_decay stays as it is).
 
+    `everything`: biases, norms and one-dimensional tensors are decayed too.
     Raises ValueError for a parameter that is in two groups or not in the model (it would not be saved).
     """
     name_of = {id(parameter): name for name, parameter in model.named_parameters()}
-    undecayed = undecayed_names(model)
+    undecayed = set() if everything else undecayed_names(model)
     seen: set[str] = set()
     result: list[ParameterGroup] = []
     for group in groups:
@@ -75,8 +94,8 @@ def split_decay(model: nn.Module, groups: Sequence[ParameterGroup], weight_decay
     return result
 
 
-def build_optimizer(task: Task, config: TrainConfig) -> torch.optim.AdamW:
-    """AdamW over the task's parameter groups; frozen parameters are in it too and may thaw later."""
+def build_optimizer(task: Task, config: TrainConfig) -> torch.optim.Optimizer:
+    """AdamW or Adam over the task's parameter groups; frozen parameters are in it too and may thaw later."""
     model = task.model
     custom = getattr(task, "parameter_groups", None)
     groups: list[ParameterGroup]
@@ -84,10 +103,14 @@ def build_optimizer(task: Task, config: TrainConfig) -> torch.optim.AdamW:
         groups = [{"params": list(model.parameters()), "lr": config.learning_rate}]
     else:
         groups = list(custom(config.learning_rate, config.backbone_lr_scale))
-    groups = split_decay(model, groups, config.weight_decay)
+    if config.bias_lr_scale != 1:
+        groups = split_biases(model, groups, config.learning_rate, config.bias_lr_scale)
+    adam = config.optimizer == "adam"
+    groups = split_decay(model, groups, config.weight_decay, everything=adam)
     if not groups:
         raise ValueError("The task's model has no parameters to train: check what parameter_groups returns.")
-    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas)
+    kind = torch.optim.Adam if adam else torch.optim.AdamW
+    return kind(groups, lr=config.learning_rate, betas=config.betas)
 
 
 def lr_factor(step: int, steps_per_epoch: int, config: TrainConfig) -> float:
@@ -104,6 +127,42 @@ def lr_factor(step: int, steps_per_epoch: int, config: TrainConfig) -> float:
         low = config.final_lr_fraction
         return low + (1 - low) * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
     return 1.0
+
+
+_NOISE_SEED = 42
+"""Of the published schedule: the noise of epoch t (from 1) comes from a generator with the seed 42 + t."""
+
+
+def epoch_cosine_rate(epoch: int, peak: float, config: TrainConfig) -> float:
+    """The rate of a group whose own rate is `peak` in `epoch` (from 1), by the schedule of TransReID and DeMo.
+
+    Its start and its end are rates, not parts of the peak: a group that learns slowly starts *above* its peak.
+    """
+    start, end = config.warmup_start * config.learning_rate, config.final_lr_fraction * config.learning_rate
+    warmup = round(config.warmup_fraction * config.epochs)
+    if epoch < warmup:
+        rate = start + epoch * (peak - start) / warmup
+    elif epoch < config.epochs:
+        rate = end + 0.5 * (peak - end) * (1 + math.cos(math.pi * epoch / config.epochs))
+    else:
+        return end
+    if config.lr_noise:
+        generator, noise = torch.Generator().manual_seed(_NOISE_SEED + epoch), math.inf
+        while abs(noise) >= config.lr_noise:
+            noise = float(torch.randn(1, generator=generator))
+        rate *= 1 + noise
+    return rate
+
+
+def set_scheduled_rates(
+    optimizer: torch.optim.Optimizer, step: int, steps_per_epoch: int, config: TrainConfig
+) -> float:
+    """Give every group its rate at optimiser step number `step` (from 0); returns the largest, for the log."""
+    if config.schedule != "epoch-cosine":
+        return set_learning_rate(optimizer, lr_factor(step, steps_per_epoch, config))
+    for group in optimizer.param_groups:
+        group["lr"] = epoch_cosine_rate(step // steps_per_epoch + 1, group["initial_lr"], config)
+    return max(float(group["lr"]) for group in optimizer.param_groups)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> float:

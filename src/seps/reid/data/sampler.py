@@ -21,7 +21,7 @@ def epoch_plan(labels: Sequence[int], identities: int, images: int, seed: int, e
     drawn again.
     """
     rng = np.random.default_rng([seed, epoch])
-    members = _members(labels, identities)
+    members = members_of(labels, identities)
     groups = [_groups(member, images, rng) for member in members]
     steps = plan_length(labels, identities, images)
     left = np.array([min(len(group), steps) for group in groups])
@@ -42,7 +42,7 @@ def plan_length(labels: Sequence[int], identities: int, images: int) -> int:
     return int(-(-np.sum(-(-counts // images)) // identities))
 
 
-def _members(labels: Sequence[int], identities: int) -> list[Ints]:
+def members_of(labels: Sequence[int], identities: int) -> list[Ints]:
     """Record indices of each label, labels sorted."""
     values = np.asarray(labels, dtype=np.int64)
     unique = np.unique(values)
@@ -78,7 +78,7 @@ class IdentityBatches:
     def __init__(self, labels: Sequence[int], *, identities: int = 16, images: int = 4, seed: int = 0) -> None:
         if identities < 1 or images < 1:
             raise ReidDataError(f"identities and images per batch must be >= 1, not {identities} x {images}")
-        _members(labels, identities)
+        members_of(labels, identities)
         self.labels = tuple(labels)
         self.identities, self.images, self.seed = identities, images, seed
         self.steps = plan_length(labels, identities, images)
@@ -87,10 +87,14 @@ class IdentityBatches:
     def __len__(self) -> int:
         return self.steps
 
+    def plan(self, epoch: int) -> Ints:
+        """(steps, P * K) record indices of an epoch."""
+        return epoch_plan(self.labels, self.identities, self.images, self.seed, epoch)
+
     def global_batch(self, epoch: int, step: int) -> list[int]:
         """Record indices of the whole batch, all processes together."""
         if not 0 <= step < self.steps:
             raise ReidDataError(f"step {step} is outside an epoch of {self.steps} steps")
         if self._plan is None or self._plan[0] != epoch:
-            self._plan = (epoch, epoch_plan(self.labels, self.identities, self.images, self.seed, epoch))
+            self._plan = (epoch, self.plan(epoch))
         return [int(index) for index in self._plan[1][step]]

@@ -72,11 +72,12 @@ def draw(batch: int, size: tuple[int, int], config: Augmentation, generator: tor
     return Draw(offsets, uniform[:, 0] < config.flip, boxes.long(), seeds)
 
 
-def apply(images: Tensor, choices: Draw, config: Augmentation) -> Tensor:
+def apply(images: Tensor, choices: Draw, config: Augmentation, normal: tuple[Tensor, Tensor] | None = None) -> Tensor:
     """Crop, flip, erase: (B, M, 3, H, W) uint8 or float in [0, 1] -> float32 in [0, 1] of the same shape.
 
     Outside the image a crop is black; an erased box is filled with uniform noise, the same
-    box in every modality. Raises ReidDataError for another shape or a draw of another batch size.
+    box in every modality. With `normal`, mean and std (3,), it is mean + std * normal noise, which may leave [0, 1].
+    Raises ReidDataError for another shape or a draw of another batch size.
     """
     if images.ndim != 5 or not (images.dtype == torch.uint8 or images.is_floating_point()):
         raise ReidDataError(f"expected (B, M, 3, H, W) uint8 or float pixels, got {tuple(images.shape)} {images.dtype}")
@@ -96,7 +97,12 @@ def apply(images: Tensor, choices: Draw, config: Augmentation) -> Tensor:
     for shot, (top, left, tall, wide) in enumerate(choices.boxes.tolist()):
         if tall:
             noise = torch.Generator().manual_seed(int(choices.seeds[shot]))
-            fill = torch.rand(*images.shape[1:3], tall, wide, generator=noise)
+            shape = (*images.shape[1:3], tall, wide)
+            if normal is None:
+                fill = torch.rand(*shape, generator=noise)
+            else:
+                mean, std = (values.cpu().view(1, 3, 1, 1) for values in normal)
+                fill = mean + std * torch.randn(*shape, generator=noise)
             moved[shot, :, :, top : top + tall, left : left + wide] = fill.to(device)
     return moved
 

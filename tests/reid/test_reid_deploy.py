@@ -1,0 +1,208 @@
+"""A trained model put to use: a threshold, an ONNX file, features of a folder, figures of every query."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from reid_toys import SENSORS, rgbnt201, slow_distances, slow_features, tiny_vit_file, toy_config, toy_model, write
+from torch import Tensor
+
+from seps.cli.main import main
+from seps.export import ExportError, largest_difference
+from seps.metrics import reid_metrics
+from seps.reid.data import ReidDataset, ReidReader
+from seps.reid.deploy import Deployable, check_export, export_reid, folder_features
+from seps.reid.evaluate import Features, default_cases, distances, evaluate, extract
+from seps.reid.run import TrainedReid, load_trained, train_reid
+from seps.reid.task import load_dataset, split_dataset
+from seps.reid.verification import calibrate, roc_picture
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A run on a tree in RGBNT201's layout: a tiny ViT from a file that is gone afterwards, two identities held out."""
+    root = tmp_path_factory.mktemp("deploy")
+    rgbnt201(root / "data")
+    encoder = tiny_vit_file(root / "vit.pth")
+    config = toy_config(
+        root / "data",
+        "rgbnt201",
+        data={"holdout": 2},
+        model={"encoder": str(encoder), "camera_embedding": True},
+        train={"epochs": 1},
+    )
+    train_reid(config, load_dataset(config.data), root / "run")
+    encoder.unlink()
+    yield root
+
+
+def opened(root: Path) -> tuple[TrainedReid, ReidDataset, ReidReader]:
+    loaded = load_trained(root / "run")
+    return loaded, load_dataset(loaded.config.data), ReidReader(SENSORS, loaded.config.model.image_size)
+
+
+def test_the_threshold_is_that_of_the_held_out_pairs(trained: Path) -> None:
+    loaded, dataset, reader = opened(trained)
+    found = calibrate(loaded, loaded.config, dataset, reader, 0.25)
+    _, dev = split_dataset(loaded.config, dataset)
+    assert len({shot.pid for shot in dev.query}) == 2 and found.held_out.identities == 2
+    # By hand: each pair of shots by different cameras once, by the network's own call.
+    case = default_cases(loaded.model)[0]
+    held = ReidDataset("held", SENSORS, dataset.train, dev.query, dev.query)
+    rows, _ = slow_features(loaded.model, held, reader, case)
+    matrix = slow_distances(rows, rows)
+    genuine, impostor = [], []
+    for i, one in enumerate(dev.query):
+        for j in range(i + 1, len(dev.query)):
+            if one.camid != dev.query[j].camid:
+                (genuine if one.pid == dev.query[j].pid else impostor).append(matrix[i][j])
+    assert found.held_out.genuine.numel() == len(genuine) == 8
+    assert found.held_out.impostor.numel() == len(impostor) == 8
+    assert sorted(found.held_out.impostor.tolist()) == pytest.approx(sorted(impostor), abs=1e-5)
+    # A quarter of eight is two: the threshold lies just below the third nearest impostor.
+    assert found.distance == pytest.approx(sorted(impostor)[2], abs=1e-5) and found.distance < sorted(impostor)[3]
+    assert found.to_json()["held_out"]["false_accept"] <= 0.25
+    assert found.to_json()["test"]["identities"] == 3
+    assert found.test.genuine.numel() == 3 * 4 and found.test.impostor.numel() == 3 * 8
+    picture = np.asarray(roc_picture(found))
+    for colour in ((0, 114, 178), (213, 94, 0)):
+        assert (picture == colour).all(axis=2).sum() > 30
+    reader.close()
+
+
+def test_no_threshold_without_identities_that_were_held_out(trained: Path) -> None:
+    loaded, dataset, reader = opened(trained)
+    settings = {**loaded.config.to_json()}
+    settings["data"] = {**settings["data"], "holdout": 0}
+    settings["train"] = {**settings["train"], "eval_every": 0}
+    from seps.reid.config import from_mapping
+
+    with pytest.raises(ValueError, match="held no identity out"):
+        calibrate(loaded, from_mapping(settings), dataset, reader, 0.25)
+    with pytest.raises(ValueError, match="at least 1000 are needed"):
+        calibrate(loaded, loaded.config, dataset, reader, 0.001)
+    reader.close()
+
+
+@pytest.mark.parametrize("settings", [{"camera_embedding": True, "both": "concatenated"}, {"guides": "position"}])
+def test_the_onnx_file_gives_the_features_of_the_evaluation(settings: dict[str, Any], tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    model = toy_model(cameras=3, **settings).eval()
+    config = toy_config(tmp_path, model={"width": 16})
+    assert export_reid(TrainedReid(model, config, (1, 2, 5), tmp_path), tmp_path / "out", threshold=0.5) < 1e-4
+    facts = json.loads((tmp_path / "out" / "export.json").read_text())
+    assert facts["sensors"] == list(SENSORS) and facts["image_size"] == [64, 32] and facts["threshold"] == 0.5
+    assert facts["cameras"] == ([1, 2, 5] if settings.get("camera_embedding") else None)
+    # Other numbers of shots than the traced one, and cosines that are those the ranking uses.
+    for shots in (1, 5):
+        inputs: dict[str, Tensor] = {"images": torch.rand(shots, 3, 3, 64, 32)}
+        if model.camera_embedding is not None:
+            inputs["cameras"] = torch.arange(shots) % 3
+        module = Deployable(model, model.patterns[-1]).eval()
+        assert largest_difference(module, tmp_path / "out" / "model.onnx", inputs) < 1e-4
+        with torch.no_grad():
+            vectors = module(*inputs.values())
+            flat = model.embed(inputs["images"], inputs.get("cameras")).pattern(model.patterns[-1])
+        assert vectors.shape == (shots, facts["width"])
+        features = Features(flat.view(shots, -1, 3, 16), torch.ones(shots, 3, dtype=torch.bool), model.config.both)
+        torch.testing.assert_close(1 - vectors @ vectors.T, distances(features, features), atol=1e-5, rtol=0)
+
+
+def test_an_export_replaces_its_own_files_alone(tmp_path: Path) -> None:
+    model, config = toy_model(fusion="concat").eval(), toy_config(tmp_path)
+    trained = TrainedReid(model, config, (1, 2, 3), tmp_path)
+    assert export_reid(trained, tmp_path / "out") < 1e-4
+    check_export(tmp_path / "out")
+    (tmp_path / "out" / "model.onnx").write_bytes(b"somebody's")
+    with pytest.raises(ExportError, match="in the way"):
+        export_reid(trained, tmp_path / "out")
+    assert (tmp_path / "out" / "model.onnx").read_bytes() == b"somebody's"
+
+
+def test_features_of_a_folder(trained: Path, tmp_path: Path) -> None:
+    loaded, dataset, reader = opened(trained)
+    for sensor in SENSORS:
+        for pid in (20, 21):
+            source = trained / "data" / "test" / sensor / f"{pid:06d}_cam2_0_00.jpg"
+            (tmp_path / "shots" / sensor).mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, tmp_path / "shots" / sensor / f"{pid}_c2.jpg")
+    found = folder_features(loaded, loaded.config, tmp_path / "shots")
+    assert found.names == ["20_c2", "21_c2"] and found.cameras == [2, 2]
+    records = [shot for shot in dataset.query if shot.camid == 2 and shot.name.endswith("_00") and shot.pid < 22]
+    expected = extract(loaded.model, dataset, records, default_cases(loaded.model), reader)[0].flat()
+    torch.testing.assert_close(torch.from_numpy(found.features), expected)
+    found.save(tmp_path / "features.npz")
+    with np.load(tmp_path / "features.npz", allow_pickle=False) as held:
+        assert held["names"].tolist() == found.names and np.array_equal(held["features"], found.features)
+    other = folder_features(loaded, loaded.config, tmp_path / "shots", camera=1)
+    assert other.cameras == [1, 1] and not np.allclose(other.features, found.features)
+    with pytest.raises(ValueError, match=r"cameras \(1, 2\), and these pictures are of \[7\]"):
+        folder_features(loaded, loaded.config, tmp_path / "shots", camera=7)
+    write(tmp_path / "shots" / "RGB" / "33_c1.jpg", 33, (64, 32))
+    with pytest.raises(ValueError, match="no NI and no TI image"):
+        folder_features(loaded, loaded.config, tmp_path / "shots")
+    reader.close()
+
+
+def test_figures_of_every_query_average_to_the_whole(trained: Path) -> None:
+    loaded, dataset, reader = opened(trained)
+    result = evaluate(loaded.model, dataset, reader)[0]
+    rows = result.per_query(dataset.query)
+    assert len(rows) == result.metrics.valid_queries == 12
+    assert sum(row["AP"] for row in rows) / len(rows) == pytest.approx(100 * result.metrics.mAP, abs=1e-9)
+    first = sum(row["first_match"] == 1 for row in rows) / len(rows)
+    assert first == pytest.approx(float(result.metrics.cmc[0]), abs=1e-6)
+    assert [row["name"] for row in rows] == [shot.name for shot in dataset.query]
+    reader.close()
+
+
+@pytest.mark.parametrize("block", [1 << 22, 3])
+def test_a_query_without_a_match_is_left_out_of_the_list(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("seps.metrics.reid._BLOCK_ENTRIES", block)
+    matrix = torch.tensor([[0.1, 0.2, 0.3], [0.3, 0.2, 0.1], [0.2, 0.1, 0.3]])
+    metrics = reid_metrics(matrix, [1, 9, 2], [2, 1, 1], [0, 0, 0], [1, 1, 1])
+    assert metrics.queries is not None and metrics.precisions is not None and metrics.first_ranks is not None
+    assert metrics.queries.tolist() == [0, 2] and metrics.first_ranks.tolist() == [2, 2]
+    assert metrics.precisions.tolist() == pytest.approx([(1 / 2 + 2 / 3) / 2, 1 / 2])
+
+
+def test_the_commands(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, out = str(trained / "run"), tmp_path / "threshold"
+    assert main(["reid", "threshold", run, "--out", str(out), "--false-accept", "0.25", "--device", "cpu"]) == 0
+    told = capsys.readouterr().out
+    assert "held-out identities (2)" in told and (out / "roc.png").is_file()
+    stated = json.loads((out / "threshold.json").read_text())
+    assert stated["asked_false_accept"] == 0.25 and stated["pattern"] == 3
+    assert main(["reid", "export", run, "-o", str(tmp_path / "onnx"), "--threshold", str(out)]) == 0
+    assert json.loads((tmp_path / "onnx" / "export.json").read_text())["threshold"] == stated["distance"]
+    shots = str(trained / "data" / "test")
+    file = str(tmp_path / "features.npz")
+    arguments = ["reid", "features", run, shots, "--out", file, "--camera", "1", "--device", "cpu"]
+    assert main(arguments) == 0 and main(arguments) == 0
+    assert "12 shots, 96 numbers each" in capsys.readouterr().out
+    assert main(["reid", "eval", run, "--json", "--per-query", "--device", "cpu"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["results"][0]["queries"]) == 12
+    foreign = tmp_path / "foreign.npz"
+    foreign.write_bytes(b"mine")
+    for words, sentence in (
+        (["threshold", run, "--out", str(out), "--data.holdout", "0.5"], "identities that were held out are those of"),
+        (["threshold", run, "--out", str(out), "--false-accept", "0.001"], "at least 1000 are needed"),
+        (["features", run, shots, "--out", str(tmp_path / "features.txt"), "--camera", "1"], "written as .npz"),
+        (["features", run, shots, "--out", str(foreign), "--camera", "1"], "left as it is"),
+        (["features", run, str(tmp_path), "--out", file, "--camera", "1"], "pictures of each sensor"),
+        (
+            ["export", run, "-o", str(tmp_path / "o"), "--threshold", str(out), "--pattern", "1"],
+            "no threshold for these",
+        ),
+        (["eval", run, "--per-query"], "give --json too"),
+    ):
+        assert main(["reid", *words]) == 2
+        assert sentence in capsys.readouterr().err
+    assert foreign.read_bytes() == b"mine"
