@@ -46,6 +46,11 @@ def add_options(parser: Parser) -> None:
         metavar="M",
         help="merge each image's description to at most M words, as seps index may",
     )
+    parser.add_argument(
+        "--bank",
+        action="store_true",
+        help="correct the scores by background queries, as seps search does; off for figures that others compare with",
+    )
     parser.add_argument("--folds", type=positive, default=1, help="average over that many parts (COCO 1K: 5)")
     parser.add_argument("--memory", type=positive, default=512, help="MiB the scorer may use (default: 512)")
     add_plugins(parser)
@@ -89,6 +94,7 @@ def run(options: argparse.Namespace) -> int:
             options.protocol,
             folds=options.folds,
             keep_words=options.words,
+            bank=options.bank,
             memory=options.memory * 2**20,
             progress=progress,
         )
@@ -98,7 +104,8 @@ def run(options: argparse.Namespace) -> int:
     if options.json == "-":
         print_json(figures)
         return 0
-    _table(f"{options.model} on {dataset.label}, protocol {options.protocol}", result)
+    named = ", with the bank" if options.bank else ""
+    _table(f"{options.model} on {dataset.label}, protocol {options.protocol}{named}", result)
     if out is not None:
         write_output(out, figures)
     return 0
@@ -123,3 +130,5 @@ def _table(title: str, report: EvaluationReport) -> None:
         f"rSum [bold]{metrics.rsum:.1f}[/]   {metrics.images} images{described}, {metrics.captions} captions, "
         f"protocol [bold]{report.protocol}[/]"
     )
+    if report.bank:
+        console.print(f"Corrected by background queries: {report.bank}")

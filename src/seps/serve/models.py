@@ -23,6 +23,9 @@ class Result(BaseModel):
 
     rank: int
     score: float = Field(description="Exact score; higher fits better")
+    confidence: float | None = Field(
+        None, description="0 to 1: part of queries about other pictures whose best score is lower; null: not known"
+    )
     path: str = Field(description="Relative to the indexed folder")
     member: str | None = Field(None, description="Member of the tar shard `path`")
     id: str = Field(description="Address of the image in this API: its row in the store, and a tag of its content")
@@ -35,6 +38,7 @@ class Results(BaseModel):
     """Images, best first."""
 
     query: str
+    good: int | None = Field(description="How many of the results, from the first, are good matches; null: not known")
     results: list[Result]
 
 
@@ -53,7 +57,7 @@ class Word(DescriptionWord):
 
 
 class ExplanationAnswer(ImageFacts):
-    """A score and what it is made of; the words' contributions and `rest` sum to it."""
+    """A score and what it is made of; the words' contributions, `rest` and `background` sum to it."""
 
     caption: str
     score: float
@@ -68,6 +72,7 @@ class ExplanationAnswer(ImageFacts):
     rest: float
     terms: dict[str, float]
     note: str = Field("", description="What took no part in the score; empty where nothing was left out")
+    background: float = Field(0.0, description="What the bank of background queries adds, whatever the sentence")
 
 
 class Picture(ImageFacts):

@@ -15,7 +15,8 @@ from seps.retrieval.data import ImageReader, RetrievalDataset
 from seps.retrieval.data.guides import dataset_guides
 from seps.retrieval.eval.protocol import PUBLISHED_WARNING, ProtocolError, View, view
 from seps.retrieval.heads import ImageFeatures, SlimmingHead, TextFeatures
-from seps.retrieval.index.codec import merge_words
+from seps.retrieval.index.bank import STRENGTH, Bank, bank_of, bank_words, image_levels
+from seps.retrieval.index.codec import merge_words, model_hash
 from seps.retrieval.model import RetrievalModel
 from seps.scoring import score_matrix
 
@@ -34,6 +35,8 @@ class EvaluationReport:
     images_with_description: int
     folds: int = 1
     warning: str | None = None
+    bank: str = ""
+    """The correction by background queries that the figures hold; empty: none, as in others' figures."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -42,6 +45,7 @@ class EvaluationReport:
             "protocol": self.protocol,
             "dataset": self.dataset,
             "images_with_description": self.images_with_description,
+            **({"bank": self.bank} if self.bank else {}),
             **({"warning": self.warning} if self.warning else {}),
         }
 
@@ -99,13 +103,18 @@ def score_dataset(
     *,
     pixels: Tensor | None = None,
     keep_words: int | None = None,
+    bank: bool = False,
     memory: int = MEMORY,
     progress: StageProgress | None = None,
 ) -> Tensor:
     """Similarities (images, captions) with what the view lets each side see.
 
-    `keep_words` merges each image's description to so many words, as an index may.
+    `keep_words` merges each image's description to so many words, as an index may. `bank` takes off what an image
+    scores for background queries, as a search does; it knows nothing of the data set. Raises ProtocolError for a bank
+    under a protocol with query-side descriptions.
     """
+    if bank and seen.query_descriptions is not None:
+        raise ProtocolError("Background queries carry no descriptions: the bank does not go with protocol 'published'.")
     report = progress or (lambda stage, done, total: None)
     model.eval()
     guides = encode_guides(model, dataset)
@@ -123,7 +132,13 @@ def score_dataset(
         )
         if keep_words is not None:
             dense, mask = merge_words(dense, mask, keep_words)
-    return model.score(ImageFeatures(tokens, dense, mask, guides), texts, memory=memory)
+    images = ImageFeatures(tokens, dense, mask, guides)
+    scores = model.score(images, texts, memory=memory)
+    return scores - STRENGTH * image_levels(model, images, _bank(model), memory=memory)[:, None] if bank else scores
+
+
+def _bank(model: RetrievalModel) -> Bank:
+    return bank_of(model, model_hash(model))
 
 
 def _score_leaky(
@@ -169,12 +184,13 @@ def evaluate(
     folds: int = 1,
     pixels: Tensor | None = None,
     keep_words: int | None = None,
+    bank: bool = False,
     memory: int = MEMORY,
     progress: StageProgress | None = None,
 ) -> EvaluationReport:
     """R@1/5/10 both ways, ranks and rSum of `dataset` under `protocol`; `folds=5` gives COCO's 1K figures.
 
-    `keep_words`: as for `score_dataset`.
+    `keep_words` and `bank`: as for `score_dataset`.
     """
     for name, value in (("folds", folds), ("keep_words", keep_words), ("memory", memory)):
         if value is not None and value < 1:
@@ -183,7 +199,7 @@ def evaluate(
     training = model.training
     try:
         scores = score_dataset(
-            model, dataset, seen, pixels=pixels, keep_words=keep_words, memory=memory, progress=progress
+            model, dataset, seen, pixels=pixels, keep_words=keep_words, bank=bank, memory=memory, progress=progress
         )
     finally:
         model.train(training)
@@ -197,4 +213,5 @@ def evaluate(
         sum(text is not None for text in shown or []),
         folds,
         PUBLISHED_WARNING if protocol == "published" else None,
+        bank_words() if bank else "",
     )

@@ -40,7 +40,8 @@ class WordPart(DescriptionPart):
 class Explanation:
     """A score and what it is made of.
 
-    `sum(words) + rest` and `sum(patches) + elsewhere + sum(description) + rest` both are the score.
+    `sum(words) + rest + background` and `sum(patches) + elsewhere + sum(description) + rest + background` both are the
+    score.
     """
 
     caption: str
@@ -64,6 +65,8 @@ class Explanation:
     """The same score by its terms."""
     note: str = ""
     """What took no part in the score, as a sentence; empty where nothing was left out."""
+    background: float = 0.0
+    """What the bank of background queries adds, the same for every sentence; 0 outside a store, or without a bank."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""

@@ -78,6 +78,7 @@ def _summary(explanation: Explanation) -> str:
         "patch_pooled": "patches, mean",
         "description_alignment": "description, word by word",
         "description_pooled": "description, mean",
+        "background": "for any sentence",
     }
     parts = [f"{names[name]} {value:+.3f}" for name, value in explanation.terms.items()]
     return "   ".join(parts) + f"   = {explanation.score:.3f}"

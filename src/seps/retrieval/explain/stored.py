@@ -37,16 +37,18 @@ class StoredExplainer:
         The score is the exact score of the search. Where a search has `shown` a score that differs from it only by
         rounding, the explanation has that score, digit by digit.
         """
-        images = self.searcher.store.select([identity], [*FACTS, *self.searcher.store.settings.state])
+        images = self.searcher.store.select([identity], [*FACTS, *self.searcher.columns])
         if not len(images):
             return None
         (row,) = images.rows(FACTS)
         stored = restore(images, self.searcher.store.settings, self.searcher.model.device)
         found = self.explainer.stored(stored, text, row["dense"])
-        score = self.searcher.scores(images, self.searcher.encode(text))[0]
+        (added,) = self.searcher.background(images)
+        score = self.searcher.scores(images, self.searcher.encode(text))[0] + added
         if shown is not None and abs(shown - score) <= ROUNDING:
             score = shown
-        return replace(found, score=score), row
+        terms = {**found.terms, "background": added} if self.searcher.store.settings.bank else found.terms
+        return replace(found, score=score, background=added, terms=terms), row
 
 
 def find_image(store: Store, name: str) -> str:

@@ -34,6 +34,7 @@ def status(store: Store) -> dict[str, Any]:
         "patches": settings.keep_patches or settings.grid[0] * settings.grid[1],
         "words": settings.keep_words,
         "pixels": settings.pixels,
+        "bank": bool(settings.bank),
         "approximate_index": store.indexed(),
         "format": settings.format,
         "disk_bytes": disk,

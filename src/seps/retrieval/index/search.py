@@ -6,7 +6,7 @@ import heapq
 import os
 import threading
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from seps.retrieval.data import ImageSource
 from seps.retrieval.data.images import decode_image
 from seps.retrieval.data.shards import read_source
 from seps.retrieval.heads import ImageFeatures, TextFeatures
+from seps.retrieval.index.bank import GOOD, NO_BANK, Calibration, background
 from seps.retrieval.index.codec import StoredScorer, image_vectors, model_hash, restore, text_vectors
 from seps.retrieval.index.embedding import computing_threads
 from seps.retrieval.index.rows import Columns, StoreError
@@ -47,12 +48,20 @@ class Hit:
     mtime: int
     sha256: str = ""
     """Of the file's content when it was indexed."""
+    confidence: float | None = None
+    """In [0, 1]; None where the store has no bank of background queries, or a picture was searched by."""
+
+    @property
+    def good(self) -> bool | None:
+        """Whether it is a good match and not one of the rest; None without a confidence."""
+        return None if self.confidence is None else self.confidence >= GOOD
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {
             "rank": self.rank,
             "score": round(self.score, 6),
+            **({"confidence": round(self.confidence, 4)} if self.confidence is not None else {}),
             "path": self.path,
             **({"member": self.member} if self.member is not None else {}),
             "id": self.id,
@@ -111,16 +120,43 @@ class Searcher:
         candidates: int = CANDIDATES,
         exact: bool = False,
         filters: Filters | None = None,
+        min_confidence: float | None = None,
     ) -> list[Hit]:
         """The `k` images that fit the text best.
 
-        `candidates` images are found by their vectors and scored exactly; with `exact` all images are.
+        `candidates` images are found by their vectors and scored exactly; with `exact` all images are. Hits below
+        `min_confidence` are left out. Raises StoreError for it where the store has no bank of background queries.
         """
         if not isinstance(text, str) or not text.strip():
             raise ValueError("The query is blank. Write what to look for, like 'a dog running on the beach'.")
+        if min_confidence is not None and not 0 <= min_confidence <= 1:
+            raise ValueError(f"min_confidence is {min_confidence}; it must lie between 0 and 1.")
+        calibration = self.calibration
+        if min_confidence is not None and calibration is None:
+            raise StoreError(f"There is no confidence to compare with. {self.without_bank}")
         with self._running:
-            words = self.encode(text)
-            return self._find(words, text_vectors(words)[0], k, candidates, exact, filters, described=True)
+            hits = self.search_words(self.encode(text), k, candidates, exact, filters)
+        if calibration is None:
+            return hits
+        hits = [replace(hit, confidence=calibration.confidence(hit.score)) for hit in hits]
+        return [hit for hit in hits if min_confidence is None or (hit.confidence or 0.0) >= min_confidence]
+
+    def search_words(
+        self, words: TextFeatures, k: int, candidates: int, exact: bool = False, filters: Filters | None = None
+    ) -> list[Hit]:
+        """As `search`, for one encoded query, without confidences."""
+        return self._find(words, text_vectors(words)[0], k, candidates, exact, filters, described=True)
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """What scores are worth in this gallery, where the store knows it."""
+        return Calibration.from_dict(self.store.settings.calibration)
+
+    @property
+    def without_bank(self) -> str:
+        """A sentence on what a store lacks that has no bank of background queries; empty where it has one."""
+        settings = self.store.settings
+        return "" if settings.bank else NO_BANK.format(self.store.location, settings.root, self.store.location)
 
     def encode(self, text: str) -> TextFeatures:
         """The words of one query."""
@@ -167,7 +203,7 @@ class Searcher:
     ) -> list[Hit]:
         if k < 1 or candidates < 1:
             raise ValueError(f"k is {k} and candidates {candidates}; both must be at least 1.")
-        columns = [*SHOWN, *self.store.settings.state]
+        columns = [*SHOWN, *self.columns]
         parts: Iterable[Columns]
         if exact:
             parts = self.store.scan(columns, filters)
@@ -176,12 +212,24 @@ class Searcher:
         best: list[tuple[float, str, Mapping[str, Any]]] = []
         for images in parts:
             scores, rows = self.scores(images, words, described), images.rows(SHOWN)
+            if described:
+                scores = [score + added for score, added in zip(scores, self.background(images), strict=True)]
             scored = [(-score, row["id"], row) for score, row in zip(scores, rows, strict=True)]
             best = heapq.nsmallest(k, [*best, *scored], key=lambda entry: entry[:2])
         return [Hit(rank, -score, **row) for rank, (score, _, row) in enumerate(best, 1)]
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that `scores` and `background` read."""
+        settings = self.store.settings
+        return (*settings.state, "bank") if settings.bank else settings.state
+
+    def background(self, images: Columns) -> list[float]:
+        """What the bank of background queries adds to the score of each image, read with `columns`, for any text."""
+        return background(images.values("bank")) if self.store.settings.bank else [0.0] * len(images)
+
     def scores(self, images: Columns, words: TextFeatures, described: bool = True) -> list[float]:
-        """Exact scores of images read with the columns `StoreSettings.state`, a few at a time on each core."""
+        """Exact scores, without the bank, of images read with `StoreSettings.state`, a few at a time on each core."""
 
         def part(start: int) -> list[float]:
             stored = restore(images.part(start, step), self.store.settings, self.model.device)
