@@ -30,9 +30,9 @@ from seps.retrieval.index.codec import StoredScorer, image_vectors, restore, tex
 from seps.retrieval.index.rows import Columns, StoreSettings
 from seps.retrieval.model import RetrievalModel
 
-BEST = 20
+BEST = 10
 """Best scores whose mean is an image's level."""
-NEAR = 96
+NEAR = 64
 """Sentences per image that are scored exactly, found by their vectors; on dev the best are always among them."""
 ASKED = 64
 """Sentences at the end of the bank that calibrate the confidence and take no part in levels."""
@@ -79,15 +79,15 @@ class Bank:
         self.texts, self.asked = _rows(found, slice(None, -ASKED)), _rows(found, slice(-ASKED, None))
         self.vectors = text_vectors(self.texts)
 
-    def levels(self, vectors_BC: Tensor, score: Callable[[int, TextFeatures], Tensor]) -> Tensor:
-        """(B,) level of each image: `score(i, texts)` gives image i's exact scores (T,) with some sentences.
+    def near_scores(self, vectors_BC: Tensor, score: Callable[[int, TextFeatures], Tensor]) -> Tensor:
+        """(B, `NEAR`) exact scores with each image's nearest sentences: `score(i, texts)` gives image i's (T,).
 
         `vectors_BC` are the images' vectors (`image_vectors`), by which the nearest sentences are found.
         """
         pooled = vectors_BC.float().to(self.vectors.device) @ self.vectors.T
         nearest = pooled.topk(min(NEAR, pooled.shape[1]), dim=1).indices
-        found = [level(score(i, _rows(self.texts, rows))[None]) for i, rows in enumerate(nearest)]
-        return torch.cat(found) if found else torch.zeros(0)
+        found = [score(i, _rows(self.texts, rows)) for i, rows in enumerate(nearest)]
+        return torch.stack(found) if found else torch.zeros(nearest.shape)
 
 
 def _rows(texts: TextFeatures, rows: Tensor | slice) -> TextFeatures:
@@ -120,9 +120,11 @@ def level(scores_BT: Tensor, best: int = BEST) -> Tensor:
 @torch.no_grad()
 def image_levels(model: RetrievalModel, images: ImageFeatures, bank: Bank, *, memory: int) -> Tensor:
     """(B,) levels of images that are in no store."""
-    return bank.levels(
-        image_vectors(model, images),
-        lambda i, texts: model.score(images.rows(i, i + 1), texts, memory=memory)[0],
+    return level(
+        bank.near_scores(
+            image_vectors(model, images),
+            lambda i, texts: model.score(images.rows(i, i + 1), texts, memory=memory)[0],
+        )
     )
 
 
@@ -139,8 +141,8 @@ def stored_levels(
         return [None] * len(images)
     scorer = StoredScorer(model, settings)
     bank = bank_of(model, settings.model_hash)
-    levels = bank.levels(vectors_BC, lambda i, texts: scorer.score(stored.rows(i, i + 1), texts)[0])
-    return [float(value) for value in levels]
+    scores = bank.near_scores(vectors_BC, lambda i, texts: scorer.score(stored.rows(i, i + 1), texts)[0])
+    return [float(value) for value in level(scores)]
 
 
 def strength_without_labels(scores_BT: Tensor, best: int = BEST) -> float:
