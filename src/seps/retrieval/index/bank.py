@@ -37,7 +37,7 @@ NEAR = 64
 ASKED = 64
 """Sentences at the end of the bank that calibrate the confidence and take no part in levels."""
 STRENGTH = 0.75
-"""Part of the level that is taken off, chosen on dev for the embedded models (docs/search-figures.md)."""
+"""Part of the level that is taken off, chosen on dev with `mini` (docs/search-figures.md)."""
 GOOD = 0.3
 """Confidence from which a hit counts as a good match, chosen on dev (docs/search-figures.md)."""
 NO_BANK = (
