@@ -1,10 +1,11 @@
 """What descriptions of some photos cost the others: recall of the undescribed photos in a partly described gallery.
 
-    python -m benchmarks.partly_described [--data FILE.jsonl] [--model mini] [--halves 20] [--part 0.5]
+    python -m benchmarks.partly_described [--data FILE.jsonl] [--model mini] [--halves 20] [--part 0.5] [--bank]
 
 By default on the photos that ship with the package. A photo's score depends on its own description and on nothing
 else, so two score matrices (no photo described, all described) hold every partly described gallery: a random part of
 the photos takes its rows from the second. The recall of the other photos is compared with what it was before.
+With `--bank` the scores are those of a search: a part of each photo's level over the background queries is taken off.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from torch import Tensor
 from seps.retrieval.data import RetrievalDataset, load_jsonl
 from seps.retrieval.data.images import decode_all
 from seps.retrieval.demo import gallery_file
-from seps.retrieval.eval.evaluate import encode_images
+from seps.retrieval.eval.evaluate import MEMORY, encode_images
 from seps.retrieval.heads import ImageFeatures
+from seps.retrieval.index.bank import STRENGTH, bank_of, image_levels
+from seps.retrieval.index.codec import model_hash
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import from_pretrained
 
@@ -53,15 +56,24 @@ class PartlyDescribed:
 
 
 @torch.no_grad()
-def score_matrices(model: RetrievalModel, dataset: RetrievalDataset) -> tuple[Tensor, Tensor]:
-    """Scores (photos, captions) with no photo described, and with all of them. Raises ValueError if one cannot be."""
+def score_matrices(model: RetrievalModel, dataset: RetrievalDataset, *, bank: bool = False) -> tuple[Tensor, Tensor]:
+    """Scores (photos, captions) with no photo described, and with all of them; `bank` corrects both.
+
+    Raises ValueError if one cannot be described.
+    """
     bare = [record.id for record, text in zip(dataset.records, dataset.dense, strict=True) if not (text or "").strip()]
     if bare:
         raise ValueError(f"{len(bare)} photos have no description, {bare[0]!r} among them; this needs one for each.")
     tokens = encode_images(model, dataset, pixels=decode_all(dataset, model.image_size))
     captions = model.encode_texts(dataset.captions)
-    described = ImageFeatures(tokens, *model.encode_descriptions(dataset.dense))
-    return model.score(ImageFeatures(tokens), captions), model.score(described, captions)
+    bare, described = ImageFeatures(tokens), ImageFeatures(tokens, *model.encode_descriptions(dataset.dense))
+    scores = model.score(bare, captions), model.score(described, captions)
+    if not bank:
+        return scores
+    own = bank_of(model, model_hash(model))
+    levels = (image_levels(model, images, own, memory=MEMORY)[:, None] for images in (bare, described))
+    without, full = (some - STRENGTH * level for some, level in zip(scores, levels, strict=True))
+    return without, full
 
 
 def measure(
@@ -106,9 +118,10 @@ def main() -> None:
     parser.add_argument("--part", type=float, default=0.5, help="share of the photos that are described")
     parser.add_argument("--halves", type=int, default=20, help="random parts to average over")
     parser.add_argument("--cutoff", type=int, default=5, help="K of R@K")
+    parser.add_argument("--bank", action="store_true", help="take off the photos' levels, as seps search does")
     options = parser.parse_args()
     dataset = load_jsonl(options.data or gallery_file())
-    bare, described = score_matrices(from_pretrained(options.model), dataset)
+    bare, described = score_matrices(from_pretrained(options.model), dataset, bank=options.bank)
     found = measure(
         bare,
         described,

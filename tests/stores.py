@@ -59,5 +59,6 @@ def gallery(folder: Path, count: int = 8, described: int = 4) -> Path:
 
 
 def index(folder: Path, store: Path, **options: object) -> IndexReport:
-    """Index with the tiny model."""
-    return index_folder(folder, store, model(), model_folder(), options=IndexOptions(workers=2, **options))  # type: ignore[arg-type]
+    """Index with the tiny model; without the bank of background queries unless asked: plain scores, and faster."""
+    settings = IndexOptions(**{"workers": 2, "bank": False, **options})  # type: ignore[arg-type]
+    return index_folder(folder, store, model(), model_folder(), options=settings)

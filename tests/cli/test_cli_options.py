@@ -57,6 +57,7 @@ ZERO = {
     ("compare", "--seeds"),
     ("index", "--gpus"),
     ("search", "--min-size"),
+    ("search", "--min-confidence"),
     ("serve", "--port"),
     ("reid synth", "--seed"),
     ("reid synth", "--blindness"),

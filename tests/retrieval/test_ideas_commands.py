@@ -196,7 +196,7 @@ def test_a_decision_is_used_by_index_and_search(encoders, dev_scenes, plugin, tm
     load_plugin(plugin)
     model, twin = twins(encoders)
     save_pretrained(model, tmp_path / "model")
-    options = IndexOptions(precision="float32", keep_patches=keep, workers=1)
+    options = IndexOptions(precision="float32", keep_patches=keep, workers=1, bank=False)
     index_folder(dev_scenes.parent, tmp_path / "store", model, str(tmp_path / "model"), options=options)
     forget_plugins()
     with pytest.raises(ModelError, match="uses the decision 'first', an idea of its author"):
@@ -293,7 +293,11 @@ def test_a_head_and_an_encoder_of_ones_own_train_save_and_load(encoders, scenes,
     words = F.normalize((texts.words * texts.mask[..., None]).sum(dim=1), dim=-1)
     torch.testing.assert_close(scores[:, :2], image @ words.T, atol=1e-5, rtol=0)
     index_folder(
-        dev_scenes.parent, tmp_path / "store", model, str(tmp_path / "run/model"), options=IndexOptions(workers=1)
+        dev_scenes.parent,
+        tmp_path / "store",
+        model,
+        str(tmp_path / "run/model"),
+        options=IndexOptions(workers=1, bank=False),
     )
     assert len(Searcher(tmp_path / "store").search("a red square", k=3)) == 3
     forget_plugins()
@@ -618,7 +622,7 @@ def test_guides_reach_index_search_and_explanation(encoders, dev_scenes, tmp_pat
     torch.manual_seed(0)
     model = RetrievalModel(model_config(encoders, **GUIDED)).eval()
     save_pretrained(model, tmp_path / "model")
-    store, options = tmp_path / "store", IndexOptions(precision="float32", workers=1)
+    store, options = tmp_path / "store", IndexOptions(precision="float32", workers=1, bank=False)
 
     def index():
         return index_folder(path.parent, store, model, str(tmp_path / "model"), options=options)
@@ -658,7 +662,7 @@ def test_guides_reach_index_search_and_explanation(encoders, dev_scenes, tmp_pat
     assert report.unchanged == 24 and len(report.description_problems) == 1
     assert "cannot be read" in report.description_problems[0].why
     with pytest.raises(DataError, match="1 lines of descriptions cannot be used"):
-        index_folder(path.parent, store, model, "model", options=IndexOptions(strict=True, workers=1))
+        index_folder(path.parent, store, model, "model", options=IndexOptions(strict=True, workers=1, bank=False))
     path.rename(tmp_path / "away.jsonl")
     assert index().unchanged == 24
     (path.parent / names[1]).rename(path.parent / "moved.png")
@@ -672,12 +676,20 @@ def test_guides_reach_index_search_and_explanation(encoders, dev_scenes, tmp_pat
 def test_an_index_without_guides_is_that_of_former_releases(encoders, dev_scenes, tmp_path):
     model = RetrievalModel(model_config(encoders)).eval()
     save_pretrained(model, tmp_path / "model")
-    index_folder(dev_scenes.parent, tmp_path / "store", model, str(tmp_path / "model"), options=IndexOptions(workers=1))
+    index_folder(
+        dev_scenes.parent,
+        tmp_path / "store",
+        model,
+        str(tmp_path / "model"),
+        options=IndexOptions(workers=1, bank=False),
+    )
     store = Store.open(tmp_path / "store")
     assert store.settings.format == 1 and "guides" not in store._table.schema.names
     guided = RetrievalModel(model_config(encoders, **GUIDED)).eval()
     with pytest.raises(DataError, match="reads the guide 'audio', and no image of"):
-        index_folder(dev_scenes.parent, tmp_path / "other", guided, "guided", options=IndexOptions(workers=1))
+        index_folder(
+            dev_scenes.parent, tmp_path / "other", guided, "guided", options=IndexOptions(workers=1, bank=False)
+        )
 
 
 def test_a_guide_from_patches_needs_no_data(encoders, scenes, dev_scenes, tmp_path):

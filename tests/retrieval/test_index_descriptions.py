@@ -21,7 +21,7 @@ def texts(store: Path) -> dict[str, str]:
 
 
 def index_with(folder: Path, store: Path, *dense: Path, **options: object) -> IndexReport:
-    settings = IndexOptions(workers=1, **options)  # type: ignore[arg-type]
+    settings = IndexOptions(workers=1, bank=False, **options)  # type: ignore[arg-type]
     return index_folder(folder, store, model(), model_folder(), dense=dense, options=settings)
 
 

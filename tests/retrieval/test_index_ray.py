@@ -31,7 +31,7 @@ from stores import gallery, index, model, model_folder, paint
 
 
 def over_ray(folder: Path, store: Path, workers: int = 1) -> indexing.IndexReport:
-    options = IndexOptions(batch_size=4, ray=RayConfig(workers=workers))
+    options = IndexOptions(batch_size=4, ray=RayConfig(workers=workers), bank=False)
     return index_folder(folder, store, model(), model_folder(), options=options)
 
 
@@ -84,7 +84,7 @@ def test_a_cluster_gives_the_same_store(
     def interrupt(done: int, total: int) -> None:
         raise KeyboardInterrupt
 
-    options = IndexOptions(batch_size=4, ray=RayConfig(workers=1))
+    options = IndexOptions(batch_size=4, ray=RayConfig(workers=1), bank=False)
     with monkeypatch.context() as patch:
         patch.setattr(indexing, "Preparer", DiesOnce)
         patch.setattr(indexing, "COMMIT_ROWS", 1)
@@ -110,6 +110,7 @@ def test_a_cluster_gives_the_same_store(
     monkeypatch.setattr(indexing, "Preparer", Dying)
     monkeypatch.setattr("seps.retrieval.index.ray.TRIES", 1)
     arguments = [str(folder), "--store", str(tmp_path / "ray"), "--model", model_folder(), "--engine", "ray", "--json"]
+    arguments.append("--no-bank")
     call("index", [*arguments, "--workers", "2"])
     shown = capsys.readouterr().out
     # The cluster of the tests outlives the command, so Ray may print before and after it.

@@ -1,4 +1,4 @@
-"""Descriptions of some photos must cost the others nothing; today they do, and the test says so until it is mended."""
+"""Descriptions of some photos must cost the others nothing: the bank of background queries levels them."""
 
 from __future__ import annotations
 
@@ -46,11 +46,13 @@ def test_the_shipped_photos_are_measured(shipped: PartlyDescribed) -> None:
     assert shipped.undescribed_before > 88 and shipped.described_after > shipped.described_before
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="described photos score higher than undescribed ones; a bank of background queries is to level them",
-)
 def test_descriptions_of_some_photos_cost_the_others_nothing(shipped: PartlyDescribed) -> None:
-    """R@5 of the undescribed half: 92.4 before and 87.5 after, when this was written."""
-    assert shipped.cost < 1.0
+    """R@5 of the undescribed half, as a search ranks: about what it is with plain scores and nothing described.
+
+    90.5 before, 88.1 after with plain scores, 90.0 after with the bank, when this was written.
+    """
+    dataset = load_jsonl(gallery_file())
+    levelled = measure(*score_matrices(from_pretrained("mini"), dataset, bank=True), dataset.image_of_caption)
+    assert shipped.cost > 2.0
+    assert shipped.undescribed_before - levelled.undescribed_after < 1.0
+    assert levelled.described_after > 99.0

@@ -16,7 +16,7 @@ import pytest
 
 from seps.retrieval.index import build as indexing
 from seps.retrieval.index import embedding
-from seps.retrieval.index.build import index_folder
+from seps.retrieval.index.build import IndexOptions, index_folder
 from seps.retrieval.index.maintenance import status, verify
 from seps.retrieval.index.rows import Row, StoreError, StoreSettings, row_id
 from seps.retrieval.index.store import Filters, Store, writer_lock
@@ -76,7 +76,7 @@ def test_a_new_description_is_taken_over(tmp_path: Path) -> None:
     index(folder, store)
     extra = tmp_path / "dense.jsonl"
     extra.write_text('{"image": "p00.jpg", "dense": "A new text."}\n')
-    report = index_folder(folder, store, model(), model_folder(), dense=[extra])
+    report = index_folder(folder, store, model(), model_folder(), dense=[extra], options=IndexOptions(bank=False))
     assert (report.changed, report.unchanged, report.described) == (1, 2, 1)
     assert [row.description for row in Store.open(store).known().values() if row.path == "p00.jpg"] == ["A new text."]
 

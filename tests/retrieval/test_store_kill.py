@@ -22,7 +22,7 @@ from seps.retrieval.index import build as indexing
 from seps.retrieval.pretrained import from_pretrained
 model = from_pretrained(sys.argv[3])
 indexing.COMMIT_ROWS = 1
-options = indexing.IndexOptions(batch_size=1, workers=1)
+options = indexing.IndexOptions(batch_size=1, workers=1, bank=False)
 progress = lambda done, total: print(done, flush=True)
 indexing.index_folder(sys.argv[1], sys.argv[2], model, sys.argv[3], options=options, progress=progress)
 """

@@ -52,7 +52,7 @@ def bucket() -> Iterator[str]:
 
 
 def put(folder: Path, place: str) -> int:
-    return index_folder(folder, place, model(), model_folder(), options=IndexOptions(workers=2)).new
+    return index_folder(folder, place, model(), model_folder(), options=IndexOptions(workers=2, bank=False)).new
 
 
 def locked(place: str) -> bool:

@@ -234,3 +234,26 @@ def test_parallel_clients(client: TestClient) -> None:
         answers = list(pool.map(lambda i: client.get(f"/api/search?q=query+{i % 5}&k=2"), range(40)))
     assert {answer.status_code for answer in answers} == {200}
     assert len({answer.text for answer in answers}) == 5
+
+
+def test_confidence(tmp_path: Path) -> None:
+    """With a bank each result has its confidence, `good` counts those above the line, and the parts sum up."""
+    index(gallery(tmp_path / "g", 6, described=3), tmp_path / "s", bank=True)
+    banked = Searcher(tmp_path / "s", model())
+    with TestClient(service.create_app(banked), base_url="http://localhost") as client:
+        answer = client.get(QUERY).json()
+        sure = [hit["confidence"] for hit in answer["results"]]
+        assert sure == sorted(sure, reverse=True) and len(sure) == 6
+        assert answer["good"] == sum(bool(hit.good) for hit in banked.search("a dog", 6))
+        fewer = client.get(f"{QUERY}&min_confidence={sure[2] - 1e-3}").json()["results"]
+        assert 3 <= len(fewer) <= 6 and fewer == answer["results"][: len(fewer)]
+        found = client.get(f"/api/explain/{answer['results'][0]['id']}?q=a+dog").json()
+        parts = sum(part["contribution"] for part in found["words"]) + found["rest"] + found["background"]
+        assert parts == pytest.approx(answer["results"][0]["score"], abs=1e-5) and found["background"] < 0
+        assert client.get(f"{QUERY}&min_confidence=2").status_code == 422
+    index(tmp_path / "g", tmp_path / "plain")
+    with TestClient(service.create_app(Searcher(tmp_path / "plain", model())), base_url="http://localhost") as client:
+        answer = client.get(QUERY).json()
+        assert answer["good"] is None and answer["results"][0]["confidence"] is None
+        refused = client.get(f"{QUERY}&min_confidence=0.5")
+        assert refused.status_code == 422 and "knows no confidence" in refused.json()["error"]

@@ -56,6 +56,11 @@ def add_options(parser: Parser) -> None:
         action="store_true",
         help="add what seps search adds for rare words of a caption that stand in a description",
     )
+    parser.add_argument(
+        "--bank",
+        action="store_true",
+        help="correct the scores by background queries, as seps search does; off for figures that others compare with",
+    )
     parser.add_argument("--folds", type=positive, default=1, help="average over that many parts (COCO 1K: 5)")
     parser.add_argument("--memory", type=positive, default=512, help="MiB the scorer may use (default: 512)")
     add_plugins(parser)
@@ -101,6 +106,7 @@ def run(options: argparse.Namespace) -> int:
             options.protocol,
             folds=options.folds,
             keep_words=options.words,
+            bank=options.bank,
             memory=options.memory * 2**20,
             lexical=options.lexical,
             progress=progress,
@@ -111,7 +117,8 @@ def run(options: argparse.Namespace) -> int:
     if options.json == "-":
         print_json(figures)
         return 0
-    _table(f"{options.model} on {dataset.label}, protocol {options.protocol}{', lexical' * options.lexical}", result)
+    named = ", lexical" * options.lexical + ", with the bank" * options.bank
+    _table(f"{options.model} on {dataset.label}, protocol {options.protocol}{named}", result)
     if out is not None:
         write_output(out, figures)
     return 0
@@ -136,3 +143,5 @@ def _table(title: str, report: EvaluationReport) -> None:
         f"rSum [bold]{metrics.rsum:.1f}[/]   {metrics.images} images{described}, {metrics.captions} captions, "
         f"protocol [bold]{report.protocol}[/]"
     )
+    if report.bank:
+        console.print(f"Corrected by background queries: {report.bank}")

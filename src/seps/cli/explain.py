@@ -71,12 +71,12 @@ def run(options: argparse.Namespace) -> int:
         print_json(explanation.as_dict(), None)
         return 0
     words = [(printable(part.word), part.contribution) for part in explanation.words]
+    words += [("(MLP)", explanation.rest)] if explanation.rest else []
+    words += [("(any sentence)", explanation.background)] if explanation.background else []
     width = max(len(word) for word, _ in words)
     print(f"score {explanation.score:.3f}; {sum(explanation.kept)} of {len(explanation.kept)} patches kept")
     for word, contribution in words:
         print(f"  {word:<{width}}  {contribution:+.3f}")
-    if explanation.rest:
-        print(f"  {'(MLP)':<{width}}  {explanation.rest:+.3f}")
     for word, value in explanation.found_words.items():
         print(f"  {printable(word):<{width}}  {value:+.3f}  (it stands in the description, and is rare)")
     for note in found.notes:

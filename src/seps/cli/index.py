@@ -64,6 +64,9 @@ def add_options(parser: Parser) -> None:
         metavar="NAME",
         help="take away the stored description of this picture; NAME may be a pattern, '*' is all",
     )
+    parser.add_argument(
+        "--no-bank", action="store_true", help="no background queries: faster, no confidence, plain scores in search"
+    )
     parser.add_argument("--device", type=device, help="cpu, cuda, ...; default: a GPU if there is one")
     add_plugins(parser)
     action = parser.add_mutually_exclusive_group()
@@ -99,6 +102,7 @@ def run(options: argparse.Namespace) -> int:
         options.prune,
         options.strict,
         tuple(options.forget_descriptions),
+        not options.no_bank,
     )
     with count_progress("indexing", "images") as progress:
         report = index_folder(

@@ -8,9 +8,9 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from seps.cli.shared.argtypes import device, non_negative, positive
+from seps.cli.shared.argtypes import device, fraction, non_negative, positive
 from seps.cli.shared.parser import Parser, add_plugins
 from seps.cli.shared.text import print_json, printable
 from seps.plugins import load_plugins
@@ -44,6 +44,12 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "--min-size", type=non_negative, metavar="PIXELS", help="only pictures whose shorter side has as many"
     )
+    parser.add_argument(
+        "--min-confidence",
+        type=fraction,
+        metavar="C",
+        help="only pictures of this confidence, 0 to 1; none at all where nothing fits",
+    )
     parser.add_argument("--model", help="model folder, if it is not where it was when indexing")
     add_plugins(parser)
     parser.add_argument("--device", type=device, default="cpu", help="cpu (default), cuda, ...")
@@ -54,19 +60,20 @@ def run(options: argparse.Namespace) -> int:
     """Search and print a ranked table."""
     if (options.query is None) == (options.image is None):
         options.parser.error("give either a sentence or --image FILE")
+    if options.image is not None and options.min_confidence is not None:
+        options.parser.error("--min-confidence is for sentences; leave it out with --image")
     from seps.retrieval.index.search import Filters, Searcher
 
     load_plugins(options.plugin)
     searcher = Searcher(options.store, options.model, device=options.device)
     filters = Filters(options.folder, options.after, options.before, options.min_size)
-    find = searcher.search if options.image is None else searcher.search_image
-    hits = find(
-        options.query if options.image is None else options.image,
-        options.k,
-        candidates=options.candidates,
-        exact=options.exact,
-        filters=filters,
-    )
+    among: dict[str, Any] = {"candidates": options.candidates, "exact": options.exact, "filters": filters}
+    if options.image is None:
+        hits = searcher.search(options.query, options.k, min_confidence=options.min_confidence, **among)
+        if searcher.without_bank:
+            print(printable(searcher.without_bank), file=sys.stderr)
+    else:
+        hits = searcher.search_image(options.image, options.k, **among)
     if not hits and options.folder:
         _check_folder(searcher.store, options.folder)
     note = searcher.note(options.query) if options.image is None else ""
@@ -75,7 +82,8 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print_json([hit.as_dict() for hit in hits])
     elif not hits:
-        print("Nothing found: the store is empty, or the filters leave nothing.", file=sys.stderr)
+        fits = f", or nothing fits with confidence {options.min_confidence:g}" if options.min_confidence else ""
+        print(f"Nothing found: the store is empty, or the filters leave nothing{fits}.", file=sys.stderr)
     else:
         _table(searcher, hits)
     return 0
@@ -95,9 +103,13 @@ def _check_folder(store: Store, folder: str) -> None:
 def _table(searcher: Searcher, hits: Sequence[Hit]) -> None:
     protocol = _inline_protocol()
     width = max(len(_name(hit)) for hit in hits)
-    print(f"{'rank':>4}  {'score':>7}  {'picture':<{width}}  size")
-    for hit in hits:
-        print(f"{hit.rank:>4}  {hit.score:>7.3f}  {_name(hit):<{width}}  {hit.width} x {hit.height}")
+    sure = "" if hits[0].confidence is None else "  confidence"
+    print(f"{'rank':>4}  {'score':>7}{sure}  {'picture':<{width}}  size")
+    for place, hit in enumerate(hits):
+        if hit.good is False and (not place or hits[place - 1].good):
+            print(f"      --- {'the rest: weaker matches' if place else 'no good match; the nearest are'} ---")
+        sure = "" if hit.confidence is None else f"  {hit.confidence:>10.2f}"
+        print(f"{hit.rank:>4}  {hit.score:>7.3f}{sure}  {_name(hit):<{width}}  {hit.width} x {hit.height}")
         if protocol:
             row = searcher.store.get(hit.id, ["thumbnail"])
             if row:

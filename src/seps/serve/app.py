@@ -18,7 +18,7 @@ from fastapi.responses import HTMLResponse, Response
 import seps
 from seps.retrieval.data import UnreadableImage
 from seps.retrieval.data.images import resized_jpeg, upright_size
-from seps.retrieval.index.search import CANDIDATES, Filters, Searcher, nanoseconds
+from seps.retrieval.index.search import CANDIDATES, Filters, Hit, Searcher, nanoseconds
 from seps.serve import uploads
 from seps.serve.guard import AwayError, Guard, install_errors
 from seps.serve.models import ExplanationAnswer, Picture, Results, Status
@@ -36,6 +36,7 @@ Exact = Annotated[bool, Query(description="Score every image")]
 Folder = Annotated[str | None, Query(max_length=1000, description="Only below this folder, or in this shard")]
 After = Annotated[str | None, Query(max_length=40, description="Only files of this date (2024-05-31) or later")]
 Before = Annotated[str | None, Query(max_length=40, description="Only files before this date, as above")]
+Sure = Annotated[float | None, Query(ge=0, le=1, description="Only images of this confidence or more")]
 Shorter = Annotated[int | None, Query(ge=1, le=100_000, description="Least pixels of the shorter side")]
 
 
@@ -86,10 +87,22 @@ def _add_search(app: FastAPI, service: Service) -> None:
 
     @app.get("/api/search", response_model=Results, summary="Images that fit a sentence")
     async def search(
-        q: Sentence, filters: Chosen, k: Count = 24, candidates: Candidates = CANDIDATES, exact: Exact = False
+        q: Sentence,
+        filters: Chosen,
+        k: Count = 24,
+        candidates: Candidates = CANDIDATES,
+        exact: Exact = False,
+        min_confidence: Sure = None,
     ) -> dict[str, Any]:
-        hits = await service.run(lambda: searcher.search(q, k, candidates=candidates, exact=exact, filters=filters))
-        return service.results(q, hits)
+        if min_confidence is not None and searcher.calibration is None:
+            raise HTTPException(422, "This store knows no confidence; leave out min_confidence, or index it again.")
+
+        def work() -> list[Hit]:
+            return searcher.search(
+                q, k, candidates=candidates, exact=exact, filters=filters, min_confidence=min_confidence
+            )
+
+        return service.results(q, await service.run(work))
 
     @app.post(
         "/api/search-image",

@@ -23,6 +23,9 @@ class Result(BaseModel):
 
     rank: int
     score: float = Field(description="Exact score; higher fits better")
+    confidence: float | None = Field(
+        None, description="0 to 1: part of queries about other pictures whose best score is lower; null: not known"
+    )
     path: str = Field(description="Relative to the indexed folder")
     member: str | None = Field(None, description="Member of the tar shard `path`")
     id: str = Field(description="Address of the image in this API: its row in the store, and a tag of its content")
@@ -38,6 +41,7 @@ class Results(BaseModel):
     """Images, best first."""
 
     query: str
+    good: int | None = Field(description="How many of the results, from the first, are good matches; null: not known")
     results: list[Result]
     note: str = Field("", description="What of the query was not used, as a sentence; empty where all was")
 
@@ -76,6 +80,7 @@ class ExplanationAnswer(ImageFacts):
         default_factory=dict, description="Words of the sentence that stand in the description, and what each adds"
     )
     note: str = Field("", description="What took no part in the score; empty where nothing was left out")
+    background: float = Field(0.0, description="What the bank of background queries adds, whatever the sentence")
 
 
 class Picture(ImageFacts):

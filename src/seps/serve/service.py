@@ -19,7 +19,7 @@ from fastapi import HTTPException
 from seps.retrieval.data import ImageSource, UnreadableImage, read_source
 from seps.retrieval.explain.explanation import Explanation
 from seps.retrieval.explain.stored import StoredExplainer
-from seps.retrieval.index.rows import TABLE, StoreError
+from seps.retrieval.index.rows import TABLE, StoreError, StoreSettings
 from seps.retrieval.index.search import Hit, Searcher
 from seps.retrieval.index.store import Store, is_remote
 from seps.serve.guard import AwayError
@@ -89,7 +89,7 @@ class Service:
         except StoreError as error:
             log.warning("The store cannot be read (%s): %s", reason, error)
             raise StoreError(f"The store {name} cannot be read any more: its files are damaged or gone.") from error
-        if replace(fresh.settings, root="") != replace(self.searcher.store.settings, root=""):
+        if _made_by(fresh) != _made_by(self.searcher.store):
             raise StoreError(f"The store {name} was made anew in another way. Start the service again.")
         self.searcher.store = fresh
 
@@ -127,8 +127,9 @@ class Service:
                 while len(self._shown) > REMEMBERED:
                     self._shown.popitem(last=False)
         found = [{**hit.as_dict(), "id": self.address(hit.id, hit.sha256)} for hit in hits]
-        results = [{**one, "thumbnail": f"/api/thumb/{one['id']}"} for one in found]
-        return {"query": query, "results": results, "note": self.searcher.note(query) if query else ""}
+        good = None if any(hit.good is None for hit in hits) else sum(bool(hit.good) for hit in hits)
+        shown = [{**one, "thumbnail": f"/api/thumb/{one['id']}"} for one in found]
+        return {"query": query, "good": good, "results": shown, "note": self.searcher.note(query) if query else ""}
 
     def source(self, row: dict[str, Any]) -> ImageSource:
         """Where the file of a row is. Raises HTTPException 400 for a path out of the folder."""
@@ -192,6 +193,11 @@ class Service:
         # The same digits as in the results of a search.
         address = self.address(row["id"], row["sha256"])
         return {"id": address, **facts, **_rounded(found), "score": round(found.score, 6)}
+
+
+def _made_by(store: Store) -> StoreSettings:
+    """What must stay the same while a store is served; its place, levels and calibration may change."""
+    return replace(store.settings, root="", bank="", calibration={})
 
 
 def _rounded(found: Explanation) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from seps.retrieval.data.guides import dataset_guides
 from seps.retrieval.data.images import decode_image
 from seps.retrieval.eval.protocol import PUBLISHED_WARNING, ProtocolError, View, view
 from seps.retrieval.heads import ImageFeatures, SlimmingHead, TextFeatures
-from seps.retrieval.index.codec import merge_words
+from seps.retrieval.index.bank import STRENGTH, Bank, bank_of, bank_words, image_levels
+from seps.retrieval.index.codec import merge_words, model_hash
 from seps.retrieval.index.lexical import InMemory, matches
 from seps.retrieval.index.zeroshot import ZeroShotModel, nat_of
 from seps.retrieval.model import RetrievalModel
@@ -37,6 +38,8 @@ class EvaluationReport:
     images_with_description: int
     folds: int = 1
     warning: str | None = None
+    bank: str = ""
+    """The correction by background queries that the figures hold; empty: none, as in others' figures."""
     lexical: bool = False
     """Whether the scores have what a search adds for rare words that stand in a description."""
 
@@ -48,6 +51,7 @@ class EvaluationReport:
             "dataset": self.dataset,
             "images_with_description": self.images_with_description,
             **({"lexical": True} if self.lexical else {}),
+            **({"bank": self.bank} if self.bank else {}),
             **({"warning": self.warning} if self.warning else {}),
         }
 
@@ -148,13 +152,18 @@ def score_dataset(
     *,
     pixels: Tensor | None = None,
     keep_words: int | None = None,
+    bank: bool = False,
     memory: int = MEMORY,
     progress: StageProgress | None = None,
 ) -> Tensor:
     """Similarities (images, captions) with what the view lets each side see.
 
-    `keep_words` merges each image's description to so many words, as an index may.
+    `keep_words` merges each image's description to so many words, as an index may. `bank` takes off what an image
+    scores for background queries, as a search does; it knows nothing of the data set. Raises ProtocolError for a bank
+    under a protocol with query-side descriptions.
     """
+    if bank and seen.query_descriptions is not None:
+        raise ProtocolError("Background queries carry no descriptions: the bank does not go with protocol 'published'.")
     report = progress or (lambda stage, done, total: None)
     model.eval()
     guides = encode_guides(model, dataset)
@@ -172,7 +181,13 @@ def score_dataset(
         )
         if keep_words is not None:
             dense, mask = merge_words(dense, mask, keep_words)
-    return model.score(ImageFeatures(tokens, dense, mask, guides), texts, memory=memory)
+    images = ImageFeatures(tokens, dense, mask, guides)
+    scores = model.score(images, texts, memory=memory)
+    return scores - STRENGTH * image_levels(model, images, _bank(model), memory=memory)[:, None] if bank else scores
+
+
+def _bank(model: RetrievalModel) -> Bank:
+    return bank_of(model, model_hash(model))
 
 
 def _score_leaky(
@@ -218,13 +233,14 @@ def evaluate(
     folds: int = 1,
     pixels: Tensor | None = None,
     keep_words: int | None = None,
+    bank: bool = False,
     memory: int = MEMORY,
     lexical: bool = False,
     progress: StageProgress | None = None,
 ) -> EvaluationReport:
     """R@1/5/10 both ways, ranks and rSum of `dataset` under `protocol`; `folds=5` gives COCO's 1K figures.
 
-    `keep_words`: as for `score_dataset`. `lexical`: see `add_lexical`; figures of models alone are without it.
+    `keep_words` and `bank`: as for `score_dataset`. `lexical`: see `add_lexical`; figures of models alone are without.
     """
     for name, value in (("folds", folds), ("keep_words", keep_words), ("memory", memory)):
         if value is not None and value < 1:
@@ -233,10 +249,12 @@ def evaluate(
     training = model.training
     try:
         if isinstance(model, ZeroShotModel):
+            if bank:
+                raise ValueError("The bank of background queries was measured for our models; leave --bank out.")
             scores = score_zero_shot(model, dataset, seen, keep_words=keep_words, progress=progress)
         else:
             scores = score_dataset(
-                model, dataset, seen, pixels=pixels, keep_words=keep_words, memory=memory, progress=progress
+                model, dataset, seen, pixels=pixels, keep_words=keep_words, bank=bank, memory=memory, progress=progress
             )
         if lexical:
             scores = add_lexical(scores, seen, nat_of(model))
@@ -253,5 +271,6 @@ def evaluate(
         sum(text is not None for text in shown or []),
         folds,
         PUBLISHED_WARNING if protocol == "published" else None,
+        bank_words() if bank else "",
         lexical,
     )

@@ -65,11 +65,15 @@ class Explanation:
     terms: dict[str, float]
     """The same score by its terms."""
     added: float = 0.0
-    """What a store's search adds to the model's score; `terms` has its parts by name ("lexical")."""
+    """What a store's search adds to the model's score; `terms` has its parts by name ("lexical",
+    "background")."""
     found_words: dict[str, float] = field(default_factory=dict)
     """Of the lexical term: the words of the caption that stand in the description, and what each adds."""
     note: str = ""
     """What took no part in the score, as a sentence; empty where nothing was left out."""
+    background: float = 0.0
+    """Of `added`: what the bank of background queries adds, the same for every sentence; 0 outside a store, or without
+    a bank."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""

@@ -79,6 +79,7 @@ def _summary(explanation: Explanation) -> str:
         "description_alignment": "description, word by word",
         "description_pooled": "description, mean",
         "lexical": "rare words found in it",
+        "background": "for any sentence",
     }
     parts = [f"{names.get(name, name)} {value:+.3f}" for name, value in explanation.terms.items()]
     return "   ".join(parts) + f"   = {explanation.score:.3f}"

@@ -38,7 +38,7 @@ class StoredExplainer:
         The score is the exact score of the search. Where a search has `shown` a score that differs from it only by
         rounding, the explanation has that score, digit by digit.
         """
-        images = self.searcher.store.select([identity], [*FACTS, *self.searcher.store.settings.state])
+        images = self.searcher.store.select([identity], [*FACTS, *self.searcher.columns])
         if not len(images):
             return None
         (row,) = images.rows(FACTS)
@@ -51,7 +51,8 @@ class StoredExplainer:
         if shown is not None and abs(shown - score) <= ROUNDING:
             score = shown
         each = {word: self.searcher.nat * words.words[word] for word in words.found.get(row["id"], ())}
-        return replace(found, score=score, terms={**found.terms, **terms}, added=added, found_words=each), row
+        level, every = terms.get("background", 0.0), {**found.terms, **terms}
+        return replace(found, score=score, terms=every, added=added, background=level, found_words=each), row
 
 
 def find_image(store: Store, name: str) -> str:

@@ -20,6 +20,8 @@ from seps.retrieval.data.descriptions import Descriptions, named_by, read_descri
 from seps.retrieval.data.gallery import Found, Gallery, Problem, is_hidden, walk
 from seps.retrieval.data.guides import stacked
 from seps.retrieval.data.images import Picture
+from seps.retrieval.index.bank import bank_name
+from seps.retrieval.index.calibrate import bring_up_to_date
 from seps.retrieval.index.codec import Precision, model_hash
 from seps.retrieval.index.embedding import Content, ImageJob, PreparedBatch, PreparedImage, Preparer, prepare_locally
 from seps.retrieval.index.guides import FolderGuides, guides_of_folder, told_widths
@@ -53,6 +55,8 @@ class IndexOptions:
     """Stop at a line of descriptions that cannot be used."""
     forget_descriptions: Sequence[str] = ()
     """Names or patterns of pictures whose stored descriptions are taken away."""
+    bank: bool = True
+    """Keep levels over the bank of background queries. False: a new store gets none, another is left as it is."""
 
 
 @dataclass
@@ -132,6 +136,8 @@ def index_folder(
         _Indexer(store, model, options, known, report).run(work, gallery.root, progress)
         store.delete(gone)
         report.deleted += len(gone)
+        if store.settings.bank and isinstance(model, RetrievalModel):
+            bring_up_to_date(store, model, changed=bool(work or gone))
         store.tidy()
     report.seconds = time.monotonic() - start
     report.own = time.process_time() - cpu
@@ -232,6 +238,7 @@ def _settings(
         keep_words=options.keep_words,
         format=FORMAT if guides else 1,
         guides=guides,
+        bank=bank_name() if options.bank else "",
     )
 
 
@@ -257,6 +264,8 @@ def _open(
         _check_loss(store.location, gallery, known, _gone(gallery, known, prune=False)[0])
     if store.settings.root != settings.root:
         store.set_settings(replace(store.settings, root=settings.root))
+    if options.bank and store.settings.bank != settings.bank:
+        store.set_bank(settings.bank)
     return store, known
 
 

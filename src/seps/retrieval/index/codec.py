@@ -187,6 +187,12 @@ class StoredImages:
     mean: Tensor | None = None
     """(B, C) mean of all patches, where some were left out."""
 
+    def rows(self, start: int, stop: int) -> StoredImages:
+        """Images `start` to `stop`."""
+        positions = None if self.positions is None else self.positions[start:stop]
+        mean = None if self.mean is None else self.mean[start:stop]
+        return StoredImages(self.features.rows(start, stop), positions, mean)
+
     def without_description(self) -> StoredImages:
         """The same images, their pixels (and guides) alone."""
         return replace(self, features=ImageFeatures(self.features.tokens, guides=self.features.guides))

@@ -22,8 +22,9 @@ from seps.nn.selection import rank_patches
 from seps.retrieval.data import ImageSource, UnreadableImage
 from seps.retrieval.data.images import Picture, read_picture
 from seps.retrieval.heads import ImageFeatures
+from seps.retrieval.index.bank import stored_levels
 from seps.retrieval.index.codec import fixed_patch_scores, image_vectors, merge_words, pack, unpack_guides
-from seps.retrieval.index.rows import StoreSettings
+from seps.retrieval.index.rows import StoreSettings, packed_columns
 from seps.retrieval.index.zeroshot import ZeroShotModel
 from seps.retrieval.model import RetrievalModel
 
@@ -47,7 +48,7 @@ class ImageJob:
 
 @dataclass(frozen=True)
 class PreparedImage:
-    """A picture and its packed state: `vector`, `tokens`, `positions`, `mean`, `words` and `guides` of a `Row`."""
+    """A picture and its state: `vector`, `tokens`, `positions`, `mean`, `words`, `guides` and `bank` of a `Row`."""
 
     picture: Picture
     """Without pixels once it is embedded."""
@@ -135,7 +136,13 @@ class Preparer:
         if self.settings.guides:
             features.guides = unpack_guides(packed, self.settings.guides, model.device)
         states = packed_states(model, features, self.settings)
-        return [{**state, "guides": own} for state, own in zip(states, packed, strict=True)]
+        states = [{**state, "guides": own} for state, own in zip(states, packed, strict=True)]
+        if not self.settings.bank:
+            return states
+        # Of the packed state: the levels of a store that gets its bank later are the same.
+        vectors = torch.from_numpy(np.stack([state["vector"] for state in states]))
+        levels = stored_levels(model, packed_columns(states, self.settings), vectors, self.settings)
+        return [{**state, "bank": own} for state, own in zip(states, levels, strict=True)]
 
 
 @torch.no_grad()

@@ -37,6 +37,7 @@ def status(store: Store) -> dict[str, Any]:
         "words": settings.keep_words,
         "pixels": settings.pixels,
         "kind": settings.kind,
+        "bank": bool(settings.bank),
         "approximate_index": store.indexed(),
         "format": settings.format,
         "disk_bytes": disk,

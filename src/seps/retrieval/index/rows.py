@@ -61,6 +61,10 @@ class StoreSettings:
     """C of description words where another model than the pictures' encodes them."""
     words_hash: str = ""
     """Digest of that model."""
+    bank: str = ""
+    """Tag of the background queries that the images' levels are made with; without any there is no such column."""
+    calibration: Mapping[str, float] = field(default_factory=dict)
+    """What scores are worth in this gallery: see `seps.retrieval.index.bank.Calibration`. Empty: not known."""
 
     @property
     def state(self) -> tuple[str, ...]:
@@ -111,6 +115,8 @@ class StoreSettings:
             raise ValueError("the widths of the guides must be positive numbers")
         if self.kind not in get_args(StoreKind):
             raise ValueError(f"the kind is {self.kind!r}")
+        if not isinstance(self.bank, str) or not all(isinstance(value, float) for value in self.calibration.values()):
+            raise ValueError("the bank must be a text and its calibration numbers")
 
 
 @dataclass(frozen=True)
@@ -143,6 +149,8 @@ class Row:
     """The description."""
     guides: bytes | None = None
     """Float32 values of all guides, one after the other in the settings' order; None: no guide came with it."""
+    bank: float | None = None
+    """Level of the image over the bank of background queries; None: not computed yet."""
 
 
 def schema(settings: StoreSettings) -> pa.Schema:
@@ -164,6 +172,7 @@ def schema(settings: StoreSettings) -> pa.Schema:
         "words": pa.large_binary(),
         "dense": pa.string(),
         **({"guides": pa.binary()} if settings.guides else {}),
+        **({"bank": pa.float32()} if settings.bank else {}),
     }
     # Rounded values use 7.4 of their 8 bits on average: coding them takes 6 % off, without loss.
     coded = {"lance-encoding:compression": "zstd", "lance-encoding:compression-level": "1"}
@@ -185,6 +194,14 @@ def to_table(rows: Sequence[Row], settings: StoreSettings) -> pa.Table:
         else:
             columns.append(pa.array(values, column.type))
     return pa.Table.from_arrays(columns, schema=kinds)
+
+
+def packed_columns(states: Sequence[Mapping[str, Any]], settings: StoreSettings) -> Columns:
+    """States that were packed but not stored yet, as if they had been read with the columns `StoreSettings.state`."""
+    kinds = schema(settings)
+    return Columns(
+        pa.table({name: pa.array([state[name] for state in states], kinds.field(name).type) for name in settings.state})
+    )
 
 
 class Columns:

@@ -6,7 +6,7 @@ import heapq
 import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, cast
@@ -19,6 +19,7 @@ from seps.retrieval.data.images import decode_image
 from seps.retrieval.data.shards import read_source
 from seps.retrieval.heads import ImageFeatures, TextFeatures
 from seps.retrieval.index import lexical
+from seps.retrieval.index.bank import GOOD, NO_BANK, Calibration, background
 from seps.retrieval.index.codec import StoredScorer, image_vectors, model_hash, restore, text_vectors, unpack_padded
 from seps.retrieval.index.embedding import computing_threads
 from seps.retrieval.index.lexical import Matches
@@ -51,13 +52,22 @@ class Hit:
     sha256: str = ""
     """Of the file's content when it was indexed."""
     terms: Mapping[str, float] = field(default_factory=dict)
-    """Parts of the score that do not come from the model, by name: "lexical" for words found in the description."""
+    """Parts of the score that do not come from the model, by name: "lexical" for words found in the description,
+    "background" for the level of the picture over the bank."""
+    confidence: float | None = None
+    """In [0, 1]; None where the store has no bank of background queries, or a picture was searched by."""
+
+    @property
+    def good(self) -> bool | None:
+        """Whether it is a good match and not one of the rest; None without a confidence."""
+        return None if self.confidence is None else self.confidence >= GOOD
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {
             "rank": self.rank,
             "score": round(self.score, 6),
+            **({"confidence": round(self.confidence, 4)} if self.confidence is not None else {}),
             "path": self.path,
             **({"member": self.member} if self.member is not None else {}),
             "id": self.id,
@@ -109,8 +119,6 @@ class Searcher:
         if isinstance(self.model, ZeroShotModel) and model_hash(self.model.describer) != settings.words_hash:
             raise StoreError(other_words(self.store.location))
         self.scorer = None if isinstance(self.model, ZeroShotModel) else StoredScorer(self.model, settings)
-        self.columns = ("vector", "words") if isinstance(self.model, ZeroShotModel) else settings.state
-        """What the store holds of an image that its score needs."""
         # One query already uses every core; more than two at a time only use memory.
         self._running = threading.BoundedSemaphore(2)
         self._pool = computing_threads(max(1, torch.get_num_threads()), "seps-search")
@@ -123,18 +131,53 @@ class Searcher:
         candidates: int = CANDIDATES,
         exact: bool = False,
         filters: Filters | None = None,
+        min_confidence: float | None = None,
     ) -> list[Hit]:
         """The `k` images that fit the text best.
 
-        `candidates` images are found by their vectors and scored exactly; with `exact` all images are.
+        `candidates` images are found by their vectors and scored exactly; with `exact` all images are. Hits below
+        `min_confidence` are left out. Raises StoreError for it where the store has no bank of background queries.
         """
         if not isinstance(text, str) or not text.strip():
             raise ValueError("The query is blank. Write what to look for, like 'a dog running on the beach'.")
+        if min_confidence is not None and not 0 <= min_confidence <= 1:
+            raise ValueError(f"min_confidence is {min_confidence}; it must lie between 0 and 1.")
+        calibration = self.calibration
+        if min_confidence is not None and calibration is None:
+            raise StoreError(f"There is no confidence to compare with. {self.without_bank}")
         with self._running:
             query = self.encode(text)
-            vector = self._pool.submit(self._search_vector, query).result()
-            found = lexical.matches(text, self.store)
-            return self._find(query, vector, k, candidates, exact, filters, True, found)
+            hits = self.search_words(query, k, candidates, exact, filters, lexical.matches(text, self.store))
+        if calibration is None:
+            return hits
+        hits = [replace(hit, confidence=calibration.confidence(hit.score)) for hit in hits]
+        return [hit for hit in hits if min_confidence is None or (hit.confidence or 0.0) >= min_confidence]
+
+    def search_words(
+        self,
+        query: TextFeatures | Query,
+        k: int,
+        candidates: int,
+        exact: bool = False,
+        filters: Filters | None = None,
+        found: Matches = lexical.NONE,
+    ) -> list[Hit]:
+        """As `search`, for one encoded query and what was `found` of its words, without confidences."""
+        vector = self._pool.submit(self._search_vector, query).result()
+        return self._find(query, vector, k, candidates, exact, filters, True, found)
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """What scores are worth in this gallery, where the store knows it."""
+        return Calibration.from_dict(self.store.settings.calibration)
+
+    @property
+    def without_bank(self) -> str:
+        """A sentence on what a store of our models lacks that has no bank of background queries; else empty."""
+        settings = self.store.settings
+        if settings.bank or isinstance(self.model, ZeroShotModel):
+            return ""
+        return NO_BANK.format(self.store.location, settings.root, self.store.location)
 
     def encode(self, text: str) -> TextFeatures | Query:
         """One query as the model sees it."""
@@ -224,11 +267,18 @@ class Searcher:
             scored = [
                 (-score - sum(terms.values()), row["id"], row, terms)
                 for score, row, terms in zip(
-                    self.scores(images, query, described), rows, self.terms(images, found), strict=True
+                    self.scores(images, query, described), rows, self.terms(images, found, described), strict=True
                 )
             ]
             best = heapq.nsmallest(k, [*best, *scored], key=lambda entry: entry[:2])
         return [Hit(rank, -score, **row, terms=terms) for rank, (score, _, row, terms) in enumerate(best, 1)]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """What the store holds of an image that its score needs."""
+        settings = self.store.settings
+        columns = ("vector", "words") if isinstance(self.model, ZeroShotModel) else settings.state
+        return (*columns, "bank") if settings.bank else columns
 
     def _candidates(
         self, vector: Any, count: int, columns: Sequence[str], filters: Filters | None, found: Matches
@@ -243,10 +293,17 @@ class Searcher:
             if more:
                 yield self.store.select(more, columns)
 
-    def terms(self, images: Columns, found: Matches) -> list[dict[str, float]]:
-        """Per image what is added to the model's score, by name. A correction of single images belongs here."""
+    def terms(self, images: Columns, found: Matches, described: bool = True) -> list[dict[str, float]]:
+        """Per image what is added to the model's score, by name: for rare words `found`, and its level over the bank.
+
+        Without `described` (a picture was searched by) the bank, whose queries are sentences, adds nothing.
+        """
         added = [self.nat * found.of(identity) for identity in images.values("id")]
-        return [{"lexical": value} if value else {} for value in added]
+        terms = [{"lexical": value} if value else {} for value in added]
+        if described and self.store.settings.bank:
+            for own, level in zip(terms, background(images.values("bank")), strict=True):
+                own["background"] = level
+        return terms
 
     def scores(self, images: Columns, query: TextFeatures | Query, described: bool = True) -> list[float]:
         """Exact scores of the model, of images read with `columns`, a few at a time on each core."""

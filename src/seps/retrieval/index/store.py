@@ -12,8 +12,8 @@ import posixpath
 import re
 import unicodedata
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -151,6 +151,26 @@ class Store:
         with self._failing("added"):
             merge = self._table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
             merge.execute(to_table(rows, self.settings))
+
+    def set_bank(self, name: str) -> None:
+        """Make room for the levels of another bank of background queries; no image has one then."""
+        with self._failing("changed"):
+            if self.settings.bank:
+                self._table.update(values_sql={"bank": "NULL"})
+            elif "bank" not in self._table.schema.names:
+                self._table.add_columns(pa.field("bank", pa.float32()))
+        self.set_settings(replace(self.settings, bank=name, calibration={}))
+
+    def without_level(self) -> list[str]:
+        """Ids of the images that have no level of the bank yet, sorted."""
+        found = self._read(lambda table: table.search().where("bank IS NULL").select(["id"]).limit(None).to_arrow())
+        return sorted(Columns(found).values("id"))
+
+    def put_levels(self, levels: Mapping[str, float]) -> None:
+        """Set the level of some images, by id."""
+        with self._failing("changed"):
+            values = {"id": pa.array(list(levels)), "bank": pa.array(list(levels.values()), pa.float32())}
+            self._table.merge_insert("id").when_matched_update_all().execute(pa.table(values))
 
     def delete(self, ids: Sequence[str]) -> None:
         """Take images out."""

@@ -40,24 +40,24 @@ async function render() {
   const key = JSON.stringify([q, like, upload]);
   try {
     if (key !== shown.key) {
-      let results = [];
+      let results = [], good = null;
       if (q || like) {
         say("Searching...");
         const path = q ? `/api/search?q=${encodeURIComponent(q)}` : `/api/similar/${encodeURIComponent(like)}`;
-        results = (await ask(path)).results;
+        ({ results, good } = await ask(path));
       } else if (upload && uploads.has(upload)) {
         results = uploads.get(upload);
       }
       if (mine !== turn) return;
       shown = { key, results };
-      list(results);
+      list(results, good);
       if (upload && !uploads.has(upload)) say("Choose the picture again: uploads are not kept.");
-      else if (q || like || upload) say(results.length ? `${results.length} pictures, best first.` : "Nothing found.");
+      else if (q || like || upload) say(counted(results, good));
       else say("");
     }
     if (id) await open(id, q, mine); else shut();
   } catch (error) {
-    if (mine === turn) { shut(); say(error.message); if (key !== shown.key) { shown = { key, results: [] }; list([]); } }
+    if (mine === turn) { shut(); say(error.message); if (key !== shown.key) { shown = { key, results: [] }; list([], null); } }
   }
 }
 
@@ -68,8 +68,15 @@ function make(tag, className, text) {
   return element;
 }
 
-function list(results) {
-  $("results").replaceChildren(...results.map((hit) => {
+function counted(results, good) {
+  if (!results.length) return "Nothing found.";
+  if (good === 0) return `No good match; the ${results.length} nearest pictures.`;
+  return `${results.length} pictures, best first${good === null ? "" : `; ${good} good`}.`;
+}
+
+// Good matches first; the rest begins behind a line.
+function list(results, good) {
+  const items = results.map((hit) => {
     const item = make("li"), link = make("a"), image = make("img"), facts = make("div", "facts");
     link.href = address({ id: hit.id });
     link.dataset.id = hit.id;
@@ -79,8 +86,11 @@ function list(results) {
     facts.append(make("span", "name", `${hit.rank}. ${nameOf(hit)}`), make("span", "score", hit.score.toFixed(2)));
     link.append(image, facts);
     item.append(link);
+    if (typeof hit.confidence === "number") link.title = `Confidence ${hit.confidence.toFixed(2)}`;
     return item;
-  }));
+  });
+  if (good > 0 && good < items.length) items.splice(good, 0, make("li", "line", "The rest: weaker matches"));
+  $("results").replaceChildren(...items);
 }
 
 async function open(id, q, mine) {
@@ -169,6 +179,7 @@ const termNames = {
   patch_alignment: "Patches, word by word", patch_pooled: "Patches, mean",
   description_alignment: "Description, word by word", description_pooled: "Description, mean",
   lexical: "Rare words found in the description",
+  background: "For any sentence",
 };
 
 function terms(found) {

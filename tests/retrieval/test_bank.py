@@ -1,0 +1,264 @@
+"""The bank of background queries: levels by hand, in stores old and new, in scores, explanations and evaluations."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from seps.cli.main import call, main
+from seps.retrieval import Searcher
+from seps.retrieval.data import load_jsonl
+from seps.retrieval.eval.evaluate import evaluate, score_dataset
+from seps.retrieval.eval.protocol import ProtocolError, view
+from seps.retrieval.explain.stored import StoredExplainer
+from seps.retrieval.heads import ImageFeatures
+from seps.retrieval.index import bank as bank_module
+from seps.retrieval.index.bank import (
+    ASKED,
+    BEST,
+    GOOD,
+    STRENGTH,
+    Bank,
+    Calibration,
+    background,
+    image_levels,
+    level,
+    sentences,
+    strength_without_labels,
+)
+from seps.retrieval.index.rows import StoreError
+from seps.retrieval.index.store import Store
+from stores import gallery, index, model, model_folder, paint
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return gallery(tmp_path_factory.mktemp("photos"), 12, described=6)
+
+
+@pytest.fixture(scope="module")
+def searcher(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Searcher:
+    store = tmp_path_factory.mktemp("stores") / "s"
+    index(photos, store, precision="float32", bank=True)
+    return Searcher(store, model())
+
+
+def levels_of(store: Store) -> dict[str, float]:
+    return {row["path"]: row["bank"] for some in store.scan(["path", "bank"]) for row in some.rows()}
+
+
+def test_the_shipped_sentences() -> None:
+    """Enough of them, each once, none blank, and those of the calibration apart."""
+    found = sentences()
+    assert len(found) == len(set(found)) == 1500 + ASKED and all(text.strip() == text != "" for text in found)
+
+
+def test_levels_are_the_best_scores_of_all_sentences(photos: Path, searcher: Searcher) -> None:
+    """The nearest sentences that are scored hold the best: the same level as from every sentence, by hand."""
+    dataset = load_jsonl(photos / "data.jsonl")
+    seen = view(dataset, "image")
+    every = replace(seen, captions=list(sentences()[:-ASKED]))
+    scores = score_dataset(model(), dataset, every)
+    slow = [sum(sorted(row, reverse=True)[:BEST]) / BEST for row in scores.tolist()]
+    stored = levels_of(searcher.store)
+    # This model is untrained: its vectors say less about its scores than a trained model's.
+    assert [stored[record.id] for record in dataset.records] == pytest.approx(slow, abs=5e-3)
+    assert all(stored[record.id] <= high + 1e-4 for record, high in zip(dataset.records, slow, strict=True))
+
+
+def test_levels_by_hand() -> None:
+    assert level(torch.tensor([[1.0, 5, 3, 2], [0, 0, 4, 0]]), best=2).tolist() == [4.0, 2.0]
+    assert background([2.0, None, 4.0]) == pytest.approx([-STRENGTH * 2, -STRENGTH * 3, -STRENGTH * 4])
+    assert background([None]) == [0.0]
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_search_takes_off_the_level(searcher: Searcher, photos: Path, exact: bool) -> None:
+    """The scores of the evaluation with the bank, which are those without it less a part of each level."""
+    dataset = load_jsonl(photos / "data.jsonl")
+    seen = view(dataset, "image")
+    plain, with_bank = (score_dataset(model(), dataset, seen, bank=on)[:, 2] for on in (False, True))
+    stored = levels_of(searcher.store)
+    hits = searcher.search(dataset.captions[2], k=12, exact=exact)
+    assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
+    got = {hit.path: hit.score for hit in hits}
+    for i, record in enumerate(dataset.records):
+        assert got[record.id] == pytest.approx(float(plain[i]) - STRENGTH * stored[record.id], abs=2e-5)
+        assert got[record.id] == pytest.approx(float(with_bank[i]), abs=1e-3)
+
+
+def test_a_picture_to_search_by_needs_no_bank(searcher: Searcher, photos: Path, tmp_path: Path) -> None:
+    index(photos, tmp_path / "s", precision="float32")
+    plain = Searcher(tmp_path / "s", model())
+    assert plain.search_image(photos / "p00.jpg") == searcher.search_image(photos / "p00.jpg")
+
+
+@pytest.mark.parametrize("options", [{}, {"precision": "int8", "keep_patches": 5, "keep_words": 3}])
+def test_a_store_of_the_last_release_gets_its_bank(photos: Path, tmp_path: Path, options: dict[str, object]) -> None:
+    """It opens and searches without; `seps index` fills in the levels of a new store, and changes nothing else."""
+    index(photos, tmp_path / "new", bank=True, **options)
+    new = Searcher(tmp_path / "new", model())
+    index(photos, tmp_path / "old", **options)
+    old = Searcher(tmp_path / "old", model())
+    assert "bank" not in old.store._table.schema.names and "seps index" in old.without_bank
+    assert all(hit.confidence is None for hit in old.search("a dog"))
+    with pytest.raises(StoreError, match="no confidence to compare with"):
+        old.search("a dog", min_confidence=0.5)
+    index(photos, tmp_path / "old", **options)
+    assert "bank" not in Store.open(tmp_path / "old")._table.schema.names
+    report = index(photos, tmp_path / "old", bank=True, **options)
+    assert (report.unchanged, report.changed) == (12, 0)
+    after = Searcher(tmp_path / "old", model())
+    assert levels_of(after.store) == pytest.approx(levels_of(new.store), abs=1e-6)
+    assert after.without_bank == "" and after.store.known() == new.store.known()
+    got, wanted = after.search("a dog", 12), new.search("a dog", 12)
+    assert {hit.id: hit.score for hit in got} == pytest.approx({hit.id: hit.score for hit in wanted}, abs=1e-5)
+    assert [hit.confidence for hit in got] == pytest.approx([hit.confidence for hit in wanted], abs=1e-3)
+
+
+def test_levels_follow_the_pictures(tmp_path: Path) -> None:
+    """A moved picture keeps its level, a new and a changed one get theirs, and the calibration knows the number."""
+    folder = gallery(tmp_path / "g", 4, described=2)
+    index(folder, tmp_path / "s", bank=True)
+    before = levels_of(Store.open(tmp_path / "s"))
+    (folder / "p00.jpg").rename(folder / "moved.jpg")
+    paint(folder / "sub" / "p01.jpg", 77, (61, 44))
+    paint(folder / "new.jpg", 78)
+    index(folder, tmp_path / "s", bank=True, prune=True)
+    store = Store.open(tmp_path / "s")
+    after = levels_of(store)
+    assert after["moved.jpg"] == before["p00.jpg"] and after["p02.jpg"] == before["p02.jpg"]
+    assert after["sub/p01.jpg"] != before["sub/p01.jpg"] and after["new.jpg"] is not None
+    assert store.settings.calibration["images"] == 5.0
+
+
+def test_rows_of_a_writer_without_bank_are_filled_in(photos: Path, tmp_path: Path) -> None:
+    """A release that knows no bank leaves rows without a level; another bank makes all levels anew."""
+    index(photos, tmp_path / "s", bank=True)
+    store = Store.open(tmp_path / "s")
+    right = levels_of(store)
+    store._table.update(where="path = 'p02.jpg'", values_sql={"bank": "NULL"})
+    assert len(Searcher(tmp_path / "s", model()).search("a dog", 12)) == 12
+    index(photos, tmp_path / "s", bank=True)
+    assert levels_of(Store.open(tmp_path / "s")) == pytest.approx(right, abs=1e-6)
+    store = Store.open(tmp_path / "s")
+    store._table.update(values_sql={"bank": "7.0"})
+    store.set_settings(replace(store.settings, bank="another"))
+    index(photos, tmp_path / "s", bank=True)
+    assert levels_of(Store.open(tmp_path / "s")) == pytest.approx(right, abs=1e-6)
+
+
+def test_explanations_have_it_as_their_own_term(searcher: Searcher) -> None:
+    for hit in searcher.search("a dog, running", 12):
+        answer = StoredExplainer(searcher).explain(hit.id, "a dog, running", hit.score)
+        assert answer is not None
+        found = answer[0]
+        assert found.score == hit.score and found.background == found.terms["background"] < 0
+        words = sum(part.contribution for part in found.words)
+        assert words + found.rest + found.background == pytest.approx(hit.score, abs=1e-5)
+        image = sum(found.patches) + found.elsewhere + sum(part.contribution for part in found.description)
+        assert image + found.rest + found.background == pytest.approx(hit.score, abs=1e-5)
+        assert sum(found.terms.values()) == pytest.approx(hit.score, abs=1e-5)
+
+
+def test_the_confidence_is_the_part_of_background_queries_below() -> None:
+    """A Gumbel sample gives its own distribution back; a higher score never has a lower confidence."""
+    draws = [0.3 - 0.1 * math.log(-math.log((i + 0.5) / 4000)) for i in range(4000)]
+    found = Calibration.of(draws, 10)
+    for part in (0.1, 0.5, 0.9):
+        assert found.confidence(sorted(draws)[int(part * 4000)]) == pytest.approx(part, abs=0.02)
+    values = [found.confidence(0.1 * step) for step in range(-50, 50)]
+    assert values == sorted(values) and values[0] == 0.0 and values[-1] == 1.0
+    assert Calibration.from_dict(found.as_dict()) == found
+    assert Calibration.from_dict({}) is None and Calibration.from_dict({"other": 1.0}) is None
+    with pytest.raises(ValueError, match="at least one"):
+        Calibration.of([], 3)
+
+
+def test_confidence_of_hits(searcher: Searcher) -> None:
+    """That of the background queries themselves: about half of them have a best hit above one half."""
+    best = [searcher.search(text, 1)[0] for text in sentences()[-ASKED:]]
+    calibration = searcher.calibration
+    assert calibration is not None
+    assert [hit.confidence for hit in best] == [calibration.confidence(hit.score) for hit in best]
+    for part in (0.25, 0.5, 0.75):
+        assert sum((hit.confidence or 0) < part for hit in best) / ASKED == pytest.approx(part, abs=0.15)
+    assert all(hit.good == ((hit.confidence or 0) >= GOOD) for hit in best)
+    hits = searcher.search("a dog", 12)
+    limit = hits[4].confidence
+    assert limit is not None and searcher.search("a dog", 12, min_confidence=limit) == hits[:5]
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        searcher.search("a dog", min_confidence=1.5)
+
+
+def test_strength_without_labels() -> None:
+    """Where all scores of an image rise together it is 1; where the level says nothing of others it is 0."""
+    torch.manual_seed(0)
+    rise = torch.randn(40, 1)
+    assert strength_without_labels(rise + torch.zeros(40, 20)) == pytest.approx(1.0)
+    halves = torch.zeros(40, 20)
+    halves[:, ::2] = rise
+    assert strength_without_labels(halves) == 0.0
+    assert 0.2 < strength_without_labels(halves + 0.4 * rise * (torch.arange(20) % 2)) < 0.6
+    assert strength_without_labels(torch.ones(3, 4)) == 0.0
+    with pytest.raises(ValueError, match="at least two"):
+        strength_without_labels(torch.ones(1, 4))
+
+
+def test_evaluation_names_the_bank(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Off by default; with it every figure says so; each picture's captions keep their order."""
+    dataset = load_jsonl(photos / "data.jsonl")
+    plain, corrected = evaluate(model(), dataset), evaluate(model(), dataset, bank=True)
+    assert "bank" not in plain.as_dict() and "background queries" in corrected.as_dict()["bank"]
+    assert plain.metrics.i2t == corrected.metrics.i2t
+    data = ["--data", str(photos / "data.jsonl"), "--model", model_folder(), "--device", "cpu"]
+    assert call("eval", [*data, "--bank", "--json", "-"]) == 0
+    assert "background queries" in json.loads(capsys.readouterr().out)["bank"]
+    described = replace(dataset, records=[replace(record, dense="x") for record in dataset.records])
+    with pytest.raises(ProtocolError, match="does not go with"):
+        evaluate(model(), described, "published", bank=True)
+
+
+def test_levels_of_loose_images_equal_those_of_the_store(photos: Path, searcher: Searcher) -> None:
+    from seps.retrieval.eval.evaluate import encode_images
+
+    dataset = load_jsonl(photos / "data.jsonl")
+    images = ImageFeatures(encode_images(model(), dataset), *model().encode_descriptions(dataset.dense))
+    found = image_levels(model(), images, Bank(model()), memory=2**28)
+    stored = levels_of(searcher.store)
+    assert found.tolist() == pytest.approx([stored[record.id] for record in dataset.records], abs=1e-3)
+
+
+def test_encoded_once_per_process(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    monkeypatch.setattr(bank_module, "Bank", lambda *_: made.append(1))
+    index(photos, tmp_path / "s", bank=True)  # the fixtures above have encoded it
+    index(photos, tmp_path / "s", bank=True)
+    assert not made
+
+
+def test_command_line(photos: Path, searcher: Searcher, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = ["--store", searcher.store.location]
+    assert call("search", ["a dog", *store, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert all(0 <= hit["confidence"] <= 1 for hit in found)
+    # One that is about nothing here: the untrained model's best score for it is below the usual one.
+    text = min(sentences()[:40], key=lambda text: searcher.search(text, 1)[0].score)
+    assert call("search", [text, *store, "-k", "12"]) == 0
+    shown = capsys.readouterr()
+    assert "confidence" in shown.out and "--- no good match" in shown.out and not shown.err
+    assert call("search", ["a dog", *store, "--min-confidence", "1"]) == 0
+    assert "nothing fits with confidence 1" in capsys.readouterr().err
+    assert main(["search", "--image", str(photos / "p00.jpg"), *store, "--min-confidence", "0.5"]) == 2
+    assert "--min-confidence is for sentences" in capsys.readouterr().err
+    place = str(tmp_path / "s")
+    assert call("index", [str(photos), "--store", place, "--model", model_folder(), "--no-bank"]) == 0
+    assert call("search", ["a dog", "--store", place]) == 0
+    assert f"--store {place}" in capsys.readouterr().err
+    assert main(["search", "a dog", "--store", place, "--min-confidence", "0.5"]) == 2
+    assert "no confidence to compare with" in capsys.readouterr().err
