@@ -135,13 +135,16 @@ def test_the_small_captioner_describes_batches(smolvlm: Path, tmp_path: Path) ->
 
 def test_presets_name_the_small_ones_first() -> None:
     from seps.captioning.config import CAPTIONERS, MODEL
-    from seps.cli.caption import _backend, build_parser
+    from seps.cli.caption import _backend
+    from seps.cli.main import parser_of
 
     assert list(CAPTIONERS) == ["smolvlm-256m", "smolvlm-500m", "llava-7b"]
     assert CAPTIONERS["llava-7b"][0] == MODEL
-    chosen = _backend(build_parser().parse_args(["photos", "--model", "smolvlm-256m"]))
+    chosen = _backend(parser_of("caption").parse_args(["photos", "--model", "smolvlm-256m"]))
     assert chosen.model == "HuggingFaceTB/SmolVLM-256M-Instruct"
-    served = _backend(build_parser().parse_args(["photos", "--model", "smolvlm-256m", "--url", "http://localhost/v1"]))
+    served = _backend(
+        parser_of("caption").parse_args(["photos", "--model", "smolvlm-256m", "--url", "http://localhost/v1"])
+    )
     assert served.model == "smolvlm-256m", "a server has its own names"
 
 
