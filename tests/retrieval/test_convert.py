@@ -78,3 +78,11 @@ def test_hostile_and_broken_files_are_refused(encoders, tmp_path, monkeypatch, c
     torch.save({"model": {"something.else": torch.ones(1)}}, "unknown.pth")
     with pytest.raises(ModelError, match=r"unknown parts: something\.else"):
         convert_published("unknown.pth")
+
+
+def test_a_file_of_something_else_is_refused_in_one_sentence(tmp_path):
+    path = tmp_path / "bad.pth"
+    path.write_text("not a model")
+    with pytest.raises(ModelError, match=r"bad\.pth was not read") as raised:
+        convert_published(path)
+    assert "\n" not in str(raised.value) and "weights_only" not in str(raised.value)

@@ -39,9 +39,10 @@ def read_published(path: Path | str) -> tuple[dict[str, Tensor], dict[str, Any]]
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):
             content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
+    except Exception as error:  # torch's own message is a page long and advises the unsafe reader
         raise ModelError(
-            f"{path} was not read: it is damaged, or it holds objects that a safe reader does not build ({error})."
+            f"{path} was not read: it is no checkpoint, it is damaged, or it holds objects that a safe reader does not "
+            f"build ({type(error).__name__})."
         ) from error
     if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
         raise ModelError(f"{path} is no checkpoint of the published code: it has no 'model' with weights.")
