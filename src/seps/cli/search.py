@@ -91,7 +91,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _check_folder(store: Store, folder: str) -> None:
     """Raise ValueError where no picture of the store is below the folder."""
-    from seps.retrieval.index.store import Filters
+    from seps.retrieval.index.rows import Filters
 
     if next(store.scan(["id"], Filters(folder), batch_size=1), None) is None and len(store):
         there = store.folders()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import posixpath
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -19,8 +21,6 @@ FORMAT = 2
 """Of a store with guides, and of one with vectors alone; any other is format 1, which former releases read."""
 TABLE = "images"
 STATE = ("tokens", "positions", "mean", "words")
-
-
 StoreKind = Literal["patches", "vectors"]
 
 
@@ -245,3 +245,46 @@ class Columns:
         if not size or column.null_count or (np.diff(offsets) != size).any():
             return self.values(name)
         return np.frombuffer(column.buffers()[2], np.uint8, count * size, int(offsets[0])).reshape(count, size)
+
+
+@dataclass(frozen=True)
+class IndexedFile:
+    """What the store knows of an image's file: whether it has changed since, and its description."""
+
+    id: str
+    path: str
+    member: str | None
+    size: int
+    mtime: int
+    sha256: str
+    description: str | None
+    guides: bytes | None = None
+
+
+@dataclass(frozen=True)
+class Filters:
+    """Which images may be found."""
+
+    folder: str | None = None
+    """Path below the indexed folder, or one tar shard."""
+    after: int | None = None
+    before: int | None = None
+    """File times in nanoseconds."""
+    min_size: int | None = None
+    """Pixels of the shorter side."""
+
+    def clause(self) -> str | None:
+        """As a condition in SQL; None without any."""
+        parts = []
+        folder = posixpath.normpath((self.folder or "").strip("/") or ".").replace("'", "''")
+        if folder != ".":
+            # One name can be composed or decomposed Unicode, and systems differ in which they store and type.
+            names = dict.fromkeys([folder, *(unicodedata.normalize(form, folder) for form in ("NFC", "NFD"))])
+            parts.append("(" + " OR ".join(f"starts_with(path, '{name}/') OR path = '{name}'" for name in names) + ")")
+        if self.after is not None:
+            parts.append(f"mtime >= {int(self.after)}")
+        if self.before is not None:
+            parts.append(f"mtime < {int(self.before)}")
+        if self.min_size:
+            parts.append(f"(width >= {int(self.min_size)} AND height >= {int(self.min_size)})")
+        return " AND ".join(parts) or None

@@ -23,8 +23,8 @@ from seps.retrieval.index.bank import GOOD, NO_BANK, Calibration, background
 from seps.retrieval.index.codec import StoredScorer, image_vectors, model_hash, restore, text_vectors, unpack_padded
 from seps.retrieval.index.embedding import computing_threads
 from seps.retrieval.index.lexical import Matches
-from seps.retrieval.index.rows import Columns, StoreError
-from seps.retrieval.index.store import Filters, Store
+from seps.retrieval.index.rows import Columns, Filters, StoreError
+from seps.retrieval.index.store import Store
 from seps.retrieval.index.zeroshot import Query, ZeroShotModel, load_search_model, nat_of, other_words
 from seps.retrieval.model import RetrievalModel
 

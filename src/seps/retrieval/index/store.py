@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import posixpath
 import re
 import unicodedata
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,6 +25,8 @@ from seps.retrieval.index.lexical import is_unspaced
 from seps.retrieval.index.rows import (
     TABLE,
     Columns,
+    Filters,
+    IndexedFile,
     MissingStoreError,
     Row,
     StoreError,
@@ -53,49 +54,6 @@ _ERRORS = (ValueError, RuntimeError, OSError)
 Answer = TypeVar("Answer")
 _REMOTE_LOCKS: dict[str, RemoteLock] = {}
 """Remote locks that this process holds, by store."""
-
-
-@dataclass(frozen=True)
-class IndexedFile:
-    """What the store knows of an image's file: whether it has changed since, and its description."""
-
-    id: str
-    path: str
-    member: str | None
-    size: int
-    mtime: int
-    sha256: str
-    description: str | None
-    guides: bytes | None = None
-
-
-@dataclass(frozen=True)
-class Filters:
-    """Which images may be found."""
-
-    folder: str | None = None
-    """Path below the indexed folder, or one tar shard."""
-    after: int | None = None
-    before: int | None = None
-    """File times in nanoseconds."""
-    min_size: int | None = None
-    """Pixels of the shorter side."""
-
-    def clause(self) -> str | None:
-        """As a condition in SQL; None without any."""
-        parts = []
-        folder = posixpath.normpath((self.folder or "").strip("/") or ".").replace("'", "''")
-        if folder != ".":
-            # One name can be composed or decomposed Unicode, and systems differ in which they store and type.
-            names = dict.fromkeys([folder, *(unicodedata.normalize(form, folder) for form in ("NFC", "NFD"))])
-            parts.append("(" + " OR ".join(f"starts_with(path, '{name}/') OR path = '{name}'" for name in names) + ")")
-        if self.after is not None:
-            parts.append(f"mtime >= {int(self.after)}")
-        if self.before is not None:
-            parts.append(f"mtime < {int(self.before)}")
-        if self.min_size:
-            parts.append(f"(width >= {int(self.min_size)} AND height >= {int(self.min_size)})")
-        return " AND ".join(parts) or None
 
 
 class Store:
