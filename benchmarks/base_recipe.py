@@ -12,8 +12,8 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-from seps.cli import compare
 from seps.cli.main import call
+from seps.cli.models import compare
 from seps.experiments.suites import SUITES, Change, Variant
 from seps.retrieval.config import RunConfig
 

@@ -135,8 +135,8 @@ def test_the_small_captioner_describes_batches(smolvlm: Path, tmp_path: Path) ->
 
 def test_presets_name_the_small_ones_first() -> None:
     from seps.captioning.config import CAPTIONERS, MODEL
-    from seps.cli.caption import _backend
     from seps.cli.main import parser_of
+    from seps.cli.models.caption import _backend
 
     assert list(CAPTIONERS) == ["smolvlm-256m", "smolvlm-500m", "llava-7b"]
     assert CAPTIONERS["llava-7b"][0] == MODEL

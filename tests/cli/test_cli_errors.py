@@ -26,7 +26,7 @@ def command(monkeypatch: pytest.MonkeyPatch):
 
     def replace(function) -> None:
         module = types.SimpleNamespace(run=function, add_options=lambda parser: None)
-        monkeypatch.setitem(sys.modules, "seps.cli.modules", module)
+        monkeypatch.setitem(sys.modules, "seps.cli.models.modules", module)
 
     return replace
 
@@ -100,7 +100,7 @@ def test_an_interrupted_command_says_what_is_kept(command, capsys, monkeypatch) 
     assert capsys.readouterr().err == "seps modules: interrupted.\n"
     monkeypatch.setitem(
         sys.modules,
-        "seps.cli.index",
+        "seps.cli.pictures.index",
         types.SimpleNamespace(run=raising(KeyboardInterrupt()), add_options=lambda parser: None),
     )
     assert main(["index"]) == 130

@@ -16,8 +16,8 @@ import pytest
 import torch
 from PIL import Image, PngImagePlugin
 
-from seps.cli import compare as compare_command
 from seps.cli.main import main, parser_of
+from seps.cli.models import compare as compare_command
 from seps.config import ConfigError
 from seps.experiments.compare import Trial, config_for, gradient_at_patches, protocols_for, run_one
 from seps.experiments.report import Figure, finished, markdown, plot_differences, rows_of, summarise

@@ -19,8 +19,8 @@ pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
 from starlette.testclient import TestClient
 
-from seps.cli import serve as serve_command
 from seps.cli.main import main
+from seps.cli.pictures import serve as serve_command
 from seps.retrieval.index.rows import row_id
 from seps.retrieval.index.search import Searcher
 from seps.serve.app import create_app

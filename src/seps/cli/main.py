@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from types import ModuleType
 
 from seps.cli.shared.errors import EXIT_DEFECT, EXIT_INTERRUPTED, EXIT_USER_ERROR, tell
 from seps.cli.shared.parser import Parser, suggestion
@@ -28,6 +29,11 @@ COMMANDS = {
     "doctor": "what is installed, which parts work, what is missing and how to get it",
     "modules": "write seps_modules.py, the method in one file that needs torch alone",
 }
+_ROOMS = {
+    "pictures": ("index", "search", "explain", "serve", "demo"),
+    "models": ("train", "eval", "caption", "compare", "convert", "export", "modules"),
+}
+"""The folder of a command's file; a command that is not listed has its file beside this one."""
 EXAMPLES = """examples:
   seps demo                                        search photos that ship with the package
   seps index photos --store store                  put a folder of pictures into a store
@@ -71,9 +77,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return _run(name, words[1:], debug)
 
 
+def module_of(name: str) -> ModuleType:
+    """The module of a command, imported on its first call."""
+    room = next((f"{room}." for room, names in _ROOMS.items() if name in names), "")
+    return importlib.import_module(f"seps.cli.{room}{name}")
+
+
 def parser_of(name: str) -> Parser:
     """The parser of a command; its module adds the options."""
-    command = importlib.import_module(f"seps.cli.{name}")
+    command = module_of(name)
     parser = Parser(f"seps {name}", description=command.__doc__)
     parser.set_defaults(parser=parser)
     command.add_options(parser)
@@ -83,7 +95,7 @@ def parser_of(name: str) -> Parser:
 def call(name: str, words: Sequence[str]) -> int:
     """Run one command and return its exit status; raises what goes wrong."""
     options = parser_of(name).parse_args(words)
-    return int(importlib.import_module(f"seps.cli.{name}").run(options))
+    return int(module_of(name).run(options))
 
 
 def _run(name: str, words: Sequence[str], debug: bool) -> int:

@@ -1,0 +1,1 @@
+"""Commands that make, measure and write models, descriptions and the single file."""

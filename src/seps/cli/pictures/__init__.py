@@ -1,0 +1,1 @@
+"""Commands over a person's own pictures: index, search, explain, serve, demo."""
