@@ -21,6 +21,7 @@ from seps.retrieval.config import Protocol, RunConfig
 from seps.retrieval.eval.evaluate import evaluate
 from seps.retrieval.heads import ImageFeatures, SlimmingHead, TextFeatures
 from seps.retrieval.model import RetrievalModel
+from seps.retrieval.pretrained import begin
 from seps.retrieval.train.data import SharedData
 from seps.retrieval.train.run import choose_description_weight, honest_protocols
 from seps.retrieval.train.task import RetrievalTask
@@ -65,7 +66,7 @@ def run_one(
     """
     config = config_for(trial, shared.recipe)
     torch.manual_seed(trial.seed)
-    model = RetrievalModel(config.model)
+    model = begin(config.model, config.start)
     # Without evaluations while it trains there is nothing to choose: the last weights are measured below.
     dev = shared.dev if config.train.eval_every else []
     dev_pixels = shared.dev_pixels if dev else []

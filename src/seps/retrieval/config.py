@@ -194,6 +194,8 @@ class RunConfig:
     loss: LossConfig = field(default_factory=LossConfig)
     parts: PartWeights = field(default_factory=PartWeights)
     train: TrainConfig = field(default_factory=TrainConfig)
+    start: str = ""
+    """Model whose weights the run begins with: "base", "mini", a folder or a hub id; empty: the encoders' own."""
     pairing: Pairing = "image"
     """Whose the description is in training: the image's, or, to reproduce the published systems, the caption's."""
     warmup_epochs_sum: int = 0

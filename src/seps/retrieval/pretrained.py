@@ -23,14 +23,16 @@ from torch import Tensor
 from seps.config import ConfigError
 from seps.encoders import TextEncoder, VisionEncoder, ViT, text_encoder
 from seps.encoders.saved import has_text_files, has_vision_files, save_text_files, save_vision_files
+from seps.encoders.vit_weights import build_vit, describe_vit
 from seps.hub.folder import CONFIG, ModelError, find_folder, inside, read_config, read_weights
 from seps.hub.saving import check_folder, write_folder
-from seps.hub.tensor_names import fitted, renamed, transformers_version, versions_sentence
+from seps.hub.tensor_names import fitted, transformers_version, versions_sentence
 from seps.nn.slimming import PatchSlimming
 from seps.plugins import load_plugins
 from seps.registry import OWN, how_to_register, registered
 from seps.retrieval.card import model_card
 from seps.retrieval.config import ModelConfig
+from seps.retrieval.deltas import ENCODERS, has_rows, pack_delta, undelta, unpack_delta
 from seps.retrieval.heads import Head, SlimmingHead
 from seps.retrieval.model import RetrievalModel, make_vision
 from seps.training.checkpoint import find_checkpoint, load_weights
@@ -40,41 +42,21 @@ __all__ = [
     "EMBEDDED",
     "MINI",
     "ModelError",
+    "begin",
     "check_save",
     "embedded_folder",
     "from_pretrained",
     "mini_folder",
+    "pack_delta",
     "resolved",
     "save_pretrained",
+    "unpack_delta",
 ]
 
 MINI, BASE = "mini", "base"
 EMBEDDED = (MINI, BASE)
 """Models that come with the package."""
 Form = Literal["full", "delta"]
-_ENCODERS = ("vision.", "text.")
-
-
-def pack_delta(trained: Tensor, base: Tensor) -> tuple[Tensor, Tensor]:
-    """8-bit difference and its scale per row: trained ~ base + scale * q."""
-    difference = (trained.float() - base.float()).flatten(1) if trained.dim() > 1 else trained.float() - base.float()
-    if trained.dim() < 2:
-        return difference.half(), torch.ones(())
-    scale = difference.abs().amax(dim=1, keepdim=True).clamp_min(1e-12) / 127
-    return torch.round(difference / scale).to(torch.int8).view(trained.shape), scale.squeeze(1)
-
-
-def unpack_delta(packed: Tensor, scale: Tensor, base: Tensor) -> Tensor:
-    """The tensor that `pack_delta` packed."""
-    if packed.dim() < 2:
-        return (base.float() + packed.float()).to(base.dtype)
-    shape = (-1, *[1] * (packed.dim() - 1))
-    return (base.float() + packed.float() * scale.float().view(shape)).to(base.dtype)
-
-
-def _has_rows(tensor: Tensor) -> bool:
-    """Whether a scale per row makes sense: not for a vector, nor for one long row such as the positions."""
-    return tensor.dim() > 1 and tensor.shape[0] > 1
 
 
 def _whole_in_8_bits(model: RetrievalModel) -> tuple[str, ...]:
@@ -99,7 +81,7 @@ def save_pretrained(
     for name, tensor in state.items():
         if form == "full":
             tensors[name] = tensor
-        elif not name.startswith(_ENCODERS) or (name.startswith(whole) and not _has_rows(tensor)):
+        elif not name.startswith(ENCODERS) or (name.startswith(whole) and not has_rows(tensor)):
             tensors[name] = tensor.half() if tensor.is_floating_point() else tensor
         elif name.startswith(whole):
             tensors[f"int8.{name}"], tensors[f"scale.{name}"] = pack_delta(tensor, torch.zeros(()))
@@ -272,6 +254,43 @@ def from_pretrained(
     return model.to(device).eval()
 
 
+def begin(
+    config: ModelConfig,
+    start: str = "",
+    *,
+    vision: VisionEncoder | None = None,
+    text: TextEncoder | None = None,
+    head: Head | None = None,
+    network: PatchSlimming | None = None,
+) -> RetrievalModel:
+    """A model as `config` says with the weights of the model `start`; what has no counterpart there is new.
+
+    The encoders are those of `start`, so that their first weights are not needed; a vision transformer of ours takes
+    the image size, pruning and drop path of `config`. Raises ConfigError where `config` names other encoders.
+    """
+    if not start:
+        return RetrievalModel(config, vision, text, head, network)
+    first = from_pretrained(start)
+    for part in ("vision", "text"):
+        have, named = getattr(first.config, part), getattr(config, part)
+        if have != named:
+            raise ConfigError(
+                f"start={start!r} has model.{part}={have!r}, but {named!r} is set: set {have!r}, or leave start out."
+            )
+    if vision is None:
+        vision = first.vision
+        if isinstance(vision, ViT):
+            stated = {**describe_vit(vision), "prune": dict(config.prune)}
+            vision = build_vit(stated, config.image_size, drop_path=config.drop_path)
+        elif config.image_size not in (None, vision.image_size):
+            raise ConfigError(f"start={start!r} takes images of {vision.image_size}; leave model.image_size out.")
+    model = RetrievalModel(config, vision, text or first.text, head, network)
+    own, known = model.state_dict(), first.state_dict()
+    own.update({name: known[name] for name in own if name in known and known[name].shape == own[name].shape})
+    model.load_state_dict(own)
+    return model
+
+
 def model_config(values: dict[str, Any]) -> ModelConfig:
     """`ModelConfig` from JSON; unknown fields are refused by name."""
     known = {field.name for field in dataclasses.fields(ModelConfig)}
@@ -296,32 +315,9 @@ def _load_folder(folder: Path, remote: bool, own: dict[str, Any]) -> RetrievalMo
         if given is None:
             _refuse_path(place, folder, remote)
     model = RetrievalModel(settings, **{**own, "vision": vision, "text": text})
-    state = _undelta(model.state_dict(), tensors) if form == "delta" else tensors
+    state = undelta(model.state_dict(), tensors) if form == "delta" else tensors
     _load_state(model, state, path, config.get("transformers"))
     return model
-
-
-def _undelta(base: dict[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The state that "delta" tensors make of `base`, a new model with pretrained encoders.
-
-    An encoder's tensor that is not among them is the pretrained one; any other that is not is left out, and so missed.
-    """
-    state = {name: tensor for name, tensor in base.items() if name.startswith(_ENCODERS)}
-    bare = {
-        name: name.removeprefix("delta.").removeprefix("int8.") for name in tensors if not name.startswith("scale.")
-    }
-    places = renamed(bare.values(), base)
-    for name, stem in bare.items():
-        place = places[stem]
-        if place not in base:
-            state[place] = tensors[name]
-        elif name != stem:
-            scale = tensors.get(f"scale.{stem}", torch.ones(()))
-            start = torch.zeros((), dtype=base[place].dtype) if name.startswith("int8.") else base[place]
-            state[place] = unpack_delta(tensors[name], scale, start)
-        else:
-            state[place] = tensors[name].to(base[place].dtype)
-    return state
 
 
 def _saved_encoders(
@@ -364,7 +360,8 @@ def _load_run(folder: Path, averaged: bool, own: dict[str, Any]) -> RetrievalMod
         raise ModelError(
             f"{folder} is a run of another kind: it does not say how to build a retrieval model."
         ) from error
-    model = RetrievalModel(config, **own)
+    start = (state["about"].get("config") or {}).get("start") or ""
+    model = begin(config, start, **own)
     weights = load_weights(checkpoint, averaged)
     own = {name.removeprefix("model."): value for name, value in weights.items() if name.startswith("model.")}
     _load_state(model, own, checkpoint, state.get("transformers"))

@@ -20,7 +20,7 @@ from seps.retrieval.data import RetrievalDataset
 from seps.retrieval.eval.evaluate import encode_guides, encode_images, evaluate
 from seps.retrieval.heads import Head, ImageFeatures, SlimmingHead
 from seps.retrieval.model import RetrievalModel
-from seps.retrieval.pretrained import check_save, from_pretrained, own_parts, resolved, save_pretrained
+from seps.retrieval.pretrained import begin, check_save, from_pretrained, own_parts, resolved, save_pretrained
 from seps.retrieval.train.data import Log, load_sets, read_data
 from seps.retrieval.train.task import RetrievalTask
 from seps.scoring import score_with_gradient
@@ -58,7 +58,7 @@ def train_model(
     sets = load_sets(config)
     torch.manual_seed(config.train.seed)
     own: dict[str, Any] = {"vision": vision, "text": text, "head": head, "network": network}
-    model = RetrievalModel(config.model, **own)
+    model = begin(config.model, config.start, **own)
     check_save(model, run_dir / "model")
     data = read_data(config, sets, model.image_size, say)
     task = RetrievalTask(model, config, data.train, data.dev, pixels=data.pixels, dev_pixels=data.dev_pixels)
@@ -126,7 +126,7 @@ def _flat(config: object) -> dict[str, Any]:
 
 def _content(name: str, value: Any) -> Any:
     """Of files only their names: a data set or an encoder may be moved."""
-    if name in ("data.train", "data.dev", "data.dense", "model.vision", "model.text"):
+    if name in ("data.train", "data.dev", "data.dense", "model.vision", "model.text", "start"):
         return [Path(str(one)).name for one in (value if isinstance(value, list) else [value])]
     return value
 

@@ -1,0 +1,65 @@
+"""A run that begins with the weights of another model: `start`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from seps.config import ConfigError
+from seps.encoders import ViT
+from seps.retrieval.config import DataConfig, ModelConfig, RunConfig
+from seps.retrieval.pretrained import begin, from_pretrained
+from seps.retrieval.train.run import train_model
+from seps.training import TrainConfig
+
+
+@pytest.fixture(scope="module")
+def first(encoders, scenes, dev_scenes, tmp_path_factory):
+    """A run of a few epochs, to begin another with: its configuration and its folder."""
+    train = TrainConfig(epochs=6, batch_size=16, learning_rate=3e-3, backbone_lr_scale=1.0, eval_every=6, prefetch=0)
+    data = DataConfig(str(scenes), (str(dev_scenes),), crop_scale=(0.9, 1.0), jitter=0.0)
+    config = RunConfig(model=ModelConfig(**{**encoders, "embed_size": 16, "dropout": 0.0}), data=data, train=train)
+    folder = tmp_path_factory.mktemp("start") / "first"
+    train_model(config, folder)
+    return config, folder
+
+
+def losses(run) -> list[float]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in lines if line["kind"] == "train"]
+
+
+def test_a_run_goes_on_from_the_weights_it_starts_with(first, tmp_path) -> None:
+    config, folder = first
+    short = replace(config, start=str(folder / "model"), train=replace(config.train, epochs=1, eval_every=1))
+    train_model(short, tmp_path / "run")
+    assert losses(tmp_path / "run")[0] < 0.8 * losses(folder)[0]
+    # The trained run is found again by what it began with.
+    assert from_pretrained(tmp_path / "run").config.vision == config.model.vision
+
+
+def test_every_tensor_of_the_same_shape_is_taken_over(first) -> None:
+    config, folder = first
+    known = from_pretrained(folder / "model").state_dict()
+    same = begin(config.model, str(folder / "model")).state_dict()
+    assert all(torch.equal(same[name], known[name]) for name in known)
+    changed = begin(replace(config.model, slimming={"sparse_ratio": 1.0}), str(folder / "model")).state_dict()
+    fresh = [name for name in changed if name not in known or changed[name].shape != known[name].shape]
+    assert fresh and all(name.startswith("head.") for name in fresh)
+    assert all(torch.equal(changed[name], known[name]) for name in changed if name not in fresh)
+
+
+def test_base_starts_at_another_size_without_the_package_of_its_first_weights() -> None:
+    known = from_pretrained("base")
+    model = begin(replace(known.config, image_size=(168, 168), prune={"keep": 0.5, "blocks": [4]}), "base")
+    assert isinstance(model.vision, ViT) and model.vision.grid == (12, 12) and model.vision.prune is not None
+    assert torch.equal(model.vision.blocks[3].fc1.weight, known.vision.blocks[3].fc1.weight)
+    assert torch.equal(model.vision.mean, known.vision.mean)
+
+
+def test_other_encoders_than_those_it_starts_with_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"start='base' has model.vision='dinov2-s-focus', but 'mini' is set"):
+        begin(ModelConfig(), "base")
