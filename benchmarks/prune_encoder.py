@@ -3,7 +3,8 @@
     python benchmarks/prune_encoder.py --model base --data DEV.jsonl --photos 200 --out prune.jsonl
 
 The first PHOTOS of the data are the gallery, their captions the queries; pixels alone. Times are the best of several
-rounds through all variants in one run, on one thread: compare them as ratios. No variant was trained for its pruning.
+rounds through all variants in one run, on `--threads` of the CPU: compare them as ratios. rSum is computed on
+`--device`. No variant was trained for its pruning.
 """
 
 from __future__ import annotations
@@ -13,8 +14,7 @@ import copy
 import json
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -28,32 +28,66 @@ from seps.retrieval.heads import ImageFeatures
 from seps.retrieval.pretrained import from_pretrained
 
 BATCH = 8
-Encode = Callable[[Tensor], Tensor]
-"""Pixels (B, 3, H, W) in [0, 1] -> tokens."""
+MERGES = (
+    (0.7, (4, 7)),
+    (0.6, (4, 7)),
+    (0.6, (3, 6, 9)),
+    (0.5, (3, 4)),
+    (0.5, (6, 7)),
+    (0.5, (4, 6, 8, 10)),
+    (0.35, (4, 5, 6, 7)),
+)
+DROPS = ((0.7, (4, 7)), (0.5, (6,)))
+FREE_MERGE = PruneConfig(0.7, (4, 7), "merge")
 
 
-def pruned(vision: ViT, prune: PruneConfig | None, size: int | None = None) -> Encode:
-    def encode(pixels: Tensor) -> Tensor:
-        vision.prune = prune
-        if size is not None:
-            pixels = F.interpolate(pixels, size=(size, size), mode="bilinear", antialias=True, align_corners=False)
-        return vision(pixels)  # type: ignore[no-any-return]
+@dataclass(frozen=True)
+class Way:
+    """A way to encode."""
 
-    return encode
+    name: str
+    prune: PruneConfig | None = None
+    size: int | None = None
+    """Pixels of the input; None: the model's."""
+    half: bool = False
+    """bfloat16."""
+    int8: bool = False
+    """Linear layers in 8 bits, on the CPU alone."""
 
 
-def variants(vision: ViT) -> dict[str, Encode]:
-    """Every way to encode, by name."""
-    half = copy.deepcopy(vision).bfloat16()
-    made: dict[str, Encode] = {"all patches": pruned(vision, None), "all patches, bf16": lambda x: half(x).float()}
-    for size in (196, 168, 154):
-        made[f"input of {size} px"] = pruned(vision, None, size)
-    for keep, blocks in ((0.7, (4, 7)), (0.5, (3, 4)), (0.5, (6, 7)), (0.35, (4, 5, 6, 7)), (0.35, (6, 7))):
-        if keep ** (1 / len(blocks)) >= 0.5:
-            made[f"merge to {keep} in {blocks}"] = pruned(vision, PruneConfig(keep, blocks, "merge"))
-    for keep, blocks in ((0.7, (4, 7)), (0.5, (6,))):
-        made[f"attention keeps {keep} after {blocks}"] = pruned(vision, PruneConfig(keep, blocks, "attention"))
+def ways() -> list[Way]:
+    made = [Way("all patches"), Way("all patches, bf16", half=True), Way("all patches, int8", int8=True)]
+    made += [Way(f"input of {size} px", size=size) for size in (196, 168, 154)]
+    made += [Way("input of 196 px, bf16", size=196, half=True), Way("input of 168 px, bf16", size=168, half=True)]
+    made += [Way(f"merge to {keep} in {blocks}", PruneConfig(keep, blocks, "merge")) for keep, blocks in MERGES]
+    made += [Way(f"attention keeps {keep} after {blocks}", PruneConfig(keep, blocks)) for keep, blocks in DROPS]
+    made.append(Way("merge to 0.7 in (4, 7), bf16", FREE_MERGE, half=True))
+    made.append(Way("merge to 0.7 in (4, 7), int8", FREE_MERGE, int8=True))
     return made
+
+
+def quantised(vision: ViT) -> nn.Module:
+    """Its linear layers in 8 bits, activations rounded as they come."""
+    return torch.ao.quantization.quantize_dynamic(copy.deepcopy(vision), {nn.Linear}, dtype=torch.qint8)
+
+
+class Encoders:
+    """The encoder in each precision."""
+
+    def __init__(self, vision: ViT, device: str) -> None:
+        self.float32 = copy.deepcopy(vision).to(device)
+        self.half = copy.deepcopy(vision).to(device).bfloat16()
+        self.int8 = quantised(vision)
+
+    def encode(self, way: Way, pixels: Tensor) -> Tensor:
+        """Pixels (B, 3, H, W) in [0, 1] -> tokens float32."""
+        vision = self.int8 if way.int8 else self.half if way.half else self.float32
+        vision.prune = way.prune  # type: ignore[assignment]
+        if way.size is not None:
+            shape = (way.size, way.size)
+            pixels = F.interpolate(pixels, size=shape, mode="bilinear", antialias=True, align_corners=False)
+        tokens: Tensor = vision(pixels)
+        return tokens.float()
 
 
 @torch.inference_mode()
@@ -63,37 +97,43 @@ def main() -> int:
     parser.add_argument("--data", required=True)
     parser.add_argument("--photos", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    torch.set_num_threads(1)
+    torch.set_num_threads(options.threads)
     model = from_pretrained(options.model)
     assert isinstance(model.vision, ViT)
     data = load_data(options.data)
     data = replace(data, records=data.records[: options.photos])
-    pixels = decode_all(data, model.image_size).float() / 255
-    owner, texts = torch.as_tensor(data.image_of_caption), model.encode_texts(data.captions)
-    ways = variants(model.vision)
-    best = dict.fromkeys(ways, float("inf"))
+    pixels = decode_all(data, model.image_size)
+    encoders = Encoders(model.vision, "cpu")
+    best = {way.name: float("inf") for way in ways()}
     for _ in range(options.rounds):
-        for name, encode in ways.items():
+        for way in ways():
             start = time.perf_counter()
-            encode(pixels[:BATCH])
-            best[name] = min(best[name], time.perf_counter() - start)
-    project: nn.Module = model.project_patches
-    for name, encode in ways.items():
-        tokens = torch.cat([project(encode(part)) for part in pixels.split(BATCH)])
-        rsum = recall(model.score(ImageFeatures(tokens), texts), owner).rsum
+            encoders.encode(way, pixels[:BATCH].float() / 255)
+            best[way.name] = min(best[way.name], time.perf_counter() - start)
+    encoders, model = Encoders(model.vision, options.device), model.to(options.device)
+    owner, texts = torch.as_tensor(data.image_of_caption), model.encode_texts(data.captions)
+    for way in ways():
+        where = "cpu" if way.int8 else options.device
+        parts = [encoders.encode(way, part.to(where).float() / 255).to(options.device) for part in pixels.split(BATCH)]
+        tokens = torch.cat([model.project_patches(part) for part in parts])
+        rsum = recall(model.score(ImageFeatures(tokens), texts).cpu(), owner).rsum
         line = {
             "model": options.model,
+            "data": Path(options.data).name,
             "photos": len(data.records),
-            "variant": name,
-            "ms_per_photo": 1000 * best[name] / BATCH,
-            "speed": best["all patches"] / best[name],
+            "threads": options.threads,
+            "variant": way.name,
+            "ms_per_photo": 1000 * best[way.name] / BATCH,
+            "speed": best["all patches"] / best[way.name],
             "rsum": rsum,
         }
         with options.out.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
-        print(f"{name:40s} x {line['speed']:.2f}  rSum {rsum:.1f}", flush=True)
+        print(f"{way.name:40s} x {line['speed']:.2f}  rSum {rsum:.1f}", flush=True)
     return 0
 
 

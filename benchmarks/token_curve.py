@@ -60,7 +60,7 @@ def described(model: RetrievalModel, images: ImageFeatures, count: int) -> Tenso
 def at_random(model: RetrievalModel, images: ImageFeatures, count: int) -> Tensor:
     patches = patches_of(model, images)
     draws = torch.rand(patches.shape[:2], generator=torch.Generator().manual_seed(0))
-    return chosen(patches, draws.argsort(dim=1)[:, :count].sort(dim=1).values)
+    return chosen(patches, draws.to(patches.device).argsort(dim=1)[:, :count].sort(dim=1).values)
 
 
 def grid(model: RetrievalModel, images: ImageFeatures, count: int) -> Tensor:
@@ -126,11 +126,12 @@ def difference(ours: Tensor, reference: Tensor, owner: Tensor, draws: int = 200)
     generator = torch.Generator().manual_seed(0)
     found = []
     places = [(owner == image).nonzero().flatten() for image in range(len(ours))]
+    counts = torch.tensor([len(place) for place in places], device=ours.device)
     for _ in range(draws):
         # A picture counts once: two copies of it would be each other's wrong answers.
-        drawn = torch.randint(len(ours), (len(ours),), generator=generator).unique()
-        columns = torch.cat([places[int(image)] for image in drawn])
-        numbers = torch.cat([torch.full((len(places[int(image)]),), row) for row, image in enumerate(drawn)])
+        drawn = torch.randint(len(ours), (len(ours),), generator=generator).unique().to(ours.device)
+        columns = torch.cat([places[image] for image in drawn.tolist()])
+        numbers = torch.arange(len(drawn), device=ours.device).repeat_interleave(counts[drawn])
         pair = [recall(part[drawn][:, columns], numbers).rsum for part in (ours, reference)]
         found.append(pair[0] - pair[1])
     return recall(ours, owner).rsum - recall(reference, owner).rsum, float(torch.tensor(found).std())
@@ -143,12 +144,13 @@ def main() -> int:
     parser.add_argument("--photos", type=int, default=400)
     parser.add_argument("--tokens", type=int, nargs="+", default=[128, 64, 32, 16, 8, 4])
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS))
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    model = from_pretrained(options.model)
+    model = from_pretrained(options.model, device=options.device)
     data = load_data(options.data)
     data = replace(data, records=data.records[: options.photos])
-    owner = torch.as_tensor(data.image_of_caption)
+    owner = torch.as_tensor(data.image_of_caption, device=options.device)
     texts = model.encode_texts(data.captions)
     with torch.no_grad():
         images = ImageFeatures(encode_images(model, data), *model.encode_descriptions(data.dense))
