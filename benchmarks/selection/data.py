@@ -39,7 +39,7 @@ ERASE, ERASE_AREA, ERASE_ASPECT = 0.3, (0.02, 0.4), (0.3, 1 / 0.3)
 class SetSize:
     """How large a set is, and how hard: the difficulty of the former study."""
 
-    identities: int = 150
+    identities: int = 300
     images: int = 8
     height: int = 96
     width: int = 48
@@ -260,7 +260,7 @@ class Batches:
         return box & (u[..., 5, None] < ERASE)
 
 
-def test_batch(sets: Sets, which: Tensor, shots: Tensor) -> Batch:
+def evaluation_batch(sets: Sets, which: Tensor, shots: Tensor) -> Batch:
     """Test shots (B,) as they are for R runs, `which` (R,) saying the set of each."""
     features, shares = (part[which[:, None], shots[None], 0].float() for part in (sets.features, sets.shares))
     places = torch.arange(SENSORS * features.shape[3], device=shots.device).view(SENSORS, -1)

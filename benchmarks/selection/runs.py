@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.func import functional_call, stack_module_state, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks.selection.data import Batch, Batches, Sets, test_batch
+from benchmarks.selection.data import Batch, Batches, Sets, evaluation_batch
 from benchmarks.selection.model import SMALL, NetSize, StudyModel, matched
 from benchmarks.selection.rows import SWAPS, Row
 from seps.metrics.reid import reid_metrics
@@ -139,7 +139,7 @@ def evaluate(
         query, gallery = sets.split("query"), sets.split("gallery")
         parts, kept = [], torch.zeros(2, len(runs), len(KINDS), device=device)
         for some in torch.cat([query, gallery]).split(shots):
-            batch = test_batch(sets, which, some)
+            batch = evaluation_batch(sets, which, some)
             found = features_of(model, stack, batch)
             parts.append(found[:3])
             if found[3].ndim == 4:

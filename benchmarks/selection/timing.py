@@ -7,7 +7,7 @@ import time
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.selection.data import Sets, test_batch
+from benchmarks.selection.data import Sets, evaluation_batch
 from benchmarks.selection.model import StudyModel
 from benchmarks.selection.rows import ROWS, Row
 from benchmarks.selection.runs import Recipe
@@ -21,7 +21,7 @@ def time_rows(sets: Sets, recipe: Recipe, repeats: int = 20) -> str:
     """A table in Markdown: milliseconds and GFLOPs (multiplications and additions) for all test shots."""
     device = sets.features.device
     shots = torch.cat([sets.split("query"), sets.split("gallery")])
-    batch = test_batch(sets, torch.zeros(1, dtype=torch.long, device=device), shots)
+    batch = evaluation_batch(sets, torch.zeros(1, dtype=torch.long, device=device), shots)
     given = (batch.features[0], batch.shares[0], batch.noise[0])
     lines = ["| row | ms | GFLOPs |", "|---|---:|---:|"]
     for row in (*TIMED, EARLIEST):
