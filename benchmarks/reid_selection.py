@@ -53,6 +53,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     run.add_argument("--seeds", type=int, default=3)
     run.add_argument("--group", type=int, default=5, help="sets of a job, stacked")
     run.add_argument("--processes", type=int, default=8, help="jobs at a time")
+    run.add_argument("--sets", type=Path, help="folder of the drawn sets (1 GB, made when missing); default: --out")
     run.add_argument("--drawers", type=int, default=1, help="processes that draw the sets")
     run.add_argument("--minutes", type=float, help="stop then, jobs on the way are lost; the same call goes on")
     for section in (Recipe, SetSize):
@@ -95,7 +96,8 @@ def main(arguments: list[str] | None = None) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     check_recipe(options.out, recipe, size)
     todo = missing_jobs(options)
-    path = options.out / f"sets-{'-'.join(map(str, options.data_seeds))}.pt"
+    path = (options.sets or options.out) / f"sets-{'-'.join(map(str, options.data_seeds))}.pt"
+    path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():
         save_sets(make_sets(options.data_seeds, size, options.stem, options.device, options.drawers), path)
     say(f"sets ready after {time.monotonic() - started:.0f} s; {len(todo)} jobs")

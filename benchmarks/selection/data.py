@@ -79,6 +79,8 @@ class Sets:
 
     def chosen(self, seeds: Sequence[int]) -> Sets:
         """The sets of some of the seeds."""
+        if list(seeds) == self.seeds:
+            return self
         rows = [self.seeds.index(seed) for seed in seeds]
         return Sets(
             list(seeds), self.grid, self.features[rows], self.shares[rows], self.pids, self.cameras, self.splits
@@ -207,15 +209,8 @@ class Batches:
         self.sets, self.device = sets, sets.features.device
         train = sets.split("train")
         self.train, self.labels = train, sets.pids[train]
-        plans, draws = [], []
-        for data_seed, seed in runs:
-            batches = IdentityBatches(
-                self.labels.tolist(), identities=identities, images=images, seed=derive_seed(data_seed, seed)
-            )
-            epochs = -(-steps // len(batches))
-            plans.append(np.concatenate([batches.plan(epoch) for epoch in range(epochs)])[:steps])
-            shape = (steps, identities * images, 9)
-            draws.append(np.random.default_rng([data_seed, seed, 1]).random(shape, dtype=np.float32))
+        labels = tuple(self.labels.tolist())
+        plans, draws = zip(*(_plan(labels, run, steps, identities, images) for run in runs), strict=True)
         self.plan = torch.from_numpy(np.stack(plans)).to(self.device)  # (R, steps, B)
         self.draws = torch.from_numpy(np.stack(draws)).to(self.device)  # (R, steps, B, 9)
         self.which = torch.tensor([sets.seeds.index(data_seed) for data_seed, _ in runs], device=self.device)
@@ -267,6 +262,18 @@ def evaluation_batch(sets: Sets, which: Tensor, shots: Tensor) -> Batch:
     offset = shots[:, None, None] * 977 + places
     noise = _tables(shots.device)[1][offset % TABLE].expand(len(which), -1, -1, -1)
     return Batch(features, shares, noise, sets.pids[shots].expand(len(which), -1))
+
+
+@functools.cache
+def _plan(
+    labels: tuple[int, ...], run: tuple[int, int], steps: int, identities: int, images: int
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """The shots (steps, B) of a run and its random numbers (steps, B, 9): the same in every row, so made once."""
+    batches = IdentityBatches(labels, identities=identities, images=images, seed=derive_seed(*run))
+    epochs = -(-steps // len(batches))
+    plan = np.concatenate([batches.plan(epoch) for epoch in range(epochs)])[:steps]
+    shape = (steps, identities * images, 9)
+    return plan, np.random.default_rng([*run, 1]).random(shape, dtype=np.float32)
 
 
 @functools.cache
