@@ -18,8 +18,6 @@ from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-import yaml  # type: ignore[import-untyped]
-
 from seps.config import ConfigError
 
 T = TypeVar("T")
@@ -61,6 +59,8 @@ def to_plain(config: Any) -> dict[str, Any]:
 
 def to_yaml(config: Any) -> str:
     """The fields as a YAML file that `load` reads."""
+    import yaml  # type: ignore[import-untyped]
+
     return str(yaml.safe_dump(to_plain(config), sort_keys=False))
 
 
@@ -71,6 +71,9 @@ def defaults(cls: Any) -> dict[str, Any]:
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file. Raises ConfigError for a missing file and for anything else in it."""
+    # Loaded here: settings that come from no file need no YAML.
+    import yaml
+
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -116,6 +119,8 @@ def _merge(cls: Any, tree: dict[str, Any], given: Mapping[Any, Any], section: st
 def _section(value: Any) -> Any:
     """A whole section: empty in a file (None), or on a command line as the name of a file or as YAML."""
     if isinstance(value, str):
+        import yaml
+
         try:
             return read_yaml(Path(value)) if Path(value).is_file() else yaml.safe_load(value)
         except yaml.YAMLError:

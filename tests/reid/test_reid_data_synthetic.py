@@ -229,3 +229,18 @@ def test_the_application_does_not_load_the_drawing_code() -> None:
     )
     source = str(Path(seps.__file__).parents[1])
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": source})
+
+
+def test_drawing_and_the_network_need_torch_and_numpy_alone() -> None:
+    """A machine with nothing but these two can draw sets and train on them: no picture file, no settings file."""
+    code = (
+        "import sys\n"
+        "for name in ('PIL', 'yaml', 'rich', 'safetensors', 'transformers'): sys.modules[name] = None\n"
+        "from seps.reid.synthetic import SyntheticConfig, World, plan_shots\n"
+        "from seps.reid.data import IdentityBatches\n"
+        "from seps.reid.model import ReidModel\n"
+        "config = SyntheticConfig(6, 4, 2, 0, 'people', (32, 16), 0.4, 2, 1.0, 3.0, 90)\n"
+        "assert World(config).look(plan_shots(config)[0]).images[0].shape == (32, 16, 3)"
+    )
+    source = str(Path(seps.__file__).parents[1])
+    subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": source})

@@ -61,12 +61,19 @@ def batch_hard_triplet(
         raise InputError(
             f"features {tuple(features.shape)} must be the rows from first={first} on of others {tuple(others.shape)}."
         )
+    return hardest_triplets(euclidean(features, others), labels, other_labels, first=first)
+
+
+def hardest_triplets(distances: Tensor, labels: Tensor, other_labels: Tensor, *, first: int = 0) -> Tensor:
+    """`batch_hard_triplet` from distances (A, B) of any kind; the other arguments as there. Returns the scalar mean.
+
+    Raises `InputError` for an anchor without a row of another identity.
+    """
     same = labels[:, None] == other_labels[None, :]  # (A, B)
     if bool(same.all(dim=1).any()):
         raise InputError("an anchor of the triplet loss has no row of another identity; use two or more a batch.")
-    distances = euclidean(features, others)  # (A, B)
-    itself = torch.arange(len(features), device=features.device)[:, None] + first  # (A, 1)
-    itself = itself == torch.arange(len(others), device=features.device)[None, :]  # (A, B)
+    itself = torch.arange(len(labels), device=labels.device)[:, None] + first  # (A, 1)
+    itself = itself == torch.arange(len(other_labels), device=labels.device)[None, :]  # (A, B)
     # The distance to itself is 0 by definition; computed, it is rounding noise under a square root.
     distances = distances.masked_fill(itself, 0.0)  # (A, B)
     positive = distances.masked_fill(~same, float("-inf")).amax(dim=1)  # (A, B) -> (A,)

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
 
 from seps.reid.data.records import ReidDataError, ReidRecord, Source
+
+# Pillow is loaded where a file is read: drawn sets are trained on without it.
+if TYPE_CHECKING:
+    from PIL import Image
 
 Bytes = NDArray[np.uint8]
 
@@ -35,6 +39,8 @@ def read_record(record: ReidRecord, modalities: Sequence[str], size: tuple[int, 
 
 def _read_file(path: Path, sources: Sequence[Source], size: tuple[int, int]) -> dict[Source, Bytes]:
     """Each source's part of one file: (H, W, 3)."""
+    from PIL import Image
+
     try:
         with Image.open(path) as opened:
             image = to_rgb(opened)
@@ -61,6 +67,8 @@ def to_rgb(image: Image.Image) -> Image.Image:
     Raises ValueError for wider numbers: converted by Pillow, everything above 255 would become white.
     """
     if image.mode.startswith("I"):
+        from PIL import Image
+
         values = np.asarray(image).astype(np.int64)
         if values.min() < 0 or values.max() > 0xFFFF:
             raise ValueError(f"pixels from {values.min()} to {values.max()}: save them as 8 or 16 bits without sign")
@@ -80,6 +88,8 @@ def group_by_file(sources: Iterable[Source]) -> list[tuple[Path, list[Source]]]:
 
 def fault_of(record: ReidRecord) -> tuple[str, Path, str] | None:
     """(kind, file, detail) of the first file of the record that does not decode or split, else None."""
+    from PIL import Image
+
     for path, sources in group_by_file(record.sources.values()):
         try:
             with Image.open(path) as image:

@@ -15,8 +15,6 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, TypeVar
 
-from PIL import Image
-
 from seps.reid.data.records import ReidDataError
 from seps.reid.synthetic.world import Shot, SyntheticConfig, World, plan_shots
 
@@ -136,6 +134,9 @@ def in_chunks(work: Callable[[Sequence[Shot]], T], shots: Sequence[Shot], worker
 
 def _write_shots(config: SyntheticConfig, root: Path, shots: Sequence[Shot]) -> list[tuple[str, str]]:
     """Draw and write some shots; (name, digest of the three files) of each."""
+    # Loaded here: drawing itself needs numpy alone.
+    from PIL import Image
+
     world = World(config)
     written = []
     for shot in shots:
