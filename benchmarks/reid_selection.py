@@ -82,6 +82,7 @@ def recipe_of(options: argparse.Namespace) -> tuple[Recipe, SetSize]:
 def main(arguments: list[str] | None = None) -> int:
     """0 if everything asked for is there."""
     options = parse(arguments)
+    plain_attention()
     if options.command == "stem":
         write_stem(options.to)
         return 0
@@ -108,6 +109,14 @@ def main(arguments: list[str] | None = None) -> int:
     left = work(options, todo, path, recipe, deadline)
     say(f"{len(todo) - left} of {len(todo)} jobs done after {time.monotonic() - started:.0f} s")
     return 1 if left else 0
+
+
+def plain_attention() -> None:
+    """The fused attention kernels refuse the layout of stacked networks in the backward pass."""
+    torch.backends.cuda.enable_mem_efficient_sdp(False)
+    torch.backends.cuda.enable_flash_sdp(False)
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    torch.set_float32_matmul_precision("high")  # TF32: autocast and `vmap` do not go together in the backward pass
 
 
 def check_recipe(out: Path, recipe: Recipe, size: SetSize) -> None:
@@ -204,6 +213,7 @@ def _attempt(sets: Sets, job: Job, seeds: int, recipe: Recipe, deadline: float) 
 
 
 def _worker(jobs: Any, results: Any, path: Path, device: str, seeds: int, recipe: Recipe, deadline: float) -> None:
+    plain_attention()
     torch.set_num_threads(1)
     sets = load_sets(path).to(device)
     while time.monotonic() < deadline:

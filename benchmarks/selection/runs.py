@@ -103,7 +103,7 @@ def train_row(
         for group in optimizer.param_groups:
             group["lr"] = recipe.learning_rate * rate(step, recipe)
         batch = batches(step)
-        precision = torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
+        precision = torch.autocast(device.type, torch.bfloat16, enabled=False)
         with precision, attention(device):
             losses = all_losses(params, buffers, *vars(batch).values())
         optimizer.zero_grad(set_to_none=True)

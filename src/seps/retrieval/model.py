@@ -75,9 +75,10 @@ class RetrievalModel(nn.Module):
         """(height, width) of the pictures it takes."""
         return self.vision.image_size
 
-    def encode_pixels(self, pixels: Tensor) -> Tensor:
-        """(B, 3, H, W) float in [0, 1] -> tokens (B, P + N, C) float32."""
-        tokens: Tensor = self.project_patches(self.vision(pixels))
+    def encode_pixels(self, pixels: Tensor, vision: VisionEncoder | None = None) -> Tensor:
+        """(B, 3, H, W) float in [0, 1] -> tokens (B, P + N, C) float32; `vision`: a copy in another precision."""
+        seen: Tensor = self.vision(pixels) if vision is None else vision(pixels).to(self.project_words.weight.dtype)
+        tokens: Tensor = self.project_patches(seen)
         return tokens.float()
 
     def encode_ids(self, ids: Tensor, mask: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ A `Preparer` is all that a worker needs, whether it is a thread of this process 
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
 import time
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from seps.encoders import ViT
 from seps.nn.selection import rank_patches
 from seps.retrieval.data import ImageSource, UnreadableImage
 from seps.retrieval.data.images import Picture, read_picture
@@ -66,6 +68,24 @@ class PreparedBatch:
     """Seconds of processor time."""
 
 
+def half_copy(model: RetrievalModel | ZeroShotModel) -> ViT | None:
+    """The vision transformer in bfloat16, where the processor has products of it: twice as fast, and rSum is the same.
+
+    None for every other encoder and machine: they encode with the model's own weights.
+    """
+    if isinstance(model, ZeroShotModel) or not isinstance(model.vision, ViT):
+        return None
+    if model.device.type != "cpu" or not multiplies_bfloat16():
+        return None
+    return copy.deepcopy(model.vision).bfloat16()
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether this processor has instructions for products of bfloat16; without them they are slower than float32."""
+    found = getattr(torch.cpu, "_is_avx512_bf16_supported", None)  # the only place where torch tells
+    return bool(found is not None and found())
+
+
 class Preparer:
     """Decodes and embeds batches of images for a store with these settings; any number of threads may call it.
 
@@ -81,6 +101,7 @@ class Preparer:
         self.model, self.settings, self.known_digests = model, settings, known_digests
         self.gpu_lock: AbstractContextManager[Any] = nullcontext()
         """Held while embedding: a GPU takes one batch at a time, while other threads decode."""
+        self.vision = half_copy(model)
 
     def __call__(self, jobs: Sequence[ImageJob]) -> PreparedBatch:
         """Prepare some images."""
@@ -127,7 +148,7 @@ class Preparer:
         on_cpu = model.device.type == "cpu"
         pixels = torch.stack([picture.pixels for picture in pictures]).to(model.device)
         parts = torch.split(pixels, CPU_BATCH if on_cpu else len(pixels))
-        features = ImageFeatures(torch.cat([model.encode_pixels(part.float() / 255) for part in parts]))
+        features = ImageFeatures(torch.cat([model.encode_pixels(part.float() / 255, self.vision) for part in parts]))
         if model.head.uses_description and any(text is not None for text in descriptions):
             features.dense, features.dense_mask = model.encode_descriptions(
                 descriptions, batch_size=CPU_TEXTS if on_cpu else 128
