@@ -134,7 +134,7 @@ def score_matrix(
             reproduce published figures.
         backend: "auto", "reference", "factored" or "triton"; `choose_backend` says which and why.
         precision: of the products, "float32", "half" or "bfloat16"; the selection is float32 always. On a GPU with
-            kernels float32 is multiplied as pairs of half-precision numbers; `backend="factored"` multiplies it as it is.
+            kernels float32 is multiplied as pairs of half-precision numbers; `backend="factored"` is strict float32.
         memory: bytes to use beyond inputs and output; None takes a share of the free memory on a GPU (6 GiB where 12
             are free, 1.5 where 3 are) and 512 MiB elsewhere.
         out: (B, T) float32 or float64 tensor to write into, on any device.

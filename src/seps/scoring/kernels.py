@@ -6,7 +6,8 @@ norms    D^T H_k D from the upper blocks of H, without writing D H
 align    (P * D) e, cosines, both maxima, pooling and the top-k MLP, without writing any of them
 
 With `SPLIT` float32 numbers are multiplied as pairs of half-precision numbers (`pairs`): P and the extra token's
-weights come in float32, e and H as two tables each, `hi` and `LOW * lo`. D is zeros and ones, and needs no second table.
+weights come in float32, e and H as two tables each, `hi` and `LOW * lo`. D is zeros and ones, and exact in half
+precision.
 
 Block sizes are arguments, and nothing is autotuned: the same kernels run in Triton's interpreter. What changes from
 block to block is not specialised, so that each kernel is compiled once for a shape.
@@ -237,8 +238,8 @@ def align_kernel(
     """S of `PER` texts (of up to M words, `PER * M <= ROWS`, `PER <= PX`) with one image.
 
     `products` are (T, M, B, Z), `weights` (B, Z, QP), `norms` (B, T, Q), `prefix` (T, M, B, PREFIX) cosines; out is
-    (B, T). With `SPLIT` weights and norms have two halves, (B, Z, 2 QP) and (B, T, 2 Q), and products and prefix cosines
-    come without their `UNSCALE`.
+    (B, T). With `SPLIT` weights and norms have two halves, (B, Z, 2 QP) and (B, T, 2 Q), and products and prefix
+    cosines come without their `UNSCALE`.
     """
     b = tl.program_id(1)
     head = tl.program_id(0) * PER

@@ -1,8 +1,8 @@
 """The fused backend: drives the Triton kernels (`kernels`), which write no tensor per pair but D.
 
 What stays with torch: the cosines of the selection, the word-patch products (the vendor's GEMM beats ours by more than
-the writing costs), prefix cosines, and the description's words. In float32 every product is one of pairs of half-precision
-numbers (`pairs`), the cosines of the selection are so in every precision.
+the writing costs), prefix cosines, and the description's words. In float32 all products are of pairs of half-precision
+numbers (`pairs`); on a GPU the cosines of the selection are so in every precision.
 
 Shapes: B images, T texts, M words, N patches (Z padded), C width, Q merged patches, P prefix tokens.
 """
