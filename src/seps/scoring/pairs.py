@@ -58,5 +58,6 @@ def products(left: Tensor, right: Tensor) -> Tensor:
         except (TypeError, RuntimeError):
             # An older torch: slower, and as exact, also in TF32, which holds every half-precision number.
             return left.float() @ right.float().T
-    # On the CPU edge columns take another order of summation, edge rows do not: the right side are the rows.
-    return (right.float() @ left.float().T).T.contiguous()
+    # On the CPU edge columns take another order of summation, edge rows do not, and a single column has edge rows too.
+    columns = left.float().T if left.shape[0] > 1 else left.float().T.expand(-1, 2)
+    return (right.float() @ columns).T[: left.shape[0]].contiguous()
