@@ -119,9 +119,10 @@ def block_costs(
         # The next images are encoded while these are scored.
         image += 4 * shapes.width * (padded + shapes.description_words)
     if fused:
-        # Patches and words in three parts, and the steps to them.
-        image += 2 * 16 * padded * shapes.width
-        text += 16 * shapes.width * (1 + (shapes.words if dtype == torch.float32 else 0))
+        # Patches and words in three parts. The steps to them, more, are made while no pair is held.
+        paired = dtype == torch.float32
+        image += 8 * padded * shapes.width * paired
+        text += 16 * shapes.width * (1 + shapes.words * paired)
     shared = 2 * 4 * min(SLAB, table)
     smallest = max(_pair_bytes(shapes, size, False, gradient), direct * (3 if gradient else 1))
     pair = _fused_pair_bytes(shapes, size) if fused else _pair_bytes(shapes, size, cuda, gradient)

@@ -60,7 +60,7 @@ def score_rows(
     shapes = shapes_of(net.config, patches, texts, dense)
     least = block_costs(shapes, dtype, cuda=cuda, fused=fused is not None).least
     words = texts.unit_nbytes(fused is not None)
-    kept = words <= memory // 3 and memory - words >= least
+    kept = words <= memory // (2 if cuda else 3) and memory - words >= least
     if kept:
         texts.keep_blocks()
         memory -= words
@@ -81,6 +81,9 @@ def score_rows(
         return
     if isinstance(block, ImageBlock):
         block.check_values(net)
+        lengths = block.dense_lengths
+        # On the device once: a copy for each part would make the host wait.
+        block = replace(block, dense_lengths=None if lengths is None else torch.as_tensor(lengths).to(features.device))
 
     def unchecked(start: int) -> ReadyImages:
         # Reading the values of each part again would make the host wait.
