@@ -22,7 +22,7 @@ from benchmarks.partly_described import measure
 from seps.metrics import recall
 from seps.retrieval.data import load_jsonl
 from seps.retrieval.data.images import decode_all
-from seps.retrieval.eval.evaluate import MEMORY, encode_images
+from seps.retrieval.eval.evaluate import encode_images
 from seps.retrieval.heads import ImageFeatures
 from seps.retrieval.index.bank import BEST, GOOD, STRENGTH, Bank, Calibration, level
 from seps.retrieval.index.codec import image_vectors
@@ -46,11 +46,11 @@ def score_all(name: str, data: Path) -> dict[str, Tensor]:
     for kind, images in zip(KINDS, (ImageFeatures(tokens), described), strict=True):
 
         def one(i: int, texts: object, images: ImageFeatures = images) -> Tensor:
-            return model.score(images.rows(i, i + 1), texts, memory=MEMORY)[0]  # type: ignore[arg-type]
+            return model.score(images.rows(i, i + 1), texts)[0]  # type: ignore[arg-type]
 
         found[f"{kind} bank"] = bank.near_scores(image_vectors(model, images), one)
         for what, texts in (("captions", captions), ("asked", bank.asked), ("nothing", nothing)):
-            found[f"{kind} {what}"] = model.score(images, texts, memory=MEMORY)
+            found[f"{kind} {what}"] = model.score(images, texts)
     return found
 
 

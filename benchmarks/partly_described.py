@@ -23,7 +23,7 @@ from torch import Tensor
 from seps.retrieval.data import RetrievalDataset, load_jsonl
 from seps.retrieval.data.images import decode_all
 from seps.retrieval.demo import gallery_file
-from seps.retrieval.eval.evaluate import MEMORY, encode_images
+from seps.retrieval.eval.evaluate import encode_images
 from seps.retrieval.heads import ImageFeatures
 from seps.retrieval.index.bank import STRENGTH, bank_of, image_levels
 from seps.retrieval.index.codec import model_hash
@@ -71,7 +71,7 @@ def score_matrices(model: RetrievalModel, dataset: RetrievalDataset, *, bank: bo
     if not bank:
         return scores
     own = bank_of(model, model_hash(model))
-    levels = (image_levels(model, images, own, memory=MEMORY)[:, None] for images in (bare, described))
+    levels = (image_levels(model, images, own)[:, None] for images in (bare, described))
     without, full = (some - STRENGTH * level for some, level in zip(scores, levels, strict=True))
     return without, full
 

@@ -15,6 +15,7 @@ from seps.nn.slimming import PatchSlimming
 from seps.registry import OWN
 from seps.retrieval.config import ModelConfig, RunConfig
 from seps.retrieval.heads import Head, ImageFeatures, SlimmingHead, TextFeatures, make_head
+from seps.scoring.blocks import scoring_memory
 
 TextProgress = Callable[[int, int | None], None]
 
@@ -156,8 +157,10 @@ class RetrievalModel(nn.Module):
             words[rows], mask[rows] = features.words, features.mask
         return words, mask
 
-    def score(self, images: ImageFeatures, texts: TextFeatures, *, memory: int = 512 * 2**20) -> Tensor:
+    def score(self, images: ImageFeatures, texts: TextFeatures, *, memory: int | None = None) -> Tensor:
         """Similarities (B, T) float32 of every image with every caption, without gradients."""
+        if memory is None:
+            memory = scoring_memory(images.tokens.device)
         return self.head.score(images, texts, memory=memory)
 
     @property

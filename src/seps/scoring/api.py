@@ -18,13 +18,15 @@ from seps.nn.image_side import ImageSide
 from seps.nn.known import evaluating, say_readable, why_not_fast
 from seps.nn.slimming import PatchSlimming
 from seps.scoring import triton
-from seps.scoring.blocks import score_rows
-from seps.scoring.inputs import ImageBlock, Lengths, PairedTexts, Texts, count_images, make_texts
+from seps.scoring.blocks import SCORING_MEMORY as SCORING_MEMORY
+from seps.scoring.blocks import scoring_memory
+from seps.scoring.engine import score_rows
+from seps.scoring.inputs import ImageBlock, PairedTexts, Texts, count_images, make_texts
+from seps.scoring.lengths import Lengths
 from seps.scoring.terms import product_dtype
 from seps.scoring.train import score_readably
 
 Gallery = Tensor | ImageSide | Iterable[Any]
-SCORING_MEMORY = 512 * 2**20
 
 
 @dataclass(frozen=True)
@@ -75,12 +77,12 @@ def choose_backend(
         return Choice("reference", f"the fast paths do not know this network: {unknown}")
     if backend == "factored":
         return Choice(backend, "asked for")
+    dtype = product_dtype(precision, device)
     obstacle = triton.why_not_triton(
         net,
         device,
         paired=paired,
         masked=masked,
-        dtype=product_dtype(precision, device),
         patches=patches,
         words=words,
     )
@@ -90,7 +92,8 @@ def choose_backend(
         return Choice("triton", "asked for")
     if obstacle is not None:
         return Choice("factored", f"the fused kernels do not apply: {obstacle}")
-    return Choice("triton", f"half precision on {device.type} with kernels for this configuration")
+    how = "float32 as pairs of half-precision numbers" if dtype == torch.float32 else "half precision"
+    return Choice("triton", f"{how} on {device.type} with kernels for this configuration")
 
 
 def score_matrix(
@@ -107,7 +110,7 @@ def score_matrix(
     patch_mask: Tensor | None = None,
     backend: str = "auto",
     precision: str | None = "float32",
-    memory: int = SCORING_MEMORY,
+    memory: int | None = None,
     out: Tensor | None = None,
     topk: int | None = None,
     query: Literal["text", "image"] = "text",
@@ -130,8 +133,10 @@ def score_matrix(
         paired_dense, paired_dense_lengths: the published pairing: dense text t comes with caption t. Leaks; only to
             reproduce published figures.
         backend: "auto", "reference", "factored" or "triton"; `choose_backend` says which and why.
-        precision: of the products, "float32", "half" or "bfloat16"; the selection is float32 always.
-        memory: bytes to use beyond inputs and output.
+        precision: of the products, "float32", "half" or "bfloat16"; the selection is float32 always. On a GPU with
+            kernels float32 is multiplied as pairs of half-precision numbers; `backend="factored"` is strict float32.
+        memory: bytes to use beyond inputs and output; None takes a share of the free memory on a GPU (6 GiB where 12
+            are free, 1.5 where 3 are) and 512 MiB elsewhere.
         out: (B, T) float32 or float64 tensor to write into, on any device.
         topk: return only the best `topk` images per text (`query="text"`) or texts per image (`query="image"`);
             the matrix is never held.
@@ -151,6 +156,7 @@ def score_matrix(
     _check_call(net, img_embs, cap_embs, dense, guides, patch_mask, paired_dense, out, topk, query)
     device = cap_embs.device
     dtype = product_dtype(precision, device)
+    memory = scoring_memory(device) if memory is None else memory
     texts = make_texts(net, cap_embs, cap_lens, paired_dense, paired_dense_lengths, dtype, dense=dense)
     blocks: Iterable[ImageBlock | ImageSide]
     total: int | None = None

@@ -1,16 +1,10 @@
-"""How many images meet how many texts at once, so that a memory budget is kept, and the run over all blocks.
-
-Images are prepared once per block and meet every text. On the CPU each thread takes whole images: the work of one
-image is some two hundred operations, most too small to be shared by cores.
+"""How many images meet how many texts at once, so that a memory budget is kept; `engine` runs over the blocks.
 
 Shapes: B images, T texts; see `factored` for the others.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -18,10 +12,7 @@ from torch import Tensor
 
 from seps.config import SlimmingConfig
 from seps.nn.checks import InputError
-from seps.nn.image_side import ImageSide
-from seps.nn.slimming import PatchSlimming
-from seps.scoring.factored import BlockScorer, DirectScorer, factored_scorer, unsafe_images
-from seps.scoring.inputs import ImageBlock, Texts, count_images, take_images
+from seps.scoring.inputs import Texts
 from seps.scoring.terms import SLAB
 
 _CACHE = 12 * 2**20
@@ -32,7 +23,27 @@ _FEW_IMAGES = 8
 _MOST_TRAINED = 128
 """Images at once in training: a second block would double the launches of a step."""
 
-_log = logging.getLogger(__name__)
+SCORING_MEMORY = 512 * 2**20
+_GIB = 2**30
+_BUDGETS = ((12 * _GIB, 6 * _GIB), (3 * _GIB, 3 * _GIB // 2))
+"""(free bytes, budget) on a GPU: coarse steps, or block sizes, and the last bits of the scores, would change from call
+to call."""
+
+
+def scoring_memory(device: torch.device | str, elsewhere: int = SCORING_MEMORY) -> int:
+    """The budget of a call that names none: a share of the free memory of a GPU, `elsewhere` on a CPU."""
+    device = torch.device(device)
+    if device.type != "cuda":
+        return elsewhere
+    # What torch holds and does not use is free as well: the second call finds what the first left.
+    free = torch.cuda.mem_get_info(device)[0]
+    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return budget_of(free)
+
+
+def budget_of(free: int) -> int:
+    """The share of `free` bytes of a GPU that a call takes."""
+    return next((budget for least, budget in _BUDGETS if free >= least), SCORING_MEMORY)
 
 
 @dataclass(frozen=True)
@@ -104,6 +115,14 @@ def block_costs(
     image = padded * shapes.width * (6 * 4 + size) + made + 4 * 4 * padded * padded
     text = 3 * 4 * (shapes.words + shapes.paired_words) * shapes.width
     direct = 4 * shapes.branches * shapes.merged * (5 * shapes.patches + 3 * shapes.width)
+    if cuda and not gradient:
+        # The next images are encoded while these are scored.
+        image += 4 * shapes.width * (padded + shapes.description_words)
+    if fused:
+        # Patches and words in three parts. The steps to them, more, are made while no pair is held.
+        paired = dtype == torch.float32
+        image += 8 * padded * shapes.width * paired
+        text += 16 * shapes.width * (1 + shapes.words * paired)
     shared = 2 * 4 * min(SLAB, table)
     smallest = max(_pair_bytes(shapes, size, False, gradient), direct * (3 if gradient else 1))
     pair = _fused_pair_bytes(shapes, size) if fused else _pair_bytes(shapes, size, cuda, gradient)
@@ -139,7 +158,8 @@ def _pair_bytes(shapes: Shapes, size: int, cuda: bool, gradient: bool) -> int:
 def _fused_pair_bytes(shapes: Shapes, size: int) -> int:
     """Bytes of one pair with the fused kernels: cosines of the selection, two weights, products, norms, maxima."""
     padded = shapes.patches + 16
-    held = 4 * shapes.patches + 2 * size * padded + 4 * (shapes.merged + 4)
+    norms = shapes.merged * (2 if size == 4 else 1)  # float32 has two tables
+    held = 4 * shapes.patches + 2 * size * padded + 4 * (norms + 4)
     products = size * shapes.words * (padded + shapes.prefix)
     beside = max(shapes.description_words, shapes.merged + 2 if shapes.branches > 1 else 0)
     return (held + max(products, 3 * size * shapes.words * beside)) * 9 // 8
@@ -217,150 +237,3 @@ def make_plan(
     # Blocks of one size: a small last one would cost as many launches as the others.
     count = -(-images // -(-images // count)) if images else count
     return Plan(count, int(max(1, min(texts, many))), costs)
-
-
-def few_texts(texts: int, patches: int, cuda: bool) -> bool:
-    """Whether so few texts come that making H costs more than it saves; the direct form is taken then.
-
-    H takes N N Q values to write, a text about as many multiplications with it, against N Q C without it.
-    """
-    if cuda:
-        return texts < patches // 4
-    saved = 23.0 / patches - 0.025
-    return saved <= 0 or texts < 0.75 / saved
-
-
-MakeScorer = Callable[[ImageSide], BlockScorer]
-
-
-def score_rows(
-    net: PatchSlimming,
-    block: ImageBlock | ImageSide,
-    texts: Texts,
-    patches: int,
-    dtype: torch.dtype,
-    memory: int,
-    fused: MakeScorer | None,
-) -> Iterator[Tensor]:
-    """Rows (b, T) of the images of one block, a few images at a time, within `memory` bytes.
-
-    `fused` makes the scorer of the fused kernels from images; None for the factored form.
-    """
-    features, dense = (
-        (block.images, block.dense) if isinstance(block, ImageBlock) else (block.patches, block.dense_words)
-    )
-    count, cuda = features.shape[0], features.is_cuda
-    shapes = shapes_of(net.config, patches, texts, dense)
-    least = block_costs(shapes, dtype).least
-    kept = texts.unit_nbytes <= memory // 3 and memory - texts.unit_nbytes >= least
-    if kept:
-        texts.keep_blocks()
-        memory -= texts.unit_nbytes
-    threads = 1 if cuda else max(1, min(torch.get_num_threads(), count, memory // least))
-    plan = make_plan(
-        shapes, memory // threads, count, texts.count, dtype=dtype, cuda=cuda, fused=fused is not None, kept=kept
-    )
-    engine, step = Engine(net, texts, plan, dtype, fused), plan.images
-
-    def rows(start: int) -> Tensor:
-        if isinstance(block, ImageBlock):
-            return engine.rows(texts.encode(net, block.part(start, start + step)))
-        return engine.rows(take_images(block, slice(start, start + step)))
-
-    yield from _map_images(rows, range(0, count, step), threads)
-
-
-def _map_images(work: Callable[[int], Tensor], starts: Iterable[int], threads: int) -> Iterator[Tensor]:
-    """`work(start)` for each start, in order, on `threads` threads without gradients."""
-    if threads <= 1:
-        yield from map(work, starts)
-        return
-    before = torch.get_num_threads()
-
-    def alone(start: int) -> Tensor:
-        # Gradient mode and autocast belong to a thread.
-        with torch.no_grad(), torch.autocast("cpu", enabled=False):
-            return work(start)
-
-    try:
-        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            yield from pool.map(alone, starts)
-    finally:
-        torch.set_num_threads(before)
-
-
-class Engine:
-    """Rows of the score matrix for blocks of images; block sizes are halved where the device runs out of memory."""
-
-    def __init__(
-        self, net: PatchSlimming, texts: Texts, plan: Plan, dtype: torch.dtype, fused: MakeScorer | None = None
-    ) -> None:
-        self.net, self.texts, self.plan, self.dtype, self.fused = net, texts, plan, dtype, fused
-        self._warned = False
-
-    def rows(self, side: ImageSide) -> Tensor:
-        """Scores (B, T) float32 of the images with all texts.
-
-        Blocks are written side by side in the order of the sorted texts, and put back once.
-        """
-        out = torch.empty(count_images(side), self.texts.count, device=side.patches.device)
-        start = 0
-        while start < count_images(side):
-            stop = min(start + self.plan.images, count_images(side))
-            try:
-                self._fill(_trim_descriptions(take_images(side, slice(start, stop))), out[start:stop])
-            except torch.OutOfMemoryError:
-                if not self.plan.halve():
-                    raise
-                if not self._warned:
-                    told = "The device ran out of memory; going on with blocks of %d images and %d texts."
-                    _log.warning(told, self.plan.images, self.plan.texts)
-                    self._warned = True
-                torch.cuda.empty_cache()
-                continue
-            start = stop
-        return self.texts.restore(out)
-
-    def _fill(self, side: ImageSide, out: Tensor) -> None:
-        if few_texts(self.texts.count, side.patches.shape[1], side.patches.is_cuda):
-            self._fill_direct(side, out)
-            return
-        unsafe = unsafe_images(self.net, side, self.dtype)
-        if not bool(unsafe.any()):
-            self._fill_safe(side, out)
-            return
-        for fill, flags in ((self._fill_safe, ~unsafe), (self._fill_direct, unsafe)):
-            chosen = torch.nonzero(flags).squeeze(-1)
-            if len(chosen):
-                part = torch.empty(len(chosen), out.shape[1], device=out.device)
-                fill(take_images(side, chosen), part)
-                out[chosen] = part
-
-    def _fill_safe(self, side: ImageSide, out: Tensor) -> None:
-        if self.fused is not None:
-            scorer = self.fused(side)
-        else:
-            scorer = factored_scorer(self.net, side, self.dtype, self.texts.guides)
-        for start, stop in self.texts.runs(self.plan.texts):
-            out[:, start:stop] = scorer.score(self.texts.block(start, stop))
-
-    def _fill_direct(self, side: ImageSide, out: Tensor) -> None:
-        scorer = DirectScorer(self.net, side, torch.float32, self.texts.guides)
-        step = self.plan.direct_texts(count_images(side))
-        for start, stop in self.texts.runs(self.plan.texts):
-            block = self.texts.block(start, stop)
-            for first in range(0, block.count, step):
-                part = block.part(first, first + step)
-                out[:, start + first : start + first + part.count] = scorer.score(part)
-
-
-def _trim_descriptions(side: ImageSide) -> ImageSide:
-    """The same images without the columns of padding that all their descriptions share."""
-    words, mask = side.dense_words, side.dense_mask
-    # Only where the valid words of every description come first.
-    if words is None or mask is None or not bool((mask[:, 1:] <= mask[:, :-1]).all()):
-        return side
-    used = max(1, int(mask.any(dim=0).sum()))
-    trimmed = take_images(side, slice(None))
-    trimmed.dense_words, trimmed.dense_mask = words[:, :used], mask[:, :used]
-    return trimmed

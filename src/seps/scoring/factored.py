@@ -112,6 +112,9 @@ class BlockScorer:
         text_guides: names of the guides that come with a text.
     """
 
+    tensor_cores = False
+    """Whether tensor cores multiply in float32 too, for which the patches are padded."""
+
     def __init__(
         self, net: PatchSlimming, side: ImageSide, dtype: torch.dtype, text_guides: Collection[str] = ("caption",)
     ) -> None:
@@ -122,7 +125,7 @@ class BlockScorer:
         self.unit_patches = patches.detach() / lengths.clamp_min(1e-12)
         largest = lengths.squeeze(-1).amax(dim=-1).clamp_min(1e-30)
         scaled = patches / largest[:, None, None]
-        pad = 0 if dtype == torch.float32 else -patches.shape[1] % 16
+        pad = -patches.shape[1] % (16 if self.tensor_cores or dtype != torch.float32 else 1)
         scaled = F.pad(scaled, (0, 0, 0, pad)) if pad else scaled
         self.branches = present_branches(net, side)
         self.fixed: FixedBranch | None = None
@@ -143,6 +146,12 @@ class BlockScorer:
     def maxima(self, block: TextBlock, group: Group) -> tuple[Tensor, Tensor]:
         """The merged patches' cosines: best of each word (B, T, M), best of each merged patch (B, T, Q)."""
         raise NotImplementedError
+
+    def word_products(self, block: TextBlock, tokens: Tensor) -> Tensor:
+        """Words of every text with tokens (B, K, C) of every image: (T, M, B, K); with the patches P = words V^T."""
+        batch, count, width = tokens.shape
+        flat = block.words.to(tokens.dtype).reshape(-1, width) @ tokens.reshape(-1, width).T
+        return flat.view(block.count, -1, batch, count)
 
     def recompute(self, work: Callable[[], Any]) -> Any:
         """`work()`; a subclass may make it again in the backward pass."""
@@ -231,12 +240,12 @@ class BlockScorer:
         unit = F.normalize(tokens.float(), dim=-1).to(patches.dtype)
         others = torch.bmm(block.words.to(patches.dtype), unit.permute(1, 2, 0)).permute(2, 0, 1)[..., None]
         if self.prefix.shape[1]:
-            others = torch.cat([word_products(block, self.prefix).permute(2, 0, 1, 3), others], dim=-1)
+            others = torch.cat([self.word_products(block, self.prefix).permute(2, 0, 1, 3), others], dim=-1)
         return others.amax(dim=-1).float(), _best_word(others, block.mask).float()
 
     def _align_tokens(self, block: TextBlock, tokens: Tensor, token_mask: Tensor | None) -> Tensor:
         """S (B, T) of every text with tokens (B, K, C) that are of the image alone."""
-        cosines = word_products(block, tokens)
+        cosines = self.word_products(block, tokens)
         lowest = torch.finfo(cosines.dtype).min
         columns = cosines
         if block.mask is not None:
@@ -285,7 +294,7 @@ class FactoredScorer(BlockScorer):
         name, keep = group.only
         keep = self.fit(keep)
         if block.packed is None:
-            products = self.weighted_products(word_products(block, self.patches), name, keep)
+            products = self.weighted_products(self.word_products(block, self.patches), name, keep)
             return _maxima(products, self.squared_norms(name, keep), block.mask)
         products = self._packed_products(block, block.packed, name, keep)
         return _maxima(products, self.squared_norms(name, keep), None)
@@ -332,7 +341,7 @@ class DualScorer(FactoredScorer):
 
     def maxima(self, block: TextBlock, group: Group) -> tuple[Tensor, Tensor]:
         """See `BlockScorer.maxima`."""
-        shared = word_products(block, self.patches)
+        shared = self.word_products(block, self.patches)
         keeps = {name: self.fit(keep) for name, keep in group.keeps.items()}
         products: list[Tensor] = []
         norms: list[Tensor] = []
@@ -374,13 +383,6 @@ def factored_scorer(
     """The factored form for the network's aggregation, and for the branches that the images have."""
     dual = net.config.aggregation == "dual" and len(present_branches(net, side)) == 2
     return (DualScorer if dual else FactoredScorer)(net, side, dtype, text_guides)
-
-
-def word_products(block: TextBlock, tokens: Tensor) -> Tensor:
-    """Words of every text with the tokens (B, K, C) of every image: (T, M, B, K); with the patches P = words V^T."""
-    batch, count, width = tokens.shape
-    flat = block.words.to(tokens.dtype).reshape(-1, width) @ tokens.reshape(-1, width).T
-    return flat.view(block.count, -1, batch, count)
 
 
 def _maxima(products: Tensor, squared_norms: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -9,25 +9,22 @@ Shapes: B images, T texts, M words of the longest in a block, N patches, C width
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from seps.nn.checks import InputError, check_features, check_lengths
+from seps.nn.checks import InputError, check_features, check_lengths, check_patch_mask
 from seps.nn.guidance import masked_mean
 from seps.nn.image_side import ImageSide
 from seps.nn.slimming import PatchSlimming
+from seps.scoring.lengths import Lengths, checked_lengths, cut_by_length
+from seps.scoring.pairs import as_left
 
-Lengths = Tensor | Sequence[int] | None
 T = TypeVar("T")
-
-_SLACK = 1.13
-_MANY = 512
-"""Texts that fill a device on their own: from there on a block holds one length alone."""
 
 
 @dataclass
@@ -64,6 +61,17 @@ class ImageBlock:
             rows = getattr(self, name)
             if rows is not None and rows.shape[:1] != (count,):
                 raise InputError(f"{name} has the shape {tuple(rows.shape)} for {count} images; give one row each.")
+
+    def check_values(self, net: PatchSlimming) -> None:
+        """Raise `InputError` as `PatchSlimming.encode_images` does of each part, for all images at once."""
+        check_features("images", self.images, "images, tokens, width", net.config.embed_size)
+        if self.patch_mask is not None:
+            check_patch_mask(self.patch_mask, self.images[:, net.prefix_count(self.images.shape[1]) :])
+        if self.dense is not None and net.config.dense != "none":
+            check_features("dense", self.dense, "images, words, width", net.config.embed_size)
+            if self.dense_lengths is not None:
+                lengths = torch.as_tensor(self.dense_lengths)
+                check_lengths("dense_lengths", lengths, *self.dense.shape[:2], allow_empty=True)
 
 
 def count_images(side: ImageSide) -> int:
@@ -127,11 +135,19 @@ class TextBlock:
     """(T,) int32 words of each."""
     packed: PackedWords | None = None
     """On the CPU, where texts of several lengths stand in one block, and without gradients."""
+    pairs: dict[str, Tensor] = field(default_factory=dict)
+    """What `paired` has made."""
 
     @property
     def count(self) -> int:
         """T."""
         return self.words.shape[0]
+
+    def paired(self, name: str) -> Tensor:
+        """ "words" (T, M, 3 C) or "mean" (T, 3 C) as the left side of products of pairs, made once."""
+        if name not in self.pairs:
+            self.pairs[name] = as_left(getattr(self, name))
+        return self.pairs[name]
 
     def part(self, start: int, stop: int) -> TextBlock:
         """Texts `start` to `stop` of the block."""
@@ -182,25 +198,6 @@ class PairedBlock(TextBlock):
         return (aligned + net.config.pooled * (means * self.mean).sum(dim=-1))[None]
 
 
-def cut_by_length(ordered: Sequence[int], limit: int, least: int = 64) -> list[tuple[int, int]]:
-    """Cut lengths in rising order into runs (start, stop) of at most `limit` texts and little padding.
-
-    A run of fewer than `least` texts ends at `limit` only: small products cost more than some padding.
-    """
-    runs: list[tuple[int, int]] = []
-    start = 0
-    for position, length in enumerate(ordered):
-        size = position - start
-        longer = _SLACK if size < _MANY else 1.0
-        wasteful = size >= min(least, limit) and length > longer * ordered[start]
-        if size and (size >= limit or wasteful):
-            runs.append((start, position))
-            start = position
-    if len(ordered) > start:
-        runs.append((start, len(ordered)))
-    return runs
-
-
 class Texts:
     """All captions of a call, served in blocks.
 
@@ -219,7 +216,7 @@ class Texts:
     def __init__(
         self, words: Tensor, lengths: Lengths, *, dtype: torch.dtype, products: torch.dtype = torch.float32
     ) -> None:
-        self.words, self.lengths = words, _checked_lengths("cap", words, lengths)
+        self.words, self.lengths = words, checked_lengths("cap", words, lengths)
         self.dtype, self.products = dtype, products
         self._sort(self.lengths)
         self._counts = self._sorted_counts(self.lengths)
@@ -246,11 +243,13 @@ class Texts:
         """Words of the longest caption."""
         return max(self.lengths, default=1)
 
-    @property
-    def unit_nbytes(self) -> int:
-        """Bytes that all normalised words take at once."""
-        copies = 1 if self.words.is_cuda else 2
-        return copies * self.products.itemsize * self.words.shape[-1] * self._word_count()
+    def unit_nbytes(self, fused: bool = False) -> int:
+        """Bytes that all normalised words take at once, for the `fused` kernels with what `TextBlock.paired` makes."""
+        copies, words = 1 if self.words.is_cuda else 2, self._word_count()
+        values = copies * self.products.itemsize * words
+        if fused:
+            values += 6 * (self.count + (words if self.products == torch.float32 else 0))
+        return values * self.words.shape[-1]
 
     def _word_count(self) -> int:
         return sum(self.lengths)
@@ -337,7 +336,7 @@ class PairedTexts(Texts):
                 "pairing needs one each."
             )
         self.descriptions, self.second_branch = descriptions, second_branch
-        self.description_lengths = _checked_lengths("paired_dense", descriptions, description_lengths)
+        self.description_lengths = checked_lengths("paired_dense", descriptions, description_lengths)
         self.longest_description = max(self.description_lengths, default=0)
         if second_branch:  # descriptions cost more than captions there
             self._sort(self.description_lengths)
@@ -387,14 +386,3 @@ def make_texts(
     return PairedTexts(
         words, lengths, paired_dense, paired_dense_lengths, dtype=dtype, products=products, second_branch=branch
     )
-
-
-def _checked_lengths(name: str, words: Tensor, lengths: Lengths) -> list[int]:
-    """Check features and lengths as the network does, a slice at a time, and return the lengths as numbers."""
-    for start in range(0, max(1, words.shape[0]) if words.dim() == 3 else 1, 1024):
-        check_features(f"{name}_embs", words[start : start + 1024], "texts, words, width")
-    if lengths is None:
-        return [words.shape[1]] * words.shape[0]
-    values = torch.as_tensor(lengths).cpu()
-    check_lengths(f"{name}_lens", values, words.shape[0], words.shape[1])
-    return [int(value) for value in values.tolist()]

@@ -5,6 +5,10 @@ table    H_k = diag(e_k) G diag(e_k) of the images alone, once for all texts
 norms    D^T H_k D from the upper blocks of H, without writing D H
 align    (P * D) e, cosines, both maxima, pooling and the top-k MLP, without writing any of them
 
+With `SPLIT` float32 numbers are multiplied as pairs of half-precision numbers (`pairs`): P and the extra token's
+weights come in float32, e and H as two tables each, `hi` and `LOW * lo`. D is zeros and ones, and exact in half
+precision.
+
 Block sizes are arguments, and nothing is autotuned: the same kernels run in Triton's interpreter. What changes from
 block to block is not specialised, so that each kernel is compiled once for a shape.
 
@@ -19,6 +23,25 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from seps.scoring import pairs
+
+_LOW = tl.constexpr(pairs.LOW)
+_UNSCALE = tl.constexpr(pairs.UNSCALE)
+
+
+@triton.jit
+def _order(values):
+    """Float32 numbers as unsigned integers of the same order; -0 must have become +0."""
+    bits = values.to(tl.int32, bitcast=True)
+    return tl.where(bits < 0, ~bits, bits ^ -2147483648).to(tl.uint32, bitcast=True)
+
+
+@triton.jit
+def _halves(values):
+    """`hi` and `LOW * lo` of float32 values, as `pairs.split`."""
+    high = values.to(tl.float16)
+    return high, ((values - high.to(tl.float32)) * _LOW).to(tl.float16)
+
 
 @triton.jit(do_not_specialize=["texts", "images"])
 def select_kernel(
@@ -27,6 +50,7 @@ def select_kernel(
     keep,
     extra,
     weight,
+    scale,
     kept,
     texts,
     images,
@@ -36,14 +60,17 @@ def select_kernel(
     ROWS: tl.constexpr,
     LEARNED: tl.constexpr,
 ):
-    """D and the extra weights of `ROWS` texts with one image: (T, B, N) float32 -> two (T, B, Z)."""
+    """D and the extra weights of `ROWS` texts with one image: (T, B, N) float32 -> two (T, B, Z).
+
+    `scale`, a power of two, times the values is the cosines.
+    """
     t = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     b = tl.program_id(1)
     n = tl.arange(0, NP)
     present = t < texts
     inside = (n < N)[None, :] & present[:, None]
     row = (t.to(tl.int64) * images + b)[:, None]
-    attention = tl.load(cosines + row * N + n[None, :], mask=inside, other=0.0)
+    attention = tl.load(cosines + row * N + n[None, :], mask=inside, other=0.0) * scale
     if LEARNED:
         low = tl.min(tl.where(inside, attention, float("inf")), axis=1)[:, None]
         high = tl.max(tl.where(inside, attention, float("-inf")), axis=1)[:, None]
@@ -53,15 +80,21 @@ def select_kernel(
     base = tl.load(fixed + b * N + n, mask=n < N, other=0.0)[None, :]
     # Adding zero turns -0 into +0, which the integer keys would tell apart.
     scores = base + weight * attention + 0.0
-    bits = scores.to(tl.int32, bitcast=True)
-    key = tl.where(bits < 0, ~bits, bits ^ -2147483648).to(tl.uint32, bitcast=True)
-    key = tl.where(inside, key, 0)
-    least = tl.zeros([ROWS], dtype=tl.uint32)
-    for step in range(32):
-        bit = (tl.full([ROWS], 1, dtype=tl.uint32) << (31 - step)).to(tl.uint32)
-        raised = least | bit
-        count = tl.sum((key >= raised[:, None]).to(tl.int32), axis=1)
-        least = tl.where(count >= kept, raised, least)
+    key = tl.where(inside, _order(scores), 0)
+    # Bisection for the largest key that at least `kept` keys reach. It may end before, where exactly `kept` do: the
+    # same patches are chosen then. Rows of no text are done from the start.
+    lowest = tl.min(tl.where(inside, scores, float("inf")), axis=1)
+    highest = tl.max(tl.where(inside, scores, float("-inf")), axis=1)
+    least = _order(tl.where(present, lowest, 0.0))
+    beyond = _order(tl.where(present, highest, 0.0)) + 1
+    done = ((beyond - least) <= 1) | (present == 0) | (kept >= N)
+    while tl.min(done.to(tl.int32), axis=0) == 0:
+        middle = least + ((beyond - least) >> 1)
+        count = tl.sum((key >= middle[:, None]).to(tl.int32), axis=1)
+        enough = count >= kept
+        least = tl.where(enough & (done == 0), middle, least)
+        beyond = tl.where(enough | done, beyond, middle)
+        done = done | (count == kept) | ((beyond - least) <= 1)
     above = key > least[:, None]
     level = (key == least[:, None]) & inside
     room = kept - tl.sum(above.to(tl.int32), axis=1)
@@ -76,8 +109,11 @@ def select_kernel(
 
 
 @triton.jit
-def table_kernel(gram, weights, table, Q, Z, BI: tl.constexpr, BJ: tl.constexpr):
-    """`e_ik G_ij e_jk` of one image, one k and `BI` patches: (B, Z, Z), (B, Z, Q) float32 -> (B, Z, Q, Z)."""
+def table_kernel(gram, weights, table, Q, Z, BI: tl.constexpr, BJ: tl.constexpr, SPLIT: tl.constexpr):
+    """`e_ik G_ij e_jk` of one image, one k and `BI` patches: (B, Z, Z), (B, Z, Q) float32 -> (B, Z, Q, Z).
+
+    With `SPLIT` the result is (B, Z, 2 Q, Z): `hi` of all k, then `LOW * lo`.
+    """
     i = tl.program_id(0) * BI + tl.arange(0, BI)
     k = tl.program_id(1)
     first = tl.program_id(2).to(tl.int64) * Z
@@ -88,7 +124,14 @@ def table_kernel(gram, weights, table, Q, Z, BI: tl.constexpr, BJ: tl.constexpr)
         g = tl.load(gram + ((first + i) * Z)[:, None] + j[None, :], mask=inside, other=0.0)
         right = tl.load(weights + (first + j) * Q + k, mask=j < Z, other=0.0)
         h = g * right[None, :] * left[:, None]
-        tl.store(table + (((first + i) * Q + k) * Z)[:, None] + j[None, :], h.to(table.dtype.element_ty), mask=inside)
+        if SPLIT:
+            high, low = _halves(h)
+            place = table + (((first + i) * 2 * Q + k) * Z)[:, None] + j[None, :]
+            tl.store(place, high, mask=inside)
+            tl.store(place + Q * Z, low, mask=inside)
+        else:
+            place = table + (((first + i) * Q + k) * Z)[:, None] + j[None, :]
+            tl.store(place, h.to(table.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["texts", "images"])
@@ -104,10 +147,12 @@ def norms_kernel(
     GROUP: tl.constexpr,
     BJ: tl.constexpr,
     BI: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     """`D^T H_k D` for `ROWS` texts, one image and `GROUP` merged patches: (T, B, Z), (B, Z, Q, Z) -> (B, T, Q).
 
-    The table holds the upper blocks of H in steps of `BJ` patches, those off the diagonal doubled.
+    The table holds the upper blocks of H in steps of `BJ` patches, those off the diagonal doubled. `PRECISION` is that
+    of float32 operands.
     """
     t = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     b = tl.program_id(1)
@@ -126,7 +171,7 @@ def norms_kernel(
             i = begin + tl.arange(0, BI)
             a = tl.load(rows + i[None, :], mask=present & (i < Z)[None, :], other=0.0)
             h = tl.load(base + i[:, None] * (Q * Z) + (q * Z + j)[None, :], mask=(i < Z)[:, None] & used, other=0.0)
-            acc += tl.dot(a, h)
+            acc += tl.dot(a, h, input_precision=PRECISION)
         jj = start + tl.arange(0, BJ)
         right = tl.load(rows + jj[None, :], mask=present & (jj < Z)[None, :], other=0.0).to(tl.float32)
         total += tl.sum(tl.reshape(acc, (ROWS, GROUP, BJ)) * right[:, None, :], axis=2)
@@ -188,10 +233,13 @@ def align_kernel(
     TOP: tl.constexpr,
     HP: tl.constexpr,
     LEAKY: tl.constexpr,
+    SPLIT: tl.constexpr,
 ):
     """S of `PER` texts (of up to M words, `PER * M <= ROWS`, `PER <= PX`) with one image.
 
-    `products` are (T, M, B, Z), `weights` (B, Z, QP), `prefix` (T, M, B, PREFIX) cosines; out is (B, T).
+    `products` are (T, M, B, Z), `weights` (B, Z, QP), `norms` (B, T, Q), `prefix` (T, M, B, PREFIX) cosines; out is
+    (B, T). With `SPLIT` weights and norms have two halves, (B, Z, 2 QP) and (B, T, 2 Q), and products and prefix
+    cosines come without their `UNSCALE`.
     """
     b = tl.program_id(1)
     head = tl.program_id(0) * PER
@@ -208,29 +256,54 @@ def align_kernel(
     p_rows = products + ((line * images + b) * Z)[:, None]
     d_rows = keep + ((t.to(tl.int64) * images + b) * Z)[:, None]
     x_rows = extra + (((head + own).to(tl.int64) * images + b) * Z)[None, :]
-    e_rows = weights + b.to(tl.int64) * Z * QP
+    e_width = QP * 2 if SPLIT else QP
+    e_rows = weights + b.to(tl.int64) * Z * e_width
     sums = tl.zeros([ROWS, QP], dtype=tl.float32)
     rests = tl.zeros([ROWS, PX], dtype=tl.float32)
+    low_sums = tl.zeros([ROWS, QP if SPLIT else 1], dtype=tl.float32)
+    low_rests = tl.zeros([ROWS, PX if SPLIT else 1], dtype=tl.float32)
     for start in range(0, Z, BN):
         n = start + tl.arange(0, BN)
         seen = present[:, None] & (n < Z)[None, :]
         p = tl.load(p_rows + n[None, :], mask=seen, other=0.0)
         d = tl.load(d_rows + n[None, :], mask=seen, other=0.0)
         x = tl.load(x_rows + n[:, None], mask=shown[None, :] & (n < Z)[:, None], other=0.0)
-        e = tl.load(e_rows + (n * QP)[:, None] + q[None, :], mask=(n < Z)[:, None], other=0.0)
+        e = tl.load(e_rows + (n * e_width)[:, None] + q[None, :], mask=(n < Z)[:, None], other=0.0)
         # D is zeros and ones: the product is exact in half precision.
-        sums += tl.dot(p * d, e)
         # Every word meets the extra tokens of all texts here, and keeps its own below.
-        rests += tl.dot(p, x)
+        if SPLIT:
+            p_high, p_low = _halves(p)
+            x_high, x_low = _halves(x)
+            e_low = tl.load(e_rows + (n * e_width + QP)[:, None] + q[None, :], mask=(n < Z)[:, None], other=0.0)
+            kept_high = p_high * d
+            sums += tl.dot(kept_high, e)
+            low_sums += tl.dot(kept_high, e_low)
+            low_sums += tl.dot(p_low * d, e)
+            rests += tl.dot(p_high, x_high)
+            low_rests += tl.dot(p_high, x_low)
+            low_rests += tl.dot(p_low, x_high)
+        else:
+            sums += tl.dot(p * d, e)
+            rests += tl.dot(p, x)
+    if SPLIT:
+        sums = (sums + low_sums / _LOW) * _UNSCALE
+        rests = (rests + low_rests / _LOW) * _UNSCALE
     rest = tl.sum(tl.where(local[:, None] == own[None, :], rests, 0.0), axis=1)
     place = (b.to(tl.int64) * texts + t)[:, None]
-    norm = tl.load(norms + place * Q + q[None, :], mask=present[:, None] & (q < Q)[None, :], other=1.0)
+    merged = present[:, None] & (q < Q)[None, :]
+    if SPLIT:
+        norm = tl.load(norms + place * 2 * Q + q[None, :], mask=merged, other=1.0)
+        norm += tl.load(norms + place * 2 * Q + (Q + q)[None, :], mask=merged, other=0.0) / _LOW
+    else:
+        norm = tl.load(norms + place * Q + q[None, :], mask=merged, other=1.0)
     cosine = tl.where(norm > 1e-36, sums * tl.rsqrt(tl.maximum(norm, 1e-36)), 0.0)
     norm = tl.load(extra_norms + b.to(tl.int64) * texts + t, mask=present, other=1.0)
     rest = tl.where(norm > 1e-36, rest * tl.rsqrt(tl.maximum(norm, 1e-36)), 0.0)
     cosine = tl.where((q == Q)[None, :], rest[:, None], cosine)
     for p in tl.static_range(PREFIX):
         value = tl.load(prefix + (line * images + b) * PREFIX + p, mask=present, other=0.0).to(tl.float32)
+        if SPLIT:
+            value *= _UNSCALE
         cosine = tl.where((q == Q + 1 + p)[None, :], value[:, None], cosine)
     count = Q + 1 + PREFIX
     cosine = tl.where((q < count)[None, :], _leaky(cosine, LEAKY), -1e30)

@@ -25,7 +25,6 @@ from seps.scoring.blocks import Plan, make_plan, shapes_of
 from seps.scoring.factored import DirectScorer, FactoredScorer, Group, factored_scorer, unsafe_images
 from seps.scoring.inputs import (
     ImageBlock,
-    Lengths,
     PairedTexts,
     TextBlock,
     Texts,
@@ -35,6 +34,7 @@ from seps.scoring.inputs import (
     split_images,
     take_images,
 )
+from seps.scoring.lengths import Lengths
 from seps.scoring.terms import merged_maxima, product_dtype
 
 TRAINING_MEMORY = 5 * 2**29

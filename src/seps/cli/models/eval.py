@@ -62,7 +62,9 @@ def add_options(parser: Parser) -> None:
         help="correct the scores by background queries, as seps search does; off for figures that others compare with",
     )
     parser.add_argument("--folds", type=positive, default=1, help="average over that many parts (COCO 1K: 5)")
-    parser.add_argument("--memory", type=positive, default=512, help="MiB the scorer may use (default: 512)")
+    parser.add_argument(
+        "--memory", type=positive, help="MiB the scorer may use (default: 512; on a GPU a share of its free memory)"
+    )
     add_plugins(parser)
     parser.add_argument("--strict", action="store_true", help="stop at a faulty image instead of leaving it out")
     parser.add_argument("--device", type=device, help="cpu, cuda, ...; default: a GPU if there is one")
@@ -107,7 +109,7 @@ def run(options: argparse.Namespace) -> int:
             folds=options.folds,
             keep_words=options.words,
             bank=options.bank,
-            memory=options.memory * 2**20,
+            memory=None if options.memory is None else options.memory * 2**20,
             lexical=options.lexical,
             progress=progress,
         )

@@ -22,8 +22,8 @@ from seps.retrieval.index.lexical import InMemory, matches
 from seps.retrieval.index.zeroshot import ZeroShotModel, nat_of
 from seps.retrieval.model import RetrievalModel
 from seps.scoring import score_matrix
+from seps.scoring.blocks import scoring_memory
 
-MEMORY = 512 * 2**20
 StageProgress = Callable[[str, int, int | None], None]
 """Called with what is encoded, how many are done, and of how many."""
 
@@ -153,7 +153,7 @@ def score_dataset(
     pixels: Tensor | None = None,
     keep_words: int | None = None,
     bank: bool = False,
-    memory: int = MEMORY,
+    memory: int | None = None,
     progress: StageProgress | None = None,
 ) -> Tensor:
     """Similarities (images, captions) with what the view lets each side see.
@@ -191,7 +191,7 @@ def _bank(model: RetrievalModel) -> Bank:
 
 
 def _score_leaky(
-    model: RetrievalModel, images: ImageFeatures, texts: TextFeatures, query_descriptions: list[str], memory: int
+    model: RetrievalModel, images: ImageFeatures, texts: TextFeatures, query_descriptions: list[str], memory: int | None
 ) -> Tensor:
     """Query-side descriptions: description t comes with caption t. Each distinct text is encoded once."""
     if not isinstance(model.head, SlimmingHead) or not model.head.uses_description:
@@ -206,6 +206,7 @@ def _score_leaky(
     scores = []
     # The paired texts of a block of captions are spread out at a time: all of them at once would not fit.
     per_text = features.words.shape[1] * features.words.shape[2] * 4
+    memory = scoring_memory(model.device) if memory is None else memory
     step = max(16, memory // 4 // per_text)
     for start in range(0, len(rows), step):
         chosen = rows[start : start + step]
@@ -234,7 +235,7 @@ def evaluate(
     pixels: Tensor | None = None,
     keep_words: int | None = None,
     bank: bool = False,
-    memory: int = MEMORY,
+    memory: int | None = None,
     lexical: bool = False,
     progress: StageProgress | None = None,
 ) -> EvaluationReport:

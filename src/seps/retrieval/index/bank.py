@@ -118,7 +118,7 @@ def level(scores_BT: Tensor, best: int = BEST) -> Tensor:
 
 
 @torch.no_grad()
-def image_levels(model: RetrievalModel, images: ImageFeatures, bank: Bank, *, memory: int) -> Tensor:
+def image_levels(model: RetrievalModel, images: ImageFeatures, bank: Bank, *, memory: int | None = None) -> Tensor:
     """(B,) levels of images that are in no store."""
     return level(
         bank.near_scores(

@@ -34,6 +34,7 @@ from seps.retrieval.config import StoredPrecision
 from seps.retrieval.heads import ImageFeatures, SlimmingHead, TextFeatures
 from seps.retrieval.model import RetrievalModel
 from seps.scoring import score_state
+from seps.scoring.blocks import scoring_memory
 
 if TYPE_CHECKING:
     from seps.retrieval.index.rows import Columns, StoreSettings
@@ -254,14 +255,15 @@ class StoredScorer:
     @torch.no_grad()
     def score(self, images: StoredImages, texts: TextFeatures) -> Tensor:
         """(B, T) similarities."""
+        memory = scoring_memory(images.features.tokens.device, SCORING_MEMORY)
         if self.net is None:
-            return self.model.score(images.features, texts, memory=SCORING_MEMORY)
+            return self.model.score(images.features, texts, memory=memory)
         if len(texts.words) == 1 and why_not_fast(self.net) is None:
             # `score_state` prepares for many captions; for a single one `score_text` is several times faster.
             length = int(texts.mask[0].sum())
             with evaluating(self.net):
                 return self.net.score_text(self.side(images), texts.words[0, :length]).similarity[:, None]
-        scores = score_state(self.net, self.side(images), texts.words, texts.lengths, memory=SCORING_MEMORY)
+        scores = score_state(self.net, self.side(images), texts.words, texts.lengths, memory=memory)
         return cast(Tensor, scores)  # not the best alone
 
 
