@@ -145,9 +145,9 @@ class TritonScorer(BlockScorer):
         self.columns = max(16, _power(self.merged + 1 + side.prefix.shape[1]))
         weights = F.pad(weights, (0, self.columns - self.merged))
         self.weights = torch.cat(pairs.split(weights), dim=-1) if self.split else weights.to(dtype).contiguous()
-        # (B N, 3 C), (B, Z, 3 C), (B, P, 3 C): right sides of products of pairs. Halves on a CPU, which only tests
-        # have, select by strict float32.
-        by_pairs = self.split or scaled.is_cuda
+        # (B N, 3 C), (B, Z, 3 C), (B, P, 3 C): right sides of products of pairs. Float32 selects by strict float32: 22
+        # bits would keep another patch in ten times as many pairs.
+        by_pairs = scaled.is_cuda and not self.split
         self.unit_pairs = pairs.as_right(self.unit_patches).flatten(0, 1) if by_pairs else None
         if self.split:
             self.patch_pairs = pairs.as_right(scaled)
