@@ -79,6 +79,16 @@ def default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+def date(text: str) -> int:
+    """A date like 2024-05-31, as nanoseconds since 1970."""
+    from seps.retrieval.data.dates import nanoseconds
+
+    try:
+        return nanoseconds(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def input_file(text: str) -> str:
     """A file that is there and may be read."""
     path = Path(text)

@@ -114,7 +114,7 @@ def _expression(pattern: str) -> str:
         if rest.startswith("**/") and (not place or pattern[place - 1] == "/"):
             parts.append("(?:.*/)?")
             place += 3
-        elif rest == "**" and place and pattern[place - 1] == "/":
+        elif rest == "**" and (not place or pattern[place - 1] == "/"):
             parts.append(".+")
             place += 2
         elif rest[0] == "*":
