@@ -72,8 +72,8 @@ class Watch:
             now = self.look()
             if now.away:
                 fault = f"{', '.join(now.away)} is not there. Is the disk mounted? What the store holds of it stays."
-            changed = now != self.seen
-            if changed and now.folders:
+            changed = now != self.seen and bool(now.folders)
+            if changed:
                 self.update()
             self.seen = now
         except (DataError, StoreError) as error:

@@ -22,6 +22,7 @@ from seps.cli.shared.argtypes import (
     output_file,
     output_folder,
     positive,
+    store_place,
 )
 from seps.cli.shared.indexing import tell_left_out
 from seps.cli.shared.parser import Parser, add_plugins
@@ -78,7 +79,9 @@ def add_options(parser: Parser) -> None:
     )
     parser.add_argument("--no-update", action="store_true", help="search what is indexed, without looking for changes")
     parser.add_argument("--prune", action="store_true", help="let many pictures go, if their files are gone on purpose")
-    parser.add_argument("--store", help="store to use (default: one per folder and model, in your data folder)")
+    parser.add_argument(
+        "--store", type=store_place, help="store to use (default: one per folder and model, in your data folder)"
+    )
     parser.add_argument("--model", default="mini", help="as for seps index (default: mini)")
     add_plugins(parser)
     parser.add_argument("--device", type=device, help="cpu, cuda, ...; default: a GPU if there is one, for indexing")
@@ -122,11 +125,11 @@ def _place(options: argparse.Namespace, folder: str | None) -> tuple[str, list[s
     """The store, and the folders to index; none: all of the store."""
     from seps.library.places import data_folder, default_store
 
+    if folder is not None and not os.path.isdir(folder):
+        raise ValueError(f"There is no folder {folder}. Name the folder that holds the pictures.")
     if options.store is not None:
         return options.store, [] if folder is None else [folder]
     folder = "." if folder is None else folder
-    if not os.path.isdir(folder):
-        raise ValueError(f"There is no folder {folder}. Name the folder that holds the pictures.")
     data = data_folder(os.environ, sys.platform, Path.home())
     return str(default_store(data, folder, options.model)), [folder]
 
@@ -156,9 +159,7 @@ def _update(options: argparse.Namespace, store: str, folders: Sequence[str]) -> 
     if report is not None:
         _tell(report)
         return None
-    if known is None:
-        say(f"Indexing {', '.join(folders) or store} for the first time, into {store}.")
-    else:  # as the store is
+    if known is not None:  # as the store is
         wanted = IndexOptions(
             known.precision,
             known.keep_patches,
@@ -169,6 +170,8 @@ def _update(options: argparse.Namespace, store: str, folders: Sequence[str]) -> 
         )
     name = options.model if known is None or options.store is None else known.model
     model = load_search_model(name, device=options.device or default_device(), plugins=options.plugin)
+    if known is None:
+        say(f"Indexing {', '.join(folders)} for the first time, into {store}.")
     try:
         with count_progress("indexing", "images") as progress:
             _tell(index_folder(folders, store, model, name, options=wanted, progress=progress))

@@ -153,6 +153,11 @@ def output_folder(text: str) -> str:
     return text
 
 
+def store_place(text: str) -> str:
+    """As `output_folder`, or the address of object storage."""
+    return text if "://" in text else output_folder(text)
+
+
 def _first_existing(path: Path) -> Path:
     """`path`, or the nearest folder above it that exists."""
     above = path.absolute()
