@@ -154,6 +154,12 @@ def test_an_ignore_file_that_ignores_everything_loses_nothing(
     assert found_by(store) == everything
 
 
+def test_descriptions_of_what_is_excluded_are_no_fault(tmp_path: Path) -> None:
+    folder = gallery(tmp_path / "g", 6, described=6)
+    report = index(folder, tmp_path / "s", exclude=("sub/",), strict=True)
+    assert (report.new, report.described, report.description_problems) == (3, 3, [])
+
+
 def test_a_new_store_of_a_folder_that_is_all_excluded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = gallery(tmp_path / "g", 2)
     call = ["index", str(folder), "--store", str(tmp_path / "s"), "--model", model_folder(), "--exclude", "*.jpg"]

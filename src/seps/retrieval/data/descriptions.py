@@ -117,13 +117,14 @@ class Descriptions:
                     return known
         return None
 
-    def unused(self, images: Iterable[Found]) -> list[Problem]:
-        """The lines whose image is none of these."""
+    def unused(self, gallery: Gallery) -> list[Problem]:
+        """The lines whose image is not in the folder; one that is left out on purpose is no fault."""
+        images = gallery.images
         used = {self._place(image, self._texts) for image in images}
         return [
             Problem(where, f"there is no picture {shown(place[1])} in the folder")
             for place, (_, where) in self._texts.items()
-            if place not in used
+            if place not in used and not gallery.is_left_out(place[0] or place[1])
         ]
 
 
@@ -171,7 +172,7 @@ def unusable(
 
     A line of a `named` file, which all of them read, is of use where any of the folders has its picture.
     """
-    found = [[*text.problems, *text.unused(gallery.images)] for gallery, text in zip(galleries, texts, strict=True)]
+    found = [[*text.problems, *text.unused(gallery)] for gallery, text in zip(galleries, texts, strict=True)]
     names = {shown(Path(file).name) for file in named}
     return [
         problem
