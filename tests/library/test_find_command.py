@@ -86,6 +86,41 @@ def test_nothing_new_opens_no_model_for_pictures(folder: Path, monkeypatch: pyte
     assert loaded == ["index"]
 
 
+def test_a_damaged_file_is_read_once(
+    folder: Path, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else every search of a folder with one such file would open the model, and calibrate again."""
+    (folder / "bad.jpg").write_bytes(b"no picture")
+    calls: list[str] = []
+    real = zeroshot.load_search_model
+    monkeypatch.setattr(zeroshot, "load_search_model", lambda name, **more: calls.append("load") or real(name, **more))
+    for _ in range(3):
+        assert find("a dog", folder, "--paths") == 0
+    assert calls == ["load"]
+    told = capsys.readouterr().err
+    assert told.count("bad.jpg") == 3  # it is named every time
+    assert index(folder, default_store(data, folder, model_folder())).problems  # seps index tries again
+    paint(folder / "bad.jpg", 77)
+    assert find("a dog", folder, "--paths") == 0
+    assert str(folder / "bad.jpg") in capsys.readouterr().out and calls == ["load", "load"]
+    (folder / "p00.jpg").write_bytes(b"damaged later")  # the store keeps what it knew of it
+    for _ in range(2):
+        assert find("a dog", folder, "--paths") == 0
+    assert len(calls) == 3 and str(folder / "p00.jpg") in capsys.readouterr().out
+
+
+def test_a_store_of_another_model_says_what_to_do(
+    folder: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = default_store(data, folder, "mini")
+    index(folder, store)  # as if another release had shipped other weights under this name
+    assert main(["find", "a dog", str(folder), "--model", "mini"]) == 2
+    said = capsys.readouterr().err
+    assert "another model" in said or "weights are not those" in said
+    assert f"delete {store}" in said and len(Store.open(store)) == 6
+    assert main(["find", "a dog", str(folder), "--store", str(store), "--model", "mini"]) == 2  # named, so it counts
+
+
 def test_the_current_folder_is_the_default(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -90,6 +90,29 @@ def test_pictures_of_one_name_in_both_folders_are_two(tmp_path: Path) -> None:
     assert find_image(searcher.store, str(b / "p00.jpg")) != find_image(searcher.store, str(a / "p00.jpg"))
 
 
+def test_folders_of_a_store_are_named_as_filters_take_them(tmp_path: Path) -> None:
+    _, b, store = two(tmp_path)
+    searcher = Searcher(store, model_folder())
+    assert searcher.store.folders() == [str(b), "sub"]
+    for folder in searcher.store.folders():
+        assert searcher.search("a dog", filters=Filters(folder=folder))
+    remove_root(store, str(b))
+    assert Store.open(store).folders() == ["sub"]
+
+
+def test_a_service_goes_on_when_folders_join_and_pictures_are_excluded(tmp_path: Path) -> None:
+    from seps.serve.service import _made_by
+
+    a, b, store = gallery(tmp_path / "a", 2), tmp_path / "b", tmp_path / "s"
+    index([a], store)
+    before = _made_by(Store.open(store))
+    paint(b / "x.jpg", 70)
+    (b / "bad.jpg").write_bytes(b"no picture")
+    index([a, b], store)
+    remove_root(store, str(b))
+    assert _made_by(Store.open(store)) == before
+
+
 def test_a_store_of_one_folder_is_what_it_was(tmp_path: Path) -> None:
     folder = gallery(tmp_path / "g", 2)
     index([folder], tmp_path / "s")

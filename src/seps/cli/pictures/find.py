@@ -82,7 +82,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "--store", type=store_place, help="store to use (default: one per folder and model, in your data folder)"
     )
-    parser.add_argument("--model", default="mini", help="as for seps index (default: mini)")
+    parser.add_argument("--model", help="as for seps index (default: mini, or the one of --store)")
     add_plugins(parser)
     parser.add_argument("--device", type=device, help="cpu, cuda, ...; default: a GPU if there is one, for indexing")
 
@@ -95,6 +95,7 @@ def run(options: argparse.Namespace) -> int:
     from seps.library.query import search_terms, terms_of
     from seps.library.results import check_page, with_sources
     from seps.plugins import load_plugins
+    from seps.retrieval.index.rows import OtherModelError, StoreError
     from seps.retrieval.index.search import Filters, Searcher
 
     terms = terms_of(query, options.image, options.minus_image)
@@ -103,8 +104,13 @@ def run(options: argparse.Namespace) -> int:
         check_page(Path(options.html))
     _check_copies(options.copy_to, folders)
     load_plugins(options.plugin)
-    model = None if options.no_update else _update(options, store, folders)
-    searcher = Searcher(store, model, device="cpu" if model is None else model.device)
+    try:
+        model = None if options.no_update else _update(options, store, folders)
+        searcher = Searcher(store, options.model if model is None else model, device=model.device if model else "cpu")
+    except OtherModelError as error:
+        if options.store is not None:
+            raise
+        raise StoreError(f"{error} To have seps find make its store of this folder anew, delete {store}.") from error
     hits = search_terms(
         searcher,
         terms,
@@ -131,7 +137,7 @@ def _place(options: argparse.Namespace, folder: str | None) -> tuple[str, list[s
         return options.store, [] if folder is None else [folder]
     folder = "." if folder is None else folder
     data = data_folder(os.environ, sys.platform, Path.home())
-    return str(default_store(data, folder, options.model)), [folder]
+    return str(default_store(data, folder, options.model or "mini")), [folder]
 
 
 def _check_copies(copies: str | None, folders: Sequence[str]) -> None:
@@ -168,7 +174,7 @@ def _update(options: argparse.Namespace, store: str, folders: Sequence[str]) -> 
             bank=bool(known.bank),
             exclude=wanted.exclude,
         )
-    name = options.model if known is None or options.store is None else known.model
+    name = options.model or ("mini" if known is None else known.model)
     model = load_search_model(name, device=options.device or default_device(), plugins=options.plugin)
     if known is None:
         say(f"Indexing {', '.join(folders)} for the first time, into {store}.")

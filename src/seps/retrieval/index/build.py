@@ -24,6 +24,7 @@ from seps.retrieval.index.opening import (
     Root,
     missing_from,
     open_store,
+    remember_unreadable,
     roots_to_read,
     rows_of,
     settings_at,
@@ -36,6 +37,7 @@ from seps.retrieval.model import RetrievalModel
 __all__ = ["IndexOptions", "IndexReport", "index_folder", "up_to_date"]
 
 COMMIT_ROWS, COMMIT_SECONDS = 512, 15.0
+BAD_BEFORE = "it could not be read before, and has not changed since; seps index tries again"
 Folders = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
@@ -64,6 +66,8 @@ class IndexReport:
     """Rows of these folders that are kept and not found, because their places are left out."""
     away: list[str] = field(default_factory=list)
     """Folders of the store that are not there; their pictures stay."""
+    unreadable: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Size and time of pictures that could not be read, by id."""
     seconds: float = 0.0
     decoding: float = 0.0
     encoding: float = 0.0
@@ -118,11 +122,13 @@ def index_folder(
         _Indexer(store, model, options, known, report).run(work, progress)
         store.delete(gone)
         report.deleted += len(gone)
+        remember_unreadable(store, survey.galleries, report.unreadable)
         if excluded or store.settings.excluded:
             store.put_excluded(excluded)
         shown_rows = len(store) - store.settings.excluded
         if store.settings.bank and isinstance(model, RetrievalModel) and shown_rows:
-            bring_up_to_date(store, model, changed=bool(work or gone or excluded))
+            changed = bool(len(work) > len(report.unreadable) or gone or excluded)
+            bring_up_to_date(store, model, changed=changed)
         store.tidy(always=bool(excluded))  # what is changed leaves a copy of its rows behind
     report.seconds = time.monotonic() - start
     report.own = time.process_time() - cpu
@@ -151,8 +157,10 @@ def up_to_date(
         return None
     store = Store.open(location)
     work, gone, excluded = survey.compare(store.known(), settings, FolderGuides(), set())
-    if work or gone or excluded or (settings.bank and store.without_level()):
+    bad = [item for item in work if settings.unreadable.get(item.found.id) == (item.found.size, item.found.mtime)]
+    if len(work) > len(bad) or gone or excluded or (settings.bank and store.without_level()):
         return None
+    survey.report.problems += [Problem(str(item.found), BAD_BEFORE) for item in bad]
     survey.report.older_pixels = settings.pixels != "model"
     return survey.report
 
@@ -316,6 +324,7 @@ class _Indexer:
                 stays = " The store keeps what it knew of it." if work.known else ""
                 self.report.problems.append(Problem(str(work.found), outcome + stays))
                 self.report.kept += work.known is not None
+                self.report.unreadable[work.found.id] = (work.found.size, work.found.mtime)
                 continue
             same = None if outcome.state is not None else rows.get(_content(work, outcome.picture))
             if same is not None and same.dense is not None and work.description is None:

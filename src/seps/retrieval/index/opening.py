@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +27,7 @@ from seps.retrieval.index.rows import (
     SEVERAL_ROOTS,
     IndexedFile,
     MissingStoreError,
+    OtherModelError,
     StoreError,
     StoreSettings,
 )
@@ -34,6 +35,9 @@ from seps.retrieval.index.store import Store, writer_lock
 from seps.retrieval.index.zeroshot import ZeroShotModel, other_words
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import EMBEDDED
+
+MOST_UNREADABLE = 10_000
+"""Files that could not be read that a store remembers."""
 
 
 @dataclass(frozen=True)
@@ -281,6 +285,16 @@ def _with_roots(settings: StoreSettings, roots: Sequence[Root]) -> StoreSettings
     return replace(settings, root=first, more_roots=more, removed_roots=removed, format=number)
 
 
+def remember_unreadable(store: Store, galleries: Sequence[Gallery], failed: Mapping[str, tuple[int, int]]) -> None:
+    """Keep which files could not be read, so that a search need not read them again to know that nothing is new."""
+    before = store.settings.unreadable
+    seen = {found.id for gallery in galleries for found in gallery.images}
+    others = before if len(galleries) < len(store.settings.roots) else {}
+    now = {**{name: facts for name, facts in others.items() if name not in seen}, **failed}
+    if now != before:
+        store.set_settings(replace(store.settings, unreadable=dict(list(now.items())[:MOST_UNREADABLE])))
+
+
 def _dates(rows: Iterable[IndexedFile], settings: StoreSettings) -> dict[str, int]:
     """When the photos of a store of a former release were taken, by id."""
     rows = list(rows)
@@ -330,12 +344,12 @@ def remove_root(location: str | os.PathLike[str], folder: str, *, prune: bool = 
 def _check_same(store: Store, wanted: StoreSettings) -> None:
     have = store.settings
     if have.model_hash != wanted.model_hash:
-        raise StoreError(
+        raise OtherModelError(
             f"The store {store.location} was made with another model ({have.model}, {have.model_hash[:8]}) than "
             f"{wanted.model} ({wanted.model_hash[:8]}): their states do not mix. Use that model or another store."
         )
     if have.words_hash != wanted.words_hash:
-        raise StoreError(other_words(store.location))
+        raise OtherModelError(other_words(store.location))
     if _kept(have) != _kept(wanted):
         raise StoreError(
             f"The store {store.location} keeps {_kept(have)}, not {_kept(wanted)}. Leave these options as they were, "

@@ -32,6 +32,10 @@ class StoreError(ValueError):
     """A store that cannot be opened, read or written; the message says why and what to do."""
 
 
+class OtherModelError(StoreError):
+    """A store that was made with other weights."""
+
+
 class MissingStoreError(StoreError):
     """There is no store, or nothing in its place that can be read as one."""
 
@@ -77,6 +81,8 @@ class StoreSettings:
     """There are columns `taken` and `excluded`; a store of a former release has none until it is indexed again."""
     excluded: int = 0
     """Rows that are excluded."""
+    unreadable: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Size and time of files that could not be read, by id: to know that nothing is new, without reading them again."""
 
     @property
     def roots(self) -> tuple[str, ...]:
@@ -123,6 +129,7 @@ class StoreSettings:
                 values = {name: value for name, value in values.items() if name in known}
                 rows, columns = map(int, values["grid"])
                 values |= {name: tuple(values.get(name, ())) for name in ("more_roots", "removed_roots")}
+                values["unreadable"] = {name: tuple(facts) for name, facts in values.get("unreadable", {}).items()}
                 settings = cls(**{"pixels": "resize", **values, "grid": (rows, columns)})
                 settings._check()
                 return settings

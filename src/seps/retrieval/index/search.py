@@ -23,7 +23,7 @@ from seps.retrieval.index.bank import GOOD, NO_BANK, Calibration, background
 from seps.retrieval.index.codec import StoredScorer, image_vectors, model_hash, restore, text_vectors, unpack_padded
 from seps.retrieval.index.embedding import computing_threads
 from seps.retrieval.index.lexical import Matches
-from seps.retrieval.index.rows import Columns, Filters, StoreError
+from seps.retrieval.index.rows import Columns, Filters, OtherModelError, StoreError
 from seps.retrieval.index.store import Store
 from seps.retrieval.index.zeroshot import Query, ZeroShotModel, load_search_model, nat_of, other_words
 from seps.retrieval.model import RetrievalModel
@@ -131,12 +131,12 @@ class Searcher:
         self.model.eval()
         digest = self.model.embedder.digest() if isinstance(self.model, ZeroShotModel) else model_hash(self.model)
         if digest != settings.model_hash:
-            raise StoreError(
+            raise OtherModelError(
                 f"The store {self.store.location} was made with {settings.model} ({settings.model_hash[:8]}), whose "
                 "weights are not those of the model that came. Use that model, or index again into another store."
             )
         if isinstance(self.model, ZeroShotModel) and model_hash(self.model.describer) != settings.words_hash:
-            raise StoreError(other_words(self.store.location))
+            raise OtherModelError(other_words(self.store.location))
         self.scorer = None if isinstance(self.model, ZeroShotModel) else StoredScorer(self.model, settings)
         # One query already uses every core; more than two at a time only use memory.
         self._running = threading.BoundedSemaphore(2)

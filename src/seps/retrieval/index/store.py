@@ -250,13 +250,13 @@ class Store:
                 self._refresh()
 
     def folders(self) -> list[str]:
-        """Folders and shards at the top of the indexed folder that hold images, sorted."""
+        """Folders and shards at the top of the indexed folder that hold images, and further folders, sorted."""
         found = set()
-        for some in self.scan(["path", "member"], batch_size=8192):
+        for some in self.scan(["path", "member"], Filters(dated=self.settings.dated, all_rows=False), 8192):
             for row in some.rows():
                 top, below, _ = row["path"].partition("/")
                 if below or row["member"] is not None:
-                    found.add(top)
+                    found.add(self.settings.base_of(row["path"]) or top)
         return sorted(found)
 
     def set_settings(self, settings: StoreSettings) -> None:
