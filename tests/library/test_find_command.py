@@ -306,6 +306,9 @@ def test_a_store_of_several_folders_as_it_is(tmp_path: Path, capsys: pytest.Capt
     assert call("find", ["a dog", "--store", str(store), "--paths"]) == 0
     assert set(out(capsys).splitlines()) == {str(path) for place in (a, b) for path in place.rglob("*.jpg")}
     assert Store.open(store).settings.precision == "int8" and not Store.open(store).settings.bank
+    for place in (a, b):  # one of its folders alone
+        assert call("find", ["a dog", str(place), "--store", str(store), "--paths"]) == 0
+        assert set(out(capsys).splitlines()) == {str(path) for path in place.rglob("*.jpg")}
 
 
 def test_where_data_lies_on_each_system(tmp_path: Path) -> None:

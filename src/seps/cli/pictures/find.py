@@ -116,7 +116,7 @@ def run(options: argparse.Namespace) -> int:
         terms,
         options.k,
         exact=options.exact,
-        filters=Filters(after=options.since, before=options.until),
+        filters=Filters(os.path.realpath(folders[0]) if folders else None, options.since, options.until),
         min_confidence=options.min_confidence,
     )
     for note in {searcher.note(term.text) for term in terms if not term.is_image} - {""}:
@@ -212,7 +212,9 @@ def _print(options: argparse.Namespace, found: Sequence[FoundPicture], terms: Se
     elif options.csv:
         table = csv.DictWriter(sys.stdout, _COLUMNS, extrasaction="ignore", lineterminator="\n")
         table.writeheader()
-        table.writerows(_plain(picture, terms) for picture in found)
+        for picture in found:
+            row = _plain(picture, terms)
+            table.writerow({**row, "path": printable(row["path"])} if sys.stdout.isatty() else row)
     else:
         for picture in found:
             hit = picture.hit

@@ -323,6 +323,8 @@ class Filters:
     """The store has the columns `taken` and `excluded` (`StoreSettings.dated`); `Searcher` sets it."""
     all_rows: bool = True
     """Also those that are excluded; `Searcher` leaves them out."""
+    first_root: bool = False
+    """Only pictures of the store's first folder; `Searcher` sets it where `folder` is that one."""
 
     def clause(self) -> str | None:
         """As a condition in SQL; None without any."""
@@ -341,6 +343,8 @@ class Filters:
             parts.append(f"{date} < {int(self.before)}")
         if self.min_size:
             parts.append(f"(width >= {int(self.min_size)} AND height >= {int(self.min_size)})")
+        if self.first_root:
+            parts.append("NOT starts_with(path, '/')")
         if self.dated and not self.all_rows:
             parts.append("(excluded IS NULL OR NOT excluded)")
         return " AND ".join(parts) or None

@@ -325,7 +325,8 @@ class Searcher:
         """The filters as this store needs them; what is excluded is not found."""
         settings, filters = self.store.settings, filters or Filters()
         folder = None if filters.folder is None else settings.stored_folder(filters.folder)
-        return replace(filters, folder=folder, dated=settings.dated, all_rows=not settings.excluded)
+        first = folder == "." and filters.folder != "." and bool(settings.more_roots)
+        return replace(filters, folder=folder, dated=settings.dated, all_rows=not settings.excluded, first_root=first)
 
     @property
     def columns(self) -> tuple[str, ...]:
