@@ -102,7 +102,7 @@ def test_a_folder_that_cannot_be_read_is_tried_again(tmp_path: Path) -> None:
 
 
 def wait_for(what: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    end = time.monotonic() + 120
+    end = time.monotonic() + 300
     while not what():
         assert process.poll() is None and time.monotonic() < end, process.communicate()
         time.sleep(0.1)
@@ -126,7 +126,7 @@ def test_the_command_indexes_and_ends_on_ctrl_c(tmp_path: Path) -> None:
         paint(folder / "new.jpg", 53)
         wait_for(lambda: count(store) == 3, process)
         process.send_signal(signal.SIGINT)
-        printed, said = process.communicate(timeout=60)
+        printed, said = process.communicate(timeout=120)
     finally:
         process.kill()
     assert process.returncode == 0
