@@ -8,10 +8,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from seps.cli.main import call
 from seps.library.watching import Watch, list_folders
 from seps.retrieval.index.build import IndexReport, index_folder
 from seps.retrieval.index.opening import IndexOptions
@@ -113,6 +115,32 @@ def count(store: Path) -> int:
         return len(Store.open(store))
     except ValueError:
         return 0
+
+
+def test_an_interrupt_that_a_library_swallows_still_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the database does: it makes an error of the interrupt, and the read is tried again."""
+    from seps.cli.pictures import index as command
+
+    folder = gallery(tmp_path / "g", 1)
+    calls: list[int] = []
+
+    def interrupted(*_: object) -> IndexReport:
+        calls.append(1)
+        assert len(calls) < 4, "the interrupt was lost"
+        paint(folder / f"new{len(calls)}.jpg", len(calls))
+        if len(calls) == 2:
+            with suppress(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(1)
+        return IndexReport()
+
+    monkeypatch.setattr(command, "_index", interrupted)
+    words = [str(folder), "--store", str(tmp_path / "s"), "--model", model_folder(), "--watch", "--every", "0.01"]
+    assert call("index", words) == 0
+    assert len(calls) == 2 and "Stopped watching" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 @pytest.mark.slow

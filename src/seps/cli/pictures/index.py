@@ -6,6 +6,7 @@ Run it again whenever a folder has changed: only what is new, changed or moved i
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -215,15 +216,30 @@ def _watch(options: argparse.Namespace, model: RetrievalModel | ZeroShotModel, s
         if report.new + report.changed + report.moved + report.deleted or watch.seen is None:
             _tell(report)
 
+    asked: list[bool] = []
+
+    def stop(*_: object) -> None:
+        asked.append(True)  # an interrupt inside the database can end there as an error that is tried again
+        raise KeyboardInterrupt
+
+    def wait() -> None:
+        if not asked:
+            time.sleep(options.every)
+        if asked:
+            raise KeyboardInterrupt
+
     watch = Watch(lambda: list_folders(folders, options.dense, options.exclude), update, say)
+    before = signal.signal(signal.SIGINT, stop)
     try:
         seen = watch.look()
         update()  # a mistake in the call ends it here; later on, what fails is said and tried again
         watch.seen = seen
         say(f"Watching {', '.join(folders)}; Ctrl-C ends it.")
-        watch.run(lambda: time.sleep(options.every))
+        watch.run(wait)
     except KeyboardInterrupt:
         say("Stopped watching. What was stored is kept.")
+    finally:
+        signal.signal(signal.SIGINT, before)
     return 0
 
 
