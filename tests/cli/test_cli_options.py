@@ -23,6 +23,7 @@ from stores import gallery, index, model_folder
 
 # Smallest arguments that each command accepts; {...} are places that `places` makes.
 BASE = {
+    "find": "dog {gallery} --store {new} --model {model}",
     "index": "{gallery} --store {new} --model {model}",
     "search": "dog --store {store} --model {model}",
     "explain": "{photo} dog --model {model}",
@@ -55,6 +56,7 @@ ZERO = {
     ("caption", "--requests-per-minute"),
     ("caption", "--gpus"),
     ("compare", "--seeds"),
+    ("find", "--min-confidence"),
     ("index", "--gpus"),
     ("search", "--min-size"),
     ("search", "--min-confidence"),
@@ -65,6 +67,13 @@ ZERO = {
 }
 # What each option that takes a path expects.
 PATHS = {
+    ("find", "folder"): "in folder",
+    ("find", "--store"): "out folder",
+    ("find", "--image"): "in file",
+    ("find", "--minus-image"): "in file",
+    ("find", "--model"): "in folder",
+    ("find", "--html"): "out file",
+    ("find", "--copy-to"): "out folder",
     ("index", "folder"): "in folder",
     ("index", "--store"): "out folder",
     ("index", "--dense"): "in file",
@@ -121,14 +130,15 @@ PATHS = {
     ("train", "--data.dense"): "in file",
     **{
         (command, "--plugin"): "in file"
-        for command in ("train", "eval", "compare", "index", "search", "explain", "serve", "export")
+        for command in ("train", "eval", "compare", "find", "index", "search", "explain", "serve", "export")
     },
 }
 # Options with free text; everything else is a number, a device, a choice, a flag or a path.
 TEXT = {
     "search": {"query", "--folder", "--after", "--before"},
     "explain": {"caption", "--dense", "--guide"},
-    "index": {"--ray-address", "--forget-descriptions"},
+    "find": {"query", "--since", "--until", "--exclude"},
+    "index": {"--ray-address", "--forget-descriptions", "--exclude", "--remove-root"},
     "serve": {"--host", "--token"},
     "caption": {"--model", "--url", "--api-key-env", "--dtype", "--extra", "--prompt", "--ray-address"},
     "compare": {"--only", "--set"},
@@ -218,6 +228,8 @@ class Fails:
         words = [*command.split(), *base, option, value]
         if positional:  # in the place of the first argument
             words = [*command.split(), value, *base[1:]]
+        if (command, option) == ("find", "folder"):  # which follows the sentence
+            words = ["find", base[0], value, *base[2:]]
         self.capsys.readouterr()
         status = main(words)
         told = self.capsys.readouterr().err

@@ -79,6 +79,7 @@ def parsing_only() -> Iterator[None]:
     plain = argparse.ArgumentParser
     with (
         mock.patch.object(plain, "parse_args", stopping(plain.parse_args)),
+        mock.patch.object(plain, "parse_intermixed_args", stopping(plain.parse_intermixed_args)),
         mock.patch.object(settings, "load", stopping(settings.load)),
     ):
         yield
@@ -156,6 +157,11 @@ def check_dual_encoder(words: Words) -> None:
     assert main(tiny[1:]) == 0, words
 
 
+def check_without_bank(words: Words) -> None:
+    """Indexing without the background queries, which take most of the time for a few pictures."""
+    assert main([*words[1:], "--no-bank"]) == 0, words
+
+
 def check_object_storage(words: Words) -> None:
     """Another kind of address stands for the bucket: a URI all the same, of a folder here."""
     place = f"file://{Path.cwd()}/bucket"
@@ -202,6 +208,9 @@ OTHERWISE: list[tuple[str, Callable[[Words], None]]] = [
     (r"^pip install ", check_pip),
     (r"^torchrun ", check_torchrun),
     (r"^seps serve ", check_serve),
+    (r"^seps index .*--watch", parse_seps),
+    (r"^seps index .*--store both", check_without_bank),
+    (r"^seps find a dog photos ", parse_seps),  # the forms of the results: tests/library
     (r"^seps convert DeMo", parse_seps),
     (r"^seps reid export ", parse_seps),
     (r"^seps (caption|index) .*--engine ray", parse_seps),

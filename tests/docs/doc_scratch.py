@@ -30,6 +30,9 @@ def prepare(folder: Path, encoders: dict[str, str]) -> Path:
     for line in lines:
         shutil.copy(GALLERY / line["image"], folder / "photos")
     _jsonl(folder / "photos/gallery.jsonl", lines)
+    (folder / "more").mkdir()
+    for name in ("raccoon-face", "giant-panda", "rabbit-lawn"):
+        shutil.copy(GALLERY / f"{name}.jpg", folder / "more")
     named = [{**line, "image": f"photos/{line['image']}"} for line in lines]
     for name, part in (("train", named[:4]), ("dev", named[4:6]), ("dev-llava", named[6:])):
         _jsonl(folder / f"{name}.jsonl", part)

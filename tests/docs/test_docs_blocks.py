@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator
@@ -35,6 +37,7 @@ def fill(
     """A fresh copy of the scratch folder to work in; what the commands' tables fill in."""
     shutil.copytree(scratch, tmp_path / "work", symlinks=True)
     monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     # Ideas that a page registers are its own.
     with ChatServer() as server, mock.patch.dict(registry._IDEAS):
         yield {**encoders, "server": server.url}
@@ -97,3 +100,12 @@ def test_an_unknown_command_fails(fill: dict[str, str]) -> None:
 
 def test_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) < 120
+
+
+def test_commands_that_stand_for_those_of_other_tools_are_understood(fill: dict[str, str]) -> None:
+    text = (ROOT / "docs/from-other-tools.md").read_text(encoding="utf-8")
+    found = re.findall(r"`(seps [^`]+)`", text)
+    assert len(found) > 15 and fill
+    for command in found:
+        shutil.copy("photos/tabby-cat.jpg", "cat.jpg")
+        parse_seps(shlex.split(command))

@@ -14,6 +14,7 @@ from seps.cli.shared.parser import Parser, suggestion
 from seps.cli.shared.text import printable
 
 COMMANDS = {
+    "find": "find pictures in a folder by a sentence: indexes what is new, then answers",
     "index": "embed a folder of pictures into a store, again and again",
     "search": "find pictures of a store by a sentence or a picture",
     "explain": "show why a picture has its score for a sentence",
@@ -30,16 +31,18 @@ COMMANDS = {
     "modules": "write seps_modules.py, the method in one file that needs torch alone",
 }
 _ROOMS = {
-    "pictures": ("index", "search", "explain", "serve", "demo"),
+    "pictures": ("find", "index", "search", "explain", "serve", "demo"),
     "models": ("train", "eval", "caption", "compare", "convert", "export", "modules"),
 }
 """The folder of a command's file; a command that is not listed has its file beside this one."""
 EXAMPLES = """examples:
   seps demo                                        search photos that ship with the package
+  seps find "a dog on the beach" photos            find pictures in a folder
   seps index photos --store store                  put a folder of pictures into a store
   seps search "a dog on the beach" --store store   find pictures in it
   seps serve --store store                         the same as a web page"""
 _SAVED = {
+    "find": " What was stored so far is kept; the same command goes on from there.",
     "index": " What was stored so far is kept; the same command goes on from there.",
     "compare": " Finished runs are in results.jsonl of the --out folder; the same command goes on from there.",
     "caption": " Finished descriptions are in the --out file; the same command goes on from there.",

@@ -196,8 +196,19 @@ class Service:
 
 
 def _made_by(store: Store) -> StoreSettings:
-    """What must stay the same while a store is served; its place, levels and calibration may change."""
-    return replace(store.settings, root="", bank="", calibration={})
+    """What must stay the same while a store is served; its folders, levels, exclusions and calibration may change."""
+    return replace(
+        store.settings,
+        root="",
+        bank="",
+        calibration={},
+        format=0,
+        more_roots=(),
+        removed_roots=(),
+        dated=False,
+        excluded=0,
+        unreadable={},
+    )
 
 
 def _rounded(found: Explanation) -> dict[str, Any]:

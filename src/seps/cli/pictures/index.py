@@ -1,28 +1,39 @@
-"""`seps index`: put a folder of pictures into a store that `seps search` and `seps serve` read.
+"""`seps index`: put folders of pictures into a store that `seps search` and `seps serve` read.
 
-Run it again whenever the folder has changed: only what is new, changed or moved is read.
+Run it again whenever a folder has changed: only what is new, changed or moved is read. `--watch` does so by itself.
 """
 
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, get_args
 
-from seps.cli.shared.argtypes import default_device, device, non_negative_real, positive
+from seps.cli.shared.argtypes import default_device, device, non_negative_real, positive, positive_real
+from seps.cli.shared.indexing import is_all_excluded, tell_left_out
 from seps.cli.shared.parser import Parser, add_plugins
-from seps.cli.shared.text import list_problems, list_skipped, print_json, printable
+from seps.cli.shared.text import list_problems, print_json, printable, say
 from seps.retrieval.config import StoredPrecision
 
 if TYPE_CHECKING:
     from seps.retrieval.data.gallery import Problem
+    from seps.retrieval.index.build import IndexOptions, IndexReport
     from seps.retrieval.index.store import Store
+    from seps.retrieval.index.zeroshot import ZeroShotModel
+    from seps.retrieval.model import RetrievalModel
 
 
 def add_options(parser: Parser) -> None:
     """The options of `seps index`."""
-    parser.add_argument("folder", nargs="?", help="folder of pictures and plain .tar shards of pictures")
+    parser.intermixed = True
+    parser.add_argument(
+        "folder",
+        nargs="*",
+        help="folders of pictures and plain .tar shards of pictures; none: all that the store has",
+    )
     parser.add_argument("--store", required=True, help="folder (or object storage URI) of the store")
     parser.add_argument(
         "--model",
@@ -53,6 +64,15 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--ray-address", default="", help="of the cluster (default: start one on this machine)")
     parser.add_argument("--gpus", type=non_negative_real, default=0.0, help="GPUs of each actor of Ray (default: 0)")
     parser.add_argument("--moved", action="store_true", help="the folder itself has moved to a new place")
+    parser.add_argument("--add", action="store_true", help="the folder joins those that the store has")
+    parser.add_argument(
+        "--exclude",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="leave out files and folders like 'screenshots/' or '*.gif', as .gitignore writes them; "
+        "a file .sepsignore in a folder does the same for good",
+    )
     parser.add_argument(
         "--prune", action="store_true", help="let more than a tenth of the store go, if their files are gone on purpose"
     )
@@ -73,6 +93,16 @@ def add_options(parser: Parser) -> None:
     action.add_argument("--status", action="store_true", help="say what the store holds, and stop")
     action.add_argument("--verify", action="store_true", help="check every row and file; exit status 1 if any is bad")
     action.add_argument("--compact", action="store_true", help="join small parts and drop old versions")
+    action.add_argument(
+        "--remove-root",
+        metavar="FOLDER",
+        help="take this folder out of the store, named exactly; no file is touched, and it can be added again. With "
+        "--prune what the store knew of it is deleted",
+    )
+    action.add_argument("--watch", action="store_true", help="index, then again whenever the folders change")
+    parser.add_argument(
+        "--every", type=positive_real, default=10.0, metavar="SECONDS", help="how often --watch looks (default: 10)"
+    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
@@ -80,17 +110,18 @@ def run(options: argparse.Namespace) -> int:
     """Index, or look after a store."""
     if options.status or options.verify or options.compact:
         return _maintain(options)
-    if options.folder is None:
-        options.parser.error("name the folder of pictures, or give --status, --verify or --compact")
-    from seps.cli.shared.progress import count_progress
+    if options.remove_root is not None:
+        return _remove(options)
+    is_new = not _has_store(options.store)
+    if not options.folder and is_new:
+        options.parser.error("name the folder of pictures, or give --status, --verify or --compact of a store")
     from seps.ray_cluster import RayConfig
-    from seps.retrieval.index.build import IndexOptions, index_folder
+    from seps.retrieval.index.build import IndexOptions
     from seps.retrieval.index.zeroshot import load_search_model
 
     ray = RayConfig(options.ray_address, options.workers or 2, options.gpus) if options.engine == "ray" else None
     device = options.device or ("cpu" if ray is not None else default_device())
     model = load_search_model(options.model, device=device, plugins=options.plugin)
-    is_new = not _has_store(options.store)
     settings = IndexOptions(
         options.precision,
         options.patches,
@@ -103,9 +134,40 @@ def run(options: argparse.Namespace) -> int:
         options.strict,
         tuple(options.forget_descriptions),
         not options.no_bank,
+        tuple(options.exclude),
+        options.add,
     )
+    if options.watch:
+        return _watch(options, model, settings)
+    report = _index(options, model, settings)
+    if options.json:
+        print_json(_plain_report(report))
+        return 0
+    _tell(report)
+    if report.older_pixels:
+        print(
+            f"The pictures of {options.store} were made the old way, stretched to the model's size at once, and so are "
+            "those that join them and pictures to search by. The new way finds more (docs/retrieval-results.md). To "
+            f"change over, index into a new store: seps index {' '.join(options.folder) or 'FOLDER'} --store NEW",
+            file=sys.stderr,
+        )
+    if not report.new + report.changed + report.moved + report.unchanged:
+        if not is_all_excluded(report):
+            there = printable(", ".join(options.folder)) or "the folders of the store"
+            print(f"There is no picture in {there} yet, so there is nothing to search.")
+        return 0
+    if options.model == "mini" and is_new:
+        _name_stronger()
+    print(f'Search it: seps search "a dog on the beach" --store {options.store}')
+    return 0
+
+
+def _index(options: argparse.Namespace, model: RetrievalModel | ZeroShotModel, settings: IndexOptions) -> IndexReport:
+    from seps.cli.shared.progress import count_progress
+    from seps.retrieval.index.build import index_folder
+
     with count_progress("indexing", "images") as progress:
-        report = index_folder(
+        return index_folder(
             options.folder,
             options.store,
             model,
@@ -114,42 +176,82 @@ def run(options: argparse.Namespace) -> int:
             options=settings,
             progress=progress,
         )
-    counts = {
-        name: getattr(report, name) for name in ("new", "changed", "moved", "unchanged", "deleted", "kept", "described")
+
+
+def _plain_report(report: IndexReport) -> dict[str, object]:
+    names = ("new", "changed", "moved", "unchanged", "deleted", "kept", "described", "excluded")
+    counts = {name: getattr(report, name) for name in names}
+    times = {name: round(getattr(report, name), 2) for name in ("seconds", "decoding", "encoding", "own")}
+    faults = {
+        "problems": _plain_values(report.problems),
+        "description_problems": _plain_values(report.description_problems),
+        "skipped": {reason: len(found) for reason, found in report.skipped.items()},
+        "away": report.away,
     }
-    if options.json:
-        times = {name: round(getattr(report, name), 2) for name in ("seconds", "decoding", "encoding", "own")}
-        faults = {
-            "problems": _plain_values(report.problems),
-            "description_problems": _plain_values(report.description_problems),
-            "skipped": {reason: len(names) for reason, names in report.skipped.items()},
-        }
-        print_json({**counts, **times, "older_pixels": report.older_pixels, **faults})
-        return 0
+    return {**counts, **times, "older_pixels": report.older_pixels, **faults}
+
+
+def _tell(report: IndexReport) -> None:
+    """Say what a run did."""
     read = report.new + report.changed + report.moved
     speed = f", {read / report.seconds:.1f} images a second" if read and report.seconds else ""
     print(
         f"{report.new} new, {report.changed} changed, {report.moved} moved or copied, {report.deleted} deleted, "
-        f"{report.unchanged} unchanged; {report.described} with a description ({report.seconds:.1f} s{speed})."
+        f"{report.unchanged} unchanged; {report.described} with a description ({report.seconds:.1f} s{speed}).",
+        flush=True,
     )
-    if report.kept:
-        print(f"{report.kept} of the store are kept although their files could not be read or are skipped.")
-    list_problems(report.problems, "could not be indexed", "--json")
-    list_problems(report.description_problems, "descriptions were not used, or may be out of date", "--json")
-    list_skipped(report.skipped)
-    if report.older_pixels:
-        print(
-            f"The pictures of {options.store} were made the old way, stretched to the model's size at once, and so are "
-            "those that join them and pictures to search by. The new way finds more (docs/retrieval-results.md). To "
-            f"change over, index into a new store: seps index {options.folder} --store NEW",
-            file=sys.stderr,
-        )
-    if not read + report.unchanged:
-        print(f"There is no picture in {printable(options.folder)} yet, so there is nothing to search.")
-        return 0
-    if options.model == "mini" and is_new:
-        _name_stronger()
-    print(f'Search it: seps search "a dog on the beach" --store {options.store}')
+    tell_left_out(report, "--json")
+
+
+def _watch(options: argparse.Namespace, model: RetrievalModel | ZeroShotModel, settings: IndexOptions) -> int:
+    """Index whenever the folders change, until Ctrl-C."""
+    from seps.library.watching import Watch, list_folders
+    from seps.retrieval.index.opening import settings_at
+
+    known = settings_at(options.store)
+    folders = options.folder or list(known.roots if known is not None else ())
+
+    def update() -> None:
+        report = _index(options, model, settings)
+        if report.new + report.changed + report.moved + report.deleted or watch.seen is None:
+            _tell(report)
+
+    asked: list[bool] = []
+
+    def stop(*_: object) -> None:
+        asked.append(True)  # an interrupt inside the database can end there as an error that is tried again
+        raise KeyboardInterrupt
+
+    def wait() -> None:
+        if not asked:
+            time.sleep(options.every)
+        if asked:
+            raise KeyboardInterrupt
+
+    watch = Watch(lambda: list_folders(folders, options.dense, options.exclude), update, say)
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        seen = watch.look()
+        update()  # a mistake in the call ends it here; later on, what fails is said and tried again
+        watch.seen = seen
+        say(f"Watching {', '.join(folders)}; Ctrl-C ends it.")
+        watch.run(wait)
+    except KeyboardInterrupt:
+        say("Stopped watching. What was stored is kept.")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    return 0
+
+
+def _remove(options: argparse.Namespace) -> int:
+    from seps.retrieval.index.opening import remove_root
+
+    folder, count = remove_root(options.store, options.remove_root, prune=options.prune)
+    kept = "What the store knew of them is deleted" if options.prune else "What the store knows of them is kept aside"
+    print(
+        f"{count} pictures of {printable(folder)} are not found any more; their files are as they were. {kept}. To "
+        f"have the folder back: seps index {printable(folder)} --store {options.store} --add"
+    )
     return 0
 
 
@@ -209,6 +311,7 @@ def _status(store: Store, as_json: bool) -> int:
         return 0
     for name, value in values.items():
         shown = _size(value) if "bytes" in name else "all" if value is None else value
+        shown = ", ".join(map(printable, value)) if isinstance(value, list) else shown
         print(f"{name.replace('_', ' '):<26} {shown}")
     return 0
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from seps.cli.shared.argtypes import device, fraction, non_negative, positive
+from seps.cli.shared.argtypes import date, device, fraction, non_negative, positive
 from seps.cli.shared.parser import Parser, add_plugins
 from seps.cli.shared.text import print_json, printable
 from seps.plugins import load_plugins
@@ -18,16 +18,6 @@ from seps.plugins import load_plugins
 if TYPE_CHECKING:
     from seps.retrieval.index.search import Hit, Searcher
     from seps.retrieval.index.store import Store
-
-
-def date(text: str) -> int:
-    """A date of the command line, as nanoseconds since 1970."""
-    from seps.retrieval.index.search import nanoseconds
-
-    try:
-        return nanoseconds(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def add_options(parser: Parser) -> None:
@@ -39,8 +29,8 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--candidates", type=positive, default=200, help="how many to score exactly (default: 200)")
     parser.add_argument("--exact", action="store_true", help="score every picture: slower, nothing can be missed")
     parser.add_argument("--folder", help="only below this folder (or in this shard) of the gallery")
-    parser.add_argument("--after", type=date, metavar="DATE", help="only files of this date or later")
-    parser.add_argument("--before", type=date, metavar="DATE", help="only files before this date")
+    parser.add_argument("--after", type=date, metavar="DATE", help="only photos of this date or later")
+    parser.add_argument("--before", type=date, metavar="DATE", help="only photos before this date")
     parser.add_argument(
         "--min-size", type=non_negative, metavar="PIXELS", help="only pictures whose shorter side has as many"
     )

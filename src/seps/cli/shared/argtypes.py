@@ -79,6 +79,16 @@ def default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+def date(text: str) -> int:
+    """A date like 2024-05-31, as nanoseconds since 1970."""
+    from seps.retrieval.data.dates import nanoseconds
+
+    try:
+        return nanoseconds(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def input_file(text: str) -> str:
     """A file that is there and may be read."""
     path = Path(text)
@@ -141,6 +151,11 @@ def output_folder(text: str) -> str:
         raise argparse.ArgumentTypeError(f"{text} is a file; name a folder")
     _check_folder(Path(text), text)
     return text
+
+
+def store_place(text: str) -> str:
+    """As `output_folder`, or the address of object storage."""
+    return text if "://" in text else output_folder(text)
 
 
 def _first_existing(path: Path) -> Path:

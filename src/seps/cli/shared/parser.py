@@ -31,6 +31,14 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, *words: Any, settings: Any = None, **options: Any) -> None:
         super().__init__(*words, **options)
         self.settings = settings
+        self.intermixed = False
+        """Whether options may stand between the words, as in `seps find "a dog" -k 3 photos`."""
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse does; see `intermixed`."""
+        if self.intermixed:
+            return self.parse_intermixed_args(args, namespace)
+        return super().parse_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError, which `seps.cli.main` prints."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from seps.retrieval.data import DataError
-from seps.retrieval.data.gallery import Found, Problem, shown
+from seps.retrieval.data.gallery import Found, Gallery, Problem, shown
 from seps.retrieval.data.guides import GuideSource, parse_guides
 from seps.retrieval.data.lines import Root, read_bytes
 
@@ -93,6 +93,11 @@ class Descriptions:
         self._composed[_composed(place)] = place
         return None
 
+    @property
+    def has_guides(self) -> bool:
+        """Whether any line brings guides."""
+        return bool(self._guides)
+
     def of(self, image: Found) -> str | None:
         """The description of an image, or None."""
         place = self._place(image, self._texts)
@@ -112,13 +117,14 @@ class Descriptions:
                     return known
         return None
 
-    def unused(self, images: Iterable[Found]) -> list[Problem]:
-        """The lines whose image is none of these."""
+    def unused(self, gallery: Gallery) -> list[Problem]:
+        """The lines whose image is not in the folder; one that is left out on purpose is no fault."""
+        images = gallery.images
         used = {self._place(image, self._texts) for image in images}
         return [
             Problem(where, f"there is no picture {shown(place[1])} in the folder")
             for place, (_, where) in self._texts.items()
-            if place not in used
+            if place not in used and not gallery.is_left_out(place[0] or place[1])
         ]
 
 
@@ -157,3 +163,19 @@ def named_by(patterns: Sequence[str], images: Iterable[Found]) -> set[str]:
             )
         found |= fits
     return found
+
+
+def unusable(
+    galleries: Sequence[Gallery], texts: Sequence[Descriptions], named: Iterable[str | os.PathLike[str]]
+) -> list[Problem]:
+    """Lines that cannot be used, of one `Descriptions` per gallery.
+
+    A line of a `named` file, which all of them read, is of use where any of the folders has its picture.
+    """
+    found = [[*text.problems, *text.unused(gallery)] for gallery, text in zip(galleries, texts, strict=True)]
+    names = {shown(Path(file).name) for file in named}
+    return [
+        problem
+        for problem in dict.fromkeys(problem for some in found for problem in some)
+        if problem.name.split(", line ")[0] not in names or all(problem in some for some in found)
+    ]

@@ -1,17 +1,20 @@
 """What a folder of pictures holds: files, and members of tar shards.
 
 Nothing outside the folder is read: links are followed only where they lead to a file inside it. What was not read to
-its end is remembered: a picture that was not seen there is not known to be gone.
+its end is remembered: a picture that was not seen there is not known to be gone. Hidden files and folders, those of
+systems, and what a pattern excludes (`seps.retrieval.data.ignoring`) are left out and counted.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from seps.retrieval.data import DataError, ImageSource, shard_is_whole, shard_members
+from seps.retrieval.data.ignoring import IGNORE_FILE, Rules, file_rules, option_rules, why_excluded
 
 SUFFIXES = frozenset(
     ".jpg .jpeg .jpe .jfif .png .webp .gif .bmp .tif .tiff .ppm .pgm .pbm .pnm .jp2 .j2k .avif".split()  # noqa: SIM905
@@ -29,7 +32,7 @@ _UNREAD_FORMATS = {
 _REASONS = {suffix: reason for reason, suffixes in _UNREAD_FORMATS.items() for suffix in suffixes.split()}
 _SYSTEM_NAMES = frozenset(
     {"@eadir", "@recycle", "@tmp", "#recycle", "#snapshot", "$recycle.bin", "recycler", "lost+found", "__macosx"}
-    | {"system volume information", "thumbs.db", "desktop.ini"}
+    | {"system volume information", "thumbs.db", "desktop.ini", "node_modules", "__pycache__"}
 )
 
 
@@ -48,18 +51,29 @@ class Found:
     size: int
     """Bytes of the file: for a member, of its shard, which tells when the shard was written anew."""
     mtime: int
+    base: str = ""
+    """What stands before the path in the store: "", or the folder itself (see `Gallery.base`)."""
+
+    @property
+    def stored(self) -> str:
+        """The path in the store."""
+        return f"{self.base}/{self.path}" if self.base else self.path
 
     @property
     def id(self) -> str:
         """As in the store."""
-        return row_id(self.path, self.member)
+        return row_id(self.stored, self.member)
 
     def source(self, root: Path) -> ImageSource:
         """Where its bytes are."""
         return ImageSource(root / self.path, self.member)
 
+    def columns(self) -> dict[str, str | int | None]:
+        """What the store keeps of the file."""
+        return {"path": self.stored, "member": self.member, "size": self.size, "mtime": self.mtime}
+
     def __str__(self) -> str:
-        return self.path if self.member is None else f"{self.path}:{self.member}"
+        return self.stored if self.member is None else f"{self.stored}:{self.member}"
 
 
 @dataclass(frozen=True)
@@ -78,12 +92,21 @@ class Gallery:
     """All images of a folder in a fixed order, and what was left out."""
 
     root: Path
+    base: str = ""
+    """What stands before its paths in a store of several folders: "" for the store's first, itself for another."""
     images: list[Found] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     skipped: dict[str, list[str]] = field(default_factory=dict)
     """Names of what is left out on purpose, by reason."""
     unread: set[str] = field(default_factory=set)
     """Folders ("" is the root), shards and files that could not be read to their end."""
+    left_out: set[str] = field(default_factory=set)
+    """Folders and files that are hidden, of a system or excluded, relative to the root."""
+
+    def is_left_out(self, path: str, member: str | None = None) -> bool:
+        """Whether a relative path lies in a place that is left out, though its file may be there."""
+        places = {path, *map(str, PurePosixPath(path).parents)}
+        return bool(self.left_out & places) or is_hidden(path) or is_hidden(member or "")
 
     def is_absent(self, path: str) -> bool:
         """Whether a path that is not among the images is known not to be there."""
@@ -96,23 +119,24 @@ def is_hidden(path: str) -> bool:
     return any(part.startswith(".") or part.lower() in _SYSTEM_NAMES for part in PurePosixPath(path).parts)
 
 
-def walk(folder: str | os.PathLike[str]) -> Gallery:
+def walk(folder: str | os.PathLike[str], exclude: Iterable[str] = (), base: str = "") -> Gallery:
     """Find the images of `folder`: files by their suffix, and the image members of its tar shards.
 
-    Raises DataError where there is no such folder, or it cannot be read.
+    `exclude` are patterns of what is left out (`seps.retrieval.data.ignoring`), beside those of ignore files; `base` as
+    in `Gallery`. Raises DataError where there is no such folder, it cannot be read, or a pattern cannot.
     """
     root = Path(os.path.realpath(folder))
     if not root.is_dir():
         raise DataError(f"There is no folder {folder}. Name the folder that holds the pictures.")
-    gallery = Gallery(root)
-    _walk(gallery, "")
+    gallery = Gallery(root, base)
+    _walk(gallery, "", option_rules(exclude))
     if "" in gallery.unread:
         why = next((problem.why for problem in gallery.problems if problem.name == "."), "it cannot be read")
         raise DataError(f"{folder} was not read: {why}. Is the disk there, and may you read it? Nothing was changed.")
     return gallery
 
 
-def _walk(gallery: Gallery, folder: str) -> None:
+def _walk(gallery: Gallery, folder: str, rules: Rules) -> None:
     """Take in one folder, then the folders in it, each in the order of its names."""
     folders: list[str] = []
     files: list[str] = []
@@ -123,17 +147,43 @@ def _walk(gallery: Gallery, folder: str) -> None:
     except OSError as error:
         gallery.unread.add(folder)
         gallery.problems.append(Problem(shown(folder) or ".", f"the folder cannot be read ({error.strerror or error})"))
+    if IGNORE_FILE in files:
+        files.remove(IGNORE_FILE)
+        more = _read_rules(gallery, folder)
+        if more is None:
+            return
+        rules += more
     for name in sorted(files):
-        _take(gallery, f"{folder}/{name}" if folder else name)
+        place = f"{folder}/{name}" if folder else name
+        _take(gallery, place, why_excluded(rules, place, False) if rules else None)
     for name in sorted(folders):
         place = f"{folder}/{name}" if folder else name
-        if is_hidden(name):
-            _skip(gallery, HIDDEN, place)
+        why = HIDDEN if is_hidden(name) else why_excluded(rules, place, True) if rules else None
+        if why is not None:
+            gallery.left_out.add(place)
+            _skip(gallery, why, place)
         elif os.path.islink(gallery.root / place):
             gallery.problems.append(Problem(shown(place), "a link to a folder; such links are not followed"))
             gallery.unread.add(place)
         elif not name.endswith(".lance"):
-            _walk(gallery, place)
+            _walk(gallery, place, rules)
+
+
+def _read_rules(gallery: Gallery, folder: str) -> Rules | None:
+    """Rules of a folder's ignore file; None where it cannot be read: what it excludes must not be shown then."""
+    place = f"{folder}/{IGNORE_FILE}" if folder else IGNORE_FILE
+    try:
+        rules, bad = file_rules(gallery.root / folder, folder)
+    except OSError as error:
+        gallery.unread.add(folder)
+        why = f"it cannot be read ({error.strerror or error}), so that its folder was not read either"
+        # The root's own name is ".", which `walk` looks for.
+        gallery.problems.append(
+            Problem(shown(place) if folder else ".", f"{IGNORE_FILE}: {why}" if not folder else why)
+        )
+        return None
+    gallery.problems += [Problem(shown(place), why) for why in bad]
+    return rules
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
@@ -143,12 +193,16 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _take(gallery: Gallery, place: str) -> None:
+def _take(gallery: Gallery, place: str, excluded: str | None) -> None:
     why = why_skipped(os.path.basename(place))
     if why is None or (why != HIDDEN and _suffix(place) == ".tar"):
+        why = excluded
+    if why is None:
         _add(gallery, place)
-    else:
-        _skip(gallery, why, place)
+        return
+    if why in (HIDDEN, excluded):
+        gallery.left_out.add(place)
+    _skip(gallery, why, place)
 
 
 def why_skipped(name: str) -> str | None:
@@ -194,7 +248,7 @@ def _add(gallery: Gallery, place: str) -> None:
         if _suffix(place) == ".tar":
             _add_shard(gallery, place, status)
         else:
-            gallery.images.append(Found(place, None, status.st_size, status.st_mtime_ns))
+            gallery.images.append(Found(place, None, status.st_size, status.st_mtime_ns, gallery.base))
     except (OSError, DataError) as error:
         gallery.unread.add(place)
         gallery.problems.append(Problem(place, getattr(error, "strerror", None) or str(error)))
@@ -209,7 +263,7 @@ def _add_shard(gallery: Gallery, place: str, status: os.stat_result) -> None:
         elif not _is_text(name):
             gallery.problems.append(Problem(shown(f"{place}:{name}"), "its name in the tar is not UTF-8 text"))
         else:
-            gallery.images.append(Found(place, name, status.st_size, status.st_mtime_ns))
+            gallery.images.append(Found(place, name, status.st_size, status.st_mtime_ns, gallery.base))
     if not shard_is_whole(file):
         gallery.unread.add(place)
         gallery.problems.append(

@@ -80,6 +80,8 @@ def _places(root: str, name: str) -> Iterator[tuple[str, str | None]]:
             real = Path(os.path.realpath(path))
             if real.is_relative_to(root):
                 yield real.relative_to(root).as_posix(), member
+            else:  # of another folder of the store
+                yield real.as_posix(), member
 
 
 def _members(text: str) -> Iterator[tuple[str, str]]:

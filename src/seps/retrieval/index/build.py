@@ -1,4 +1,4 @@
-"""Index a folder: find what is new, changed, moved or gone, embed it in batches, and write whole batches.
+"""Index one or more folders: find what is new, changed, moved or gone, embed it in batches, and write whole batches.
 
 A row leaves the store only if its file is known to be absent, and many rows only if the caller says so.
 """
@@ -10,25 +10,35 @@ import os
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
-from seps.retrieval.data import DataError
-from seps.retrieval.data.descriptions import Descriptions, named_by, read_descriptions
+from seps.retrieval.data import DataError, ImageSource
+from seps.retrieval.data.descriptions import Descriptions, named_by, read_descriptions, unusable
 from seps.retrieval.data.gallery import Found, Gallery, Problem, walk
 from seps.retrieval.data.images import Picture
 from seps.retrieval.index.calibrate import bring_up_to_date
 from seps.retrieval.index.embedding import Content, ImageJob, PreparedBatch, PreparedImage, Preparer, prepare_locally
 from seps.retrieval.index.guides import FolderGuides, guides_of_folder
-from seps.retrieval.index.opening import IndexOptions, gone_from, open_store
-from seps.retrieval.index.rows import IndexedFile, Row
+from seps.retrieval.index.opening import (
+    IndexOptions,
+    Root,
+    missing_from,
+    open_store,
+    remember_unreadable,
+    roots_to_read,
+    rows_of,
+    settings_at,
+)
+from seps.retrieval.index.rows import IndexedFile, Row, StoreSettings
 from seps.retrieval.index.store import Store, writer_lock
 from seps.retrieval.index.zeroshot import ZeroShotModel
 from seps.retrieval.model import RetrievalModel
 
-__all__ = ["IndexOptions", "IndexReport", "index_folder"]
+__all__ = ["IndexOptions", "IndexReport", "index_folder", "up_to_date"]
 
 COMMIT_ROWS, COMMIT_SECONDS = 512, 15.0
+BAD_BEFORE = "it could not be read before, and has not changed since; seps index tries again"
+Folders = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 @dataclass
@@ -51,7 +61,13 @@ class IndexReport:
     description_problems: list[Problem] = field(default_factory=list)
     """Lines of descriptions that were not used, and descriptions that may be out of date."""
     skipped: dict[str, list[str]] = field(default_factory=dict)
-    """What of the folder is left out on purpose: names by reason."""
+    """What of the folders is left out on purpose: names by reason."""
+    excluded: int = 0
+    """Rows of these folders that are kept and not found, because their places are left out."""
+    away: list[str] = field(default_factory=list)
+    """Folders of the store that are not there; their pictures stay."""
+    unreadable: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Size and time of pictures that could not be read, by id."""
     seconds: float = 0.0
     decoding: float = 0.0
     encoding: float = 0.0
@@ -64,6 +80,7 @@ class _Work:
     """A file that has to be read."""
 
     found: Found
+    source: ImageSource
     description: str | None
     known: IndexedFile | None
     guides: bytes | None = None
@@ -72,7 +89,7 @@ class _Work:
 
 
 def index_folder(
-    folder: str | os.PathLike[str],
+    folder: Folders,
     location: str | os.PathLike[str],
     model: RetrievalModel | ZeroShotModel,
     model_name: str,
@@ -81,41 +98,144 @@ def index_folder(
     options: IndexOptions | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> IndexReport:
-    """Bring the store at `location` up to date with `folder`; `progress(done, total)` counts images.
+    """Bring the store at `location` up to date with `folder`, or several; `progress(done, total)` counts images.
 
+    An empty list means all folders of the store. Of several folders one that is not there stays in the store as it is.
     Safe to interrupt anywhere and to run again. Raises DataError for a folder or JSONL that cannot be read,
     StoreError for a store of another model, folder or release, one that is being written, or if more than a tenth
     of the store would go (see `IndexOptions.prune`); then nothing was changed.
     """
     options = options or IndexOptions()
     start, cpu = time.monotonic(), time.process_time()
-    gallery = walk(folder)
-    texts = read_descriptions(gallery.root, dense)
-    report = IndexReport(problems=gallery.problems, skipped=gallery.skipped)
-    report.description_problems = [*texts.problems, *texts.unused(gallery.images)]
-    guides = FolderGuides()
+    survey = _Survey.of(folder, location, dense, options)
+    report, guides = survey.report, FolderGuides()
     if isinstance(model, RetrievalModel):
-        guides = guides_of_folder(gallery, texts, model, report.description_problems)
+        guides = survey.guides(model)
     if options.strict and report.description_problems:
         first, count = report.description_problems[0], len(report.description_problems)
         raise DataError(f"{count} lines of descriptions cannot be used; the first: {first}. Nothing was changed.")
-    forgotten = named_by(options.forget_descriptions, gallery.images)
+    forgotten = named_by(options.forget_descriptions, survey.images)
     with writer_lock(str(location)):
-        store, known = open_store(location, gallery, model, model_name, options, guides.widths)
+        store, known = open_store(location, survey.galleries, survey.roots, model, model_name, options, guides.widths)
         report.older_pixels = store.settings.pixels != "model"
-        gone, report.kept = gone_from(gallery, known, options.prune)
-        work = _compare(gallery, known, texts, guides, forgotten, report)
-        _Indexer(store, model, options, known, report).run(work, gallery.root, progress)
+        work, gone, excluded = survey.compare(known, store.settings, guides, forgotten)
+        _Indexer(store, model, options, known, report).run(work, progress)
         store.delete(gone)
         report.deleted += len(gone)
-        if store.settings.bank and isinstance(model, RetrievalModel):
-            bring_up_to_date(store, model, changed=bool(work or gone))
-        store.tidy()
+        remember_unreadable(store, survey.galleries, report.unreadable)
+        if excluded or store.settings.excluded:
+            store.put_excluded(excluded)
+        shown_rows = len(store) - store.settings.excluded
+        if store.settings.bank and isinstance(model, RetrievalModel) and shown_rows:
+            changed = bool(len(work) > len(report.unreadable) or gone or excluded)
+            bring_up_to_date(store, model, changed=changed)
+        store.tidy(always=bool(excluded))  # what is changed leaves a copy of its rows behind
     report.seconds = time.monotonic() - start
     report.own = time.process_time() - cpu
     if options.ray is None:  # a cluster's decoding and encoding is not this process's time
         report.own -= report.decoding + report.encoding
     return report
+
+
+def up_to_date(
+    folder: Folders,
+    location: str | os.PathLike[str],
+    *,
+    dense: Sequence[str | os.PathLike[str]] = (),
+    options: IndexOptions | None = None,
+) -> IndexReport | None:
+    """What `index_folder` would report if it had nothing to do; None where it has. No model is needed to know.
+
+    Raises as `index_folder` does where a folder cannot be read.
+    """
+    options = options or IndexOptions()
+    settings = settings_at(location)
+    if settings is None or not settings.dated or options.forget_descriptions:
+        return None
+    survey = _Survey.of(folder, location, dense, options)
+    if not all(root.known for root in survey.roots) or any(text.has_guides for text in survey.texts):
+        return None
+    store = Store.open(location)
+    work, gone, excluded = survey.compare(store.known(), settings, FolderGuides(), set())
+    bad = [item for item in work if settings.unreadable.get(item.found.id) == (item.found.size, item.found.mtime)]
+    if len(work) > len(bad) or gone or excluded or (settings.bank and store.without_level()):
+        return None
+    survey.report.problems += [Problem(str(item.found), BAD_BEFORE) for item in bad]
+    survey.report.older_pixels = settings.pixels != "model"
+    return survey.report
+
+
+@dataclass
+class _Survey:
+    """What the folders hold now, before anything is compared with the store or changed."""
+
+    roots: list[Root]
+    galleries: list[Gallery]
+    texts: list[Descriptions]
+    """One per gallery."""
+    report: IndexReport
+    prune: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        folder: Folders,
+        location: str | os.PathLike[str],
+        dense: Sequence[str | os.PathLike[str]],
+        options: IndexOptions,
+    ) -> _Survey:
+        """Walk the folders. Raises DataError and StoreError; one of several that the store has may be away."""
+        folders = [folder] if isinstance(folder, str | os.PathLike) else list(folder)
+        roots = roots_to_read(settings_at(location), location, folders, options)
+        report = IndexReport()
+        galleries = []
+        for root in roots:
+            if len(roots) > 1 and root.known and not os.path.isdir(root.folder):
+                report.away.append(root.folder)
+                continue
+            galleries.append(walk(root.folder, options.exclude, root.base))
+        if not galleries:
+            raise DataError(f"None of the folders {', '.join(report.away)} is there. Nothing was changed.")
+        for gallery in galleries:
+            report.problems += gallery.problems
+            for reason, names in gallery.skipped.items():
+                report.skipped.setdefault(reason, []).extend(names)
+        texts = [read_descriptions(gallery.root, dense) for gallery in galleries]
+        report.description_problems = unusable(galleries, texts, dense)
+        return cls(roots, galleries, texts, report, options.prune)
+
+    @property
+    def images(self) -> list[Found]:
+        """All images of all folders."""
+        return [found for gallery in self.galleries for found in gallery.images]
+
+    def guides(self, model: RetrievalModel) -> FolderGuides:
+        """The guides of all folders. Raises DataError where their widths differ."""
+        joined = FolderGuides()
+        for gallery, texts in zip(self.galleries, self.texts, strict=True):
+            found = guides_of_folder(gallery, texts, model, self.report.description_problems)
+            if joined.widths and found.widths and joined.widths != found.widths:
+                raise DataError(f"The guides of {gallery.root} have other widths than those of the other folders.")
+            joined = FolderGuides(joined.widths or found.widths, {**joined.of, **found.of})
+        return joined
+
+    def compare(
+        self, known: dict[str, IndexedFile], settings: StoreSettings, guides: FolderGuides, forgotten: set[str]
+    ) -> tuple[list[_Work], list[str], dict[str, bool]]:
+        """What has to be read, ids of what is gone, and by id which rows become excluded, or are so no longer."""
+        work: list[_Work] = []
+        gone: list[str] = []
+        changes: dict[str, bool] = {}
+        for gallery, texts in zip(self.galleries, self.texts, strict=True):
+            missing = missing_from(gallery, rows_of(gallery, known.values(), settings), self.prune)
+            gone += missing.gone
+            self.report.kept += missing.kept
+            self.report.excluded += len(missing.excluded)
+            changes |= {identity: True for identity in missing.excluded if not known[identity].excluded}
+            there = (known[found.id] for found in gallery.images if found.id in known)
+            changes |= {row.id: False for row in there if row.excluded}
+            work += _compare(gallery, known, texts, guides, forgotten, self.report)
+        return work, gone, changes
 
 
 def _compare(
@@ -145,7 +265,7 @@ def _compare(
         if before is not None and same_file and (before.description, before.guides) == (text, guided):
             report.unchanged += 1
         else:
-            work.append(_Work(found, text, before, guided, found.id in forgotten))
+            work.append(_Work(found, found.source(gallery.root), text, before, guided, found.id in forgotten))
     return work
 
 
@@ -169,13 +289,11 @@ class _Indexer:
         self.pending: list[Row] = []
         self.committed = time.monotonic()
 
-    def run(self, work: Sequence[_Work], root: Path, progress: Callable[[int, int], None] | None) -> None:
+    def run(self, work: Sequence[_Work], progress: Callable[[int, int], None] | None) -> None:
         """Index everything in `work`."""
         size, done = self.options.batch_size, 0
         batches = [work[start : start + size] for start in range(0, len(work), size)]
-        jobs = [
-            [ImageJob(item.found.source(root), item.description, item.guides) for item in batch] for batch in batches
-        ]
+        jobs = [[ImageJob(item.source, item.description, item.guides) for item in batch] for batch in batches]
         # Closed here and not some time later: a cluster must not outlive an interrupted run.
         with contextlib.closing(self._prepared(jobs)) as prepared_batches:
             for number, prepared in prepared_batches:
@@ -198,7 +316,7 @@ class _Indexer:
 
     def _take(self, batch: Sequence[_Work], outcomes: Sequence[PreparedImage | str]) -> None:
         """Make rows of one batch, and count what they are."""
-        unknown: list[tuple[_Work, Picture]] = []
+        unknown: list[tuple[_Work, PreparedImage]] = []
         rows = self._same_rows(batch, outcomes)
         for work, outcome in zip(batch, outcomes, strict=True):
             if isinstance(outcome, str):
@@ -206,6 +324,7 @@ class _Indexer:
                 stays = " The store keeps what it knew of it." if work.known else ""
                 self.report.problems.append(Problem(str(work.found), outcome + stays))
                 self.report.kept += work.known is not None
+                self.report.unreadable[work.found.id] = (work.found.size, work.found.mtime)
                 continue
             same = None if outcome.state is not None else rows.get(_content(work, outcome.picture))
             if same is not None and same.dense is not None and work.description is None:
@@ -214,9 +333,9 @@ class _Indexer:
             if same is not None:
                 self.pending.append(_renamed(same, work.found))
             elif outcome.state is not None:
-                self.pending.append(_row(work, outcome.picture, outcome.state))
+                self.pending.append(_row(work, outcome, outcome.state))
             else:  # the row that held this content was changed in the meantime
-                unknown.append((work, outcome.picture))
+                unknown.append((work, outcome))
             if work.known:
                 self.report.changed += 1
             elif same is not None:
@@ -224,7 +343,7 @@ class _Indexer:
             else:
                 self.report.new += 1
         states = self.prepare.embed(
-            [picture for _, picture in unknown],
+            [prepared.picture for _, prepared in unknown],
             [work.description for work, _ in unknown],
             [work.guides for work, _ in unknown],
         )
@@ -260,10 +379,13 @@ def _taken_over(sha256: str, description: str | None, guides: bytes | None) -> l
     return [(sha256, None, guides), (sha256, description, None), (sha256, None, None)]
 
 
-def _row(work: _Work, picture: Picture, state: dict[str, Any]) -> Row:
+def _row(work: _Work, prepared: PreparedImage, state: dict[str, Any]) -> Row:
+    picture = prepared.picture
+    facts: dict[str, Any] = work.found.columns()
     return Row(
         id=work.found.id,
-        **vars(work.found),
+        **facts,
+        taken=prepared.taken,
         sha256=picture.sha256,
         width=picture.width,
         height=picture.height,
@@ -274,4 +396,5 @@ def _row(work: _Work, picture: Picture, state: dict[str, Any]) -> Row:
 
 
 def _renamed(row: Row, found: Found) -> Row:
-    return replace(row, id=found.id, **vars(found))
+    facts: dict[str, Any] = found.columns()
+    return replace(row, id=found.id, excluded=False, **facts)

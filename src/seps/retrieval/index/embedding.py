@@ -14,7 +14,7 @@ from collections.abc import Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ import torch
 from seps.encoders import ViT
 from seps.nn.selection import rank_patches
 from seps.retrieval.data import ImageSource, UnreadableImage
+from seps.retrieval.data.dates import date_taken
 from seps.retrieval.data.images import Picture, read_picture
 from seps.retrieval.heads import ImageFeatures
 from seps.retrieval.index.bank import stored_levels
@@ -56,6 +57,8 @@ class PreparedImage:
     """Without pixels once it is embedded."""
     state: dict[str, Any] | None
     """None where the store holds the content already, so that nothing was embedded."""
+    taken: int | None = None
+    """See `seps.retrieval.data.dates`."""
 
 
 @dataclass(frozen=True)
@@ -121,14 +124,16 @@ class Preparer:
                 [job.guides for _, _, job in fresh],
             )
         for (place, picture, _), state in zip(fresh, states, strict=True):
-            outcomes[place] = PreparedImage(replace(picture, pixels=_NO_PIXELS), state)
+            prepared = cast(PreparedImage, outcomes[place])
+            outcomes[place] = replace(prepared, picture=replace(picture, pixels=_NO_PIXELS), state=state)
         return PreparedBatch(outcomes, decoded - start, time.thread_time() - decoded)
 
     def _read(self, job: ImageJob) -> PreparedImage | str:
         model = self.model
         mode = model.embedder.prepare if isinstance(model, ZeroShotModel) else self.settings.pixels
         try:
-            return PreparedImage(read_picture(job.source, model.image_size, mode), None)
+            picture = read_picture(job.source, model.image_size, mode)
+            return PreparedImage(picture, None, date_taken(job.source))
         except UnreadableImage as error:
             return error.why
 

@@ -28,7 +28,9 @@ def status(store: Store) -> dict[str, Any]:
     return {
         "store": store.location,
         "folder": settings.root,
+        **({"folders": list(settings.roots)} if settings.more_roots else {}),
         "images": count,
+        "excluded": settings.excluded,
         "described": described,
         "model": settings.model,
         "model_hash": settings.model_hash,
@@ -107,6 +109,8 @@ def _thumbnail_faults(row: dict[str, Any]) -> list[str]:
 
 
 def _file_faults(store: Store, row: dict[str, Any]) -> list[str]:
+    if store.settings.root_of(row["path"]) in store.settings.removed_roots:
+        return []
     try:
         data = read_source(ImageSource(Path(store.settings.root) / row["path"], row["member"]))
     except UnreadableImage as error:

@@ -1,25 +1,43 @@
-"""Which store an indexing run writes to: made or opened, of the same model and settings, and with little to lose."""
+"""Which store an indexing run writes to: made or opened, of the same model and settings, and with little to lose.
+
+A store has one or more folders (roots). Paths of the first are kept relative to it, those of the others absolute, so
+that a store of one folder is what it always was. A root that is removed leaves its rows behind, excluded: added again,
+it is as it was.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from seps.ray_cluster import RayConfig
-from seps.retrieval.data import UnreadableImage, read_source
-from seps.retrieval.data.gallery import Gallery, is_hidden
+from seps.retrieval.data import ImageSource, UnreadableImage, read_source
+from seps.retrieval.data.dates import date_taken
+from seps.retrieval.data.gallery import Gallery
 from seps.retrieval.data.guides import stacked
 from seps.retrieval.index.bank import bank_name
 from seps.retrieval.index.codec import Precision, model_hash
 from seps.retrieval.index.guides import told_widths
-from seps.retrieval.index.rows import FORMAT, IndexedFile, MissingStoreError, StoreError, StoreSettings
-from seps.retrieval.index.store import Store
+from seps.retrieval.index.rows import (
+    FORMAT,
+    SEVERAL_ROOTS,
+    IndexedFile,
+    MissingStoreError,
+    OtherModelError,
+    StoreError,
+    StoreSettings,
+)
+from seps.retrieval.index.store import Store, writer_lock
 from seps.retrieval.index.zeroshot import ZeroShotModel, other_words
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import EMBEDDED
+
+MOST_UNREADABLE = 10_000
+"""Files that could not be read that a store remembers."""
 
 
 @dataclass(frozen=True)
@@ -45,34 +63,140 @@ class IndexOptions:
     """Names or patterns of pictures whose stored descriptions are taken away."""
     bank: bool = True
     """Keep levels over the bank of background queries. False: a new store gets none, another is left as it is."""
+    exclude: Sequence[str] = ()
+    """Patterns of what is left out, beside those of ignore files (`seps.retrieval.data.ignoring`)."""
+    add: bool = False
+    """A folder that the store does not have joins those that it has."""
 
 
-def gone_from(gallery: Gallery, known: dict[str, IndexedFile], prune: bool) -> tuple[list[str], int]:
-    """Ids of rows whose files are known to be absent, and how many others without a file are kept."""
-    missing = [known[identity] for identity in known.keys() - {found.id for found in gallery.images}]
-    absent = [row for row in missing if gallery.is_absent(row.path)]
-    if not prune:
-        absent = [row for row in absent if not is_hidden(row.path) and not is_hidden(row.member or "")]
-    return sorted(row.id for row in absent), len(missing) - len(absent)
+@dataclass(frozen=True)
+class Root:
+    """A folder to index."""
+
+    folder: str
+    base: str
+    """As in `Gallery`."""
+    known: bool
+    """Whether the store has it."""
 
 
-def _check_loss(location: str, gallery: Gallery, known: dict[str, IndexedFile], gone: Sequence[str]) -> None:
-    """Raise StoreError where `gone` is too much of the store to delete unasked. Moved pictures are no loss."""
-    allowed = max(1, len(known) // 10)
-    if not gone or (len(gone) <= allowed and len(gone) < len(known)):
+def settings_at(location: str | os.PathLike[str]) -> StoreSettings | None:
+    """The settings of the store at a place; None where there is none."""
+    try:
+        return Store.open(location).settings
+    except MissingStoreError:
+        return None
+
+
+def roots_to_read(
+    settings: StoreSettings | None,
+    location: str | os.PathLike[str],
+    folders: Iterable[str | os.PathLike[str]],
+    options: IndexOptions,
+) -> list[Root]:
+    """The folders to index, once each; all of the store's where none is named.
+
+    A folder that the store does not have is added where the call says so (`options.add`), or names one that it has.
+    Raises StoreError for another folder, and for one inside another.
+    """
+    places = list(dict.fromkeys(os.path.realpath(folder) for folder in folders))
+    have = () if settings is None else (settings.root, *settings.more_roots)
+    if not places:
+        places = list(() if settings is None else settings.roots)
+    if not places:
+        raise StoreError(f"There is no store {location} yet: name the folder of pictures to make it of.")
+    active = () if settings is None else settings.roots
+    if settings is not None and not any(_stored_root(place, have) in active for place in places):
+        if options.moved:
+            if len(places) > 1 or len(have) > 1:
+                raise StoreError(
+                    f"The store {location} holds several folders: --moved does not say which. Add the new place "
+                    "with --add, then take out the old one with --remove-root; nothing is computed again. Nothing was "
+                    "changed."
+                )
+            return [Root(places[0], "", True)]
+        if not options.add:
+            raise StoreError(
+                f"The store {location} holds the folder {', '.join(active)}, not {places[0]}. If the folder was moved, "
+                "say so with --moved; to have both in one store, with --add; for another folder use another store."
+            )
+    first = places[0] if settings is None else settings.root
+    roots = [
+        Root(place, "" if place == first else Path(place).as_posix(), _stored_root(place, have) in active)
+        for place in places
+    ]
+    _check_apart([*roots, *(Root(root, "", True) for root in active)])
+    return roots
+
+
+def _stored_root(place: str, have: Iterable[str]) -> str | None:
+    """The root of the store that is this folder."""
+    return next((root for root in have if Path(root) == Path(place)), None)
+
+
+def _check_apart(roots: Sequence[Root]) -> None:
+    """Raise StoreError where one folder lies in another: its pictures would be in the store twice."""
+    for inner in roots:
+        for outer in roots:
+            if Path(inner.folder) != Path(outer.folder) and Path(inner.folder).is_relative_to(outer.folder):
+                raise StoreError(
+                    f"{inner.folder} lies in {outer.folder}: its pictures would be in the store twice. Name one of "
+                    "them. Nothing was changed."
+                )
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Rows of a folder that are not among its images."""
+
+    gone: list[str]
+    """Ids of those whose files are known to be absent."""
+    excluded: list[str]
+    """Ids of those in places that are left out; their files may be there."""
+    kept: int
+    """How many stay, with those that are excluded."""
+
+
+def missing_from(gallery: Gallery, known: Iterable[IndexedFile], prune: bool) -> Missing:
+    """What of the rows `known` of a folder is not in it. With `prune` those that are left out are gone, too."""
+    there = {found.id for found in gallery.images}
+    rows = [row for row in known if row.id not in there]
+    inside = {row.id: row.path.removeprefix(f"{gallery.base}/" if gallery.base else "") for row in rows}
+    excluded = {row.id for row in rows if not prune and gallery.is_left_out(inside[row.id], row.member)}
+    gone = sorted(row.id for row in rows if gallery.is_absent(inside[row.id]) and row.id not in excluded)
+    return Missing(gone, sorted(excluded), len(rows) - len(gone))
+
+
+def rows_of(gallery: Gallery, known: Iterable[IndexedFile], settings: StoreSettings) -> list[IndexedFile]:
+    """The rows of one folder."""
+    return [row for row in known if settings.base_of(row.path) == gallery.base]
+
+
+def _check_loss(
+    location: str,
+    gallery: Gallery,
+    others: Sequence[Gallery],
+    known: dict[str, IndexedFile],
+    own: Sequence[IndexedFile],
+) -> None:
+    """Raise StoreError where too much of a folder's `own` rows would go unasked. Moved pictures are no loss."""
+    gone = missing_from(gallery, own, prune=False).gone
+    allowed = max(1, len(own) // 10)
+    if not gone or (len(gone) <= allowed and len(gone) < len(own)):
         return
     rows = [known[identity] for identity in gone]
     sizes = {row.size for row in rows}
     seen = set()
-    for found in gallery.images:
-        if found.id not in known and found.size in sizes:
-            try:
-                seen.add(hashlib.sha256(read_source(found.source(gallery.root))).hexdigest())
-            except UnreadableImage:
-                continue
+    for place in others:
+        for found in place.images:
+            if found.id not in known and found.size in sizes:
+                try:
+                    seen.add(hashlib.sha256(read_source(found.source(place.root))).hexdigest())
+                except UnreadableImage:
+                    continue
     lost = [row for row in rows if row.sha256 not in seen]
-    if lost and (len(lost) > allowed or len(lost) == len(known)):
-        part = "all" if len(lost) == len(known) else f"{len(lost)} of the {len(known)}"
+    if lost and (len(lost) > allowed or len(lost) == len(own)):
+        part = "all" if len(lost) == len(own) else f"{len(lost)} of the {len(own)}"
         names = ", ".join(sorted(row.path for row in lost)[:3])
         raise StoreError(
             f"{part} pictures of the store {location} are no longer in {gallery.root} ({names}, ...). Is the disk "
@@ -82,7 +206,11 @@ def _check_loss(location: str, gallery: Gallery, known: dict[str, IndexedFile], 
 
 
 def _settings(
-    model: RetrievalModel | ZeroShotModel, root: str, model_name: str, options: IndexOptions, guides: dict[str, int]
+    model: RetrievalModel | ZeroShotModel,
+    roots: Sequence[Root],
+    model_name: str,
+    options: IndexOptions,
+    guides: dict[str, int],
 ) -> StoreSettings:
     """The settings of a store of this model. Raises StoreError for options that the model cannot have."""
     if options.keep_words is not None and options.keep_words < 1:
@@ -92,12 +220,13 @@ def _settings(
     if isinstance(model, ZeroShotModel):
         if keep is not None:
             raise StoreError(f"keep_patches is {keep}, but of this model one vector per image is kept, and no patches.")
-        return model.settings(root, name, precision=options.precision, keep_words=options.keep_words)
+        settings = model.settings(roots[0].folder, name, precision=options.precision, keep_words=options.keep_words)
+        return replace(settings, dated=True)
     grid = model.vision.grid_for(*model.image_size)
     if keep is not None and not 1 <= keep <= grid[0] * grid[1]:
         raise StoreError(f"keep_patches is {keep}; this model has {grid[0] * grid[1]} patches per image.")
     return StoreSettings(
-        root=root,
+        root=roots[0].folder,
         model=name,
         model_hash=model_hash(model),
         width=model.config.embed_size,
@@ -109,45 +238,118 @@ def _settings(
         format=FORMAT if guides else 1,
         guides=guides,
         bank=bank_name() if options.bank else "",
+        dated=True,
     )
 
 
 def open_store(
     location: str | os.PathLike[str],
-    gallery: Gallery,
+    galleries: Sequence[Gallery],
+    roots: Sequence[Root],
     model: RetrievalModel | ZeroShotModel,
     model_name: str,
     options: IndexOptions,
     guides: dict[str, int],
 ) -> tuple[Store, dict[str, IndexedFile]]:
     """The store, made where there is none, and its files. A store that does not fit is left as it was."""
-    settings = _settings(model, str(gallery.root), model_name, options, guides)
+    settings = _settings(model, roots, model_name, options, guides)
     try:
         store = Store.open(location)
     except MissingStoreError:
         if isinstance(model, RetrievalModel):
-            stacked([], () if guides else model.head.guides, str(gallery.root))  # says what is missing
-        return Store.create(location, settings), {}
-    _check_same(store, settings, options.moved)
+            stacked([], () if guides else model.head.guides, roots[0].folder)  # says what is missing
+        return Store.create(location, _with_roots(settings, roots)), {}
+    _check_same(store, settings)
     known = store.known()
     if not options.prune:
-        _check_loss(store.location, gallery, known, gone_from(gallery, known, prune=False)[0])
-    if store.settings.root != settings.root:
-        store.set_settings(replace(store.settings, root=settings.root))
+        for gallery in galleries:
+            own = rows_of(gallery, known.values(), store.settings)
+            _check_loss(store.location, gallery, galleries, known, own)
+    placed = _with_roots(store.settings, roots)
+    if store.settings != placed:
+        store.set_settings(placed)
     if options.bank and store.settings.bank != settings.bank:
         store.set_bank(settings.bank)
+    if not store.settings.dated:
+        store.add_dates(_dates(known.values(), store.settings))
     return store, known
 
 
-def _check_same(store: Store, wanted: StoreSettings, moved: bool) -> None:
+def _with_roots(settings: StoreSettings, roots: Sequence[Root]) -> StoreSettings:
+    """The settings with these folders in use; the one of base "" is the first."""
+    first = next((root.folder for root in roots if not root.base), settings.root)
+    more = tuple(dict.fromkeys([*settings.more_roots, *(root.base for root in roots if root.base)]))
+    named = {root.base or root.folder for root in roots}
+    removed = tuple(root for root in settings.removed_roots if root not in named)
+    number = max(settings.format, SEVERAL_ROOTS) if more else settings.format
+    return replace(settings, root=first, more_roots=more, removed_roots=removed, format=number)
+
+
+def remember_unreadable(store: Store, galleries: Sequence[Gallery], failed: Mapping[str, tuple[int, int]]) -> None:
+    """Keep which files could not be read, so that a search need not read them again to know that nothing is new."""
+    before = store.settings.unreadable
+    seen = {found.id for gallery in galleries for found in gallery.images}
+    others = before if len(galleries) < len(store.settings.roots) else {}
+    now = {**{name: facts for name, facts in others.items() if name not in seen}, **failed}
+    if now != before:
+        store.set_settings(replace(store.settings, unreadable=dict(list(now.items())[:MOST_UNREADABLE])))
+
+
+def _dates(rows: Iterable[IndexedFile], settings: StoreSettings) -> dict[str, int]:
+    """When the photos of a store of a former release were taken, by id."""
+    rows = list(rows)
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="seps-dates") as pool:
+        dates = pool.map(lambda row: date_taken(ImageSource(Path(settings.root) / row.path, row.member)), rows)
+        return {row.id: date for row, date in zip(rows, dates, strict=True) if date is not None}
+
+
+def remove_root(location: str | os.PathLike[str], folder: str, *, prune: bool = False) -> tuple[str, int]:
+    """Take a folder out of a store: its rows are kept, excluded, until it is added again, or with `prune` deleted.
+
+    Returns the folder as the store names it, and how many pictures go. No file is touched. Raises StoreError where
+    `folder` is not exactly one of the store's, or its only one.
+    """
+    Store.open(location)  # the lock would make a folder where there is no store
+    with writer_lock(str(location)):
+        store = Store.open(location)
+        settings = store.settings
+        root = _stored_root(folder, settings.roots) or _stored_root(os.path.realpath(folder), settings.roots)
+        listed = ", ".join(settings.roots)
+        if root is None:
+            raise StoreError(
+                f"The store {location} does not hold the folder {folder}. Name one of its folders exactly: {listed}. "
+                "Nothing was changed."
+            )
+        if len(settings.roots) == 1:
+            raise StoreError(
+                f"{root} is the only folder of the store {location}; it stays. To be rid of all of it, delete "
+                f"{location}. Nothing was changed."
+            )
+        base = "" if root == settings.root else root
+        ids = [row.id for row in store.known().values() if settings.base_of(row.path) == base]
+        removed = (*settings.removed_roots, root)
+        if prune:
+            store.delete(ids)
+            more = tuple(other for other in settings.more_roots if other != root)
+            removed = tuple(other for other in removed if other in (settings.root, *more))
+            store.set_settings(replace(store.settings, more_roots=more, removed_roots=removed))
+            store.put_excluded({})
+        else:
+            store.put_excluded(dict.fromkeys(ids, True))
+            store.set_settings(replace(store.settings, removed_roots=removed))
+        store.tidy(always=True)
+    return root, len(ids)
+
+
+def _check_same(store: Store, wanted: StoreSettings) -> None:
     have = store.settings
     if have.model_hash != wanted.model_hash:
-        raise StoreError(
+        raise OtherModelError(
             f"The store {store.location} was made with another model ({have.model}, {have.model_hash[:8]}) than "
             f"{wanted.model} ({wanted.model_hash[:8]}): their states do not mix. Use that model or another store."
         )
     if have.words_hash != wanted.words_hash:
-        raise StoreError(other_words(store.location))
+        raise OtherModelError(other_words(store.location))
     if _kept(have) != _kept(wanted):
         raise StoreError(
             f"The store {store.location} keeps {_kept(have)}, not {_kept(wanted)}. Leave these options as they were, "
@@ -157,11 +359,6 @@ def _check_same(store: Store, wanted: StoreSettings, moved: bool) -> None:
         raise StoreError(
             f"The store {store.location} keeps the guides {told_widths(have.guides)}, not "
             f"{told_widths(wanted.guides)} (values per image). Leave the guides as they were, or use another store."
-        )
-    if have.root != wanted.root and not moved:
-        raise StoreError(
-            f"The store {store.location} holds the folder {have.root}, not {wanted.root}. If the folder was moved, "
-            "say so with --moved; for another folder use another store."
         )
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import posixpath
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -19,6 +21,8 @@ from seps.retrieval.index.codec import Array, Precision
 
 FORMAT = 2
 """Of a store with guides, and of one with vectors alone; any other is format 1, which former releases read."""
+SEVERAL_ROOTS = 3
+"""Format of a store of several folders: a former release would take the pictures of all but the first for deleted."""
 TABLE = "images"
 STATE = ("tokens", "positions", "mean", "words")
 StoreKind = Literal["patches", "vectors"]
@@ -26,6 +30,10 @@ StoreKind = Literal["patches", "vectors"]
 
 class StoreError(ValueError):
     """A store that cannot be opened, read or written; the message says why and what to do."""
+
+
+class OtherModelError(StoreError):
+    """A store that was made with other weights."""
 
 
 class MissingStoreError(StoreError):
@@ -65,6 +73,37 @@ class StoreSettings:
     """Tag of the background queries that the images' levels are made with; without any there is no such column."""
     calibration: Mapping[str, float] = field(default_factory=dict)
     """What scores are worth in this gallery: see `seps.retrieval.index.bank.Calibration`. Empty: not known."""
+    more_roots: tuple[str, ...] = ()
+    """Further folders. The paths of their pictures are absolute, and begin with the folder."""
+    removed_roots: tuple[str, ...] = ()
+    """Those of the folders that were removed. Their rows are kept, excluded, until they are pruned."""
+    dated: bool = False
+    """There are columns `taken` and `excluded`; a store of a former release has none until it is indexed again."""
+    excluded: int = 0
+    """Rows that are excluded."""
+    unreadable: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Size and time of files that could not be read, by id: to know that nothing is new, without reading them again."""
+
+    @property
+    def roots(self) -> tuple[str, ...]:
+        """The folders of the store that were not removed."""
+        return tuple(root for root in (self.root, *self.more_roots) if root not in self.removed_roots)
+
+    def base_of(self, path: str) -> str:
+        """What stands before a row's path in its folder: "" in the first folder, else the folder."""
+        if not os.path.isabs(path):
+            return ""
+        return max((root for root in self.more_roots if path.startswith(f"{root}/")), key=len, default="")
+
+    def root_of(self, path: str) -> str:
+        """The folder of a row's path."""
+        return self.base_of(path) or self.root
+
+    def stored_folder(self, folder: str) -> str:
+        """A folder as the rows' paths begin with it: one of the first root may be given absolutely, too."""
+        if not os.path.isabs(folder) or not Path(folder).is_relative_to(self.root):
+            return folder
+        return Path(folder).relative_to(self.root).as_posix()
 
     @property
     def state(self) -> tuple[str, ...]:
@@ -85,10 +124,12 @@ class StoreSettings:
         """Read `to_json`'s line. Raises StoreError for damaged settings and for those of a newer release."""
         try:
             values = json.loads(text)
-            if int(values.get("format", 0)) <= FORMAT:
+            if int(values.get("format", 0)) <= SEVERAL_ROOTS:
                 known = {part.name for part in dataclasses.fields(cls)}
                 values = {name: value for name, value in values.items() if name in known}
                 rows, columns = map(int, values["grid"])
+                values |= {name: tuple(values.get(name, ())) for name in ("more_roots", "removed_roots")}
+                values["unreadable"] = {name: tuple(facts) for name, facts in values.get("unreadable", {}).items()}
                 settings = cls(**{"pixels": "resize", **values, "grid": (rows, columns)})
                 settings._check()
                 return settings
@@ -99,11 +140,11 @@ class StoreSettings:
             ) from error
         raise StoreError(
             f"The store {where} was written by a newer release of seps (format {values['format']}; this one reads up "
-            f"to {FORMAT}). Update seps, or index the folder into another store."
+            f"to {SEVERAL_ROOTS}). Update seps, or index the folder into another store."
         )
 
     def _check(self) -> None:
-        texts = (self.root, self.model, self.model_hash)
+        texts = (self.root, self.model, self.model_hash, *self.more_roots, *self.removed_roots)
         numbers = (self.width, *self.grid, self.keep_patches or 1, self.keep_words or 1, self.words_width or 1)
         if not all(isinstance(value, str) for value in texts):
             raise ValueError("root, model and model_hash must be texts")
@@ -151,6 +192,10 @@ class Row:
     """Float32 values of all guides, one after the other in the settings' order; None: no guide came with it."""
     bank: float | None = None
     """Level of the image over the bank of background queries; None: not computed yet."""
+    taken: int | None = None
+    """Nanoseconds since 1970 by EXIF; None: the file does not say."""
+    excluded: bool | None = False
+    """Kept and never found: a pattern leaves it out, or its folder was removed from the store."""
 
 
 def schema(settings: StoreSettings) -> pa.Schema:
@@ -173,6 +218,7 @@ def schema(settings: StoreSettings) -> pa.Schema:
         "dense": pa.string(),
         **({"guides": pa.binary()} if settings.guides else {}),
         **({"bank": pa.float32()} if settings.bank else {}),
+        **({"taken": pa.int64(), "excluded": pa.bool_()} if settings.dated else {}),
     }
     # Rounded values use 7.4 of their 8 bits on average: coding them takes 6 % off, without loss.
     coded = {"lance-encoding:compression": "zstd", "lance-encoding:compression-level": "1"}
@@ -259,6 +305,7 @@ class IndexedFile:
     sha256: str
     description: str | None
     guides: bytes | None = None
+    excluded: bool | None = False
 
 
 @dataclass(frozen=True)
@@ -266,12 +313,18 @@ class Filters:
     """Which images may be found."""
 
     folder: str | None = None
-    """Path below the indexed folder, or one tar shard."""
+    """Path below the indexed folder, or one tar shard; absolute for a further folder of the store."""
     after: int | None = None
     before: int | None = None
-    """File times in nanoseconds."""
+    """Nanoseconds: when the photo was taken, or where that is not known the time of its file."""
     min_size: int | None = None
     """Pixels of the shorter side."""
+    dated: bool = False
+    """The store has the columns `taken` and `excluded` (`StoreSettings.dated`); `Searcher` sets it."""
+    all_rows: bool = True
+    """Also those that are excluded; `Searcher` leaves them out."""
+    first_root: bool = False
+    """Only pictures of the store's first folder; `Searcher` sets it where `folder` is that one."""
 
     def clause(self) -> str | None:
         """As a condition in SQL; None without any."""
@@ -280,11 +333,18 @@ class Filters:
         if folder != ".":
             # One name can be composed or decomposed Unicode, and systems differ in which they store and type.
             names = dict.fromkeys([folder, *(unicodedata.normalize(form, folder) for form in ("NFC", "NFD"))])
+            if (self.folder or "").startswith("/"):
+                names |= {f"/{name}": None for name in names}
             parts.append("(" + " OR ".join(f"starts_with(path, '{name}/') OR path = '{name}'" for name in names) + ")")
+        date = "COALESCE(taken, mtime)" if self.dated else "mtime"
         if self.after is not None:
-            parts.append(f"mtime >= {int(self.after)}")
+            parts.append(f"{date} >= {int(self.after)}")
         if self.before is not None:
-            parts.append(f"mtime < {int(self.before)}")
+            parts.append(f"{date} < {int(self.before)}")
         if self.min_size:
             parts.append(f"(width >= {int(self.min_size)} AND height >= {int(self.min_size)})")
+        if self.first_root:
+            parts.append("NOT starts_with(path, '/')")
+        if self.dated and not self.all_rows:
+            parts.append("(excluded IS NULL OR NOT excluded)")
         return " AND ".join(parts) or None

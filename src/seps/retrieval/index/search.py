@@ -7,7 +7,6 @@ import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,6 +14,7 @@ import numpy as np
 import torch
 
 from seps.retrieval.data import ImageSource
+from seps.retrieval.data.dates import local_time, nanoseconds
 from seps.retrieval.data.images import decode_image
 from seps.retrieval.data.shards import read_source
 from seps.retrieval.heads import ImageFeatures, TextFeatures
@@ -23,17 +23,31 @@ from seps.retrieval.index.bank import GOOD, NO_BANK, Calibration, background
 from seps.retrieval.index.codec import StoredScorer, image_vectors, model_hash, restore, text_vectors, unpack_padded
 from seps.retrieval.index.embedding import computing_threads
 from seps.retrieval.index.lexical import Matches
-from seps.retrieval.index.rows import Columns, Filters, StoreError
+from seps.retrieval.index.rows import Columns, Filters, OtherModelError, StoreError
 from seps.retrieval.index.store import Store
 from seps.retrieval.index.zeroshot import Query, ZeroShotModel, load_search_model, nat_of, other_words
 from seps.retrieval.model import RetrievalModel
 
-__all__ = ["CANDIDATES", "SHOWN", "Filters", "Hit", "Searcher", "nanoseconds"]
+__all__ = ["CANDIDATES", "SHOWN", "Filters", "Hit", "Part", "Searcher", "nanoseconds"]
 
 CANDIDATES = 200
 SCORED_AT_ONCE = 32
 """Images that one core scores at a time: what fits its cache is much faster."""
 SHOWN = ("id", "path", "member", "width", "height", "mtime", "sha256")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a query, a sentence or a picture, as the model sees it."""
+
+    query: TextFeatures | Query
+    vector: torch.Tensor
+    """(C,) its product with an image's vector is about the score."""
+    described: bool
+    """A sentence: descriptions and the bank of background queries take part."""
+    found: Matches = lexical.NONE
+    sign: int = 1
+    """-1: the score of this part is taken off."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +70,20 @@ class Hit:
     "background" for the level of the picture over the bank."""
     confidence: float | None = None
     """In [0, 1]; None where the store has no bank of background queries, or a picture was searched by."""
+    taken: int | None = None
+    """Nanoseconds since 1970 at which the photo was taken, by EXIF; None where that is not known."""
+    parts: Sequence[float] = ()
+    """Of a query of several parts what each adds to the score."""
+
+    @property
+    def date(self) -> str:
+        """When it was taken, or else the time of its file, in local time like 2024-05-31T18:20:05."""
+        return local_time(self.mtime if self.taken is None else self.taken)
+
+    @property
+    def date_source(self) -> str:
+        """Where `date` comes from: "exif" or "file"."""
+        return "file" if self.taken is None else "exif"
 
     @property
     def good(self) -> bool | None:
@@ -73,19 +101,10 @@ class Hit:
             "id": self.id,
             "width": self.width,
             "height": self.height,
+            "date": self.date,
+            "date_source": self.date_source,
             **({"terms": {name: round(value, 6) for name, value in self.terms.items()}} if self.terms else {}),
         }
-
-
-def nanoseconds(text: str) -> int:
-    """A date like 2024-05-31, or with a time, as nanoseconds since 1970 (local time). Raises ValueError."""
-    try:
-        seconds = datetime.fromisoformat(text).timestamp()
-    except (ValueError, OverflowError, OSError) as error:
-        raise ValueError(f"The date {text!r} cannot be read; write it like 2024-05-31") from error
-    if abs(seconds) >= 2**63 / 1e9:
-        raise ValueError(f"The date {text!r} is beyond what file times can hold (1678 to 2261)")
-    return int(seconds * 1e9)
 
 
 class Searcher:
@@ -112,12 +131,12 @@ class Searcher:
         self.model.eval()
         digest = self.model.embedder.digest() if isinstance(self.model, ZeroShotModel) else model_hash(self.model)
         if digest != settings.model_hash:
-            raise StoreError(
+            raise OtherModelError(
                 f"The store {self.store.location} was made with {settings.model} ({settings.model_hash[:8]}), whose "
                 "weights are not those of the model that came. Use that model, or index again into another store."
             )
         if isinstance(self.model, ZeroShotModel) and model_hash(self.model.describer) != settings.words_hash:
-            raise StoreError(other_words(self.store.location))
+            raise OtherModelError(other_words(self.store.location))
         self.scorer = None if isinstance(self.model, ZeroShotModel) else StoredScorer(self.model, settings)
         # One query already uses every core; more than two at a time only use memory.
         self._running = threading.BoundedSemaphore(2)
@@ -163,8 +182,14 @@ class Searcher:
         found: Matches = lexical.NONE,
     ) -> list[Hit]:
         """As `search`, for one encoded query and what was `found` of its words, without confidences."""
-        vector = self._pool.submit(self._search_vector, query).result()
-        return self._find(query, vector, k, candidates, exact, filters, True, found)
+        return self.search_parts([self._sentence(query, found)], k, candidates, exact, filters)
+
+    def part_of_text(self, text: str, sign: int = 1) -> Part:
+        """A sentence as one part of a query."""
+        return self._sentence(self.encode(text), lexical.matches(text, self.store), sign)
+
+    def _sentence(self, query: TextFeatures | Query, found: Matches, sign: int = 1) -> Part:
+        return Part(query, self._pool.submit(self._search_vector, query).result(), True, found, sign)
 
     @property
     def calibration(self) -> Calibration | None:
@@ -221,57 +246,87 @@ class Searcher:
         Its pixels are made as the store's were (`StoreSettings.pixels`). Descriptions are not used.
         Raises UnreadableImage.
         """
+        with self._running:
+            return self.search_parts([self.part_of_image(picture)], k, candidates, exact, filters)
+
+    def part_of_image(self, picture: str | os.PathLike[str] | bytes, sign: int = 1) -> Part:
+        """A picture as one part of a query. Raises UnreadableImage."""
         source = ImageSource(Path("upload") if isinstance(picture, bytes) else Path(picture))
         data = picture if isinstance(picture, bytes) else read_source(source)
         if isinstance(self.model, ZeroShotModel):
             prepared = decode_image(data, source, self.model.image_size, self.model.embedder.prepare)
-            with self._running:
-                query = Query(self._pool.submit(self.model.images, [prepared]).result(), None)
-                return self._find(query, self.model.search_vector(query), k, candidates, exact, filters, False)
+            query = Query(self._pool.submit(self.model.images, [prepared]).result(), None)
+            return Part(query, self.model.search_vector(query), False, sign=sign)
         pixels = decode_image(data, source, self.model.image_size, self.store.settings.pixels)
-        with self._running:
-            tokens = self._pool.submit(self._encode_pixels, pixels).result()
-            patches = tokens[:, self.model.vision.num_prefix_tokens :]
-            mask = torch.ones(patches.shape[:2], dtype=torch.bool, device=patches.device)
-            vector = image_vectors(self.model, ImageFeatures(tokens))[0]
-            words = TextFeatures(patches, mask)
-            return self._find(words, vector, k, candidates, exact, filters, described=False)
+        tokens = self._pool.submit(self._encode_pixels, pixels).result()
+        patches = tokens[:, self.model.vision.num_prefix_tokens :]
+        mask = torch.ones(patches.shape[:2], dtype=torch.bool, device=patches.device)
+        vector = image_vectors(self.model, ImageFeatures(tokens))[0]
+        return Part(TextFeatures(patches, mask), vector, False, sign=sign)
 
     @torch.no_grad()
     def _encode_pixels(self, pixels: torch.Tensor) -> torch.Tensor:
         model = cast(RetrievalModel, self.model)
         return model.encode_pixels(pixels[None].to(self.model.device).float() / 255)
 
-    def _find(
+    def search_parts(
         self,
-        query: TextFeatures | Query,
-        vector: torch.Tensor,
+        parts: Sequence[Part],
         k: int,
-        candidates: int,
-        exact: bool,
-        filters: Filters | None,
-        described: bool,
-        found: Matches = lexical.NONE,
+        candidates: int = CANDIDATES,
+        exact: bool = False,
+        filters: Filters | None = None,
     ) -> list[Hit]:
+        """The `k` images with the highest sum of the parts' scores, each with its sign; no confidences.
+
+        S(v) = sum over parts p of sign_p (model(p, v) + lexical(p, v) + background(v)); the last two of sentences.
+        The search vector is the sum of the parts' vectors, since a product with it is the sum of the products.
+        """
         if k < 1 or candidates < 1:
             raise ValueError(f"k is {k} and candidates {candidates}; both must be at least 1.")
-        columns = [*SHOWN, *self.columns]
-        parts: Iterable[Columns]
+        settings = self.store.settings
+        shown = (*SHOWN, "taken") if settings.dated else SHOWN
+        columns = [*shown, *self.columns]
+        filters = self._allowed(filters)
+        images: Iterable[Columns]
         if exact:
-            parts = self.store.scan(columns, filters)
+            images = self.store.scan(columns, filters)
         else:
-            parts = self._candidates(vector.cpu().numpy(), max(k, candidates), columns, filters, found)
-        best: list[tuple[float, str, Mapping[str, Any], Mapping[str, float]]] = []
-        for images in parts:
-            rows = images.rows(SHOWN)
+            vector = sum(part.sign * part.vector for part in parts)
+            found = [part.found for part in parts if part.sign > 0]
+            near = cast(torch.Tensor, vector).cpu().numpy()
+            images = self._candidates(near, max(k, candidates), columns, filters, found)
+        best: list[tuple[float, str, dict[str, Any]]] = []
+        for some in images:
             scored = [
-                (-score - sum(terms.values()), row["id"], row, terms)
-                for score, row, terms in zip(
-                    self.scores(images, query, described), rows, self.terms(images, found, described), strict=True
-                )
+                (-sum(facts["values"]), row["id"], {**row, **facts})
+                for row, facts in zip(some.rows(shown), self._values(some, parts), strict=True)
             ]
             best = heapq.nsmallest(k, [*best, *scored], key=lambda entry: entry[:2])
-        return [Hit(rank, -score, **row, terms=terms) for rank, (score, _, row, terms) in enumerate(best, 1)]
+        hits = []
+        for rank, (score, _, row) in enumerate(best, 1):
+            values = row.pop("values")
+            hits.append(Hit(rank, -score, **row, parts=values if len(values) > 1 else ()))
+        return hits
+
+    def _values(self, images: Columns, parts: Sequence[Part]) -> list[dict[str, Any]]:
+        """Per image what each part adds to its score (`values`), and the sums of what the model does not (`terms`)."""
+        facts: list[dict[str, Any]] = [{"values": [], "terms": {}} for _ in range(len(images))]
+        for part in parts:
+            scores = self.scores(images, part.query, part.described)
+            added = self.terms(images, part.found, part.described)
+            for own, score, terms in zip(facts, scores, added, strict=True):
+                own["values"].append(part.sign * (score + sum(terms.values())))
+                for name, value in terms.items():
+                    own["terms"][name] = own["terms"].get(name, 0.0) + part.sign * value
+        return facts
+
+    def _allowed(self, filters: Filters | None) -> Filters:
+        """The filters as this store needs them; what is excluded is not found."""
+        settings, filters = self.store.settings, filters or Filters()
+        folder = None if filters.folder is None else settings.stored_folder(filters.folder)
+        first = folder == "." and filters.folder != "." and bool(settings.more_roots)
+        return replace(filters, folder=folder, dated=settings.dated, all_rows=not settings.excluded, first_root=first)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -281,15 +336,16 @@ class Searcher:
         return (*columns, "bank") if settings.bank else columns
 
     def _candidates(
-        self, vector: Any, count: int, columns: Sequence[str], filters: Filters | None, found: Matches
+        self, vector: Any, count: int, columns: Sequence[str], filters: Filters, matches: Sequence[Matches]
     ) -> Iterable[Columns]:
         """The images nearest by vector, then those among the rest whose descriptions have most of the query's words."""
         near = self.store.nearest(vector, count, columns, filters)
         yield near
-        if found.found:
-            known = set(near.values("id"))
+        known = set(near.values("id"))
+        for found in matches:
             more = [identity for identity in found.best(len(found.found)) if identity not in known]
-            more = self.store.among(more, filters)[:count]
+            more = self.store.among(more, filters)[:count] if more else []
+            known.update(more)
             if more:
                 yield self.store.select(more, columns)
 
@@ -327,7 +383,7 @@ class Searcher:
 
     def image_source(self, row: Mapping[str, Any]) -> ImageSource:
         """Where the original of a row with `path` and `member` is. Raises StoreError for a path out of the folder."""
-        root = Path(os.path.realpath(self.store.settings.root))
+        root = Path(os.path.realpath(self.store.settings.root_of(str(row["path"]))))
         path = Path(os.path.realpath(root / str(row["path"])))
         if not path.is_relative_to(root):
             raise StoreError(f"The path {row['path']!r} leads out of the indexed folder; it is not read.")

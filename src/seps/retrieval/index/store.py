@@ -99,6 +99,7 @@ class Store:
         """The files of all images, by id."""
         columns = ["id", "path", "member", "size", "mtime", "sha256", "dense"]
         columns += ["guides"] if self.settings.guides else []
+        columns += ["excluded"] if self.settings.dated else []
         rows = [row for some in self.scan(columns, batch_size=8192) for row in some.rows()]
         return {row["id"]: IndexedFile(description=row.pop("dense"), **row) for row in rows}
 
@@ -126,9 +127,29 @@ class Store:
 
     def put_levels(self, levels: Mapping[str, float]) -> None:
         """Set the level of some images, by id."""
+        self._set_column("bank", levels, pa.float32())
+
+    def add_dates(self, taken: Mapping[str, int]) -> None:
+        """Make room for dates and exclusions in a store of a former release; `taken` by id, where it is known."""
         with self._failing("changed"):
-            values = {"id": pa.array(list(levels)), "bank": pa.array(list(levels.values()), pa.float32())}
-            self._table.merge_insert("id").when_matched_update_all().execute(pa.table(values))
+            for column in (pa.field("taken", pa.int64()), pa.field("excluded", pa.bool_())):
+                if column.name not in self._table.schema.names:
+                    self._table.add_columns(column)
+        self._set_column("taken", taken, pa.int64())
+        self.set_settings(replace(self.settings, dated=True))
+
+    def put_excluded(self, excluded: Mapping[str, bool]) -> None:
+        """Set which images are excluded, by id, and count them in the settings."""
+        self._set_column("excluded", excluded, pa.bool_())
+        count = int(self._read(lambda table: table.count_rows("excluded")))
+        if count != self.settings.excluded:
+            self.set_settings(replace(self.settings, excluded=count))
+
+    def _set_column(self, name: str, by_id: Mapping[str, Any], kind: pa.DataType) -> None:
+        if by_id:
+            with self._failing("changed"):
+                values = {"id": pa.array(list(by_id)), name: pa.array(list(by_id.values()), kind)}
+                self._table.merge_insert("id").when_matched_update_all().execute(pa.table(values))
 
     def delete(self, ids: Sequence[str]) -> None:
         """Take images out."""
@@ -229,13 +250,13 @@ class Store:
                 self._refresh()
 
     def folders(self) -> list[str]:
-        """Folders and shards at the top of the indexed folder that hold images, sorted."""
+        """Folders and shards at the top of the indexed folder that hold images, and further folders, sorted."""
         found = set()
-        for some in self.scan(["path", "member"], batch_size=8192):
+        for some in self.scan(["path", "member"], Filters(dated=self.settings.dated, all_rows=False), 8192):
             for row in some.rows():
                 top, below, _ = row["path"].partition("/")
                 if below or row["member"] is not None:
-                    found.add(top)
+                    found.add(self.settings.base_of(row["path"]) or top)
         return sorted(found)
 
     def set_settings(self, settings: StoreSettings) -> None:

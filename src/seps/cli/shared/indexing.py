@@ -1,0 +1,34 @@
+"""What the commands that index say of a run, beside its counts: what is left out, and what could not be read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from seps.cli.shared.text import list_problems, list_skipped, say
+
+if TYPE_CHECKING:
+    from seps.retrieval.index.build import IndexReport
+
+
+def tell_left_out(report: IndexReport, option: str) -> None:
+    """Say on standard error what of the folders is not found, by reason; `option` lists all of it."""
+    if report.excluded:
+        say(f"{report.excluded} pictures of the store are excluded: they are kept, and not found.")
+    if report.kept > report.excluded:
+        say(f"{report.kept - report.excluded} of the store are kept although their files could not be read.")
+    for folder in report.away:
+        say(f"{folder} is not there. Is the disk mounted? What the store holds of it stays.")
+    list_problems(report.problems, "could not be indexed", option)
+    list_problems(report.description_problems, "descriptions were not used, or may be out of date", option)
+    list_skipped(report.skipped)
+    if is_all_excluded(report):
+        say(
+            "All pictures are excluded, by --exclude or a file .sepsignore, so there is nothing to search. What the "
+            "store held is kept; change the patterns to have it back."
+        )
+
+
+def is_all_excluded(report: IndexReport) -> bool:
+    """Whether patterns leave no picture."""
+    left = report.new + report.changed + report.moved + report.unchanged
+    return not left and any(reason.startswith("excluded") for reason in report.skipped)

@@ -1,0 +1,327 @@
+"""`seps find`: indexes what is new, answers, and prints what other programs can read."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from seps.cli.main import call, main
+from seps.library.places import data_folder, default_store
+from seps.library.results import _write_new
+from seps.retrieval.data.dates import nanoseconds
+from seps.retrieval.index import zeroshot
+from seps.retrieval.index.search import Searcher
+from seps.retrieval.index.store import Store, writer_lock
+from stores import gallery, index, model_folder, paint
+
+
+@pytest.fixture(autouse=True)
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's data folder."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, data: Path) -> Path:
+    """A gallery of six whose default store is made without a bank, which takes less time."""
+    made = gallery(tmp_path / "photos", 6)
+    index(made, default_store(data, made, model_folder()))
+    return made
+
+
+def find(*words: object) -> int:
+    return call("find", [str(word) for word in (*words, "--model", model_folder())])
+
+
+def out(capsys: pytest.CaptureFixture[str]) -> str:
+    return capsys.readouterr().out
+
+
+def test_the_first_call_makes_a_store_and_the_next_ones_index_what_is_new(
+    tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = gallery(tmp_path / "photos", 2)
+    assert find("a dog", folder) == 0
+    said = capsys.readouterr()
+    store = default_store(data, folder, model_folder())
+    assert "for the first time" in said.err and str(store) in said.err and "Indexed 2 pictures" in said.err
+    lines = said.out.splitlines()
+    assert len(lines) == 2 and all(line.split()[-1].startswith(str(folder)) for line in lines)
+    expected = Searcher(store, model_folder()).search("a dog")
+    assert [line.split()[0] for line in lines] == [f"{hit.score:.3f}" for hit in expected]
+    paint(folder / "new.jpg", 50)
+    (folder / "p00.jpg").unlink()
+    assert find("a dog", folder, "--paths") == 0
+    said = capsys.readouterr()
+    assert "Indexed 1 pictures" in said.err and "1 gone" in said.err
+    assert set(said.out.splitlines()) == {str(folder / "new.jpg"), str(folder / "sub" / "p01.jpg")}
+
+
+def test_nothing_new_opens_no_model_for_pictures(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the search loads a model then, and nothing is written."""
+    loaded: list[str] = []
+    real = zeroshot.load_search_model
+
+    def load(name: Any, **options: Any) -> Any:
+        loaded.append("index")
+        return real(name, **options)
+
+    monkeypatch.setattr(zeroshot, "load_search_model", load)  # what find imports; the searcher has its own name
+    monkeypatch.setattr("seps.retrieval.index.build.writer_lock", lambda _: pytest.fail("nothing is to be written"))
+    assert find("a dog", folder, "--paths") == 0
+    assert loaded == []
+    monkeypatch.setattr("seps.retrieval.index.build.writer_lock", writer_lock)
+    os.utime(folder / "p00.jpg")
+    assert find("a dog", folder, "--paths") == 0
+    assert loaded == ["index"]
+
+
+def test_a_damaged_file_is_read_once(
+    folder: Path, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else every search of a folder with one such file would open the model, and calibrate again."""
+    (folder / "bad.jpg").write_bytes(b"no picture")
+    calls: list[str] = []
+    real = zeroshot.load_search_model
+    monkeypatch.setattr(zeroshot, "load_search_model", lambda name, **more: calls.append("load") or real(name, **more))
+    for _ in range(3):
+        assert find("a dog", folder, "--paths") == 0
+    assert calls == ["load"]
+    told = capsys.readouterr().err
+    assert told.count("bad.jpg") == 3  # it is named every time
+    assert index(folder, default_store(data, folder, model_folder())).problems  # seps index tries again
+    paint(folder / "bad.jpg", 77)
+    assert find("a dog", folder, "--paths") == 0
+    assert str(folder / "bad.jpg") in capsys.readouterr().out and calls == ["load", "load"]
+    (folder / "p00.jpg").write_bytes(b"damaged later")  # the store keeps what it knew of it
+    for _ in range(2):
+        assert find("a dog", folder, "--paths") == 0
+    assert len(calls) == 3 and str(folder / "p00.jpg") in capsys.readouterr().out
+
+
+def test_a_store_of_another_model_says_what_to_do(
+    folder: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = default_store(data, folder, "mini")
+    index(folder, store)  # as if another release had shipped other weights under this name
+    assert main(["find", "a dog", str(folder), "--model", "mini"]) == 2
+    said = capsys.readouterr().err
+    assert "another model" in said or "weights are not those" in said
+    assert f"delete {store}" in said and len(Store.open(store)) == 6
+    assert main(["find", "a dog", str(folder), "--store", str(store), "--model", "mini"]) == 2  # named, so it counts
+
+
+def test_the_current_folder_is_the_default(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    assert find("a dog", "--paths", "-k", "1") == 0
+    assert Path(out(capsys).strip()).parent in (folder, folder / "sub")
+
+
+def test_paths_for_pipes(folder: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    odd = folder / "two\nlines \u00e9.jpg"
+    paint(folder / "x.jpg", 70)
+    os.replace(folder / "x.jpg", odd)
+    expected = {str(path).encode() for path in folder.rglob("*.jpg")}
+    assert find("a dog", folder, "-0") == 0
+    written = capfdbinary.readouterr().out
+    assert written.endswith(b"\0") and set(written[:-1].split(b"\0")) == expected
+    assert find("a dog", folder, "--paths") == 0
+    assert set(capfdbinary.readouterr().out.replace(b"two\nlines", b"two_lines").splitlines()) == {
+        path.replace(b"two\nlines", b"two_lines") for path in expected
+    }
+
+
+def test_a_real_pipe(folder: Path) -> None:
+    """The list goes into xargs, and what is said besides does not."""
+    command = f"{sys.executable} -m seps.cli.main find 'a dog' {folder} --model {model_folder()} -0 | xargs -0 ls -1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=True, env=os.environ)
+    assert len(done.stdout.splitlines()) == 6
+
+
+def test_json_and_csv_say_the_same(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert find("a dog", folder, "--json") == 0
+    values = json.loads(out(capsys))
+    assert [value["rank"] for value in values] == [1, 2, 3, 4, 5, 6]
+    assert all(os.path.isfile(value["path"]) and value["date_source"] == "file" for value in values)
+    assert find("a dog", folder, "--csv") == 0
+    rows = list(csv.DictReader(io.StringIO(out(capsys))))
+    assert [(row["path"], float(row["score"]), row["date"]) for row in rows] == [
+        (value["path"], value["score"], value["date"]) for value in values
+    ]
+
+
+def test_sums_with_pictures(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--image", folder / "p00.jpg", "--minus-image", folder / "p02.jpg", "--json")
+    assert find("a dog - stripes", folder, *words) == 0
+    (best, *_) = json.loads(out(capsys))
+    names = ["a dog", "- stripes", f"picture {folder / 'p00.jpg'}", f"- picture {folder / 'p02.jpg'}"]
+    assert [part["part"] for part in best["parts"]] == names
+    assert sum(part["score"] for part in best["parts"]) == pytest.approx(best["score"], abs=1e-5)
+    assert find("--image", folder / "p00.jpg", folder, "--json") == 0  # one word that is a folder is the folder
+    (best, *_) = json.loads(out(capsys))
+    assert best["path"] == str(folder / "p00.jpg")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["horse +"], "nothing to add"),
+        ([], "nothing to look for"),
+        (["- grass"], "only takes away"),
+        (["a + b", "--min-confidence", "0.5"], "one sentence alone"),
+        (["a", "{nowhere}"], "There is no folder"),
+        (["a", "{folder}", "--store", "{new}", "--no-update"], "There is no store"),
+        (["a", "--store", "{new}"], "name the folder"),
+        (["a", "{folder}", "--copy-to", "{folder}/sub/new"], "found the next time"),
+        (["a", "{folder}", "--html", "{folder}/p00.jpg"], "no page of seps find"),
+        (["a", "{folder}", "--since", "soon"], "cannot be read"),
+        (["a", "{folder}", "--exclude", ""], "names nothing"),
+        (["a", "{folder}", "--json", "--csv"], "not allowed"),
+    ],
+)
+def test_mistakes_are_sentences(
+    folder: Path, tmp_path: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(folder)
+    places = {"folder": str(folder), "new": str(tmp_path / "new"), "nowhere": str(tmp_path / "nowhere")}
+    assert main(["find", *(word.format(**places) for word in words), "--model", model_folder()]) == 2
+    said = capsys.readouterr().err
+    assert message in said and "Traceback" not in said
+    assert not (tmp_path / "new").exists()
+
+
+def test_sorting_and_dates(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number, path in enumerate(sorted(folder.rglob("*.jpg"))):
+        exif = Image.Exif()
+        exif.get_ifd(0x8769)[0x9003] = f"20{10 + number}:01:01 00:00:00"
+        Image.open(path).save(path, exif=exif)
+    by_age = [str(path) for path in sorted(folder.rglob("*.jpg"))]
+    os.utime(by_age[0], ns=(nanoseconds("2030-01-01"),) * 2)  # the file time does not count
+    for order, expected in (("oldest", by_age), ("date", by_age[::-1]), ("newest", by_age[::-1])):
+        assert find("a dog", folder, "--paths", "--sort", order) == 0
+        assert out(capsys).splitlines() == expected
+    assert find("a dog", folder, "--json", "--sort", "oldest", "-k", "2") == 0
+    best = json.loads(out(capsys))
+    assert {value["rank"] for value in best} == {1, 2}  # the two best, then their order
+    assert all(value["date_source"] == "exif" for value in best)
+    assert find("a dog", folder, "--paths", "--since", "2011-01-01", "--until", "2013-01-01") == 0
+    assert set(out(capsys).splitlines()) == set(by_age[1:3])
+
+
+def test_copies_never_overwrite(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "p00.jpg").write_bytes(b"mine")
+    paint(folder / "sub" / "p00.jpg", 80)
+    for _ in range(2):
+        assert find("a dog", folder, "--copy-to", tmp_path / "c") == 0
+    names = {path.name for path in (tmp_path / "c").iterdir()}
+    assert {"p00.jpg", "p00 (2).jpg", "p00 (3).jpg", "p00 (4).jpg", "p00 (5).jpg", "p01.jpg", "p01 (2).jpg"} <= names
+    assert (tmp_path / "c" / "p00.jpg").read_bytes() == b"mine" and len(names) == 1 + 2 * 7
+    originals = sorted(path.read_bytes() for path in folder.rglob("*.jpg"))
+    copies = sorted(path.read_bytes() for path in (tmp_path / "c").iterdir() if path.name != "p00.jpg")
+    assert copies == sorted(originals * 2)
+
+
+def test_a_copy_that_fails_leaves_no_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(io.BytesIO):
+        def write(self, _: Any) -> int:
+            raise OSError(28, "No space left on device")
+
+    real = Path.open
+
+    def opened(path: Path, mode: str = "r", **options: Any) -> Any:
+        real(path, mode, **options).close()
+        return Full()
+
+    monkeypatch.setattr(Path, "open", opened)
+    with pytest.raises(OSError, match="No space"):
+        _write_new(tmp_path, "a.jpg", b"data")
+    assert list(tmp_path.glob("*.jpg")) == []
+
+
+def test_the_page_holds_its_thumbnails_and_escapes_names(folder: Path, tmp_path: Path) -> None:
+    os.replace(folder / "p00.jpg", folder / "<b>&.jpg")
+    page = tmp_path / "o.html"
+    for _ in range(2):  # a page of ours may be replaced
+        assert find("<script> + a dog", folder, "--html", page) == 0
+    text = page.read_text()
+    assert text.count("data:image/jpeg;base64,/9j/") == 6 and text.count("<figure>") == 6
+    assert "&lt;b&gt;&amp;.jpg" in text and "<b>" not in text and "<script>" not in text
+    assert (folder / "p02.jpg").as_uri() in text
+
+
+def test_exclusions_are_counted_and_take_nothing_away(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert find("a dog", folder, "--paths", "--exclude", "sub/") == 0
+    said = capsys.readouterr()
+    assert len(said.out.splitlines()) == 3
+    assert "3 pictures of the store are excluded: they are kept, and not found." in said.err
+    assert "1 excluded by --exclude (sub)" in said.err
+    assert find("a dog", folder, "--paths") == 0
+    assert len(out(capsys).splitlines()) == 6
+    (folder / ".sepsignore").write_text("*\n")
+    assert find("a dog", folder, "--paths") == 0
+    said = capsys.readouterr()
+    assert said.out == "" and "All pictures are excluded" in said.err
+
+
+def test_while_another_process_indexes_what_is_there_is_searched(
+    folder: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paint(folder / "new.jpg", 55)
+    with writer_lock(str(default_store(data, folder, model_folder()))):
+        assert find("a dog", folder, "--paths") == 0
+    said = capsys.readouterr()
+    assert len(said.out.splitlines()) == 6 and "is being written" in said.err
+
+
+def test_a_store_that_would_lose_much_is_not_touched(folder: Path, data: Path) -> None:
+    for path in (folder / "sub").iterdir():
+        path.unlink()
+    words = ["find", "a dog", str(folder), "--model", model_folder(), "--paths"]
+    assert main(words) == 2
+    store = default_store(data, folder, model_folder())
+    assert len(Store.open(store)) == 6
+    assert main([*words, "--prune"]) == 0 and len(Store.open(store)) == 3
+
+
+def test_a_store_of_several_folders_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A named store keeps its model and its precision, and all of its folders are looked at."""
+    a, b, store = gallery(tmp_path / "a", 2), gallery(tmp_path / "b", 2), tmp_path / "s"
+    assert call("index", [str(a), str(b), "--store", str(store), "--model", model_folder(), "--precision", "int8", "--no-bank"]) == 0  # fmt: skip  # noqa: E501
+    paint(b / "new.jpg", 60)
+    capsys.readouterr()
+    assert call("find", ["a dog", "--store", str(store), "--paths"]) == 0
+    assert set(out(capsys).splitlines()) == {str(path) for place in (a, b) for path in place.rglob("*.jpg")}
+    assert Store.open(store).settings.precision == "int8" and not Store.open(store).settings.bank
+    for place in (a, b):  # one of its folders alone
+        assert call("find", ["a dog", str(place), "--store", str(store), "--paths"]) == 0
+        assert set(out(capsys).splitlines()) == {str(path) for path in place.rglob("*.jpg")}
+
+
+def test_where_data_lies_on_each_system(tmp_path: Path) -> None:
+    home = Path("/home/u")
+    assert data_folder({}, "linux", home) == home / ".local" / "share"
+    assert data_folder({"XDG_DATA_HOME": "/d"}, "linux", home) == Path("/d")
+    assert data_folder({"XDG_DATA_HOME": "relative"}, "linux", home) == home / ".local" / "share"
+    assert data_folder({}, "darwin", home) == home / "Library" / "Application Support"
+    assert data_folder({"LOCALAPPDATA": "/l"}, "win32", home) == Path("/l")
+    folder = tmp_path / "My photos \u00e9"
+    folder.mkdir()
+    (tmp_path / "link").symlink_to(folder)
+    stores = {default_store(tmp_path, place, "mini") for place in (folder, f"{folder}/", tmp_path / "link")}
+    assert len(stores) == 1 and next(iter(stores)).name.startswith("My-photos-")
+    assert default_store(tmp_path, folder, "base") not in stores
+    assert default_store(tmp_path, tmp_path, "mini") not in stores
