@@ -125,7 +125,9 @@ def test_random_weights_have_berts_spread() -> None:
     torch.manual_seed(0)
     state = load_bert(mini_text_folder(), pretrained=False).state_dict()
     assert abs(float(state["encoder.layer.3.output.dense.weight"].std()) - 0.02) < 1e-3
-    assert not state["encoder.layer.3.output.dense.bias"].any() and not state["embeddings.word_embeddings.weight"][0].any()
+    assert (
+        not state["encoder.layer.3.output.dense.bias"].any() and not state["embeddings.word_embeddings.weight"][0].any()
+    )
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -75,26 +75,38 @@ class BertOutput(NamedTuple):
     """(B, L, C)."""
 
 
+class _Linear(nn.Linear):
+    """Without random values, which take longer to draw than the weights to read."""
+
+    def reset_parameters(self) -> None:
+        pass
+
+
+class _Embedding(nn.Embedding):
+    """As `_Linear`."""
+
+    def reset_parameters(self) -> None:
+        pass
+
+
 class Bert(nn.Module):
-    """Token ids to features, one per token: `bert(input_ids, attention_mask).last_hidden_state`."""
+    """Token ids to features, one per token: `bert(input_ids, attention_mask).last_hidden_state`.
+
+    Its matrices hold nothing yet: `load_bert` reads them, or draws them.
+    """
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.config = config
         self.embeddings = _Embeddings(config)
-        self.encoder = nn.ModuleDict({"layer": nn.ModuleList(_Layer(config) for _ in range(config.num_hidden_layers))})
-
-    @classmethod
-    def without_weights(cls, config: BertConfig) -> Bert:
-        """A model whose tensors have shapes and no memory, for weights that come with `assign=True`."""
-        with torch.device("meta"):
-            return cls(config)
+        layers = nn.ModuleList(_Layer(config) for _ in range(config.num_hidden_layers))
+        self.encoder = nn.ModuleDict({"layer": layers})
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> BertOutput:
         """Ids and mask (B, L), 1 or True where a token is valid."""
         features = self.embeddings(input_ids)
         mask = _attended(attention_mask)
-        for layer in self.encoder["layer"]:  # type: ignore[union-attr]
+        for layer in cast(nn.ModuleList, self.encoder["layer"]):
             features = layer(features, mask)
         return BertOutput(features)
 
@@ -106,7 +118,7 @@ class Bert(nn.Module):
 def _attended(mask: Tensor) -> Tensor | None:
     """(B, 1, L, L) bool; None where every token may be attended to, which has faster kernels."""
     length = mask.shape[1]
-    if not (torch.compiler.is_compiling() or torch.jit.is_tracing()) and bool(mask.all()):
+    if not torch.compiler.is_compiling() and not torch._C._get_tracing_state() and bool(mask.all()):
         return None
     return mask.bool()[:, None, None, :].expand(-1, 1, length, -1)
 
@@ -115,9 +127,9 @@ class _Embeddings(nn.Module):
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         width = config.hidden_size
-        self.word_embeddings = nn.Embedding(config.vocab_size, width, padding_idx=config.pad_token_id)
-        self.position_embeddings = nn.Embedding(config.max_position_embeddings, width)
-        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, width)
+        self.word_embeddings = _Embedding(config.vocab_size, width, padding_idx=config.pad_token_id)
+        self.position_embeddings = _Embedding(config.max_position_embeddings, width)
+        self.token_type_embeddings = _Embedding(config.type_vocab_size, width)
         self.LayerNorm = nn.LayerNorm(width, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
@@ -133,9 +145,9 @@ class _SelfAttention(nn.Module):
         super().__init__()
         width = config.hidden_size
         self.heads, self.drop = config.num_attention_heads, config.attention_probs_dropout_prob
-        self.query = nn.Linear(width, width)
-        self.key = nn.Linear(width, width)
-        self.value = nn.Linear(width, width)
+        self.query = _Linear(width, width)
+        self.key = _Linear(width, width)
+        self.value = _Linear(width, width)
 
     def forward(self, features: Tensor, mask: Tensor | None) -> Tensor:
         shape = (*features.shape[:-1], self.heads, -1)
@@ -150,7 +162,7 @@ class _AddNorm(nn.Module):
 
     def __init__(self, inputs: int, config: BertConfig) -> None:
         super().__init__()
-        self.dense = nn.Linear(inputs, config.hidden_size)
+        self.dense = _Linear(inputs, config.hidden_size)
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
@@ -165,7 +177,7 @@ class _Layer(nn.Module):
         width, inner = config.hidden_size, config.intermediate_size
         # The names of transformers' modules are the names of the tensors.
         self.attention = nn.ModuleDict({"self": _SelfAttention(config), "output": _AddNorm(width, config)})
-        self.intermediate = nn.ModuleDict({"dense": nn.Linear(width, inner)})
+        self.intermediate = nn.ModuleDict({"dense": _Linear(width, inner)})
         self.output = _AddNorm(inner, config)
 
     def forward(self, features: Tensor, mask: Tensor | None) -> Tensor:
@@ -176,8 +188,11 @@ class _Layer(nn.Module):
 
 def own_tensors(saved: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of a published BERT that `Bert` has: without its pooling and without computed constants."""
-    return {name: value for name, value in saved.items() if name.startswith(("embeddings.", "encoder.")) and
-            not name.endswith("position_ids")}
+    return {
+        name: value
+        for name, value in saved.items()
+        if name.startswith(("embeddings.", "encoder.")) and not name.endswith("position_ids")
+    }
 
 
 def load_bert(folder: Path, *, pretrained: bool = True) -> Bert:
@@ -192,7 +207,7 @@ def load_bert(folder: Path, *, pretrained: bool = True) -> Bert:
         return made.eval()
     from safetensors.torch import load_file
 
-    model = Bert.without_weights(config)
+    model = Bert(config)
     try:
         tensors = {name: value.float() for name, value in own_tensors(load_file(folder / "model.safetensors")).items()}
         model.load_state_dict(tensors, assign=True)

@@ -1,1 +1,1 @@
-"""One person's pictures: where the store of a folder is, what a query means, duplicates, and `Library`, all of it as one object."""
+"""One person's pictures: the store of a folder, the meaning of a query, duplicates, and `Library` over all of it."""
