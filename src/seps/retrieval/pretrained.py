@@ -69,7 +69,8 @@ def unpack_delta(packed: Tensor, scale: Tensor, base: Tensor) -> Tensor:
     if packed.dim() < 2:
         return (base.float() + packed.float()).to(base.dtype)
     shape = (-1, *[1] * (packed.dim() - 1))
-    return (base.float() + packed.float() * scale.float().view(shape)).to(base.dtype)
+    # In place: memory that is new to the process costs more than the sums.
+    return packed.float().mul_(scale.float().view(shape)).add_(base.float()).to(base.dtype)
 
 
 def _has_rows(tensor: Tensor) -> bool:
@@ -296,12 +297,12 @@ def _load_folder(folder: Path, remote: bool, own: dict[str, Any]) -> RetrievalMo
         if given is None:
             _refuse_path(place, folder, remote)
     model = RetrievalModel(settings, **{**own, "vision": vision, "text": text})
-    state = _undelta(model.state_dict(), tensors) if form == "delta" else tensors
+    state = undelta(model.state_dict(), tensors) if form == "delta" else tensors
     _load_state(model, state, path, config.get("transformers"))
     return model
 
 
-def _undelta(base: dict[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def undelta(base: dict[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The state that "delta" tensors make of `base`, a new model with pretrained encoders.
 
     An encoder's tensor that is not among them is the pretrained one; any other that is not is left out, and so missed.

@@ -69,6 +69,7 @@ def run(options: argparse.Namespace) -> int:
     # The address first: it fails at once, the model takes seconds to load.
     listening = bind(options.host, options.port)
     searcher = Searcher(options.store, options.model, device=options.device)
+    searcher.model  # noqa: B018  all of it is read now, not by the first request
     app = create_app(searcher, token=token, hosts=LOOPBACK if local else None)
     config = uvicorn.Config(
         app,
