@@ -119,6 +119,10 @@ class Searcher:
         self._running = threading.BoundedSemaphore(2)
         self._pool = computing_threads(max(1, torch.get_num_threads()), "seps-search")
 
+    def close(self) -> None:
+        """End its threads; it cannot search any more."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
     @property
     def model(self) -> RetrievalModel | ZeroShotModel:
         """The whole model; of an embedded one the vision encoder is read when this is asked for first.
