@@ -1,14 +1,14 @@
 """The store: one LanceDB table with a vector, the packed state and the facts of every image.
 
 Every write is one commit of the table: a process that is killed leaves the last whole one. Readers see the newest
-commit a few seconds later and never wait for the writer. SQL and Arrow stay in this file and in `rows`.
-
-Reading goes through Lance, the format of the table; LanceDB, which takes a second to import, is loaded to write.
+commit a few seconds later and never wait for the writer. SQL and Arrow stay in this file and in `rows`. Reading goes
+through Lance, the format of the table; LanceDB, which takes a second to import, is loaded to write.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import re
 import time
@@ -67,8 +67,7 @@ class Store:
     def __init__(self, location: str, dataset: Any, settings: StoreSettings) -> None:
         self.location = location
         self.settings = settings
-        self._dataset, self._looked = dataset, time.monotonic()
-        self._writing: Any = None
+        self._dataset, self._looked, self._writing = dataset, time.monotonic(), None
 
     @property
     def _table(self) -> Any:
@@ -237,7 +236,7 @@ class Store:
             except _ERRORS as error:
                 if attempt == RESTARTS:
                     raise self._unreadable(error) from error
-                self._refresh()
+                self.refresh()
 
     def folders(self) -> list[str]:
         """Folders and shards at the top of the indexed folder that hold images, sorted."""
@@ -303,23 +302,22 @@ class Store:
 
     def _read(self, work: Callable[[Any], Answer]) -> Answer:
         if time.monotonic() - self._looked >= _FRESH.total_seconds():
-            self._refresh()
+            self.refresh()
         try:
             return work(self._dataset)
         except _ERRORS:
-            self._refresh()  # a writer may have removed the version that this process was reading
+            self.refresh()  # a writer may have removed the version that this process was reading
         try:
             return work(self._dataset)
         except _ERRORS as error:
             raise self._unreadable(error) from error
 
-    def _refresh(self) -> None:
+    def refresh(self) -> None:
         """Read the newest version from now on. Raises StoreError where there is none any more."""
         try:
-            now = time.monotonic()
             # Another object: a thread may be reading the one that was.
             self._dataset = self._dataset.checkout_version(self._dataset.latest_version)
-            self._looked = now
+            self._looked = time.monotonic()
         except _ERRORS as error:
             raise self._unreadable(error) from error
 
@@ -345,25 +343,24 @@ class Store:
 
 def open_dataset(location: str) -> Any:
     """The table of a store, for reading alone. Raises StoreError without the packages."""
-    os.environ.setdefault("LANCE_LOG", "error")
-    try:
-        import lance
-    except ImportError as error:
-        raise StoreError("The store needs LanceDB: pip install 'seps[store]'") from error
-    return lance.dataset(f"{location.rstrip('/')}/{TABLE}.lance")
+    return _package("lance").dataset(f"{location.rstrip('/')}/{TABLE}.lance")
 
 
 def connect(location: str) -> Any:
     """A connection to the database at a folder or URI. Raises StoreError without the packages."""
-    os.environ.setdefault("LANCE_LOG", "error")
-    try:
-        import lancedb
-    except ImportError as error:
-        raise StoreError("The store needs LanceDB: pip install 'seps[store]'") from error
+    lancedb = _package("lancedb")
     try:
         return lancedb.connect(location, read_consistency_interval=timedelta(0))
     except _ERRORS as error:
         raise StoreError(f"The place {location} cannot be used: {first_line(error)[:300]}.") from error
+
+
+def _package(name: str) -> Any:
+    os.environ.setdefault("LANCE_LOG", "error")
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise StoreError("The store needs LanceDB: pip install 'seps[store]'") from error
 
 
 def is_remote(location: str) -> bool:
