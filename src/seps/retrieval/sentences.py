@@ -12,7 +12,7 @@ import zlib
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from safetensors import safe_open
 from torch import Tensor
 
 from seps.encoders import VisionEncoder
@@ -44,11 +44,10 @@ def sentence_side(name: str, device: torch.device | str = "cpu") -> tuple[Retrie
     try:
         stated = json.loads((folder / FILE).read_text(encoding="utf-8"))
         config = read_config(folder)
-        tensors = {
-            place: tensor
-            for place, tensor in load_file(folder / config["weights"]["file"]).items()
-            if not place.removeprefix("delta.").removeprefix("int8.").removeprefix("scale.").startswith("vision.")
-        }
+        with safe_open(folder / config["weights"]["file"], "pt") as file:
+            # Of the vision encoder nothing is read.
+            names = [name for name in file.keys() if not _bare(name).startswith("vision.")]  # noqa: SIM118
+            tensors = {name: file.get_tensor(name) for name in names}
         settings = model_config(config["model"])
         vision = AbsentVision(
             width=int(tensors["project_patches.1.weight"].shape[1]),
@@ -64,6 +63,11 @@ def sentence_side(name: str, device: torch.device | str = "cpu") -> tuple[Retrie
     if checksum(model) != stated["checksum"]:
         return None
     return model.to(device).eval(), str(stated["model_hash"])
+
+
+def _bare(name: str) -> str:
+    """The name of the tensor that a packed one belongs to."""
+    return name.removeprefix("delta.").removeprefix("int8.").removeprefix("scale.")
 
 
 def checksum(model: RetrievalModel) -> str:
