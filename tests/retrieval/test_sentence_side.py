@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from importlib.resources import files
@@ -120,3 +121,11 @@ def test_a_reader_sees_what_another_process_commits(store: Path, monkeypatch: py
     assert len(reader) == count - 1 and len(writer) == count - 1
     writer.put([row])
     assert len(reader) == count
+
+
+@pytest.mark.parametrize("name", ["a:b", "with space", "per%20cent", "hash#tag"])
+def test_a_store_opens_under_any_name(store: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(store, tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    for place in (name, f"{name}/", str(tmp_path / name)):
+        assert len(Store.open(place)) == len(PHOTOS)

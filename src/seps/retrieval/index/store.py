@@ -17,7 +17,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from datetime import timedelta
-from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -74,7 +73,7 @@ class Store:
         """The table of LanceDB, for writing; what is read next is the newest commit."""
         if self._writing is None:
             self._writing = connect(self.location).open_table(TABLE)
-        self._looked = -inf
+        self._looked = float("-inf")
         return self._writing
 
     @classmethod
@@ -338,12 +337,13 @@ class Store:
                 "before is whole; make room or look at the permissions, and run again."
             ) from error
         finally:
-            self._looked = -inf
+            self._looked = float("-inf")
 
 
 def open_dataset(location: str) -> Any:
-    """The table of a store, for reading alone. Raises StoreError without the packages."""
-    return _package("lance").dataset(f"{location.rstrip('/')}/{TABLE}.lance")
+    """The table of a store, for reading; by its whole path, since a name may hold a colon. Raises StoreError."""
+    place = location.rstrip("/") if is_remote(location) else os.path.abspath(location)
+    return _package("lance").dataset(f"{place}/{TABLE}.lance")
 
 
 def connect(location: str) -> Any:
