@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         create_seps_model,
     )
     from seps.config import ConfigError, LossConfig, SlimmingConfig
+    from seps.library.library import Library
     from seps.losses import ContrastiveLoss, InfoNCELoss, RatioLoss, SEPSLoss, SigmoidLoss
     from seps.nn import (
         HRPA,
@@ -57,6 +58,7 @@ __all__ = [
     "ImageSide",
     "InfoNCELoss",
     "InputError",
+    "Library",
     "LossConfig",
     "MultiModalSDTPS",
     "PatchSlimming",
@@ -82,7 +84,7 @@ __all__ = [
     "score_published_pairing",
 ]
 _HOMES = ("registry", "plugins", "config", "nn", "losses", "compat")
-"""The modules that define the names above."""
+"""The modules that define the names above, but for `Library`."""
 _ROOMS = tuple(module.name for module in pkgutil.iter_modules(__path__))
 """What may be reached as an attribute: `seps.metrics.cmc_map` after `import seps` alone."""
 
@@ -91,6 +93,8 @@ def __getattr__(name: str) -> Any:
     # On first use: `seps --help` then starts at once, and `seps doctor` runs where torch itself is broken.
     if name in _ROOMS:
         return importlib.import_module(f"seps.{name}")
+    if name == "Library":
+        return importlib.import_module("seps.library.library").Library
     if name in __all__:
         for home in _HOMES:
             module = importlib.import_module(f"seps.{home}")

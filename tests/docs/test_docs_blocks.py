@@ -17,6 +17,7 @@ import yaml
 from doc_blocks import PAGES, ROOT, Block, blocks, commands
 from doc_commands import added, check, parse_seps
 from doc_scratch import prepare
+from PIL import Image
 
 from seps import registry
 from seps.plugins import plugin_modules
@@ -38,6 +39,9 @@ def fill(
     shutil.copytree(scratch, tmp_path / "work", symlinks=True)
     monkeypatch.chdir(tmp_path / "work")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    # Stores that are given no place, and pictures that are shown, must not reach the person who runs the tests.
+    monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
+    monkeypatch.setattr(Image.Image, "show", lambda self, title=None: None)
     # Ideas that a page registers are its own.
     with ChatServer() as server, mock.patch.dict(registry._IDEAS):
         yield {**encoders, "server": server.url}

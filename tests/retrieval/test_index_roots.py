@@ -101,16 +101,16 @@ def test_folders_of_a_store_are_named_as_filters_take_them(tmp_path: Path) -> No
 
 
 def test_a_service_goes_on_when_folders_join_and_pictures_are_excluded(tmp_path: Path) -> None:
-    from seps.serve.service import _made_by
+    from seps.serve.service import made_by
 
     a, b, store = gallery(tmp_path / "a", 2), tmp_path / "b", tmp_path / "s"
     index([a], store)
-    before = _made_by(Store.open(store))
+    before = made_by(Store.open(store).settings)
     paint(b / "x.jpg", 70)
     (b / "bad.jpg").write_bytes(b"no picture")
     index([a, b], store)
     remove_root(store, str(b))
-    assert _made_by(Store.open(store)) == before
+    assert made_by(Store.open(store).settings) == before
 
 
 def test_a_store_of_one_folder_is_what_it_was(tmp_path: Path) -> None:

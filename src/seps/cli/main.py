@@ -35,6 +35,8 @@ _ROOMS = {
     "models": ("train", "eval", "caption", "compare", "convert", "export", "modules"),
 }
 """The folder of a command's file; a command that is not listed has its file beside this one."""
+SHORT = ("search", "find")
+"""Commands whose time is mostly that of their imports."""
 EXAMPLES = """examples:
   seps demo                                        search photos that ship with the package
   seps find "a dog on the beach" photos            find pictures in a folder
@@ -77,6 +79,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         hint = suggestion(name, COMMANDS) or "."
         print(f"seps: there is no command {printable(repr(name))}{hint} (seps --help lists them.)", file=sys.stderr)
         return EXIT_USER_ERROR
+    if arguments is None and name in SHORT and "--plugin" not in words:
+        from seps.cli.shared.startup import without_pandas
+
+        without_pandas()
     return _run(name, words[1:], debug)
 
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from seps.registry import how_to_register, registered
 
+from .bert import WordPieceTokenizer, load_bert
 from .mini import EfficientNetLite0, mini_text_folder
 from .pruning import PruneConfig
 from .text import TextEncoder, load_tokenizer
@@ -197,6 +198,9 @@ def text_encoder(
         if not isinstance(made, TextEncoder):
             raise ValueError(f"The text encoder {name!r} made a {type(made).__name__}, not a TextEncoder.")
         return made.eval()
+    if str(name) == _MINI:
+        place = mini_text_folder()
+        return TextEncoder(load_bert(place, pretrained=pretrained), WordPieceTokenizer(place), max_length).eval()
     tower, folder = _tower(str(name), "text", pretrained, local_files_only)
     if folder is None:
         folder = hub_folder(PRESETS[str(name)].hub, weights=False, local_files_only=local_files_only)

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from .bert import Bert
 from .text import TextEncoder
 from .vision import TransformersVision, VisionEncoder
 from .vit import ViT
@@ -48,7 +49,10 @@ def save_text_files(encoder: TextEncoder, folder: Path) -> bool:
     """Write what `text_encoder(folder, pretrained=False)` needs; False for an encoder of the caller's own."""
     if not has_text_files(encoder):
         return False
-    _save_config(encoder.model, folder)
+    if isinstance(encoder.model, Bert):
+        encoder.model.config.save(folder)
+    else:
+        _save_config(encoder.model, folder)
     encoder.tokenizer.save_pretrained(str(folder))
     return True
 

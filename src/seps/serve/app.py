@@ -23,6 +23,7 @@ from seps.serve import uploads
 from seps.serve.guard import AwayError, Guard, install_errors
 from seps.serve.models import ExplanationAnswer, Picture, Results, Status
 from seps.serve.service import Service
+from seps.serve.shell import add_shell
 
 STATIC = Path(__file__).parent / "static"
 FILES = {"index.html": "text/html", "style.css": "text/css", "app.js": "text/javascript"}
@@ -65,6 +66,7 @@ def create_app(searcher: Searcher, *, token: str | None = None, hosts: tuple[str
     _add_search(app, service)
     _add_images(app, service)
     _add_page(app)
+    add_shell(app, service)
     return app
 
 

@@ -89,7 +89,7 @@ class Service:
         except StoreError as error:
             log.warning("The store cannot be read (%s): %s", reason, error)
             raise StoreError(f"The store {name} cannot be read any more: its files are damaged or gone.") from error
-        if _made_by(fresh) != _made_by(self.searcher.store):
+        if made_by(fresh.settings) != made_by(self.searcher.store.settings):
             raise StoreError(f"The store {name} was made anew in another way. Start the service again.")
         self.searcher.store = fresh
 
@@ -195,10 +195,10 @@ class Service:
         return {"id": address, **facts, **_rounded(found), "score": round(found.score, 6)}
 
 
-def _made_by(store: Store) -> StoreSettings:
+def made_by(settings: StoreSettings) -> StoreSettings:
     """What must stay the same while a store is served; its folders, levels, exclusions and calibration may change."""
     return replace(
-        store.settings,
+        settings,
         root="",
         bank="",
         calibration={},

@@ -7,7 +7,7 @@ import base64
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from seps.cli.shared.argtypes import date, device, fraction, non_negative, positive
@@ -16,7 +16,7 @@ from seps.cli.shared.text import print_json, printable
 from seps.plugins import load_plugins
 
 if TYPE_CHECKING:
-    from seps.retrieval.index.search import Hit, Searcher
+    from seps.library.answers import Question
     from seps.retrieval.index.store import Store
 
 
@@ -52,31 +52,82 @@ def run(options: argparse.Namespace) -> int:
         options.parser.error("give either a sentence or --image FILE")
     if options.image is not None and options.min_confidence is not None:
         options.parser.error("--min-confidence is for sentences; leave it out with --image")
+    return _by_picture(options) if options.image is not None else _by_sentence(options)
+
+
+def _by_picture(options: argparse.Namespace) -> int:
     from seps.retrieval.index.search import Filters, Searcher
 
     load_plugins(options.plugin)
     searcher = Searcher(options.store, options.model, device=options.device)
     filters = Filters(options.folder, options.after, options.before, options.min_size)
     among: dict[str, Any] = {"candidates": options.candidates, "exact": options.exact, "filters": filters}
-    if options.image is None:
-        hits = searcher.search(options.query, options.k, min_confidence=options.min_confidence, **among)
-        if searcher.without_bank:
-            print(printable(searcher.without_bank), file=sys.stderr)
-    else:
-        hits = searcher.search_image(options.image, options.k, **among)
+    hits = searcher.search_image(options.image, options.k, **among)
     if not hits and options.folder:
         _check_folder(searcher.store, options.folder)
-    note = searcher.note(options.query) if options.image is None else ""
-    if note:
-        print(note, file=sys.stderr)
+    thumbnails = []
+    if _inline_protocol():
+        rows = [searcher.store.get(hit.id, ["thumbnail"]) for hit in hits]
+        thumbnails = [base64.b64encode(row["thumbnail"]).decode() if row else "" for row in rows]
+    _tell(options, {"hits": [hit.as_dict() for hit in hits], "good": None, "thumbnails": thumbnails})
+    return 0
+
+
+def _by_sentence(options: argparse.Namespace) -> int:
+    """Ask the service that runs over the store, where one does; else search in this process, which takes longer."""
+    from seps.library.answers import Question
+
+    question = Question(
+        options.query,
+        options.k,
+        options.candidates,
+        options.exact,
+        options.folder,
+        options.after,
+        options.before,
+        options.min_size,
+        options.min_confidence,
+        bool(_inline_protocol()),
+    )
+    _tell(options, _of_service(options, question) or _of_process(options, question))
+    return 0
+
+
+def _of_service(options: argparse.Namespace, question: Question) -> dict[str, Any] | None:
+    """The answer of a running service; None without one, or where it cannot answer as this process would."""
+    if options.model or options.plugin or options.device != "cpu" or options.exact or not question.text.strip():
+        return None
+    from seps.serve.notice import ask
+
+    found = ask(options.store, question.as_dict())
+    # Without hits a folder may not be there, which this process says.
+    return None if found is None or (question.folder and not found.get("hits")) else found
+
+
+def _of_process(options: argparse.Namespace, question: Question) -> dict[str, Any]:
+    from seps.library.answers import answer
+    from seps.retrieval.index.search import Searcher
+
+    load_plugins(options.plugin)
+    searcher = Searcher(options.store, options.model, device=options.device)
+    found = answer(searcher, question)
+    if not found["hits"] and question.folder:
+        _check_folder(searcher.store, question.folder)
+    return found
+
+
+def _tell(options: argparse.Namespace, found: Mapping[str, Any]) -> None:
+    """Print what was found, as JSON or as a table."""
+    for sentence in (found.get("warning"), found.get("note")):
+        if sentence:
+            print(printable(sentence), file=sys.stderr)
     if options.json:
-        print_json([hit.as_dict() for hit in hits])
-    elif not hits:
+        print_json(found["hits"])
+    elif not found["hits"]:
         fits = f", or nothing fits with confidence {options.min_confidence:g}" if options.min_confidence else ""
         print(f"Nothing found: the store is empty, or the filters leave nothing{fits}.", file=sys.stderr)
     else:
-        _table(searcher, hits)
-    return 0
+        _table(found["hits"], found["good"], found["thumbnails"])
 
 
 def _check_folder(store: Store, folder: str) -> None:
@@ -90,24 +141,22 @@ def _check_folder(store: Store, folder: str) -> None:
         raise ValueError(f"No picture of the store {store.location} is in the folder {folder!r}. {names}")
 
 
-def _table(searcher: Searcher, hits: Sequence[Hit]) -> None:
+def _table(hits: Sequence[Mapping[str, Any]], good: int | None, thumbnails: Sequence[str]) -> None:
     protocol = _inline_protocol()
     width = max(len(_name(hit)) for hit in hits)
-    sure = "" if hits[0].confidence is None else "  confidence"
+    sure = "" if hits[0].get("confidence") is None else "  confidence"
     print(f"{'rank':>4}  {'score':>7}{sure}  {'picture':<{width}}  size")
     for place, hit in enumerate(hits):
-        if hit.good is False and (not place or hits[place - 1].good):
+        if place == good:
             print(f"      --- {'the rest: weaker matches' if place else 'no good match; the nearest are'} ---")
-        sure = "" if hit.confidence is None else f"  {hit.confidence:>10.2f}"
-        print(f"{hit.rank:>4}  {hit.score:>7.3f}{sure}  {_name(hit):<{width}}  {hit.width} x {hit.height}")
-        if protocol:
-            row = searcher.store.get(hit.id, ["thumbnail"])
-            if row:
-                print(_inline(row["thumbnail"], protocol))
+        sure = "" if hit.get("confidence") is None else f"  {hit['confidence']:>10.2f}"
+        print(f"{hit['rank']:>4}  {hit['score']:>7.3f}{sure}  {_name(hit):<{width}}  {hit['width']} x {hit['height']}")
+        if protocol and thumbnails and thumbnails[place]:
+            print(_inline(base64.b64decode(thumbnails[place]), protocol))
 
 
-def _name(hit: Hit) -> str:
-    return printable(hit.path if hit.member is None else f"{hit.path}:{hit.member}")
+def _name(hit: Mapping[str, Any]) -> str:
+    return printable(hit["path"] if hit.get("member") is None else f"{hit['path']}:{hit['member']}")
 
 
 def _inline_protocol() -> str | None:

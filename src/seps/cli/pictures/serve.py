@@ -7,8 +7,11 @@ import contextlib
 import errno
 import os
 import secrets
+import signal
 import socket
 import sys
+import threading
+from collections.abc import Iterator
 
 from seps.cli.shared.argtypes import device, port
 from seps.cli.shared.parser import Parser, add_plugins
@@ -49,6 +52,30 @@ def bind(host: str, port: int) -> socket.socket:
     return listening
 
 
+class _Terminated(BaseException):
+    """SIGTERM came."""
+
+
+def _terminate(number: int, frame: object) -> None:
+    raise _Terminated
+
+
+@contextlib.contextmanager
+def _whole_ending() -> Iterator[None]:
+    """Let SIGTERM, which ends a process on the spot, leave the contexts inside first."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        yield
+    except _Terminated:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def run(options: argparse.Namespace) -> int:
     """Serve until interrupted."""
     load_plugins(options.plugin)
@@ -60,6 +87,7 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError(f"The service needs FastAPI and uvicorn ({error}): pip install 'seps[serve]'") from error
     from seps.retrieval.index.search import Searcher
     from seps.serve.guard import LOOPBACK
+    from seps.serve.notice import posted
 
     local = options.host in LOOPBACK
     token = options.token or os.environ.get("SEPS_TOKEN")
@@ -69,6 +97,7 @@ def run(options: argparse.Namespace) -> int:
     # The address first: it fails at once, the model takes seconds to load.
     listening = bind(options.host, options.port)
     searcher = Searcher(options.store, options.model, device=options.device)
+    searcher.model  # noqa: B018  all of it is read now, not by the first request
     app = create_app(searcher, token=token, hosts=LOOPBACK if local else None)
     config = uvicorn.Config(
         app,
@@ -87,6 +116,8 @@ def run(options: argparse.Namespace) -> int:
         f"{len(searcher.store)} images. Open {address}{f'?token={token}' if token else ''}  (Ctrl-C stops)", flush=True
     )
     print(f"The API is documented at {address}api", flush=True)
-    with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is how it is meant to end; the server has stopped by then
+    # Ctrl-C is how it is meant to end; the server has stopped by then.
+    notice = posted(options.store, options.host, listening.getsockname()[1], token)
+    with contextlib.suppress(KeyboardInterrupt), _whole_ending(), notice:
         server.run(sockets=[listening])
     return 0

@@ -28,7 +28,7 @@ class StoredExplainer:
 
     def __init__(self, searcher: Searcher) -> None:
         self.searcher = searcher
-        self.explainer = Explainer(searcher.model, searcher.scorer)
+        self.explainer = Explainer(searcher.reader, searcher.scorer)
 
     def explain(
         self, identity: str, text: str, shown: float | None = None
@@ -42,7 +42,7 @@ class StoredExplainer:
         if not len(images):
             return None
         (row,) = images.rows(FACTS)
-        stored = restore(images, self.searcher.store.settings, self.searcher.model.device)
+        stored = restore(images, self.searcher.store.settings, self.searcher.reader.device)
         found = self.explainer.stored(stored, text, row["dense"])
         words = matches(text, self.searcher.store)
         (terms,) = self.searcher.terms(images, words)

@@ -27,6 +27,7 @@ from seps.retrieval.index.rows import Columns, Filters, OtherModelError, StoreEr
 from seps.retrieval.index.store import Store
 from seps.retrieval.index.zeroshot import Query, ZeroShotModel, load_search_model, nat_of, other_words
 from seps.retrieval.model import RetrievalModel
+from seps.retrieval.sentences import sentence_side
 
 __all__ = ["CANDIDATES", "SHOWN", "Filters", "Hit", "Part", "Searcher", "nanoseconds"]
 
@@ -124,23 +125,57 @@ class Searcher:
         device: torch.device | str = "cpu",
     ) -> None:
         self.store = store if isinstance(store, Store) else Store.open(store)
+        self._device, self._loading = device, threading.Lock()
+        self._name = model if isinstance(model, str) else self.store.settings.model
+        self._model = None if isinstance(model, str) else model
+        side = sentence_side(self._name, device) if self._model is None else None
+        if side is not None:
+            self._check(side[1])
+        self.reader: RetrievalModel | ZeroShotModel = self._whole() if side is None else side[0]
+        """What reads sentences and scores images: the model, or of an embedded one the part that does so."""
+        self.scorer = self._scorer()
+        # One query already uses every core; more than two at a time only use memory.
+        self._running = threading.BoundedSemaphore(2)
+        self._pool = computing_threads(max(1, torch.get_num_threads()), "seps-search")
+
+    def close(self) -> None:
+        """End its threads; it cannot search any more."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    @property
+    def model(self) -> RetrievalModel | ZeroShotModel:
+        """The whole model; of an embedded one the vision encoder is read when this is asked for first.
+
+        Raises StoreError for weights that are not those of the store.
+        """
+        with self._loading:
+            if self._model is None:
+                self.reader = self._whole()
+                self.scorer = self._scorer()
+            return self.reader
+
+    def _whole(self) -> RetrievalModel | ZeroShotModel:
+        """The model with all of its weights, checked."""
+        model = self._model or load_search_model(self._name, device=self._device)
+        model.eval()
+        digest = model.embedder.digest() if isinstance(model, ZeroShotModel) else model_hash(model)
+        self._check(digest, model_hash(model.describer) if isinstance(model, ZeroShotModel) else None)
+        self._model = model
+        return model
+
+    def _check(self, digest: str, words: str | None = None) -> None:
+        """Raise StoreError unless the store was made with a model of this digest, and words of that one."""
         settings = self.store.settings
-        if model is None or isinstance(model, str):
-            model = load_search_model(model or settings.model, device=device)
-        self.model: RetrievalModel | ZeroShotModel = model
-        self.model.eval()
-        digest = self.model.embedder.digest() if isinstance(self.model, ZeroShotModel) else model_hash(self.model)
         if digest != settings.model_hash:
             raise OtherModelError(
                 f"The store {self.store.location} was made with {settings.model} ({settings.model_hash[:8]}), whose "
                 "weights are not those of the model that came. Use that model, or index again into another store."
             )
-        if isinstance(self.model, ZeroShotModel) and model_hash(self.model.describer) != settings.words_hash:
+        if words is not None and words != settings.words_hash:
             raise OtherModelError(other_words(self.store.location))
-        self.scorer = None if isinstance(self.model, ZeroShotModel) else StoredScorer(self.model, settings)
-        # One query already uses every core; more than two at a time only use memory.
-        self._running = threading.BoundedSemaphore(2)
-        self._pool = computing_threads(max(1, torch.get_num_threads()), "seps-search")
+
+    def _scorer(self) -> StoredScorer | None:
+        return None if isinstance(self.reader, ZeroShotModel) else StoredScorer(self.reader, self.store.settings)
 
     def search(
         self,
@@ -200,28 +235,28 @@ class Searcher:
     def without_bank(self) -> str:
         """A sentence on what a store of our models lacks that has no bank of background queries; else empty."""
         settings = self.store.settings
-        if settings.bank or isinstance(self.model, ZeroShotModel):
+        if settings.bank or isinstance(self.reader, ZeroShotModel):
             return ""
         return NO_BANK.format(self.store.location, settings.root, self.store.location)
 
     def encode(self, text: str) -> TextFeatures | Query:
         """One query as the model sees it."""
-        if isinstance(self.model, ZeroShotModel):
-            return self._pool.submit(self.model.query, [text.strip()]).result()
-        return self._pool.submit(self.model.encode_texts, [text.strip()]).result()
+        if isinstance(self.reader, ZeroShotModel):
+            return self._pool.submit(self.reader.query, [text.strip()]).result()
+        return self._pool.submit(self.reader.encode_texts, [text.strip()]).result()
 
     def _search_vector(self, query: TextFeatures | Query) -> torch.Tensor:
-        if isinstance(self.model, ZeroShotModel):
-            return self.model.search_vector(cast(Query, query))
+        if isinstance(self.reader, ZeroShotModel):
+            return self.reader.search_vector(cast(Query, query))
         return text_vectors(cast(TextFeatures, query))[0]
 
     def note(self, text: str) -> str:
         """A sentence where the model does not read the whole query; else an empty text."""
-        if isinstance(self.model, ZeroShotModel):
-            cut = self.model.embedder.cut(text.strip())
+        if isinstance(self.reader, ZeroShotModel):
+            cut = self.reader.embedder.cut(text.strip())
         else:
-            count = int(self.model.text.tokenize([text.strip()]).mask.sum())
-            most = self.model.config.max_words
+            count = int(self.reader.text.tokenize([text.strip()]).mask.sum())
+            most = self.reader.config.max_words
             cut = (count, most) if count > most else None
         if cut is None:
             return ""
@@ -230,7 +265,7 @@ class Searcher:
     @property
     def nat(self) -> float:
         """What a score changes by when a match becomes e times likelier."""
-        return nat_of(self.model)
+        return nat_of(self.reader)
 
     def search_image(
         self,
@@ -253,21 +288,21 @@ class Searcher:
         """A picture as one part of a query. Raises UnreadableImage."""
         source = ImageSource(Path("upload") if isinstance(picture, bytes) else Path(picture))
         data = picture if isinstance(picture, bytes) else read_source(source)
-        if isinstance(self.model, ZeroShotModel):
-            prepared = decode_image(data, source, self.model.image_size, self.model.embedder.prepare)
-            query = Query(self._pool.submit(self.model.images, [prepared]).result(), None)
-            return Part(query, self.model.search_vector(query), False, sign=sign)
-        pixels = decode_image(data, source, self.model.image_size, self.store.settings.pixels)
+        if isinstance(self.reader, ZeroShotModel):
+            prepared = decode_image(data, source, self.reader.image_size, self.reader.embedder.prepare)
+            query = Query(self._pool.submit(self.reader.images, [prepared]).result(), None)
+            return Part(query, self.reader.search_vector(query), False, sign=sign)
+        pixels = decode_image(data, source, self.reader.image_size, self.store.settings.pixels)
         tokens = self._pool.submit(self._encode_pixels, pixels).result()
-        patches = tokens[:, self.model.vision.num_prefix_tokens :]
+        patches = tokens[:, self.reader.vision.num_prefix_tokens :]
         mask = torch.ones(patches.shape[:2], dtype=torch.bool, device=patches.device)
-        vector = image_vectors(self.model, ImageFeatures(tokens))[0]
+        vector = image_vectors(self.reader, ImageFeatures(tokens))[0]
         return Part(TextFeatures(patches, mask), vector, False, sign=sign)
 
     @torch.no_grad()
     def _encode_pixels(self, pixels: torch.Tensor) -> torch.Tensor:
         model = cast(RetrievalModel, self.model)
-        return model.encode_pixels(pixels[None].to(self.model.device).float() / 255)
+        return model.encode_pixels(pixels[None].to(model.device).float() / 255)
 
     def search_parts(
         self,
@@ -332,7 +367,7 @@ class Searcher:
     def columns(self) -> tuple[str, ...]:
         """What the store holds of an image that its score needs."""
         settings = self.store.settings
-        columns = ("vector", "words") if isinstance(self.model, ZeroShotModel) else settings.state
+        columns = ("vector", "words") if isinstance(self.reader, ZeroShotModel) else settings.state
         return (*columns, "bank") if settings.bank else columns
 
     def _candidates(
@@ -368,15 +403,15 @@ class Searcher:
             some: list[float] = self._scores(images.part(start, step), query, described)[:, 0].tolist()
             return some
 
-        step = SCORED_AT_ONCE if self.model.device.type == "cpu" else max(1, len(images))
+        step = SCORED_AT_ONCE if self.reader.device.type == "cpu" else max(1, len(images))
         return [score for some in self._pool.map(part, range(0, len(images), step)) for score in some]
 
     def _scores(self, images: Columns, query: TextFeatures | Query, described: bool) -> torch.Tensor:
-        settings, device = self.store.settings, self.model.device
-        if isinstance(self.model, ZeroShotModel):
+        settings, device = self.store.settings, self.reader.device
+        if isinstance(self.reader, ZeroShotModel):
             words, mask = unpack_padded(images.values("words"), settings.words_width or settings.width)
             vectors = torch.from_numpy(np.array(images.vectors()[:, : settings.width]))
-            return self.model.scores(vectors.to(device), words.to(device), mask.to(device), cast(Query, query))
+            return self.reader.scores(vectors.to(device), words.to(device), mask.to(device), cast(Query, query))
         stored = restore(images, settings, device)
         scorer = cast(StoredScorer, self.scorer)
         return scorer.score(stored if described else stored.without_description(), cast(TextFeatures, query))

@@ -1,14 +1,17 @@
 """The store: one LanceDB table with a vector, the packed state and the facts of every image.
 
 Every write is one commit of the table: a process that is killed leaves the last whole one. Readers see the newest
-commit a few seconds later and never wait for the writer. SQL and Arrow stay in this file and in `rows`.
+commit a few seconds later and never wait for the writer. SQL and Arrow stay in this file and in `rows`. Reading goes
+through Lance, the format of the table; LanceDB, which takes a second to import, is loaded to write.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import re
+import time
 import unicodedata
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,7 +41,7 @@ from seps.retrieval.index.rows import (
 INDEX_ABOVE = 50_000
 """Rows from which an approximate index is worth it; below, comparing with every vector takes milliseconds."""
 PROBES = 64
-"""Partitions of the approximate index that a query looks into."""
+"""Partitions of the approximate index, where there is one, that a query looks into."""
 RESTARTS = 8
 """How often reading the whole table starts again because a writer removed what was being read."""
 FRAGMENTS = 32
@@ -49,8 +52,9 @@ _ID = re.compile(r"[0-9a-f]{20}")
 _PLAIN_WORD = re.compile(r"\w+")
 """Letters and digits alone may reach the SQL."""
 _FRESH = timedelta(seconds=2)
+"""After so long a reader looks for a newer commit."""
 _ERRORS = (ValueError, RuntimeError, OSError)
-"""What LanceDB raises."""
+"""What Lance and LanceDB raise."""
 Answer = TypeVar("Answer")
 _REMOTE_LOCKS: dict[str, RemoteLock] = {}
 """Remote locks that this process holds, by store."""
@@ -59,10 +63,18 @@ _REMOTE_LOCKS: dict[str, RemoteLock] = {}
 class Store:
     """The images of one folder. `Store.open` and `Store.create` make one."""
 
-    def __init__(self, location: str, table: Any, settings: StoreSettings) -> None:
+    def __init__(self, location: str, dataset: Any, settings: StoreSettings) -> None:
         self.location = location
         self.settings = settings
-        self._table = table
+        self._dataset, self._looked, self._writing = dataset, time.monotonic(), None
+
+    @property
+    def _table(self) -> Any:
+        """The table of LanceDB, for writing; what is read next is the newest commit."""
+        if self._writing is None:
+            self._writing = connect(self.location).open_table(TABLE)
+        self._looked = float("-inf")
+        return self._writing
 
     @classmethod
     def open(cls, location: str | os.PathLike[str]) -> Store:
@@ -71,14 +83,14 @@ class Store:
         if not is_remote(place) and not Path(place).is_dir():
             raise MissingStoreError(f"There is no store {place}. Make one: seps index FOLDER --store {place}")
         try:
-            table = connect(place).open_table(TABLE)
-            found = (table.schema.metadata or {})[b"seps"]
+            dataset = open_dataset(place)
+            found = (dataset.schema.metadata or {})[b"seps"]
         except (KeyError, *_ERRORS) as error:
             raise MissingStoreError(
                 f"{place} holds no store that can be read ({first_line(error)}). Make one: seps index FOLDER --store "
                 f"{place}"
             ) from error
-        return cls(place, table, StoreSettings.from_json(found.decode("utf-8", "replace"), place))
+        return cls(place, dataset, StoreSettings.from_json(found.decode("utf-8", "replace"), place))
 
     @classmethod
     def create(cls, location: str | os.PathLike[str], settings: StoreSettings) -> Store:
@@ -87,13 +99,13 @@ class Store:
         try:
             if not is_remote(place):
                 Path(place).mkdir(parents=True, exist_ok=True)
-            table = connect(place).create_table(TABLE, schema=schema(settings))
+            connect(place).create_table(TABLE, schema=schema(settings))
+            return cls(place, open_dataset(place), settings)
         except _ERRORS as error:
             raise StoreError(f"A store cannot be made at {place}: {first_line(error)}.") from error
-        return cls(place, table, settings)
 
     def __len__(self) -> int:
-        return int(self._read(lambda table: table.count_rows()))
+        return int(self._read(lambda data: data.count_rows()))
 
     def known(self) -> dict[str, IndexedFile]:
         """The files of all images, by id."""
@@ -122,7 +134,7 @@ class Store:
 
     def without_level(self) -> list[str]:
         """Ids of the images that have no level of the bank yet, sorted."""
-        found = self._read(lambda table: table.search().where("bank IS NULL").select(["id"]).limit(None).to_arrow())
+        found = self._read(lambda data: data.to_table(columns=["id"], filter="bank IS NULL"))
         return sorted(Columns(found).values("id"))
 
     def put_levels(self, levels: Mapping[str, float]) -> None:
@@ -161,7 +173,7 @@ class Store:
         """Some columns of the images with these ids, in any order; ids that are not there are left out."""
         more = None if filters is None else filters.clause()
         where = _among(ids) if more is None else f"{_among(ids)} AND {more}"
-        return Columns(self._read(lambda table: table.search().where(where).select(list(columns)).to_arrow()))
+        return Columns(self._read(lambda data: data.to_table(columns=list(columns), filter=where)))
 
     def among(self, ids: Sequence[str], filters: Filters | None) -> list[str]:
         """Those of the ids whose images the filters let through, in their order."""
@@ -173,7 +185,7 @@ class Store:
 
     def described(self) -> int:
         """Images with a description."""
-        return int(self._read(lambda table: table.count_rows("dense IS NOT NULL")))
+        return int(self._read(lambda data: data.count_rows("dense IS NOT NULL")))
 
     def containing(self, word: str, limit: int) -> list[str]:
         """Ids of at most `limit` images whose description has the word (`lexical.words_of`), by id."""
@@ -183,16 +195,12 @@ class Store:
         edge = "" if is_unspaced(word) else r"\b"
         where = f"regexp_like(dense, '{edge}({pattern}){edge}', 'i')"
 
-        def search(table: Any) -> pa.Table:
-            if edge and _index_of(table, "dense"):
-                from lancedb.query import MatchQuery
+        asked: dict[str, Any] = {"columns": ["id"], "filter": where}
+        if edge and self.indexed("dense"):
+            from lance.query import MatchQuery
 
-                query = table.search(MatchQuery(word, "dense"), query_type="fts").select(["id", "_score"])
-            else:
-                query = table.search().where(where).select(["id"])
-            return query.limit(limit).to_arrow()
-
-        return sorted(Columns(self._read(search)).values("id"))
+            asked = {"columns": ["id", "_score"], "full_text_query": MatchQuery(word, "dense")}
+        return sorted(Columns(self._read(lambda data: data.to_table(limit=limit, **asked))).values("id"))
 
     def rows(self, ids: Sequence[str]) -> dict[str, Row]:
         """Whole rows by id; ids that are not there are left out."""
@@ -209,14 +217,16 @@ class Store:
         """The `count` images whose vectors have the largest dot product with `vector`, best first."""
         where = None if filters is None else filters.clause()
 
-        def search(table: Any) -> pa.Table:
-            query = table.search(np.asarray(vector, np.float32), vector_column_name="vector").distance_type("dot")
-            query = query.nprobes(PROBES)  # no effect without an approximate index
-            if where:
-                query = query.where(where, prefilter=True)
-            return query.select([*columns, "_distance"]).limit(count).to_arrow()
-
-        return Columns(self._read(search))
+        # nprobes has no effect without an approximate index.
+        asked = {
+            "column": "vector",
+            "q": np.asarray(vector, np.float32),
+            "k": count,
+            "metric": "dot",
+            "nprobes": PROBES,
+        }
+        more = {"columns": [*columns, "_distance"], "filter": where, "prefilter": True}
+        return Columns(self._read(lambda data: data.to_table(nearest=asked, **more)))
 
     def scan(self, columns: Sequence[str], filters: Filters | None = None, batch_size: int = 256) -> Iterator[Columns]:
         """Some columns of all images, in batches, each image once.
@@ -228,9 +238,8 @@ class Store:
         asked = list(columns) if "id" in columns else [*columns, "id"]
         seen: set[str] = set()
 
-        def start(table: Any) -> Any:
-            query = table.search().select(asked)
-            return iter((query.where(where) if where else query).to_batches(batch_size))
+        def start(data: Any) -> Any:
+            return iter(data.to_batches(columns=asked, filter=where, batch_size=batch_size))
 
         for attempt in range(RESTARTS + 1):
             batches = self._read(start)
@@ -247,7 +256,7 @@ class Store:
             except _ERRORS as error:
                 if attempt == RESTARTS:
                     raise self._unreadable(error) from error
-                self._refresh()
+                self.refresh()
 
     def folders(self) -> list[str]:
         """Folders and shards at the top of the indexed folder that hold images, and further folders, sorted."""
@@ -279,7 +288,7 @@ class Store:
 
     def _index(self, rows: int) -> bool:
         """Index the vectors and the descriptions' words where they are not; whether anything was done."""
-        missing = [column for column in ("vector", "dense") if not _index_of(self._table, column)]
+        missing = [column for column in ("vector", "dense") if not self.indexed(column)]
         if "vector" in missing:
             from lancedb.index import IvfFlat
 
@@ -301,30 +310,34 @@ class Store:
             warnings.simplefilter("ignore", UserWarning)
             self._table.optimize(cleanup_older_than=timedelta(0), delete_unverified=True)
 
-    def indexed(self) -> bool:
-        """Whether there is an approximate index of the vectors."""
-        return bool(self._read(lambda table: _index_of(table, "vector")))
+    def indexed(self, column: str = "vector") -> bool:
+        """Whether a column has an index; that of the vectors is an approximate one."""
+        return bool(self._read(lambda data: any(column in index.field_names for index in data.describe_indices())))
 
     def disk_bytes(self) -> int:
         """Bytes on disk; in object storage those of the newest version."""
         if is_remote(self.location):
-            return int(self._read(lambda table: table.stats())["total_bytes"])
+            return int(self._table.stats()["total_bytes"])
         return sum(path.stat().st_size for path in Path(self.location).rglob("*") if path.is_file())
 
     def _read(self, work: Callable[[Any], Answer]) -> Answer:
+        if time.monotonic() - self._looked >= _FRESH.total_seconds():
+            self.refresh()
         try:
-            return work(self._table)
+            return work(self._dataset)
         except _ERRORS:
-            self._refresh()  # a writer may have removed the version that this process was reading
+            self.refresh()  # a writer may have removed the version that this process was reading
         try:
-            return work(self._table)
+            return work(self._dataset)
         except _ERRORS as error:
             raise self._unreadable(error) from error
 
-    def _refresh(self) -> None:
+    def refresh(self) -> None:
         """Read the newest version from now on. Raises StoreError where there is none any more."""
         try:
-            self._table.checkout_latest()
+            # Another object: a thread may be reading the one that was.
+            self._dataset = self._dataset.checkout_version(self._dataset.latest_version)
+            self._looked = time.monotonic()
         except _ERRORS as error:
             raise self._unreadable(error) from error
 
@@ -344,19 +357,31 @@ class Store:
                 f"Nothing was {verb}: the store {self.location} cannot be written ({first_line(error)}). What it held "
                 "before is whole; make room or look at the permissions, and run again."
             ) from error
+        finally:
+            self._looked = float("-inf")
+
+
+def open_dataset(location: str) -> Any:
+    """The table of a store, for reading; by its whole path, since a name may hold a colon. Raises StoreError."""
+    place = location.rstrip("/") if is_remote(location) else os.path.abspath(location)
+    return _package("lance").dataset(f"{place}/{TABLE}.lance")
 
 
 def connect(location: str) -> Any:
     """A connection to the database at a folder or URI. Raises StoreError without the packages."""
-    os.environ.setdefault("LANCE_LOG", "error")
+    lancedb = _package("lancedb")
     try:
-        import lancedb
-    except ImportError as error:
-        raise StoreError("The store needs LanceDB: pip install 'seps[store]'") from error
-    try:
-        return lancedb.connect(location, read_consistency_interval=_FRESH)
+        return lancedb.connect(location, read_consistency_interval=timedelta(0))
     except _ERRORS as error:
         raise StoreError(f"The place {location} cannot be used: {first_line(error)[:300]}.") from error
+
+
+def _package(name: str) -> Any:
+    os.environ.setdefault("LANCE_LOG", "error")
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise StoreError("The store needs LanceDB: pip install 'seps[store]'") from error
 
 
 def is_remote(location: str) -> bool:
@@ -383,10 +408,6 @@ def writer_lock(location: str) -> Iterator[None]:
                 "the disk, or name another folder with --store. Nothing was changed."
             ) from error
         yield
-
-
-def _index_of(table: Any, column: str) -> bool:
-    return any(column in index.columns for index in table.list_indices())
 
 
 def _among(ids: Sequence[str]) -> str:

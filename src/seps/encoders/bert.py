@@ -1,0 +1,356 @@
+"""BERT (Devlin et al. 2019) and its tokenizer without importing transformers, which takes longer than a search.
+
+The embedded text encoder, MiniLM-L6, is a BERT. Weights, names and values are those of transformers' `BertModel`
+without its pooling; the tokenizer is that of `tokenizer.json`, read by the package tokenizers, and takes the calls of
+transformers' tokenizers that this library makes (tests/encoders/test_bert.py compares both).
+
+Shapes: B texts, L tokens, H heads, C width.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .weights import EncoderUnavailable
+
+_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt")
+"""Of a tokenizer."""
+
+
+@dataclass(frozen=True)
+class BertConfig:
+    """What a BERT's `config.json` says of its shape; the names are those of transformers."""
+
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    intermediate_size: int
+    max_position_embeddings: int = 512
+    type_vocab_size: int = 2
+    layer_norm_eps: float = 1e-12
+    hidden_dropout_prob: float = 0.1
+    attention_probs_dropout_prob: float = 0.1
+    initializer_range: float = 0.02
+    pad_token_id: int = 0
+    hidden_act: str = "gelu"
+    model_type: str = "bert"
+
+    @classmethod
+    def read(cls, folder: Path) -> BertConfig:
+        """From a folder's `config.json`. Raises EncoderUnavailable for one that is not a plain BERT's."""
+        path = folder / "config.json"
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            found = cls(**{part.name: values[part.name] for part in dataclasses.fields(cls) if part.name in values})
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise EncoderUnavailable(f"{path} is not the configuration of a BERT ({error}).") from error
+        plain = values.get("position_embedding_type", "absolute") == "absolute" and not values.get("is_decoder")
+        if (found.model_type, found.hidden_act, plain) != ("bert", "gelu", True):
+            raise EncoderUnavailable(f"{path} is not the configuration of a plain BERT.")
+        return found
+
+    def save(self, folder: Path) -> None:
+        """Write `config.json`, so that transformers builds the same model from it."""
+        folder.mkdir(parents=True, exist_ok=True)
+        values = {**dataclasses.asdict(self), "architectures": ["BertModel"]}
+        (folder / "config.json").write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+
+
+class BertOutput(NamedTuple):
+    """What `Bert` returns."""
+
+    last_hidden_state: Tensor
+    """(B, L, C)."""
+
+
+class _Linear(nn.Linear):
+    """Without random values, which take longer to draw than the weights to read."""
+
+    def reset_parameters(self) -> None:
+        pass
+
+
+class _Embedding(nn.Embedding):
+    """As `_Linear`."""
+
+    def reset_parameters(self) -> None:
+        pass
+
+
+class Bert(nn.Module):
+    """Token ids to features, one per token: `bert(input_ids, attention_mask).last_hidden_state`.
+
+    Its matrices hold nothing yet: `load_bert` reads them, or draws them.
+    """
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embeddings = _Embeddings(config)
+        layers = nn.ModuleList(_Layer(config) for _ in range(config.num_hidden_layers))
+        self.encoder = nn.ModuleDict({"layer": layers})
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> BertOutput:
+        """Ids and mask (B, L), 1 or True where a token is valid."""
+        features = self.embeddings(input_ids)
+        mask = _attended(attention_mask)
+        for layer in cast(nn.ModuleList, self.encoder["layer"]):
+            features = layer(features, mask)
+        return BertOutput(features)
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The vectors of the words of the vocabulary."""
+        return self.embeddings.word_embeddings
+
+
+def _attended(mask: Tensor) -> Tensor | None:
+    """(B, 1, L, L) bool; None where every token may be attended to, which has faster kernels."""
+    length = mask.shape[1]
+    if not torch.compiler.is_compiling() and not torch._C._get_tracing_state() and bool(mask.all()):
+        return None
+    return mask.bool()[:, None, None, :].expand(-1, 1, length, -1)
+
+
+class _Embeddings(nn.Module):
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        width = config.hidden_size
+        self.word_embeddings = _Embedding(config.vocab_size, width, padding_idx=config.pad_token_id)
+        self.position_embeddings = _Embedding(config.max_position_embeddings, width)
+        self.token_type_embeddings = _Embedding(config.type_vocab_size, width)
+        self.LayerNorm = nn.LayerNorm(width, eps=config.layer_norm_eps)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        places = torch.arange(ids.shape[1], device=ids.device)[None]
+        features = self.word_embeddings(ids) + self.token_type_embeddings(torch.zeros_like(ids))
+        normed: Tensor = self.dropout(self.LayerNorm(features + self.position_embeddings(places)))
+        return normed
+
+
+class _SelfAttention(nn.Module):
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        width = config.hidden_size
+        self.heads, self.drop = config.num_attention_heads, config.attention_probs_dropout_prob
+        self.query = _Linear(width, width)
+        self.key = _Linear(width, width)
+        self.value = _Linear(width, width)
+
+    def forward(self, features: Tensor, mask: Tensor | None) -> Tensor:
+        shape = (*features.shape[:-1], self.heads, -1)
+        query, key, value = (part(features).view(shape).transpose(1, 2) for part in (self.query, self.key, self.value))
+        drop = self.drop if self.training else 0.0
+        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=drop)
+        return mixed.transpose(1, 2).reshape(features.shape)
+
+
+class _AddNorm(nn.Module):
+    """Linear, dropout, the residual added, layer norm."""
+
+    def __init__(self, inputs: int, config: BertConfig) -> None:
+        super().__init__()
+        self.dense = _Linear(inputs, config.hidden_size)
+        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(self, features: Tensor, residual: Tensor) -> Tensor:
+        normed: Tensor = self.LayerNorm(self.dropout(self.dense(features)) + residual)
+        return normed
+
+
+class _Layer(nn.Module):
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        width, inner = config.hidden_size, config.intermediate_size
+        # The names of transformers' modules are the names of the tensors.
+        self.attention = nn.ModuleDict({"self": _SelfAttention(config), "output": _AddNorm(width, config)})
+        self.intermediate = nn.ModuleDict({"dense": _Linear(width, inner)})
+        self.output = _AddNorm(inner, config)
+
+    def forward(self, features: Tensor, mask: Tensor | None) -> Tensor:
+        attended = self.attention["output"](self.attention["self"](features, mask), features)
+        found: Tensor = self.output(F.gelu(self.intermediate["dense"](attended)), attended)
+        return found
+
+
+def own_tensors(saved: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a published BERT that `Bert` has: without its pooling and without computed constants."""
+    return {
+        name: value
+        for name, value in saved.items()
+        if name.startswith(("embeddings.", "encoder.")) and not name.endswith("position_ids")
+    }
+
+
+def load_bert(folder: Path, *, pretrained: bool = True) -> Bert:
+    """The BERT of a folder, float32, in eval mode; with `pretrained=False` random weights.
+
+    Raises EncoderUnavailable for a folder whose files are missing, damaged or of another model.
+    """
+    config = BertConfig.read(folder)
+    if not pretrained:
+        made = Bert(config)
+        _initialise(made)
+        return made.eval()
+    from safetensors.torch import load_file
+
+    model = Bert(config)
+    try:
+        tensors = {name: value.float() for name, value in own_tensors(load_file(folder / "model.safetensors")).items()}
+        model.load_state_dict(tensors, assign=True)
+    except Exception as error:  # a broken header, a missing file, other shapes: several types
+        told = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise EncoderUnavailable(
+            f"The weights in {folder} cannot be loaded as bert: {told}. Download or save the model again."
+        ) from error
+    return model.eval()
+
+
+@torch.no_grad()
+def _initialise(model: Bert) -> None:
+    """Random weights as BERT starts with."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            module.weight.normal_(0.0, model.config.initializer_range)
+        if isinstance(module, nn.Linear):
+            module.bias.zero_()
+        if isinstance(module, nn.Embedding) and module.padding_idx is not None:
+            module.weight[module.padding_idx].zero_()
+
+
+class WordPieceTokenizer:
+    """Texts to ids of word pieces, with [CLS] in front and [SEP] behind.
+
+    Raises EncoderUnavailable for a folder without a `tokenizer.json` that can be read.
+    """
+
+    is_fast = True
+    """It tells the characters of each token, as transformers' fast tokenizers do."""
+    padding_side = "right"
+    cls_token, sep_token, pad_token, mask_token, unk_token = "[CLS]", "[SEP]", "[PAD]", "[MASK]", "[UNK]"
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from tokenizers import Tokenizer
+        except ImportError as error:
+            raise EncoderUnavailable(
+                f"This encoder needs the package tokenizers, which cannot be imported ({error}). "
+                "Install it with: pip install 'seps[encoders]'"
+            ) from error
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise EncoderUnavailable(f"The folder {folder} has no tokenizer ({path.name}).")
+        try:
+            self._inner = Tokenizer.from_file(str(path))
+            stated = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+            self.model_max_length = int(stated["model_max_length"])
+        except Exception as error:  # tokenizers raises plain Exception
+            raise EncoderUnavailable(
+                f"The tokenizer in {folder} cannot be loaded: {type(error).__name__}: {str(error).strip()[:300]}."
+            ) from error
+        self.folder = folder
+        self._inner.no_padding()
+        self._inner.no_truncation()
+        self._longest: int | None = None
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return int(self._inner.get_vocab_size())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_lock": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.Lock())
+
+    @property
+    def cls_token_id(self) -> int:
+        """The token in front of every text."""
+        return self._id(self.cls_token)
+
+    @property
+    def sep_token_id(self) -> int:
+        """The token behind every text."""
+        return self._id(self.sep_token)
+
+    @property
+    def pad_token_id(self) -> int:
+        """What a short text of a batch is filled up with."""
+        return self._id(self.pad_token)
+
+    @property
+    def mask_token_id(self) -> int:
+        """Stands for a word that is hidden."""
+        return self._id(self.mask_token)
+
+    @property
+    def unk_token_id(self) -> int:
+        """Stands for a word without pieces."""
+        return self._id(self.unk_token)
+
+    @property
+    def all_special_ids(self) -> list[int]:
+        """The tokens above."""
+        names = (self.unk_token, self.sep_token, self.pad_token, self.cls_token, self.mask_token)
+        return [self._id(name) for name in names]
+
+    def _id(self, token: str) -> int:
+        found = self._inner.token_to_id(token)
+        if found is None:
+            raise EncoderUnavailable(f"The tokenizer in {self.folder} has no token {token}.")
+        return int(found)
+
+    def __call__(
+        self, texts: Sequence[str], *, max_length: int | None = None, padding: bool = True, **_: Any
+    ) -> dict[str, list[list[Any]]]:
+        """Lists per text: `input_ids`, `attention_mask`, `special_tokens_mask` and `offset_mapping`.
+
+        Texts are cut at `max_length` tokens and, with `padding`, filled up to the longest.
+        """
+        with self._lock:
+            if max_length != self._longest:
+                if max_length is None:
+                    self._inner.no_truncation()
+                else:
+                    self._inner.enable_truncation(max_length)
+                self._longest = max_length
+            encoded = self._inner.encode_batch(list(texts))
+        longest = max((len(one.ids) for one in encoded), default=0) if padding else 0
+        found: dict[str, list[list[Any]]] = {}
+        for name, part, filling in (
+            ("input_ids", "ids", self.pad_token_id),
+            ("attention_mask", "attention_mask", 0),
+            ("special_tokens_mask", "special_tokens_mask", 1),
+            ("offset_mapping", "offsets", (0, 0)),
+        ):
+            rows = [list(getattr(one, part)) for one in encoded]
+            found[name] = [row + [filling] * (longest - len(row)) for row in rows]
+        return found
+
+    def convert_ids_to_tokens(self, ids: Iterable[int]) -> list[str]:
+        """The pieces of ids."""
+        return [str(self._inner.id_to_token(int(one))) for one in ids]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """A text of ids."""
+        return str(self._inner.decode([int(one) for one in ids], skip_special_tokens=False))
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write the files from which this class, and transformers, make the same tokenizer."""
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        for name in _FILES:
+            if (self.folder / name).is_file():
+                shutil.copyfile(self.folder / name, Path(folder) / name)

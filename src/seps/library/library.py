@@ -1,0 +1,310 @@
+"""A person's pictures as one object: the model, the store and the search of a folder.
+
+library = seps.Library("photos")
+hits = library.search("a dog")
+hits[0].explain().show()
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import os
+import sys
+from collections.abc import Callable
+from datetime import date, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from seps.files import unfinished
+from seps.library.places import data_folder, default_store
+from seps.library.shown import Explained, Found, Hits
+from seps.retrieval.data import UnreadableImage, read_source
+from seps.retrieval.index.rows import MissingStoreError, StoreError
+from seps.retrieval.index.search import CANDIDATES, Filters, Hit, Searcher, nanoseconds
+from seps.retrieval.index.store import Store
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+    from seps.retrieval.index.build import IndexReport
+    from seps.retrieval.index.opening import IndexOptions
+    from seps.retrieval.index.zeroshot import ZeroShotModel
+    from seps.retrieval.model import RetrievalModel
+
+Progress = Callable[[int, int], None]
+Day = str | date | datetime
+"""2024-05-31, with a time if one matters; local time."""
+_EXPORTED = ("id", "path", "member", "width", "height", "vector")
+
+
+class Library:
+    """The pictures of a folder, searched by a sentence or a picture.
+
+    Args:
+        folder: the pictures. Without it `store` must be there already, and its folder is taken.
+        model: "mini", "base", a dual encoder's name, a model folder, or a model; default: the store's, else "mini".
+        store: where the index is kept; default: a place of this folder and model in the user's data folder.
+        update: index what is new or changed before the first search; False takes the store as it is.
+        device: "cpu", "cuda", ...
+        options: how to index (`seps.retrieval.index.opening.IndexOptions`).
+        progress: called with (done, total) pictures while it indexes.
+
+    Raises ValueError (DataError, StoreError, ModelError), a sentence each, for a folder, store or model that cannot be
+    used.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str] | None = None,
+        *,
+        model: str | RetrievalModel | ZeroShotModel | None = None,
+        store: str | os.PathLike[str] | None = None,
+        update: bool = True,
+        device: str = "cpu",
+        options: IndexOptions | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        if folder is None and store is None:
+            raise ValueError('Name a folder of pictures, Library("photos"), or a store, Library(store="store").')
+        self._model, self._device, self._options, self._progress = model, device, options, progress
+        name = model if isinstance(model, str) else "mini"
+        if model is not None and not isinstance(model, str) and store is None:
+            raise ValueError("A model that comes as an object has no name to find its store by; give store=.")
+        self.store = str(store) if store is not None else str(_default_store(folder or ".", name))
+        """Where the index is kept."""
+        self._searcher: Searcher | None = None
+        self._folder = None if folder is None else Path(folder).expanduser().absolute()
+        if update and self._folder is not None:
+            self.update()
+
+    @property
+    def searcher(self) -> Searcher:
+        """The search over the store, opened when it is first needed."""
+        if self._searcher is None:
+            self._searcher = Searcher(self.store, self._model, device=self._device)
+        return self._searcher
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the pictures."""
+        return self._folder if self._folder is not None else Path(self.searcher.store.settings.root)
+
+    @property
+    def model(self) -> RetrievalModel | ZeroShotModel:
+        """The model, whole."""
+        return self.searcher.model
+
+    def update(self) -> IndexReport:
+        """Index what is new, changed or gone below the folder; says what was done."""
+        from seps.retrieval.index.build import index_folder
+        from seps.retrieval.index.zeroshot import load_search_model
+
+        name = self._model if isinstance(self._model, str) else self._known_model()
+        model = self._model
+        if model is None or isinstance(model, str):
+            model = load_search_model(name, device=self._device)
+        report = index_folder(self.folder, self.store, model, name, options=self._options, progress=self._progress)
+        self.close()
+        self._searcher = Searcher(self.store, model, device=self._device)
+        return report
+
+    def _known_model(self) -> str:
+        """The name of the model that the store was made with, or is to be."""
+        try:
+            return Store.open(self.store).settings.model
+        except MissingStoreError:
+            return "mini" if self._model is None else "a model of one's own"
+
+    def add(self, path: str | os.PathLike[str]) -> IndexReport:
+        """Index a file or folder that came to the library's folder.
+
+        Raises ValueError for one that is not there, or outside of the folder.
+        """
+        place = Path(path).expanduser().absolute()
+        if not place.exists():
+            raise ValueError(f"There is no file or folder {place}.")
+        if not Path(os.path.realpath(place)).is_relative_to(os.path.realpath(self.folder)):
+            raise ValueError(
+                f"{place} is outside of {self.folder}, the folder of this library. Move it there, or make a Library of "
+                "its own."
+            )
+        return self.update()
+
+    def search(
+        self,
+        text: str,
+        k: int = 10,
+        *,
+        folder: str | None = None,
+        after: Day | None = None,
+        before: Day | None = None,
+        min_size: int | None = None,
+        min_confidence: float | None = None,
+        candidates: int = CANDIDATES,
+        exact: bool = False,
+    ) -> Hits:
+        """The `k` pictures that fit a sentence best.
+
+        Args:
+            folder: only below this folder (or in this shard) of the library's.
+            after, before: only files of this date or later, and of an earlier one.
+            min_size: least pixels of the shorter side.
+            min_confidence: only pictures of this confidence, 0 to 1; none at all where nothing fits.
+            candidates: how many are scored exactly; with `exact` all are.
+        """
+        hits = self.searcher.search(
+            text,
+            k,
+            candidates=candidates,
+            exact=exact,
+            filters=_filters(folder, after, before, min_size),
+            min_confidence=min_confidence,
+        )
+        return self._found(hits, text, self.searcher.note(text))
+
+    def similar(
+        self,
+        picture: str | os.PathLike[str] | bytes | Image.Image | Found,
+        k: int = 10,
+        *,
+        folder: str | None = None,
+        after: Day | None = None,
+        before: Day | None = None,
+        min_size: int | None = None,
+        exact: bool = False,
+    ) -> Hits:
+        """The `k` pictures most like a picture: a file, its bytes, a Pillow image, or one that was found."""
+        if isinstance(picture, Found):
+            picture = self._bytes(picture.id)
+        elif not isinstance(picture, (str, bytes, os.PathLike)):
+            page = io.BytesIO()
+            picture.convert("RGB").save(page, "PNG")
+            picture = page.getvalue()
+        chosen = _filters(folder, after, before, min_size)
+        return self._found(self.searcher.search_image(picture, k, exact=exact, filters=chosen), "", "")
+
+    def duplicates(self, **options: Any) -> list[Any]:
+        """Groups of pictures that are the same file, the same picture or nearly so; nothing is ever deleted."""
+        found: list[Any] = importlib.import_module("seps.library.duplicates").find_duplicates(
+            self.searcher.store, **options
+        )
+        return found
+
+    def export(self, path: str | os.PathLike[str]) -> int:
+        """Write ids, absolute paths, sizes and vectors of all pictures to a .npz or .parquet file; returns how many.
+
+        `member` is an empty text in a .npz where there is none. Raises ValueError for another kind of file.
+        """
+        target = Path(path)
+        if target.suffix not in (".npz", ".parquet"):
+            raise ValueError(f"{target} must end in .npz or .parquet: vectors are written as one of these.")
+        rows: dict[str, list[Any]] = {name: [] for name in _EXPORTED}
+        for some in self.searcher.store.scan(list(_EXPORTED), batch_size=1024):
+            for name in _EXPORTED[:-1]:
+                rows[name] += some.values(name)
+            rows["vector"] += list(some.vectors().astype(np.float32))
+        rows["path"] = [str(self.folder / name) for name in rows["path"]]
+        part = unfinished(target)
+        try:
+            _write(part, rows, target.suffix)
+            os.replace(part, target)
+        finally:
+            part.unlink(missing_ok=True)
+        return len(rows["id"])
+
+    def thumbnail(self, identity: str) -> bytes:
+        """The small JPEG of a picture, by its id. Raises StoreError where the store has none."""
+        return bytes(self._row(identity, "thumbnail")["thumbnail"])
+
+    def image(self, identity: str) -> Image.Image:
+        """A picture by its id, upright, at most 1600 pixels wide; its thumbnail where the file cannot be read."""
+        from PIL import Image
+
+        from seps.retrieval.data.images import resized_jpeg
+
+        row = self._row(identity, "path", "member", "thumbnail")
+        source = self.searcher.image_source(row)
+        try:
+            data = resized_jpeg(read_source(source), source, 1600)
+        except UnreadableImage:
+            data = bytes(row["thumbnail"])
+        return Image.open(io.BytesIO(data))
+
+    def explain(self, identity: str, text: str, score: float | None = None) -> Explained:
+        """Why a picture, by its id, has its score for a sentence; `score` is what a search has shown.
+
+        Raises ValueError for a model whose scores cannot be split, StoreError where the store has no such picture.
+        """
+        from seps.retrieval.explain.stored import StoredExplainer
+
+        found = StoredExplainer(self.searcher).explain(identity, text, score)
+        if found is None:
+            raise StoreError(f"The store {self.store} has no picture {identity}; it may have been taken out.")
+        return Explained(found[0], self.image(identity), self.folder / found[1]["path"])
+
+    def close(self) -> None:
+        """Let go of the threads of the search; the next call opens it again."""
+        if self._searcher is not None:
+            self._searcher.close()
+            self._searcher = None
+
+    def __enter__(self) -> Library:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        return len(self.searcher.store)
+
+    def __repr__(self) -> str:
+        return f"<Library of {len(self)} pictures in {self.folder}, model {self.searcher.store.settings.model}>"
+
+    def _found(self, hits: list[Hit], query: str, note: str) -> Hits:
+        return Hits([Found(self, hit, query) for hit in hits], query, note)
+
+    def _row(self, identity: str, *columns: str) -> dict[str, Any]:
+        row = self.searcher.store.get(identity, list(columns))
+        if row is None:
+            raise StoreError(f"The store {self.store} has no picture {identity}; it may have been taken out.")
+        return row
+
+    def _bytes(self, identity: str) -> bytes:
+        """The content of a picture's file, or its thumbnail where the file cannot be read."""
+        row = self._row(identity, "path", "member", "thumbnail")
+        with contextlib.suppress(UnreadableImage):
+            return read_source(self.searcher.image_source(row))
+        return bytes(row["thumbnail"])
+
+
+def _default_store(folder: str | os.PathLike[str], model: str) -> Path:
+    """The store of `seps find` for this folder and model: the command and the object share one."""
+    return default_store(data_folder(os.environ, sys.platform, Path.home()), Path(folder).expanduser(), model)
+
+
+def _filters(folder: str | None, after: Day | None, before: Day | None, min_size: int | None) -> Filters:
+    first, last = (None if day is None else nanoseconds(str(day)) for day in (after, before))
+    return Filters(folder, first, last, min_size)
+
+
+def _write(path: Path, rows: dict[str, list[Any]], kind: str) -> None:
+    if kind == ".npz":
+        with path.open("wb") as file:
+            vectors = np.stack(rows["vector"]) if rows["vector"] else np.zeros((0, 0), np.float32)
+            texts = {
+                name: np.array([value or "" for value in rows[name]], np.str_) for name in ("id", "path", "member")
+            }
+            sizes = {name: np.array(rows[name], np.int32) for name in ("width", "height")}
+            np.savez(file, allow_pickle=False, vector=vectors, **texts, **sizes)
+        return
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pa.table(rows), path)

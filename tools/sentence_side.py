@@ -1,0 +1,18 @@
+"""Write `sentences.json` of the embedded models: what a search by a sentence must know of the part it does not load.
+
+Run it after an embedded model has changed: `python tools/sentence_side.py`. A test compares the files with the models.
+"""
+
+from __future__ import annotations
+
+import json
+
+from seps.retrieval.index.codec import model_hash
+from seps.retrieval.pretrained import EMBEDDED, embedded_folder, from_pretrained
+from seps.retrieval.sentences import FILE, describe
+
+if __name__ == "__main__":
+    for name in EMBEDDED:
+        model = from_pretrained(name)
+        text = json.dumps(describe(model, model_hash(model)), indent=1) + "\n"
+        (embedded_folder(name) / FILE).write_text(text, encoding="utf-8")
