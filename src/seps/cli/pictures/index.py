@@ -121,6 +121,7 @@ def run(options: argparse.Namespace) -> int:
         times = {name: round(getattr(report, name), 2) for name in ("seconds", "decoding", "encoding", "own")}
         faults = {
             "problems": _plain_values(report.problems),
+            "unread": report.unread,
             "description_problems": _plain_values(report.description_problems),
             "skipped": {reason: len(names) for reason, names in report.skipped.items()},
         }
@@ -134,7 +135,7 @@ def run(options: argparse.Namespace) -> int:
     )
     if report.kept:
         print(f"{report.kept} of the store are kept although their files could not be read or are skipped.")
-    list_problems(report.problems, "could not be indexed", "--json")
+    list_problems(report.problems, "could not be indexed", "--json", report.unread)
     list_problems(report.description_problems, "descriptions were not used, or may be out of date", "--json")
     list_skipped(report.skipped)
     if report.older_pixels:

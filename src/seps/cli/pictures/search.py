@@ -117,7 +117,9 @@ def _table(searcher: Searcher, hits: Sequence[Hit]) -> None:
 
 
 def _name(hit: Hit) -> str:
-    return printable(hit.path if hit.member is None else f"{hit.path}:{hit.member}")
+    from seps.retrieval.data.gallery import shown_place
+
+    return printable(shown_place(hit.path, hit.member))
 
 
 def _inline_protocol() -> str | None:

@@ -12,6 +12,7 @@ from seps.ray_cluster import RayConfig
 from seps.retrieval.data import UnreadableImage, read_source
 from seps.retrieval.data.gallery import Gallery, is_hidden
 from seps.retrieval.data.guides import stacked
+from seps.retrieval.data.readers import is_video
 from seps.retrieval.index.bank import bank_name
 from seps.retrieval.index.codec import Precision, model_hash
 from seps.retrieval.index.guides import told_widths
@@ -57,7 +58,10 @@ def gone_from(gallery: Gallery, known: dict[str, IndexedFile], prune: bool) -> t
 
 
 def _check_loss(location: str, gallery: Gallery, known: dict[str, IndexedFile], gone: Sequence[str]) -> None:
-    """Raise StoreError where `gone` is too much of the store to delete unasked. Moved pictures are no loss."""
+    """Raise StoreError where `gone` is too much of the store to delete unasked.
+
+    Moved pictures are no loss, nor are frames that a video has no more although its file is there.
+    """
     allowed = max(1, len(known) // 10)
     if not gone or (len(gone) <= allowed and len(gone) < len(known)):
         return
@@ -70,7 +74,8 @@ def _check_loss(location: str, gallery: Gallery, known: dict[str, IndexedFile], 
                 seen.add(hashlib.sha256(read_source(found.source(gallery.root))).hexdigest())
             except UnreadableImage:
                 continue
-    lost = [row for row in rows if row.sha256 not in seen]
+    videos = {found.path for found in gallery.images if is_video(found.path)}
+    lost = [row for row in rows if row.sha256 not in seen and row.path not in videos]
     if lost and (len(lost) > allowed or len(lost) == len(known)):
         part = "all" if len(lost) == len(known) else f"{len(lost)} of the {len(known)}"
         names = ", ".join(sorted(row.path for row in lost)[:3])

@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from seps.locks import FileInUse, FileLock, RemoteLock
+from seps.retrieval.data.readers import is_video
 from seps.retrieval.index.lexical import is_unspaced
 from seps.retrieval.index.rows import (
     TABLE,
@@ -234,7 +235,7 @@ class Store:
         for some in self.scan(["path", "member"], batch_size=8192):
             for row in some.rows():
                 top, below, _ = row["path"].partition("/")
-                if below or row["member"] is not None:
+                if below or (row["member"] is not None and not is_video(row["path"])):
                     found.add(top)
         return sorted(found)
 
