@@ -114,11 +114,21 @@ def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
 
 def _frame_at(container: Any, stream: Any, seconds: int) -> Any:
     """The last frame that begins at or before a time; the first of all where none does."""
+    start = stream.start_time or 0
+    target = start + int(seconds / stream.time_base)
+    found = None
+    # Some containers have no list of their key frames, and a seek may end behind the one that is needed.
+    for earlier in dict.fromkeys((0, min(seconds, 10), seconds)):
+        container.seek(max(start, target - int(earlier / stream.time_base)), stream=stream, backward=True)
+        found = _decoded_up_to(container, stream, target)
+        if found is not None and (found.pts is None or found.pts <= target):
+            break
+    return found
+
+
+def _decoded_up_to(container: Any, stream: Any, target: int) -> Any:
     import av
 
-    target = (stream.start_time or 0) + int(seconds / stream.time_base)
-    if seconds:
-        container.seek(target, stream=stream, backward=True)
     best = None
     for number, packet in enumerate(container.demux(stream)):
         try:
