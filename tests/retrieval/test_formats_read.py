@@ -14,9 +14,8 @@ from PIL import Image, ImageOps
 
 import formats
 from seps.captioning.images import data_url
-from seps.retrieval.data import ImageSource, UnreadableImage, read_image
+from seps.retrieval.data import ImageSource, UnreadableImage, read_image, readers
 from seps.retrieval.data import images as images_module
-from seps.retrieval.data import readers
 from seps.retrieval.data.images import decode_picture, decode_upright, upright_size
 from seps.retrieval.data.readers import still
 

@@ -53,8 +53,9 @@ def scan_images(path: str | os.PathLike[str], images_root: str | os.PathLike[str
     """The images under `path`, and what of it could not be read.
 
     A folder is walked as `seps index` walks it; an image's id is its path in the folder, and the images of a .tar in
-    it are its members' names, those of a video "c.mp4 @ 00:01:20". A .tar may be given alone. Another file is a JSONL data set, with `images_root` for its
-    paths. Raises DataError where there are no images, or where two have the same id.
+    it are its members' names, the frames of a video "c.mp4 @ 00:01:20". A .tar may be given alone. Another file is a
+    JSONL data set, with `images_root` for its paths. Raises DataError where there are no images, or where two have the
+    same id.
     """
     path = Path(path)
     suffix = path.suffix.lower()

@@ -114,12 +114,14 @@ def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
 
 def _frame_at(container: Any, stream: Any, seconds: int) -> Any:
     """The last frame that begins at or before a time; the first of all where none does."""
-    start = stream.start_time or 0
-    target = start + int(seconds / stream.time_base)
+    target = (stream.start_time or 0) + int(seconds / stream.time_base)
     found = None
     # Some containers have no list of their key frames, and a seek may end behind the one that is needed.
-    for earlier in dict.fromkeys((0, min(seconds, 10), seconds)):
-        container.seek(max(start, target - int(earlier / stream.time_base)), stream=stream, backward=True)
+    for earlier in (0, 10, None):
+        if earlier is None or seconds <= earlier:
+            container.seek(0, backward=True)
+        else:
+            container.seek(target - int(earlier / stream.time_base), stream=stream, backward=True)
         found = _decoded_up_to(container, stream, target)
         if found is not None and (found.pts is None or found.pts <= target):
             break
