@@ -10,11 +10,15 @@ The second times the search for groups in made-up rows, without a store.
 
 from __future__ import annotations
 
+import argparse
 import io
 import tarfile
+import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
 
