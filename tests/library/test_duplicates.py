@@ -81,7 +81,8 @@ def slow_kind(gallery: Gallery, a: int, b: int, kind: Kind, least: float, within
                 return "picture"
     close = within is None or abs(gallery.facts[a]["mtime"] - gallery.facts[b]["mtime"]) <= within * 1e9
     if kind == "near" and close and float(gallery.vectors[a] @ gallery.vectors[b]) >= least:
-        return "near" if correlation >= module.LAYOUT else None
+        shape = abs(looks.shapes[a] - looks.shapes[b]) <= module.NEAR_SHAPE
+        return "near" if shape and correlation >= module.LAYOUT else None
     return None
 
 

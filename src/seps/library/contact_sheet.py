@@ -38,7 +38,8 @@ def told(copy: Copy) -> str:
     """What a picture is to the first of its group, its size and its bytes."""
     why = "keep" if copy.kind is None else TITLES[copy.kind]
     sure = f" ({copy.likeness:.3f})" if copy.kind in ("picture", "near") else ""
-    return f"{why}{sure}, {copy.width} x {copy.height}, {_bytes(copy.size)}"
+    size = f", {_bytes(copy.size)}" if copy.member is None else ""
+    return f"{why}{sure}, {copy.width} x {copy.height}{size}"
 
 
 def html_page(groups: Sequence[Group], pictures: Mapping[str, bytes]) -> str:

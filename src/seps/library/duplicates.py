@@ -31,6 +31,8 @@ NEAR_OTHER_MODELS = 0.95
 """The same for other models, whose vectors of different photos are closer; not measured."""
 LAYOUT = 0.4
 """Least correlation of the small pictures of nearly equal ones: models find two dogs on two lawns much alike."""
+NEAR_SHAPE = 0.3
+"""Most that the logarithms of width / height of nearly equal pictures differ by: upright and lying ones are two."""
 AT_ONCE = 256
 _FACTS = ["id", "path", "member", "size", "mtime", "sha256", "width", "height"]
 
@@ -45,7 +47,7 @@ class Copy:
     width: int
     height: int
     size: int
-    """Bytes of its file."""
+    """Bytes of its file; of a member those of its shard or video."""
     mtime: int
     sha256: str
     kind: Kind | None
@@ -152,8 +154,9 @@ def _is_frame(row: dict[str, Any]) -> bool:
 
 
 def _rank(row: dict[str, Any]) -> tuple[bool, int, int, str, str]:
-    """Best first: photos before frames, more pixels, more bytes, then by name."""
-    return _is_frame(row), -row["width"] * row["height"], -row["size"], row["path"], row["member"] or ""
+    """Best first: photos before frames, more pixels, more bytes (a member has only its shard's), then by name."""
+    size = row["size"] if row["member"] is None else 0
+    return _is_frame(row), -row["width"] * row["height"], -size, row["path"], row["member"] or ""
 
 
 def group(
@@ -187,6 +190,7 @@ def group(
                 near = np.flatnonzero(cosines[row, one + 1 - start :] >= threshold) + one + 1
                 if within is not None:
                     near = near[np.abs(times[near] - times[one]) <= within * 1e9]
+                near = near[np.abs(gallery.looks.shapes[near] - gallery.looks.shapes[one]) <= NEAR_SHAPE]
                 near = near[gallery.looks.correlations(one, near) >= LAYOUT]
                 _add(found, "near", near, cosines[row, near - start])
             others = [
