@@ -233,6 +233,7 @@ CHECKS: dict[str, tuple[str, Callable[[], str]]] = {
     "encoders": ("encoders", encoders_work),
     "store": ("store", store_works),
     "serve": ("serve", serve_works),
+    "formats": ("formats", partial(importing, "pillow_heif", "rawpy", "av")),
     "plots": ("plots", partial(importing, "matplotlib")),
     "export": ("export", partial(importing, "onnx", "onnxruntime", "onnxscript")),
     "tensorboard": ("tensorboard", partial(importing, "tensorboard")),

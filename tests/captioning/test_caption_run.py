@@ -65,7 +65,7 @@ def test_folders_that_cannot_be_read_are_named_and_system_folders_skipped(
 ) -> None:
     for name in ("a", "locked", "@eaDir", "a/.Trash-1000"):
         photos(tmp_path / "in" / name, 1)
-    (tmp_path / "in" / "phone.heic").write_bytes(b"x")
+    (tmp_path / "in" / "drawing.svg").write_bytes(b"x")
     (tmp_path / "in" / "cut.tar").write_bytes(b"no tar")
     real = os.scandir
 
@@ -82,7 +82,7 @@ def test_folders_that_cannot_be_read_are_named_and_system_folders_skipped(
     said = capsys.readouterr().err
     assert "2 could not be read" in said
     assert "locked: the folder cannot be read (Permission denied)" in said
-    assert "1 HEIC pictures" in said
+    assert "1 pictures in a format that is not read" in said
     report = json.loads((tmp_path / "report.json").read_text())
     assert [line.split(":")[0] for line in report["not_read"]] == ["cut.tar", "locked"]
     assert sum(report["skipped"].values()) == 3
@@ -105,7 +105,7 @@ def test_shards_and_data_sets_are_read(tmp_path: Path) -> None:
 def test_where_there_are_no_images_a_sentence_says_so(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="holds no images"):
         list_images(tmp_path)
-    with pytest.raises(DataError, match="is one image"):
+    with pytest.raises(DataError, match="is one image or video"):
         list_images(photos(tmp_path, 1) / "0000.png")
     with pytest.raises(DataError, match="no file"):
         list_images(tmp_path / "nothing")

@@ -264,12 +264,12 @@ def test_what_an_earlier_release_took_from_hidden_folders_goes_with_prune(
 
 def test_pictures_that_are_not_read_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = gallery(tmp_path / "g", 2)
-    for name in ("IMG_1.HEIC", "IMG_2.heic", "IMG_3.mov", "IMG_4", "scan.dng", "notes.txt"):
+    for name in ("drawing.svg", "b.SVG", "IMG_3.flv", "IMG_4", "all.zip", "notes.txt"):
         (folder / name).write_bytes(b"x")
     assert main(["index", str(folder), "--store", str(tmp_path / "s"), "--model", model_folder()]) == 0
     told = capsys.readouterr().err
-    assert "2 HEIC pictures, a format that is not read (IMG_1.HEIC, IMG_2.heic)" in told
-    assert "1 without a suffix in their names (IMG_4)" in told and "1 RAW" in told and "1 videos" in told
+    assert "2 pictures in a format that is not read (b.SVG, drawing.svg)" in told
+    assert "1 without a suffix in their names (IMG_4)" in told and "1 archives" in told and "1 videos" in told
     assert "5 were skipped" in told and "notes.txt" not in told
 
 

@@ -118,7 +118,7 @@ def test_a_cluster_gives_the_same_store(
     monkeypatch.undo()
     assert told["moved"] == 1 and told["unchanged"] + told["new"] + told["changed"] + told["moved"] == 19
     problems = {problem["name"]: problem["why"] for problem in told["problems"]}
-    assert set(problems) == {"bad.jpg", killer} and problems[killer] == LOST
+    assert set(problems) == {"bad.jpg", killer} and problems[killer] == LOST.why
 
     index(folder, tmp_path / "local")
     expected = {identity: row for identity, row in rows(tmp_path / "local").items() if row.path != killer}

@@ -13,8 +13,9 @@ from typing import Any
 from PIL import Image
 
 from seps.retrieval.data import DataError, ImageSource, load_jsonl, shard_members
-from seps.retrieval.data.gallery import SUFFIXES, Problem, walk, why_skipped
+from seps.retrieval.data.gallery import SUFFIXES, Problem, walk, why_member_skipped
 from seps.retrieval.data.images import MAX_PIXELS, decode_upright, opened
+from seps.retrieval.data.readers import is_video, reader_of
 
 SENT_AS_THEY_ARE = {"JPEG": "image/jpeg", "PNG": "image/png", "WEBP": "image/webp"}
 LOSSLESS = ("PNG", "GIF", "BMP")
@@ -52,20 +53,25 @@ def scan_images(path: str | os.PathLike[str], images_root: str | os.PathLike[str
     """The images under `path`, and what of it could not be read.
 
     A folder is walked as `seps index` walks it; an image's id is its path in the folder, and the images of a .tar in
-    it are its members' names. A .tar may be given alone. Another file is a JSONL data set, with `images_root` for its
-    paths. Raises DataError where there are no images, or where two have the same id.
+    it are its members' names, the frames of a video "c.mp4 @ 00:01:20". A .tar may be given alone. Another file is a
+    JSONL data set, with `images_root` for its paths. Raises DataError where there are no images, or where two have the
+    same id.
     """
     path = Path(path)
     suffix = path.suffix.lower()
     if path.is_dir():
         gallery = walk(path)
-        items = [Item(found.member or found.path, found.source(gallery.root)) for found in gallery.images]
+        # A time code alone would be the id of a frame in every video.
+        items = [
+            Item(str(found) if is_video(found.path) else found.member or found.path, found.source(gallery.root))
+            for found in gallery.images
+        ]
         images = ImageList(items, gallery.problems, gallery.skipped)
     elif suffix == ".tar":
-        names = [name for name in shard_members(path) if why_skipped(name) is None]
+        names = [name for name in shard_members(path) if why_member_skipped(name) is None]
         images = ImageList([Item(name, ImageSource(path, name)) for name in names])
-    elif suffix in SUFFIXES:
-        raise DataError(f"{path} is one image. Give the folder that holds it, a .tar or a JSONL file.")
+    elif suffix in SUFFIXES or reader_of(path) is not None:
+        raise DataError(f"{path} is one image or video. Give the folder that holds it, a .tar or a JSONL file.")
     else:
         records = load_jsonl(path, images_root=images_root).records
         images = ImageList([Item(record.id, record.source) for record in records])
@@ -102,7 +108,7 @@ def open_picture(data: bytes, source: ImageSource, max_side: int = 0) -> Any:
     A JPEG of more pixels than are decoded (`MAX_PIXELS`) is decoded at half its size.
     """
     try:
-        width, height = opened(data).size
+        width, height = opened(data, source).size
     except Exception:  # `decode_upright` says what is wrong with it
         width = height = 1
     side = max(width, height) if width * height <= MAX_PIXELS else min(width, height) // 2
@@ -119,7 +125,7 @@ def data_url(data: bytes, source: ImageSource, max_side: int = 0) -> str:
     read are encoded again, upright: not every server applies the EXIF orientation.
     """
     picture = open_picture(data, source, max_side)  # also where the bytes are sent: broken ones must not be
-    original = opened(data)
+    original = opened(data, source)
     kind = SENT_AS_THEY_ARE.get(original.format)
     if kind is not None and picture.size == original.size and not _is_turned_or_animated(original):
         return f"data:{kind};base64,{base64.b64encode(data).decode('ascii')}"

@@ -18,6 +18,7 @@ COMMANDS = {
     "index": "embed a folder of pictures into a store, again and again",
     "search": "find pictures of a store by a sentence or a picture",
     "explain": "show why a picture has its score for a sentence",
+    "duplicates": "pictures of a store that are the same file, saved again, or nearly the same",
     "serve": "a web page and an API over a store",
     "train": "train a retrieval model on pictures with captions",
     "eval": "measure a model: recall both ways, under a named protocol",
@@ -31,7 +32,7 @@ COMMANDS = {
     "modules": "write seps_modules.py, the method in one file that needs torch alone",
 }
 _ROOMS = {
-    "pictures": ("find", "index", "search", "explain", "serve", "demo"),
+    "pictures": ("find", "index", "search", "explain", "duplicates", "serve", "demo"),
     "models": ("train", "eval", "caption", "compare", "convert", "export", "modules"),
 }
 """The folder of a command's file; a command that is not listed has its file beside this one."""

@@ -184,6 +184,7 @@ def _plain_report(report: IndexReport) -> dict[str, object]:
     times = {name: round(getattr(report, name), 2) for name in ("seconds", "decoding", "encoding", "own")}
     faults = {
         "problems": _plain_values(report.problems),
+        "unread": report.unread,
         "description_problems": _plain_values(report.description_problems),
         "skipped": {reason: len(found) for reason, found in report.skipped.items()},
         "away": report.away,

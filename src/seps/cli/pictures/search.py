@@ -156,7 +156,9 @@ def _table(hits: Sequence[Mapping[str, Any]], good: int | None, thumbnails: Sequ
 
 
 def _name(hit: Mapping[str, Any]) -> str:
-    return printable(hit["path"] if hit.get("member") is None else f"{hit['path']}:{hit['member']}")
+    from seps.retrieval.data.gallery import shown_place
+
+    return printable(shown_place(hit["path"], hit.get("member")))
 
 
 def _inline_protocol() -> str | None:

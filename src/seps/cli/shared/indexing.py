@@ -18,7 +18,7 @@ def tell_left_out(report: IndexReport, option: str) -> None:
         say(f"{report.kept - report.excluded} of the store are kept although their files could not be read.")
     for folder in report.away:
         say(f"{folder} is not there. Is the disk mounted? What the store holds of it stays.")
-    list_problems(report.problems, "could not be indexed", option)
+    list_problems(report.problems, "could not be indexed", option, report.unread)
     list_problems(report.description_problems, "descriptions were not used, or may be out of date", option)
     list_skipped(report.skipped)
     if is_all_excluded(report):

@@ -48,10 +48,11 @@ def say(text: str) -> None:
     print(printable_lines(text), file=sys.stderr, flush=True)
 
 
-def list_problems(problems: Sequence[object], what: str, option: str) -> None:
-    """Say how many problems there are, and the first of them; with `option` the command lists all."""
+def list_problems(problems: Sequence[object], what: str, option: str, kinds: Mapping[str, int] | None = None) -> None:
+    """Say how many problems there are, of which `kinds`, and the first of them; with `option` the command lists all."""
     if problems:
-        say(f"\n{len(problems)} {what}:")
+        reasons = ", ".join(f"{count} {kind}" for kind, count in (kinds or {}).items())
+        say(f"\n{len(problems)} {what}{f' ({reasons})' if reasons else ''}:")
     for problem in problems[:SHOWN_PROBLEMS]:
         say(f"  {printable(problem)}")
     if len(problems) > SHOWN_PROBLEMS:

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from PIL import Image
 
 from .images import opened
+from .readers import is_video
 from .records import ImageSource
 from .shards import read_source
 
@@ -28,6 +29,8 @@ def date_taken(source: ImageSource) -> int | None:
     The offset to UTC is that of the EXIF block, and where it has none that of this machine at that date: cameras write
     the time of their clock.
     """
+    if is_video(source.path):
+        return None  # a frame is decoded at some cost, and has no EXIF block
     try:
         data = _head(source) if source.member is None and os.path.isfile(source.path) else b""
         return date_of(data if data.startswith(b"\xff\xd8") else read_source(source))

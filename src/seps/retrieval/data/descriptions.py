@@ -1,7 +1,8 @@
 """Descriptions of a folder's pictures, read from JSONL files.
 
 One JSON object per line: {"image": "sub/cat.jpg", "dense": "A tabby cat ..."}. `image` is the path in the folder, or
-the name of a member of a tar, then with "shard": "a.tar" where several tars hold that name. `text` is read like
+the name of a member of a tar, then with "shard": "a.tar" where several tars hold that name, or "c.mp4 @ 00:01:20" for a
+frame of a video. `text` is read like
 `dense`, and `id` like `image`; `guides` are those of `seps.retrieval.data.guides`. Lines that cannot be used are
 remembered with their reason; the others count.
 """
@@ -20,6 +21,7 @@ from seps.retrieval.data import DataError
 from seps.retrieval.data.gallery import Found, Gallery, Problem, shown
 from seps.retrieval.data.guides import GuideSource, parse_guides
 from seps.retrieval.data.lines import Root, read_bytes
+from seps.retrieval.data.readers import is_video
 
 Place = tuple[str, str]
 """Shard ("" without) and image."""
@@ -109,7 +111,10 @@ class Descriptions:
         return {} if place is None else self._guides[place]
 
     def _place(self, image: Found, table: Mapping[Place, Any]) -> Place | None:
-        wanted = [("", image.path)] if image.member is None else [(image.path, image.member), ("", image.member)]
+        if image.member is None:
+            wanted = [("", image.path)]
+        else:  # a time code alone would be a frame of every video
+            wanted = [(image.path, image.member), ("", str(image) if is_video(image.path) else image.member)]
         for place in wanted:
             # Some systems write the accents of file names as letters of their own.
             for known in (place, self._composed.get(_composed(place))):

@@ -1,4 +1,4 @@
-"""What a folder of pictures holds: files, and members of tar shards.
+"""What a folder of pictures holds: files, members of tar shards, and frames of videos.
 
 Nothing outside the folder is read: links are followed only where they lead to a file inside it. What was not read to
 its end is remembered: a picture that was not seen there is not known to be gone. Hidden files and folders, those of
@@ -15,18 +15,18 @@ from pathlib import Path, PurePosixPath
 
 from seps.retrieval.data import DataError, ImageSource, shard_is_whole, shard_members
 from seps.retrieval.data.ignoring import IGNORE_FILE, Rules, file_rules, option_rules, why_excluded
+from seps.retrieval.data.readers import PLAIN, installed, is_video, reader_of
+from seps.retrieval.data.readers import suffix_of as _suffix
+from seps.retrieval.data.shards import video_frames
 
-SUFFIXES = frozenset(
-    ".jpg .jpeg .jpe .jfif .png .webp .gif .bmp .tif .tiff .ppm .pgm .pbm .pnm .jp2 .j2k .avif".split()  # noqa: SIM905
-)
+SUFFIXES = PLAIN
+"""Of formats that are always read."""
 HIDDEN = "hidden, or of a system's own folders"
 NO_SUFFIX = "without a suffix in their names"
 OTHER = "other files"
 _UNREAD_FORMATS = {
-    "HEIC pictures, a format that is not read": ".heic .heif .hif",
-    "RAW pictures, a format that is not read": ".cr2 .cr3 .nef .arw .dng .raf .orf .rw2 .pef .srw .raw",
-    "pictures in a format that is not read": ".jxl .svg .psd .xcf .ico .tga .eps .exr .hdr .jpf .jpx .jxr",
-    "videos": ".mp4 .mov .avi .mkv .m4v .webm .3gp .mts .mpg .mpeg .wmv",
+    "pictures in a format that is not read": ".svg .psd .psb .xcf .ico .tga .eps .exr .hdr .jpf .jpx .jxr .ai .pdf",
+    "videos in a format that is not read": ".flv .vob .ts .ogv .divx .rm .mxf",
     "archives other than plain .tar files": ".zip .gz .tgz .bz2 .xz .zst .7z .rar",
 }
 _REASONS = {suffix: reason for reason, suffixes in _UNREAD_FORMATS.items() for suffix in suffixes.split()}
@@ -34,6 +34,7 @@ _SYSTEM_NAMES = frozenset(
     {"@eadir", "@recycle", "@tmp", "#recycle", "#snapshot", "$recycle.bin", "recycler", "lost+found", "__macosx"}
     | {"system volume information", "thumbs.db", "desktop.ini", "node_modules", "__pycache__"}
 )
+IN_A_TAR = "videos inside a tar, which are not read"
 
 
 def row_id(path: str, member: str | None) -> str:
@@ -49,7 +50,7 @@ class Found:
     """Relative to the folder, with forward slashes."""
     member: str | None
     size: int
-    """Bytes of the file: for a member, of its shard, which tells when the shard was written anew."""
+    """Bytes of the file: for a member, of its shard or video, which tells when that was written anew."""
     mtime: int
     base: str = ""
     """What stands before the path in the store: "", or the folder itself (see `Gallery.base`)."""
@@ -73,7 +74,14 @@ class Found:
         return {"path": self.stored, "member": self.member, "size": self.size, "mtime": self.mtime}
 
     def __str__(self) -> str:
-        return self.stored if self.member is None else f"{self.stored}:{self.member}"
+        return shown_place(self.stored, self.member)
+
+
+def shown_place(path: str, member: str | None) -> str:
+    """The name of a picture: "a.jpg", of a shard's member "a.tar:b.jpg", of a video's frame "c.mp4 @ 00:01:20"."""
+    if member is None:
+        return path
+    return f"{path} @ {member}" if is_video(path) else f"{path}:{member}"
 
 
 @dataclass(frozen=True)
@@ -82,6 +90,8 @@ class Problem:
 
     name: str
     why: str
+    kind: str = ""
+    """The reason in a few words, for counting."""
 
     def __str__(self) -> str:
         return f"{self.name}: {self.why}"
@@ -195,6 +205,8 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 def _take(gallery: Gallery, place: str, excluded: str | None) -> None:
     why = why_skipped(os.path.basename(place))
+    if why is not None and reader_of(place) is not None and why != HIDDEN:
+        gallery.unread.add(place)  # without its reader nothing is known of it: what the store has of it stays
     if why is None or (why != HIDDEN and _suffix(place) == ".tar"):
         why = excluded
     if why is None:
@@ -206,19 +218,22 @@ def _take(gallery: Gallery, place: str, excluded: str | None) -> None:
 
 
 def why_skipped(name: str) -> str | None:
-    """Why a file or member is no picture to read; None for one that is."""
-    suffix = _suffix(name)
+    """Why a file is no picture or video to read; None for one that is."""
+    suffix, reader = _suffix(name), reader_of(name)
     if is_hidden(name):
         return HIDDEN
+    if reader is not None:
+        return None if installed(reader) else reader.missing
     return None if suffix in SUFFIXES else _REASONS.get(suffix, OTHER if suffix else NO_SUFFIX)
+
+
+def why_member_skipped(name: str) -> str | None:
+    """Why a member of a tar is no picture to read; None for one that is."""
+    return IN_A_TAR if is_video(name) and not is_hidden(name) else why_skipped(name)
 
 
 def _skip(gallery: Gallery, reason: str, place: str) -> None:
     gallery.skipped.setdefault(reason, []).append(shown(place))
-
-
-def _suffix(name: str) -> str:
-    return os.path.splitext(name)[1].lower()
 
 
 def shown(name: str) -> str:
@@ -247,18 +262,24 @@ def _add(gallery: Gallery, place: str) -> None:
         status = file.stat()
         if _suffix(place) == ".tar":
             _add_shard(gallery, place, status)
+        elif is_video(place):
+            codes = video_frames(file)
+            gallery.images += [Found(place, code, status.st_size, status.st_mtime_ns, gallery.base) for code in codes]
         else:
             gallery.images.append(Found(place, None, status.st_size, status.st_mtime_ns, gallery.base))
     except (OSError, DataError) as error:
         gallery.unread.add(place)
-        gallery.problems.append(Problem(place, getattr(error, "strerror", None) or str(error)))
+        kind = "not readable" if isinstance(error, OSError) else "damaged or cut short"
+        gallery.problems.append(Problem(place, getattr(error, "strerror", None) or str(error), kind))
 
 
 def _add_shard(gallery: Gallery, place: str, status: os.stat_result) -> None:
     file = gallery.root / place
     for name in shard_members(file):
-        why = why_skipped(name)
+        why = why_member_skipped(name)
         if why is not None:
+            if reader_of(name) is not None and not is_video(name) and why != HIDDEN:
+                gallery.unread.add(place)
             _skip(gallery, why, f"{place}:{name}")
         elif not _is_text(name):
             gallery.problems.append(Problem(shown(f"{place}:{name}"), "its name in the tar is not UTF-8 text"))
@@ -267,5 +288,9 @@ def _add_shard(gallery: Gallery, place: str, status: os.stat_result) -> None:
     if not shard_is_whole(file):
         gallery.unread.add(place)
         gallery.problems.append(
-            Problem(place, "the tar ends too early: what is after the cut is not seen; copy it again")
+            Problem(
+                place,
+                "the tar ends too early: what is after the cut is not seen; copy it again",
+                "damaged or cut short",
+            )
         )

@@ -1,6 +1,7 @@
 """From the bytes of an image to what the model and the store need: pixels of one size, thumbnail, digest.
 
-Images are decoded with Pillow, upright and RGB. Every command makes the pixels a model sees in one way, the mode
+Images are decoded with Pillow, upright and RGB; formats that it does not read come as Pillow images from `readers`.
+Every command makes the pixels a model sees in one way, the mode
 "model" (the default): the image is stretched to 8/7 of the size, as training keeps its photos, and then sampled
 bilinearly, as training samples its crops. It was chosen on dev (docs/retrieval-results.md).
 
@@ -26,6 +27,8 @@ from torch import Tensor
 
 from seps.retrieval.config import stored_size
 
+from .readers import MissingReader, reader_for
+from .readers.still import open_still
 from .records import DataError, ImageSource, RetrievalDataset
 from .shards import UnreadableImage, read_source
 
@@ -41,6 +44,8 @@ PixelMaker = Callable[[Any], Any]
 
 # Pillow also opens formats that run programs (EPS) or hold vectors; a gallery of photos needs none of them.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
+_TURNED_BY_DECODER = ("HEIF", "JXL")
+"""Formats that say themselves how a picture is turned; their EXIF block repeats it, and must not turn it again."""
 MAX_PIXELS = 89_478_485  # Pillow's own default: a quarter of a gigabyte of RGB
 MAX_JPEG_PIXELS = 3 * MAX_PIXELS
 """Of a JPEG file that is decoded at a half or less: its bytes must still be read, though its pixels are never held."""
@@ -91,9 +96,9 @@ def decode_upright(data: bytes, source: ImageSource, side: int) -> Upright:
     Raises UnreadableImage for broken bytes, and for more than `MAX_PIXELS` pixels to decode.
     """
     if not data:
-        raise UnreadableImage(source, "the file is empty. Replace it or take it out of the data.")
+        raise UnreadableImage(source, "the file is empty. Replace it or take it out of the data.", "empty")
     try:
-        image = opened(data)
+        image = opened(data, source)
         width, height = image.size
         image.draft(None, (side, side))
         whole = image.size == (width, height) or bool(image.info.get("progressive"))
@@ -103,8 +108,8 @@ def decode_upright(data: bytes, source: ImageSource, side: int) -> Upright:
             size = (height, width) if _turned(image) else (width, height)
             return Upright(_rgb(_upright(image)), *size)
     except Exception as error:  # Pillow's decoders raise almost anything on broken bytes
-        raise UnreadableImage(source, f"{_sentence(error)} Replace it or take it out of the data.") from error
-    raise UnreadableImage(source, too_large(width, height, limit))
+        raise _unreadable(source, error) from error
+    raise UnreadableImage(source, too_large(width, height, limit), "too large")
 
 
 def pixels_of(decoded: Upright, source: ImageSource, size: tuple[int, int], mode: Mode | PixelMaker = "model") -> Any:
@@ -116,7 +121,7 @@ def pixels_of(decoded: Upright, source: ImageSource, size: tuple[int, int], mode
         try:
             return mode(decoded.image)
         except MemoryError as error:
-            raise UnreadableImage(source, f"{_sentence(error)} Replace it or take it out of the data.") from error
+            raise _unreadable(source, error) from error
     height, width = _checked_size(size, mode)
     image, target = decoded.image, (width, height)
     try:
@@ -132,15 +137,20 @@ def pixels_of(decoded: Upright, source: ImageSource, size: tuple[int, int], mode
             image = stored.transform(target, Image.Transform.EXTENT, box, Image.Resampling.BILINEAR)
         pixels = np.array(image, dtype=np.uint8)
     except MemoryError as error:
-        raise UnreadableImage(source, f"{_sentence(error)} Replace it or take it out of the data.") from error
+        raise _unreadable(source, error) from error
     return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
 
 
-def opened(data: bytes) -> Any:
-    """The image of a file, its pixels not yet decoded. Raises what Pillow raises.
+def opened(data: bytes, source: ImageSource | None = None) -> Any:
+    """The image of a file, its pixels not yet decoded; of a camera's RAW file its preview.
 
+    `source` has the name that tells a RAW file from a TIFF. Raises what Pillow raises, and MissingReader for a format
+    whose package is not installed.
     `Image.open` without its bound on the pixels: that one does not know that a JPEG can be decoded smaller.
     """
+    reader = reader_for(data, _name(source))
+    if reader is not None:
+        return open_still(data, reader)
     prefix, file = data[:16], io.BytesIO(data)
     for name in FORMATS:
         if name not in Image.OPEN:
@@ -175,10 +185,11 @@ def upright_size(data: bytes, source: ImageSource, limit: int | None = None) -> 
     Raises UnreadableImage for what is no image, and above `limit` pixels.
     """
     try:
-        image = opened(data)
+        image = opened(data, source)
         width, height = image.size
-        # Not PNG's own method, which decodes all pixels to look behind them.
-        turned = Image.Image.getexif(image).get(_ORIENTATION, 1) in (5, 6, 7, 8)
+        turned = _turned(image)
+    except MissingReader as error:
+        raise _unreadable(source, error) from error
     except Exception as error:  # Pillow raises almost anything on broken bytes
         raise UnreadableImage(source, "it is not an image in a known format.") from error
     if limit is not None and width * height > limit:
@@ -188,13 +199,18 @@ def upright_size(data: bytes, source: ImageSource, limit: int | None = None) -> 
 
 def _turned(image: Any) -> bool:
     """Whether the EXIF orientation swaps width and height."""
+    if image.format in _TURNED_BY_DECODER:
+        return False
     try:
-        return image.getexif().get(_ORIENTATION, 1) in (5, 6, 7, 8)
+        # Not PNG's own method, which decodes all pixels to look behind them.
+        return Image.Image.getexif(image).get(_ORIENTATION, 1) in (5, 6, 7, 8)
     except Exception:  # a broken EXIF block says nothing about the pixels
         return False
 
 
 def _upright(image: Any) -> Any:
+    if image.format in _TURNED_BY_DECODER:
+        return image
     try:
         return ImageOps.exif_transpose(image)
     except Exception:  # a broken EXIF block says nothing about the pixels
@@ -212,12 +228,23 @@ def _rgb(image: Any) -> Any:
     return image.convert("RGB")
 
 
-def _sentence(error: Exception) -> str:
+def _unreadable(source: ImageSource, error: Exception) -> UnreadableImage:
+    """What a decoder raised, as a sentence."""
+    if isinstance(error, MissingReader):
+        return UnreadableImage(source, f"{error}.", "without a reader")
     if isinstance(error, Image.UnidentifiedImageError):
-        return f"it is not an image in a known format ({', '.join(FORMATS)})."
-    if isinstance(error, MemoryError):
-        return "there is not enough memory to decode it."
-    return f"it is damaged or cut short ({str(error) or type(error).__name__})."
+        why, kind = f"it is not an image in a known format ({', '.join(FORMATS)}).", "in no known format"
+    elif isinstance(error, MemoryError):
+        why, kind = "there is not enough memory to decode it.", "too large"
+    else:
+        why = f"it is damaged or cut short ({str(error) or type(error).__name__})."
+        kind = "damaged or cut short"
+    return UnreadableImage(source, f"{why} Replace it or take it out of the data.", kind)
+
+
+def _name(source: ImageSource | None) -> str:
+    """The file name of a picture; empty for one that was sent without."""
+    return str(getattr(source, "member", None) or getattr(source, "path", ""))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Reading image bytes from files and from tar shards, at random and from many threads."""
+"""Reading image bytes from files, from tar shards and from videos, at random and from many threads."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import tarfile
 import threading
 from pathlib import Path
 
+from .readers import MissingReader, is_video
+from .readers.video import frame_times, read_frame
 from .records import DataError, ImageSource
 
 MAX_BYTES = 1 << 29  # no photo is larger; a wrong file under its name must not fill the memory
@@ -18,31 +20,38 @@ _INDEX_LOCK = threading.Lock()
 class UnreadableImage(DataError):
     """One image cannot be read: its file or member is missing, or its bytes are not a whole image."""
 
-    def __init__(self, source: ImageSource, why: str) -> None:
+    def __init__(self, source: ImageSource, why: str, kind: str = "not readable") -> None:
         super().__init__(f"The image {source} cannot be read: {why}")
         self.source = source
         self.why = why
+        self.kind = kind
+        """The reason in a few words, for counting."""
 
 
 def read_source(source: ImageSource) -> bytes:
-    """The encoded bytes of an image. Raises UnreadableImage if they are not all there.
+    """The encoded bytes of an image; of a video's frame, those of a PPM picture. Raises UnreadableImage.
 
     Every call opens its own handle, so threads never share a file position.
     """
     try:
         if source.member is None:
             offset, length = 0, _regular_size(source.path)
+        elif is_video(source.path):
+            _regular_size(source.path)
+            return read_frame(source.path, source.member)
         else:
             offset, length = _locate(source, source.member)
         if length > MAX_BYTES:
-            raise UnreadableImage(source, f"its file is larger than {MAX_BYTES >> 20} MiB. Make it smaller.")
+            why = f"its file is larger than {MAX_BYTES >> 20} MiB. Make it smaller."
+            raise UnreadableImage(source, why, "too large")
         data = _read(source.path, offset, length)
     except (OSError, ValueError) as error:
         if isinstance(error, UnreadableImage):
             raise
-        raise UnreadableImage(source, f"{_reason(error)}.") from error
+        raise UnreadableImage(source, f"{_reason(error)}.", _kind(error)) from error
     if len(data) < length:
-        raise UnreadableImage(source, "its file ends before the image does. Copy the file again.")
+        why = "its file ends before the image does. Copy the file again."
+        raise UnreadableImage(source, why, "damaged or cut short")
     return data
 
 
@@ -51,6 +60,8 @@ def source_exists(source: ImageSource) -> bool:
     try:
         if source.member is None:
             _regular_size(source.path)
+        elif is_video(source.path):
+            return source.member in video_frames(source.path)
         else:
             _locate(source, source.member)
     except (OSError, ValueError):
@@ -64,6 +75,23 @@ def shard_members(path: Path) -> list[str]:
         return list(_members(path))
     except OSError as error:
         raise DataError(f"The shard {path} cannot be read: {_reason(error)}.") from error
+
+
+def video_frames(path: Path) -> list[str]:
+    """The time codes of a video's frames, in order. Raises DataError if it cannot be read."""
+    try:
+        _regular_size(path)
+        status = path.stat()
+        return list(_frame_times(path, status.st_size, status.st_mtime_ns))
+    except MissingReader:
+        raise
+    except (OSError, ValueError) as error:
+        raise DataError(f"{_reason(error)}; copy it again, or take it out") from error
+
+
+@functools.lru_cache(maxsize=4096)
+def _frame_times(path: Path, size: int, modified: int) -> tuple[str, ...]:
+    return tuple(frame_times(path))
 
 
 def shard_is_whole(path: Path) -> bool:
@@ -132,3 +160,9 @@ def _reason(error: Exception) -> str:
     if isinstance(error, FileNotFoundError):
         return "there is no such file"
     return str(getattr(error, "strerror", None) or error).rstrip(".")
+
+
+def _kind(error: Exception) -> str:
+    if isinstance(error, MissingReader):
+        return "without a reader"
+    return "not readable" if isinstance(error, OSError | DataError) else "damaged or cut short"

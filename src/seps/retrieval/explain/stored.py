@@ -56,7 +56,8 @@ class StoredExplainer:
 
 
 def find_image(store: Store, name: str) -> str:
-    """The id of the image that `name` means: an id, a path in the indexed folder or to a file of it, `shard:member`.
+    """The id of the image that `name` means: an id, a path in the indexed folder or to a file of it, `shard:member`
+    or `video @ time`.
 
     Raises StoreError where the store has no such image.
     """
@@ -87,3 +88,6 @@ def _places(root: str, name: str) -> Iterator[tuple[str, str | None]]:
 def _members(text: str) -> Iterator[tuple[str, str]]:
     for found in re.finditer(r"\.tar:", text, re.IGNORECASE):
         yield text[: found.end() - 1], text[found.end() :]
+    path, at, code = text.rpartition(" @ ")
+    if at:
+        yield path, code

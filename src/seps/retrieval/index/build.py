@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,7 +18,15 @@ from seps.retrieval.data.descriptions import Descriptions, named_by, read_descri
 from seps.retrieval.data.gallery import Found, Gallery, Problem, walk
 from seps.retrieval.data.images import Picture
 from seps.retrieval.index.calibrate import bring_up_to_date
-from seps.retrieval.index.embedding import Content, ImageJob, PreparedBatch, PreparedImage, Preparer, prepare_locally
+from seps.retrieval.index.embedding import (
+    Content,
+    ImageJob,
+    PreparedBatch,
+    PreparedImage,
+    Preparer,
+    Unread,
+    prepare_locally,
+)
 from seps.retrieval.index.guides import FolderGuides, guides_of_folder
 from seps.retrieval.index.opening import (
     IndexOptions,
@@ -73,6 +82,11 @@ class IndexReport:
     encoding: float = 0.0
     own: float = 0.0
     """Processor seconds of decoding pictures, of the encoders and packing, and of everything else."""
+
+    @property
+    def unread(self) -> dict[str, int]:
+        """How many could not be indexed, by the reason in a few words, the most frequent first."""
+        return dict(Counter(problem.kind or "not readable" for problem in self.problems).most_common())
 
 
 @dataclass(frozen=True)
@@ -314,15 +328,15 @@ class _Indexer:
 
         return prepare_on_cluster(jobs, self.prepare, self.options.ray)
 
-    def _take(self, batch: Sequence[_Work], outcomes: Sequence[PreparedImage | str]) -> None:
+    def _take(self, batch: Sequence[_Work], outcomes: Sequence[PreparedImage | Unread]) -> None:
         """Make rows of one batch, and count what they are."""
         unknown: list[tuple[_Work, PreparedImage]] = []
         rows = self._same_rows(batch, outcomes)
         for work, outcome in zip(batch, outcomes, strict=True):
-            if isinstance(outcome, str):
+            if isinstance(outcome, Unread):
                 # The disk may answer the next time, and a damaged file may come back: what was known of it stays.
                 stays = " The store keeps what it knew of it." if work.known else ""
-                self.report.problems.append(Problem(str(work.found), outcome + stays))
+                self.report.problems.append(Problem(str(work.found), outcome.why + stays, outcome.kind))
                 self.report.kept += work.known is not None
                 self.report.unreadable[work.found.id] = (work.found.size, work.found.mtime)
                 continue
@@ -349,7 +363,7 @@ class _Indexer:
         )
         self.pending += [_row(*entry, state) for entry, state in zip(unknown, states, strict=True)]
 
-    def _same_rows(self, batch: Sequence[_Work], outcomes: Sequence[PreparedImage | str]) -> dict[Content, Row]:
+    def _same_rows(self, batch: Sequence[_Work], outcomes: Sequence[PreparedImage | Unread]) -> dict[Content, Row]:
         """Rows of the store with the same content, description and guides as some of the batch."""
         wanted = {
             self.same_content[_content(work, outcome.picture)]

@@ -62,10 +62,18 @@ class PreparedImage:
 
 
 @dataclass(frozen=True)
+class Unread:
+    """Why an image cannot be read, as a sentence, and in a few words for counting."""
+
+    why: str
+    kind: str = "not readable"
+
+
+@dataclass(frozen=True)
 class PreparedBatch:
     """One outcome per job: the prepared image, or why it cannot be read."""
 
-    outcomes: Sequence[PreparedImage | str]
+    outcomes: Sequence[PreparedImage | Unread]
     decoding: float = 0.0
     encoding: float = 0.0
     """Seconds of processor time."""
@@ -109,7 +117,7 @@ class Preparer:
     def __call__(self, jobs: Sequence[ImageJob]) -> PreparedBatch:
         """Prepare some images."""
         start = time.thread_time()
-        outcomes: list[PreparedImage | str] = [self._read(job) for job in jobs]
+        outcomes: list[PreparedImage | Unread] = [self._read(job) for job in jobs]
         decoded = time.thread_time()
         fresh = [
             (place, outcome.picture, job)
@@ -128,14 +136,14 @@ class Preparer:
             outcomes[place] = replace(prepared, picture=replace(picture, pixels=_NO_PIXELS), state=state)
         return PreparedBatch(outcomes, decoded - start, time.thread_time() - decoded)
 
-    def _read(self, job: ImageJob) -> PreparedImage | str:
+    def _read(self, job: ImageJob) -> PreparedImage | Unread:
         model = self.model
         mode = model.embedder.prepare if isinstance(model, ZeroShotModel) else self.settings.pixels
         try:
             picture = read_picture(job.source, model.image_size, mode)
             return PreparedImage(picture, None, date_taken(job.source))
         except UnreadableImage as error:
-            return error.why
+            return Unread(error.why, error.kind)
 
     @torch.no_grad()
     def embed(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from seps.retrieval.data import ImageSource, UnreadableImage, read_source
-from seps.retrieval.data.gallery import Problem
+from seps.retrieval.data.gallery import Problem, shown_place
 from seps.retrieval.index.codec import PackingError, packed_shape
 from seps.retrieval.index.rows import row_id
 from seps.retrieval.index.store import Store
@@ -64,7 +64,7 @@ def verify(store: Store, *, progress: Callable[[int, int], None] | None = None) 
     ]
     for images in store.scan(columns, batch_size=128):
         for row in images.rows():
-            name = row["path"] if row["member"] is None else f"{row['path']}:{row['member']}"
+            name = shown_place(row["path"], row["member"])
             problems += [Problem(name, why) for why in _faults(store, row)]
             if row["id"] in seen:
                 problems.append(Problem(name, "it is in the store twice; run seps index again"))

@@ -19,6 +19,7 @@ from seps.retrieval.data import ImageSource, UnreadableImage, read_source
 from seps.retrieval.data.dates import date_taken
 from seps.retrieval.data.gallery import Gallery
 from seps.retrieval.data.guides import stacked
+from seps.retrieval.data.readers import is_video
 from seps.retrieval.index.bank import bank_name
 from seps.retrieval.index.codec import Precision, model_hash
 from seps.retrieval.index.guides import told_widths
@@ -179,7 +180,9 @@ def _check_loss(
     known: dict[str, IndexedFile],
     own: Sequence[IndexedFile],
 ) -> None:
-    """Raise StoreError where too much of a folder's `own` rows would go unasked. Moved pictures are no loss."""
+    """Raise StoreError where too much of a folder's `own` rows would go unasked. Moved pictures are no loss, nor are
+    frames that a video has no more although its file is there.
+    """
     gone = missing_from(gallery, own, prune=False).gone
     allowed = max(1, len(own) // 10)
     if not gone or (len(gone) <= allowed and len(gone) < len(own)):
@@ -194,7 +197,8 @@ def _check_loss(
                     seen.add(hashlib.sha256(read_source(found.source(place.root))).hexdigest())
                 except UnreadableImage:
                     continue
-    lost = [row for row in rows if row.sha256 not in seen]
+    videos = {found.stored for found in gallery.images if is_video(found.path)}
+    lost = [row for row in rows if row.sha256 not in seen and row.path not in videos]
     if lost and (len(lost) > allowed or len(lost) == len(own)):
         part = "all" if len(lost) == len(own) else f"{len(lost)} of the {len(own)}"
         names = ", ".join(sorted(row.path for row in lost)[:3])

@@ -12,7 +12,7 @@ from typing import Any
 
 from seps.plugins import plugin_modules
 from seps.ray_cluster import RayConfig, connected
-from seps.retrieval.index.embedding import ImageJob, PreparedBatch, PreparedImage, Preparer
+from seps.retrieval.index.embedding import ImageJob, PreparedBatch, PreparedImage, Preparer, Unread
 
 AHEAD = 2
 """Batches a worker has at a time: one it computes, one that waits."""
@@ -20,7 +20,7 @@ TRIES = 2
 """How often a single image is tried whose batch ended with the death of its worker."""
 READY_SECONDS = 300.0
 """How long a worker that died may take to start again."""
-LOST = "the worker that read it died, each time it was tried; look at the file, or at the cluster's memory"
+LOST = Unread("the worker that read it died, each time it was tried; look at the file, or at the cluster's memory")
 
 
 class Worker:
@@ -103,7 +103,7 @@ def _spread(
 
 def _one_by_one(ray: Any, worker: Any, jobs: Sequence[ImageJob]) -> PreparedBatch:
     """Outcomes of a batch whose worker died. Raises ValueError where it dies at every image: they are not to blame."""
-    outcomes: list[PreparedImage | str] = []
+    outcomes: list[PreparedImage | Unread] = []
     decoding = encoding = 0.0
     for job in jobs:
         part = PreparedBatch([LOST])

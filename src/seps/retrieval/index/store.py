@@ -24,6 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from seps.locks import FileInUse, FileLock, RemoteLock
+from seps.retrieval.data.readers import is_video
 from seps.retrieval.index.lexical import is_unspaced
 from seps.retrieval.index.rows import (
     TABLE,
@@ -264,7 +265,7 @@ class Store:
         for some in self.scan(["path", "member"], Filters(dated=self.settings.dated, all_rows=False), 8192):
             for row in some.rows():
                 top, below, _ = row["path"].partition("/")
-                if below or row["member"] is not None:
+                if below or (row["member"] is not None and not is_video(row["path"])):
                     found.add(self.settings.base_of(row["path"]) or top)
         return sorted(found)
 

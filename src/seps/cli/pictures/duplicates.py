@@ -1,0 +1,70 @@
+"""`seps duplicates`: pictures of a store that are the same file, the same picture saved again, or nearly the same.
+
+It names the best of each group first, and never deletes anything.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from seps.cli.shared.argtypes import fraction, non_negative_real, output_file
+from seps.cli.shared.parser import Parser
+from seps.cli.shared.text import print_json, printable
+
+
+def add_options(parser: Parser) -> None:
+    """The options of `seps duplicates`."""
+    parser.add_argument("--store", required=True, help="a store made by seps index")
+    parser.add_argument(
+        "--kind",
+        choices=("file", "picture", "near"),
+        default="near",
+        help="the loosest to look for: the same file; also the same picture encoded or sized again; also nearly the "
+        "same (default)",
+    )
+    parser.add_argument(
+        "--threshold", type=fraction, metavar="T", help="of nearly the same: the least likeness by the model, 0 to 1"
+    )
+    parser.add_argument(
+        "--within", type=non_negative_real, metavar="SECONDS", help="of nearly the same: files at most so far apart"
+    )
+    parser.add_argument("--html", type=output_file, metavar="FILE", help="a page with all groups to look at")
+    parser.add_argument("--sheet", type=output_file, metavar="FILE.jpg", help="the first groups as one picture")
+    parser.add_argument("--json", action="store_true", help="print the groups as JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Find the groups, print them, and draw the contact sheets."""
+    if options.sheet and Path(options.sheet).suffix.lower() not in (".jpg", ".jpeg", ".png"):
+        raise ValueError(f"--sheet is {options.sheet!r}; name a .jpg or .png file.")
+    if options.threshold == 0:
+        options.parser.error("--threshold must be above 0")
+    from seps.cli.shared.progress import count_progress
+    from seps.library import contact_sheet
+    from seps.library.duplicates import find_duplicates
+    from seps.retrieval.index.store import Store
+
+    store = Store.open(options.store)
+    with count_progress("comparing", "images") as progress:
+        groups = find_duplicates(
+            store, kind=options.kind, threshold=options.threshold, within=options.within, progress=progress
+        )
+    if options.html or options.sheet:
+        pictures = contact_sheet.thumbnails(store, groups)
+        if options.html:
+            Path(options.html).write_text(contact_sheet.html_page(groups, pictures), encoding="utf-8")
+        if options.sheet:
+            contact_sheet.sheet(groups, pictures).save(options.sheet, quality=85)
+    if options.json:
+        print_json([group.as_dict() for group in groups])
+        return 0
+    for number, group in enumerate(groups, 1):
+        print(f"{number}. {contact_sheet.TITLES[group.kind]}")
+        for copy in group.pictures:
+            print(f"   {'keep ' if copy.kind is None else '     '} {printable(copy)}  ({contact_sheet.told(copy)})")
+    others = sum(len(group.others) for group in groups)
+    print(f"{len(groups)} groups with {others} pictures beside those to keep, of {len(store)}. Nothing was deleted.")
+    for name in filter(None, (options.html, options.sheet)):
+        print(f"Written: {printable(name)}")
+    return 0
