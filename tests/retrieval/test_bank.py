@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,10 +23,12 @@ from seps.retrieval.index.bank import (
     ASKED,
     BEST,
     GOOD,
+    PRIOR,
     STRENGTH,
     Bank,
     Calibration,
     background,
+    bank_of,
     image_levels,
     level,
     sentences,
@@ -33,7 +36,7 @@ from seps.retrieval.index.bank import (
 )
 from seps.retrieval.index.rows import StoreError
 from seps.retrieval.index.store import Store
-from stores import gallery, index, model, model_folder, paint
+from stores import few_sentences, gallery, index, model, model_folder, paint
 
 
 @pytest.fixture(scope="module")
@@ -197,17 +200,23 @@ def test_confidence_of_hits(searcher: Searcher) -> None:
 
 
 def test_strength_without_labels() -> None:
-    """Where all scores of an image rise together it is 1; where the level says nothing of others it is 0."""
+    """The slope of the levels of one half of the sentences on those of the other, by hand; few images count little."""
     torch.manual_seed(0)
     rise = torch.randn(40, 1)
-    assert strength_without_labels(rise + torch.zeros(40, 20)) == pytest.approx(1.0)
+    prior = PRIOR * STRENGTH
+    # All scores of an image rise together: 1. The second half knows nothing of the first: 0. Two thirds of it: 2/3.
+    assert strength_without_labels(rise + torch.zeros(40, 20)) == pytest.approx((40 + prior) / (40 + PRIOR))
     halves = torch.zeros(40, 20)
     halves[:, ::2] = rise
-    assert strength_without_labels(halves) == 0.0
-    assert 0.2 < strength_without_labels(halves + 0.4 * rise * (torch.arange(20) % 2)) < 0.6
-    assert strength_without_labels(torch.ones(3, 4)) == 0.0
+    assert strength_without_labels(halves) == pytest.approx(prior / (40 + PRIOR))
+    halves[:, 1::2] = 2 / 3 * rise
+    assert strength_without_labels(halves) == pytest.approx((40 * 2 / 3 + prior) / (40 + PRIOR))
+    # The best scores alone make a level: what the other sentences score changes nothing.
+    halves[:, 12:] -= 100 * torch.rand(40, 8)
+    assert strength_without_labels(halves) == pytest.approx((40 * 2 / 3 + prior) / (40 + PRIOR))
+    assert strength_without_labels(torch.ones(3, 4)) == STRENGTH == strength_without_labels(torch.rand(1, 4))
     with pytest.raises(ValueError, match="at least two"):
-        strength_without_labels(torch.ones(1, 4))
+        strength_without_labels(torch.ones(4, 1))
 
 
 def test_evaluation_names_the_bank(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -234,12 +243,58 @@ def test_levels_of_loose_images_equal_those_of_the_store(photos: Path, searcher:
     assert found.tolist() == pytest.approx([stored[record.id] for record in dataset.records], abs=1e-3)
 
 
-def test_encoded_once_per_process(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def fresh_process(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """As in a new process: no bank in memory. The list grows by one with each encoding of the sentences."""
+    few_sentences(monkeypatch)
     made: list[int] = []
-    monkeypatch.setattr(bank_module, "Bank", lambda *_: made.append(1))
-    index(photos, tmp_path / "s", bank=True)  # the fixtures above have encoded it
-    index(photos, tmp_path / "s", bank=True)
-    assert not made
+    real = bank_module.encode_sentences
+    monkeypatch.setattr(bank_module, "_MADE", {})
+    monkeypatch.setattr(bank_module, "encode_sentences", lambda model: made.append(1) or real(model))
+    return made
+
+
+def test_encoded_once_per_process(searcher: Searcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bank_module, "cache_folder", lambda: tmp_path)
+    made = fresh_process(monkeypatch)
+    bank = bank_of(model())
+    (tmp_path / os.listdir(tmp_path)[0]).unlink()
+    assert bank_of(model(), searcher.store.settings) is bank and made == [1]
+
+
+def test_encoded_once_per_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next process reads what the first one encoded, bit by bit; a damaged or cut file is made anew."""
+    monkeypatch.setattr(bank_module, "cache_folder", lambda: tmp_path)
+    made = fresh_process(monkeypatch)
+    first = bank_of(model())
+    (kept,) = tmp_path.iterdir()
+    whole = kept.read_bytes()
+    for damaged, encoded in ((whole, 1), (whole[:-7], 2), (whole[:9], 3), (b"", 4), (flipped(whole), 5), (whole, 5)):
+        kept.write_bytes(damaged)
+        monkeypatch.setattr(bank_module, "_MADE", {})
+        again = bank_of(model())
+        assert len(made) == encoded and [path.name for path in tmp_path.iterdir()] == [kept.name]
+        for name in ("texts", "asked"):
+            one, other = getattr(first, name), getattr(again, name)
+            assert torch.equal(one.mask, other.mask) and torch.equal(one.words[one.mask], other.words[other.mask])
+        assert torch.equal(first.vectors, again.vectors)
+
+
+def flipped(data: bytes) -> bytes:
+    return data[:-1000] + bytes([data[-1000] ^ 1]) + data[-999:]
+
+
+def test_the_cache_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it cannot be written or another model's is there; old files go."""
+    monkeypatch.setattr(bank_module, "cache_folder", lambda: tmp_path / "absent")
+    made = fresh_process(monkeypatch)
+    assert bank_of(model()).vectors.shape[0] == 40 and made == [1] and not list(tmp_path.iterdir())
+    monkeypatch.setattr(bank_module, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(bank_module, "KEPT_FILES", 1)
+    monkeypatch.setattr(bank_module, "_MADE", {})
+    (tmp_path / "older.bank").write_bytes(b"of another model")
+    os.utime(tmp_path / "older.bank", (1, 1))
+    bank_of(model())
+    assert made == [1, 1] and "older.bank" not in os.listdir(tmp_path)
 
 
 def test_command_line(photos: Path, searcher: Searcher, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

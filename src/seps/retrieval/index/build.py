@@ -108,7 +108,7 @@ def index_folder(
         _Indexer(store, model, options, known, report).run(work, gallery.root, progress)
         store.delete(gone)
         report.deleted += len(gone)
-        if store.settings.bank and isinstance(model, RetrievalModel):
+        if store.settings.bank:
             bring_up_to_date(store, model, changed=bool(work or gone))
         store.tidy()
     report.seconds = time.monotonic() - start

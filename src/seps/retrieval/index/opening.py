@@ -92,7 +92,13 @@ def _settings(
     if isinstance(model, ZeroShotModel):
         if keep is not None:
             raise StoreError(f"keep_patches is {keep}, but of this model one vector per image is kept, and no patches.")
-        return model.settings(root, name, precision=options.precision, keep_words=options.keep_words)
+        return model.settings(
+            root,
+            name,
+            precision=options.precision,
+            keep_words=options.keep_words,
+            bank=bank_name() if options.bank else "",
+        )
     grid = model.vision.grid_for(*model.image_size)
     if keep is not None and not 1 <= keep <= grid[0] * grid[1]:
         raise StoreError(f"keep_patches is {keep}; this model has {grid[0] * grid[1]} patches per image.")
