@@ -24,11 +24,12 @@ from seps.retrieval.index.bank import (
     BEST,
     GOOD,
     PRIOR,
+    REFERENCE,
     STRENGTH,
-    Bank,
     Calibration,
     background,
     bank_of,
+    expected_largest,
     image_levels,
     level,
     sentences,
@@ -183,14 +184,44 @@ def test_the_confidence_is_the_part_of_background_queries_below() -> None:
         Calibration.of([], 3)
 
 
+def test_a_small_gallery_is_as_sure_as_a_large_one() -> None:
+    """The best of few normal scores is raised to that of `REFERENCE`; a gallery of that size is left as it is."""
+    draws = torch.Generator().manual_seed(0)
+    queries = 0.3 * torch.randn(1, 2000, generator=draws)
+    large = Calibration.of_scores(queries + torch.randn(REFERENCE, 2000, generator=draws))
+    plain = Calibration.of((queries + torch.randn(20, 2000, generator=draws)).amax(dim=0).tolist(), 20)
+    assert plain.place < large.place - 0.8  # what was taken for a match among few
+    for images in (5, 20, 100):
+        small = Calibration.of_scores(queries + torch.randn(images, 2000, generator=draws))
+        assert small.place == pytest.approx(large.place, abs=0.15) and small.images == images
+    same = (queries + torch.randn(REFERENCE + 1, 2000, generator=draws)).amax(dim=0).tolist()
+    assert Calibration.of(same, REFERENCE + 1, spread=5.0) == Calibration.of(same, REFERENCE + 1)
+    alone = Calibration.of_scores(torch.randn(1, 2000, generator=draws))
+    assert alone.place > 2  # one image: the spread of the queries stands for that of the images
+    assert [expected_largest(n) for n in (1, 2, 10, 100)] == pytest.approx([0, 0.5642, 1.5388, 2.5076], abs=0.03)
+
+
+def test_a_calibration_of_the_last_release_is_made_anew(photos: Path, tmp_path: Path) -> None:
+    index(photos, tmp_path / "s", bank=True)
+    store = Store.open(tmp_path / "s")
+    right = store.settings.calibration
+    older = {name: value for name, value in right.items() if name != "strength"} | {"place": -3.0}
+    store.set_settings(replace(store.settings, calibration=older))
+    before = Searcher(tmp_path / "s", model())
+    assert before.strength == STRENGTH and before.calibration is not None and before.calibration.place == -3.0
+    index(photos, tmp_path / "s", bank=True)
+    assert Store.open(tmp_path / "s").settings.calibration == pytest.approx(right, abs=1e-5)
+
+
 def test_confidence_of_hits(searcher: Searcher) -> None:
-    """That of the background queries themselves: about half of them have a best hit above one half."""
-    best = [searcher.search(text, 1)[0] for text in sentences()[-ASKED:]]
+    """That of the calibration by hand, from all scores of the background queries; hits are good from `GOOD`."""
+    asked = sentences()[-ASKED:]
+    scores = torch.tensor([sorted(hit.score for hit in searcher.search(text, 12)) for text in asked]).T
     calibration = searcher.calibration
     assert calibration is not None
+    assert calibration.as_dict() == pytest.approx(Calibration.of_scores(scores).as_dict(), abs=1e-4)
+    best = [searcher.search(text, 1)[0] for text in asked]
     assert [hit.confidence for hit in best] == [calibration.confidence(hit.score) for hit in best]
-    for part in (0.25, 0.5, 0.75):
-        assert sum((hit.confidence or 0) < part for hit in best) / ASKED == pytest.approx(part, abs=0.15)
     assert all(hit.good == ((hit.confidence or 0) >= GOOD) for hit in best)
     hits = searcher.search("a dog", 12)
     limit = hits[4].confidence
@@ -238,7 +269,7 @@ def test_levels_of_loose_images_equal_those_of_the_store(photos: Path, searcher:
 
     dataset = load_jsonl(photos / "data.jsonl")
     images = ImageFeatures(encode_images(model(), dataset), *model().encode_descriptions(dataset.dense))
-    found = image_levels(model(), images, Bank(model()), memory=2**28)
+    found = image_levels(model(), images, bank_of(model()), memory=2**28)
     stored = levels_of(searcher.store)
     assert found.tolist() == pytest.approx([stored[record.id] for record in dataset.records], abs=1e-3)
 

@@ -353,7 +353,7 @@ def writer_lock(location: str) -> Iterator[None]:
                 stack.callback(_REMOTE_LOCKS.pop, location)
             else:
                 place = Path(location)
-                for folder in [*place.parents][::-1] + [place]:
+                for folder in (*reversed(place.parents), place):
                     if not folder.exists():
                         stack.callback(_remove_empty, folder)  # where nothing comes to be written
                 place.mkdir(parents=True, exist_ok=True)
