@@ -267,10 +267,6 @@ def test_commands_take_a_dual_encoder(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "nothing fits" in capsys.readouterr().err
     assert main(["eval", "--model", clip, "--data", str(folder / "data.jsonl"), "--lexical", "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["lexical"] is True
-    assert main(["explain", "p0.png", "a dog", "--store", store]) == 2
-    assert "Explanations need a model of seps" in capsys.readouterr().err
-    assert main(["explain", str(folder / "p0.png"), "a dog", "--model", clip]) == 2
-    assert "Explanations need a model of seps" in capsys.readouterr().err
 
 
 def test_the_service_serves_a_store_of_a_dual_encoder(tmp_path: Path) -> None:
@@ -285,9 +281,11 @@ def test_the_service_serves_a_store_of_a_dual_encoder(tmp_path: Path) -> None:
         assert any(result["terms"].get("lexical") for result in answer["results"])
         assert all(result["terms"]["background"] and result["confidence"] is not None for result in answer["results"])
         assert answer["good"] is not None
-        assert client.get("/api/status").json()["explains"] is False
-        told = client.get(f"/api/explain/{answer['results'][0]['id']}", params={"q": "dog"})
-        assert told.status_code == 501 and "dual encoder" in told.json()["error"]
+        assert client.get("/api/status").json()["explains"] is True
+        told = client.get(f"/api/explain/{answer['results'][0]['id']}", params={"q": answer["query"]}).json()
+        assert told["score"] == answer["results"][0]["score"] and len(told["words"]) == 1
+        image = sum(told["patches"]) + told["elsewhere"] + sum(part["contribution"] for part in told["description"])
+        assert image + told["rest"] + told["added"] == pytest.approx(told["score"], abs=1e-5)
         assert len(client.get(f"/api/similar/{answer['results'][0]['id']}").json()["results"]) == 7
 
 

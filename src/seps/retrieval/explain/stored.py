@@ -66,6 +66,14 @@ class StoredExplainer:
         return replace(found, score=score, terms=every, added=added, background=level, found_words=each), row
 
 
+def explainer_of(searcher: Searcher) -> StoredExplainer | None:
+    """The explainer of a store; None where its model's scores cannot be split among patches."""
+    try:
+        return StoredExplainer(searcher)
+    except ValueError:
+        return None
+
+
 def find_image(store: Store, name: str) -> str:
     """The id of the image that `name` means: an id, a path in the indexed folder or to a file of it, `shard:member`.
 
