@@ -75,6 +75,21 @@ def test_parts_equal_those_of_the_slow_twin(family: str) -> None:
         assert torch.allclose(found.elsewhere, vector - torch.stack(slow).sum(dim=0), atol=1e-5)
 
 
+@pytest.mark.parametrize("family", ["clip", "siglip"])
+def test_a_masked_patch_adds_nothing(family: str) -> None:
+    """The vector without some patches in the last attention is another one; without any it is the same."""
+    embedder = dual_encoder(dual_folder(family))
+    prepared = embedder.prepare(picture())
+    masked = torch.zeros(16, dtype=torch.bool)
+    masked[[3, 8]] = True
+    whole, found = embedder.patch_parts(prepared), embedder.patch_parts(prepared, masked)
+    assert not found.patches[masked].any() and found.patches[~masked].any(dim=1).all()
+    assert float(found.vector.norm()) == pytest.approx(1.0, abs=1e-6)
+    assert not torch.allclose(found.vector, whole.vector, atol=1e-4)
+    none = embedder.patch_parts(prepared, torch.zeros(16, dtype=torch.bool))
+    assert torch.equal(none.vector, whole.vector)
+
+
 def test_what_of_a_picture_is_seen() -> None:
     """CLIP crops the middle square, SigLIP stretches, and of a long strip the middle is taken first."""
     clip, siglip = dual_encoder(dual_folder("clip")), dual_encoder(dual_folder("siglip"))

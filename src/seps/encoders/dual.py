@@ -142,17 +142,20 @@ class DualEncoder(nn.Module):
         tokens: Tensor = self._model.vision_model(**self._stacked(prepared)).last_hidden_state
         return tokens.float()
 
-    def patch_parts(self, prepared: Any) -> PatchParts:
-        """The vector of one prepared picture as a sum over its patches."""
+    def patch_parts(self, prepared: Any, masked: Tensor | None = None) -> PatchParts:
+        """The vector of one prepared picture as a sum over its patches.
+
+        With `masked` (N,) it is the vector where the last attention does not see those patches.
+        """
         inputs, vision = self._stacked([prepared]), self._model.vision_model
         if "spatial_shapes" in inputs:
             rows, columns = map(int, inputs["spatial_shapes"][0])
-            return probe_parts(vision, inputs, (rows, columns))
+            return probe_parts(vision, inputs, (rows, columns), masked)
         size, (height, width) = int(vision.config.patch_size), inputs["pixel_values"].shape[-2:]
         grid = (height // size, width // size)
         if self.family in UNMASKED:
-            return probe_parts(vision, inputs, grid)
-        return cls_parts(vision, self._model.visual_projection, inputs, grid)
+            return probe_parts(vision, inputs, grid, masked)
+        return cls_parts(vision, self._model.visual_projection, inputs, grid, masked)
 
     def seen(self, width: int, height: int) -> tuple[float, float]:
         """Which part of a picture's height and of its width, round its middle, `prepare` keeps: 1 is all of it."""

@@ -56,11 +56,16 @@ class Attention:
         query, key, value = pairs
         return cls(query, key, value, (module.out_proj.weight, module.out_proj.bias), int(module.num_heads))
 
-    def parts(self, query: Tensor, tokens: Tensor) -> Tensor:
-        """(N, D) what each of the tokens (N, D) adds to the attention of one query (D,), without the last bias."""
+    def parts(self, query: Tensor, tokens: Tensor, masked: Tensor | None = None) -> Tensor:
+        """(N, D) what each of the tokens (N, D) adds to the attention of one query (D,), without the last bias.
+
+        Those that are `masked` (N,) are not attended to, and add nothing.
+        """
         asked = _linear(query, self.query).view(self.heads, -1)  # (H, d)
         keys, values = (_linear(tokens, pair).view(len(tokens), self.heads, -1) for pair in (self.key, self.value))
         logits = torch.einsum("hd,nhd->nh", asked, keys) * asked.shape[-1] ** -0.5
+        if masked is not None:
+            logits = logits.masked_fill(masked[:, None], float("-inf"))
         weighted: Tensor = logits.softmax(dim=0)[..., None] * values
         return weighted.flatten(1) @ self.output[0].T
 
@@ -70,12 +75,22 @@ def _linear(values: Tensor, pair: tuple[Tensor, Tensor]) -> Tensor:
 
 
 @torch.no_grad()
-def cls_parts(vision: Any, projection: nn.Linear, inputs: dict[str, Tensor], grid: tuple[int, int]) -> PatchParts:
-    """Of a tower whose vector is its projected CLS token after the last layer and LayerNorm (CLIP and its kin)."""
+def cls_parts(
+    vision: Any,
+    projection: nn.Linear,
+    inputs: dict[str, Tensor],
+    grid: tuple[int, int],
+    masked: Tensor | None = None,
+) -> PatchParts:
+    """Of a tower whose vector is its projected CLS token after the last layer and LayerNorm (CLIP and its kin).
+
+    Patches that are `masked` (N,) are left out of the last attention: the vector is the one without them.
+    """
     layer = vision.encoder.layers[-1]
     tokens = _input_of(layer, vision, inputs)[0]
     normed = layer.layer_norm1(tokens)
-    parts = Attention.of(layer.self_attn).parts(normed[0], normed)
+    hidden = None if masked is None else torch.cat([masked.new_zeros(len(tokens) - len(masked)), masked])
+    parts = Attention.of(layer.self_attn).parts(normed[0], normed, hidden)
     attended = tokens[0] + parts.sum(dim=0) + layer.self_attn.out_proj.bias
     pooled = attended + layer.mlp(layer.layer_norm2(attended))
     patches = parts[1:]
@@ -91,13 +106,15 @@ def cls_parts(vision: Any, projection: nn.Linear, inputs: dict[str, Tensor], gri
 
 
 @torch.no_grad()
-def probe_parts(vision: Any, inputs: dict[str, Tensor], grid: tuple[int, int]) -> PatchParts:
-    """Of a tower whose vector is what a learned probe attends to (the pooling head of SigLIP)."""
+def probe_parts(
+    vision: Any, inputs: dict[str, Tensor], grid: tuple[int, int], masked: Tensor | None = None
+) -> PatchParts:
+    """Of a tower whose vector is what a learned probe attends to (the pooling head of SigLIP); `masked`: see above."""
     head = vision.head
     tokens = _input_of(head, vision, inputs)[0]
     # A free shape is padded to a fixed number of patches; padding is not attended to.
     tokens = tokens[: grid[0] * grid[1]]
-    patches = Attention.of(head.attention).parts(head.probe[0, 0], tokens)
+    patches = Attention.of(head.attention).parts(head.probe[0, 0], tokens, masked)
     attended = patches.sum(dim=0) + head.attention.out_proj.bias
     pooled = attended + head.mlp(head.layernorm(attended))
     return _of_length_one(patches, pooled - patches.sum(dim=0), grid)
