@@ -2,18 +2,22 @@
 
     python -m benchmarks.bank --data dev.jsonl [--model mini] [--work DIR]
 
-Three tables. First rSum and, with a random half of the photos described, R@5 of both halves, for several numbers of
+Four tables. First rSum and, with a random half of the photos described, R@5 of both halves, for several numbers of
 best scores and strengths. Then, with the shipped ones, how well the best hit's confidence tells queries whose photo is
 there from the same queries with their photo taken out, and from the 60 of `nothing_fits.txt`, which are about no photo:
 AUROC, and the part of them that still gets an answer where 95 % of the present ones do. Last the part of each that
-has a best hit of some confidence; a calibrated confidence c gives 1 - c of the queries that were taken out.
+has a best hit of some confidence; a calibrated confidence c gives 1 - c of the queries that were taken out. Then
+the same for random parts of the photos, of several sizes, with the confidence as it is and without its correction for
+small galleries. The strength that `strength_without_labels` gives stands at the end.
 `--work` keeps the scores, so that a second call prints at once.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -23,13 +27,15 @@ from seps.metrics import recall
 from seps.retrieval.data import load_jsonl
 from seps.retrieval.data.images import decode_all
 from seps.retrieval.eval.evaluate import encode_images
-from seps.retrieval.heads import ImageFeatures
-from seps.retrieval.index.bank import BEST, GOOD, STRENGTH, Bank, Calibration, level
+from seps.retrieval.heads import ImageFeatures, TextFeatures
+from seps.retrieval.index.bank import BEST, GOOD, STRENGTH, Calibration, bank_of, level, strength_without_labels
 from seps.retrieval.index.codec import image_vectors
 from seps.retrieval.pretrained import from_pretrained
 
 NOTHING = Path(__file__).with_name("nothing_fits.txt")
 KINDS = ("pixels", "descriptions")
+DRAWN = 1600
+"""Photos that the random parts of one size have together, at most 40 parts."""
 SHOWN = (0.1, GOOD, 0.5, 0.7, 0.9)
 
 
@@ -41,7 +47,8 @@ def score_all(name: str, data: Path) -> dict[str, Tensor]:
     described = ImageFeatures(tokens, *model.encode_descriptions(dataset.dense))
     captions = model.encode_texts(dataset.captions)
     nothing = model.encode_texts(NOTHING.read_text(encoding="utf-8").splitlines())
-    bank = Bank(model)
+    bank = bank_of(model)
+    asked, every = cast(TextFeatures, bank.asked), cast(TextFeatures, bank.texts)
     found = {}
     for kind, images in zip(KINDS, (ImageFeatures(tokens), described), strict=True):
 
@@ -49,7 +56,7 @@ def score_all(name: str, data: Path) -> dict[str, Tensor]:
             return model.score(images.rows(i, i + 1), texts)[0]  # type: ignore[arg-type]
 
         found[f"{kind} bank"] = bank.near_scores(image_vectors(model, images), one)
-        for what, texts in (("captions", captions), ("asked", bank.asked), ("nothing", nothing)):
+        for what, texts in (("captions", captions), ("asked", asked), ("nothing", nothing), ("all", every)):
             found[f"{kind} {what}"] = model.score(images, texts)
     return found
 
@@ -104,8 +111,7 @@ def confidence_tables(found: dict[str, Tensor], owner: Tensor) -> None:
                 f"{auroc(present, other):.3f} | {false_answers(present, other):.1f} %" for other in (absent, nothing)
             ]
             print(f"| {kind} | {strength:g} | {' | '.join(cells)} |")
-            asked = (found[f"{kind} asked"] - taken).amax(dim=0).tolist()
-            made = Calibration.of(asked, len(taken))
+            made = Calibration.of_scores(found[f"{kind} asked"] - taken)
             sure = [torch.tensor([made.confidence(x) for x in some.tolist()]) for some in (present, absent, nothing)]
             if strength:
                 rows += [
@@ -118,6 +124,39 @@ def confidence_tables(found: dict[str, Tensor], owner: Tensor) -> None:
     print("\n".join(rows))
 
 
+def sizes_table(found: dict[str, Tensor], owner: Tensor, sizes: Sequence[int]) -> None:
+    """Print how often a hit is called good in random parts of the gallery, with and without the correction."""
+    print("| photos by | photos | confidence | AUROC, taken out | false answers | good: there | taken out | nothing |")
+    print("|---|---|---|---|---|---|---|---|")
+    for kind in KINDS:
+        taken = STRENGTH * level(found[f"{kind} bank"])[:, None]
+        captions, nothing, asked = (found[f"{kind} {what}"] - taken for what in ("captions", "nothing", "asked"))
+        for size in [size for size in sizes if size < len(taken)] + [len(taken)]:
+            plain, corrected = _parts(captions, nothing, asked, owner, size)
+            for name, sure in (("plain", plain), ("corrected", corrected)):
+                there, out = sure[:2]
+                good = (f"{100 * float((some >= GOOD).double().mean()):.1f} %" for some in sure)
+                figures = f"{auroc(there, out):.3f} | {false_answers(there, out):.1f} % | {' | '.join(good)}"
+                print(f"| {kind} | {size} | {name} | {figures} |", flush=True)
+
+
+def _parts(captions: Tensor, nothing: Tensor, asked: Tensor, owner: Tensor, size: int) -> list[list[Tensor]]:
+    """Confidences without and with the correction: of captions with their photo, without it, and about nothing."""
+    chance = torch.Generator().manual_seed(size)
+    total, sure = len(captions), [[[], [], []], [[], [], []]]  # type: ignore[var-annotated]
+    for _ in range(max(1, min(40, DRAWN // size)) if size < total else 1):
+        rows = torch.randperm(total, generator=chance)[:size] if size < total else torch.arange(total)
+        place = torch.full((total,), -1)
+        place[rows] = torch.arange(size)
+        columns = (place[owner] >= 0).nonzero()[:, 0]
+        queries = (*best_scores(captions[rows][:, columns], place[owner[columns]]), nothing[rows].amax(dim=0))
+        plain = Calibration.of(asked[rows].amax(dim=0).tolist(), size)
+        for made, own in zip((plain, Calibration.of_scores(asked[rows])), sure, strict=True):
+            for scores, some in zip(queries, own, strict=True):
+                some.append(torch.tensor([made.confidence(score) for score in scores.tolist()]))
+    return [[torch.cat(some) for some in own] for own in sure]
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bank", description=__doc__)
@@ -125,6 +164,7 @@ def main() -> None:
     parser.add_argument("--model", default="mini", help="'mini', 'base', a model folder, or a run of seps train")
     parser.add_argument("--work", type=Path, help="folder to keep the scores in")
     parser.add_argument("--halves", type=int, default=5, help="random halves to describe")
+    parser.add_argument("--sizes", type=int, nargs="*", default=[20, 50, 200], help="photos of smaller galleries")
     options = parser.parse_args()
     kept = options.work / f"{options.data.stem}-{Path(options.model).name}.pt" if options.work else None
     if kept is not None and kept.is_file():
@@ -139,6 +179,11 @@ def main() -> None:
     recall_table(found, owner, options.halves)
     print()
     confidence_tables(found, owner)
+    print()
+    sizes_table(found, owner, options.sizes)
+    print()
+    for kind in KINDS:
+        print(f"Strength without labels, {kind}: {strength_without_labels(found[f'{kind} all']):.3f}")
 
 
 if __name__ == "__main__":

@@ -26,7 +26,6 @@ from seps.retrieval.demo import gallery_file
 from seps.retrieval.eval.evaluate import encode_images
 from seps.retrieval.heads import ImageFeatures
 from seps.retrieval.index.bank import STRENGTH, bank_of, image_levels
-from seps.retrieval.index.codec import model_hash
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import from_pretrained
 
@@ -70,7 +69,7 @@ def score_matrices(model: RetrievalModel, dataset: RetrievalDataset, *, bank: bo
     scores = model.score(bare, captions), model.score(described, captions)
     if not bank:
         return scores
-    own = bank_of(model, model_hash(model))
+    own = bank_of(model)
     levels = (image_levels(model, images, own)[:, None] for images in (bare, described))
     without, full = (some - STRENGTH * level for some, level in zip(scores, levels, strict=True))
     return without, full

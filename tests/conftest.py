@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -16,12 +19,15 @@ from safetensors.torch import load_file
 
 # Processes that tests start inherit this, so that they round as the tests' own process does.
 os.environ["OMP_NUM_THREADS"] = "1"
+# Encoded banks of background queries: those of this run alone, for every process of it.
+os.environ["HF_ASSETS_CACHE"] = tempfile.mkdtemp(prefix="seps-test-assets-")
 if not torch.cuda.is_available():
     # Before anything imports triton: without a GPU its kernels run in the interpreter.
     os.environ["TRITON_INTERPRET"] = "1"
 sys.path.insert(0, str(Path(__file__).parent))
 from single_files import VARIANTS, module_of
 
+atexit.register(shutil.rmtree, os.environ["HF_ASSETS_CACHE"], ignore_errors=True)
 GOLDEN = Path(__file__).parent / "golden"
 
 

@@ -10,10 +10,12 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 
 from seps.retrieval.config import ModelConfig
+from seps.retrieval.index import bank
 from seps.retrieval.index.build import IndexOptions, IndexReport, index_folder
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import from_pretrained, save_pretrained
@@ -56,6 +58,13 @@ def gallery(folder: Path, count: int = 8, described: int = 4) -> Path:
         lines.append(json.dumps({"image": name, "captions": [TEXTS[i % len(TEXTS)]], **dense}))
     (folder / "data.jsonl").write_text("\n".join(lines) + "\n")
     return folder
+
+
+def few_sentences(monkeypatch: pytest.MonkeyPatch, count: int = 40) -> None:
+    """A bank of `count` sentences and those of the calibration: encoding all of them takes seconds."""
+    some = bank.sentences()[:count] + bank.sentences()[-bank.ASKED :]
+    monkeypatch.setattr(bank, "sentences", lambda: some)
+    monkeypatch.setattr(bank, "bank_name", lambda: f"first {count}")
 
 
 def index(folder: Path, store: Path, **options: object) -> IndexReport:

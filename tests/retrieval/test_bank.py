@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,10 +23,13 @@ from seps.retrieval.index.bank import (
     ASKED,
     BEST,
     GOOD,
+    PRIOR,
+    REFERENCE,
     STRENGTH,
-    Bank,
     Calibration,
     background,
+    bank_of,
+    expected_largest,
     image_levels,
     level,
     sentences,
@@ -33,7 +37,7 @@ from seps.retrieval.index.bank import (
 )
 from seps.retrieval.index.rows import StoreError
 from seps.retrieval.index.store import Store
-from stores import gallery, index, model, model_folder, paint
+from stores import few_sentences, gallery, index, model, model_folder, paint
 
 
 @pytest.fixture(scope="module")
@@ -180,14 +184,44 @@ def test_the_confidence_is_the_part_of_background_queries_below() -> None:
         Calibration.of([], 3)
 
 
+def test_a_small_gallery_is_as_sure_as_a_large_one() -> None:
+    """The best of few normal scores is raised to that of `REFERENCE`; a gallery of that size is left as it is."""
+    draws = torch.Generator().manual_seed(0)
+    queries = 0.3 * torch.randn(1, 2000, generator=draws)
+    large = Calibration.of_scores(queries + torch.randn(REFERENCE, 2000, generator=draws))
+    plain = Calibration.of((queries + torch.randn(20, 2000, generator=draws)).amax(dim=0).tolist(), 20)
+    assert plain.place < large.place - 0.8  # what was taken for a match among few
+    for images in (5, 20, 100):
+        small = Calibration.of_scores(queries + torch.randn(images, 2000, generator=draws))
+        assert small.place == pytest.approx(large.place, abs=0.15) and small.images == images
+    same = (queries + torch.randn(REFERENCE + 1, 2000, generator=draws)).amax(dim=0).tolist()
+    assert Calibration.of(same, REFERENCE + 1, spread=5.0) == Calibration.of(same, REFERENCE + 1)
+    alone = Calibration.of_scores(torch.randn(1, 2000, generator=draws))
+    assert alone.place > 2  # one image: the spread of the queries stands for that of the images
+    assert [expected_largest(n) for n in (1, 2, 10, 100)] == pytest.approx([0, 0.5642, 1.5388, 2.5076], abs=0.03)
+
+
+def test_a_calibration_of_the_last_release_is_made_anew(photos: Path, tmp_path: Path) -> None:
+    index(photos, tmp_path / "s", bank=True)
+    store = Store.open(tmp_path / "s")
+    right = store.settings.calibration
+    older = {name: value for name, value in right.items() if name != "strength"} | {"place": -3.0}
+    store.set_settings(replace(store.settings, calibration=older))
+    before = Searcher(tmp_path / "s", model())
+    assert before.strength == STRENGTH and before.calibration is not None and before.calibration.place == -3.0
+    index(photos, tmp_path / "s", bank=True)
+    assert Store.open(tmp_path / "s").settings.calibration == pytest.approx(right, abs=1e-5)
+
+
 def test_confidence_of_hits(searcher: Searcher) -> None:
-    """That of the background queries themselves: about half of them have a best hit above one half."""
-    best = [searcher.search(text, 1)[0] for text in sentences()[-ASKED:]]
+    """That of the calibration by hand, from all scores of the background queries; hits are good from `GOOD`."""
+    asked = sentences()[-ASKED:]
+    scores = torch.tensor([sorted(hit.score for hit in searcher.search(text, 12)) for text in asked]).T
     calibration = searcher.calibration
     assert calibration is not None
+    assert calibration.as_dict() == pytest.approx(Calibration.of_scores(scores).as_dict(), abs=1e-4)
+    best = [searcher.search(text, 1)[0] for text in asked]
     assert [hit.confidence for hit in best] == [calibration.confidence(hit.score) for hit in best]
-    for part in (0.25, 0.5, 0.75):
-        assert sum((hit.confidence or 0) < part for hit in best) / ASKED == pytest.approx(part, abs=0.15)
     assert all(hit.good == ((hit.confidence or 0) >= GOOD) for hit in best)
     hits = searcher.search("a dog", 12)
     limit = hits[4].confidence
@@ -197,17 +231,23 @@ def test_confidence_of_hits(searcher: Searcher) -> None:
 
 
 def test_strength_without_labels() -> None:
-    """Where all scores of an image rise together it is 1; where the level says nothing of others it is 0."""
+    """The slope of the levels of one half of the sentences on those of the other, by hand; few images count little."""
     torch.manual_seed(0)
     rise = torch.randn(40, 1)
-    assert strength_without_labels(rise + torch.zeros(40, 20)) == pytest.approx(1.0)
+    prior = PRIOR * STRENGTH
+    # All scores of an image rise together: 1. The second half knows nothing of the first: 0. Two thirds of it: 2/3.
+    assert strength_without_labels(rise + torch.zeros(40, 20)) == pytest.approx((40 + prior) / (40 + PRIOR))
     halves = torch.zeros(40, 20)
     halves[:, ::2] = rise
-    assert strength_without_labels(halves) == 0.0
-    assert 0.2 < strength_without_labels(halves + 0.4 * rise * (torch.arange(20) % 2)) < 0.6
-    assert strength_without_labels(torch.ones(3, 4)) == 0.0
+    assert strength_without_labels(halves) == pytest.approx(prior / (40 + PRIOR))
+    halves[:, 1::2] = 2 / 3 * rise
+    assert strength_without_labels(halves) == pytest.approx((40 * 2 / 3 + prior) / (40 + PRIOR))
+    # The best scores alone make a level: what the other sentences score changes nothing.
+    halves[:, 12:] -= 100 * torch.rand(40, 8)
+    assert strength_without_labels(halves) == pytest.approx((40 * 2 / 3 + prior) / (40 + PRIOR))
+    assert strength_without_labels(torch.ones(3, 4)) == STRENGTH == strength_without_labels(torch.rand(1, 4))
     with pytest.raises(ValueError, match="at least two"):
-        strength_without_labels(torch.ones(1, 4))
+        strength_without_labels(torch.ones(4, 1))
 
 
 def test_evaluation_names_the_bank(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -229,17 +269,63 @@ def test_levels_of_loose_images_equal_those_of_the_store(photos: Path, searcher:
 
     dataset = load_jsonl(photos / "data.jsonl")
     images = ImageFeatures(encode_images(model(), dataset), *model().encode_descriptions(dataset.dense))
-    found = image_levels(model(), images, Bank(model()), memory=2**28)
+    found = image_levels(model(), images, bank_of(model()), memory=2**28)
     stored = levels_of(searcher.store)
     assert found.tolist() == pytest.approx([stored[record.id] for record in dataset.records], abs=1e-3)
 
 
-def test_encoded_once_per_process(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def fresh_process(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """As in a new process: no bank in memory. The list grows by one with each encoding of the sentences."""
+    few_sentences(monkeypatch)
     made: list[int] = []
-    monkeypatch.setattr(bank_module, "Bank", lambda *_: made.append(1))
-    index(photos, tmp_path / "s", bank=True)  # the fixtures above have encoded it
-    index(photos, tmp_path / "s", bank=True)
-    assert not made
+    real = bank_module.encode_sentences
+    monkeypatch.setattr(bank_module, "_MADE", {})
+    monkeypatch.setattr(bank_module, "encode_sentences", lambda model: made.append(1) or real(model))
+    return made
+
+
+def test_encoded_once_per_process(searcher: Searcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bank_module, "cache_folder", lambda: tmp_path)
+    made = fresh_process(monkeypatch)
+    bank = bank_of(model())
+    (tmp_path / os.listdir(tmp_path)[0]).unlink()
+    assert bank_of(model(), searcher.store.settings) is bank and made == [1]
+
+
+def test_encoded_once_per_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next process reads what the first one encoded, bit by bit; a damaged or cut file is made anew."""
+    monkeypatch.setattr(bank_module, "cache_folder", lambda: tmp_path)
+    made = fresh_process(monkeypatch)
+    first = bank_of(model())
+    (kept,) = tmp_path.iterdir()
+    whole = kept.read_bytes()
+    for damaged, encoded in ((whole, 1), (whole[:-7], 2), (whole[:9], 3), (b"", 4), (flipped(whole), 5), (whole, 5)):
+        kept.write_bytes(damaged)
+        monkeypatch.setattr(bank_module, "_MADE", {})
+        again = bank_of(model())
+        assert len(made) == encoded and [path.name for path in tmp_path.iterdir()] == [kept.name]
+        for name in ("texts", "asked"):
+            one, other = getattr(first, name), getattr(again, name)
+            assert torch.equal(one.mask, other.mask) and torch.equal(one.words[one.mask], other.words[other.mask])
+        assert torch.equal(first.vectors, again.vectors)
+
+
+def flipped(data: bytes) -> bytes:
+    return data[:-1000] + bytes([data[-1000] ^ 1]) + data[-999:]
+
+
+def test_the_cache_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it cannot be written or another model's is there; old files go."""
+    monkeypatch.setattr(bank_module, "cache_folder", lambda: tmp_path / "absent")
+    made = fresh_process(monkeypatch)
+    assert bank_of(model()).vectors.shape[0] == 40 and made == [1] and not list(tmp_path.iterdir())
+    monkeypatch.setattr(bank_module, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(bank_module, "KEPT_FILES", 1)
+    monkeypatch.setattr(bank_module, "_MADE", {})
+    (tmp_path / "older.bank").write_bytes(b"of another model")
+    os.utime(tmp_path / "older.bank", (1, 1))
+    bank_of(model())
+    assert made == [1, 1] and "older.bank" not in os.listdir(tmp_path)
 
 
 def test_command_line(photos: Path, searcher: Searcher, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,6 +19,7 @@ import pytest
 from seps.cli.main import call
 from seps.ray_cluster import RayConfig, connected
 from seps.retrieval.data import ImageSource
+from seps.retrieval.index import bank
 from seps.retrieval.index import build as indexing
 from seps.retrieval.index.build import IndexOptions, index_folder
 from seps.retrieval.index.codec import unpack
@@ -27,7 +28,7 @@ from seps.retrieval.index.maintenance import verify
 from seps.retrieval.index.ray import LOST, _one_by_one, carry_plugins
 from seps.retrieval.index.rows import Row
 from seps.retrieval.index.store import Store
-from stores import gallery, index, model, model_folder, paint
+from stores import few_sentences, gallery, index, model, model_folder, paint
 
 
 def over_ray(folder: Path, store: Path, workers: int = 1) -> indexing.IndexReport:
@@ -50,6 +51,7 @@ def same(left: dict[str, Row], right: dict[str, Row]) -> None:
         np.testing.assert_allclose(
             np.asarray(one.vector, np.float32), np.asarray(two.vector, np.float32), atol=1e-3, rtol=2e-3
         )
+        assert (one.bank is None) == (two.bank is None) and one.bank == pytest.approx(two.bank, abs=1e-3)
         for name in ("tokens", "words"):
             a, b = getattr(one, name), getattr(two, name)
             assert (a is None) == (b is None)
@@ -71,10 +73,19 @@ def test_a_cluster_gives_the_same_store(
     folder = gallery(tmp_path / "g", 20, described=10)
     (folder / "bad.jpg").write_text("no picture")
 
+    # With the bank: the driver sends its sentences, and no worker encodes them.
+    few_sentences(monkeypatch)
+    count = len(bank.sentences()) - bank.ASKED
+
+    class Counted(Preparer):
+        def __call__(self, jobs: Sequence[ImageJob]) -> PreparedBatch:
+            assert self.bank is not None and len(self.bank.vectors) == count
+            return super().__call__(jobs)
+
     # A worker dies once, so its images are tried one by one; the run is interrupted after the first commit.
     mark = str(tmp_path / "died once")
 
-    class DiesOnce(Preparer):
+    class DiesOnce(Counted):
         def __call__(self, jobs: Sequence[ImageJob]) -> PreparedBatch:
             if not os.path.exists(mark):
                 open(mark, "w").close()
@@ -84,7 +95,7 @@ def test_a_cluster_gives_the_same_store(
     def interrupt(done: int, total: int) -> None:
         raise KeyboardInterrupt
 
-    options = IndexOptions(batch_size=4, ray=RayConfig(workers=1), bank=False)
+    options = IndexOptions(batch_size=4, ray=RayConfig(workers=1))
     with monkeypatch.context() as patch:
         patch.setattr(indexing, "Preparer", DiesOnce)
         patch.setattr(indexing, "COMMIT_ROWS", 1)
@@ -101,7 +112,7 @@ def test_a_cluster_gives_the_same_store(
     (folder / "data.jsonl").write_text(text.replace(f'"{moved}"', '"moved.jpg"'))
     paint(folder / committed[-1], 300)
 
-    class Dying(Preparer):
+    class Dying(Counted):
         def __call__(self, jobs: Sequence[ImageJob]) -> PreparedBatch:
             if any(job.source.path.name == Path(killer).name for job in jobs):
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -110,7 +121,6 @@ def test_a_cluster_gives_the_same_store(
     monkeypatch.setattr(indexing, "Preparer", Dying)
     monkeypatch.setattr("seps.retrieval.index.ray.TRIES", 1)
     arguments = [str(folder), "--store", str(tmp_path / "ray"), "--model", model_folder(), "--engine", "ray", "--json"]
-    arguments.append("--no-bank")
     call("index", [*arguments, "--workers", "2"])
     shown = capsys.readouterr().out
     # The cluster of the tests outlives the command, so Ray may print before and after it.
@@ -120,10 +130,13 @@ def test_a_cluster_gives_the_same_store(
     problems = {problem["name"]: problem["why"] for problem in told["problems"]}
     assert set(problems) == {"bad.jpg", killer} and problems[killer] == LOST.why
 
-    index(folder, tmp_path / "local")
+    few_sentences(monkeypatch)
+    index(folder, tmp_path / "local", bank=True)
     expected = {identity: row for identity, row in rows(tmp_path / "local").items() if row.path != killer}
     same(expected, rows(tmp_path / "ray"))
     assert verify(Store.open(tmp_path / "ray")) == []
+    calibrations = [Store.open(tmp_path / name).settings.calibration for name in ("ray", "local")]
+    assert calibrations[0].keys() == calibrations[1].keys() and calibrations[0]["images"] == 19.0
 
 
 class FakeRay:

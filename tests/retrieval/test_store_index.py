@@ -290,3 +290,19 @@ def test_a_folder_is_found_in_both_forms_of_unicode(tmp_path: Path, stored: Form
 def test_the_folder_itself_is_no_filter(folder: str | None) -> None:
     assert Filters(folder=folder).clause() is None
     assert Filters(folder=folder, min_size=3).clause() == "(width >= 3 AND height >= 3)"
+
+
+def test_a_refused_run_leaves_no_folder_behind(tmp_path: Path) -> None:
+    """Options that the model cannot have, descriptions that it lacks: what was not there before is not there after."""
+    folder, place = gallery(tmp_path / "g", 2), tmp_path / "new" / "deep" / "s"
+    with pytest.raises(StoreError, match="keep_patches is 1000"):
+        index(folder, place, keep_patches=1000)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["g"]
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(StoreError, match="keep_words is -1"):
+        index(folder, tmp_path / "mine" / "s", keep_words=-1)
+    assert list((tmp_path / "mine").iterdir()) == []  # a folder that was there stays
+    index(folder, place)
+    with pytest.raises(StoreError, match="keep_patches is 1000"):
+        index(folder, place, keep_patches=1000)
+    assert len(Store.open(place)) == 2

@@ -21,7 +21,7 @@ from seps.encoders import EncoderUnavailable
 from seps.retrieval.data import load_jsonl
 from seps.retrieval.eval.evaluate import evaluate, score_zero_shot
 from seps.retrieval.eval.protocol import ProtocolError, view
-from seps.retrieval.index import zeroshot
+from seps.retrieval.index import bank, zeroshot
 from seps.retrieval.index.build import IndexOptions, index_folder
 from seps.retrieval.index.maintenance import status, verify
 from seps.retrieval.index.rows import StoreError
@@ -29,7 +29,7 @@ from seps.retrieval.index.search import Searcher
 from seps.retrieval.index.store import Store
 from seps.retrieval.index.zeroshot import ZeroShotModel, description_scores, load_search_model
 from seps.retrieval.pretrained import ModelError, from_pretrained
-from stores import paint
+from stores import few_sentences, paint
 
 QUERIES = ["A red dog", "the cat runs on a blue square", "dots"]
 
@@ -57,6 +57,11 @@ def _mini_once(monkeypatch: pytest.MonkeyPatch, mini: Any) -> None:
     )
 
 
+@pytest.fixture(autouse=True)
+def _small_bank(monkeypatch: pytest.MonkeyPatch) -> None:
+    few_sentences(monkeypatch)
+
+
 def photos(folder: Path, count: int = 7, described: int = 0) -> Path:
     lines = []
     for i in range(count):
@@ -68,8 +73,10 @@ def photos(folder: Path, count: int = 7, described: int = 0) -> Path:
 
 
 def indexed(folder: Path, store: Path, family: str = "clip", **options: Any) -> Searcher:
+    """A store of plain scores: without the bank, unless asked."""
     model = load_search_model(dual_folder(family))
-    index_folder(folder, store, model, str(dual_folder(family)), options=IndexOptions(workers=1, **options))
+    settings = IndexOptions(**{"workers": 1, "bank": False, **options})
+    index_folder(folder, store, model, str(dual_folder(family)), options=settings)
     return Searcher(store, model)
 
 
@@ -131,6 +138,53 @@ def test_a_description_adds_its_logarithm(tmp_path: Path, mini: Any) -> None:
     assert {hit.path: hit.score for hit in searcher.search(query, k=20, exact=True)} == pytest.approx(wanted, abs=1e-5)
 
 
+@pytest.mark.parametrize("family", ["clip", "siglip2-free"])
+def test_the_bank_of_a_dual_encoder(family: str, tmp_path: Path) -> None:
+    """Levels from every sentence by hand, a strength without labels, and a confidence; --no-bank has none of them."""
+    folder = photos(tmp_path / "photos", described=3)
+    plain = indexed(folder, tmp_path / "plain", family, precision="float32")
+    searcher = indexed(folder, tmp_path / "s", family, precision="float32", bank=True)
+    model = searcher.model
+    assert isinstance(model, ZeroShotModel)
+    # Without what rare words of a description add: levels have none of that.
+    every = [plain.search(text, 20) for text in bank.sentences()[: -bank.ASKED]]
+    found = [{hit.path: hit.score - sum(hit.terms.values()) for hit in hits} for hits in every]
+    scores = {path: [one[path] for one in found] for path in found[0]}
+    stored = {row["path"]: row["bank"] for some in searcher.store.scan(["path", "bank"]) for row in some.rows()}
+    for path, own in scores.items():
+        assert stored[path] == pytest.approx(sum(sorted(own)[-bank.BEST :]) / bank.BEST, abs=1e-4)
+    table = torch.tensor([scores[path] for path in sorted(scores)])
+    # Of descriptions the strength sees the vectors alone.
+    assert searcher.strength == pytest.approx(bank.strength_without_labels(table), abs=0.1)
+    assert searcher.calibration is not None and 0 < searcher.strength == searcher.calibration.strength <= 1
+    wanted = {hit.path: hit.score for hit in plain.search("a red dog", 20)}
+    for exact in (False, True):
+        for hit in searcher.search("a red dog", 20, exact=exact):
+            assert hit.terms["background"] == pytest.approx(-searcher.strength * stored[hit.path], abs=1e-6)
+            assert hit.score == pytest.approx(wanted[hit.path] + hit.terms["background"], abs=1e-5)
+            assert hit.confidence == searcher.calibration.confidence(hit.score)
+    assert "seps index" in plain.without_bank and not searcher.without_bank
+    assert all(hit.confidence is None for hit in plain.search("dots"))
+    sure = [hit.confidence or 0 for hit in searcher.search("dots", 20)]
+    assert len(searcher.search("dots", 20, min_confidence=sure[2])) == 3
+    with pytest.raises(StoreError, match="no confidence to compare with"):
+        plain.search("dots", min_confidence=0.1)
+
+
+def test_a_plain_store_of_a_dual_encoder_gets_its_bank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one of the last release, by another run of seps index; the sentences are encoded once per user."""
+    folder = photos(tmp_path / "photos", described=3)
+    before = indexed(folder, tmp_path / "s").store.known()
+    new = indexed(folder, tmp_path / "new", bank=True)
+    monkeypatch.setattr(bank, "_MADE", {})
+    monkeypatch.setattr(bank, "encode_sentences", lambda model: pytest.fail("encoded again"))
+    after = indexed(folder, tmp_path / "s", bank=True)
+    assert after.store.known() == before and after.strength == pytest.approx(new.strength, abs=1e-6)
+    for one, other in zip(after.search("dots", 20), new.search("dots", 20), strict=True):
+        assert (one.path, one.score) == (other.path, pytest.approx(other.score, abs=1e-6))
+        assert one.confidence == pytest.approx(other.confidence, abs=1e-5)
+
+
 def test_padding_of_descriptions_changes_nothing(mini: Any) -> None:
     words, mask = mini.encode_descriptions(["a dog", None, "a very long description of a red square on green grass"])
     query = mini.encode_texts(["a red square"]).words[0]
@@ -185,6 +239,12 @@ def test_eval_scores_as_the_search_does(tmp_path: Path) -> None:
         hits = searcher.search(caption, k=20)
         found = {hit.path: hit.score - sum(hit.terms.values()) for hit in hits}
         assert found == pytest.approx({f"p{i}.png": float(scores[i, column]) for i in range(7)}, abs=1e-5)
+    banked = indexed(folder, tmp_path / "t", precision="float32", bank=True)
+    corrected = score_zero_shot(model, data, view(data, "image"), bank=True)
+    for column, caption in enumerate(data.captions[:3]):
+        found = {hit.path: hit.score - hit.terms.get("lexical", 0) for hit in banked.search(caption, k=20)}
+        assert found == pytest.approx({f"p{i}.png": float(corrected[i, column]) for i in range(7)}, abs=1e-5)
+    assert "strength without labels" in evaluate(model, data, bank=True).as_dict()["bank"]
     plain = score_zero_shot(model, data, view(data, "none"))
     assert plain.abs().max() <= 1 and not torch.allclose(plain[:3], scores[:3])
     assert torch.allclose(plain[3:], scores[3:], atol=1e-6)
@@ -202,12 +262,11 @@ def test_commands_take_a_dual_encoder(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["search", "a red dog " * 20, "--store", store, "--json"]) == 0
     out = capsys.readouterr()
     assert len(json.loads(out.out)) == 7 and "reads the first 16 tokens" in out.err
+    assert all("background" in hit["terms"] and 0 <= hit["confidence"] <= 1 for hit in json.loads(out.out))
+    assert main(["search", "dots", "--store", store, "--min-confidence", "1"]) == 0
+    assert "nothing fits" in capsys.readouterr().err
     assert main(["eval", "--model", clip, "--data", str(folder / "data.jsonl"), "--lexical", "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["lexical"] is True
-    assert main(["explain", "p0.png", "a dog", "--store", store]) == 2
-    assert "Explanations need a model of seps" in capsys.readouterr().err
-    assert main(["explain", str(folder / "p0.png"), "a dog", "--model", clip]) == 2
-    assert "Explanations need a model of seps" in capsys.readouterr().err
 
 
 def test_the_service_serves_a_store_of_a_dual_encoder(tmp_path: Path) -> None:
@@ -215,14 +274,18 @@ def test_the_service_serves_a_store_of_a_dual_encoder(tmp_path: Path) -> None:
 
     from seps.serve.app import create_app
 
-    searcher = indexed(photos(tmp_path / "photos", described=3), tmp_path / "s")
+    searcher = indexed(photos(tmp_path / "photos", described=3), tmp_path / "s", bank=True)
     with TestClient(create_app(searcher, hosts=None)) as client:
         answer = client.get("/api/search", params={"q": "Rufus1 " + "dog " * 30}).json()
         assert len(answer["results"]) == 7 and "its end was not used" in answer["note"]
         assert any(result["terms"].get("lexical") for result in answer["results"])
-        assert client.get("/api/status").json()["explains"] is False
-        told = client.get(f"/api/explain/{answer['results'][0]['id']}", params={"q": "dog"})
-        assert told.status_code == 501 and "dual encoder" in told.json()["error"]
+        assert all(result["terms"]["background"] and result["confidence"] is not None for result in answer["results"])
+        assert answer["good"] is not None
+        assert client.get("/api/status").json()["explains"] is True
+        told = client.get(f"/api/explain/{answer['results'][0]['id']}", params={"q": answer["query"]}).json()
+        assert told["score"] == answer["results"][0]["score"] and len(told["words"]) == 1
+        image = sum(told["patches"]) + told["elsewhere"] + sum(part["contribution"] for part in told["description"])
+        assert image + told["rest"] + told["added"] == pytest.approx(told["score"], abs=1e-5)
         assert len(client.get(f"/api/similar/{answer['results'][0]['id']}").json()["results"]) == 7
 
 

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .parts import PatchParts, cls_parts, probe_parts
 from .text import load_tokenizer, longest_text
 from .weights import EncoderUnavailable, load_model, quiet, read_config, refuse_missing, transformers_module
 
@@ -140,6 +141,32 @@ class DualEncoder(nn.Module):
         """(B, N, width of the vision tower): the last hidden states, prefix tokens first."""
         tokens: Tensor = self._model.vision_model(**self._stacked(prepared)).last_hidden_state
         return tokens.float()
+
+    def patch_parts(self, prepared: Any, masked: Tensor | None = None) -> PatchParts:
+        """The vector of one prepared picture as a sum over its patches.
+
+        With `masked` (N,) it is the vector where the last attention does not see those patches.
+        """
+        inputs, vision = self._stacked([prepared]), self._model.vision_model
+        if "spatial_shapes" in inputs:
+            rows, columns = map(int, inputs["spatial_shapes"][0])
+            return probe_parts(vision, inputs, (rows, columns), masked)
+        size, (height, width) = int(vision.config.patch_size), inputs["pixel_values"].shape[-2:]
+        grid = (height // size, width // size)
+        if self.family in UNMASKED:
+            return probe_parts(vision, inputs, grid, masked)
+        return cls_parts(vision, self._model.visual_projection, inputs, grid, masked)
+
+    def seen(self, width: int, height: int) -> tuple[float, float]:
+        """Which part of a picture's height and of its width, round its middle, `prepare` keeps: 1 is all of it."""
+        across, down = min(width, LONGEST * height), min(height, LONGEST * width)
+        kept_down, kept_across = float(down), float(across)
+        size, crop = getattr(self.processor, "size", None), getattr(self.processor, "crop_size", None)
+        shortest = getattr(size, "shortest_edge", None)
+        if shortest and getattr(self.processor, "do_center_crop", False) and crop is not None:
+            unit = min(down, across) / shortest
+            kept_down, kept_across = min(down, crop["height"] * unit), min(across, crop["width"] * unit)
+        return kept_down / height, kept_across / width
 
     @torch.no_grad()
     def text_vectors(self, texts: Sequence[str]) -> Tensor:

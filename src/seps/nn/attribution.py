@@ -57,7 +57,7 @@ class Shares:
 
 
 @dataclass
-class _DescriptionShares:
+class DescriptionShares:
     """The description's shares (M, L) in the alignment and in the pooled cosine, and the MLP's part."""
 
     aligned: Tensor
@@ -105,7 +105,7 @@ def _shares(net: PatchSlimming, side: ImageSide, words: Tensor, mean_length: flo
     if side.dense_words is not None and side.dense_mask is not None and bool(side.dense_mask.any()):
         weight = float(net.description_weight)
         described = side.dense_words[0, side.dense_mask[0]].float()  # (L, C)
-        part = _description(net, unit, words, caption, described)
+        part = description_shares(net, unit, words, caption, described)
         description = weight * (part.aligned + part.pooled)  # (M, L)
         rest += weight * part.rest
         terms = {
@@ -209,12 +209,15 @@ def _pooled_pairs(
     return net.config.pooled * (words @ patches.T) / (length * _length(caption, words))  # (M, N)
 
 
-def _description(
+def description_shares(
     net: PatchSlimming, unit: Tensor, words: Tensor, caption: Tensor, described: Tensor
-) -> _DescriptionShares:
-    """What the description's words, (L, C), add to the score."""
+) -> DescriptionShares:
+    """What the description's words, (L, C) of length one, add to the score of a caption.
+
+    `words` (M, C) are the caption's, `unit` the same of length one, `caption` (1, C) their mean.
+    """
     cosines = unit @ described.T  # (M, C), (L, C) -> (M, L)
     chosen, rest = _chosen(net, cosines)  # (M, L), -
     length = len(described) * described.mean(dim=0).norm().clamp_min(1e-12)
     pooled = net.config.pooled * (words @ described.T) / (length * _length(caption, words))  # (M, L)
-    return _DescriptionShares(chosen * cosines, pooled, rest)
+    return DescriptionShares(chosen * cosines, pooled, rest)

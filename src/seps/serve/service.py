@@ -18,7 +18,7 @@ from fastapi import HTTPException
 
 from seps.retrieval.data import ImageSource, UnreadableImage, read_source
 from seps.retrieval.explain.explanation import Explanation
-from seps.retrieval.explain.stored import StoredExplainer
+from seps.retrieval.explain.stored import explainer_of
 from seps.retrieval.index.rows import TABLE, StoreError, StoreSettings
 from seps.retrieval.index.search import Hit, Searcher
 from seps.retrieval.index.store import Store, is_remote
@@ -38,9 +38,7 @@ class Service:
 
     def __init__(self, searcher: Searcher, workers: int = 2) -> None:
         self.searcher = searcher
-        self.explainer = (
-            StoredExplainer(searcher) if searcher.scorer is not None and searcher.scorer.net is not None else None
-        )
+        self.explainer = explainer_of(searcher)
         # Each thread that computes keeps memory of its own: few threads bound it, whatever the clients do.
         self.pool = ThreadPoolExecutor(workers, thread_name_prefix="seps-serve")
         self.quick = ThreadPoolExecutor(2, thread_name_prefix="seps-files")
@@ -179,8 +177,8 @@ class Service:
         if self.explainer is None:
             raise HTTPException(
                 501,
-                "The model of this store (a dual encoder, or one without a patch selection) selects no patches: "
-                "there is nothing to explain.",
+                "The model of this store has no patch selection, or an embedder that does not split its vectors: there "
+                "is nothing to explain.",
             )
         identity = self.row(address)["id"]
         with self._lock:

@@ -30,7 +30,8 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("-o", "--out", type=output_file, help="PNG or JPEG to write")
     parser.add_argument("--dense", metavar="TEXT", help="the picture's own description (not with --store)")
     parser.add_argument(
-        "--model", help="'mini' (default), a model folder or a run of seps train; with --store, its own"
+        "--model",
+        help="'mini' (default), a model folder, a run of seps train or a dual encoder; with --store, its own",
     )
     parser.add_argument(
         "--guide",
@@ -70,11 +71,18 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print_json(explanation.as_dict(), None)
         return 0
-    words = [(printable(part.word), part.contribution) for part in explanation.words]
-    words += [("(MLP)", explanation.rest)] if explanation.rest else []
+    if explanation.groups:
+        words = [(printable(part.word), part.contribution) for part in explanation.words]
+        words += [("(MLP)", explanation.rest)] if explanation.rest else []
+        about = f"{sum(explanation.kept)} of {len(explanation.kept)} patches kept"
+    else:  # a dual encoder: its sentence is one vector, and has no words of its own
+        words = [("patches", sum(explanation.patches)), ("elsewhere", explanation.elsewhere)]
+        described = explanation.terms.get("description")
+        words += [] if described is None else [("description", described)]
+        about = "a dual encoder gives the sentence as a whole one vector"
     words += [("(any sentence)", explanation.background)] if explanation.background else []
     width = max(len(word) for word, _ in words)
-    print(f"score {explanation.score:.3f}; {sum(explanation.kept)} of {len(explanation.kept)} patches kept")
+    print(f"score {explanation.score:.3f}; {about}")
     for word, contribution in words:
         print(f"  {word:<{width}}  {contribution:+.3f}")
     for word, value in explanation.found_words.items():
@@ -95,15 +103,22 @@ def _of_file(options: argparse.Namespace) -> _Explained:
     from seps.retrieval.data.guides import GuideSource
     from seps.retrieval.data.images import decode_image, resized_jpeg
     from seps.retrieval.explain.explanation import Explainer
-    from seps.retrieval.index.zeroshot import load_search_model
+    from seps.retrieval.explain.zeroshot import ZeroShotExplainer
+    from seps.retrieval.index.zeroshot import ZeroShotModel, load_search_model
 
     refuse_same_file("--out", options.out, [options.image])
     source = ImageSource(Path(options.image))
     data = read_source(source)
-    explainer = Explainer(load_search_model(options.model or "mini", device=options.device))
-    pixels = decode_image(data, source, explainer.model.image_size)
-    guides = {name: torch.from_numpy(GuideSource(path=Path(file)).read(name)) for name, file in options.guide}
-    explanation = explainer.picture(pixels, options.caption, options.dense, guides)
+    model = load_search_model(options.model or "mini", device=options.device)
+    if isinstance(model, ZeroShotModel):
+        if options.guide:
+            raise ValueError("--guide is for models of seps; a dual encoder reads none.")
+        explanation = ZeroShotExplainer(model).picture(data, source, options.caption, options.dense)
+    else:
+        explainer = Explainer(model)
+        pixels = decode_image(data, source, model.image_size)
+        guides = {name: torch.from_numpy(GuideSource(path=Path(file)).read(name)) for name, file in options.guide}
+        explanation = explainer.picture(pixels, options.caption, options.dense, guides)
     hint = "Give it with --dense TEXT, or name the store with --store DIR."
     notes = [f"{explanation.note} {hint}"] if explanation.note else []
     return _Explained(explanation, Image.open(io.BytesIO(resized_jpeg(data, source, 1024))), notes)

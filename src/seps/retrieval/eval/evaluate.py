@@ -16,8 +16,15 @@ from seps.retrieval.data.guides import dataset_guides
 from seps.retrieval.data.images import decode_image
 from seps.retrieval.eval.protocol import PUBLISHED_WARNING, ProtocolError, View, view
 from seps.retrieval.heads import ImageFeatures, SlimmingHead, TextFeatures
-from seps.retrieval.index.bank import STRENGTH, Bank, bank_of, bank_words, image_levels
-from seps.retrieval.index.codec import merge_words, model_hash
+from seps.retrieval.index.bank import (
+    STRENGTH,
+    bank_of,
+    bank_words,
+    image_levels,
+    strength_without_labels,
+    zero_shot_levels,
+)
+from seps.retrieval.index.codec import merge_words
 from seps.retrieval.index.lexical import InMemory, matches
 from seps.retrieval.index.zeroshot import ZeroShotModel, nat_of
 from seps.retrieval.model import RetrievalModel
@@ -108,9 +115,10 @@ def score_zero_shot(
     seen: View,
     *,
     keep_words: int | None = None,
+    bank: bool = False,
     progress: StageProgress | None = None,
 ) -> Tensor:
-    """As `score_dataset`, for a dual encoder."""
+    """As `score_dataset`, for a dual encoder; the strength of the `bank` is that of `strength_without_labels`."""
     report = progress or (lambda stage, done, total: None)
     if seen.query_descriptions is not None:
         raise ProtocolError(
@@ -130,7 +138,13 @@ def score_zero_shot(
     words, mask = model.describer.encode_descriptions(seen.image_descriptions or [None] * len(dataset))
     if keep_words is not None:
         words, mask = merge_words(words, mask, keep_words)
-    return model.scores(torch.cat(vectors), words, mask, query)
+    images = (torch.cat(vectors), words, mask)
+    scores = model.scores(*images, query)
+    if not bank:
+        return scores
+    own = bank_of(model)
+    strength = strength_without_labels(model.index_vectors(*images) @ own.vectors.T)
+    return scores - strength * zero_shot_levels(model, *images, own)[:, None]
 
 
 def add_lexical(scores: Tensor, seen: View, nat: float) -> Tensor:
@@ -183,11 +197,7 @@ def score_dataset(
             dense, mask = merge_words(dense, mask, keep_words)
     images = ImageFeatures(tokens, dense, mask, guides)
     scores = model.score(images, texts, memory=memory)
-    return scores - STRENGTH * image_levels(model, images, _bank(model), memory=memory)[:, None] if bank else scores
-
-
-def _bank(model: RetrievalModel) -> Bank:
-    return bank_of(model, model_hash(model))
+    return scores - STRENGTH * image_levels(model, images, bank_of(model), memory=memory)[:, None] if bank else scores
 
 
 def _score_leaky(
@@ -250,9 +260,7 @@ def evaluate(
     training = model.training
     try:
         if isinstance(model, ZeroShotModel):
-            if bank:
-                raise ValueError("The bank of background queries was measured for our models; leave --bank out.")
-            scores = score_zero_shot(model, dataset, seen, keep_words=keep_words, progress=progress)
+            scores = score_zero_shot(model, dataset, seen, keep_words=keep_words, bank=bank, progress=progress)
         else:
             scores = score_dataset(
                 model, dataset, seen, pixels=pixels, keep_words=keep_words, bank=bank, memory=memory, progress=progress
@@ -272,6 +280,10 @@ def evaluate(
         sum(text is not None for text in shown or []),
         folds,
         PUBLISHED_WARNING if protocol == "published" else None,
-        bank_words() if bank else "",
+        _bank_words(model) if bank else "",
         lexical,
     )
+
+
+def _bank_words(model: RetrievalModel | ZeroShotModel) -> str:
+    return bank_words("a strength without labels") if isinstance(model, ZeroShotModel) else bank_words()

@@ -49,19 +49,22 @@ class Explanation:
     score: float
     grid: tuple[int, int]
     words: list[WordPart]
+    """Of a dual encoder one entry, the whole sentence: it has one vector."""
     patches: list[float]
     """What each cell of the grid adds."""
     kept: list[bool]
-    """Cells whose patches the caption kept."""
+    """Cells whose patches the caption kept; of a dual encoder all that it sees."""
     stored: list[bool]
-    """Cells whose patches the store holds; all, unless indexing left some out."""
+    """Cells whose patches the store holds; all, unless indexing left some out. Of a dual encoder those that it sees:
+    some crop the picture."""
     groups: list[list[float]]
-    """Merge weights of each group over the cells."""
+    """Merge weights of each group over the cells; none of a dual encoder."""
     description: list[DescriptionPart]
     elsewhere: float
-    """Prefix tokens, and patches left out at indexing time."""
+    """Prefix tokens, and patches left out at indexing time; of a dual encoder all that its last attention did not take
+    from patches."""
     rest: float
-    """The MLP of Eq. 5, where the model has it."""
+    """The MLP of Eq. 5, where the model has it; of a dual encoder also the constant of the description's part."""
     terms: dict[str, float]
     """The same score by its terms."""
     added: float = 0.0
@@ -85,10 +88,7 @@ class Explainer:
 
     def __init__(self, model: RetrievalModel | ZeroShotModel, scorer: StoredScorer | None = None) -> None:
         if isinstance(model, ZeroShotModel):
-            raise ValueError(
-                "Scores of a dual encoder are one cosine of two vectors, which cannot be split among words and patches "
-                "yet. Explanations need a model of seps, like 'mini'."
-            )
+            raise ValueError("Scores of a dual encoder are explained by ZeroShotExplainer.")
         if not isinstance(model.head, SlimmingHead):
             raise ValueError(
                 f"The model's head is {model.config.head!r}, which selects no patches; explanations need 'slimming'."
@@ -143,7 +143,7 @@ class Explainer:
             raise ValueError("The caption is blank. Write the sentence whose score to explain.")
         batch = self.model.text.tokenize([caption.strip()])
         words = self.model.encode_texts([caption.strip()])
-        tokens = self._tokens(batch, self.model.config.max_words)
+        tokens = _tokens(self.model, batch, self.model.config.max_words)
         length = len(tokens)
         cells = self.grid[0] * self.grid[1]
         places, mean_length = torch.arange(cells), None
@@ -171,18 +171,24 @@ class Explainer:
         count = found.description.shape[1]
         if not count or description is None:
             return []
-        batch = self.model.text.tokenize([description])
-        tokens = self._tokens(batch, self.model.config.max_dense_words)
-        # Words that the store merged into one segment share equally what the segment adds.
-        ids = segment_ids(len(tokens), count)
-        values = found.description.sum(dim=0).cpu() / torch.bincount(ids, minlength=count)
-        joined = _join(values[ids][:, None], batch, tokens)
-        return [DescriptionPart(word, special, float(values[0])) for word, special, values in joined]
+        return description_parts(self.model, found.description.sum(dim=0), description)
 
-    def _tokens(self, batch: TextBatch, limit: int) -> list[int]:
-        """The tokens of the first text that are aligned with the image."""
-        words: list[int] = self.model.is_word(batch.ids[:1, :limit], batch.mask[:1, :limit])[0].nonzero()[:, 0].tolist()
-        return words
+
+def description_parts(model: RetrievalModel, values: Tensor, description: str) -> list[DescriptionPart]:
+    """The words of a description, from what each of its (L,) encoded words, or merged segments of them, adds."""
+    batch = model.text.tokenize([description])
+    tokens = _tokens(model, batch, model.config.max_dense_words)
+    # Words that the store merged into one segment share equally what the segment adds.
+    ids = segment_ids(len(tokens), len(values))
+    each = values.cpu() / torch.bincount(ids, minlength=len(values))
+    joined = _join(each[ids][:, None], batch, tokens)
+    return [DescriptionPart(word, special, float(value[0])) for word, special, value in joined]
+
+
+def _tokens(model: RetrievalModel, batch: TextBatch, limit: int) -> list[int]:
+    """The tokens of the first text that are aligned with the image."""
+    words: list[int] = model.is_word(batch.ids[:1, :limit], batch.mask[:1, :limit])[0].nonzero()[:, 0].tolist()
+    return words
 
 
 def _spread(values: Tensor, places: Tensor, cells: int) -> Tensor:

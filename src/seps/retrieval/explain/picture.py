@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import colorsys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -61,10 +61,15 @@ def make_panels(explanation: Explanation, photo: Image.Image) -> list[Panel]:
     photo = photo.convert("RGB").resize((PANEL, max(60, round(PANEL * photo.height / photo.width))))
     kept = sum(explanation.kept)
     top = sum(part.contribution for part in explanation.words)
+    heat = _heat(photo, explanation.patches, explanation)
+    whole = Panel("all words", f"patches {sum(explanation.patches):+.3f}", heat)
+    if not explanation.groups:  # a dual encoder: nothing is selected, and the sentence is one
+        seen = Panel("seen patches", f"{kept} of {len(explanation.kept)}", _keep_overlay(explanation, photo))
+        return [seen, replace(whole, title="whole sentence")]
     panels = [
         Panel("kept patches", f"{kept} of {len(explanation.kept)}", _keep_overlay(explanation, photo)),
         Panel("merged groups", f"{len(explanation.groups)} groups", _group_overlay(explanation, photo)),
-        Panel("all words", f"patches {sum(explanation.patches):+.3f}", _heat(photo, explanation.patches, explanation)),
+        whole,
     ]
     for part in explanation.words:
         share = f"{part.contribution:+.3f}" + (f" ({100 * part.contribution / top:.0f} %)" if top > 0 else "")
@@ -78,6 +83,8 @@ def _summary(explanation: Explanation) -> str:
         "patch_pooled": "patches, mean",
         "description_alignment": "description, word by word",
         "description_pooled": "description, mean",
+        "pixels": "pixels",
+        "description": "description",
         "lexical": "rare words found in it",
         "background": "for any sentence",
     }

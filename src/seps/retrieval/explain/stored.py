@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from seps.retrieval.explain.explanation import Explainer, Explanation
+from seps.retrieval.explain.zeroshot import ZeroShotExplainer
 from seps.retrieval.index.codec import restore
 from seps.retrieval.index.lexical import matches
 from seps.retrieval.index.rows import StoreError, row_id
 from seps.retrieval.index.search import Searcher
 from seps.retrieval.index.store import Store
+from seps.retrieval.index.zeroshot import ZeroShotModel
 
 FACTS = ("id", "path", "member", "size", "mtime", "sha256", "width", "height", "dense")
 ROUNDING = 1e-5
@@ -24,11 +26,15 @@ _ID = re.compile(r"([0-9a-f]{20})(?:-[0-9a-f]{12})?")
 
 
 class StoredExplainer:
-    """Explains images of one store. Raises ValueError for a model that selects no patches."""
+    """Explains images of one store. Raises ValueError for a model whose scores cannot be split among patches."""
 
     def __init__(self, searcher: Searcher) -> None:
         self.searcher = searcher
-        self.explainer = Explainer(searcher.reader, searcher.scorer)
+        self.explainer: Explainer | ZeroShotExplainer
+        if isinstance(searcher.reader, ZeroShotModel):
+            self.explainer = ZeroShotExplainer(searcher.reader)
+        else:
+            self.explainer = Explainer(searcher.reader, searcher.scorer)
 
     def explain(
         self, identity: str, text: str, shown: float | None = None
@@ -38,12 +44,17 @@ class StoredExplainer:
         The score is the exact score of the search. Where a search has `shown` a score that differs from it only by
         rounding, the explanation has that score, digit by digit.
         """
-        images = self.searcher.store.select([identity], [*FACTS, *self.searcher.columns])
+        zero_shot = isinstance(self.explainer, ZeroShotExplainer)
+        facts = (*FACTS, "thumbnail") if zero_shot else FACTS
+        images = self.searcher.store.select([identity], [*facts, *self.searcher.columns])
         if not len(images):
             return None
-        (row,) = images.rows(FACTS)
-        stored = restore(images, self.searcher.store.settings, self.searcher.reader.device)
-        found = self.explainer.stored(stored, text, row["dense"])
+        (row,) = images.rows(facts)
+        if isinstance(self.explainer, ZeroShotExplainer):
+            found = self.explainer.stored(self.searcher, images, row, text)
+        else:
+            stored = restore(images, self.searcher.store.settings, self.searcher.reader.device)
+            found = self.explainer.stored(stored, text, row["dense"])
         words = matches(text, self.searcher.store)
         (terms,) = self.searcher.terms(images, words)
         added = sum(terms.values())
@@ -53,6 +64,14 @@ class StoredExplainer:
         each = {word: self.searcher.nat * words.words[word] for word in words.found.get(row["id"], ())}
         level, every = terms.get("background", 0.0), {**found.terms, **terms}
         return replace(found, score=score, terms=every, added=added, background=level, found_words=each), row
+
+
+def explainer_of(searcher: Searcher) -> StoredExplainer | None:
+    """The explainer of a store; None where its model's scores cannot be split among patches."""
+    try:
+        return StoredExplainer(searcher)
+    except ValueError:
+        return None
 
 
 def find_image(store: Store, name: str) -> str:

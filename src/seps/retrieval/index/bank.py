@@ -6,28 +6,43 @@ image. A search ranks by `S - strength * b`.
 
 The last `ASKED` sentences of the bank are asked of the whole gallery instead. They were written for other photos, so
 their best scores are those of queries whose photo is not there. A Gumbel distribution, that of maxima, is fitted to
-them; the *confidence* of a score is the part of such queries whose best score is lower.
+them; the *confidence* of a score is the part of such queries whose best score is lower. Among few images the best
+score of such a query is low, and no sign of a match if it is higher than others': there the scores are those of a
+gallery of `REFERENCE` images instead, as far as the spread of the queries' scores tells.
 
 Shapes: B images, T sentences, C width.
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import functools
 import hashlib
 import math
+import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from importlib.resources import files
-from statistics import fmean, pstdev
+from pathlib import Path
+from statistics import NormalDist, fmean, pstdev
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from seps.retrieval.heads import ImageFeatures, TextFeatures
-from seps.retrieval.index.codec import StoredScorer, image_vectors, restore, text_vectors
+from seps.retrieval.index.codec import (
+    StoredScorer,
+    image_vectors,
+    model_hash,
+    restore,
+    text_vectors,
+    unpack_padded,
+)
 from seps.retrieval.index.rows import Columns, StoreSettings
+from seps.retrieval.index.zeroshot import Query, ZeroShotModel
 from seps.retrieval.model import RetrievalModel
 
 BEST = 10
@@ -38,15 +53,24 @@ ASKED = 64
 """Sentences at the end of the bank that calibrate the confidence and take no part in levels."""
 STRENGTH = 0.75
 """Part of the level that is taken off, chosen on dev with `mini` (docs/search-figures.md)."""
+PRIOR = 10
+"""Images that `STRENGTH` counts for where a gallery's own strength is found without labels."""
 GOOD = 0.3
 """Confidence from which a hit counts as a good match, chosen on dev (docs/search-figures.md)."""
+REFERENCE = 400
+"""Images that confidences in a smaller gallery are computed for, chosen on dev (docs/search-figures.md)."""
 NO_BANK = (
     "The store {} was made without the bank of background queries, so its results have no confidence and described "
     "pictures rank too high beside undescribed ones. To add it, run once more: seps index {} --store {}"
 )
 KEPT_BANKS = 2
 """Encoded banks that a process keeps: 40 MB each at width 384."""
+KEPT_FILES = 8
+"""Encoded banks in the user's cache, 30 MB each at width 384; the oldest go."""
+_DIGEST = hashlib.sha256().digest_size
 _EULER = 0.5772156649015329
+SearchModel = RetrievalModel | ZeroShotModel
+AnyTexts = TextFeatures | Query
 _LOCK = threading.Lock()
 
 
@@ -63,53 +87,156 @@ def bank_name() -> str:
     return hashlib.sha256("\n".join([f"{BEST} {ASKED}", *sentences()]).encode()).hexdigest()[:16]
 
 
-def bank_words() -> str:
+def bank_words(strength: str = f"{STRENGTH:g}") -> str:
     """The correction in words, for figures."""
-    return f"S - {STRENGTH:g} x the mean of the {BEST} best of {len(sentences()) - ASKED} background queries"
+    return f"S - {strength} x the mean of the {BEST} best of {len(sentences()) - ASKED} background queries"
 
 
 class Bank:
-    """The sentences of the bank as a model sees them; made once per run.
+    """The sentences of the bank as a model sees them: `texts` make the levels, `asked` (the last `ASKED`) calibrate.
 
-    `texts` make the levels; the last `ASKED` sentences (`asked`) calibrate.
+    `found`: all sentences as the model encoded them earlier. Without, they are encoded now.
     """
 
-    def __init__(self, model: RetrievalModel, texts: Sequence[str] | None = None) -> None:
-        found = model.encode_texts(list(sentences() if texts is None else texts))
+    def __init__(self, model: SearchModel, found: AnyTexts | None = None) -> None:
+        if found is None:
+            found = encode_sentences(model)
         self.texts, self.asked = _rows(found, slice(None, -ASKED)), _rows(found, slice(-ASKED, None))
-        self.vectors = text_vectors(self.texts)
+        self.vectors = search_vectors(model, self.texts)
 
-    def near_scores(self, vectors_BC: Tensor, score: Callable[[int, TextFeatures], Tensor]) -> Tensor:
+    def near_scores(self, vectors_BC: Tensor, score: Callable[[int, AnyTexts], Tensor]) -> Tensor:
         """(B, `NEAR`) exact scores with each image's nearest sentences: `score(i, texts)` gives image i's (T,).
 
-        `vectors_BC` are the images' vectors (`image_vectors`), by which the nearest sentences are found.
+        `vectors_BC` are the images' vectors as a store has them, by which the nearest sentences are found.
         """
         pooled = vectors_BC.float().to(self.vectors.device) @ self.vectors.T
         nearest = pooled.topk(min(NEAR, pooled.shape[1]), dim=1).indices
         found = [score(i, _rows(self.texts, rows)) for i, rows in enumerate(nearest)]
         return torch.stack(found) if found else torch.zeros(nearest.shape)
 
+    def to(self, device: torch.device | str) -> Bank:
+        """The same on another device."""
+        moved = copy.copy(self)
+        moved.texts, moved.asked = _to(self.texts, device), _to(self.asked, device)
+        moved.vectors = self.vectors.to(device)
+        return moved
 
-def _rows(texts: TextFeatures, rows: Tensor | slice) -> TextFeatures:
+    def each_asked(self) -> list[AnyTexts]:
+        """The sentences of the calibration, one at a time."""
+        return [_rows(self.asked, slice(i, i + 1)) for i in range(ASKED)]
+
+
+def encode_sentences(model: SearchModel) -> AnyTexts:
+    """All sentences of the bank as queries of the model."""
+    texts = list(sentences())
+    return model.query(texts) if isinstance(model, ZeroShotModel) else model.encode_texts(texts)
+
+
+def search_vectors(model: SearchModel, texts: AnyTexts) -> Tensor:
+    """(T, vector width) of queries: their products with images' vectors find the nearest."""
+    if isinstance(texts, Query):
+        return cast(ZeroShotModel, model).search_vectors(texts)
+    return text_vectors(texts)
+
+
+def _rows(texts: AnyTexts, rows: Tensor | slice) -> AnyTexts:
     """Some of the sentences, without padding that none of them needs."""
+    if isinstance(texts, Query):
+        return Query(texts.vectors[rows], None if texts.words is None else cast(TextFeatures, _rows(texts.words, rows)))
     mask = texts.mask[rows]
     longest = int(mask.sum(dim=1).max())
     return TextFeatures(texts.words[rows][:, :longest], mask[:, :longest])
 
 
-def bank_of(model: RetrievalModel, digest: str) -> Bank:
-    """The bank of a model whose weights have this `model_hash`, encoded once per process, from any thread."""
-    key = (digest, str(model.device))
+def _to(texts: AnyTexts, device: torch.device | str) -> AnyTexts:
+    if isinstance(texts, Query):
+        words = None if texts.words is None else cast(TextFeatures, _to(texts.words, device))
+        return Query(texts.vectors.to(device), words)
+    return TextFeatures(texts.words.to(device), texts.mask.to(device))
+
+
+def bank_of(model: SearchModel, settings: StoreSettings | None = None) -> Bank:
+    """The bank of a model: encoded once, then read from the user's cache; one per process, from any thread.
+
+    `settings` of a store of the model, where there is one: they hold its digests, which are computed otherwise.
+    """
+    key = _key(model, settings)
     with _LOCK:
-        if key not in _MADE:
+        made = _MADE.get((key, str(model.device)))
+        if made is None:
+            found = _read_cache(key, model)
+            if found is None:
+                found = encode_sentences(model)
+                _write_cache(key, found)
             while len(_MADE) >= KEPT_BANKS:
                 del _MADE[next(iter(_MADE))]
-            _MADE[key] = Bank(model)
-        return _MADE[key]
+            made = _MADE[key, str(model.device)] = Bank(model, found)
+        return made
 
 
 _MADE: dict[tuple[str, str], Bank] = {}
-"""Banks of this process, by digest of the weights and device."""
+"""Banks of this process, by key of the model and device."""
+
+
+def _key(model: SearchModel, settings: StoreSettings | None) -> str:
+    """What the encodings depend on: sentences, weights, and settings of the model."""
+    own = model.describer if isinstance(model, ZeroShotModel) else model
+    if settings is not None:
+        digests = [settings.model_hash, settings.words_hash]
+    elif isinstance(model, ZeroShotModel):
+        digests = [model.embedder.digest(), model_hash(own)]
+    else:
+        digests = [model_hash(own), ""]
+    return hashlib.sha256("\n".join([bank_name(), *digests, repr(own.config)]).encode()).hexdigest()[:32]
+
+
+def cache_folder() -> Path:
+    """Where encoded banks are kept: in the cache of the model hub (`HF_HOME`), beside the models."""
+    from huggingface_hub import cached_assets_path
+
+    return cached_assets_path("seps", namespace="bank", subfolder="sentences")
+
+
+def _write_cache(key: str, found: AnyTexts) -> None:
+    """Keep encoded sentences; a cache that cannot be written is done without."""
+    from safetensors.torch import save
+
+    words = found.words if isinstance(found, Query) else found
+    values = {"vectors": found.vectors} if isinstance(found, Query) else {}
+    if words is not None:
+        values |= {"words": words.words[words.mask], "counts": words.mask.sum(dim=1)}
+    data = save({name: value.cpu().contiguous() for name, value in values.items()})
+    with contextlib.suppress(OSError):
+        folder = cache_folder()
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".new-", delete=False) as file:
+            try:
+                file.write(hashlib.sha256(data).digest() + data)
+                file.close()
+                Path(file.name).replace(folder / f"{key}.bank")
+            finally:
+                Path(file.name).unlink(missing_ok=True)
+        kept = sorted(folder.glob("*.bank"), key=lambda path: path.stat().st_mtime)
+        for path in kept[:-KEPT_FILES]:
+            path.unlink(missing_ok=True)
+
+
+def _read_cache(key: str, model: SearchModel) -> AnyTexts | None:
+    """What `_write_cache` kept under the key; None where there is nothing, or it is not whole."""
+    from safetensors.torch import load
+
+    try:
+        whole = (cache_folder() / f"{key}.bank").read_bytes()
+    except OSError:
+        return None
+    if hashlib.sha256(whole[_DIGEST:]).digest() != whole[:_DIGEST]:
+        return None
+    values = load(whole[_DIGEST:])
+    counts = values["counts"]
+    mask = torch.arange(int(counts.max())) < counts[:, None]
+    words = torch.zeros(*mask.shape, values["words"].shape[1])
+    words[mask] = values["words"]
+    texts = TextFeatures(words, mask)
+    return _to(Query(values["vectors"], texts) if isinstance(model, ZeroShotModel) else texts, model.device)
 
 
 def level(scores_BT: Tensor, best: int = BEST) -> Tensor:
@@ -123,42 +250,71 @@ def image_levels(model: RetrievalModel, images: ImageFeatures, bank: Bank, *, me
     return level(
         bank.near_scores(
             image_vectors(model, images),
-            lambda i, texts: model.score(images.rows(i, i + 1), texts, memory=memory)[0],
+            lambda i, texts: model.score(images.rows(i, i + 1), cast(TextFeatures, texts), memory=memory)[0],
+        )
+    )
+
+
+@torch.no_grad()
+def zero_shot_levels(model: ZeroShotModel, vectors: Tensor, words: Tensor, mask: Tensor, bank: Bank) -> Tensor:
+    """(B,) levels of pictures, vectors (B, C), with their descriptions' words (B, L, E) and mask (B, L)."""
+    return level(
+        bank.near_scores(
+            model.index_vectors(vectors, words, mask),
+            lambda i, texts: model.scores(vectors[i : i + 1], words[i : i + 1], mask[i : i + 1], cast(Query, texts))[0],
         )
     )
 
 
 @torch.no_grad()
 def stored_levels(
-    model: RetrievalModel, images: Columns, vectors_BC: Tensor, settings: StoreSettings
+    model: SearchModel, images: Columns, vectors_BC: Tensor, settings: StoreSettings, bank: Bank | None = None
 ) -> list[float | None]:
     """The level of each image, from its state as a store with these settings keeps it.
 
-    None for all where the head scores descriptions alone and none of them has one.
+    None for all where the head scores descriptions alone and none of them has one. `bank`: that of the model, where
+    the caller has it.
     """
+    if isinstance(model, ZeroShotModel):
+        words, mask = unpack_padded(images.values("words"), settings.words_width or settings.width)
+        vectors, words, mask = (value.to(model.device) for value in (vectors_BC[:, : settings.width], words, mask))
+        return [
+            float(value) for value in zero_shot_levels(model, vectors, words, mask, bank or bank_of(model, settings))
+        ]
     stored = restore(images, settings, model.device)
     if not model.head.uses_pixels and stored.features.dense is None:
         return [None] * len(images)
     scorer = StoredScorer(model, settings)
-    bank = bank_of(model, settings.model_hash)
-    scores = bank.near_scores(vectors_BC, lambda i, texts: scorer.score(stored.rows(i, i + 1), texts)[0])
+    scores = (bank or bank_of(model, settings)).near_scores(
+        vectors_BC, lambda i, texts: scorer.score(stored.rows(i, i + 1), cast(TextFeatures, texts))[0]
+    )
     return [float(value) for value in level(scores)]
 
 
 def strength_without_labels(scores_BT: Tensor, best: int = BEST) -> float:
     """A strength for a model without measured queries, from the scores of its gallery with the bank alone.
 
-    Half of the sentences (the even ones) give each image's level, the others stand for queries. The strength is the
-    slope, within [0, 1], with which an image's mean score of the second half's sentences grows with its level: as
-    much as a level says about queries that it was not made of. Meant for zero-shot models, and not measured on any of
-    them. Raises ValueError for fewer than two images or sentences.
+    Two levels are made of each image, one of the even sentences and one of the others. The strength is the slope,
+    within [0, 1], with which the second grows with the first: what a level says about queries that it was not made of.
+    It counts as much as there are images, beside `PRIOR` images with `STRENGTH`, which is what it gives for our own
+    models (docs/search-figures.md). It is that of zero-shot models, and not measured on real weights of any.
+    Raises ValueError for fewer than two sentences.
     """
-    if min(scores_BT.shape) < 2:
-        raise ValueError(f"The scores are {tuple(scores_BT.shape)}; at least two images and two sentences are needed.")
-    levels, others = level(scores_BT[:, ::2], best), scores_BT[:, 1::2].mean(dim=1)
-    spread = levels - levels.mean()
+    images, texts = scores_BT.shape
+    if texts < 2:
+        raise ValueError(f"The scores are {tuple(scores_BT.shape)}; at least two sentences are needed.")
+    first, second = (level(scores_BT[:, start::2].double(), max(1, best // 2)) for start in (0, 1))
+    spread = first - first.mean()
     variance = float((spread * spread).sum())
-    return min(1.0, max(0.0, float((spread * (others - others.mean())).sum()) / variance)) if variance else 0.0
+    if not variance:  # no image, one, or all alike
+        return STRENGTH
+    slope = min(1.0, max(0.0, float((spread * (second - second.mean())).sum()) / variance))
+    return (images * slope + PRIOR * STRENGTH) / (images + PRIOR)
+
+
+def expected_largest(count: int) -> float:
+    """About the mean of the largest of `count` values of the standard normal distribution (Blom 1958)."""
+    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
 
 
 @dataclass(frozen=True)
@@ -170,34 +326,51 @@ class Calibration:
     scale: float
     images: float
     """How many images it was made with."""
+    strength: float = STRENGTH
+    """Part of the level that searches take off: `STRENGTH`, or what `strength_without_labels` gave."""
 
     @classmethod
-    def of(cls, best: Sequence[float], images: int) -> Calibration:
-        """Fitted by moments to the `best` scores of the background queries. Raises ValueError without any."""
+    def of(cls, best: Sequence[float], images: int, strength: float = STRENGTH, spread: float = 0.0) -> Calibration:
+        """Fitted by moments to the `best` scores of the background queries. Raises ValueError without any.
+
+        `spread` is the standard deviation of one query's scores over the images. In a gallery of fewer than `REFERENCE`
+        the best scores are raised by what normal scores of that spread would gain in one of `REFERENCE`.
+        """
         if not best:
             raise ValueError("A calibration needs at least one background query.")
         scale = max(pstdev(best) * math.sqrt(6) / math.pi, 1e-6)
-        return cls(fmean(best) - _EULER * scale, scale, float(images))
+        gain = spread * (expected_largest(REFERENCE) - expected_largest(min(images, REFERENCE)))
+        return cls(fmean(best) + gain - _EULER * scale, scale, float(images), strength)
+
+    @classmethod
+    def of_scores(cls, scores_BT: Tensor, strength: float = STRENGTH) -> Calibration:
+        """From the scores of all images of a gallery with the background queries."""
+        scores, images = scores_BT.double(), len(scores_BT)
+        best = scores.amax(dim=0).tolist()
+        # One image alone shows no spread over images: that over the queries stands for it.
+        spread = float(scores.var(dim=0).mean().sqrt()) if images > 1 else pstdev(best)
+        return cls.of(best, images, strength, spread)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, float]) -> Calibration | None:
         """What `as_dict` wrote; None where there is nothing, or what another release wrote."""
-        return cls(**values) if values.keys() == {part.name for part in fields(cls)} else None
+        names = {part.name for part in fields(cls)}
+        return cls(**values) if names - {"strength"} <= values.keys() <= names else None
 
     def as_dict(self) -> dict[str, float]:
         """Plain values for the store's settings."""
         return asdict(self)
 
     def confidence(self, score: float) -> float:
-        """The part of queries that are not about the gallery whose best score is lower: in [0, 1]."""
+        """In [0, 1]: the part of queries that are about nothing in the gallery whose best score is lower."""
         return math.exp(-math.exp(min(50.0, -(score - self.place) / self.scale)))
 
 
-def background(levels: Sequence[float | None]) -> list[float]:
-    """What the bank adds to each image's score: less `STRENGTH` times its level.
+def background(levels: Sequence[float | None], strength: float = STRENGTH) -> list[float]:
+    """What the bank adds to each image's score: less `strength` times its level.
 
     An image without one, which a release that knows no bank has added, is taken to have the mean level of the others.
     """
     known = [value for value in levels if value is not None]
     usual = fmean(known) if known else 0.0
-    return [-STRENGTH * (usual if value is None else value) for value in levels]
+    return [-strength * (usual if value is None else value) for value in levels]

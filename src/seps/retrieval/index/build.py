@@ -140,7 +140,7 @@ def index_folder(
         if excluded or store.settings.excluded:
             store.put_excluded(excluded)
         shown_rows = len(store) - store.settings.excluded
-        if store.settings.bank and isinstance(model, RetrievalModel) and shown_rows:
+        if store.settings.bank and shown_rows:
             changed = bool(len(work) > len(report.unreadable) or gone or excluded)
             bring_up_to_date(store, model, changed=changed)
         store.tidy(always=bool(excluded))  # what is changed leaves a copy of its rows behind

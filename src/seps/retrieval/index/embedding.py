@@ -25,7 +25,7 @@ from seps.retrieval.data import ImageSource, UnreadableImage
 from seps.retrieval.data.dates import date_taken
 from seps.retrieval.data.images import Picture, read_picture
 from seps.retrieval.heads import ImageFeatures
-from seps.retrieval.index.bank import stored_levels
+from seps.retrieval.index.bank import Bank, stored_levels
 from seps.retrieval.index.codec import fixed_patch_scores, image_vectors, merge_words, pack, unpack_guides
 from seps.retrieval.index.rows import StoreSettings, packed_columns
 from seps.retrieval.index.zeroshot import ZeroShotModel
@@ -110,6 +110,8 @@ class Preparer:
         known_digests: frozenset[Content] = frozenset(),
     ) -> None:
         self.model, self.settings, self.known_digests = model, settings, known_digests
+        self.bank: Bank | None = None
+        """That of the model, for a worker on another machine; others take what their process has."""
         self.gpu_lock: AbstractContextManager[Any] = nullcontext()
         """Held while embedding: a GPU takes one batch at a time, while other threads decode."""
         self.vision = half_copy(model)
@@ -157,7 +159,8 @@ class Preparer:
             return []
         model = self.model
         if isinstance(model, ZeroShotModel):
-            return model.states([picture.pixels for picture in pictures], descriptions, self.settings)
+            found = model.states([picture.pixels for picture in pictures], descriptions, self.settings)
+            return self._with_levels(found)
         on_cpu = model.device.type == "cpu"
         pixels = torch.stack([picture.pixels for picture in pictures]).to(model.device)
         parts = torch.split(pixels, CPU_BATCH if on_cpu else len(pixels))
@@ -171,11 +174,16 @@ class Preparer:
             features.guides = unpack_guides(packed, self.settings.guides, model.device)
         states = packed_states(model, features, self.settings)
         states = [{**state, "guides": own} for state, own in zip(states, packed, strict=True)]
+        return self._with_levels(states)
+
+    def _with_levels(self, states: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The states, each with its level over the bank where the store keeps levels."""
         if not self.settings.bank:
             return states
         # Of the packed state: the levels of a store that gets its bank later are the same.
         vectors = torch.from_numpy(np.stack([state["vector"] for state in states]))
-        levels = stored_levels(model, packed_columns(states, self.settings), vectors, self.settings)
+        packed = packed_columns(states, self.settings)
+        levels = stored_levels(self.model, packed, vectors, self.settings, self.bank)
         return [{**state, "bank": own} for state, own in zip(states, levels, strict=True)]
 
 

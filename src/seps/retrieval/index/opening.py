@@ -224,7 +224,13 @@ def _settings(
     if isinstance(model, ZeroShotModel):
         if keep is not None:
             raise StoreError(f"keep_patches is {keep}, but of this model one vector per image is kept, and no patches.")
-        settings = model.settings(roots[0].folder, name, precision=options.precision, keep_words=options.keep_words)
+        settings = model.settings(
+            roots[0].folder,
+            name,
+            precision=options.precision,
+            keep_words=options.keep_words,
+            bank=bank_name() if options.bank else "",
+        )
         return replace(settings, dated=True)
     grid = model.vision.grid_for(*model.image_size)
     if keep is not None and not 1 <= keep <= grid[0] * grid[1]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from seps.plugins import plugin_modules
 from seps.ray_cluster import RayConfig, connected
+from seps.retrieval.index.bank import bank_of
 from seps.retrieval.index.embedding import ImageJob, PreparedBatch, PreparedImage, Preparer, Unread
 
 AHEAD = 2
@@ -30,6 +31,7 @@ class Worker:
         self.prepare = prepare
         if on_gpu:
             prepare.model.to("cuda")
+            prepare.bank = None if prepare.bank is None else prepare.bank.to("cuda")
         prepare.model.eval()
 
     def ready(self) -> None:
@@ -65,9 +67,11 @@ def carry_plugins(ray: Any) -> None:
 def _spread(
     ray: Any, batches: Sequence[Sequence[ImageJob]], prepare: Preparer, config: RayConfig
 ) -> Generator[tuple[int, PreparedBatch]]:
+    prepare = copy.copy(prepare)
     if prepare.model.device.type != "cpu":  # a machine without a GPU could not load it
-        prepare = copy.copy(prepare)
         prepare.model = copy.deepcopy(prepare.model).cpu()
+    if prepare.settings.bank:  # each worker would encode its sentences anew
+        prepare.bank = bank_of(prepare.model, prepare.settings)
     carry_plugins(ray)
     actor = ray.remote(Worker).options(num_cpus=1, num_gpus=config.gpus or None, max_restarts=-1)
     shared = ray.put(prepare)

@@ -19,8 +19,8 @@ from seps.retrieval.data.images import decode_image
 from seps.retrieval.data.shards import read_source
 from seps.retrieval.heads import ImageFeatures, TextFeatures
 from seps.retrieval.index import lexical
-from seps.retrieval.index.bank import GOOD, NO_BANK, Calibration, background
-from seps.retrieval.index.codec import StoredScorer, image_vectors, model_hash, restore, text_vectors, unpack_padded
+from seps.retrieval.index.bank import GOOD, NO_BANK, STRENGTH, Calibration, background, search_vectors
+from seps.retrieval.index.codec import StoredScorer, image_vectors, model_hash, restore, unpack_padded
 from seps.retrieval.index.embedding import computing_threads
 from seps.retrieval.index.lexical import Matches
 from seps.retrieval.index.rows import Columns, Filters, OtherModelError, StoreError
@@ -224,7 +224,8 @@ class Searcher:
         return self._sentence(self.encode(text), lexical.matches(text, self.store), sign)
 
     def _sentence(self, query: TextFeatures | Query, found: Matches, sign: int = 1) -> Part:
-        return Part(query, self._pool.submit(self._search_vector, query).result(), True, found, sign)
+        vector = self._pool.submit(search_vectors, self.reader, query).result()[0]
+        return Part(query, vector, True, found, sign)
 
     @property
     def calibration(self) -> Calibration | None:
@@ -232,10 +233,17 @@ class Searcher:
         return Calibration.from_dict(self.store.settings.calibration)
 
     @property
+    def strength(self) -> float:
+        """Part of an image's level over the bank that is taken off its scores."""
+        # A dual encoder's is made of the whole gallery: until that is done, its scores stay plain.
+        usual = 0.0 if isinstance(self.reader, ZeroShotModel) else STRENGTH
+        return self.store.settings.calibration.get("strength", usual)
+
+    @property
     def without_bank(self) -> str:
-        """A sentence on what a store of our models lacks that has no bank of background queries; else empty."""
+        """A sentence on what a store lacks that has no bank of background queries; else empty."""
         settings = self.store.settings
-        if settings.bank or isinstance(self.reader, ZeroShotModel):
+        if settings.bank:
             return ""
         return NO_BANK.format(self.store.location, settings.root, self.store.location)
 
@@ -244,11 +252,6 @@ class Searcher:
         if isinstance(self.reader, ZeroShotModel):
             return self._pool.submit(self.reader.query, [text.strip()]).result()
         return self._pool.submit(self.reader.encode_texts, [text.strip()]).result()
-
-    def _search_vector(self, query: TextFeatures | Query) -> torch.Tensor:
-        if isinstance(self.reader, ZeroShotModel):
-            return self.reader.search_vector(cast(Query, query))
-        return text_vectors(cast(TextFeatures, query))[0]
 
     def note(self, text: str) -> str:
         """A sentence where the model does not read the whole query; else an empty text."""
@@ -291,7 +294,7 @@ class Searcher:
         if isinstance(self.reader, ZeroShotModel):
             prepared = decode_image(data, source, self.reader.image_size, self.reader.embedder.prepare)
             query = Query(self._pool.submit(self.reader.images, [prepared]).result(), None)
-            return Part(query, self.reader.search_vector(query), False, sign=sign)
+            return Part(query, self.reader.search_vectors(query)[0], False, sign=sign)
         pixels = decode_image(data, source, self.reader.image_size, self.store.settings.pixels)
         tokens = self._pool.submit(self._encode_pixels, pixels).result()
         patches = tokens[:, self.reader.vision.num_prefix_tokens :]
@@ -392,7 +395,7 @@ class Searcher:
         added = [self.nat * found.of(identity) for identity in images.values("id")]
         terms = [{"lexical": value} if value else {} for value in added]
         if described and self.store.settings.bank:
-            for own, level in zip(terms, background(images.values("bank")), strict=True):
+            for own, level in zip(terms, background(images.values("bank"), self.strength), strict=True):
                 own["background"] = level
         return terms
 
@@ -405,6 +408,11 @@ class Searcher:
 
         step = SCORED_AT_ONCE if self.reader.device.type == "cpu" else max(1, len(images))
         return [score for some in self._pool.map(part, range(0, len(images), step)) for score in some]
+
+    def query_scores(self, images: Columns, queries: TextFeatures | Query) -> torch.Tensor:
+        """(B, T) what searches for several encoded queries give images read with `columns` and `id`."""
+        added = torch.tensor([sum(terms.values()) for terms in self.terms(images, lexical.NONE)])
+        return self._scores(images, queries, True).cpu() + added[:, None]
 
     def _scores(self, images: Columns, query: TextFeatures | Query, described: bool) -> torch.Tensor:
         settings, device = self.store.settings, self.reader.device

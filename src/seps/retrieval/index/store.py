@@ -399,8 +399,12 @@ def writer_lock(location: str) -> Iterator[None]:
                 _REMOTE_LOCKS[location] = stack.enter_context(RemoteLock(connect(location)))
                 stack.callback(_REMOTE_LOCKS.pop, location)
             else:
-                Path(location).mkdir(parents=True, exist_ok=True)
-                stack.enter_context(FileLock(Path(location, "writer.lock"), Path(location)))
+                place = Path(location)
+                for folder in (*reversed(place.parents), place):
+                    if not folder.exists():
+                        stack.callback(_remove_empty, folder)  # where nothing comes to be written
+                place.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(FileLock(place / "writer.lock", place))
         except FileInUse as error:
             raise StoreError(f"The store {error} What was written is kept.") from error
         except OSError as error:
@@ -409,6 +413,11 @@ def writer_lock(location: str) -> Iterator[None]:
                 "the disk, or name another folder with --store. Nothing was changed."
             ) from error
         yield
+
+
+def _remove_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def _among(ids: Sequence[str]) -> str:

@@ -119,14 +119,14 @@ class ZeroShotModel(nn.Module):
         vectors = torch.cat([self.embedder.text_vectors(batch) for batch in batches])
         return Query(vectors, self.describer.encode_texts(texts) if described else None)
 
-    def search_vector(self, query: Query) -> Tensor:
-        """(C + E + 1,) of the first sentence: its product with a picture's vector is about the score."""
+    def search_vectors(self, query: Query) -> Tensor:
+        """(T, C + E + 1): the products of a sentence's vector with the pictures' are about their scores."""
         if query.words is None:
-            more = torch.zeros(self.describer.config.embed_size + 1, device=query.vectors.device)
+            more = query.vectors.new_zeros(len(query.vectors), self.describer.config.embed_size + 1)
         else:
-            mean = F.normalize(masked_mean(query.words.words[:1], query.words.mask[:1]), dim=-1)[0]
-            more = torch.cat([mean, mean.new_ones(1)])
-        return torch.cat([query.vectors[0], more])
+            means = F.normalize(masked_mean(query.words.words, query.words.mask), dim=-1)
+            more = torch.cat([means, means.new_ones(len(means), 1)], dim=1)
+        return torch.cat([query.vectors, more], dim=1)
 
     @torch.no_grad()
     def states(
@@ -150,7 +150,7 @@ class ZeroShotModel(nn.Module):
         ]
 
     def index_vectors(self, vectors: Tensor, words: Tensor, mask: Tensor) -> Tensor:
-        """(B, C + E + 1): the vectors, then the description's part of the score as a product with `search_vector`."""
+        """(B, C + E + 1): the vectors, then the description's part of the score as a product with `search_vectors`."""
         described = mask.any(dim=1, keepdim=True)
         means = F.normalize(masked_mean(F.normalize(words, dim=-1), mask), dim=-1)
         unit = self.nat / TEMPERATURE
