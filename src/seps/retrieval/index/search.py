@@ -163,7 +163,7 @@ class Searcher:
         found: Matches = lexical.NONE,
     ) -> list[Hit]:
         """As `search`, for one encoded query and what was `found` of its words, without confidences."""
-        vector = self._pool.submit(self._search_vector, query).result()
+        vector = self._pool.submit(self.search_vector, query).result()
         return self._find(query, vector, k, candidates, exact, filters, True, found)
 
     @property
@@ -185,7 +185,8 @@ class Searcher:
             return self._pool.submit(self.model.query, [text.strip()]).result()
         return self._pool.submit(self.model.encode_texts, [text.strip()]).result()
 
-    def _search_vector(self, query: TextFeatures | Query) -> torch.Tensor:
+    def search_vector(self, query: TextFeatures | Query) -> torch.Tensor:
+        """The vector that finds the candidates of an encoded sentence."""
         if isinstance(self.model, ZeroShotModel):
             return self.model.search_vector(cast(Query, query))
         return text_vectors(cast(TextFeatures, query))[0]
@@ -221,21 +222,37 @@ class Searcher:
         Its pixels are made as the store's were (`StoreSettings.pixels`). Descriptions are not used.
         Raises UnreadableImage.
         """
+        query, vector = self.encode_image(picture)
+        return self.search_encoded_image(query, vector, k, candidates, exact, filters)
+
+    def encode_image(self, picture: str | os.PathLike[str] | bytes) -> tuple[TextFeatures | Query, torch.Tensor]:
+        """A picture as a query, and the vector that finds its candidates. Raises UnreadableImage."""
         source = ImageSource(Path("upload") if isinstance(picture, bytes) else Path(picture))
         data = picture if isinstance(picture, bytes) else read_source(source)
         if isinstance(self.model, ZeroShotModel):
             prepared = decode_image(data, source, self.model.image_size, self.model.embedder.prepare)
             with self._running:
                 query = Query(self._pool.submit(self.model.images, [prepared]).result(), None)
-                return self._find(query, self.model.search_vector(query), k, candidates, exact, filters, False)
+                return query, self.model.search_vector(query)
         pixels = decode_image(data, source, self.model.image_size, self.store.settings.pixels)
         with self._running:
             tokens = self._pool.submit(self._encode_pixels, pixels).result()
             patches = tokens[:, self.model.vision.num_prefix_tokens :]
             mask = torch.ones(patches.shape[:2], dtype=torch.bool, device=patches.device)
-            vector = image_vectors(self.model, ImageFeatures(tokens))[0]
-            words = TextFeatures(patches, mask)
-            return self._find(words, vector, k, candidates, exact, filters, described=False)
+            return TextFeatures(patches, mask), image_vectors(self.model, ImageFeatures(tokens))[0]
+
+    def search_encoded_image(
+        self,
+        query: TextFeatures | Query,
+        vector: torch.Tensor,
+        k: int,
+        candidates: int,
+        exact: bool = False,
+        filters: Filters | None = None,
+    ) -> list[Hit]:
+        """As `search_image`, for what `encode_image` made of the picture."""
+        with self._running:
+            return self._find(query, vector, k, candidates, exact, filters, described=False)
 
     @torch.no_grad()
     def _encode_pixels(self, pixels: torch.Tensor) -> torch.Tensor:
