@@ -2,8 +2,8 @@
 
     python tools/page_pictures.py [--out docs/images] [--all]
 
-Writes `page.jpg` (a photo and its explanation) and `page-grid.jpg` (results, kept patches of one). With `--all` every state, wide,
-narrow and dark, as PNG files to look at. Needs Chromium and playwright.
+Writes `page.jpg` (a photo and its explanation) and `page-grid.jpg` (results, kept patches of one). With `--all` every
+state, wide, narrow and dark, as PNG files to look at. Needs Chromium and playwright.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from seps.retrieval.index.build import index_folder
 from seps.retrieval.index.search import Searcher
 from seps.retrieval.pretrained import from_pretrained
 from seps.serve.app import create_app
-from seps.serve.guard import LOOPBACK
 
 QUERY = "a dog running in a field"
 SIZES = {"wide": (1280, 860), "narrow": (390, 800)}
@@ -57,7 +56,7 @@ def served(searcher: Searcher) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    server = uvicorn.Server(uvicorn.Config(create_app(searcher, hosts=LOOPBACK), port=port, log_level="error"))
+    server = uvicorn.Server(uvicorn.Config(create_app(searcher), port=port, log_level="error"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:

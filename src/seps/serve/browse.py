@@ -32,7 +32,7 @@ _BREAK = re.compile(r"[,.;:!?()]| (?:with|while|as|that|who|which|is|are) ", re.
 _WEAK = frozenset(
     re.findall(r"\w+", "a an the of and or in on at to by for from into near over under his her its their")
 )
-_MOST_WORDS = 8
+_MOST_WORDS = 9
 
 
 def listed(store: Store, filters: Filters, sort: Sort) -> list[str]:
@@ -106,12 +106,11 @@ def examples(store: Store) -> list[str]:
 
 
 def beginning(description: str) -> str:
-    """What a description is about, in a few words; empty where there is nothing to try."""
+    """What a description is about: its first words, up to a comma or the like. Empty where they are too few or many."""
     text = _OPENING.sub("", " ".join(description.split()))
-    words = _BREAK.split(text, maxsplit=1)[0].split()[:_MOST_WORDS]
+    words = _BREAK.split(text, maxsplit=1)[0].split()
     while words and words[-1].lower() in _WEAK:
         words.pop()
-    if len(words) < 2:
+    if not 2 + (words[:1] != [] and words[0].lower() in _WEAK) <= len(words) <= _MOST_WORDS:
         return ""
-    phrase = " ".join(words)
-    return phrase[0].lower() + phrase[1:] if words[0].lower() in _WEAK else phrase
+    return " ".join([words[0].lower() if words[0].lower() in _WEAK else words[0], *words[1:]])

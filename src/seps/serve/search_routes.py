@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import Depends, FastAPI, HTTPException, Query, Request
 from fastapi import Path as InPath
@@ -33,7 +33,7 @@ Candidates = Annotated[
 ]
 Exact = Annotated[bool, Query(description="Score every image")]
 Order = Annotated[Sort, Query(description="By score, or by file date: good matches first, then the rest")]
-ByDate = Annotated[Sort, Query(description="newest or oldest first")]
+ByDate = Annotated[Literal["newest", "oldest"], Query(description="newest or oldest first")]
 Fold = Annotated[bool, Query(description="Put near-duplicates among the results behind the best of them")]
 Folder = Annotated[str | None, Query(max_length=1000, description="Only below this folder, or in this shard")]
 After = Annotated[str | None, Query(max_length=40, description="Only files of this date (2024-05-31) or later")]

@@ -178,7 +178,7 @@ class Service:
     def _remember(self, query: str, hits: Sequence[Hit]) -> None:
         """Keep the scores of a search for explanations."""
         with self._lock:
-            self._shown[query] = {hit.id: hit.score for hit in hits}
+            self._shown[query] = {hit.id: hit.score for hit in hits[:COMPARED]}
             self._shown.move_to_end(query)
             while len(self._shown) > REMEMBERED:
                 self._shown.popitem(last=False)
@@ -221,7 +221,7 @@ class Service:
         return found
 
     def download(self, address: str, *, attached: bool) -> Response:
-        """The file of an image, to open or to save. Raises AwayError, and HTTPException 400 for a path that leads out."""
+        """The file of an image, to open or to save. Raises AwayError, HTTPException 400 for a path that leads out."""
         row = self.row(address, ("path", "member", "size", "mtime"))
         source = self.source(row)
         try:

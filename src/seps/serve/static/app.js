@@ -42,6 +42,7 @@ function begin(key, now, answer) {
   shown = { key, next: null, seen: new Set(), pages: 0 };
   loading = null;
   grid.clear();
+  scrollTo(0, 0);
   $("results-title").textContent = isQuery(now) ? "Results" : now.sort === "oldest" ? "Oldest pictures" : "Newest pictures";
   $("results-title").classList.toggle("hidden", isQuery(now));
   $("start").hidden = isQuery(now) || !$("examples").children.length;
@@ -184,7 +185,8 @@ document.addEventListener("click", (event) => {
   const own = link && (link.closest("#results, #examples") || ["home", "similar", "combine"].includes(link.id));
   if (!own || !plainClick(event)) return;
   event.preventDefault();
-  go(link.getAttribute("href"));
+  // A card belongs to what is asked now, also while its results are on their way.
+  go(link.dataset.id ? address({ id: link.dataset.id }) : link.getAttribute("href"));
 });
 
 function leave() {
@@ -231,7 +233,7 @@ document.addEventListener("keydown", (event) => {
     $("query").select();
   } else if (event.key === "e") {
     const all = grid.links(), link = all.find((each) => each === document.activeElement) || all[0];
-    if (link) { event.preventDefault(); go(link.getAttribute("href")); }
+    if (link) { event.preventDefault(); go(address({ id: link.dataset.id })); }
   } else if (arrow && (document.activeElement === document.body || document.activeElement.closest("#results"))) {
     if (grid.move(event.key)) event.preventDefault();
   }

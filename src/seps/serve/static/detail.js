@@ -64,6 +64,7 @@ function view(now, explains) {
   $("kept").checked = now.kept === "1";
   $("explained").checked = now.plain !== "1";
   $("caption-note").textContent = "";
+  if ($("why").hidden && pressed !== null) press(pressed);
   const all = links(), here = all.findIndex((link) => link.dataset.id === now.id);
   $("previous").disabled = here <= 0;
   $("following").disabled = here < 0 || here === all.length - 1;
