@@ -268,3 +268,26 @@ def test_examples_are_of_the_store(tmp_path: Path) -> None:
     (folder / "data.jsonl").write_text("\n".join(lines) + "\n")
     index(folder, tmp_path / "s")
     assert browse.examples(Searcher(tmp_path / "s", model()).store) == ["a red boat on a lake"]
+
+
+def test_a_store_of_a_dual_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its vectors fold copies, descriptions aside; a sentence and a picture combine; no patches are kept."""
+    from duals import dual_folder
+    from seps.retrieval.index.build import IndexOptions, index_folder
+    from seps.retrieval.index.zeroshot import load_search_model
+
+    monkeypatch.setattr(rankings, "ALIKE_VECTORS", 0.99999)
+    folder = gallery(tmp_path / "g", 4, described=4)
+    shutil.copy(folder / "p00.jpg", folder / "copy.jpg")
+    clip = load_search_model(dual_folder("clip"))
+    index_folder(folder, tmp_path / "s", clip, str(dual_folder("clip")), options=IndexOptions(workers=1))
+    with TestClient(create_app(Searcher(tmp_path / "s", clip))) as client:
+        found = pages(client, f"{QUERY}&fold=true", 2)
+        assert len(found) == 4
+        (entry,) = [hit for hit in found if hit["folded"]]
+        assert {entry["path"], *paths(entry["folded"])} == {"p00.jpg", "copy.jpg"}
+        both = pages(client, f"{QUERY}&like={found[0]['id']}&weight=1", 2)
+        assert len(both) == 5 and both[0]["score"] == pytest.approx(both[0]["terms"]["picture"])
+        refused = client.get(f"/api/kept/{found[0]['id']}?q=a+dog")
+        assert refused.status_code == 501 and "selects no patches" in refused.json()["error"]
+        assert client.get("/api/status").json()["keeps"] is False
