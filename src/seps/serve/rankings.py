@@ -25,7 +25,7 @@ KEPT_ROWS = 50_000
 COMPARED = 1000
 """Images of a ranking, from the first, among which near-duplicates are looked for."""
 ALIKE = 0.9
-"""Cosine of two mean patches from which pictures are near-duplicates (docs/search-your-pictures.md)."""
+"""Cosine of two mean patches from which pictures are near-duplicates (`benchmarks/near_duplicates.py`)."""
 ALIKE_VECTORS = 0.96
 """The same for vectors of a dual encoder; not measured."""
 _AT_ONCE = 200
