@@ -29,6 +29,8 @@ ALIKE = 0.9
 ALIKE_VECTORS = 0.96
 """The same for vectors of a dual encoder; not measured."""
 _AT_ONCE = 200
+_EMPTY = 10
+"""What a ranking takes beside its rows: above all the query, of at most 2,000 letters."""
 Kept = TypeVar("Kept")
 
 
@@ -49,10 +51,10 @@ class Rankings(Generic[Kept]):
         self._lock = threading.Lock()
 
     def put(self, key: Hashable, ranking: Sequence[Kept], rows: int) -> None:
-        """Keep a ranking of `rows` images."""
+        """Keep a ranking of `rows` images; one without any takes room as well."""
         with self._lock:
             self._kept.pop(key, None)
-            self._kept[key] = (rows, ranking)
+            self._kept[key] = (rows + _EMPTY, ranking)
             while len(self._kept) > 1 and sum(size for size, _ in self._kept.values()) > self._most:
                 self._kept.popitem(last=False)
 

@@ -74,7 +74,7 @@ export const say = (text) => { $("message").textContent = text; };
 export const nameOf = (hit) => (hit.member ? `${hit.path}: ${hit.member}` : hit.path);
 export const shortName = (hit) => (hit.member || hit.path).split("/").pop();
 export const plainClick = (event) => !(event.ctrlKey || event.metaKey || event.shiftKey || event.button);
-export const typing = () => /^(INPUT|SELECT|TEXTAREA)$/.test(document.activeElement.tagName);
+export const typing = () => document.activeElement.matches("input:not([type=checkbox]), select, textarea");
 
 export function cells(context, grid, size, colour) {
   const [rows, columns] = grid;

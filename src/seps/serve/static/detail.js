@@ -1,6 +1,6 @@
 // One picture: the photo, its path, and what its score is made of.
 import { $, address, ask, cells, make, nameOf, state, veil } from "./api.js";
-import { links } from "./grid.js";
+import { isKeeping, links } from "./grid.js";
 
 let explanation = null;
 let pressed = null; // the word that stays lit
@@ -28,7 +28,8 @@ export async function open(now, current, explains) {
   const found = await ask(`/api/explain/${encodeURIComponent(id)}?q=${encodeURIComponent(q)}`);
   if (!current()) return;
   explanation = found;
-  $("detail-title").textContent = `${nameOf(found)}, score ${found.score.toFixed(3)}`;
+  const whose = now.like || now.upload ? "score of the words" : "score";
+  $("detail-title").textContent = `${nameOf(found)}, ${whose} ${found.score.toFixed(3)}`;
   words(found);
   terms(found);
   describe(found);
@@ -61,7 +62,8 @@ function view(now, explains) {
   $("why").hidden = !possible || now.plain === "1";
   $("detail").classList.toggle("plain", $("why").hidden);
   $("switches").hidden = !possible;
-  $("kept").checked = now.kept === "1";
+  $("kept").closest("label").hidden = !isKeeping();
+  $("kept").checked = isKeeping() && now.kept === "1";
   $("explained").checked = now.plain !== "1";
   $("caption-note").textContent = "";
   if ($("why").hidden && pressed !== null) press(pressed);

@@ -2,10 +2,11 @@
 import { $, address, cells, keptPatches, make, nameOf, shortName, state, veil } from "./api.js";
 
 const HOVER = 150; // milliseconds before kept patches are asked for
-const features = { keeps: false };
+let keeps = false; // whether the model selects patches
 let lined = null; // the last card that was a good match or not
 
-export const setKeeps = (keeps) => { features.keeps = keeps; };
+export const setKeeps = (value) => { keeps = value; };
+export const isKeeping = () => keeps;
 export const links = () => [...$("results").querySelectorAll("a")];
 
 export function clear() {
@@ -70,7 +71,7 @@ function hovering(link, frame, hit) {
   let timer = 0, canvas = null;
   const show = () => {
     const { q } = state();
-    if (!q || !features.keeps || canvas) return;
+    if (!q || !keeps || canvas) return;
     clearTimeout(timer);
     timer = setTimeout(async () => {
       const mine = timer, found = await keptPatches(hit.id, q);
