@@ -68,6 +68,8 @@ MOVED = {
     "retrieval.index.remote_lock": "locks",
     "retrieval.index.stored": "retrieval.index.codec",
     "retrieval.index.threads": "retrieval.index.embedding",
+    "retrieval.index.calibrate": "retrieval.index.maintenance",
+    "retrieval.index.guides": "retrieval.index.embedding",
     "retrieval.index.vectors": "retrieval.index.codec",
     "retrieval.indexing": "retrieval.index.build",
     "retrieval.maintenance": "retrieval.index.maintenance",

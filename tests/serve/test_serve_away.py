@@ -66,7 +66,11 @@ def test_a_file_that_is_gone_or_no_picture_any_more(client: TestClient, tmp_path
 def test_a_store_that_was_deleted(client: TestClient, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Every address says so, the status first of all; nothing is logged as a failure; a store put back works."""
     paths = ["/api/status", "/api/search?q=a+dog", "/api/search?q=a+dog&exact=true"]
-    paths += [f"/api/{kind}/{IDENTITY}?q=a" for kind in ("thumb", "image", "picture", "similar", "explain")]
+    paths += [
+        f"/api/{kind}/{IDENTITY}?q=a"
+        for kind in ("thumb", "image", "picture", "similar", "explain", "original", "kept")
+    ]
+    paths += ["/api/pictures", "/api/overview"]
     shutil.copytree(tmp_path / "s", tmp_path / "copy")
     shutil.rmtree(tmp_path / "s")
     for path in paths:

@@ -62,11 +62,13 @@ def client(searcher: Searcher) -> Iterator[TestClient]:
 
 def addresses() -> list[str]:
     there, absent = row_id("p00.jpg", None), "0" * 20
-    kinds = ("thumb", "image", "picture", "similar", "explain")
+    kinds = ("thumb", "image", "picture", "similar", "explain", "original", "kept")
     return [
         *(f"/api/{kind}/{identity}?q=a+dog" for kind in kinds for identity in (there, absent)),
         QUERY,
         "/api/status",
+        "/api/pictures",
+        "/api/overview",
         "/api/openapi.json",
         "/static/app.js",
         "/nowhere",
@@ -79,7 +81,8 @@ def test_other_sites_learn_nothing(client: TestClient, headers: dict[str, str]) 
     answers = [client.get(address, headers=headers) for address in addresses()]
     assert {answer.status_code for answer in answers} == {403}
     assert len({answer.text for answer in answers}) == 1
-    assert client.post("/api/search-image", content=b"x", headers=headers).status_code == 403
+    for path in ("/api/search-image", "/api/upload"):
+        assert client.post(path, content=b"x", headers=headers).status_code == 403
     assert client.head(addresses()[0], headers=headers).status_code == 403
 
 
@@ -87,7 +90,8 @@ def test_other_sites_learn_nothing(client: TestClient, headers: dict[str, str]) 
 def test_the_own_page_and_programs_may_ask(client: TestClient, headers: dict[str, str]) -> None:
     for address in addresses()[:-1]:
         assert client.get(address, headers=headers).status_code == (404 if "0" * 20 in address else 200), address
-    assert client.post("/api/search-image", content=picture(), headers=headers).status_code == 200
+    for path in ("/api/search-image", "/api/upload"):
+        assert client.post(path, content=picture(), headers=headers).status_code == 200
 
 
 def test_links_may_open_the_page(client: TestClient) -> None:
@@ -149,7 +153,7 @@ def test_addresses_mean_one_store_and_one_content(tmp_path: Path) -> None:
             time.sleep(2.1)  # readers look for a newer version every two seconds
             after = {hit["path"]: hit for hit in client.get(QUERY).json()["results"]}["p00.jpg"]
             assert after["id"] != before["id"] and after["id"][:20] == before["id"][:20]
-            for kind in ("thumb", "image", "picture", "similar", "explain"):
+            for kind in ("thumb", "image", "picture", "similar", "explain", "original", "kept"):
                 answer = client.get(f"/api/{kind}/{before['id']}?q=a")
                 assert answer.status_code == 410 and "Search again" in answer.json()["error"]
             headers = {"If-None-Match": plain.headers["etag"]}

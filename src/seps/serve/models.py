@@ -33,17 +33,83 @@ class Result(BaseModel):
     height: int
     thumbnail: str = Field(description="Address of the thumbnail; it never means another content")
     terms: dict[str, float] = Field(
-        default_factory=dict, description="Parts of the score that do not come from the model: `lexical`"
+        default_factory=dict,
+        description="Parts of the score that do not come from the model (`lexical`, `background`); of a sentence and a "
+        "picture together, the part of each",
     )
+    good: bool | None = Field(None, description="Whether it is a good match and not one of the rest; null: not known")
+    date: str = Field("", description="When the file was last written, local time")
 
 
-class Results(BaseModel):
+class FoldedResult(Result):
+    """One image that was found, and its near-duplicates among the results."""
+
+    folded: list[Result] = Field(default_factory=list, description="Near-duplicates that follow it; with `fold` alone")
+
+
+class Page(BaseModel):
+    """Where a page lies among all results; the order of the pages of one search stays the same."""
+
+    total: int = Field(description="Results that can be reached page by page; near-duplicates count once if folded")
+    offset: int
+    next: int | None = Field(description="`offset` of the next page; null: this is the last")
+
+
+class Results(Page):
     """Images, best first."""
 
     query: str
-    good: int | None = Field(description="How many of the results, from the first, are good matches; null: not known")
-    results: list[Result]
+    good: int | None = Field(
+        description="How many of the pictures found, on all pages, are good matches; they come first. Null: not known"
+    )
+    pictures: int = Field(description="Pictures that were found, on all pages, near-duplicates among them")
+    results: list[FoldedResult]
     note: str = Field("", description="What of the query was not used, as a sentence; empty where all was")
+
+
+class ListedPicture(ImageFacts):
+    """An image of the store, without a query."""
+
+    member: str | None = None
+    date: str = Field(description="When the file was last written, local time")
+    thumbnail: str
+
+
+class Listing(Page):
+    """Images by date."""
+
+    results: list[ListedPicture]
+
+
+class FolderFacts(BaseModel):
+    """A folder below the indexed one, or a tar shard."""
+
+    path: str
+    images: int
+
+
+class Overview(BaseModel):
+    """What the store holds, before anything is asked."""
+
+    images: int
+    folders: list[FolderFacts] = Field(description="Those with most images, at most 500, by name")
+    oldest: str
+    newest: str
+    examples: list[str] = Field(description="Sentences to try, from the beginnings of descriptions")
+
+
+class Uploaded(BaseModel):
+    """A picture that was sent and is remembered for a while."""
+
+    upload: str = Field(description="Its id, for the parameter `upload` of a search")
+    thumbnail: str
+
+
+class KeptPatches(BaseModel):
+    """Which patches of an image a sentence keeps."""
+
+    grid: tuple[int, int] = Field(description="Rows and columns")
+    kept: str = Field(description="Per cell, row by row, 1 where its patch is kept and 0 where it is not")
 
 
 class DescriptionWord(BaseModel):
@@ -86,6 +152,10 @@ class ExplanationAnswer(ImageFacts):
 class Picture(ImageFacts):
     """An image of the store and its file."""
 
+    full_path: str = Field(
+        description="Where the file is; for other machines than this one, from the indexed folder's name on"
+    )
+    date: str = Field(description="When the file was last written at indexing time, local time")
     original: Literal["present", "missing", "changed"] = Field(description="The file, compared with what was indexed")
     note: str = Field(description="What is wrong with the file, as a sentence; empty where nothing is")
     thumbnail: str
@@ -100,6 +170,7 @@ class Status(BaseModel):
     grid: tuple[int, int]
     version: str
     explains: bool
+    keeps: bool = Field(description="Whether the model selects patches, so that those kept can be shown")
 
 
 def documentation_page(openapi: dict[str, Any]) -> str:
@@ -122,6 +193,7 @@ def documentation_page(openapi: dict[str, Any]) -> str:
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>SEPS API</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<link rel="icon" href="data:,"><link rel="stylesheet" href="/static/style.css"></head>'
+        '<link rel="icon" href="data:,"><link rel="stylesheet" href="/static/style.css">'
+        '<script src="/static/theme.js"></script></head>'
         f'<body><main class="text">{"".join(parts)}</main></body></html>'
     )

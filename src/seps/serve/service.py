@@ -7,6 +7,7 @@ import hashlib
 import logging
 import os
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,17 +16,26 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fastapi import HTTPException
+from fastapi.responses import Response
 
 from seps.retrieval.data import ImageSource, UnreadableImage, read_source
+from seps.retrieval.data.dates import local_time
 from seps.retrieval.explain.explanation import Explanation
 from seps.retrieval.explain.stored import explainer_of
-from seps.retrieval.index.rows import TABLE, StoreError, StoreSettings
+from seps.retrieval.index.rows import TABLE, Filters, StoreError, StoreSettings
 from seps.retrieval.index.search import Hit, Searcher
 from seps.retrieval.index.store import Store, is_remote
+from seps.serve import browse
 from seps.serve.guard import AwayError
+from seps.serve.kept import kept_patches
+from seps.serve.originals import NoPictureError, original
+from seps.serve.queries import Asked, PictureQuery, Sort, UploadedPictures, find
+from seps.serve.rankings import COMPARED, Entry, Rankings, fold, in_order, likeness, picture_vectors
 from seps.serve.uploads import Uploads
 
 WAITING = 200
+OVERVIEW_SECONDS = 30.0
+"""How long the folders, dates and examples of a store are taken to stay the same."""
 REMEMBERED = 64
 """Searches whose scores are kept, so that an explanation shows the same digits."""
 _ROW = 20
@@ -36,8 +46,10 @@ Answer = TypeVar("Answer")
 class Service:
     """One store, a few requests at a time on threads of its own."""
 
-    def __init__(self, searcher: Searcher, workers: int = 2) -> None:
+    def __init__(self, searcher: Searcher, workers: int = 2, *, local: bool = False) -> None:
         self.searcher = searcher
+        self.local = local
+        """Only this machine can ask: it may see where the files are."""
         self.explainer = explainer_of(searcher)
         # Each thread that computes keeps memory of its own: few threads bound it, whatever the clients do.
         self.pool = ThreadPoolExecutor(workers, thread_name_prefix="seps-serve")
@@ -46,6 +58,10 @@ class Service:
         self._waiting = 0
         self._lock = threading.Lock()
         self._shown: OrderedDict[str, dict[str, float]] = OrderedDict()
+        self.uploaded = UploadedPictures()
+        self._rankings: Rankings[Entry] = Rankings()
+        self._lists: Rankings[str] = Rankings()
+        self._overview: tuple[float, dict[str, Any]] | None = None
 
     async def run(self, work: Callable[[], Answer], *, quick: bool = False) -> Answer:
         """Do `work` on a pool; pictures (`quick`) do not wait for searches.
@@ -116,18 +132,104 @@ class Service:
             raise HTTPException(410, f"The image {address} has changed since, or is of another store. Search again.")
         return row
 
-    def results(self, query: str, hits: Sequence[Hit]) -> dict[str, Any]:
-        """The answer of a search; its scores are kept for explanations."""
-        if query:
-            with self._lock:
-                self._shown[query.strip()] = {hit.id: hit.score for hit in hits}
-                self._shown.move_to_end(query.strip())
-                while len(self._shown) > REMEMBERED:
-                    self._shown.popitem(last=False)
-        found = [{**hit.as_dict(), "id": self.address(hit.id, hit.sha256)} for hit in hits]
-        good = None if any(hit.good is None for hit in hits) else sum(bool(hit.good) for hit in hits)
-        shown = [{**one, "thumbnail": f"/api/thumb/{one['id']}"} for one in found]
-        return {"query": query, "good": good, "results": shown, "note": self.searcher.note(query) if query else ""}
+    def search(self, asked: Asked, offset: int, count: int) -> dict[str, Any]:
+        """One page of a search.
+
+        The first page looks at the store as it is now; further ones are parts of the same ranking while it is kept.
+        """
+        ranking = self._rankings.get(asked) if offset else None
+        if ranking is None:
+            hits = in_order(find(self.searcher, asked, self._picture(asked)), asked.sort)
+            if asked.by_sentence:
+                self._remember(asked.sentence.strip(), hits)
+            alike = likeness(self.searcher)
+            compared = [hit.id for hit in hits[:COMPARED]]
+            ranking = fold(hits, picture_vectors(self.searcher, compared) if asked.fold and hits else None, alike)
+            self._rankings.put(asked, ranking, len(hits))
+        every = [hit for entry in ranking for hit in (entry.hit, *entry.folded)]
+        page = ranking[offset : offset + count]
+        return {
+            "query": asked.sentence,
+            "good": None if any(hit.good is None for hit in every) else sum(bool(hit.good) for hit in every),
+            "total": len(ranking),
+            "pictures": len(every),
+            "offset": offset,
+            "next": offset + count if offset + count < len(ranking) else None,
+            "results": [{**self._found(one.hit), "folded": [self._found(hit) for hit in one.folded]} for one in page],
+            "note": self.searcher.note(asked.sentence) if asked.sentence else "",
+        }
+
+    def search_picture(self, data: bytes, asked: Asked, count: int) -> dict[str, Any]:
+        """The best pictures for uploaded bytes, which are remembered as `Asked.upload`. Raises UnreadableImage."""
+        return self.search(replace(asked, upload=self.uploaded.put(data, self.searcher)), 0, count)
+
+    def _picture(self, asked: Asked) -> PictureQuery | None:
+        """The picture that is asked with. Raises HTTPException 404 where it is not there."""
+        if asked.upload:
+            kept = self.uploaded.get(asked.upload)
+            if kept is None:
+                raise HTTPException(
+                    404, "That picture is not kept any more: the service remembers a few. Send it again."
+                )
+            return kept
+        return PictureQuery(*self.searcher.encode_image(self.original(asked.like)[0])) if asked.like else None
+
+    def _remember(self, query: str, hits: Sequence[Hit]) -> None:
+        """Keep the scores of a search for explanations."""
+        with self._lock:
+            self._shown[query] = {hit.id: hit.score for hit in hits[:COMPARED]}
+            self._shown.move_to_end(query)
+            while len(self._shown) > REMEMBERED:
+                self._shown.popitem(last=False)
+
+    def _found(self, hit: Hit) -> dict[str, Any]:
+        """A hit as the API answers it."""
+        address = self.address(hit.id, hit.sha256)
+        more = {"id": address, "thumbnail": f"/api/thumb/{address}"}
+        return {**hit.as_dict(), **more, "good": hit.good}
+
+    def listing(self, filters: Filters, sort: Sort, offset: int, count: int) -> dict[str, Any]:
+        """One page of the pictures by date, without a query; pages of one order, as in `search`."""
+        key = (filters, sort)
+        ids = self._lists.get(key) if offset else None
+        if ids is None:
+            ids = browse.listed(self.searcher, filters, sort)
+            self._lists.put(key, ids, len(ids))
+        page = browse.shown(self.searcher, list(ids[offset : offset + count]), offset + 1)
+        return {
+            "total": len(ids),
+            "offset": offset,
+            "next": offset + count if offset + count < len(ids) else None,
+            "results": [self._found(hit) for hit in page],
+        }
+
+    def overview(self) -> dict[str, Any]:
+        """What `seps.serve.browse.overview` says, looked up again after a while."""
+        now = time.monotonic()
+        if self._overview is None or now - self._overview[0] > OVERVIEW_SECONDS:
+            self._overview = (now, browse.overview(self.searcher))
+        return self._overview[1]
+
+    def kept(self, address: str, text: str) -> dict[str, Any]:
+        """Which patches of an image a sentence keeps. Raises HTTPException 501 where the model selects none."""
+        if self.searcher.scorer is None or self.searcher.scorer.net is None:
+            raise HTTPException(501, "The model of this store selects no patches: there are none to show.")
+        found = kept_patches(self.searcher, self.row(address)["id"], text)
+        if found is None:
+            raise HTTPException(404, f"There is no image {address} in this store; it may have been removed.")
+        return found
+
+    def download(self, address: str, *, attached: bool) -> Response:
+        """The file of an image, to open or to save. Raises AwayError, HTTPException 400 for a path that leads out."""
+        row = self.row(address, ("path", "member", "size", "mtime"))
+        source = self.source(row)
+        try:
+            return original(source, changed=_has_changed(source, row), download=attached)
+        except NoPictureError as error:
+            why = "The file is not an image any more. Only the thumbnail can be shown."
+            raise AwayError(why, self.thumbnail_address(row)) from error
+        except (OSError, UnreadableImage) as error:
+            raise AwayError(self._why_away(), self.thumbnail_address(row)) from error
 
     def source(self, row: dict[str, Any]) -> ImageSource:
         """Where the file of a row is. Raises HTTPException 400 for a path out of the folder."""
@@ -153,24 +255,33 @@ class Service:
 
     def picture(self, address: str) -> dict[str, Any]:
         """The facts of an image, and whether its file is still the one that was indexed."""
-        row = self.row(address, ("path", "member", "width", "height", "size", "mtime"))
+        dated = ("taken",) if self.searcher.store.settings.dated else ()
+        row = self.row(address, ("path", "member", "width", "height", "size", "mtime", *dated))
         source = self.source(row)
         state, note = "present", ""
         try:
-            status = os.stat(source.path)
+            changed = _has_changed(source, row)
         except OSError:
             state, note = "missing", self._why_away()
         else:
-            if (status.st_size, status.st_mtime_ns) != (row["size"], row["mtime"]):
+            if changed:
                 state = "changed"
                 note = "The file was written again after it was indexed: scores are those of what was indexed."
         return {
             "id": self.address(row["id"], row["sha256"]),
             **{name: row[name] for name in ("path", "member", "width", "height")},
+            "full_path": self._full_path(source, row),
+            "date": local_time(browse.when(row)),
             "original": state,
             "note": note,
             "thumbnail": self.thumbnail_address(row),
         }
+
+    def _full_path(self, source: ImageSource, row: dict[str, Any]) -> str:
+        """Where the file is; elsewhere than on this machine, from the indexed folder's name on."""
+        root = Path(self.searcher.store.settings.root)
+        path = str(source.path) if self.local else f"{root.name}/{row['path']}"
+        return f"{path}:{source.member}" if source.member is not None else path
 
     def explain(self, address: str, text: str) -> dict[str, Any]:
         """The explanation of one image and one sentence."""
@@ -191,6 +302,12 @@ class Service:
         # The same digits as in the results of a search.
         address = self.address(row["id"], row["sha256"])
         return {"id": address, **facts, **_rounded(found), "score": round(found.score, 6)}
+
+
+def _has_changed(source: ImageSource, row: dict[str, Any]) -> bool:
+    """Whether the file is another than the one that was indexed, by size and time. Raises OSError."""
+    status = os.stat(source.path)
+    return (status.st_size, status.st_mtime_ns) != (row["size"], row["mtime"])
 
 
 def made_by(settings: StoreSettings) -> StoreSettings:

@@ -8,26 +8,26 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from seps.retrieval.data import DataError, ImageSource
 from seps.retrieval.data.descriptions import Descriptions, named_by, read_descriptions, unusable
 from seps.retrieval.data.gallery import Found, Gallery, Problem, walk
 from seps.retrieval.data.images import Picture
-from seps.retrieval.index.calibrate import bring_up_to_date
 from seps.retrieval.index.embedding import (
     Content,
+    FolderGuides,
     ImageJob,
     PreparedBatch,
     PreparedImage,
     Preparer,
     Unread,
+    guides_of_folder,
     prepare_locally,
 )
-from seps.retrieval.index.guides import FolderGuides, guides_of_folder
+from seps.retrieval.index.maintenance import IndexReport, bring_up_to_date
 from seps.retrieval.index.opening import (
     IndexOptions,
     Root,
@@ -48,45 +48,6 @@ __all__ = ["IndexOptions", "IndexReport", "index_folder", "up_to_date"]
 COMMIT_ROWS, COMMIT_SECONDS = 512, 15.0
 BAD_BEFORE = "it could not be read before, and has not changed since; seps index tries again"
 Folders = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-
-
-@dataclass
-class IndexReport:
-    """What one run of indexing did."""
-
-    new: int = 0
-    changed: int = 0
-    moved: int = 0
-    """Images known under another name: their state was taken over, not computed."""
-    unchanged: int = 0
-    deleted: int = 0
-    described: int = 0
-    """Images of the store with a description."""
-    older_pixels: bool = False
-    """The store's pixels are made in an older way, which it keeps for all of its images."""
-    problems: list[Problem] = field(default_factory=list)
-    kept: int = 0
-    """Rows kept although their file could not be read this time, or is in a place that is skipped."""
-    description_problems: list[Problem] = field(default_factory=list)
-    """Lines of descriptions that were not used, and descriptions that may be out of date."""
-    skipped: dict[str, list[str]] = field(default_factory=dict)
-    """What of the folders is left out on purpose: names by reason."""
-    excluded: int = 0
-    """Rows of these folders that are kept and not found, because their places are left out."""
-    away: list[str] = field(default_factory=list)
-    """Folders of the store that are not there; their pictures stay."""
-    unreadable: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Size and time of pictures that could not be read, by id."""
-    seconds: float = 0.0
-    decoding: float = 0.0
-    encoding: float = 0.0
-    own: float = 0.0
-    """Processor seconds of decoding pictures, of the encoders and packing, and of everything else."""
-
-    @property
-    def unread(self) -> dict[str, int]:
-        """How many could not be indexed, by the reason in a few words, the most frequent first."""
-        return dict(Counter(problem.kind or "not readable" for problem in self.problems).most_common())
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
@@ -21,8 +21,11 @@ import torch
 
 from seps.encoders import ViT
 from seps.nn.selection import rank_patches
-from seps.retrieval.data import ImageSource, UnreadableImage
+from seps.retrieval.data import DataError, ImageSource, UnreadableImage
 from seps.retrieval.data.dates import date_taken
+from seps.retrieval.data.descriptions import Descriptions
+from seps.retrieval.data.gallery import Gallery, Problem
+from seps.retrieval.data.guides import stacked
 from seps.retrieval.data.images import Picture, read_picture
 from seps.retrieval.heads import ImageFeatures
 from seps.retrieval.index.bank import Bank, stored_levels
@@ -95,6 +98,34 @@ def multiplies_bfloat16() -> bool:
     """Whether this processor has instructions for products of bfloat16; without them they are slower than float32."""
     found = getattr(torch.cpu, "_is_avx512_bf16_supported", None)  # the only place where torch tells
     return bool(found is not None and found())
+
+
+@dataclass(frozen=True)
+class FolderGuides:
+    """The guides that the model reads: their widths, and by image id their float32 values one after the other."""
+
+    widths: dict[str, int] = field(default_factory=dict)
+    of: dict[str, bytes] = field(default_factory=dict)
+
+
+def guides_of_folder(
+    gallery: Gallery, texts: Descriptions, model: RetrievalModel, problems: list[Problem]
+) -> FolderGuides:
+    """What the lines bring; nothing where they bring none at all. Files that cannot be read are told to `problems`.
+
+    Raises DataError where only some of the model's guides come, and where their widths differ.
+    """
+    names, sources = model.head.guides, {found.id: texts.guides_of(found) for found in gallery.images}
+    if not any(name in source for source in sources.values() for name in names):
+        return FolderGuides()
+
+    def failed(number: int, error: DataError) -> None:
+        problems.append(Problem(str(gallery.images[number]), str(error)))
+
+    made = stacked(list(sources.values()), names, str(gallery.root), failed)
+    joined = np.concatenate([made[name] for name in names], axis=1).astype("<f4")
+    of = {identity: row.tobytes() for identity, row in zip(sources, joined, strict=True) if row.any()}
+    return FolderGuides({name: made[name].shape[1] for name in names}, of)
 
 
 class Preparer:

@@ -1,19 +1,120 @@
-"""What a store holds, and whether all of it is whole."""
+"""What a run of indexing did, the upkeep of the bank after it, what a store holds, and whether all of it is whole."""
 
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from seps.retrieval.data import ImageSource, UnreadableImage, read_source
 from seps.retrieval.data.gallery import Problem, shown_place
+from seps.retrieval.index.bank import (
+    REFERENCE,
+    STRENGTH,
+    Calibration,
+    SearchModel,
+    bank_of,
+    stored_levels,
+    strength_without_labels,
+)
 from seps.retrieval.index.codec import PackingError, packed_shape
 from seps.retrieval.index.rows import row_id
+from seps.retrieval.index.search import Searcher
 from seps.retrieval.index.store import Store
+from seps.retrieval.index.zeroshot import ZeroShotModel
+
+AT_ONCE = 256
+"""Images whose levels are written in one commit."""
+CANDIDATES = 16
+"""Images that are scored exactly per background query: the best one alone is wanted."""
+SAMPLED = 1000
+"""Images whose scores with the bank give the strength of a model without measured queries."""
+
+
+@dataclass
+class IndexReport:
+    """What one run of indexing did."""
+
+    new: int = 0
+    changed: int = 0
+    moved: int = 0
+    """Images known under another name: their state was taken over, not computed."""
+    unchanged: int = 0
+    deleted: int = 0
+    described: int = 0
+    """Images of the store with a description."""
+    older_pixels: bool = False
+    """The store's pixels are made in an older way, which it keeps for all of its images."""
+    problems: list[Problem] = field(default_factory=list)
+    kept: int = 0
+    """Rows kept although their file could not be read this time, or is in a place that is skipped."""
+    description_problems: list[Problem] = field(default_factory=list)
+    """Lines of descriptions that were not used, and descriptions that may be out of date."""
+    skipped: dict[str, list[str]] = field(default_factory=dict)
+    """What of the folders is left out on purpose: names by reason."""
+    excluded: int = 0
+    """Rows of these folders that are kept and not found, because their places are left out."""
+    away: list[str] = field(default_factory=list)
+    """Folders of the store that are not there; their pictures stay."""
+    unreadable: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Size and time of pictures that could not be read, by id."""
+    seconds: float = 0.0
+    decoding: float = 0.0
+    encoding: float = 0.0
+    own: float = 0.0
+    """Processor seconds of decoding pictures, of the encoders and packing, and of everything else."""
+
+    @property
+    def unread(self) -> dict[str, int]:
+        """How many could not be indexed, by the reason in a few words, the most frequent first."""
+        return dict(Counter(problem.kind or "not readable" for problem in self.problems).most_common())
+
+
+def bring_up_to_date(store: Store, model: SearchModel, *, changed: bool) -> None:
+    """Fill in missing levels, and calibrate again where the gallery has `changed`; the caller holds the lock."""
+    missing = store.without_level()
+    for start in range(0, len(missing), AT_ONCE):
+        images = store.select(missing[start : start + AT_ONCE], ["id", "vector", *store.settings.state])
+        vectors = torch.from_numpy(np.asarray(images.values("vector"), np.float32))
+        levels = zip(images.values("id"), stored_levels(model, images, vectors, store.settings), strict=True)
+        store.put_levels({identity: value for identity, value in levels if value is not None})
+    known, count = Calibration.from_dict(store.settings.calibration), len(store)
+    older = "strength" not in store.settings.calibration  # of a release that did not look at the gallery's size
+    if changed or missing or older or known is None or known.images != count:
+        if isinstance(model, ZeroShotModel):
+            calibration = {"strength": gallery_strength(store, model)}
+            store.set_settings(replace(store.settings, calibration=calibration))
+        found = calibrate(Searcher(store, model), model, count)
+        store.set_settings(replace(store.settings, calibration={} if found is None else found.as_dict()))
+    if missing:
+        store.tidy(always=True)  # levels that came later leave a copy of their rows behind
+
+
+def calibrate(searcher: Searcher, model: SearchModel, images: int) -> Calibration | None:
+    """Ask the gallery the last sentences of the bank. None for an empty gallery."""
+    if not images:
+        return None
+    bank = bank_of(model, searcher.store.settings)
+    if images < REFERENCE:
+        parts = [searcher.query_scores(part, bank.asked) for part in searcher.store.scan(["id", *searcher.columns])]
+        return Calibration.of_scores(torch.cat(parts), searcher.strength)
+    best = [searcher.search_words(text, 1, CANDIDATES)[0].score for text in bank.each_asked()]
+    return Calibration.of(best, images, searcher.strength)
+
+
+def gallery_strength(store: Store, model: ZeroShotModel) -> float:
+    """`strength_without_labels` of at most `SAMPLED` images, with the scores of their vectors, nearly the exact."""
+    ids = sorted(identity for some in store.scan(["id"], batch_size=8192) for identity in some.values("id"))
+    images = store.select(ids[:: max(1, len(ids) // SAMPLED)][:SAMPLED], ["vector"])
+    bank = bank_of(model, store.settings)
+    vectors = torch.from_numpy(np.asarray(images.values("vector"), np.float32)).to(bank.vectors.device)
+    return strength_without_labels(vectors.reshape(len(images), -1) @ bank.vectors.T) if len(images) else STRENGTH
 
 
 def status(store: Store) -> dict[str, Any]:

@@ -22,7 +22,6 @@ from seps.retrieval.data.guides import stacked
 from seps.retrieval.data.readers import is_video
 from seps.retrieval.index.bank import bank_name
 from seps.retrieval.index.codec import Precision, model_hash
-from seps.retrieval.index.guides import told_widths
 from seps.retrieval.index.rows import (
     FORMAT,
     SEVERAL_ROOTS,
@@ -31,6 +30,7 @@ from seps.retrieval.index.rows import (
     OtherModelError,
     StoreError,
     StoreSettings,
+    told_widths,
 )
 from seps.retrieval.index.store import Store, writer_lock
 from seps.retrieval.index.zeroshot import ZeroShotModel, other_words

@@ -348,3 +348,8 @@ class Filters:
         if self.dated and not self.all_rows:
             parts.append("(excluded IS NULL OR NOT excluded)")
         return " AND ".join(parts) or None
+
+
+def told_widths(guides: Mapping[str, int]) -> str:
+    """Names and widths, for messages."""
+    return ", ".join(f"{name} ({width})" for name, width in guides.items()) or "none"

@@ -6,7 +6,7 @@ import heapq
 import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,14 +14,15 @@ import numpy as np
 import torch
 
 from seps.retrieval.data import ImageSource
-from seps.retrieval.data.dates import local_time, nanoseconds
+from seps.retrieval.data.dates import nanoseconds
 from seps.retrieval.data.images import decode_image
 from seps.retrieval.data.shards import read_source
 from seps.retrieval.heads import ImageFeatures, TextFeatures
 from seps.retrieval.index import lexical
-from seps.retrieval.index.bank import GOOD, NO_BANK, STRENGTH, Calibration, background, search_vectors
+from seps.retrieval.index.bank import NO_BANK, STRENGTH, Calibration, background, search_vectors
 from seps.retrieval.index.codec import StoredScorer, image_vectors, model_hash, restore, unpack_padded
 from seps.retrieval.index.embedding import computing_threads
+from seps.retrieval.index.hits import SHOWN, Hit, Part
 from seps.retrieval.index.lexical import Matches
 from seps.retrieval.index.rows import Columns, Filters, OtherModelError, StoreError
 from seps.retrieval.index.store import Store
@@ -34,78 +35,6 @@ __all__ = ["CANDIDATES", "SHOWN", "Filters", "Hit", "Part", "Searcher", "nanosec
 CANDIDATES = 200
 SCORED_AT_ONCE = 32
 """Images that one core scores at a time: what fits its cache is much faster."""
-SHOWN = ("id", "path", "member", "width", "height", "mtime", "sha256")
-
-
-@dataclass(frozen=True)
-class Part:
-    """One part of a query, a sentence or a picture, as the model sees it."""
-
-    query: TextFeatures | Query
-    vector: torch.Tensor
-    """(C,) its product with an image's vector is about the score."""
-    described: bool
-    """A sentence: descriptions and the bank of background queries take part."""
-    found: Matches = lexical.NONE
-    sign: int = 1
-    """-1: the score of this part is taken off."""
-
-
-@dataclass(frozen=True)
-class Hit:
-    """One image that was found."""
-
-    rank: int
-    score: float
-    id: str
-    path: str
-    """Relative to the indexed folder."""
-    member: str | None
-    width: int
-    height: int
-    mtime: int
-    sha256: str = ""
-    """Of the file's content when it was indexed."""
-    terms: Mapping[str, float] = field(default_factory=dict)
-    """Parts of the score that do not come from the model, by name: "lexical" for words found in the description,
-    "background" for the level of the picture over the bank."""
-    confidence: float | None = None
-    """In [0, 1]; None where the store has no bank of background queries, or a picture was searched by."""
-    taken: int | None = None
-    """Nanoseconds since 1970 at which the photo was taken, by EXIF; None where that is not known."""
-    parts: Sequence[float] = ()
-    """Of a query of several parts what each adds to the score."""
-
-    @property
-    def date(self) -> str:
-        """When it was taken, or else the time of its file, in local time like 2024-05-31T18:20:05."""
-        return local_time(self.mtime if self.taken is None else self.taken)
-
-    @property
-    def date_source(self) -> str:
-        """Where `date` comes from: "exif" or "file"."""
-        return "file" if self.taken is None else "exif"
-
-    @property
-    def good(self) -> bool | None:
-        """Whether it is a good match and not one of the rest; None without a confidence."""
-        return None if self.confidence is None else self.confidence >= GOOD
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {
-            "rank": self.rank,
-            "score": round(self.score, 6),
-            **({"confidence": round(self.confidence, 4)} if self.confidence is not None else {}),
-            "path": self.path,
-            **({"member": self.member} if self.member is not None else {}),
-            "id": self.id,
-            "width": self.width,
-            "height": self.height,
-            "date": self.date,
-            "date_source": self.date_source,
-            **({"terms": {name: round(value, 6) for name, value in self.terms.items()}} if self.terms else {}),
-        }
 
 
 class Searcher:
@@ -224,8 +153,11 @@ class Searcher:
         return self._sentence(self.encode(text), lexical.matches(text, self.store), sign)
 
     def _sentence(self, query: TextFeatures | Query, found: Matches, sign: int = 1) -> Part:
-        vector = self._pool.submit(search_vectors, self.reader, query).result()[0]
-        return Part(query, vector, True, found, sign)
+        return Part(query, self._pool.submit(self.search_vector, query).result(), True, found, sign)
+
+    def search_vector(self, query: TextFeatures | Query) -> torch.Tensor:
+        """The vector that finds the candidates of an encoded sentence."""
+        return search_vectors(self.reader, query)[0]
 
     @property
     def calibration(self) -> Calibration | None:
@@ -302,6 +234,25 @@ class Searcher:
         vector = image_vectors(self.reader, ImageFeatures(tokens))[0]
         return Part(TextFeatures(patches, mask), vector, False, sign=sign)
 
+    def encode_image(self, picture: str | os.PathLike[str] | bytes) -> tuple[TextFeatures | Query, torch.Tensor]:
+        """A picture as a query, and the vector that finds its candidates. Raises UnreadableImage."""
+        with self._running:
+            part = self.part_of_image(picture)
+        return part.query, part.vector
+
+    def search_encoded_image(
+        self,
+        query: TextFeatures | Query,
+        vector: torch.Tensor,
+        k: int,
+        candidates: int,
+        exact: bool = False,
+        filters: Filters | None = None,
+    ) -> list[Hit]:
+        """As `search_image`, for what `encode_image` made of the picture."""
+        with self._running:
+            return self.search_parts([Part(query, vector, False)], k, candidates, exact, filters)
+
     @torch.no_grad()
     def _encode_pixels(self, pixels: torch.Tensor) -> torch.Tensor:
         model = cast(RetrievalModel, self.model)
@@ -322,10 +273,9 @@ class Searcher:
         """
         if k < 1 or candidates < 1:
             raise ValueError(f"k is {k} and candidates {candidates}; both must be at least 1.")
-        settings = self.store.settings
-        shown = (*SHOWN, "taken") if settings.dated else SHOWN
+        shown = self.shown_columns
         columns = [*shown, *self.columns]
-        filters = self._allowed(filters)
+        filters = self.allowed(filters)
         images: Iterable[Columns]
         if exact:
             images = self.store.scan(columns, filters)
@@ -359,12 +309,17 @@ class Searcher:
                     own["terms"][name] = own["terms"].get(name, 0.0) + part.sign * value
         return facts
 
-    def _allowed(self, filters: Filters | None) -> Filters:
+    def allowed(self, filters: Filters | None) -> Filters:
         """The filters as this store needs them; what is excluded is not found."""
         settings, filters = self.store.settings, filters or Filters()
         folder = None if filters.folder is None else settings.stored_folder(filters.folder)
         first = folder == "." and filters.folder != "." and bool(settings.more_roots)
         return replace(filters, folder=folder, dated=settings.dated, all_rows=not settings.excluded, first_root=first)
+
+    @property
+    def shown_columns(self) -> tuple[str, ...]:
+        """What the store has of a `Hit`."""
+        return (*SHOWN, "taken") if self.store.settings.dated else SHOWN
 
     @property
     def columns(self) -> tuple[str, ...]:

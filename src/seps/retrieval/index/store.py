@@ -8,7 +8,6 @@ through Lance, the format of the table; LanceDB, which takes a second to import,
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import re
 import time
@@ -23,8 +22,17 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from seps.locks import FileInUse, FileLock, RemoteLock
+from seps.locks import FileInUse
 from seps.retrieval.data.readers import is_video
+from seps.retrieval.index.connection import (
+    ERRORS,
+    REMOTE_LOCKS,
+    connect,
+    first_line,
+    is_remote,
+    open_dataset,
+    writer_lock,
+)
 from seps.retrieval.index.lexical import is_unspaced
 from seps.retrieval.index.rows import (
     TABLE,
@@ -38,6 +46,8 @@ from seps.retrieval.index.rows import (
     schema,
     to_table,
 )
+
+__all__ = ["AT_ONCE", "Store", "connect", "is_remote", "open_dataset", "writer_lock"]
 
 INDEX_ABOVE = 50_000
 """Rows from which an approximate index is worth it; below, comparing with every vector takes milliseconds."""
@@ -54,11 +64,7 @@ _PLAIN_WORD = re.compile(r"\w+")
 """Letters and digits alone may reach the SQL."""
 _FRESH = timedelta(seconds=2)
 """After so long a reader looks for a newer commit."""
-_ERRORS = (ValueError, RuntimeError, OSError)
-"""What Lance and LanceDB raise."""
 Answer = TypeVar("Answer")
-_REMOTE_LOCKS: dict[str, RemoteLock] = {}
-"""Remote locks that this process holds, by store."""
 
 
 class Store:
@@ -86,7 +92,7 @@ class Store:
         try:
             dataset = open_dataset(place)
             found = (dataset.schema.metadata or {})[b"seps"]
-        except (KeyError, *_ERRORS) as error:
+        except (KeyError, *ERRORS) as error:
             raise MissingStoreError(
                 f"{place} holds no store that can be read ({first_line(error)}). Make one: seps index FOLDER --store "
                 f"{place}"
@@ -102,7 +108,7 @@ class Store:
                 Path(place).mkdir(parents=True, exist_ok=True)
             connect(place).create_table(TABLE, schema=schema(settings))
             return cls(place, open_dataset(place), settings)
-        except _ERRORS as error:
+        except ERRORS as error:
             raise StoreError(f"A store cannot be made at {place}: {first_line(error)}.") from error
 
     def __len__(self) -> int:
@@ -254,7 +260,7 @@ class Store:
                     if batch.num_rows:
                         yield Columns(batch.select(list(columns)))
                 return
-            except _ERRORS as error:
+            except ERRORS as error:
                 if attempt == RESTARTS:
                     raise self._unreadable(error) from error
                 self.refresh()
@@ -326,11 +332,11 @@ class Store:
             self.refresh()
         try:
             return work(self._dataset)
-        except _ERRORS:
+        except ERRORS:
             self.refresh()  # a writer may have removed the version that this process was reading
         try:
             return work(self._dataset)
-        except _ERRORS as error:
+        except ERRORS as error:
             raise self._unreadable(error) from error
 
     def refresh(self) -> None:
@@ -339,7 +345,7 @@ class Store:
             # Another object: a thread may be reading the one that was.
             self._dataset = self._dataset.checkout_version(self._dataset.latest_version)
             self._looked = time.monotonic()
-        except _ERRORS as error:
+        except ERRORS as error:
             raise self._unreadable(error) from error
 
     def _unreadable(self, error: Exception) -> StoreError:
@@ -348,12 +354,12 @@ class Store:
     @contextlib.contextmanager
     def _failing(self, verb: str) -> Iterator[None]:
         try:
-            if self.location in _REMOTE_LOCKS:
-                _REMOTE_LOCKS[self.location].check()
+            if self.location in REMOTE_LOCKS:
+                REMOTE_LOCKS[self.location].check()
             yield
         except FileInUse as error:
             raise StoreError(f"The store {error}") from error
-        except _ERRORS as error:
+        except ERRORS as error:
             raise StoreError(
                 f"Nothing was {verb}: the store {self.location} cannot be written ({first_line(error)}). What it held "
                 "before is whole; make room or look at the permissions, and run again."
@@ -362,70 +368,6 @@ class Store:
             self._looked = float("-inf")
 
 
-def open_dataset(location: str) -> Any:
-    """The table of a store, for reading; by its whole path, since a name may hold a colon. Raises StoreError."""
-    place = location.rstrip("/") if is_remote(location) else os.path.abspath(location)
-    return _package("lance").dataset(f"{place}/{TABLE}.lance")
-
-
-def connect(location: str) -> Any:
-    """A connection to the database at a folder or URI. Raises StoreError without the packages."""
-    lancedb = _package("lancedb")
-    try:
-        return lancedb.connect(location, read_consistency_interval=timedelta(0))
-    except _ERRORS as error:
-        raise StoreError(f"The place {location} cannot be used: {first_line(error)[:300]}.") from error
-
-
-def _package(name: str) -> Any:
-    os.environ.setdefault("LANCE_LOG", "error")
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise StoreError("The store needs LanceDB: pip install 'seps[store]'") from error
-
-
-def is_remote(location: str) -> bool:
-    """Whether the location is a URI (object storage) and not a folder."""
-    return "://" in location
-
-
-@contextlib.contextmanager
-def writer_lock(location: str) -> Iterator[None]:
-    """Hold a store for writing. Raises StoreError while another process writes it, or if it cannot be written."""
-    with contextlib.ExitStack() as stack:
-        try:
-            if is_remote(location):
-                _REMOTE_LOCKS[location] = stack.enter_context(RemoteLock(connect(location)))
-                stack.callback(_REMOTE_LOCKS.pop, location)
-            else:
-                place = Path(location)
-                for folder in (*reversed(place.parents), place):
-                    if not folder.exists():
-                        stack.callback(_remove_empty, folder)  # where nothing comes to be written
-                place.mkdir(parents=True, exist_ok=True)
-                stack.enter_context(FileLock(place / "writer.lock", place))
-        except FileInUse as error:
-            raise StoreError(f"The store {error} What was written is kept.") from error
-        except OSError as error:
-            raise StoreError(
-                f"The store {location} cannot be written ({error.strerror or error}). Look at its permissions and at "
-                "the disk, or name another folder with --store. Nothing was changed."
-            ) from error
-        yield
-
-
-def _remove_empty(folder: Path) -> None:
-    with contextlib.suppress(OSError):
-        folder.rmdir()
-
-
 def _among(ids: Sequence[str]) -> str:
     """A condition in SQL: an id that is one of these. What is no id cannot be there, and must not reach the SQL."""
     return f"id IN ({', '.join(repr(identity) for identity in ids if _ID.fullmatch(identity)) or 'NULL'})"
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error, without the place in a library's source."""
-    text = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return re.split(r", (?:/|rust/)\S+\.rs:", text)[0].rstrip(".")

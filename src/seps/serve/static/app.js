@@ -1,321 +1,275 @@
-"use strict";
-// State lives in the address: ?q=SENTENCE, ?like=ID or ?upload=NAME, and &id=ID while a picture is open.
-const $ = (name) => document.getElementById(name);
-const uploads = new Map(); // results of uploaded pictures, which no address can hold
-let shown = { key: "", results: [] };
-let explanation = null;
-let pressed = null; // the word that stays lit
+// The page: its state is the address, and every change of the address is rendered here.
+import { $, address, ask, isQuery, keyOf, make, pagePath, plainClick, say, state, typing } from "./api.js";
+import * as detail from "./detail.js";
+import * as grid from "./grid.js";
+
+const DEPTHS = [200, 1000, 5000]; // how many pictures are scored exactly, from one "Look further" to the next
+const PAGES = 10; // loaded by scrolling before a button asks
+let shown = { key: "", next: null, seen: new Set(), pages: 0 };
+let loading = null; // the page of results that is on its way
+let status = { images: 0, explains: false };
 let turn = 0;
 
-async function ask(path, options) {
-  const response = await fetch(path, options);
-  const answer = await response.json().catch(() => ({ error: `The service answered ${response.status}.` }));
-  if (!response.ok) throw new Error(answer.error || `The service answered ${response.status}.`);
-  return answer;
-}
-
-function address(changes) {
-  const params = new URLSearchParams(location.search);
-  for (const [name, value] of Object.entries(changes)) {
-    if (value === null) params.delete(name); else params.set(name, value);
-  }
-  const text = params.toString();
-  return text ? `/?${text}` : "/";
-}
-
-function go(url) {
-  history.pushState({ within: true }, "", url);
+function go(url, { replace = false } = {}) {
+  if (replace) history.replaceState(history.state, "", url); else history.pushState({ within: true }, "", url);
   render();
 }
 
-const say = (text) => { $("message").textContent = text; };
-const nameOf = (hit) => (hit.member ? `${hit.path}: ${hit.member}` : hit.path);
-
 async function render() {
-  const mine = ++turn;
-  const params = new URLSearchParams(location.search);
-  const q = params.get("q"), like = params.get("like"), upload = params.get("upload"), id = params.get("id");
-  $("query").value = q || "";
-  document.title = q ? `${q} - SEPS` : "SEPS: search pictures and see why";
-  const key = JSON.stringify([q, like, upload]);
+  const mine = ++turn, now = state(), key = keyOf(now), current = () => mine === turn;
+  fillForm(now);
+  document.title = now.q ? `${now.q} - SEPS` : "SEPS: search pictures and see why";
   try {
+    await ready;
+    if (!current()) return;
     if (key !== shown.key) {
-      let results = [], good = null;
-      if (q || like) {
-        say("Searching...");
-        const path = q ? `/api/search?q=${encodeURIComponent(q)}` : `/api/similar/${encodeURIComponent(like)}`;
-        ({ results, good } = await ask(path));
-      } else if (upload && uploads.has(upload)) {
-        results = uploads.get(upload);
-      }
-      if (mine !== turn) return;
-      shown = { key, results };
-      list(results, good);
-      if (upload && !uploads.has(upload)) say("Choose the picture again: uploads are not kept.");
-      else if (q || like || upload) say(counted(results, good));
-      else say("");
+      if (isQuery(now)) say("Searching...");
+      const answer = await ask(pagePath(now, 0));
+      if (!current()) return;
+      begin(key, now, answer);
     }
-    if (id) await open(id, q, mine); else shut();
+    if (now.id) await detail.open(now, current, status.explains); else detail.shut();
   } catch (error) {
-    if (mine === turn) { shut(); say(error.message); if (key !== shown.key) { shown = { key, results: [] }; list([], null); } }
+    if (!current()) return;
+    detail.shut();
+    if (key !== shown.key) begin(key, now, null);
+    say(error.message);
   }
 }
 
-function make(tag, className, text) {
-  const element = document.createElement(tag);
-  if (className) element.className = className;
-  if (text !== undefined) element.textContent = text;
-  return element;
+// The first page of other results than before.
+function begin(key, now, answer) {
+  shown = { key, next: null, seen: new Set(), pages: 0 };
+  loading = null;
+  grid.clear();
+  scrollTo(0, 0);
+  $("results-title").textContent = isQuery(now) ? "Results" : now.sort === "oldest" ? "Oldest pictures" : "Newest pictures";
+  $("results-title").classList.toggle("hidden", isQuery(now));
+  $("start").hidden = isQuery(now) || !$("examples").children.length;
+  add(answer || { results: [], next: null, total: 0 });
+  say(answer ? counted(now, answer) : "");
+  const depth = Number(now.depth) || DEPTHS[0];
+  const cut = isQuery(now) && answer && answer.pictures >= depth && status.images > answer.pictures;
+  $("end-note").textContent = cut ? `These are the ${answer.pictures} nearest of ${status.images} pictures.` : "";
+  $("further").dataset.depth = DEPTHS.find((each) => each > depth) || "";
+  $("further").hidden = !cut || !$("further").dataset.depth;
+  watch();
 }
 
-function counted(results, good) {
-  if (!results.length) return "Nothing found.";
-  if (good === 0) return `No good match; the ${results.length} nearest pictures.`;
-  return `${results.length} pictures, best first${good === null ? "" : `; ${good} good`}.`;
+function add(answer) {
+  const fresh = answer.results.filter((hit) => !shown.seen.has(hit.id));
+  fresh.forEach((hit) => shown.seen.add(hit.id));
+  grid.append(fresh);
+  shown.next = answer.next;
+  $("more").hidden = answer.next === null;
 }
 
-// Good matches first; the rest begins behind a line.
-function list(results, good) {
-  const items = results.map((hit) => {
-    const item = make("li"), link = make("a"), image = make("img"), facts = make("div", "facts");
-    link.href = address({ id: hit.id });
-    link.dataset.id = hit.id;
-    image.src = hit.thumbnail;
-    image.alt = nameOf(hit);
-    image.loading = "lazy";
-    facts.append(make("span", "name", `${hit.rank}. ${nameOf(hit)}`), make("span", "score", hit.score.toFixed(2)));
-    link.append(image, facts);
-    item.append(link);
-    if (typeof hit.confidence === "number") link.title = `Confidence ${hit.confidence.toFixed(2)}`;
-    return item;
-  });
-  if (good > 0 && good < items.length) items.splice(good, 0, make("li", "line", "The rest: weaker matches"));
-  $("results").replaceChildren(...items);
-}
-
-async function open(id, q, mine) {
-  const facts = await ask(`/api/picture/${encodeURIComponent(id)}`);
-  if (mine !== turn) return;
-  explanation = null;
-  pressed = null;
-  $("detail-title").textContent = nameOf(facts);
-  $("photo-note").textContent = facts.note;
-  const photo = $("photo");
-  photo.alt = nameOf(facts);
-  photo.dataset.id = id;
-  photo.src = facts.original === "missing" ? facts.thumbnail : `/api/image/${encodeURIComponent(id)}`;
-  fit(facts);
-  $("similar").href = `/?like=${encodeURIComponent(id)}`;
-  $("why").hidden = !q;
-  $("kept").disabled = !q;
-  $("caption-note").textContent = "";
-  $("words").replaceChildren();
-  paint();
-  if (!$("detail").open) $("detail").showModal();
-  if (!q) return;
-  const found = await ask(`/api/explain/${encodeURIComponent(id)}?q=${encodeURIComponent(q)}`);
-  if (mine !== turn) return;
-  explanation = found;
-  $("detail-title").textContent = `${nameOf(found)}, score ${found.score.toFixed(3)}`;
-  words(found);
-  terms(found);
-  describe(found);
-  paint();
-}
-
-// Where the file turns out to be no picture any more, the service says so and where the thumbnail is.
-async function unshown() {
-  const photo = $("photo"), id = photo.dataset.id;
-  if (!photo.src.includes("/api/image/")) return;
-  const response = await fetch(photo.src);
-  const answer = await response.json().catch(() => ({}));
-  if (photo.dataset.id !== id) return;
-  $("photo-note").textContent = answer.error || `The service answered ${response.status}.`;
-  if (answer.thumbnail) photo.src = answer.thumbnail;
-}
-
-// Small photos are enlarged to the room there is, so that patches can be told apart.
-function fit(facts) {
-  const part = matchMedia("(max-width: 760px)").matches ? 46 : 66;
-  if (facts) $("stage").style.width = `min(100%, ${part}dvh * ${facts.width / facts.height})`;
-}
-
-function shut() {
-  if ($("detail").open) $("detail").close();
-}
-
-function words(found) {
-  const largest = Math.max(...found.words.map((part) => Math.abs(part.contribution)), 1e-9);
-  $("words").replaceChildren(...found.words.map((part, index) => {
-    const button = make("button");
-    button.type = "button";
-    button.setAttribute("aria-pressed", "false");
-    const track = make("span", "track"), fill = make("span", "fill");
-    fill.style.width = `${Math.max(0, 100 * part.contribution / largest)}%`;
-    track.append(fill);
-    button.append(make("span", part.special ? "word special" : "word", part.word), track,
-      make("span", "number", part.contribution.toFixed(3)));
-    for (const event of ["mouseenter", "focus"]) button.addEventListener(event, () => light(index));
-    for (const event of ["mouseleave", "blur"]) button.addEventListener(event, () => light(pressed));
-    button.addEventListener("click", () => press(index));
-    return button;
-  }));
-}
-
-function press(index) {
-  pressed = pressed === index ? null : index;
-  [...$("words").children].forEach((button, place) => button.setAttribute("aria-pressed", String(place === pressed)));
-  light(pressed);
-}
-
-function light(index) {
-  paint(index);
-  if (!explanation) return;
-  const part = index === null ? null : explanation.words[index];
-  $("caption-note").textContent = part ? `"${part.word}" adds ${part.contribution.toFixed(3)} to the score.` : "";
-}
-
-const termNames = {
-  patch_alignment: "Patches, word by word", patch_pooled: "Patches, mean",
-  description_alignment: "Description, word by word", description_pooled: "Description, mean",
-  lexical: "Rare words found in the description",
-  background: "For any sentence",
-};
-
-function terms(found) {
-  const rows = [...Object.entries(found.terms).map(([name, value]) => [termNames[name] || name, value]),
-    ["Score", found.score]];
-  $("terms").tBodies[0].replaceChildren(...rows.map(([name, value]) => {
-    const row = make("tr"), head = make("th", "", name);
-    head.scope = "row";
-    row.append(head, make("td", "", value.toFixed(3)));
-    return row;
-  }));
-}
-
-function describe(found) {
-  $("described").hidden = !found.description.length;
-  const largest = Math.max(...found.description.map((part) => part.contribution), 1e-9);
-  const parts = [];
-  for (const part of found.description.filter((each) => !each.special)) {
-    if (parts.length && !/^[.,;:!?)\]'"]/.test(part.word)) parts.push(" ");
-    const span = make("span", "", part.word);
-    span.style.backgroundColor = `rgba(var(--mark), ${Math.max(0, part.contribution / largest).toFixed(2)})`;
-    span.title = part.contribution.toFixed(3);
-    parts.push(span);
-  }
-  $("description").replaceChildren(...parts);
-}
-
-// One small picture with a pixel a patch, stretched over the photo.
-function paint(index = pressed) {
-  const canvas = $("heat");
-  const context = canvas.getContext("2d");
-  canvas.dataset.mode = "none";
-  context.clearRect(0, 0, canvas.width, canvas.height);
-  if (!explanation) return;
-  const [rows, columns] = explanation.grid;
-  const keeping = $("kept").checked;
-  const heat = index === null ? null : explanation.words[index].heat;
-  canvas.width = columns * 32;
-  canvas.height = rows * 32;
-  if (keeping) cells(context, rows, columns, (place) => (explanation.kept[place] ? null : "rgba(255,255,255,0.8)"));
-  if (heat) warm(context, rows, columns, heat);
-  canvas.dataset.mode = [keeping && "kept", heat && `word-${index}`].filter(Boolean).join(" ") || "none";
-}
-
-function cells(context, rows, columns, colour) {
-  for (let place = 0; place < rows * columns; place++) {
-    const fill = colour(place);
-    if (!fill) continue;
-    context.fillStyle = fill;
-    context.fillRect((place % columns) * 32, Math.floor(place / columns) * 32, 32, 32);
+async function more() {
+  if (shown.next === null || loading) return;
+  const now = state(), key = shown.key, offset = shown.next;
+  if (keyOf(now) !== key) return;
+  loading = ask(pagePath(now, offset));
+  try {
+    const answer = await loading;
+    if (key !== shown.key || offset !== shown.next) return;
+    add(answer);
+    loading = null;
+    watch();
+  } catch (error) {
+    if (key === shown.key) say(error.message);
+  } finally {
+    loading = null;
   }
 }
 
-function warm(context, rows, columns, heat) {
-  const small = document.createElement("canvas");
-  small.width = columns;
-  small.height = rows;
-  const pen = small.getContext("2d"), image = pen.createImageData(columns, rows);
-  const largest = Math.max(...heat.map(Math.abs), 1e-9);
-  heat.forEach((value, place) => {
-    const [red, green, blue] = value >= 0 ? [255, 70, 0] : [30, 110, 255];
-    image.data.set([red, green, blue, 200 * Math.abs(value) / largest], place * 4);
-  });
-  pen.putImageData(image, 0, 0);
-  context.imageSmoothingEnabled = true;
-  context.imageSmoothingQuality = "high";
-  context.drawImage(small, 0, 0, columns * 32, rows * 32);
+// Looks again whether the end of the results is near: the observer itself only tells of changes.
+function watch() {
+  observer.disconnect();
+  observer.observe($("end"));
+}
+
+const observer = new IntersectionObserver((entries) => {
+  // After some pages a button asks for more, so that the end of the page can be reached.
+  if (entries.some((entry) => entry.isIntersecting) && ++shown.pages % PAGES) more();
+}, { rootMargin: "400px" });
+
+function counted(now, answer) {
+  const { results, good, total, pictures, note } = answer;
+  if (!results.length) return isQuery(now) ? "Nothing found." : "No pictures.";
+  if (!isQuery(now)) return `${total} picture${total === 1 ? "" : "s"}.`;
+  const order = { newest: "newest first", oldest: "oldest first" }[now.sort] || "best first";
+  const folded = pictures - total ? `; ${pictures - total} folded` : "";
+  const text = good === 0 ? `No good match; the ${pictures} nearest pictures, ${order}${folded}.`
+    : `${pictures} pictures, ${order}${good === null ? "" : `; ${good} good`}${folded}.`;
+  return note ? `${text} ${note}` : text;
+}
+
+const FILTERS = ["folder", "after", "before", "size"];
+
+function fillForm(now) {
+  $("query").value = now.q;
+  $("sort").value = now.sort;
+  $("sort").options[0].hidden = !isQuery(now);
+  if (!isQuery(now) && !now.sort) $("sort").value = "newest";
+  $("fold").checked = now.fold !== "0";
+  $("fold").closest("label").hidden = !isQuery(now);
+  for (const name of FILTERS) $(name).value = now[name];
+  const count = FILTERS.filter((name) => now[name]).length;
+  $("filters-title").textContent = count ? `Filters (${count})` : "Filters";
+  if (count) $("filters").open = true;
+  $("clear").hidden = !count;
+  const picture = now.upload ? `/api/upload/${encodeURIComponent(now.upload)}` : now.like && `/api/thumb/${encodeURIComponent(now.like)}`;
+  $("with").hidden = !picture;
+  if (picture && $("with-picture").getAttribute("src") !== picture) $("with-picture").src = picture;
+  $("weighing").hidden = !now.q;
+  $("weight").value = now.weight || "0.5";
+}
+
+// What the form says, as changes of the address.
+function asked() {
+  const sort = $("sort").value;
+  return {
+    q: $("query").value.trim(),
+    sort: sort === "newest" && !isQuery(state()) ? "" : sort,
+    fold: $("fold").checked ? "" : "0",
+    weight: $("weight").value === "0.5" ? "" : $("weight").value,
+    ...Object.fromEntries(FILTERS.map((name) => [name, $(name).value.trim()])),
+    depth: "", id: "",
+  };
 }
 
 $("form").addEventListener("submit", (event) => {
   event.preventDefault();
-  const q = $("query").value.trim();
-  if (q) go(`/?q=${encodeURIComponent(q)}`); else say("Write what to look for.");
+  const next = address({ ...asked(), sort: isQuery(state()) ? $("sort").value : "" });
+  if ($("query").value.trim() || state().like || state().upload) go(next); else say("Write what to look for.");
 });
 
-$("file").addEventListener("change", async () => {
-  const file = $("file").files[0];
+for (const name of [...FILTERS, "sort", "fold", "weight"]) {
+  $(name).addEventListener("change", () => {
+    if (!$(name).checkValidity()) { $(name).reportValidity(); return; }
+    go(address({ ...asked(), depth: state().depth }));
+  });
+}
+
+$("clear").addEventListener("click", () => go(address(Object.fromEntries(FILTERS.map((name) => [name, ""])))));
+$("without").addEventListener("click", () => go(address({ like: "", upload: "", weight: "", id: "" })));
+$("further").addEventListener("click", () => go(address({ depth: $("further").dataset.depth })));
+$("more").addEventListener("click", more);
+
+async function send(file) {
   if (!file) return;
   say("Searching...");
   try {
-    const answer = await ask("/api/search-image", { method: "POST", body: file });
-    const name = `${file.name} ${uploads.size + 1}`;
-    uploads.set(name, answer.results);
-    go(`/?upload=${encodeURIComponent(name)}`);
+    const { upload } = await ask("/api/upload", { method: "POST", body: file });
+    go(address({ q: $("query").value.trim(), like: "", upload, depth: "", id: "" }));
   } catch (error) {
     say(error.message);
   }
+}
+
+$("file").addEventListener("change", async () => {
+  await send($("file").files[0]);
   $("file").value = "";
 });
+const pictureIn = (transfer) => [...(transfer ? transfer.files : [])].find((file) => file.type.startsWith("image/"));
+addEventListener("dragover", (event) => event.preventDefault());
+addEventListener("drop", (event) => { event.preventDefault(); send(pictureIn(event.dataTransfer)); });
+addEventListener("paste", (event) => {
+  const file = pictureIn(event.clipboardData);
+  if (file) { event.preventDefault(); send(file); }
+});
 
-$("results").addEventListener("click", (event) => {
+// Links of the page itself change the address without loading it again.
+document.addEventListener("click", (event) => {
   const link = event.target.closest("a");
-  if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
+  const own = link && (link.closest("#results, #examples") || ["home", "similar", "combine"].includes(link.id));
+  if (!own || !plainClick(event)) return;
   event.preventDefault();
-  go(link.getAttribute("href"));
-});
-
-$("results").addEventListener("keydown", (event) => {
-  const links = [...$("results").querySelectorAll("a")], here = links.indexOf(document.activeElement);
-  if (here < 0) return;
-  const across = links.filter((link) => link.offsetTop === links[0].offsetTop).length;
-  const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: across, ArrowUp: -across }[event.key];
-  if (!step) return;
-  event.preventDefault();
-  links[Math.min(links.length - 1, Math.max(0, here + step))].focus();
-});
-
-$("similar").addEventListener("click", (event) => {
-  if (event.ctrlKey || event.metaKey || event.shiftKey) return;
-  event.preventDefault();
-  go($("similar").getAttribute("href"));
+  // A card belongs to what is asked now, also while its results are on their way.
+  go(link.dataset.id ? address({ id: link.dataset.id }) : link.getAttribute("href"));
 });
 
 function leave() {
-  const id = new URLSearchParams(location.search).get("id");
-  if (!id) return;
-  if (history.state && history.state.within) history.back(); else go(address({ id: null }));
-  const link = $("results").querySelector(`a[data-id="${id}"]`);
-  if (link) link.focus();
+  if (!state().id) return;
+  if (history.state && history.state.within) history.back(); else go(address({ id: "" }));
 }
+
+function beside(step) {
+  const id = detail.neighbour(step);
+  if (id) go(address({ id }), { replace: true });
+  if (step > 0 && !detail.neighbour(2)) more();
+}
+
+const show = (changes) => go(address(changes), { replace: true });
+const explaining = () => show({ plain: state().plain === "1" ? "" : "1" });
+const keeping = () => show({ kept: state().kept === "1" ? "" : "1" });
 
 $("close").addEventListener("click", leave);
 $("detail").addEventListener("cancel", (event) => { event.preventDefault(); leave(); });
 $("detail").addEventListener("click", (event) => { if (event.target === $("detail")) leave(); });
-$("kept").addEventListener("change", () => paint());
-$("photo").addEventListener("load", () => paint());
-$("photo").addEventListener("error", unshown);
+$("previous").addEventListener("click", () => beside(-1));
+$("following").addEventListener("click", () => beside(1));
+$("explained").addEventListener("change", explaining);
+$("kept").addEventListener("change", keeping);
+
 document.addEventListener("keydown", (event) => {
-  if (event.key === "/" && !$("detail").open && document.activeElement.tagName !== "INPUT") {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  const arrow = event.key.startsWith("Arrow");
+  if (detail.isOpen()) {
+    const possible = !$("switches").hidden;
+    if (event.key === "ArrowLeft") beside(-1);
+    else if (event.key === "ArrowRight") beside(1);
+    else if (event.key === "e" && possible) explaining();
+    else if (event.key === "k" && possible) keeping();
+    else return;
+    event.preventDefault();
+  } else if (document.activeElement === $("query") && event.key === "ArrowDown") {
+    if (grid.move(event.key)) event.preventDefault();
+  } else if (typing()) {
+    return;
+  } else if (event.key === "/") {
     event.preventDefault();
     $("query").focus();
+    $("query").select();
+  } else if (event.key === "e") {
+    const all = grid.links(), link = all.find((each) => each === document.activeElement) || all[0];
+    if (link) { event.preventDefault(); go(address({ id: link.dataset.id })); }
+  } else if (arrow && (document.activeElement === document.body || document.activeElement.closest("#results"))) {
+    if (grid.move(event.key)) event.preventDefault();
   }
 });
-addEventListener("popstate", render);
 
-ask("/api/status").then((status) => {
-  $("about").textContent = `${status.images} pictures of ${status.folder}, model ${status.model}.`;
-}, (error) => say(error.message));
+$("theme").value = document.documentElement.dataset.theme || "";
+$("theme").addEventListener("change", () => {
+  const theme = $("theme").value;
+  if (theme) document.documentElement.dataset.theme = theme; else delete document.documentElement.dataset.theme;
+  try {
+    if (theme) localStorage.setItem("seps-theme", theme); else localStorage.removeItem("seps-theme");
+  } catch { /* storage is switched off: the choice holds until the page is left */ }
+});
+
+// What the store holds: shown before the first query, and where filters are chosen.
+async function look() {
+  const found = await ask("/api/overview");
+  $("folders").replaceChildren(...found.folders.map(({ path, images }) => {
+    const option = make("option", "", `${images} picture${images === 1 ? "" : "s"}`);
+    option.value = path;
+    return option;
+  }));
+  $("examples").replaceChildren(...found.examples.map((text) => {
+    const link = make("a", "chip", text);
+    link.href = `/?q=${encodeURIComponent(text)}`;
+    return link;
+  }));
+  $("start").hidden = isQuery(state()) || !found.examples.length;
+}
+
+addEventListener("popstate", render);
+const ready = ask("/api/status").then((found) => {
+  status = found;
+  grid.setKeeps(found.keeps);
+  $("about").textContent = `${found.images} pictures of ${found.folder}, model ${found.model}.`;
+});
+ready.catch((error) => say(error.message));
+look().catch(() => {}); // without it there is still a search
 render();

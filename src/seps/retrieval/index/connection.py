@@ -1,0 +1,84 @@
+"""Where a store is: a folder or object storage, opened for reading or writing, and held by one writer at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import re
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from seps.locks import FileInUse, FileLock, RemoteLock
+from seps.retrieval.index.rows import TABLE, StoreError
+
+ERRORS = (ValueError, RuntimeError, OSError)
+"""What Lance and LanceDB raise."""
+REMOTE_LOCKS: dict[str, RemoteLock] = {}
+"""Remote locks that this process holds, by store."""
+
+
+def open_dataset(location: str) -> Any:
+    """The table of a store, for reading; by its whole path, since a name may hold a colon. Raises StoreError."""
+    place = location.rstrip("/") if is_remote(location) else os.path.abspath(location)
+    return _package("lance").dataset(f"{place}/{TABLE}.lance")
+
+
+def connect(location: str) -> Any:
+    """A connection to the database at a folder or URI. Raises StoreError without the packages."""
+    lancedb = _package("lancedb")
+    try:
+        return lancedb.connect(location, read_consistency_interval=timedelta(0))
+    except ERRORS as error:
+        raise StoreError(f"The place {location} cannot be used: {first_line(error)[:300]}.") from error
+
+
+def _package(name: str) -> Any:
+    os.environ.setdefault("LANCE_LOG", "error")
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise StoreError("The store needs LanceDB: pip install 'seps[store]'") from error
+
+
+def is_remote(location: str) -> bool:
+    """Whether the location is a URI (object storage) and not a folder."""
+    return "://" in location
+
+
+@contextlib.contextmanager
+def writer_lock(location: str) -> Iterator[None]:
+    """Hold a store for writing. Raises StoreError while another process writes it, or if it cannot be written."""
+    with contextlib.ExitStack() as stack:
+        try:
+            if is_remote(location):
+                REMOTE_LOCKS[location] = stack.enter_context(RemoteLock(connect(location)))
+                stack.callback(REMOTE_LOCKS.pop, location)
+            else:
+                place = Path(location)
+                for folder in (*reversed(place.parents), place):
+                    if not folder.exists():
+                        stack.callback(_remove_empty, folder)  # where nothing comes to be written
+                place.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(FileLock(place / "writer.lock", place))
+        except FileInUse as error:
+            raise StoreError(f"The store {error} What was written is kept.") from error
+        except OSError as error:
+            raise StoreError(
+                f"The store {location} cannot be written ({error.strerror or error}). Look at its permissions and at "
+                "the disk, or name another folder with --store. Nothing was changed."
+            ) from error
+        yield
+
+
+def _remove_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error, without the place in a library's source."""
+    text = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return re.split(r", (?:/|rust/)\S+\.rs:", text)[0].rstrip(".")

@@ -1,0 +1,95 @@
+"""What a search is made of and what it finds: the parts of a query, and hits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from seps.retrieval.data.dates import local_time
+from seps.retrieval.heads import TextFeatures
+from seps.retrieval.index import lexical
+from seps.retrieval.index.bank import GOOD
+from seps.retrieval.index.lexical import Matches
+from seps.retrieval.index.zeroshot import Query
+
+SHOWN = ("id", "path", "member", "width", "height", "mtime", "sha256")
+"""Columns of the store that a `Hit` has; `taken` where the store has it."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a query, a sentence or a picture, as the model sees it."""
+
+    query: TextFeatures | Query
+    vector: torch.Tensor
+    """(C,) its product with an image's vector is about the score."""
+    described: bool
+    """A sentence: descriptions and the bank of background queries take part."""
+    found: Matches = lexical.NONE
+    sign: int = 1
+    """-1: the score of this part is taken off."""
+
+
+@dataclass(frozen=True)
+class Hit:
+    """One image that was found."""
+
+    rank: int
+    score: float
+    id: str
+    path: str
+    """Relative to the indexed folder."""
+    member: str | None
+    width: int
+    height: int
+    mtime: int
+    sha256: str = ""
+    """Of the file's content when it was indexed."""
+    terms: Mapping[str, float] = field(default_factory=dict)
+    """Parts of the score that do not come from the model, by name: "lexical" for words found in the description,
+    "background" for the level of the picture over the bank."""
+    confidence: float | None = None
+    """In [0, 1]; None where the store has no bank of background queries, or a picture was searched by."""
+    taken: int | None = None
+    """Nanoseconds since 1970 at which the photo was taken, by EXIF; None where that is not known."""
+    parts: Sequence[float] = ()
+    """Of a query of several parts what each adds to the score."""
+
+    @property
+    def when(self) -> int:
+        """Nanoseconds since 1970 at which it was taken, or else the time of its file."""
+        return self.mtime if self.taken is None else self.taken
+
+    @property
+    def date(self) -> str:
+        """`when` in local time like 2024-05-31T18:20:05."""
+        return local_time(self.when)
+
+    @property
+    def date_source(self) -> str:
+        """Where `date` comes from: "exif" or "file"."""
+        return "file" if self.taken is None else "exif"
+
+    @property
+    def good(self) -> bool | None:
+        """Whether it is a good match and not one of the rest; None without a confidence."""
+        return None if self.confidence is None else self.confidence >= GOOD
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "rank": self.rank,
+            "score": round(self.score, 6),
+            **({"confidence": round(self.confidence, 4)} if self.confidence is not None else {}),
+            "path": self.path,
+            **({"member": self.member} if self.member is not None else {}),
+            "id": self.id,
+            "width": self.width,
+            "height": self.height,
+            "date": self.date,
+            "date_source": self.date_source,
+            **({"terms": {name: round(value, 6) for name, value in self.terms.items()}} if self.terms else {}),
+        }

@@ -1,0 +1,125 @@
+"""The order in which results are shown: by score or date, near-duplicates folded, page by page.
+
+A ranking is made once, when the first page of a search is asked for, and kept: further pages are parts of the same
+order, whatever is indexed in between.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from seps.retrieval.index.codec import restore
+from seps.retrieval.index.search import Hit, Searcher
+from seps.serve.queries import Sort
+
+KEPT_ROWS = 50_000
+"""Results that are kept over all rankings, about 25 MB."""
+COMPARED = 1000
+"""Images of a ranking, from the first, among which near-duplicates are looked for."""
+ALIKE = 0.9
+"""Cosine of two mean patches from which pictures are near-duplicates (`benchmarks/near_duplicates.py`)."""
+ALIKE_VECTORS = 0.96
+"""The same for vectors of a dual encoder; not measured."""
+_AT_ONCE = 200
+_EMPTY = 10
+"""What a ranking takes beside its rows: above all the query, of at most 2,000 letters."""
+Kept = TypeVar("Kept")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One result, and the near-duplicates that follow it in the ranking."""
+
+    hit: Hit
+    folded: tuple[Hit, ...] = ()
+
+
+class Rankings(Generic[Kept]):
+    """Rankings by what was asked, the oldest forgotten first."""
+
+    def __init__(self, most: int = KEPT_ROWS) -> None:
+        self._most = most
+        self._kept: OrderedDict[Hashable, tuple[int, Sequence[Kept]]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def put(self, key: Hashable, ranking: Sequence[Kept], rows: int) -> None:
+        """Keep a ranking of `rows` images; one without any takes room as well."""
+        with self._lock:
+            self._kept.pop(key, None)
+            self._kept[key] = (rows + _EMPTY, ranking)
+            while len(self._kept) > 1 and sum(size for size, _ in self._kept.values()) > self._most:
+                self._kept.popitem(last=False)
+
+    def get(self, key: Hashable) -> Sequence[Kept] | None:
+        """A kept ranking."""
+        with self._lock:
+            if key not in self._kept:
+                return None
+            self._kept.move_to_end(key)
+            return self._kept[key][1]
+
+
+def in_order(hits: Sequence[Hit], sort: Sort) -> list[Hit]:
+    """Hits, best first, in another order. By date the good matches stay before the rest."""
+    if sort == "score":
+        return list(hits)
+    sign = -1 if sort == "newest" else 1
+    return sorted(hits, key=lambda hit: (hit.good is False, sign * hit.when, hit.rank))
+
+
+def fold(hits: Sequence[Hit], vectors: np.ndarray | None, alike: float) -> list[Entry]:
+    """Each hit, in order, joins the first one before it that it is like; the others are entries of their own.
+
+    `vectors` (n, C) of length one are those of the first n hits; the others are not compared. A vector of zeros is
+    like none.
+    """
+    if vectors is None:
+        return [Entry(hit) for hit in hits]
+    leaders: list[int] = []
+    folded: dict[int, list[Hit]] = {}
+    for place, hit in enumerate(hits):
+        if leaders and place < len(vectors):
+            like = np.flatnonzero(vectors[leaders] @ vectors[place] >= alike)
+            if len(like):
+                folded[leaders[like[0]]].append(hit)
+                continue
+        folded[place] = []
+        if place < len(vectors):
+            leaders.append(place)
+    return [Entry(hits[place], tuple(more)) for place, more in folded.items()]
+
+
+def likeness(searcher: Searcher) -> float:
+    """The cosine from which two pictures of this store are near-duplicates."""
+    return ALIKE if searcher.store.settings.kind == "patches" else ALIKE_VECTORS
+
+
+def picture_vectors(searcher: Searcher, ids: Sequence[str]) -> np.ndarray:
+    """(n, C) vectors of length one of the pixels alone: the mean patch, or a dual encoder's vector.
+
+    Not the column `vector`, in which descriptions take part: a copy without description must be found as well. An id
+    that is gone has zeros.
+    """
+    store = searcher.store
+    settings, found = store.settings, dict[str, np.ndarray]()
+    columns = ["vector"] if settings.kind == "vectors" else list(settings.state)
+    for start in range(0, len(ids), _AT_ONCE):
+        images = store.select(ids[start : start + _AT_ONCE], ["id", *columns])
+        if not len(images):
+            continue
+        if settings.kind == "vectors":
+            means = torch.from_numpy(np.array(images.vectors()[:, : settings.width], np.float32))
+        else:
+            stored = restore(images, settings)
+            tokens = stored.features.tokens[:, settings.num_prefix_tokens :]
+            means = tokens.float().mean(dim=1) if stored.mean is None else stored.mean
+        found.update(zip(images.values("id"), F.normalize(means, dim=-1).numpy(), strict=True))
+    return np.stack([found.get(identity, np.zeros(settings.width, np.float32)) for identity in ids])

@@ -1,0 +1,214 @@
+// One picture: the photo, its path, and what its score is made of.
+import { $, address, ask, cells, make, nameOf, state, veil } from "./api.js";
+import { isKeeping, links } from "./grid.js";
+
+let explanation = null;
+let pressed = null; // the word that stays lit
+let opened = ""; // the id that is shown, and whether it was explained
+
+export const isOpen = () => $("detail").open;
+
+export async function open(now, current, explains) {
+  const { id, q } = now;
+  const key = JSON.stringify([id, q]);
+  if (key !== opened || !isOpen()) {
+    const facts = await ask(`/api/picture/${encodeURIComponent(id)}`);
+    if (!current()) return;
+    explanation = null;
+    pressed = null;
+    opened = key;
+    fill(id, q, facts);
+    $("words").replaceChildren();
+    $("terms").tBodies[0].replaceChildren();
+    $("described").hidden = true;
+  }
+  view(now, explains);
+  if (!isOpen()) $("detail").showModal();
+  if (!q || !explains || explanation) return;
+  const found = await ask(`/api/explain/${encodeURIComponent(id)}?q=${encodeURIComponent(q)}`);
+  if (!current()) return;
+  explanation = found;
+  const whose = now.like || now.upload ? "score of the words" : "score";
+  $("detail-title").textContent = `${nameOf(found)}, ${whose} ${found.score.toFixed(3)}`;
+  words(found);
+  terms(found);
+  describe(found);
+  paint();
+}
+
+function fill(id, q, facts) {
+  const here = encodeURIComponent(id), photo = $("photo");
+  $("detail-title").textContent = nameOf(facts);
+  $("photo-note").textContent = facts.note;
+  $("full-path").textContent = facts.full_path;
+  $("facts").textContent = `${facts.width} × ${facts.height} pixels${facts.date ? `, ${facts.date.replace("T", " ")}` : ""}`;
+  photo.alt = nameOf(facts);
+  photo.dataset.id = id;
+  photo.src = facts.original === "missing" ? facts.thumbnail : `/api/image/${here}`;
+  // Small photos are enlarged to the room there is, so that patches can be told apart.
+  const part = matchMedia("(max-width: 760px)").matches ? 46 : 62;
+  $("stage").style.width = `min(100%, ${part}dvh * ${facts.width / facts.height})`;
+  $("similar").href = address({ q: "", upload: "", like: id, id: "" });
+  $("combine").href = address({ upload: "", like: id, id: "" });
+  $("combine").hidden = !q;
+  $("open").href = `/api/original/${here}`;
+  $("download").href = `/api/original/${here}?download=true`;
+  $("open").hidden = $("download").hidden = facts.original === "missing";
+}
+
+// The parts of the state that change how an open picture is shown.
+function view(now, explains) {
+  const possible = Boolean(now.q) && explains;
+  $("why").hidden = !possible || now.plain === "1";
+  $("detail").classList.toggle("plain", $("why").hidden);
+  $("switches").hidden = !possible;
+  $("kept").closest("label").hidden = !isKeeping();
+  $("kept").checked = isKeeping() && now.kept === "1";
+  $("explained").checked = now.plain !== "1";
+  $("caption-note").textContent = "";
+  if ($("why").hidden && pressed !== null) press(pressed);
+  const all = links(), here = all.findIndex((link) => link.dataset.id === now.id);
+  $("previous").disabled = here <= 0;
+  $("following").disabled = here < 0 || here === all.length - 1;
+  paint();
+}
+
+export function shut() {
+  if (!isOpen()) return;
+  const id = $("photo").dataset.id;
+  $("detail").close();
+  const link = links().find((each) => each.dataset.id === id);
+  if (link) link.focus();
+}
+
+// The id of the picture before (-1) or behind (1) the open one.
+export function neighbour(step) {
+  const all = links(), here = all.findIndex((link) => link.dataset.id === state().id);
+  const next = here < 0 ? null : all[here + step];
+  return next ? next.dataset.id : null;
+}
+
+// Where the file turns out to be no picture any more, the service says so and where the thumbnail is.
+async function unshown() {
+  const photo = $("photo"), id = photo.dataset.id;
+  if (!photo.src.includes("/api/image/")) return;
+  const response = await fetch(photo.src);
+  const answer = await response.json().catch(() => ({}));
+  if (photo.dataset.id !== id) return;
+  $("photo-note").textContent = answer.error || `The service answered ${response.status}.`;
+  if (answer.thumbnail) photo.src = answer.thumbnail;
+}
+
+function words(found) {
+  const largest = Math.max(...found.words.map((part) => Math.abs(part.contribution)), 1e-9);
+  $("words").replaceChildren(...found.words.map((part, index) => {
+    const button = make("button");
+    button.type = "button";
+    button.setAttribute("aria-pressed", "false");
+    const track = make("span", "track"), fill = make("span", "fill");
+    fill.style.width = `${Math.max(0, 100 * part.contribution / largest)}%`;
+    track.append(fill);
+    button.append(make("span", part.special ? "word special" : "word", part.word), track,
+      make("span", "number", part.contribution.toFixed(3)));
+    for (const event of ["mouseenter", "focus"]) button.addEventListener(event, () => light(index));
+    for (const event of ["mouseleave", "blur"]) button.addEventListener(event, () => light(pressed));
+    button.addEventListener("click", () => press(index));
+    return button;
+  }));
+}
+
+function press(index) {
+  pressed = pressed === index ? null : index;
+  [...$("words").children].forEach((button, place) => button.setAttribute("aria-pressed", String(place === pressed)));
+  light(pressed);
+}
+
+function light(index) {
+  paint(index);
+  if (!explanation) return;
+  const part = index === null ? null : explanation.words[index];
+  $("caption-note").textContent = part ? `"${part.word}" adds ${part.contribution.toFixed(3)} to the score.` : "";
+}
+
+const termNames = {
+  patch_alignment: "Patches, word by word", patch_pooled: "Patches, mean",
+  description_alignment: "Description, word by word", description_pooled: "Description, mean",
+  lexical: "Rare words found in the description",
+  background: "For any sentence",
+};
+
+function terms(found) {
+  const rows = [...Object.entries(found.terms).map(([name, value]) => [termNames[name] || name, value]),
+    ["Score", found.score]];
+  $("terms").tBodies[0].replaceChildren(...rows.map(([name, value]) => {
+    const row = make("tr"), head = make("th", "", name);
+    head.scope = "row";
+    row.append(head, make("td", "", value.toFixed(3)));
+    return row;
+  }));
+}
+
+function describe(found) {
+  $("described").hidden = !found.description.length;
+  const largest = Math.max(...found.description.map((part) => part.contribution), 1e-9);
+  const parts = [];
+  for (const part of found.description.filter((each) => !each.special)) {
+    if (parts.length && !/^[.,;:!?)\]'"]/.test(part.word)) parts.push(" ");
+    const span = make("span", "", part.word);
+    span.style.backgroundColor = `rgba(var(--mark), ${Math.max(0, part.contribution / largest).toFixed(2)})`;
+    span.title = part.contribution.toFixed(3);
+    parts.push(span);
+  }
+  $("description").replaceChildren(...parts);
+}
+
+// One small picture with a pixel per patch, stretched over the photo.
+export function paint(index = pressed) {
+  const canvas = $("heat");
+  const context = canvas.getContext("2d");
+  canvas.dataset.mode = "none";
+  context.clearRect(0, 0, canvas.width, canvas.height);
+  if (!explanation) return;
+  const [rows, columns] = explanation.grid;
+  const keeping = $("kept").checked;
+  const heat = index === null ? null : explanation.words[index].heat;
+  canvas.width = columns * 32;
+  canvas.height = rows * 32;
+  const colour = veil();
+  if (keeping) {
+    cells(context, explanation.grid, [canvas.width, canvas.height], (place) => (explanation.kept[place] ? null : colour));
+  }
+  if (heat) warm(context, rows, columns, heat);
+  canvas.dataset.mode = [keeping && "kept", heat && `word-${index}`].filter(Boolean).join(" ") || "none";
+}
+
+function warm(context, rows, columns, heat) {
+  const small = document.createElement("canvas");
+  small.width = columns;
+  small.height = rows;
+  const pen = small.getContext("2d"), image = pen.createImageData(columns, rows);
+  const largest = Math.max(...heat.map(Math.abs), 1e-9);
+  heat.forEach((value, place) => {
+    const [red, green, blue] = value >= 0 ? [255, 70, 0] : [30, 110, 255];
+    image.data.set([red, green, blue, 200 * Math.abs(value) / largest], place * 4);
+  });
+  pen.putImageData(image, 0, 0);
+  context.imageSmoothingEnabled = true;
+  context.imageSmoothingQuality = "high";
+  context.drawImage(small, 0, 0, columns * 32, rows * 32);
+}
+
+async function copy() {
+  try {
+    await navigator.clipboard.writeText($("full-path").textContent);
+    $("copy").textContent = "Copied";
+  } catch { // not allowed here: select it, so that one key copies it
+    getSelection().selectAllChildren($("full-path"));
+    $("copy").textContent = "Selected";
+  }
+  setTimeout(() => { $("copy").textContent = "Copy path"; }, 1500);
+}
+
+$("photo").addEventListener("load", () => paint());
+$("photo").addEventListener("error", unshown);
+$("copy").addEventListener("click", copy);
