@@ -7,7 +7,7 @@
 `run` needs torch and numpy alone. It draws the sets, then trains row after row, all runs of a row stacked in one
 network, `--processes` rows at a time. Every finished row is written to runs.jsonl at once, a line per run: the same
 call goes on with what is missing. With `--group 1` the sets come one after the other, so that a cut
-study has all rows for the first sets. The recipe was chosen on data seed 0; the study is of the seeds from 1 on.
+study has all rows for the first sets.
 """
 
 from __future__ import annotations

@@ -90,7 +90,6 @@ MOVED = {
     "retrieval.thumbnails": "retrieval.data.images",
     "retrieval.training": "retrieval.train.run",
     "retrieval.vectors": "retrieval.index.codec",
-    "scoring.engine": "scoring.blocks",
     "scoring.fused": "scoring.triton",
     "scoring.gradient": "scoring.train",
     "scoring.maxima": "scoring.terms",

@@ -90,7 +90,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     shown: list[torch.Tensor] = []
     encode = type(model()).encode_pixels
 
-    def spy(self: Any, pixels: torch.Tensor) -> torch.Tensor:
+    def spy(self: Any, pixels: torch.Tensor, *more: Any) -> torch.Tensor:
         shown.extend((pixels * 255).round().to(torch.uint8))
         return encode(self, pixels)
 

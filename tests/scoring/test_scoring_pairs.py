@@ -14,7 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from seps.config import SlimmingConfig
 from seps.nn.selection import hard_topk
-from seps.scoring import choose_backend, pairs
+from seps.scoring import choose_backend
+from seps.scoring import half_pairs as pairs
 from seps.scoring import triton as fused
 from seps.scoring.blocks import SCORING_MEMORY, Plan, block_costs, budget_of, scoring_memory, shapes_of
 from seps.scoring.engine import Engine, one_ahead, score_rows

@@ -22,7 +22,7 @@ from seps.nn.guidance import masked_mean
 from seps.nn.image_side import ImageSide
 from seps.nn.slimming import PatchSlimming
 from seps.scoring.lengths import Lengths, checked_lengths, cut_by_length
-from seps.scoring.pairs import as_left
+from seps.scoring.half_pairs import as_left
 
 T = TypeVar("T")
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from seps.scoring import pairs
+from seps.scoring import half_pairs as pairs
 
 _LOW = tl.constexpr(pairs.LOW)
 _UNSCALE = tl.constexpr(pairs.UNSCALE)
@@ -38,7 +38,7 @@ def _order(values):
 
 @triton.jit
 def _halves(values):
-    """`hi` and `LOW * lo` of float32 values, as `pairs.split`."""
+    """`hi` and `LOW * lo` of float32 values, as `half_pairs.split`."""
     high = values.to(tl.float16)
     return high, ((values - high.to(tl.float32)) * _LOW).to(tl.float16)
 

@@ -24,7 +24,7 @@ from seps.nn.image_side import ImageSide
 from seps.nn.known import why_not_fast
 from seps.nn.selection import num_kept
 from seps.nn.slimming import PatchSlimming
-from seps.scoring import pairs
+from seps.scoring import half_pairs as pairs
 from seps.scoring.factored import BlockScorer
 from seps.scoring.inputs import TextBlock
 from seps.scoring.terms import branch_weights, strict_float32, unit_attention

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from seps.retrieval.index.bank import (
     strength_without_labels,
 )
 from seps.retrieval.index.codec import PackingError, packed_shape
-from seps.retrieval.index.rows import row_id
+from seps.retrieval.index.rows import Columns, row_id
 from seps.retrieval.index.search import Searcher
 from seps.retrieval.index.store import Store
 from seps.retrieval.index.zeroshot import ZeroShotModel
@@ -84,7 +84,8 @@ def bring_up_to_date(store: Store, model: SearchModel, *, changed: bool) -> None
         vectors = torch.from_numpy(np.asarray(images.values("vector"), np.float32))
         levels = zip(images.values("id"), stored_levels(model, images, vectors, store.settings), strict=True)
         store.put_levels({identity: value for identity, value in levels if value is not None})
-    known, count = Calibration.from_dict(store.settings.calibration), len(store)
+    known = Calibration.from_dict(store.settings.calibration)
+    count = len(store) - store.settings.excluded
     older = "strength" not in store.settings.calibration  # of a release that did not look at the gallery's size
     if changed or missing or older or known is None or known.images != count:
         if isinstance(model, ZeroShotModel):
@@ -96,13 +97,18 @@ def bring_up_to_date(store: Store, model: SearchModel, *, changed: bool) -> None
         store.tidy(always=True)  # levels that came later leave a copy of their rows behind
 
 
+def _shown(searcher: Searcher) -> Iterator[Columns]:
+    """The images that can be found, with what their scores need."""
+    return searcher.store.scan(["id", *searcher.columns], searcher.allowed(None))
+
+
 def calibrate(searcher: Searcher, model: SearchModel, images: int) -> Calibration | None:
     """Ask the gallery the last sentences of the bank. None for an empty gallery."""
     if not images:
         return None
     bank = bank_of(model, searcher.store.settings)
     if images < REFERENCE:
-        parts = [searcher.query_scores(part, bank.asked) for part in searcher.store.scan(["id", *searcher.columns])]
+        parts = [searcher.query_scores(part, bank.asked) for part in _shown(searcher)]
         return Calibration.of_scores(torch.cat(parts), searcher.strength)
     best = [searcher.search_words(text, 1, CANDIDATES)[0].score for text in bank.each_asked()]
     return Calibration.of(best, images, searcher.strength)
