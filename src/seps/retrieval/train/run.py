@@ -97,8 +97,8 @@ def _less_memory(config: RunConfig, error: torch.OutOfMemoryError) -> str:
     step = config.train.chunk_size or config.train.batch_size
     first = str(error).strip().split("\n")[0]
     return (
-        f"The device ran out of memory ({first}). Set train.chunk_size to {max(1, step // 2)} (now {step} of a batch of "
-        f"{config.train.batch_size} at a time): the gradients stay those of the whole batch, and the same command goes "
+        f"The device ran out of memory ({first}). Set train.chunk_size to {max(1, step // 2)} (now {step} of a batch "
+        f"of {config.train.batch_size} at a time): the gradients stay those of the whole batch, and the same command goes "
         "on from the last checkpoint."
     )
 
