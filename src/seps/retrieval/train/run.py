@@ -98,8 +98,8 @@ def _less_memory(config: RunConfig, error: torch.OutOfMemoryError) -> str:
     first = str(error).strip().split("\n")[0]
     return (
         f"The device ran out of memory ({first}). Set train.chunk_size to {max(1, step // 2)} (now {step} of a batch "
-        f"of {config.train.batch_size} at a time): the gradients stay those of the whole batch, and the same command goes "
-        "on from the last checkpoint."
+        f"of {config.train.batch_size} at a time): the gradients stay those of the whole batch, and the same command "
+        "goes on from the last checkpoint."
     )
 
 
