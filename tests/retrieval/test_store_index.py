@@ -237,8 +237,14 @@ def test_large_stores_get_an_index_that_misses_next_to_nothing(tmp_path: Path, m
     assert not store.indexed()
     put_vectors(store, names[11_000:12_200], vectors[11_000:12_200])
     store.tidy()
-    assert store.indexed()
+    assert store.indexed() and store.indexed("id")
     put_vectors(store, names[12_200:], vectors[12_200:])  # rows that came after the index are found as well
+    for name in ("7", "12299"):
+        row = store.get(row_id(name, None), ["path"])
+        assert row is not None and row["path"] == name
+    store.delete([row_id("7", None)])
+    assert store.get(row_id("7", None), ["path"]) is None
+    put_vectors(store, ["7"], vectors[7:8])
     queries = random.normal(size=(20, 16)).astype(np.float32)
     best = np.argsort(-(queries @ vectors.astype(np.float32).T), axis=1)[:, :20]
 

@@ -1,4 +1,4 @@
-"""A run that begins with the weights of another model: `start`."""
+"""A run that begins with the weights of another model: `start`; and what is said when memory or sizes do not fit."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from seps.cli.main import main
 from seps.config import ConfigError
 from seps.encoders import ViT
 from seps.retrieval.config import DataConfig, ModelConfig, RunConfig
@@ -63,3 +64,31 @@ def test_base_starts_at_another_size_without_the_package_of_its_first_weights() 
 def test_other_encoders_than_those_it_starts_with_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"start='base' has model.vision='dinov2-s-focus', but 'mini' is set"):
         begin(ModelConfig(), "base")
+
+
+def test_a_lack_of_memory_names_the_setting_that_helps(first, tmp_path, monkeypatch) -> None:
+    config, _ = first
+
+    def full(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore")
+
+    monkeypatch.setattr("seps.retrieval.train.run.train", full)
+    with pytest.raises(
+        ValueError, match=r"Tried to allocate 2 GiB.*Set train.chunk_size to 8 \(now 16 of a batch of 16"
+    ):
+        train_model(config, tmp_path / "run")
+
+
+def test_a_size_that_does_not_fit_is_refused_before_photos_are_decoded(first, tmp_path, monkeypatch, capsys) -> None:
+    config, _ = first
+    monkeypatch.setattr("seps.retrieval.train.data.check_dataset", lambda *_, **__: pytest.fail("a photo was decoded"))
+    encoders = ["--model.vision", config.model.vision, "--model.text", config.model.text]
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("train:\n  epochs: 1\n", encoding="utf-8")
+    words = ["compare", "--config", str(recipe), "--data", config.data.train, "--dev", *config.data.dev]
+    words += ["--out", str(tmp_path / "out"), "--only", "mean", *encoders, "--model.image_size", "[33,33]"]
+    assert main(words) == 2
+    assert "Image size 33x33 does not fit this encoder" in capsys.readouterr().err
+    bad = replace(config, model=replace(config.model, image_size=(33, 33)))
+    with pytest.raises(ValueError, match="Image size 33x33 does not fit"):
+        train_model(bad, tmp_path / "run")

@@ -23,6 +23,7 @@ import numpy as np
 from seps.files import unfinished
 from seps.library.places import data_folder, default_store
 from seps.library.shown import Explained, Found, Hits
+from seps.retrieval.config import DEFAULT_MODEL
 from seps.retrieval.data import UnreadableImage, read_source
 from seps.retrieval.index.rows import MissingStoreError, StoreError
 from seps.retrieval.index.search import CANDIDATES, Filters, Hit, Searcher, nanoseconds
@@ -47,7 +48,7 @@ class Library:
 
     Args:
         folder: the pictures. Without it `store` must be there already, and its folder is taken.
-        model: "mini", "base", a dual encoder's name, a model folder, or a model; default: the store's, else "mini".
+        model: "mini", "base", a dual encoder's name, a model folder, or a model; default: the store's, else "base".
         store: where the index is kept; default: a place of this folder and model in the user's data folder.
         update: index what is new or changed before the first search; False takes the store as it is.
         device: "cpu", "cuda", ...
@@ -72,7 +73,7 @@ class Library:
         if folder is None and store is None:
             raise ValueError('Name a folder of pictures, Library("photos"), or a store, Library(store="store").')
         self._model, self._device, self._options, self._progress = model, device, options, progress
-        name = model if isinstance(model, str) else "mini"
+        name = model if isinstance(model, str) else DEFAULT_MODEL
         if model is not None and not isinstance(model, str) and store is None:
             raise ValueError("A model that comes as an object has no name to find its store by; give store=.")
         self.store = str(store) if store is not None else str(_default_store(folder or ".", name))
@@ -118,7 +119,7 @@ class Library:
         try:
             return Store.open(self.store).settings.model
         except MissingStoreError:
-            return "mini" if self._model is None else "a model of one's own"
+            return DEFAULT_MODEL if self._model is None else "a model of one's own"
 
     def add(self, path: str | os.PathLike[str]) -> IndexReport:
         """Index a file or folder that came to the library's folder.

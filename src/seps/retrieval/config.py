@@ -41,6 +41,8 @@ Pairing = Literal["image", "published"]
 Protocol = Literal["none", "image", "published"]
 """Who may see descriptions in an evaluation; `seps.retrieval.eval.protocol` says what each means."""
 PROTOCOLS: tuple[Protocol, ...] = get_args(Protocol)
+DEFAULT_MODEL = "base"
+"""The embedded model that searches and is evaluated where none is named; "mini" is the faster and weaker one."""
 StoredPrecision = Literal["float32", "float16", "int8"]
 """Of the token matrices in a store."""
 

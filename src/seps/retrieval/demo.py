@@ -13,6 +13,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from seps.metrics import RetrievalMetrics, recall
+from seps.retrieval.config import DEFAULT_MODEL
 from seps.retrieval.data import RetrievalDataset, decode_all, load_jsonl
 from seps.retrieval.eval.evaluate import StageProgress, encode_images
 from seps.retrieval.heads import ImageFeatures, SlimmingHead
@@ -92,7 +93,7 @@ def _sheet(
 
 @torch.no_grad()
 def run_demo(
-    model: RetrievalModel | str = "mini",
+    model: RetrievalModel | str = DEFAULT_MODEL,
     queries: Sequence[str] = QUERIES,
     *,
     count: int = 4,

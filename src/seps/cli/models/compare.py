@@ -151,7 +151,8 @@ def _outcomes(options: argparse.Namespace, trials: Sequence[Trial], out: Path) -
     runs = Path(options.scratch) if options.scratch else out / "runs"
     device = options.device or default_device()
     sets = load_sets(recipe)
-    size = recipe.model.image_size or vision_encoder(recipe.model.vision).image_size
+    # A size that does not fit the encoder is refused here, before photos are decoded.
+    size = vision_encoder(recipe.model.vision, image_size=recipe.model.image_size, pretrained=False).image_size
     shared = read_data(recipe, sets, size, say, folder=runs)
     written = json.dumps(_settings(options.suite, recipe), indent=1) + "\n"
     (out / "recipe.json").write_text(written, encoding="utf-8")

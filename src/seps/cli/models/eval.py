@@ -19,7 +19,7 @@ from seps.cli.shared.outputs import check_output, write_output
 from seps.cli.shared.parser import Parser, add_plugins
 from seps.cli.shared.text import literal, print_json, printable
 from seps.plugins import load_plugins
-from seps.retrieval.config import PROTOCOLS
+from seps.retrieval.config import DEFAULT_MODEL, PROTOCOLS
 
 if TYPE_CHECKING:
     from seps.retrieval.eval.evaluate import EvaluationReport
@@ -29,9 +29,9 @@ def add_options(parser: Parser) -> None:
     """The options of `seps eval`."""
     parser.add_argument(
         "--model",
-        default="mini",
-        help="'mini', 'base', a model folder, a run of seps train, or a dual encoder by preset (clip-b-32), hub id or "
-        "folder",
+        default=DEFAULT_MODEL,
+        help="'base' (default), 'mini', a model folder, a run of seps train, or a dual encoder by preset "
+        "(clip-b-32), hub id or folder",
     )
     parser.add_argument("--data", required=True, help="JSONL file, or FOLDER:SPLIT[:NAME] of the published layout")
     parser.add_argument("--images", type=input_folder, help="folder the images are in (default: that of the JSONL)")

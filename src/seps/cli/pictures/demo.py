@@ -10,6 +10,7 @@ from pathlib import Path
 from seps.cli.shared.argtypes import output_file_anywhere
 from seps.cli.shared.parser import Parser
 from seps.cli.shared.text import printable
+from seps.retrieval.config import DEFAULT_MODEL
 
 MADE_BY = "seps demo"
 """The comment in the picture by which the demo knows its own."""
@@ -18,7 +19,9 @@ MADE_BY = "seps demo"
 def add_options(parser: Parser) -> None:
     """The options of `seps demo`."""
     parser.add_argument("queries", nargs="*", help="sentences to search for (default: a few of ours)")
-    parser.add_argument("--model", default="mini", help="'mini', 'base', a model folder, or a run of seps train")
+    parser.add_argument(
+        "--model", default=DEFAULT_MODEL, help="'base' (default), 'mini', a model folder, or a run of seps train"
+    )
     parser.add_argument(
         "-o",
         "--out",

@@ -15,6 +15,7 @@ from seps.cli.shared.argtypes import device, named_file, output_file, refuse_sam
 from seps.cli.shared.parser import Parser, add_plugins
 from seps.cli.shared.text import print_json, printable
 from seps.plugins import load_plugins
+from seps.retrieval.config import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -31,7 +32,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--dense", metavar="TEXT", help="the picture's own description (not with --store)")
     parser.add_argument(
         "--model",
-        help="'mini' (default), a model folder, a run of seps train or a dual encoder; with --store, its own",
+        help="'base' (default), 'mini', a model folder, a run of seps train or a dual encoder; with --store, its own",
     )
     parser.add_argument(
         "--guide",
@@ -109,7 +110,7 @@ def _of_file(options: argparse.Namespace) -> _Explained:
     refuse_same_file("--out", options.out, [options.image])
     source = ImageSource(Path(options.image))
     data = read_source(source)
-    model = load_search_model(options.model or "mini", device=options.device)
+    model = load_search_model(options.model or DEFAULT_MODEL, device=options.device)
     if isinstance(model, ZeroShotModel):
         if options.guide:
             raise ValueError("--guide is for models of seps; a dual encoder reads none.")

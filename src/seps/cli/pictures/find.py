@@ -27,6 +27,7 @@ from seps.cli.shared.argtypes import (
 from seps.cli.shared.indexing import tell_left_out
 from seps.cli.shared.parser import Parser, add_plugins
 from seps.cli.shared.text import list_problems, print_json, printable, say
+from seps.retrieval.config import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from seps.library.query import Term
@@ -82,7 +83,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "--store", type=store_place, help="store to use (default: one per folder and model, in your data folder)"
     )
-    parser.add_argument("--model", help="as for seps index (default: mini, or the one of --store)")
+    parser.add_argument("--model", help="as for seps index (default: base, or the one of --store)")
     add_plugins(parser)
     parser.add_argument("--device", type=device, help="cpu, cuda, ...; default: a GPU if there is one, for indexing")
 
@@ -137,7 +138,7 @@ def _place(options: argparse.Namespace, folder: str | None) -> tuple[str, list[s
         return options.store, [] if folder is None else [folder]
     folder = "." if folder is None else folder
     data = data_folder(os.environ, sys.platform, Path.home())
-    return str(default_store(data, folder, options.model or "mini")), [folder]
+    return str(default_store(data, folder, options.model or DEFAULT_MODEL)), [folder]
 
 
 def _check_copies(copies: str | None, folders: Sequence[str]) -> None:
@@ -174,7 +175,7 @@ def _update(options: argparse.Namespace, store: str, folders: Sequence[str]) -> 
             bank=bool(known.bank),
             exclude=wanted.exclude,
         )
-    name = options.model or ("mini" if known is None else known.model)
+    name = options.model or (DEFAULT_MODEL if known is None else known.model)
     model = load_search_model(name, device=options.device or default_device(), plugins=options.plugin)
     if known is None:
         say(f"Indexing {', '.join(folders)} for the first time, into {store}.")

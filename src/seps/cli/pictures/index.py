@@ -16,7 +16,7 @@ from seps.cli.shared.argtypes import default_device, device, non_negative_real, 
 from seps.cli.shared.indexing import is_all_excluded, tell_left_out
 from seps.cli.shared.parser import Parser, add_plugins
 from seps.cli.shared.text import list_problems, print_json, printable, say
-from seps.retrieval.config import StoredPrecision
+from seps.retrieval.config import DEFAULT_MODEL, StoredPrecision
 
 if TYPE_CHECKING:
     from seps.retrieval.data.gallery import Problem
@@ -37,8 +37,8 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--store", required=True, help="folder (or object storage URI) of the store")
     parser.add_argument(
         "--model",
-        default="mini",
-        help="'mini', 'base', a model folder, a run of seps train, or a dual encoder: a preset like clip-b-32, "
+        help="'base' (default), 'mini' (faster, finds less), a model folder, a run of seps train, or a dual "
+        "encoder: a preset like clip-b-32, "
         "siglip2-b-16 (many languages) or siglip2-so400m, a hub id like openai/clip-vit-base-patch32, or a folder",
     )
     parser.add_argument(
@@ -117,10 +117,13 @@ def run(options: argparse.Namespace) -> int:
         options.parser.error("name the folder of pictures, or give --status, --verify or --compact of a store")
     from seps.ray_cluster import RayConfig
     from seps.retrieval.index.build import IndexOptions
+    from seps.retrieval.index.opening import settings_at
     from seps.retrieval.index.zeroshot import load_search_model
 
     ray = RayConfig(options.ray_address, options.workers or 2, options.gpus) if options.engine == "ray" else None
     device = options.device or ("cpu" if ray is not None else default_device())
+    known = settings_at(options.store)
+    options.model = options.model or (DEFAULT_MODEL if known is None else known.model)
     model = load_search_model(options.model, device=device, plugins=options.plugin)
     settings = IndexOptions(
         options.precision,
@@ -156,7 +159,7 @@ def run(options: argparse.Namespace) -> int:
             there = printable(", ".join(options.folder)) or "the folders of the store"
             print(f"There is no picture in {there} yet, so there is nothing to search.")
         return 0
-    if options.model == "mini" and is_new:
+    if options.model == DEFAULT_MODEL and is_new:
         _name_stronger()
     print(f'Search it: seps search "a dog on the beach" --store {options.store}')
     return 0
@@ -272,7 +275,7 @@ def _name_stronger() -> None:
     from seps.encoders.dual import presets_sentence
 
     print(
-        "The embedded model is small and knows everyday scenes. Stronger models know many more things; name one with "
+        "The embedded model knows everyday scenes. Stronger models know many more things; name one with "
         f"--model and another --store: {presets_sentence()}, or the hub id of a CLIP or SigLIP. They are downloaded "
         "once."
     )

@@ -294,14 +294,18 @@ class Store:
                 self._optimize()  # the index of the parts that were joined is an old version only now
 
     def _index(self, rows: int) -> bool:
-        """Index the vectors and the descriptions' words where they are not; whether anything was done."""
-        missing = [column for column in ("vector", "dense") if not self.indexed(column)]
+        """Index vectors, words of descriptions and ids where they are not; whether anything was done."""
+        missing = [column for column in ("vector", "dense", "id") if not self.indexed(column)]
         if "vector" in missing:
             from lancedb.index import IvfFlat
 
             self._table.create_index("vector", config=IvfFlat(distance_type="dot", num_partitions=int(rows**0.5)))
         if "dense" in missing:
             self._index_words()
+        if "id" in missing:  # every thumbnail of the page is read by its id
+            from lancedb.index import BTree
+
+            self._table.create_index("id", config=BTree())
         return bool(missing)
 
     def _index_words(self) -> None:

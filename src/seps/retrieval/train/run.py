@@ -49,7 +49,7 @@ def train_model(
     names: they are trained, and end with the best weights. `from_pretrained` then takes such objects, too.
 
     Raises, before the first photo is read, for settings that do not fit the run that is there, and for a file that is
-    in the way of the model.
+    in the way of the model. Raises ValueError where the device runs out of memory, with what to set.
     """
     say = log or (lambda _: None)
     run_dir = Path(run_dir)
@@ -63,16 +63,19 @@ def train_model(
     data = read_data(config, sets, model.image_size, say)
     task = RetrievalTask(model, config, data.train, data.dev, pixels=data.pixels, dev_pixels=data.dev_pixels)
     about = {"model": resolved(model), "config": dataclasses.asdict(config), **own_parts(model)}
-    result = train(
-        task,
-        config.train,
-        run_dir,
-        device=device,
-        distributed=distributed,
-        progress=progress,
-        log=log,
-        about=about,
-    )
+    try:
+        result = train(
+            task,
+            config.train,
+            run_dir,
+            device=device,
+            distributed=distributed,
+            progress=progress,
+            log=log,
+            about=about,
+        )
+    except torch.OutOfMemoryError as error:
+        raise ValueError(_less_memory(config, error)) from error
     first = distributed is None or distributed.rank == 0
     if first and not result.interrupted and result.best_checkpoint is not None:
         best = from_pretrained(run_dir, device=device or "cpu", **own)
@@ -87,6 +90,17 @@ def train_model(
         told = {"config": dataclasses.asdict(config), "step": result.step, "figures": figures}
         save_pretrained(best, run_dir / "model", about=told)
     return result
+
+
+def _less_memory(config: RunConfig, error: torch.OutOfMemoryError) -> str:
+    """What to change so that a step takes less memory, as a sentence."""
+    step = config.train.chunk_size or config.train.batch_size
+    first = str(error).strip().split("\n")[0]
+    return (
+        f"The device ran out of memory ({first}). Set train.chunk_size to {max(1, step // 2)} (now {step} of a batch "
+        f"of {config.train.batch_size} at a time): the gradients stay those of the whole batch, and the same command "
+        "goes on from the last checkpoint."
+    )
 
 
 def _same_settings(config: RunConfig, run_dir: Path) -> None:
