@@ -92,7 +92,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
 
     def spy(self: Any, pixels: torch.Tensor, *more: Any) -> torch.Tensor:
         shown.extend((pixels * 255).round().to(torch.uint8))
-        return encode(self, pixels)
+        return encode(self, pixels, *more)
 
     monkeypatch.setattr(type(model()), "encode_pixels", spy)
     return shown

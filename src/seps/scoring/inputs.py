@@ -21,8 +21,8 @@ from seps.nn.checks import InputError, check_features, check_lengths, check_patc
 from seps.nn.guidance import masked_mean
 from seps.nn.image_side import ImageSide
 from seps.nn.slimming import PatchSlimming
-from seps.scoring.lengths import Lengths, checked_lengths, cut_by_length
 from seps.scoring.half_pairs import as_left
+from seps.scoring.lengths import Lengths, checked_lengths, cut_by_length
 
 T = TypeVar("T")
 
