@@ -1,13 +1,19 @@
-"""Indexing in bfloat16 where the processor has it: what is stored hardly changes, and other models are left alone."""
+"""What indexing with `base` saves: bfloat16 where the processor has it, and a quarter of the patches."""
 
 from __future__ import annotations
+
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
 
 from seps.encoders import ViT
 from seps.retrieval.index import embedding
-from seps.retrieval.pretrained import from_pretrained
+from seps.retrieval.index.build import IndexOptions, index_folder
+from seps.retrieval.index.search import Searcher
+from seps.retrieval.index.store import Store
+from seps.retrieval.pretrained import embedded_folder, from_pretrained
 
 
 def test_tokens_in_bfloat16_are_those_of_float32_within_its_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,3 +36,22 @@ def test_other_processors_and_encoders_keep_the_models_own_weights(monkeypatch: 
     assert embedding.half_copy(from_pretrained("mini")) is None
     monkeypatch.setattr(embedding, "multiplies_bfloat16", lambda: False)
     assert embedding.half_copy(from_pretrained("base")) is None
+
+
+def test_a_store_of_base_keeps_the_patches_that_matter(tmp_path: Path) -> None:
+    """A quarter of them unless more are asked for; a store that is there keeps what it has."""
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for name in ("coffee-cup.jpg", "rabbit-lawn.jpg"):
+        shutil.copy(embedded_folder("gallery") / name, photos)
+    model = from_pretrained("base")
+    index_folder(photos, tmp_path / "usual", model, "base", options=IndexOptions(bank=False))
+    assert Store.open(tmp_path / "usual").settings.keep_patches == 64
+    index_folder(photos, tmp_path / "all", model, "base", options=IndexOptions(keep_patches=256, bank=False))
+    index_folder(photos, tmp_path / "all", model, "base", options=IndexOptions(bank=False))
+    assert Store.open(tmp_path / "all").settings.keep_patches is None
+    found = Searcher(tmp_path / "usual", model).search("a cup of coffee", 1)
+    assert found[0].path == "coffee-cup.jpg"
+    mini = from_pretrained("mini")
+    index_folder(photos, tmp_path / "mini", mini, "mini", options=IndexOptions(bank=False))
+    assert Store.open(tmp_path / "mini").settings.keep_patches is None

@@ -54,7 +54,9 @@ def add_options(parser: Parser) -> None:
         default="float16",
         help="of the stored state (default: float16)",
     )
-    parser.add_argument("--patches", type=positive, metavar="M", help="keep only the M patches that matter most")
+    parser.add_argument(
+        "--patches", type=positive, metavar="M", help="keep only the M patches that matter most (default: 64)"
+    )
     parser.add_argument("--words", type=positive, metavar="M", help="merge each description to at most M words")
     parser.add_argument("--batch", type=positive, default=32, help="images embedded at a time (default: 32)")
     parser.add_argument(

@@ -14,12 +14,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from seps.nn.known import why_not_fast
 from seps.ray_cluster import RayConfig
 from seps.retrieval.data import ImageSource, UnreadableImage, read_source
 from seps.retrieval.data.dates import date_taken
 from seps.retrieval.data.gallery import Gallery
 from seps.retrieval.data.guides import stacked
 from seps.retrieval.data.readers import is_video
+from seps.retrieval.heads import SlimmingHead
 from seps.retrieval.index.bank import bank_name
 from seps.retrieval.index.codec import Precision, model_hash
 from seps.retrieval.index.rows import (
@@ -37,6 +39,8 @@ from seps.retrieval.index.zeroshot import ZeroShotModel, other_words
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import EMBEDDED
 
+USUAL_PATCHES = 64
+"""Patches of an image that a new store keeps: rSum hardly changes, and a picture takes a quarter of 256."""
 MOST_UNREADABLE = 10_000
 """Files that could not be read that a store remembers."""
 
@@ -47,7 +51,8 @@ class IndexOptions:
 
     precision: Precision = "float16"
     keep_patches: int | None = None
-    """Patches kept per image, those that matter most before any caption is known; None: all."""
+    """Patches kept per image, those that matter most before any caption is known; None: as many as the store has, and
+    of a new store `usual_patches`."""
     keep_words: int | None = None
     """Words that each description is merged to; None: all."""
     batch_size: int = 32
@@ -209,18 +214,28 @@ def _check_loss(
         )
 
 
+def usual_patches(model: RetrievalModel) -> int | None:
+    """How many patches of an image a new store keeps; None for all, as of a model that selects none."""
+    if not isinstance(model.head, SlimmingHead) or why_not_fast(model.head.net) is not None:
+        return None
+    return USUAL_PATCHES if model.vision.num_patches > USUAL_PATCHES else None
+
+
 def _settings(
     model: RetrievalModel | ZeroShotModel,
     roots: Sequence[Root],
     model_name: str,
     options: IndexOptions,
     guides: dict[str, int],
+    have: StoreSettings | None,
 ) -> StoreSettings:
-    """The settings of a store of this model. Raises StoreError for options that the model cannot have."""
+    """The settings of a store of this model, which may `have` some. Raises StoreError for options it cannot have."""
     if options.keep_words is not None and options.keep_words < 1:
         raise StoreError(f"keep_words is {options.keep_words}; a description needs at least one word.")
     name = str(Path(model_name).resolve()) if model_name not in EMBEDDED and Path(model_name).is_dir() else model_name
     keep = options.keep_patches
+    if keep is None and isinstance(model, RetrievalModel):
+        keep = usual_patches(model) if have is None else have.keep_patches
     if isinstance(model, ZeroShotModel):
         if keep is not None:
             raise StoreError(f"keep_patches is {keep}, but of this model one vector per image is kept, and no patches.")
@@ -262,7 +277,7 @@ def open_store(
     guides: dict[str, int],
 ) -> tuple[Store, dict[str, IndexedFile]]:
     """The store, made where there is none, and its files. A store that does not fit is left as it was."""
-    settings = _settings(model, roots, model_name, options, guides)
+    settings = _settings(model, roots, model_name, options, guides, settings_at(location))
     try:
         store = Store.open(location)
     except MissingStoreError:
