@@ -213,6 +213,7 @@ OTHERWISE: list[tuple[str, Callable[[Words], None]]] = [
     (r"^seps find a dog photos ", parse_seps),  # the forms of the results: tests/library
     (r"^seps convert DeMo", parse_seps),
     (r"^seps reid export ", parse_seps),
+    (r"^seps eval .*--extended", parse_seps),  # needs COCO's 5,000 photos
     (r"^seps (caption|index) .*--engine ray", parse_seps),
     (r"^seps .*--print_config", check_print),
     (r"^seps .*(s3|gs|az)://", check_object_storage),

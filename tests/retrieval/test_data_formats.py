@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,11 @@ def test_empty_dataset_has_no_captions() -> None:
 def test_dense_text_per_caption_is_refused() -> None:
     with pytest.raises(DataError, match="image's own"):
         ImageRecord("a", ImageSource(Path("a")), ("x", "y"), ["dx", "dy"])  # type: ignore[arg-type]
+
+
+def test_caption_ids_are_one_per_caption() -> None:
+    with pytest.raises(DataError, match="2 captions and 1 caption ids"):
+        replace(record("a", "x", "y"), caption_ids=("1",))
 
 
 def test_jsonl_reads_files_shards_and_any_script(tmp_path: Path) -> None:
@@ -150,6 +156,9 @@ def test_hostile_members_are_refused(tmp_path: Path, member: str) -> None:
         ('{"image": "\\ud800.jpg", "captions": ["x"]}', "surrogate"),
         ('{"image": "a.jpg", "captions": ["x"], "dense": ["d"]}', "one text, the image's own"),
         ('{"image": "a.jpg", "captions": ["x"], "id": true}', '"id" must be a text'),
+        ('{"image": "a.jpg", "captions": ["x"], "caption_ids": [1, 2]}', "one id for each of the 1 captions"),
+        ('{"image": "a.jpg", "captions": ["x"], "caption_ids": 1}', "one id for each of the 1 captions"),
+        ('{"image": "a.jpg", "captions": ["x"], "caption_ids": [null]}', "a caption id must be a text"),
     ],
 )
 def test_malformed_lines_name_their_line(tmp_path: Path, line: str, what: str) -> None:
@@ -189,7 +198,8 @@ def test_save_then_load_gives_the_same_records(
     folder = tmp_path_factory.mktemp("round").resolve()
     sources = [ImageSource(folder / "x.jpg"), ImageSource(folder / "s.tar", "m/x.jpg")]
     records = tuple(
-        ImageRecord(name, sources[k % 2], tuple(captions), dense) for k, (name, captions, dense) in enumerate(rows)
+        ImageRecord(name, sources[k % 2], tuple(captions), dense, caption_ids=tuple(captions[::-1]) if k else ())
+        for k, (name, captions, dense) in enumerate(rows)
     )
     data = RetrievalDataset(records, folder.name, "train")
     save_jsonl(data, folder / "train.jsonl")
@@ -252,6 +262,16 @@ def test_published_layout_binds_descriptions_in_order_of_first_appearance(publis
     assert data.label == "f30k/test"
 
 
+def test_published_caption_ids_follow_their_captions(published: Path) -> None:
+    assert all(record.caption_ids == () for record in load(published).records)
+    (published / "test_caption_ids.txt").write_text("11\n21\n12\n22\n31\n23\n32\n")
+    assert [record.caption_ids for record in load(published).records] == [
+        ("11", "12"),
+        ("21", "22", "23"),
+        ("31", "32"),
+    ]
+
+
 def test_published_without_its_jsonl_has_no_dense_text(published: Path) -> None:
     assert load(published, "coco").dense == [None, None, None]
 
@@ -287,6 +307,8 @@ def test_published_ids_named_once_stand_for_five_captions_in_a_row(published: Pa
         ("f30k_test.jsonl", '{"caption": "x"}\n' * 3, "line 1: must hold the description"),
         ("id_mapping.json", '{"51": "../../etc/passwd", "9": "a", "97": "b"}', "leads out of"),
         ("id_mapping.json", "[", "not valid JSON"),
+        ("test_caption_ids.txt", "1\n2\n3\n", "3 ids for 7 captions"),
+        ("test_caption_ids.txt", "1\n2\n\n4\n5\n6\n7\n", "line 3: blank"),
         ("id_mapping.json", "[]", "must be one object"),
     ],
 )

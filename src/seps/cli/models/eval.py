@@ -23,6 +23,7 @@ from seps.retrieval.config import DEFAULT_MODEL, PROTOCOLS
 
 if TYPE_CHECKING:
     from seps.retrieval.eval.evaluate import EvaluationReport
+    from seps.retrieval.eval.extended import ExtendedFigures
 
 
 def add_options(parser: Parser) -> None:
@@ -63,6 +64,11 @@ def add_options(parser: Parser) -> None:
     )
     parser.add_argument("--folds", type=positive, default=1, help="average over that many parts (COCO 1K: 5)")
     parser.add_argument(
+        "--extended",
+        action="store_true",
+        help="also ECCV Caption's mAP@R and CxC's recalls; for COCO's whole test split, needs pip install 'seps[eccv]'",
+    )
+    parser.add_argument(
         "--memory", type=positive, help="MiB the scorer may use (default: 512; on a GPU a share of its free memory)"
     )
     add_plugins(parser)
@@ -85,9 +91,11 @@ def run(options: argparse.Namespace) -> int:
     from seps.cli.shared.progress import stage_progress
     from seps.retrieval.data import attach_dense, check_dataset, drop_bad, load_data
     from seps.retrieval.eval.evaluate import evaluate
+    from seps.retrieval.eval.extended import extended, load_answers
     from seps.retrieval.index.zeroshot import ZeroShotModel, load_search_model
 
     load_plugins(options.plugin)
+    answers = load_answers() if options.extended else None
     dataset = load_data(options.data, images_root=options.images)
     if options.dense:
         dataset = attach_dense(dataset, options.dense)
@@ -96,6 +104,7 @@ def run(options: argparse.Namespace) -> int:
     for sentence in report.sentences():
         print(printable(sentence), file=sys.stderr)
     dataset = drop_bad(dataset, report)
+    more = None if answers is None else extended(dataset, answers)
     model = load_search_model(options.model, device=options.device or default_device())
     if options.description_weight is not None:
         if isinstance(model, ZeroShotModel):
@@ -111,6 +120,7 @@ def run(options: argparse.Namespace) -> int:
             bank=options.bank,
             memory=None if options.memory is None else options.memory * 2**20,
             lexical=options.lexical,
+            extended=more,
             progress=progress,
         )
     figures = {"model": options.model, **result.as_dict()}
@@ -121,6 +131,8 @@ def run(options: argparse.Namespace) -> int:
         return 0
     named = ", lexical" * options.lexical + ", with the bank" * options.bank
     _table(f"{options.model} on {dataset.label}, protocol {options.protocol}{named}", result)
+    if result.extended is not None:
+        _extended_table(result.extended)
     if out is not None:
         write_output(out, figures)
     return 0
@@ -147,3 +159,20 @@ def _table(title: str, report: EvaluationReport) -> None:
     )
     if report.bank:
         console.print(f"Corrected by background queries: {report.bank}")
+
+
+def _extended_table(figures: ExtendedFigures) -> None:
+    """Print both directions' figures of ECCV Caption and CxC, and where the caption ids came from."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="The same scores, with the right answers of ECCV Caption and CxC")
+    for name in ("direction", "ECCV mAP@R", "R-Precision", "R@1", "CxC R@1", "R@5", "R@10"):
+        table.add_column(name, justify="left" if name == "direction" else "right")
+    for name, side in (("image -> text", figures.i2t), ("text -> image", figures.t2i)):
+        eccv = (side.eccv_map_at_r, side.eccv_rprecision, side.eccv_r1)
+        table.add_row(name, *(f"{value:.1f}" for value in (*eccv, side.cxc_r1, side.cxc_r5, side.cxc_r10)))
+    console = Console()
+    console.print(table)
+    if figures.caption_ids == "by order":
+        console.print("Caption ids: the data has none; they are those of COCO's test split, in its order.")

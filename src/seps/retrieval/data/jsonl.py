@@ -4,8 +4,8 @@
     {"image": "000017.jpg", "shard": "train-000.tar", "captions": ["two dogs"], "id": "17"}
 
 `image` is a path relative to the file's folder (or to `images_root`), or a member of the uncompressed tar
-`shard`, itself such a path. `dense`, `guides` (see `guides`) and `id` are optional; without an id the image's name is
-its id. Other keys are ignored.
+`shard`, itself such a path. `dense`, `guides` (see `guides`), `id` and `caption_ids` (one for each caption, as COCO
+has them) are optional; without an id the image's name is its id. Other keys are ignored.
 """
 
 from __future__ import annotations
@@ -65,7 +65,20 @@ def _record(value: dict[str, Any], root: Root, beside: Root, place: str) -> Imag
         raise DataError(f'{place}: "captions" must be a list of texts, like ["a cat on a mat"].')
     texts = tuple(checked_text(text, f"caption {k}", place).strip() for k, text in enumerate(captions, 1))
     description, guides = _description(value.get("dense"), place), parse_guides(value.get("guides"), beside, place)
-    return ImageRecord(_id(value.get("id"), image, place), source, texts, description, guides)
+    caption_ids = _caption_ids(value.get("caption_ids"), len(texts), place)
+    return ImageRecord(_id(value.get("id"), image, place), source, texts, description, guides, caption_ids)
+
+
+def _caption_ids(value: object, captions: int, place: str) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, list) or len(value) != captions:
+        raise DataError(
+            f'{place}: "caption_ids" must be a list with one id for each of the {captions} captions, in their order.'
+        )
+    return tuple(
+        str(number) if type(number) is int else checked_text(number, "a caption id", place) for number in value
+    )
 
 
 def _id(value: object, image: str, place: str) -> str:
@@ -111,6 +124,7 @@ def _line(record: ImageRecord, root: Path, beside: Path) -> dict[str, Any]:
     if record.source.member is not None:
         place = {"image": record.source.member, "shard": relative}
     line = {"id": record.id, **place, "captions": list(record.captions)}
+    line |= {"caption_ids": list(record.caption_ids)} if record.caption_ids else {}
     line |= {} if record.dense is None else {"dense": record.dense}
     guides = {name: _guide(source, Path(os.path.realpath(beside))) for name, source in record.guides.items()}
     return {**line, "guides": guides} if guides else line

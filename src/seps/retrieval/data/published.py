@@ -3,6 +3,7 @@
 id_mapping.json    {"51": "101362133.jpg", ...}   image id -> file name
 SPLIT_ids.txt      an image id per caption; or one per image, for five captions in a row (the published train_ids.txt)
 SPLIT_caps.txt     the captions, a line each
+SPLIT_caption_ids.txt  the data set's id of each caption, a line each (optional; not in the published files)
 NAME_SPLIT.jsonl   {"text": ...} per image, in the order in which the ids first appear (optional)
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from .jsonl import load_jsonl
@@ -40,9 +42,12 @@ def load_published(
     ids, captions = _captions(folder / f"{split}_ids.txt", folder / f"{split}_caps.txt")
     files = _file_names(folder / "id_mapping.json")
     descriptions = _descriptions_by_id(folder / f"{name}_{split}.jsonl", ids)
+    caption_ids = _caption_ids(folder / f"{split}_caption_ids.txt", len(captions))
     captions_of: dict[str, list[str]] = {}
-    for image_id, caption in zip(ids, captions, strict=True):
+    caption_ids_of: dict[str, list[str]] = {}
+    for row, (image_id, caption) in enumerate(zip(ids, captions, strict=True)):
         captions_of.setdefault(image_id, []).append(caption)
+        caption_ids_of.setdefault(image_id, []).extend(caption_ids[row : row + 1])
     root = Root(Path(images_dir))
     records = []
     for image_id, texts in captions_of.items():
@@ -53,7 +58,8 @@ def load_published(
             )
         place = f"{folder / 'id_mapping.json'}, id {image_id!r}"
         source = ImageSource(root(files[image_id], place))
-        records.append(ImageRecord(image_id, source, tuple(texts), descriptions.get(image_id)))
+        record = ImageRecord(image_id, source, tuple(texts), descriptions.get(image_id))
+        records.append(replace(record, caption_ids=tuple(caption_ids_of[image_id])))
     return RetrievalDataset(tuple(records), name, split)
 
 
@@ -79,6 +85,21 @@ def _captions(ids_path: Path, captions_path: Path) -> tuple[list[str], list[str]
         for number, line in enumerate(lines, start=1)
     ]
     return ids, captions
+
+
+def _caption_ids(path: Path, captions: int) -> list[str]:
+    """The id of each caption; [] without the file."""
+    if not path.exists():
+        return []
+    lines = [line.strip() for line in text_lines(path)]
+    for number, line in enumerate(lines, start=1):
+        if not line:
+            raise DataError(f"{path}, line {number}: blank, where the id of a caption should be.")
+    if len(lines) != captions:
+        raise DataError(
+            f"{path} has {len(lines)} ids for {captions} captions: it must have one for each, in their order."
+        )
+    return lines
 
 
 def _file_names(path: Path) -> dict[str, str]:

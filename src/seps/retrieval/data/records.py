@@ -38,7 +38,9 @@ class ImageSource:
 class ImageRecord:
     """One image with its captions and, if there is one, its description (`dense`) and its guides by name.
 
-    Raises DataError for an empty id, a blank caption, or a description that is not one non-blank string.
+    `caption_ids` are the data set's own ids of the captions, one each, or empty where they are not known.
+    Raises DataError for an empty id, a blank caption, a description that is not one non-blank string, or caption ids
+    that are not as many as the captions.
     """
 
     id: str
@@ -46,6 +48,7 @@ class ImageRecord:
     captions: tuple[str, ...]
     dense: str | None = None
     guides: Mapping[str, GuideSource] = field(default_factory=dict, hash=False)
+    caption_ids: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.id, str) or not self.id:
@@ -55,6 +58,11 @@ class ImageRecord:
         for number, caption in enumerate(self.captions):
             if not isinstance(caption, str) or not caption.strip():
                 raise DataError(f"Caption {number} of image {self.id!r} is not a text with words in it.")
+        if self.caption_ids and len(self.caption_ids) != len(self.captions):
+            raise DataError(
+                f"Image {self.id!r} has {len(self.captions)} captions and {len(self.caption_ids)} caption ids: "
+                "give one id for each caption, in the same order, or none."
+            )
         if self.dense is not None and (not isinstance(self.dense, str) or not self.dense.strip()):
             raise DataError(
                 f"The description of image {self.id!r} must be one non-blank text, the image's own, or None; "

@@ -14,6 +14,7 @@ from seps.retrieval.config import Protocol
 from seps.retrieval.data import ImageReader, RetrievalDataset, read_source
 from seps.retrieval.data.guides import dataset_guides
 from seps.retrieval.data.images import decode_image
+from seps.retrieval.eval.extended import Extended, ExtendedFigures
 from seps.retrieval.eval.protocol import PUBLISHED_WARNING, ProtocolError, View, view
 from seps.retrieval.heads import ImageFeatures, SlimmingHead, TextFeatures
 from seps.retrieval.index.bank import (
@@ -49,6 +50,8 @@ class EvaluationReport:
     """The correction by background queries that the figures hold; empty: none, as in others' figures."""
     lexical: bool = False
     """Whether the scores have what a search adds for rare words that stand in a description."""
+    extended: ExtendedFigures | None = None
+    """Figures of COCO's test split with the right answers of ECCV Caption and CxC, where they were asked for."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -59,6 +62,7 @@ class EvaluationReport:
             "images_with_description": self.images_with_description,
             **({"lexical": True} if self.lexical else {}),
             **({"bank": self.bank} if self.bank else {}),
+            **({"extended": self.extended.as_dict()} if self.extended else {}),
             **({"warning": self.warning} if self.warning else {}),
         }
 
@@ -247,11 +251,13 @@ def evaluate(
     bank: bool = False,
     memory: int | None = None,
     lexical: bool = False,
+    extended: Extended | None = None,
     progress: StageProgress | None = None,
 ) -> EvaluationReport:
     """R@1/5/10 both ways, ranks and rSum of `dataset` under `protocol`; `folds=5` gives COCO's 1K figures.
 
     `keep_words` and `bank`: as for `score_dataset`. `lexical`: see `add_lexical`; figures of models alone are without.
+    `extended`: also the figures of ECCV Caption and CxC, over all images whatever `folds` says; see `eval.extended`.
     """
     for name, value in (("folds", folds), ("keep_words", keep_words), ("memory", memory)):
         if value is not None and value < 1:
@@ -282,6 +288,7 @@ def evaluate(
         PUBLISHED_WARNING if protocol == "published" else None,
         _bank_words(model) if bank else "",
         lexical,
+        None if extended is None else extended.figures(scores),
     )
 
 
