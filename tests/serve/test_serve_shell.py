@@ -198,6 +198,13 @@ def test_the_command_posts_and_removes_its_notice(store: Path) -> None:
             found = found or notice.ask(str(store), Question("a dog").as_dict())
             time.sleep(0 if found else 0.05)
         assert found is not None
+        light = (
+            "import sys; from seps.cli.main import main; status = main(sys.argv[1:]); "
+            "assert 'torch' not in sys.modules, 'torch was imported'; sys.exit(status)"
+        )
+        program = [sys.executable, "-c", light, "search", "a dog", "--store", str(store)]
+        printed = subprocess.run(program, capture_output=True, text=True, check=False)
+        assert printed.returncode == 0 and "p00.jpg" in printed.stdout, printed.stderr
         # Another number of threads sums in another order.
         here = [hit.as_dict() for hit in Searcher(store, model()).search("a dog")]
         assert [{**hit, "score": 0} for hit in found["hits"]] == [{**hit, "score": 0} for hit in here]

@@ -156,7 +156,9 @@ def _table(hits: Sequence[Mapping[str, Any]], good: int | None, thumbnails: Sequ
 
 
 def _name(hit: Mapping[str, Any]) -> str:
-    from seps.retrieval.data.gallery import shown_place
+    if hit.get("member") is None:
+        return printable(hit["path"])
+    from seps.retrieval.data.gallery import shown_place  # imports torch, which a running service spares
 
     return printable(shown_place(hit["path"], hit.get("member")))
 
