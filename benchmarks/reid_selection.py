@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import gzip
 import json
 import math
 import multiprocessing
@@ -128,9 +129,14 @@ def check_recipe(out: Path, recipe: Recipe, size: SetSize) -> None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a file of JSON lines; one that a kill cut off is passed over."""
+    """The whole lines of a file of JSON lines, or of that file packed (.gz); one that a kill cut off is passed over."""
     found = []
-    for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+    packed = path.with_name(f"{path.name}.gz")
+    if packed.exists() and not path.exists():
+        lines = gzip.decompress(packed.read_bytes()).decode().splitlines()
+    else:
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    for text in lines:
         try:
             found.append(json.loads(text))
         except ValueError:

@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from seps.captioning.journal import Journal
 from seps.cli.main import main
-from seps.cli.shared.outputs import check_output, write_output
+from seps.cli.shared.outputs import check_output, check_picture, save_picture, write_output
 from seps.retrieval.data import DataError
 
 COMMANDS = {
@@ -29,6 +30,39 @@ def test_a_foreign_file_is_refused_before_any_work(
     assert main([*COMMANDS[option], option, "data.jsonl"]) == 2
     assert f"{option} data.jsonl exists and was not written by this command" in capsys.readouterr().err
     assert Path("data.jsonl").read_text() == text and len(list(tmp_path.iterdir())) == 1
+
+
+PICTURES = {
+    "--sheet": ["duplicates", "--store", "none"],
+    "--html": ["duplicates", "--store", "none"],
+    "--out": ["explain", "photo.jpg", "a dog"],
+}
+
+
+@pytest.mark.parametrize("option", PICTURES)
+def test_pictures_and_pages_of_others_are_refused_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = "mine.html" if option == "--html" else "mine.png"
+    if option == "--html":
+        Path(name).write_text("<!doctype html><p>my page")
+    else:
+        Image.new("RGB", (4, 4), "red").save(name)
+    before = Path(name).read_bytes()
+    assert main([*PICTURES[option], option, name]) == 2
+    assert f"{option} {name} exists and was not made by seps; it was left" in capsys.readouterr().err
+    assert Path(name).read_bytes() == before
+
+
+@pytest.mark.parametrize("suffix", [".png", ".jpg"])
+def test_an_earlier_picture_of_ours_is_replaced(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"why{suffix}"
+    for color in ("red", "blue"):
+        save_picture(Image.new("RGB", (4, 4), color), check_picture(path, "--out"))
+    with Image.open(path) as found:
+        red, _, blue = found.convert("RGB").getpixel((1, 1))
+    assert blue > red and list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize(("path", "said"), [("folder", "is a folder"), ("none/out.json", "does not exist")])

@@ -185,7 +185,7 @@ def test_sums_with_pictures(folder: Path, capsys: pytest.CaptureFixture[str]) ->
         (["a", "{folder}", "--store", "{new}", "--no-update"], "There is no store"),
         (["a", "--store", "{new}"], "name the folder"),
         (["a", "{folder}", "--copy-to", "{folder}/sub/new"], "found the next time"),
-        (["a", "{folder}", "--html", "{folder}/p00.jpg"], "no page of seps find"),
+        (["a", "{folder}", "--html", "{folder}/p00.jpg"], "was not made by seps"),
         (["a", "{folder}", "--since", "soon"], "cannot be read"),
         (["a", "{folder}", "--exclude", ""], "names nothing"),
         (["a", "{folder}", "--json", "--csv"], "not allowed"),

@@ -301,7 +301,7 @@ def test_the_folder_itself_is_no_filter(folder: str | None) -> None:
 def test_a_refused_run_leaves_no_folder_behind(tmp_path: Path) -> None:
     """Options that the model cannot have, descriptions that it lacks: what was not there before is not there after."""
     folder, place = gallery(tmp_path / "g", 2), tmp_path / "new" / "deep" / "s"
-    with pytest.raises(StoreError, match="keep_patches is 1000"):
+    with pytest.raises(StoreError, match="cannot keep 1000 patches"):
         index(folder, place, keep_patches=1000)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["g"]
     (tmp_path / "mine").mkdir()
@@ -309,6 +309,6 @@ def test_a_refused_run_leaves_no_folder_behind(tmp_path: Path) -> None:
         index(folder, tmp_path / "mine" / "s", keep_words=-1)
     assert list((tmp_path / "mine").iterdir()) == []  # a folder that was there stays
     index(folder, place)
-    with pytest.raises(StoreError, match="keep_patches is 1000"):
+    with pytest.raises(StoreError, match="cannot keep 1000 patches"):
         index(folder, place, keep_patches=1000)
     assert len(Store.open(place)) == 2

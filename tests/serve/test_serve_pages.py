@@ -142,7 +142,7 @@ def test_folding_against_its_slow_form(values: list[list[int]], compared: int) -
 
 def test_near_duplicates_are_folded(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """The copies have no description and the first has one: only the pixels count."""
-    monkeypatch.setattr(rankings, "ALIKE", 0.99)
+    monkeypatch.setattr(rankings, "NEAR", 0.99)
     same = {"p00.jpg", "copies/a.jpg", "copies/deep/b.jpg"}
     whole = paths(pages(client, QUERY, 200))
     found = pages(client, f"{QUERY}&fold=true", 5)
@@ -279,7 +279,7 @@ def test_a_store_of_a_dual_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     from seps.retrieval.index.build import IndexOptions, index_folder
     from seps.retrieval.index.zeroshot import load_search_model
 
-    monkeypatch.setattr(rankings, "ALIKE_VECTORS", 0.99999)
+    monkeypatch.setattr(rankings, "NEAR_OTHER_MODELS", 0.99999)
     folder = gallery(tmp_path / "g", 4, described=4)
     shutil.copy(folder / "p00.jpg", folder / "copy.jpg")
     clip = load_search_model(dual_folder("clip"))

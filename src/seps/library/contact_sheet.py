@@ -51,6 +51,7 @@ def html_page(groups: Sequence[Group], pictures: Mapping[str, bytes]) -> str:
     head = f"{len(groups)} groups; nothing was deleted. The first of each has the most pixels."
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Duplicates</title>'
+        '<meta name="generator" content="seps duplicates">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<style>{_STYLE}</style></head><body><h1>Duplicates</h1><p>{head}</p>{''.join(parts)}</body></html>"
     )

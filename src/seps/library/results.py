@@ -31,8 +31,6 @@ _FIGURE = (
     '<figure><a href="{link}"><img alt="" src="data:image/jpeg;base64,{thumbnail}"></a>'
     "<figcaption>{rank}. {score:.3f}, {date}<br>{name}</figcaption></figure>"
 )
-MARK = '<meta name="generator" content="seps find">'
-"""A line of every such page: one may be replaced, another file may not."""
 
 
 @dataclass(frozen=True)
@@ -51,14 +49,6 @@ class FoundPicture:
 def with_sources(searcher: Searcher, hits: Sequence[Hit]) -> list[FoundPicture]:
     """The hits with their files, whose paths are absolute. Raises StoreError for a path out of the store's folders."""
     return [FoundPicture(hit, searcher.image_source({"path": hit.path, "member": hit.member})) for hit in hits]
-
-
-def check_page(path: Path) -> None:
-    """Raise ValueError where the page would replace a file that is none."""
-    if path.exists() and path.stat().st_size:
-        with path.open("rb") as file:
-            if MARK.encode() not in file.read(1000):
-                raise ValueError(f"--html {path} exists and is no page of seps find; it was left. Choose another file.")
 
 
 def write_page(path: Path, title: str, found: Sequence[FoundPicture], thumbnails: Mapping[str, bytes]) -> None:

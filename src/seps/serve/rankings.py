@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+from seps.library.duplicates import NEAR, NEAR_OTHER_MODELS
 from seps.retrieval.index.codec import restore
 from seps.retrieval.index.search import Hit, Searcher
 from seps.serve.queries import Sort
@@ -24,10 +25,6 @@ KEPT_ROWS = 50_000
 """Results that are kept over all rankings, about 25 MB."""
 COMPARED = 1000
 """Images of a ranking, from the first, among which near-duplicates are looked for."""
-ALIKE = 0.9
-"""Cosine of two mean patches from which pictures are near-duplicates (`benchmarks/near_duplicates.py`)."""
-ALIKE_VECTORS = 0.96
-"""The same for vectors of a dual encoder; not measured."""
 _AT_ONCE = 200
 _EMPTY = 10
 """What a ranking takes beside its rows: above all the query, of at most 2,000 letters."""
@@ -99,7 +96,7 @@ def fold(hits: Sequence[Hit], vectors: np.ndarray | None, alike: float) -> list[
 
 def likeness(searcher: Searcher) -> float:
     """The cosine from which two pictures of this store are near-duplicates."""
-    return ALIKE if searcher.store.settings.kind == "patches" else ALIKE_VECTORS
+    return NEAR if searcher.store.settings.kind == "patches" else NEAR_OTHER_MODELS
 
 
 def picture_vectors(searcher: Searcher, ids: Sequence[str]) -> np.ndarray:

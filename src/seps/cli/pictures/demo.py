@@ -8,12 +8,10 @@ import time
 from pathlib import Path
 
 from seps.cli.shared.argtypes import output_file_anywhere
+from seps.cli.shared.outputs import is_our_picture, save_picture
 from seps.cli.shared.parser import Parser
 from seps.cli.shared.text import printable
 from seps.retrieval.config import DEFAULT_MODEL
-
-MADE_BY = "seps demo"
-"""The comment in the picture by which the demo knows its own."""
 
 
 def add_options(parser: Parser) -> None:
@@ -34,7 +32,6 @@ def add_options(parser: Parser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the answers and write the picture."""
-    from PIL.PngImagePlugin import PngInfo
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -69,11 +66,9 @@ def run(options: argparse.Namespace) -> int:
     asked = Path(options.out)
     path = asked if options.force else _free_or_ours(asked)
     if path != asked:
-        console.print(f"{printable(str(asked))} is not a picture of the demo and stays as it is.", markup=False)
+        console.print(f"{printable(str(asked))} was not made by seps and stays as it is.", markup=False)
     path.parent.mkdir(parents=True, exist_ok=True)
-    mark = PngInfo()
-    mark.add_text("comment", MADE_BY)
-    result.picture.save(path, pnginfo=mark, comment=MADE_BY)  # each format takes its own
+    save_picture(result.picture, path)
     console.print(
         f"Wrote {printable(str(path))}: the best photos, kept patches bright. ({time.perf_counter() - started:.0f} s)",
         markup=False,
@@ -98,19 +93,9 @@ def _picture(text: str) -> str:
 
 
 def _free_or_ours(path: Path) -> Path:
-    """`path`, or the first of `NAME-2.png`, `NAME-3.png`, ... that is free or a picture of the demo."""
+    """`path`, or the first of `NAME-2.png`, `NAME-3.png`, ... that is free or a picture of ours."""
     number, chosen = 1, path
-    while chosen.exists() and not _is_ours(chosen):
+    while chosen.exists() and not is_our_picture(chosen):
         number += 1
         chosen = path.with_stem(f"{path.stem}-{number}")
     return chosen
-
-
-def _is_ours(path: Path) -> bool:
-    from PIL import Image
-
-    try:
-        with Image.open(path) as picture:
-            return picture.info.get("comment") in (MADE_BY, MADE_BY.encode())
-    except (OSError, ValueError, SyntaxError):
-        return False

@@ -9,8 +9,10 @@ import argparse
 from pathlib import Path
 
 from seps.cli.shared.argtypes import fraction, non_negative_real, output_file
+from seps.cli.shared.outputs import check_page, check_picture, save_picture
 from seps.cli.shared.parser import Parser
 from seps.cli.shared.text import print_json, printable
+from seps.files import write_text
 
 
 def add_options(parser: Parser) -> None:
@@ -40,6 +42,10 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError(f"--sheet is {options.sheet!r}; name a .jpg or .png file.")
     if options.threshold == 0:
         options.parser.error("--threshold must be above 0")
+    if options.html:
+        check_page(options.html, "--html")
+    if options.sheet:
+        check_picture(options.sheet, "--sheet")
     from seps.cli.shared.progress import count_progress
     from seps.library import contact_sheet
     from seps.library.duplicates import find_duplicates
@@ -53,9 +59,9 @@ def run(options: argparse.Namespace) -> int:
     if options.html or options.sheet:
         pictures = contact_sheet.thumbnails(store, groups)
         if options.html:
-            Path(options.html).write_text(contact_sheet.html_page(groups, pictures), encoding="utf-8")
+            write_text(Path(options.html), contact_sheet.html_page(groups, pictures))
         if options.sheet:
-            contact_sheet.sheet(groups, pictures).save(options.sheet, quality=85)
+            save_picture(contact_sheet.sheet(groups, pictures), Path(options.sheet), quality=85)
     if options.json:
         print_json([group.as_dict() for group in groups])
         return 0

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from seps.cli.shared.argtypes import device, named_file, output_file, refuse_same_file
+from seps.cli.shared.outputs import check_picture, save_picture
 from seps.cli.shared.parser import Parser, add_plugins
 from seps.cli.shared.text import print_json, printable
 from seps.plugins import load_plugins
@@ -58,6 +59,8 @@ def run(options: argparse.Namespace) -> int:
     """Explain one pair; writes the picture and prints what each word adds."""
     if options.out and Path(options.out).suffix.lower() not in (".png", ".jpg", ".jpeg"):
         raise ValueError(f"--out is {options.out!r}; name a .png or .jpg file.")
+    if options.out:
+        check_picture(options.out, "--out")
     if options.store and options.dense is not None:
         raise ValueError("--dense and --store do not go together: a store has its own descriptions.")
     if options.store and options.guide:
@@ -68,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
     if options.out:
         from seps.retrieval.explain.picture import draw
 
-        draw(explanation, found.photo).save(options.out)
+        save_picture(draw(explanation, found.photo), Path(options.out))
     if options.json:
         print_json(explanation.as_dict(), None)
         return 0

@@ -93,8 +93,9 @@ def run(options: argparse.Namespace) -> int:
     query, folder = options.query, options.folder
     if folder is None and query is not None and (options.image or options.minus_image) and os.path.isdir(query):
         query, folder = None, query  # `seps find --image a.jpg FOLDER`
+    from seps.cli.shared.outputs import check_page
     from seps.library.query import search_terms, terms_of
-    from seps.library.results import check_page, with_sources
+    from seps.library.results import with_sources
     from seps.plugins import load_plugins
     from seps.retrieval.index.rows import OtherModelError, StoreError
     from seps.retrieval.index.search import Filters, Searcher
@@ -102,7 +103,7 @@ def run(options: argparse.Namespace) -> int:
     terms = terms_of(query, options.image, options.minus_image)
     store, folders = _place(options, folder)
     if options.html:
-        check_page(Path(options.html))
+        check_page(options.html, "--html")
     _check_copies(options.copy_to, folders)
     load_plugins(options.plugin)
     try:

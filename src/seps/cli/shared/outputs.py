@@ -5,10 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from seps.cli.shared.argtypes import refuse_same_file
 from seps.files import write_text
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+MADE_BY = "seps"
+"""How the comment of every picture begins that a command writes."""
+PAGE_MARK = '<meta name="generator" content="seps'
+"""Stands in the head of every page that a command writes."""
 
 
 def check_output(path: str | Path, option: str, ours: str, inputs: Iterable[str | None] = ()) -> Path:
@@ -35,3 +43,46 @@ def check_output(path: str | Path, option: str, ours: str, inputs: Iterable[str 
 def write_output(path: Path, value: Mapping[str, Any]) -> None:
     """Write a JSON file, whole or not at all."""
     write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+def check_page(path: str | Path, option: str) -> Path:
+    """The path of a page to write. Raises ValueError where it holds something else than an earlier page of ours."""
+    path = Path(path)
+    if path.exists() and path.stat().st_size:
+        with path.open("rb") as file:
+            if PAGE_MARK.encode() not in file.read(1000):
+                raise ValueError(_foreign(path, option))
+    return path
+
+
+def check_picture(path: str | Path, option: str) -> Path:
+    """The path of a picture to write. Raises ValueError for a file that is none of ours: it may be a person's photo."""
+    path = Path(path)
+    if path.exists() and path.stat().st_size and not is_our_picture(path):
+        raise ValueError(_foreign(path, option))
+    return path
+
+
+def is_our_picture(path: Path) -> bool:
+    """Whether a command of ours wrote the picture."""
+    from PIL import Image
+
+    try:
+        with Image.open(path) as picture:
+            comment = picture.info.get("comment", "")
+    except (OSError, ValueError, SyntaxError):
+        return False
+    return str(comment.decode("latin-1") if isinstance(comment, bytes) else comment).startswith(MADE_BY)
+
+
+def save_picture(picture: Image, path: Path, **options: Any) -> None:
+    """Write a picture with the comment by which `check_picture` knows it."""
+    from PIL.PngImagePlugin import PngInfo
+
+    mark = PngInfo()
+    mark.add_text("comment", MADE_BY)
+    picture.save(path, pnginfo=mark, comment=MADE_BY, **options)  # each format takes its own
+
+
+def _foreign(path: Path, option: str) -> str:
+    return f"{option} {path} exists and was not made by seps; it was left as it is. Choose another file."

@@ -249,7 +249,7 @@ def _settings(
         return replace(settings, dated=True)
     grid = model.vision.grid_for(*model.image_size)
     if keep is not None and not 1 <= keep <= grid[0] * grid[1]:
-        raise StoreError(f"keep_patches is {keep}; this model has {grid[0] * grid[1]} patches per image.")
+        raise StoreError(f"The store cannot keep {keep} patches: this model has {grid[0] * grid[1]} per image.")
     return StoreSettings(
         root=roots[0].folder,
         model=name,
