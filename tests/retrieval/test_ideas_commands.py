@@ -1,24 +1,19 @@
 """Ideas of somebody's own in every command: each is really used, against a twin that needs no registry.
 
-The twin of a decision is a subclass of the network with `decide` written out; that of guides is the network's own
-`forward` with the vectors in its call.
+The twin of a decision is a subclass of the network with `decide` written out.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import pickle
 import subprocess
 import sys
 import warnings
 from pathlib import Path
 from unittest import mock
 
-import numpy as np
 import pytest
 import torch
-from safetensors.numpy import save_file
 from torch import nn
 from torch.nn import functional as F
 
@@ -32,8 +27,7 @@ from seps.hub.folder import ModelError
 from seps.nn import PatchSlimming
 from seps.plugins import PLUGIN_MODULE, PluginError, load_plugin
 from seps.retrieval.config import DataConfig, ModelConfig, RunConfig
-from seps.retrieval.data import DataError, load_jsonl, save_jsonl
-from seps.retrieval.data.guides import dataset_guides
+from seps.retrieval.data import load_jsonl
 from seps.retrieval.data.images import decode_image
 from seps.retrieval.eval.evaluate import encode_images, evaluate, score_dataset
 from seps.retrieval.eval.protocol import view
@@ -41,7 +35,6 @@ from seps.retrieval.explain.explanation import Explainer
 from seps.retrieval.heads import Head, ImageFeatures, Scores, SlimmingHead
 from seps.retrieval.index.build import IndexOptions, index_folder
 from seps.retrieval.index.search import Searcher
-from seps.retrieval.index.store import Store
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import from_pretrained, save_pretrained
 from seps.retrieval.train.run import train_model
@@ -465,251 +458,6 @@ def test_two_files_of_one_name_are_two_plugins(tmp_path):
     first, second = load_plugin(tmp_path / "a/ideas.py"), load_plugin(tmp_path / "b/ideas.py")
     assert first is not second and load_plugin(tmp_path / "a/ideas.py") is first
     assert sorted(registry.registered("decision")) == ["a", "b"]
-
-
-def guided_scenes(source: Path, folder: Path, width: int = 16) -> Path:
-    """The scenes with a guide each: written into the line, in a .npy, in a .safetensors, and none."""
-    generator = np.random.default_rng(0)
-    (folder / "guides").mkdir(parents=True)
-    lines = [json.loads(line) for line in source.read_text().splitlines()]
-    for number, line in enumerate(lines):
-        os.link(source.parent / line["image"], folder / line["image"])
-        vector = generator.standard_normal(width).astype(np.float32)
-        if number % 4 == 0:
-            line["guides"] = {"audio": [float(x) for x in vector]}
-        elif number % 4 == 1:
-            np.save(folder / f"guides/{number}.npy", vector)
-            line["guides"] = {"audio": f"guides/{number}.npy"}
-        elif number % 4 == 2:
-            save_file({"audio": vector, "other": vector}, folder / f"guides/{number}.safetensors")
-            line["guides"] = {"audio": f"guides/{number}.safetensors"}
-    path = folder / source.name
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
-
-
-def true_guides(path: Path, width: int = 16) -> torch.Tensor:
-    """What `guided_scenes` wrote, without reading it."""
-    generator = np.random.default_rng(0)
-    count = len(path.read_text().splitlines())
-    rows = np.stack([generator.standard_normal(width).astype(np.float32) for _ in range(count)])
-    rows[3::4] = 0
-    return torch.from_numpy(rows)
-
-
-GUIDED = {"slimming": {"extra_guides": {"audio": 0.4}, "sparse_ratio": 0.3}}
-
-
-def test_guides_are_read_and_written_back(dev_scenes, tmp_path):
-    path = guided_scenes(dev_scenes, tmp_path / "data")
-    data = load_jsonl(path)
-    assert torch.equal(dataset_guides(data, ["audio"])["audio"], true_guides(path))
-    assert dataset_guides(data, []) is None
-    save_jsonl(data, tmp_path / "data/again.jsonl")
-    again = load_jsonl(tmp_path / "data/again.jsonl", split=data.split)
-    assert again == data and again.records[1].guides["audio"].path is not None
-    assert len(set(data.records)) == len(data)
-    (tmp_path / "x").mkdir()
-    with pytest.raises(DataError, match="lies outside"):
-        save_jsonl(data, tmp_path / "x/again.jsonl", images_root=tmp_path / "data")
-
-
-@pytest.mark.parametrize(
-    ("guides", "told"),
-    [
-        ([1, 2], '"guides" must be an object'),
-        ({"audio": []}, "must be a list of numbers"),
-        ({"audio": [1, "2"]}, "must be a list of numbers"),
-        ({"audio": [True]}, "must be a list of numbers"),
-        ({"audio": [float("inf")]}, "not a finite number"),
-        ({"audio": [10**400]}, "not a finite number"),
-        ({"audio": "vectors.pkl"}, r"name a \.npy or a \.safetensors file"),
-        ({"audio": "../out.npy"}, "leads out of"),
-        ({"audio": "/etc/x.npy"}, "is absolute"),
-        ({"audio": "link.npy"}, "leads out of"),
-    ],
-)
-def test_guides_that_cannot_be_read_are_sentences(dev_scenes, tmp_path, guides, told):
-    (tmp_path / "link.npy").symlink_to("/etc/hostname")
-    line = {"image": "x.png", "captions": ["a"], "guides": guides}
-    (tmp_path / "data.jsonl").write_text(json.dumps(line) + "\n")
-    with pytest.raises(DataError, match=f"line 1: .*{told}"):
-        load_jsonl(tmp_path / "data.jsonl")
-
-
-def test_files_of_guides_are_never_unpickled(tmp_path):
-    class Trap:
-        def __reduce__(self):
-            return (Path.touch, (tmp_path / "ran",))
-
-    pickled = np.empty(1, object)
-    pickled[0] = Trap()
-    np.save(tmp_path / "a.npy", pickled, allow_pickle=True)
-    (tmp_path / "b.npy").write_bytes(pickle.dumps(Trap()))
-    (tmp_path / "c.safetensors").write_bytes(pickle.dumps(Trap()))
-    np.save(tmp_path / "d.npy", np.zeros((3, 4), np.float32))
-    np.save(tmp_path / "e.npy", np.array([1.0, np.nan]))
-    np.save(tmp_path / "f.npy", np.array(["x"]))
-    save_file({"x": np.zeros(2, np.float32), "y": np.zeros(2, np.float32)}, tmp_path / "g.safetensors")
-    whole = tmp_path / "h.npy"
-    np.save(whole, np.zeros(4, np.float32))
-    whole.write_bytes(whole.read_bytes()[:-4])
-    for name, told in (
-        ("a.npy", "cannot be read"),
-        ("b.npy", "cannot be read"),
-        ("c.safetensors", "cannot be read"),
-        ("d.npy", r"has the shape \(3, 4\)"),
-        ("e.npy", "not finite"),
-        ("f.npy", "has the shape"),
-        ("g.safetensors", r"holds the tensors \['x', 'y'\]"),
-        ("h.npy", "cannot be read"),
-        ("none.npy", "There is no file"),
-    ):
-        line = {"image": "x.png", "captions": ["a"], "guides": {"audio": name}}
-        (tmp_path / "data.jsonl").write_text(json.dumps(line) + "\n")
-        with pytest.raises(DataError, match=told):
-            dataset_guides(load_jsonl(tmp_path / "data.jsonl"), ["audio"])
-    assert not (tmp_path / "ran").exists()
-
-
-def guided_twin(model, data, guides, captions):
-    """Scores by the network's own forward, with the vectors in its call."""
-    texts = model.encode_texts(captions)
-    dense, mask = model.encode_descriptions(data.dense)
-    with torch.no_grad():
-        return model.head.net(
-            encode_images(model, data),
-            texts.words,
-            texts.lengths,
-            dense=dense,
-            dense_lengths=mask.sum(1),
-            guides=guides,
-        )
-
-
-def test_guides_reach_training_and_evaluation(encoders, scenes, dev_scenes, tmp_path):
-    train, dev = guided_scenes(scenes, tmp_path / "train"), guided_scenes(dev_scenes, tmp_path / "dev")
-    config = run_config(encoders, train, dev, **GUIDED)
-    torch.manual_seed(0)
-    model = RetrievalModel(config.model)
-    task = RetrievalTask(model, config, load_jsonl(train), [])
-    batch = task.batch(0, 1, 0, 1)
-    assert torch.equal(batch.guides["audio"], true_guides(train)[batch.images])
-    halves = [task.batch(0, 1, rank, 2) for rank in (0, 1)]
-    assert torch.equal(torch.cat([half.guides["audio"] for half in halves]), batch.guides["audio"])
-    task.model.train()
-    loss, _ = task.loss(batch, 0)
-    features = task.encode(batch)
-    net = model.head.net
-    lengths = {"dense": features[3], "dense_lengths": features[4].sum(dim=1)}
-    similarity, _ = net(features[0], features[1], features[2].sum(dim=1), guides=batch.guides, **lengths)
-    expected = task.model.criteria["fused"](similarity, (), batch.images)[0]
-    torch.testing.assert_close(loss, expected, atol=1e-4, rtol=1e-4)
-    nothing = {"audio": torch.zeros_like(batch.guides["audio"])}
-    without, _ = net(features[0], features[1], features[2].sum(dim=1), guides=nothing, **lengths)
-    assert (without - similarity).abs().max() > 1e-3
-    train_model(config, tmp_path / "run", device="cpu")
-    model, data = from_pretrained(tmp_path / "run/model"), load_jsonl(dev)
-    scores = score_dataset(model, data, view(data, "image"))
-    expected = guided_twin(model, data, {"audio": true_guides(dev)}, data.captions)
-    torch.testing.assert_close(scores, expected, atol=2e-5, rtol=0)
-    with pytest.raises(DataError, match=r"reads the guide 'audio', and no image of .* has it"):
-        evaluate(model, load_jsonl(dev_scenes))
-
-
-def test_guides_reach_index_search_and_explanation(encoders, dev_scenes, tmp_path, capsys):
-    path = guided_scenes(dev_scenes, tmp_path / "dev")
-    torch.manual_seed(0)
-    model = RetrievalModel(model_config(encoders, **GUIDED)).eval()
-    save_pretrained(model, tmp_path / "model")
-    store, options = tmp_path / "store", IndexOptions(precision="float32", workers=1, bank=False)
-
-    def index():
-        return index_folder(path.parent, store, model, str(tmp_path / "model"), options=options)
-
-    assert index().new == 24
-    settings = Store.open(store).settings
-    assert settings.guides == {"audio": 16} and settings.format == 2
-    data, guides = load_jsonl(path), true_guides(path)
-    caption = "a red square on the left"
-    names = [record.source.path.name for record in data.records]
-
-    def found() -> torch.Tensor:
-        hits = Searcher(store).search(caption, k=24, exact=True)
-        return torch.tensor([hit.score for hit in sorted(hits, key=lambda hit: names.index(hit.path))])
-
-    expected = guided_twin(model, data, {"audio": guides}, [caption])[:, 0]
-    torch.testing.assert_close(found(), expected, atol=1e-4, rtol=0)
-    assert main(["explain", names[0], caption, "--store", str(store), "--json"]) == 0
-    stored = json.loads(capsys.readouterr().out)
-    assert stored["score"] == pytest.approx(float(expected[0]), abs=1e-4)
-    np.save(tmp_path / "own.npy", guides[0].numpy())
-    words = ["explain", str(path.parent / names[0]), caption, "--model", str(tmp_path / "model"), "--json"]
-    words += ["--dense", data.dense[0], "--guide", f"audio={tmp_path / 'own.npy'}"]
-    assert main(words) == 0
-    alone = json.loads(capsys.readouterr().out)
-    assert alone["kept"] == stored["kept"] and alone["score"] == pytest.approx(stored["score"], abs=1e-4)
-    # Again: nothing to do. One guide changed: one image anew. The lines lost: the store keeps what it has.
-    assert index().unchanged == 24
-    np.save(path.parent / "guides/1.npy", np.ones(16, np.float32))
-    report = index()
-    assert (report.changed, report.unchanged) == (1, 23)
-    guides[1] = 1.0
-    expected = guided_twin(model, data, {"audio": guides}, [caption])[:, 0]
-    torch.testing.assert_close(found(), expected, atol=1e-4, rtol=0)
-    (path.parent / "guides/5.npy").write_bytes(b"damaged")
-    report = index()
-    assert report.unchanged == 24 and len(report.description_problems) == 1
-    assert "cannot be read" in report.description_problems[0].why
-    with pytest.raises(DataError, match="1 lines of descriptions cannot be used"):
-        index_folder(path.parent, store, model, "model", options=IndexOptions(strict=True, workers=1, bank=False))
-    path.rename(tmp_path / "away.jsonl")
-    assert index().unchanged == 24
-    (path.parent / names[1]).rename(path.parent / "moved.png")
-    report = index()
-    assert (report.moved, report.deleted) == (1, 1)
-    names[1] = "moved.png"
-    torch.testing.assert_close(found(), expected, atol=1e-4, rtol=0)
-    assert main(["index", "--store", str(store), "--verify"]) == 0
-
-
-def test_an_index_without_guides_is_that_of_former_releases(encoders, dev_scenes, tmp_path):
-    model = RetrievalModel(model_config(encoders)).eval()
-    save_pretrained(model, tmp_path / "model")
-    index_folder(
-        dev_scenes.parent,
-        tmp_path / "store",
-        model,
-        str(tmp_path / "model"),
-        options=IndexOptions(workers=1, bank=False),
-    )
-    store = Store.open(tmp_path / "store")
-    assert store.settings.format == 1 and "guides" not in store._table.schema.names
-    guided = RetrievalModel(model_config(encoders, **GUIDED)).eval()
-    with pytest.raises(DataError, match="reads the guide 'audio', and no image of"):
-        index_folder(
-            dev_scenes.parent, tmp_path / "other", guided, "guided", options=IndexOptions(workers=1, bank=False)
-        )
-
-
-def test_a_guide_from_patches_needs_no_data(encoders, scenes, dev_scenes, tmp_path):
-    @seps.register_guide("bright", form="patches")
-    def bright(patches):
-        return patches[torch.arange(len(patches)), patches.norm(dim=-1).argmax(dim=1)]
-
-    more = {"slimming": {"extra_guides": {"bright": 0.4}}}
-    train_model(run_config(encoders, scenes, dev_scenes, **more), tmp_path / "run", device="cpu")
-    model, data = from_pretrained(tmp_path / "run/model"), load_jsonl(dev_scenes)
-    scores = score_dataset(model, data, view(data, "image"))
-    patches = encode_images(model, data)[:, 1:]
-    made = torch.stack([image[image.norm(dim=-1).argmax()] for image in patches])
-    registry._IDEAS.clear()
-    with pytest.raises(ModelError, match=r"uses the guide 'bright'.*register_guide\('bright'\)"):
-        from_pretrained(tmp_path / "run/model")
-    twin = RetrievalModel(model.config)
-    twin.load_state_dict(model.state_dict())
-    expected = guided_twin(twin.eval(), data, {"bright": made}, data.captions)
-    torch.testing.assert_close(scores, expected, atol=2e-5, rtol=0)
 
 
 def test_import_seps_stays_light_with_the_registry():
