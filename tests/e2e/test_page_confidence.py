@@ -1,30 +1,22 @@
 """The page in a real browser draws the line between good matches and the rest, where the API says it is.
 
-Skipped where playwright or Chromium is not installed, as `test_page.py` is.
+Skipped where playwright or Chromium is not installed (`pages`).
 """
 
 from __future__ import annotations
 
-import shutil
-import socket
-import threading
-import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pages import browser, serving
 from seps.retrieval.index.bank import GOOD
 from seps.retrieval.index.search import Searcher
 from stores import few_sentences, gallery, index, model
 
-CHROMIUM = next(
-    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
-)
-if CHROMIUM is None:
-    pytest.skip("no Chromium is installed (apt-get install chromium)", allow_module_level=True)
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install playwright)")
-uvicorn = pytest.importorskip("uvicorn")
+__all__ = ["browser"]
 
 
 def with_good(searcher: Searcher, text: str, count: int) -> None:
@@ -38,42 +30,30 @@ def with_good(searcher: Searcher, text: str, count: int) -> None:
     assert sum(bool(hit.good) for hit in searcher.search(text, 6)) == count, GOOD
 
 
-def test_the_line_between_good_matches_and_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_line_between_good_matches_and_the_rest(
+    browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from seps.serve.app import create_app
 
     few_sentences(monkeypatch)
     index(gallery(tmp_path / "g", 6, described=3), tmp_path / "s", bank=True)
     searcher = Searcher(tmp_path / "s", model())
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    server = uvicorn.Server(uvicorn.Config(create_app(searcher), "127.0.0.1", port, log_level="error"))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.02)
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+    with serving(create_app(searcher)) as place:
         page = browser.new_page(viewport={"width": 1000, "height": 800})
-        try:
-            for good in (2, 5, 0, 6):
-                with_good(searcher, f"a dog {good}", good)
-                page.goto(f"http://127.0.0.1:{port}/?q=a%20dog%20{good}")
-                page.wait_for_selector("#results a")
-                kinds = page.evaluate(
-                    "[...document.querySelectorAll('#results > li')].map((item) => item.querySelector('a') ? 1 : 0)"
-                )
-                # One entry without a picture after the good ones; none where all or none of them are good.
-                assert kinds == ([1] * good + [0] + [1] * (6 - good) if 0 < good < 6 else [1] * 6)
-                told = page.locator("body").inner_text()
-                assert ("The rest" in told) == (0 < good < 6) and ("No good match" in told) == (good == 0)
-                if 0 < good < 6:
-                    line = page.locator("#results > li", has_text="The rest")
-                    above, below = (page.locator("#results a").nth(place).bounding_box() for place in (good - 1, good))
-                    box = line.bounding_box()
-                    assert above["y"] + above["height"] <= box["y"] + 1 and box["y"] < below["y"] and box["width"] > 500
-        finally:
-            browser.close()
-            server.should_exit = True
-            thread.join(10)
-    assert not thread.is_alive()
+        for good in (2, 5, 0, 6):
+            with_good(searcher, f"a dog {good}", good)
+            page.goto(f"{place}/?q=a%20dog%20{good}")
+            page.wait_for_selector("#results a")
+            kinds = page.evaluate(
+                "[...document.querySelectorAll('#results > li')].map((item) => item.querySelector('a') ? 1 : 0)"
+            )
+            # One entry without a picture after the good ones; none where all or none of them are good.
+            assert kinds == ([1] * good + [0] + [1] * (6 - good) if 0 < good < 6 else [1] * 6)
+            told = page.locator("body").inner_text()
+            assert ("The rest" in told) == (0 < good < 6) and ("No good match" in told) == (good == 0)
+            if 0 < good < 6:
+                line = page.locator("#results > li", has_text="The rest")
+                above, below = (page.locator("#results a").nth(place).bounding_box() for place in (good - 1, good))
+                box = line.bounding_box()
+                assert above["y"] + above["height"] <= box["y"] + 1 and box["y"] < below["y"] and box["width"] > 500
+        page.close()
