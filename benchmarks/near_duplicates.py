@@ -2,7 +2,8 @@
 
     python -m benchmarks.near_duplicates [--model mini] [--data dev.jsonl --photos 400]
 
-Copies are made of the shipped photos. The page of `seps serve` folds results of at least `seps.library.duplicates.NEAR`.
+Copies are made of the shipped photos. The page of `seps serve` folds results whose likeness is at least
+`seps.library.duplicates.NEAR`.
 """
 
 from __future__ import annotations
