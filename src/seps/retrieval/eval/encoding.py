@@ -52,14 +52,18 @@ def _at_once(model: RetrievalModel, batch_size: int | None = None) -> int:
 
 
 def _tokens(model: RetrievalModel, parts: Iterator[Tensor], total: int, progress: StageProgress | None) -> Tensor:
-    tokens: list[Tensor] = []
+    tokens = torch.empty(0)
     done = 0
     for part in parts:
-        tokens.append(model.encode_pixels(part.to(model.device).float() / 255))
-        done += len(part)
+        found = model.encode_pixels(part.to(model.device).float() / 255)
+        if not done:
+            # At once, as to join parts at the end would take the memory of all of them twice.
+            tokens = found.new_empty(total, *found.shape[1:])
+        tokens[done : done + len(found)] = found
+        done += len(found)
         if progress is not None:
             progress("images", done, total)
-    return torch.cat(tokens)
+    return tokens[:done]
 
 
 def encode_guides(model: RetrievalModel, dataset: RetrievalDataset) -> dict[str, Tensor] | None:
