@@ -1,6 +1,7 @@
 import shutil
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -284,3 +285,20 @@ def test_folders_of_somebody_else_among_the_checkpoints_stay(tmp_path: Path) -> 
     for folder, name in mine.items():
         assert (tmp_path / "checkpoints" / folder / name).read_text() == "precious"
     assert (tmp_path / "checkpoints" / "damaged-step-00000020-2").is_dir()
+
+
+def test_what_was_learned_is_saved_before_an_error_of_the_data_ends_the_run(tmp_path: Path) -> None:
+    class Gone(Regression):
+        """Its sixth batch, the second of an epoch, cannot be made."""
+
+        def batch(self, epoch: int, step: int, rank: int, world: int) -> Any:
+            if (epoch, step) == (1, 1):
+                raise ValueError("the photo is gone")
+            return super().batch(epoch, step, rank, world)
+
+    with pytest.raises(ValueError, match="the photo is gone"):
+        train(Gone(), quick(), tmp_path / "run")
+    again = train(Regression(), quick(), tmp_path / "run")
+    train(Regression(), quick(), tmp_path / "whole")
+    assert again.resumed_from == 5
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")

@@ -143,6 +143,9 @@ class DataConfig:
     jitter: float = 0.2
     decode_size: tuple[int, int] | None = None
     """Size at which training photos are decoded and kept; None: 8/7 of the model's."""
+    memory: int = 2048
+    """MiB of decoded photos that a process keeps, over all sets. What does not fit is read from its files again in each
+    epoch; the batches are the same."""
 
     def __post_init__(self) -> None:
         require_choice("texts", self.texts, TextSampling)
@@ -159,6 +162,7 @@ class DataConfig:
         require(_between(self.jitter, 0, 1) and self.jitter < 1, f"jitter is {self.jitter!r}; give 0 to below 1.")
         if self.decode_size is not None:
             object.__setattr__(self, "decode_size", _size("decode_size", self.decode_size))
+        _require_whole("memory", self.memory, 0)
 
     def size_to_decode(self, image_size: tuple[int, int]) -> tuple[int, int]:
         """The size at which images are kept, for a model that takes `image_size`; crops then keep their detail."""

@@ -32,12 +32,7 @@ from seps.training.distributed import DistributedInfo
 from seps.training.gradcache import Forward, cached_forward, plain_forward
 from seps.training.interrupt import InterruptGuard
 from seps.training.nonfinite import nonfinite_error
-from seps.training.optim import (
-    WeightAverage,
-    build_optimizer,
-    clip_gradients,
-    set_scheduled_rates,
-)
+from seps.training.optim import WeightAverage, build_optimizer, clip_gradients, set_scheduled_rates
 from seps.training.seeding import seed_everything
 from seps.training.task import CachedTask, Figures, Task
 from seps.training.tracking import MetricsLog, Progress, SilentProgress, refuse_foreign
@@ -253,11 +248,21 @@ class _Run:
                     return False
                 else:
                     started = time.perf_counter()
-                    stop = self._step(next(batches), started, guard, progress)
+                    stop = self._step(self._next(batches), started, guard, progress)
                     every = config.checkpoint_every
                     if stop or self.step == self.total or (every and self.step % every == 0):
                         self._save()
         return self.step < self.total or self._evaluation_due()
+
+    def _next(self, batches: Prefetcher) -> Any:
+        """The next batch; what was learned is saved before an error of the data ends the run."""
+        try:
+            return next(batches)
+        except Exception:
+            # Several processes save together, and the others do not know of this one's error.
+            if self.step and self.info.world == 1:
+                self._save()
+            raise
 
     def _evaluation_due(self) -> bool:
         if self.step in (0, self.evaluated_step) or self.step % self.per_epoch:

@@ -22,6 +22,7 @@ from seps.plugins import load_plugins
 from seps.retrieval.config import DEFAULT_MODEL, PROTOCOLS
 
 if TYPE_CHECKING:
+    from seps.retrieval.data import CheckReport, RetrievalDataset
     from seps.retrieval.eval.evaluate import EvaluationReport
     from seps.retrieval.eval.extended import ExtendedFigures
 
@@ -89,7 +90,8 @@ def run(options: argparse.Namespace) -> int:
         out = check_output(options.json, "--json", "rsum", (options.data, options.dense))
 
     from seps.cli.shared.progress import stage_progress
-    from seps.retrieval.data import attach_dense, check_dataset, drop_bad, load_data
+    from seps.retrieval.data import attach_dense, check_dataset, load_data
+    from seps.retrieval.eval.encoding import encode_readable
     from seps.retrieval.eval.evaluate import evaluate
     from seps.retrieval.eval.extended import extended, load_answers
     from seps.retrieval.index.zeroshot import ZeroShotModel, load_search_model
@@ -99,11 +101,8 @@ def run(options: argparse.Namespace) -> int:
     dataset = load_data(options.data, images_root=options.images)
     if options.dense:
         dataset = attach_dense(dataset, options.dense)
-    report = check_dataset(dataset, verify_images="decode")
-    report.raise_if(options.strict)
-    for sentence in report.sentences():
-        print(printable(sentence), file=sys.stderr)
-    dataset = drop_bad(dataset, report)
+    # Only files and texts are looked at here: the pictures are decoded once, when they are encoded.
+    dataset = _without_faults(dataset, check_dataset(dataset), options.strict)
     more = None if answers is None else extended(dataset, answers)
     model = load_search_model(options.model, device=options.device or default_device())
     if options.description_weight is not None:
@@ -111,10 +110,16 @@ def run(options: argparse.Namespace) -> int:
             raise ValueError("A dual encoder has no weight of the description to set; leave --description-weight out.")
         model.set_description_weight(options.description_weight)
     with stage_progress() as progress:
+        tokens, report = encode_readable(model, dataset, progress=progress)
+    if report.findings:
+        dataset = _without_faults(dataset, report, options.strict)
+        more = None if answers is None else extended(dataset, answers)
+    with stage_progress() as progress:
         result = evaluate(
             model,
             dataset,
             options.protocol,
+            tokens=tokens,
             folds=options.folds,
             keep_words=options.words,
             bank=options.bank,
@@ -136,6 +141,16 @@ def run(options: argparse.Namespace) -> int:
     if out is not None:
         write_output(out, figures)
     return 0
+
+
+def _without_faults(dataset: RetrievalDataset, report: CheckReport, strict: bool) -> RetrievalDataset:
+    """The data without what the report finds fault with, which is said, or refused if `strict`."""
+    from seps.retrieval.data import drop_bad
+
+    report.raise_if(strict)
+    for sentence in report.sentences():
+        print(printable(sentence), file=sys.stderr)
+    return drop_bad(dataset, report)
 
 
 def _table(title: str, report: EvaluationReport) -> None:

@@ -15,8 +15,9 @@ import hashlib
 import io
 import os
 import struct
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -53,6 +54,8 @@ _ORIENTATION = 0x0112
 THUMBNAIL = 160
 LEAST_SIDE = 320
 """A JPEG is never decoded smaller than this for a model, so that one decoding serves the thumbnail too."""
+READ_AHEAD = 128
+"""Pictures that an `ImageReader` begins before the first of them is taken: two batches of a GPU, 20 MB at 224 px."""
 
 
 @dataclass(frozen=True)
@@ -316,9 +319,22 @@ class ImageReader:
                 progress(index + 1, len(sources))
         return pixels
 
-    def map(self, function: Callable[..., Any], *arguments: Iterable[Any]) -> Iterable[Any]:
-        """`function` of every source (or of several values each), in order, computed by the pool."""
-        return self._pool.map(function, *arguments)
+    def map(self, function: Callable[..., Any], *arguments: Iterable[Any]) -> Iterator[Any]:
+        """`function` of every source (or of several values each), in order, computed by the pool.
+
+        It runs at most `READ_AHEAD` ahead: results that wait for a slow caller would fill the memory.
+        """
+        waiting: deque[Future[Any]] = deque()
+        try:
+            for values in zip(*arguments, strict=True):
+                waiting.append(self._pool.submit(function, *values))
+                if len(waiting) > READ_AHEAD:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
 
     def close(self) -> None:
         """Wait for what is running, drop what is queued."""

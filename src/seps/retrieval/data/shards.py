@@ -105,6 +105,9 @@ def _locate(source: ImageSource, member: str) -> tuple[int, int]:
     """(offset, length) of a member; the index of a shard is read once and kept."""
     members = _members(source.path)
     if member not in members:
+        if not shard_is_whole(source.path):
+            why = "the shard has no such member, and it ends too early: copy the shard again."
+            raise UnreadableImage(source, why, "damaged or cut short")
         raise UnreadableImage(source, "the shard has no such member. Compare the names in the JSONL with it.")
     return members[member]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +11,9 @@ from torch import Tensor
 
 from seps.metrics import RetrievalMetrics, five_fold, recall
 from seps.retrieval.config import Protocol
-from seps.retrieval.data import ImageReader, RetrievalDataset, read_source
-from seps.retrieval.data.guides import dataset_guides
-from seps.retrieval.data.images import decode_image
+from seps.retrieval.data import RetrievalDataset
+from seps.retrieval.data.streams import Pixels
+from seps.retrieval.eval.encoding import StageProgress, encode_guides, encode_images, encode_zero_shot
 from seps.retrieval.eval.extended import Extended, ExtendedFigures
 from seps.retrieval.eval.protocol import PUBLISHED_WARNING, ProtocolError, View, view
 from seps.retrieval.heads import ImageFeatures, SlimmingHead, TextFeatures
@@ -32,8 +32,17 @@ from seps.retrieval.model import RetrievalModel
 from seps.scoring import score_matrix
 from seps.scoring.blocks import scoring_memory
 
-StageProgress = Callable[[str, int, int | None], None]
-"""Called with what is encoded, how many are done, and of how many."""
+__all__ = [
+    "EvaluationReport",
+    "StageProgress",
+    "add_lexical",
+    "encode_guides",
+    "encode_images",
+    "evaluate",
+    "evaluate_each",
+    "score_dataset",
+    "score_zero_shot",
+]
 
 
 @dataclass(frozen=True)
@@ -68,81 +77,32 @@ class EvaluationReport:
 
 
 @torch.no_grad()
-def encode_images(
-    model: RetrievalModel,
-    dataset: RetrievalDataset,
-    *,
-    pixels: Tensor | None = None,
-    batch_size: int | None = None,
-    progress: StageProgress | None = None,
-) -> Tensor:
-    """Tokens (B, P + N, C) of all images; photos are decoded in threads.
-
-    `pixels` (B, 3, H, W) uint8 are images decoded before, by `decode_all(dataset, model.image_size)`. Raises ValueError
-    for pixels of another size: to resize them here would be a second way to make them.
-    """
-    height, width = model.image_size
-    if pixels is not None and pixels.shape[-2:] != (height, width):
-        raise ValueError(
-            f"The pixels are {pixels.shape[-2]} x {pixels.shape[-1]}, and the model takes {height} x {width}: decode "
-            "them with decode_all(dataset, model.image_size)."
-        )
-    # On a CPU large activations are paid for in page faults: a few images at a time are about three times faster.
-    batch_size = batch_size or (64 if model.device.type == "cuda" else 4)
-    tokens = []
-    total = len(dataset)
-    with ImageReader() as reader:
-        for start in range(0, total, batch_size):
-            stop = min(start + batch_size, total)
-            part = (
-                pixels[start:stop]
-                if pixels is not None
-                else reader.read_many(dataset.sources[start:stop], (height, width))
-            )
-            part = part.to(model.device).float() / 255
-            tokens.append(model.encode_pixels(part))
-            if progress is not None:
-                progress("images", stop, total)
-    return torch.cat(tokens)
-
-
-def encode_guides(model: RetrievalModel, dataset: RetrievalDataset) -> dict[str, Tensor] | None:
-    """By name the vectors (B, width) that the model's head reads beside the images; None where it reads none."""
-    guides = dataset_guides(dataset, model.head.guides)
-    return None if guides is None else {name: rows.to(model.device) for name, rows in guides.items()}
-
-
-@torch.no_grad()
 def score_zero_shot(
     model: ZeroShotModel,
     dataset: RetrievalDataset,
     seen: View,
     *,
+    tokens: Tensor | None = None,
     keep_words: int | None = None,
     bank: bool = False,
     progress: StageProgress | None = None,
 ) -> Tensor:
-    """As `score_dataset`, for a dual encoder; the strength of the `bank` is that of `strength_without_labels`."""
-    report = progress or (lambda stage, done, total: None)
+    """As `score_dataset`, for a dual encoder; the strength of the `bank` is that of `strength_without_labels`.
+
+    `tokens` (B, C) are those of `encode_zero_shot`.
+    """
     if seen.query_descriptions is not None:
         raise ProtocolError(
             "Protocol 'published' pairs captions with descriptions inside a slimming head; a dual encoder has none. "
             "Use protocol 'none' or 'image'."
         )
-    vectors = []
-    with ImageReader() as reader:
-        pictures = reader.map(
-            lambda source: decode_image(read_source(source), source, model.image_size, model.embedder.prepare),
-            dataset.sources,
-        )
-        for done, prepared in enumerate(pictures, 1):
-            vectors.append(model.images([prepared]))
-            report("images", done, len(dataset))
+    if tokens is None:
+        tokens = encode_zero_shot(model, dataset, progress=progress)
     query = model.query(seen.captions, described=seen.image_descriptions is not None)
     words, mask = model.describer.encode_descriptions(seen.image_descriptions or [None] * len(dataset))
     if keep_words is not None:
         words, mask = merge_words(words, mask, keep_words)
-    images = (torch.cat(vectors), words, mask)
+    images = (tokens, words, mask)
     scores = model.scores(*images, query)
     if not bank:
         return scores
@@ -168,7 +128,8 @@ def score_dataset(
     dataset: RetrievalDataset,
     seen: View,
     *,
-    pixels: Tensor | None = None,
+    pixels: Pixels | None = None,
+    tokens: Tensor | None = None,
     keep_words: int | None = None,
     bank: bool = False,
     memory: int | None = None,
@@ -176,6 +137,7 @@ def score_dataset(
 ) -> Tensor:
     """Similarities (images, captions) with what the view lets each side see.
 
+    `pixels` are images decoded before, `tokens` images encoded before, both as for `encode_images`.
     `keep_words` merges each image's description to so many words, as an index may. `bank` takes off what an image
     scores for background queries, as a search does; it knows nothing of the data set. Raises ProtocolError for a bank
     under a protocol with query-side descriptions.
@@ -186,9 +148,9 @@ def score_dataset(
     model.eval()
     guides = encode_guides(model, dataset)
     texts = model.encode_texts(seen.captions, progress=lambda done, total: report("captions", done, total))
-    if model.head.uses_pixels:
+    if tokens is None and model.head.uses_pixels:
         tokens = encode_images(model, dataset, pixels=pixels, progress=progress)
-    else:
+    elif tokens is None:
         tokens = torch.zeros(len(dataset), 1, model.config.embed_size, device=model.device)
     if seen.query_descriptions is not None:
         return _score_leaky(model, ImageFeatures(tokens, guides=guides), texts, seen.query_descriptions, memory)
@@ -246,7 +208,8 @@ def evaluate(
     protocol: Protocol = "image",
     *,
     folds: int = 1,
-    pixels: Tensor | None = None,
+    pixels: Pixels | None = None,
+    tokens: Tensor | None = None,
     keep_words: int | None = None,
     bank: bool = False,
     memory: int | None = None,
@@ -256,7 +219,8 @@ def evaluate(
 ) -> EvaluationReport:
     """R@1/5/10 both ways, ranks and rSum of `dataset` under `protocol`; `folds=5` gives COCO's 1K figures.
 
-    `keep_words` and `bank`: as for `score_dataset`. `lexical`: see `add_lexical`; figures of models alone are without.
+    `pixels`, `tokens`, `keep_words` and `bank`: as for `score_dataset`. `lexical`: see `add_lexical`; figures of models
+    alone are without.
     `extended`: also the figures of ECCV Caption and CxC, over all images whatever `folds` says; see `eval.extended`.
     """
     for name, value in (("folds", folds), ("keep_words", keep_words), ("memory", memory)):
@@ -266,10 +230,20 @@ def evaluate(
     training = model.training
     try:
         if isinstance(model, ZeroShotModel):
-            scores = score_zero_shot(model, dataset, seen, keep_words=keep_words, bank=bank, progress=progress)
+            scores = score_zero_shot(
+                model, dataset, seen, tokens=tokens, keep_words=keep_words, bank=bank, progress=progress
+            )
         else:
             scores = score_dataset(
-                model, dataset, seen, pixels=pixels, keep_words=keep_words, bank=bank, memory=memory, progress=progress
+                model,
+                dataset,
+                seen,
+                pixels=pixels,
+                tokens=tokens,
+                keep_words=keep_words,
+                bank=bank,
+                memory=memory,
+                progress=progress,
             )
         if lexical:
             scores = add_lexical(scores, seen, nat_of(model))
@@ -290,6 +264,17 @@ def evaluate(
         lexical,
         None if extended is None else extended.figures(scores),
     )
+
+
+def evaluate_each(
+    model: RetrievalModel, dataset: RetrievalDataset, protocols: Sequence[Protocol], *, pixels: Pixels | None = None
+) -> list[EvaluationReport]:
+    """`evaluate` under several protocols; the images are decoded and encoded once."""
+    training = model.training
+    model.eval()
+    tokens = encode_images(model, dataset, pixels=pixels) if model.head.uses_pixels else None
+    model.train(training)
+    return [evaluate(model, dataset, protocol, tokens=tokens) for protocol in protocols]
 
 
 def _bank_words(model: RetrievalModel | ZeroShotModel) -> str:

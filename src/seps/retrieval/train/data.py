@@ -1,18 +1,22 @@
-"""The data of a training run: data sets read, described, checked and decoded in one pass over the photos."""
+"""The data of a training run: data sets read, described, checked and decoded in one pass over the photos.
+
+Sets whose decoded photos fit `data.memory` stay in memory; of the others the first photos do (`data.streams`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from seps.retrieval.config import RunConfig
 from seps.retrieval.data import (
+    CheckReport,
     ImageSource,
     Mode,
     NothingDescribed,
@@ -23,6 +27,8 @@ from seps.retrieval.data import (
     load_data,
 )
 from seps.retrieval.data.images import decode_image
+from seps.retrieval.data.streams import PictureStream, Pixels, rows_to_keep, streaming_sentence
+from seps.retrieval.data.streams.pictures import checksum
 
 Log = Callable[[str], None]
 
@@ -34,9 +40,9 @@ class SharedData:
     recipe: RunConfig
     train: RetrievalDataset
     dev: list[RetrievalDataset]
-    pixels: Tensor
+    pixels: Pixels
     """(images, 3, h, w) uint8 of the training set, of the size at which training keeps photos."""
-    dev_pixels: list[Tensor]
+    dev_pixels: Sequence[Pixels]
     """The same of each dev set, as the model sees them."""
     files: tuple[Path, ...] = ()
     """The .npy files that hold the photos, the training set's first; none where they are in memory."""
@@ -64,41 +70,70 @@ def read_data(
     """The sets of `load_sets`, the training set first, with their photos for a model that takes `image_size`.
 
     What is bad is left out and named to `log`, or refused if `data.strict`. With `folder` the photos go to .npy files
-    there. Raises DataError.
+    there; without, to memory, as many as `data.memory` allows. Raises DataError.
     """
     ways: list[tuple[tuple[int, int], Mode]] = [(config.data.size_to_decode(image_size), "resize")]
     ways += [(image_size, "model")] * (len(sets) - 1)
     shapes = [(len(part), 3, *size) for part, (size, _) in zip(sets, ways, strict=True)]
     files = tuple(folder / f"pixels-{number}.npy" for number in range(len(sets))) if folder else ()
+    rows = [len(part) for part in sets] if folder else rows_to_keep(shapes, config.data.memory << 20)
+    for part, shape, kept in zip(sets, shapes, rows, strict=True):
+        if kept < len(part):
+            log(streaming_sentence(part.label, shape, kept, config.data.memory << 20))
     if folder is None:
-        arrays: list[Any] = [np.empty(shape, np.uint8) for shape in shapes]
+        arrays: list[Any] = [np.empty((kept, *shape[1:]), np.uint8) for kept, shape in zip(rows, shapes, strict=True)]
     else:
         folder.mkdir(parents=True, exist_ok=True)
         pairs = zip(files, shapes, strict=True)
         arrays = [np.lib.format.open_memmap(path, "w+", np.uint8, shape) for path, shape in pairs]
+    checksums = [np.zeros(len(part), np.uint32) for part in sets]
 
     def decode(number: int, index: int, data: bytes, source: ImageSource) -> None:
-        arrays[number][index] = decode_image(data, source, *ways[number]).numpy()
+        # Also where the pixels are not kept: what is bad must not depend on the memory.
+        pixels = decode_image(data, source, *ways[number]).numpy()
+        if index < rows[number]:
+            arrays[number][index] = pixels
+        else:
+            checksums[number][index] = checksum(data)
 
     try:
         report = check_dataset(*sets, verify_images="decode", visit=decode)
         report.raise_if(config.data.strict)
         for sentence in report.sentences():
             log(sentence)
-        kept = [drop_bad(part, report) for part in sets]
-        for array, part in zip(arrays, sets, strict=True):
-            bad = {finding.index for finding in report.findings if finding.dataset == part.label}
-            if bad:  # moved up in place: a copy would need the memory twice
-                for row, index in enumerate(index for index in range(len(part)) if index not in bad):
-                    array[row] = array[index]
-            if folder is not None:
-                array.flush()
+        found = [
+            _kept_photos(part, report, way, array, sums)
+            for part, way, array, sums in zip(sets, ways, arrays, checksums, strict=True)
+        ]
+        kept_sets = [drop_bad(part, report) for part in sets]
     except BaseException:
         for path in files:
             path.unlink(missing_ok=True)
         raise
-    first, *others = (torch.from_numpy(array[: len(part)]) for array, part in zip(arrays, kept, strict=True))
-    return SharedData(config, kept[0], kept[1:], first, others, files)
+    return SharedData(config, kept_sets[0], kept_sets[1:], found[0], found[1:], files)
+
+
+def _kept_photos(
+    part: RetrievalDataset,
+    report: CheckReport,
+    way: tuple[tuple[int, int], Mode],
+    array: Any,
+    checksums: NDArray[np.uint32],
+) -> Pixels:
+    """The photos of a set without those that the report finds fault with; `array` holds its first ones."""
+    bad = {finding.index for finding in report.findings if finding.dataset == part.label}
+    good = [index for index in range(len(part)) if index not in bad]
+    held = sum(index < len(array) for index in good)
+    if bad:  # moved up in place: a copy would need the memory twice
+        for row, index in enumerate(good[:held]):
+            array[row] = array[index]
+    if isinstance(array, np.memmap):
+        array.flush()
+    pixels = torch.from_numpy(array[:held])
+    if held == len(good):
+        return pixels
+    sources = [part.records[index].source for index in good]
+    return PictureStream(sources, *way, kept=pixels, checksums=checksums[good])
 
 
 def load_sets(config: RunConfig) -> list[RetrievalDataset]:

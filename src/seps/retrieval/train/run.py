@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from seps.metrics import recall
 from seps.nn.slimming import PatchSlimming
 from seps.retrieval.config import Protocol, RunConfig
 from seps.retrieval.data import RetrievalDataset
-from seps.retrieval.eval.evaluate import encode_guides, encode_images, evaluate
+from seps.retrieval.data.streams import Pixels
+from seps.retrieval.eval.encoding import encode_guides, encode_images
+from seps.retrieval.eval.evaluate import evaluate_each
 from seps.retrieval.heads import Head, ImageFeatures, SlimmingHead
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import begin, check_save, from_pretrained, own_parts, resolved, save_pretrained
@@ -83,9 +86,9 @@ def train_model(
             chosen = choose_description_weight(best, data.dev, data.dev_pixels)
             say(f"The description's weight chosen on dev is {chosen:.2f}.")
         figures = [
-            evaluate(best, dev, protocol, pixels=pixels).as_dict()
+            report.as_dict()
             for dev, pixels in zip(data.dev, data.dev_pixels, strict=True)
-            for protocol in honest_protocols(best)
+            for report in evaluate_each(best, dev, honest_protocols(best), pixels=pixels)
         ]
         told = {"config": dataclasses.asdict(config), "step": result.step, "figures": figures}
         save_pretrained(best, run_dir / "model", about=told)
@@ -134,7 +137,7 @@ def _flat(config: object) -> dict[str, Any]:
             flat |= {f"{name}.{inner}": entry for inner, entry in value.items()}
         else:
             flat[name] = value
-    free = ("train.", "data.images_root", "data.strict", "choose_trust")
+    free = ("train.", "data.images_root", "data.strict", "data.memory", "choose_trust")
     return {name: value for name, value in flat.items() if not name.startswith(free)}
 
 
@@ -165,7 +168,7 @@ def honest_protocols(model: RetrievalModel) -> list[Protocol]:
 
 @torch.no_grad()
 def choose_description_weight(
-    model: RetrievalModel, dev_sets: list[RetrievalDataset], pixels: list[torch.Tensor] | None = None
+    model: RetrievalModel, dev_sets: list[RetrievalDataset], pixels: Sequence[Pixels] | None = None
 ) -> float:
     """Set the description's weight to the one with the best mean rSum over the dev sets, and return it."""
     if not isinstance(model.head, SlimmingHead):

@@ -8,6 +8,7 @@ and Gumbel noise are drawn by each process for its own rows: with them the loss 
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,6 +21,7 @@ from seps.retrieval.config import Protocol, RunConfig
 from seps.retrieval.data import ImageAugment, RetrievalDataset, augment_tokens, decode_all, epoch_batches, mixed_seed
 from seps.retrieval.data.batches import BatchIndices, mixed_texts, own_texts
 from seps.retrieval.data.guides import dataset_guides
+from seps.retrieval.data.streams import Pixels
 from seps.retrieval.eval.evaluate import evaluate
 from seps.retrieval.heads import ImageFeatures, Scores, TextFeatures
 from seps.retrieval.model import RetrievalModel, freeze_parts
@@ -101,16 +103,18 @@ class RetrievalTask:
         train: RetrievalDataset,
         dev: list[RetrievalDataset],
         *,
-        pixels: Tensor | None = None,
-        dev_pixels: list[Tensor] | None = None,
+        pixels: Pixels | None = None,
+        dev_pixels: Sequence[Pixels] | None = None,
     ) -> None:
         freeze_parts(model, config)
         self.model = TrainingModule(model, config)
         self.config, self.data, self.dev = config, train, dev
         self.guides = dataset_guides(train, model.head.guides) or {}
         size = config.data.size_to_decode(model.image_size)
-        self.pixels = decode_all(train, size, mode="resize") if pixels is None else pixels
-        self.dev_pixels = [decode_all(part, model.image_size) for part in dev] if dev_pixels is None else dev_pixels
+        self.pixels: Pixels = decode_all(train, size, mode="resize") if pixels is None else pixels
+        self.dev_pixels: Sequence[Pixels] = (
+            [decode_all(part, model.image_size) for part in dev] if dev_pixels is None else dev_pixels
+        )
         self.augment = ImageAugment(model.image_size, scale=config.data.crop_scale, jitter=config.data.jitter)
         self._order: tuple[int, list[BatchIndices]] = (-1, [])
 
