@@ -86,7 +86,8 @@ class PreparedBatch:
 def half_copy(model: RetrievalModel | ZeroShotModel) -> ViT | None:
     """The vision transformer in bfloat16, where the device has products of it; None where it has not.
 
-    On a CPU it is twice as fast, with the same rSum; on a GPU neither was measured. None for every other encoder and machine: they encode with the model's own weights.
+    On a CPU it is twice as fast, with the same rSum; on a GPU neither was measured. Other encoders and machines encode
+    with the model's own weights.
     """
     if isinstance(model, ZeroShotModel) or not isinstance(model.vision, ViT):
         return None
