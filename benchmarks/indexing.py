@@ -5,10 +5,13 @@
 Photos: the demo photos that come with the package, each cut a little differently and saved again as JPEG of 640 px, so
 that no two have the same content. Every row is the default call (`seps index FOLDER --store DIR`, with `--model` and,
 for Ray, `--engine ray --workers N`): a GPU where there is one, its bank of background queries, batches of 32. In each
-round all rows run in turn, each into a store of its own; figures are medians over the rounds.
+round all rows run in turn, each into a store of its own; figures are medians over the rounds. Where LanceDB or pyarrow
+is not installed, the rows end with the packed states (`store` is false): no bank, nothing written, and no Ray.
 
 - `photos_per_second`: of the whole call, without loading the model; Ray's actors start within it.
 - `steady`: the same from the first finished batch to the last, which leaves out every start.
+- `processor_ms`: processor time per photo, of this process and of the decoding and encoding of Ray's workers; what it
+  leaves out is Ray's own processes and the start of its workers. Unlike the others it hardly depends on the load.
 - `device_waits`: on a GPU the part of that time in which no thread held the GPU, because all of them were decoding,
   packing or writing. None on a CPU, where threads compute next to each other.
 - `killed`: the run of Ray in which one worker is killed by the system in the middle. Its store is compared with that of
@@ -19,6 +22,7 @@ round all rows run in turn, each into a store of its own; figures are medians ov
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import random
@@ -37,11 +41,15 @@ import torch
 from PIL import Image
 
 from benchmarks.machine import describe
+from benchmarks.packages import STORES
 from seps.ray_cluster import RayConfig
+from seps.retrieval.data import ImageSource
 from seps.retrieval.index import build
 from seps.retrieval.index.build import IndexOptions, index_folder
-from seps.retrieval.index.embedding import ImageJob, PreparedBatch, Preparer
-from seps.retrieval.index.rows import Row
+from seps.retrieval.index.codec import model_hash
+from seps.retrieval.index.embedding import ImageJob, PreparedBatch, Preparer, prepare_locally
+from seps.retrieval.index.opening import usual_patches
+from seps.retrieval.index.rows import Row, StoreSettings
 from seps.retrieval.index.store import Store
 from seps.retrieval.pretrained import embedded_folder, from_pretrained
 
@@ -115,6 +123,8 @@ class Killed(Preparer):
 
 def run(folder: Path, store: Path, model: Any, name: str, ray: RayConfig | None, preparer: type[Preparer]) -> Facts:
     """One call: its figures."""
+    if not STORES:
+        return run_without_store(folder, model, name, preparer)
     marks: list[tuple[float, int]] = []
     Timed.watched = None
     with mock.patch.object(build, "Preparer", preparer):
@@ -126,16 +136,53 @@ def run(folder: Path, store: Path, model: Any, name: str, ray: RayConfig | None,
             options=IndexOptions(ray=ray),
             progress=lambda done, total: marks.append((time.perf_counter(), done)),
         )
+    found = figures(name, ray, report.new, report.seconds, report.decoding, report.encoding, marks)
+    return {**found, "processor_ms": 1e3 * (report.own + report.decoding + report.encoding) / report.new}
+
+
+def run_without_store(folder: Path, model: Any, name: str, preparer: type[Preparer]) -> Facts:
+    """Decode, encode and pack as `seps index` does, and write nothing."""
+    settings = StoreSettings(
+        root=str(folder),
+        model=name,
+        model_hash=model_hash(model),
+        width=model.config.embed_size,
+        grid=model.vision.grid_for(*model.image_size),
+        num_prefix_tokens=model.vision.num_prefix_tokens,
+        keep_patches=usual_patches(model),
+    )
+    jobs = [ImageJob(ImageSource(path), None) for path in sorted(folder.glob("*.jpg"))]
+    size = IndexOptions().batch_size
+    batches = [jobs[start : start + size] for start in range(0, len(jobs), size)]
+    Timed.watched = None
+    start, done, decoding, encoding = time.perf_counter(), 0, 0.0, 0.0
+    marks: list[tuple[float, int]] = []
+    for _, batch in prepare_locally(batches, preparer(model, settings)):
+        done += len(batch.outcomes)
+        decoding, encoding = decoding + batch.decoding, encoding + batch.encoding
+        marks.append((time.perf_counter(), done))
+    return {**figures(name, None, done, time.perf_counter() - start, decoding, encoding, marks), "store": False}
+
+
+def figures(
+    name: str,
+    ray: RayConfig | None,
+    photos: int,
+    seconds: float,
+    decoding: float,
+    encoding: float,
+    marks: Sequence[tuple[float, int]],
+) -> Facts:
+    """The figures of one call; `marks` are times and photos done by then."""
     (start, before), (end, done) = marks[0], marks[-1]
-    computing = report.decoding + report.encoding
     found: Facts = {
         "model": name,
         "workers": None if ray is None else ray.workers,
-        "photos": report.new,
-        "seconds": report.seconds,
-        "photos_per_second": report.new / report.seconds,
+        "photos": photos,
+        "seconds": seconds,
+        "photos_per_second": photos / seconds,
         "steady": (done - before) / (end - start) if end > start else None,
-        "decoding": report.decoding / computing,
+        "decoding": decoding / (decoding + encoding),
         "device_waits": None,
     }
     lock = Timed.watched
@@ -168,13 +215,13 @@ def compared(left: dict[str, Row], right: dict[str, Row]) -> Facts:
 def merged(runs: Sequence[Facts]) -> Facts:
     """Medians over the rounds of one row."""
     first = runs[0]
-    figures = ("seconds", "photos_per_second", "steady", "decoding", "device_waits")
-    values = {name: [one[name] for one in runs if one[name] is not None] for name in figures}
+    figures = ("seconds", "photos_per_second", "steady", "decoding", "device_waits", "processor_ms")
+    values = {name: [one[name] for one in runs if one.get(name) is not None] for name in figures}
     return {**first, **{name: round(median(own), 4) if own else None for name, own in values.items()}}
 
 
-def measure(options: argparse.Namespace, work: Path, device: torch.device) -> Facts:
-    """All rows, in turn, round by round; then the run with a killed worker."""
+def measure(options: argparse.Namespace, work: Path, device: torch.device, facts: Facts) -> None:
+    """All rows, in turn, round by round, then the run with a killed worker; the file has what was measured so far."""
     folder = work / "photos"
     make_photos(folder, options.photos)
     models = {name: from_pretrained(name, device=device) for name in options.models}
@@ -188,13 +235,14 @@ def measure(options: argparse.Namespace, work: Path, device: torch.device) -> Fa
         found = run(folder, store, *arguments, Timed)
         taken.setdefault(title, []).append(found)
         print(f"{title:24} {found['photos_per_second']:7.1f} photos a second, steady {found['steady']:.1f}", flush=True)
+        facts["rows"] = [merged(runs) for runs in taken.values()]
+        save(facts, options.out)
 
     for _ in range(options.rounds):
         for name, model in models.items():
             once(f"{name}, this process", model, name, None)
         for workers, cluster in clusters.items():
             once(f"{options.ray_model}, Ray, {workers}", on_cpu, options.ray_model, cluster)
-    facts: Facts = {"rows": [merged(runs) for runs in taken.values()]}
     if clusters:
         Killed.mark = str(work / "killed")
         Killed.at = f"{options.photos // 2:05}.jpg"
@@ -207,7 +255,13 @@ def measure(options: argparse.Namespace, work: Path, device: torch.device) -> Fa
             **compared(rows(undisturbed), rows(work / "with a kill")),
         }
         print(f"killed: {facts['killed']}", flush=True)
-    return facts
+        save(facts, options.out)
+
+
+def save(facts: Facts, out: Path | None) -> None:
+    """Write what there is."""
+    if out is not None:
+        out.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
 
 
 def main() -> None:
@@ -223,17 +277,15 @@ def main() -> None:
     options = parser.parse_args()
     if options.ray_model not in options.models:
         parser.error(f"--ray-model {options.ray_model} must be one of --models, which it is compared with.")
-    if options.workers:
-        try:
-            import ray  # noqa: F401
-        except ImportError:
-            parser.error("Ray is not installed: pip install 'seps[dist]', or leave its rows out with --workers alone.")
+    if not STORES and options.workers:
+        print("LanceDB or pyarrow is not installed: no store is written, and Ray is left out.", flush=True)
+        options.workers = []
+    if options.workers and importlib.util.find_spec("ray") is None:
+        parser.error("Ray is not installed: pip install 'seps[dist]', or leave its rows out with --workers alone.")
     device = torch.device(options.device)
     with tempfile.TemporaryDirectory() as work:
         facts = {"machine": {**describe(device), "cores": os.cpu_count()}, "rounds": options.rounds, "side": SIDE}
-        facts |= measure(options, Path(work), device)
-    if options.out is not None:
-        options.out.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+        measure(options, Path(work), device, facts)
 
 
 if __name__ == "__main__":
