@@ -26,6 +26,7 @@ MODULES = (
     "nn/checks",
     "nn/precision",
     "nn/guidance",
+    "nn/relaxation",
     "nn/selection",
     "nn/aggregation",
     "nn/alignment",

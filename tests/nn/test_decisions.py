@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import seps
 from seps.nn.selection import binary_decision, gumbel_topk, hard_topk, soft_topk
@@ -98,6 +99,76 @@ def test_relaxation_gradient_is_the_numerical_one():
         up = (soft_topk(logits + delta, torch.tensor([[2]]), 1.0) * weights).sum()
         down = (soft_topk(logits - delta, torch.tensor([[2]]), 1.0) * weights).sum()
         assert abs((up - down) / (2 * step) - leaf.grad[0, i]) < 2e-3
+
+
+def bisected(logits, count, temperature):
+    """theta of `soft_topk` in float64, by halving the bracket: slow and plain."""
+    logits, count = logits.double(), count.double()
+    reach = 40.0 * temperature
+    low = logits.masked_fill(logits < -1e8, float("inf")).amin(dim=1, keepdim=True) - reach
+    high = logits.amax(dim=1, keepdim=True) + reach
+    for _ in range(120):
+        middle = (low + high) / 2
+        above = torch.sigmoid((logits - middle) / temperature).sum(dim=1, keepdim=True) > count
+        low, high = torch.where(above, middle, low), torch.where(above, high, middle)
+    return (low + high) / 2
+
+
+def drawn_logits(kind, patches):
+    noise = -torch.log(-torch.log(torch.rand(64, patches).clamp(1e-6, 1 - 1e-6)))
+    if kind == "far groups":
+        return torch.randint(0, 4, (64, patches)) * 25.0 + 0.01 * noise
+    if kind == "outliers":
+        return noise * torch.where(torch.rand(64, patches) < 0.1, 1000.0, 1.0)
+    if kind == "ties":
+        return torch.randint(0, 3, (64, patches)).float()
+    logits = 10 * torch.rand(64, patches) + noise
+    if kind == "padding":
+        valid = torch.rand(64, patches) < 0.6
+        valid[:, 0] = True
+        return logits.masked_fill(~valid, -1e9)
+    return logits
+
+
+@pytest.mark.parametrize("kind", ["scores", "far groups", "outliers", "ties", "padding"])
+@pytest.mark.parametrize("temperature", [0.05, 0.5, 1.0, 5.0])
+def test_relaxation_is_that_of_the_bisection(kind, temperature):
+    """The rounding of a logit, divided by the temperature, is an error of every form in float32."""
+    torch.manual_seed(5)
+    for patches in (16, 196):
+        logits = drawn_logits(kind, patches)
+        total = (logits > -1e8).sum(dim=1, keepdim=True)
+        for ratio in (0.01, 0.3, 0.5, 0.95, 1.0):
+            count = torch.ceil(total.double() * ratio).long().clamp_min(1)
+            expected = torch.sigmoid((logits.double() - bisected(logits, count, temperature)) / temperature)
+            found = soft_topk(logits, count, temperature).double()
+            largest = float(logits[logits > -1e8].abs().max())
+            # On a row that keeps everything the bisection in float64 stops short of one.
+            bound = 1e-6 + 2**-23 * max(largest, patches) / temperature
+            assert float((found - expected).abs().max()) < bound, (patches, ratio)
+
+
+def test_relaxation_takes_few_steps_and_waits_for_nothing():
+    """A bisection took 62 passes over the patches."""
+
+    class Counting(TorchDispatchMode):
+        passes = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            assert func is not torch.ops.aten._local_scalar_dense.default
+            self.passes += func is torch.ops.aten.sigmoid.default
+            return func(*args, **(kwargs or {}))
+
+    with Counting() as counting:
+        soft_topk(torch.randn(4, 50), torch.full((4, 1), 20), 1.0)
+    assert counting.passes <= 18
+
+
+def test_relaxation_of_a_row_of_padding_keeps_nothing():
+    logits = torch.tensor([[-1e9, -1e9, -1e9], [1.0, -1e9, 0.0]]).requires_grad_()
+    soft = soft_topk(logits, torch.tensor([[1], [1]]), 1.0)
+    soft.square().sum().backward()
+    assert not soft[0].any() and soft[1, 1] == 0 and torch.isfinite(logits.grad).all()
 
 
 def test_gumbel_keeps_k_in_training_and_is_plain_topk_in_evaluation():

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
 import torch
 
 from seps.encoders import ViT
+from seps.retrieval.data import ImageSource
 from seps.retrieval.index import embedding
 from seps.retrieval.index.build import IndexOptions, index_folder
+from seps.retrieval.index.ray import Worker
+from seps.retrieval.index.rows import StoreSettings
 from seps.retrieval.index.search import Searcher
 from seps.retrieval.index.store import Store
 from seps.retrieval.pretrained import embedded_folder, from_pretrained
+from stores import gallery, index, model
 
 
 def test_tokens_in_bfloat16_are_those_of_float32_within_its_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,6 +41,56 @@ def test_other_processors_and_encoders_keep_the_models_own_weights(monkeypatch: 
     assert embedding.half_copy(from_pretrained("mini")) is None
     monkeypatch.setattr(embedding, "multiplies_bfloat16", lambda: False)
     assert embedding.half_copy(from_pretrained("base")) is None
+
+
+def test_a_gpu_with_tensor_cores_of_bfloat16_uses_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    class OnGpu:
+        device, vision = torch.device("cuda"), from_pretrained("base").vision
+
+    monkeypatch.setattr(embedding, "multiplies_bfloat16", lambda: False)  # what the processor has is of no account
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    vision = embedding.half_copy(OnGpu())  # type: ignore[arg-type]
+    assert vision is not None and vision.patch.weight.dtype == torch.bfloat16
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    assert embedding.half_copy(OnGpu()) is None  # type: ignore[arg-type]
+
+
+def test_a_worker_chooses_by_its_own_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver's copy stayed on the driver's kind of device, so a worker with a GPU could not encode with it."""
+    monkeypatch.setattr(embedding, "multiplies_bfloat16", lambda: True)
+    prepare = embedding.Preparer(from_pretrained("base"), StoreSettings.__new__(StoreSettings))
+    assert prepare.vision is not None
+    monkeypatch.setattr(embedding, "multiplies_bfloat16", lambda: False)
+    assert Worker(prepare, on_gpu=False).prepare.vision is None
+    monkeypatch.setattr(embedding, "multiplies_bfloat16", lambda: True)
+    assert Worker(prepare, on_gpu=False).prepare.vision is not None
+
+
+def test_the_gpu_is_free_while_a_batch_is_decoded_and_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index(gallery(tmp_path / "g", 3), tmp_path / "s")
+    prepare = embedding.Preparer(model(), Store.open(tmp_path / "s").settings)
+    lock = threading.Lock()
+    prepare.gpu_lock = lock
+    held: dict[str, set[bool]] = {}
+
+    def noting(owner: object, name: str) -> None:
+        work = getattr(owner, name)
+
+        def noted(*args: object, **options: object) -> object:
+            held.setdefault(name, set()).add(lock.locked())
+            return work(*args, **options)
+
+        monkeypatch.setattr(owner, name, noted)
+
+    noting(embedding, "pack")
+    noting(embedding, "read_picture")
+    noting(embedding, "image_vectors")
+    noting(model(), "encode_pixels")
+    paths = sorted((tmp_path / "g").rglob("*.jpg"))
+    done = prepare([embedding.ImageJob(ImageSource(path), None) for path in paths])
+    assert len(done.outcomes) == 3 and all(isinstance(one, embedding.PreparedImage) for one in done.outcomes)
+    assert held == {"pack": {False}, "read_picture": {False}, "image_vectors": {True}, "encode_pixels": {True}}
+    assert not lock.locked()
 
 
 def test_a_store_of_base_keeps_the_patches_that_matter(tmp_path: Path) -> None:

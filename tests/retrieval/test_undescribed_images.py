@@ -48,17 +48,22 @@ def test_the_descriptions_part_learns_from_described_images_alone(model, scenes)
     torch.manual_seed(1)
     rows, ids = torch.randn(6, 6), torch.arange(6)
     described = torch.tensor([True, False, True, True, False, True])
-    found, _ = task._part_losses(Scores(rows, rows, rows, described), ids)
+
+    def losses(scores, owners=ids):
+        counts = torch.ones(len(ids)) if scores.described is None else scores.described
+        return task._part_losses(scores, owners, counts.long().numpy())
+
+    found, _ = losses(Scores(rows, rows, rows, described))
     nonsense = rows.clone()
     nonsense[~described] = 100.0
-    again, _ = task._part_losses(Scores(rows, rows, nonsense, described), ids)
+    again, _ = losses(Scores(rows, rows, nonsense, described))
     some = described.nonzero().squeeze(-1)
-    alone, _ = task._part_losses(Scores(rows, rows, rows[some][:, some]), ids[some])
+    alone, _ = losses(Scores(rows, rows, rows[some][:, some]), ids[some])
     assert torch.equal(found, again) and torch.equal(found, alone)
-    everyone, _ = task._part_losses(Scores(rows, rows, rows, torch.ones(6, dtype=torch.bool)), ids)
-    assert torch.equal(everyone, task._part_losses(Scores(rows, rows, rows), ids)[0]) and everyone != found
+    everyone, _ = losses(Scores(rows, rows, rows, torch.ones(6, dtype=torch.bool)))
+    assert torch.equal(everyone, losses(Scores(rows, rows, rows))[0]) and everyone != found
     few = rows.clone().requires_grad_()
-    task._part_losses(Scores(rows, rows, few, torch.tensor([True] + [False] * 5)), ids)[0].backward()
+    losses(Scores(rows, rows, few, torch.tensor([True] + [False] * 5)))[0].backward()
     assert few.grad is not None and not few.grad.any()
 
 

@@ -9,7 +9,7 @@ from torch import nn
 from training_toys import Contrastive, Regression, evaluations, losses, quick, send, weights_equal
 
 from seps.files import read_json
-from seps.training import CheckpointError, NonFiniteLossError, find_checkpoint, load_weights, train
+from seps.training import CheckpointError, NonFiniteLossError, find_checkpoint, load_weights, loop, train
 from seps.training.optim import lr_factor
 from seps.training.tracking import read_metrics
 
@@ -138,6 +138,20 @@ def test_non_finite_loss_stops_with_the_batch_saved(tmp_path: Path, value: float
     about = read_json(caught.value.path.with_suffix(".json"))
     assert about["step"] == 6 and about["other_values"]["names.0"] == batch.names[0]
     assert find_checkpoint(tmp_path, "last").name == "step-00000006"
+
+
+def test_the_loss_is_read_once_the_backward_pass_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading it before, the caller would wait for a GPU with half of the step not yet asked for."""
+    task, seen = Regression(dropout=0.0), []
+    plain = loop._read
+
+    def reading(figures):
+        seen.append(all(parameter.grad is not None for parameter in task.model.parameters()))
+        return plain(figures)
+
+    monkeypatch.setattr(loop, "_read", reading)
+    train(task, quick(epochs=1), tmp_path)
+    assert seen and all(seen)
 
 
 def test_non_finite_gradient_stops_too(tmp_path: Path) -> None:

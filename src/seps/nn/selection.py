@@ -21,8 +21,7 @@ from seps.config import DecisionKind
 from seps.nn.checks import InputError, check_ratio
 from seps.nn.guidance import combine_scores, min_max, score_predictor
 from seps.nn.precision import float_apply, float_matmul
-
-_FAR = -1e9
+from seps.nn.relaxation import FAR, soft_topk
 
 
 def num_kept(num_patches: int, ratio: float) -> int:
@@ -59,31 +58,6 @@ def hard_topk(scores_BN: Tensor, ratio: float, valid_BN: Tensor | None = None) -
     if valid_BN is not None:
         scores = scores.masked_fill(~valid_BN, float("-inf"))  # (B, N)
     return keep_best(scores, kept_counts(scores, ratio, valid_BN))  # (B, N)
-
-
-def soft_topk(logits_BN: Tensor, count_B1: Tensor, temperature: float) -> Tensor:
-    """Relaxation of top-K that sums to K: `p_i = sigmoid((z_i - theta) / temperature)`, (B, N).
-
-    theta solves `sum_i p_i = K` for each row (bisection); its gradient is the implicit one, so that the gradient
-    of the sum is zero, as the sum is a constant.
-    """
-    logits = logits_BN.float()  # (B, N)
-    count = count_B1.float()  # (B, 1)
-    with torch.no_grad():
-        reach = 40.0 * temperature
-        real = logits > _FAR / 2  # (B, N)
-        low = logits.masked_fill(~real, float("inf")).amin(dim=-1, keepdim=True) - reach  # (B, N) -> (B, 1)
-        high = logits.amax(dim=-1, keepdim=True) + reach  # (B, N) -> (B, 1)
-        for _ in range(60):
-            middle = (low + high) / 2  # (B, 1)
-            above = torch.sigmoid((logits - middle) / temperature).sum(dim=-1, keepdim=True) > count  # (B, N) -> (B, 1)
-            low, high = torch.where(above, middle, low), torch.where(above, high, middle)  # (B, 1), (B, 1)
-        theta = (low + high) / 2  # (B, 1)
-        probability = torch.sigmoid((logits - theta) / temperature)  # (B, N)
-        slope = probability * (1 - probability)  # (B, N)
-        share = slope / slope.sum(dim=-1, keepdim=True).clamp_min(1e-12)  # (B, N)
-    moving = theta + (share * (logits - logits.detach())).sum(dim=-1, keepdim=True)  # (B, 1)
-    return torch.sigmoid((logits - moving) / temperature)  # (B, N)
 
 
 def _uniform(like: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -127,7 +101,7 @@ def _gumbel_logits(
     """Scores times `sharpness` with Gumbel noise, (B, N) float32; padding far below everything."""
     logits = scores_BN.float() * sharpness  # (B, N)
     logits = logits - torch.log(-torch.log(_uniform(logits, generator)))  # (B, N)
-    return logits if valid_BN is None else logits.masked_fill(~valid_BN, _FAR)  # (B, N)
+    return logits if valid_BN is None else logits.masked_fill(~valid_BN, FAR)  # (B, N)
 
 
 def binary_decision(
@@ -147,7 +121,7 @@ def binary_decision(
     """
     logits = (scores_BN.float() - threshold) * sharpness  # (B, N)
     if valid_BN is not None:
-        logits = logits.masked_fill(~valid_BN, _FAR)  # (B, N)
+        logits = logits.masked_fill(~valid_BN, FAR)  # (B, N)
     if not training:
         expected = torch.sigmoid(logits).sum(dim=-1, keepdim=True).round().clamp_min(1)  # (B, N) -> (B, 1)
         return keep_best(logits.detach(), expected)  # (B, N)

@@ -5,7 +5,7 @@ Shapes: B images, T texts, P prefix tokens, N patches, M words, L words of a des
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -54,11 +54,18 @@ class TextFeatures:
     """(T, M, C)."""
     mask: Tensor
     """(T, M) bool."""
+    counts: Sequence[int] | None = None
+    """Valid words of each as numbers, where the caller knows them: to read them from a GPU is to wait for it."""
 
     @property
     def lengths(self) -> Tensor:
         """(T,) valid words of each caption."""
         return self.mask.sum(dim=1)
+
+    @property
+    def known_lengths(self) -> Tensor | Sequence[int]:
+        """The same, as numbers where they are known."""
+        return self.lengths if self.counts is None else self.counts
 
 
 @dataclass
@@ -237,11 +244,11 @@ class SlimmingHead(Head):
             self.net,
             images.tokens,
             texts.words,
-            texts.lengths,
+            texts.known_lengths,
             dense=images.dense,
             dense_lengths=images.dense_lengths,
             paired_dense=None if paired is None else paired.words,
-            paired_dense_lengths=None if paired is None else paired.lengths,
+            paired_dense_lengths=None if paired is None else paired.known_lengths,
             guides=images.guides,
             want_masks=want_masks,
         )

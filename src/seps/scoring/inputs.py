@@ -22,7 +22,7 @@ from seps.nn.guidance import masked_mean
 from seps.nn.image_side import ImageSide
 from seps.nn.slimming import PatchSlimming
 from seps.scoring.half_pairs import as_left
-from seps.scoring.lengths import Lengths, checked_lengths, cut_by_length
+from seps.scoring.lengths import Lengths, checked_lengths, cut_by_length, on_device
 
 T = TypeVar("T")
 
@@ -226,12 +226,12 @@ class Texts:
     def _sort(self, key: list[int]) -> None:
         self._order = sorted(range(len(key)), key=key.__getitem__)
         self._ordered = [key[i] for i in self._order]
-        self._index = torch.tensor(self._order, dtype=torch.long, device=self.words.device)
+        self._index = on_device(self._order, torch.long, self.words.device)
         self._back = torch.argsort(self._index)
 
     def _sorted_counts(self, lengths: list[int]) -> Tensor:
         # On the device once: a copy for each block would make it wait.
-        return torch.tensor(lengths, dtype=torch.int32).to(self.words.device)[self._index]
+        return on_device(lengths, torch.int32, self.words.device)[self._index]
 
     @property
     def count(self) -> int:

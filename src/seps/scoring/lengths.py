@@ -44,6 +44,12 @@ def checked_lengths(name: str, words: Tensor, lengths: Lengths) -> list[int]:
         check_features(f"{name}_embs", words[start : start + 1024], "texts, words, width")
     if lengths is None:
         return [words.shape[1]] * words.shape[0]
-    values = torch.as_tensor(lengths).cpu()
+    values = torch.as_tensor(lengths).cpu() if isinstance(lengths, Tensor) else torch.as_tensor(lengths)
     check_lengths(f"{name}_lens", values, words.shape[0], words.shape[1])
-    return [int(value) for value in values.tolist()]
+    return [int(value) for value in (values.tolist() if isinstance(lengths, Tensor) else lengths)]
+
+
+def on_device(values: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Whole numbers as a tensor on `device`; the caller does not wait until a GPU has come to the copy."""
+    made = torch.tensor(values, dtype=dtype)
+    return made.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else made.to(device)

@@ -287,12 +287,13 @@ class _Run:
         with values_unchecked():
             forward = self._forward(batch, epoch)
         self._check_shape(forward.loss)
+        # First all work of the step is asked for, then its results: reading the loss is to wait for it.
+        forward.backward()
         local = _read({**forward.metrics, "loss": forward.loss.detach()}) | {"_stop": float(guard.requested)}
         values = processes.mean_values(local)
         stop = values.pop("_stop") > 0
         if not math.isfinite(values["loss"]):
             raise nonfinite_error("loss", self.run_dir, batch, self.step, self.info.rank, local)
-        forward.backward()
         processes.average_gradients(self.model.parameters())
         norm = clip_gradients(self.model.parameters(), self.config.clip_norm)
         values |= {"grad_norm": norm, "learning_rate": lr}

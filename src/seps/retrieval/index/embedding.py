@@ -18,6 +18,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from seps.encoders import ViT
 from seps.nn.selection import rank_patches
@@ -83,15 +84,21 @@ class PreparedBatch:
 
 
 def half_copy(model: RetrievalModel | ZeroShotModel) -> ViT | None:
-    """The vision transformer in bfloat16, where the processor has products of it: twice as fast, and rSum is the same.
+    """The vision transformer in bfloat16, where the device has products of it; None where it has not.
 
-    None for every other encoder and machine: they encode with the model's own weights.
+    On a CPU it is twice as fast, with the same rSum; on a GPU neither was measured. Other encoders and machines encode
+    with the model's own weights.
     """
     if isinstance(model, ZeroShotModel) or not isinstance(model.vision, ViT):
         return None
-    if model.device.type != "cpu" or not multiplies_bfloat16():
-        return None
-    return copy.deepcopy(model.vision).bfloat16()
+    kind = model.device.type
+    fast = multiplies_bfloat16() if kind == "cpu" else kind == "cuda" and gpu_multiplies_bfloat16(model.device)
+    return copy.deepcopy(model.vision).bfloat16() if fast else None
+
+
+def gpu_multiplies_bfloat16(device: torch.device) -> bool:
+    """Whether this GPU has tensor cores for bfloat16: from compute capability 8 on."""
+    return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def multiplies_bfloat16() -> bool:
@@ -144,7 +151,7 @@ class Preparer:
         self.bank: Bank | None = None
         """That of the model, for a worker on another machine; others take what their process has."""
         self.gpu_lock: AbstractContextManager[Any] = nullcontext()
-        """Held while embedding: a GPU takes one batch at a time, while other threads decode."""
+        """Held while the model computes: a GPU takes one batch at a time, while other threads decode and pack."""
         self.vision = half_copy(model)
 
     def __call__(self, jobs: Sequence[ImageJob]) -> PreparedBatch:
@@ -158,12 +165,11 @@ class Preparer:
             if isinstance(outcome, PreparedImage)
             and (outcome.picture.sha256, job.description, job.guides) not in self.known_digests
         ]
-        with self.gpu_lock:
-            states = self.embed(
-                [picture for _, picture, _ in fresh],
-                [job.description for _, _, job in fresh],
-                [job.guides for _, _, job in fresh],
-            )
+        states = self.embed(
+            [picture for _, picture, _ in fresh],
+            [job.description for _, _, job in fresh],
+            [job.guides for _, _, job in fresh],
+        )
         for (place, picture, _), state in zip(fresh, states, strict=True):
             prepared = cast(PreparedImage, outcomes[place])
             outcomes[place] = replace(prepared, picture=replace(picture, pixels=_NO_PIXELS), state=state)
@@ -190,22 +196,36 @@ class Preparer:
             return []
         model = self.model
         if isinstance(model, ZeroShotModel):
-            found = model.states([picture.pixels for picture in pictures], descriptions, self.settings)
-            return self._with_levels(found)
+            with self.gpu_lock:
+                found = model.states([picture.pixels for picture in pictures], descriptions, self.settings)
+                return self._with_levels(found)
+        packed = list(guides or [None] * len(pictures))
+        pixels = torch.stack([picture.pixels for picture in pictures])
+        if model.device.type == "cuda":  # only a copy from page-locked memory lets the caller go on
+            pixels = pixels.pin_memory()
+        with self.gpu_lock:
+            kept = kept_features(model, self._features(pixels, descriptions, packed), self.settings)
+        states = [{**state, "guides": own} for state, own in zip(kept.packed(self.settings), packed, strict=True)]
+        with self.gpu_lock:
+            return self._with_levels(states)
+
+    def _features(
+        self, pixels: Tensor, descriptions: Sequence[str | None], guides: Sequence[bytes | None]
+    ) -> ImageFeatures:
+        """What the model makes of pixels (B, 3, H, W) uint8, on its device."""
+        model = self.model
+        if isinstance(model, ZeroShotModel):
+            raise TypeError("a zero-shot model makes states of its own")
         on_cpu = model.device.type == "cpu"
-        pixels = torch.stack([picture.pixels for picture in pictures]).to(model.device)
-        parts = torch.split(pixels, CPU_BATCH if on_cpu else len(pixels))
+        parts = torch.split(pixels.to(model.device, non_blocking=True), CPU_BATCH if on_cpu else len(pixels))
         features = ImageFeatures(torch.cat([model.encode_pixels(part.float() / 255, self.vision) for part in parts]))
         if model.head.uses_description and any(text is not None for text in descriptions):
             features.dense, features.dense_mask = model.encode_descriptions(
                 descriptions, batch_size=CPU_TEXTS if on_cpu else 128
             )
-        packed = list(guides or [None] * len(pictures))
         if self.settings.guides:
-            features.guides = unpack_guides(packed, self.settings.guides, model.device)
-        states = packed_states(model, features, self.settings)
-        states = [{**state, "guides": own} for state, own in zip(states, packed, strict=True)]
-        return self._with_levels(states)
+            features.guides = unpack_guides(guides, self.settings.guides, model.device)
+        return features
 
     def _with_levels(self, states: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The states, each with its level over the bank where the store keeps levels."""
@@ -218,29 +238,59 @@ class Preparer:
         return [{**state, "bank": own} for state, own in zip(states, levels, strict=True)]
 
 
+@dataclass(frozen=True)
+class KeptFeatures:
+    """What the store keeps of B images, not yet packed, in the processor's memory."""
+
+    vectors: Tensor
+    """(B, C)."""
+    tokens: Tensor
+    """(B, P + K, C): the prefix and the kept patches."""
+    positions: Tensor | None
+    """(B, K) places of the kept patches; None where all are kept."""
+    means: Tensor | None
+    """(B, 1, C) the mean of all patches, where not all are kept."""
+    words: Tensor | None
+    mask: Tensor | None
+
+    def packed(self, settings: StoreSettings) -> list[dict[str, Any]]:
+        """The state of each image: see `PreparedImage`."""
+        vectors = self.vectors.numpy().astype(np.float16)
+        states = []
+        for i, rows in enumerate(self.tokens):
+            state: dict[str, Any] = {"vector": vectors[i], "positions": None, "mean": None, "words": None}
+            if self.positions is not None and self.means is not None:
+                state["positions"] = self.positions[i].numpy().astype("<u2").tobytes()
+                state["mean"] = pack(self.means[i], "float16")
+            state["tokens"] = pack(rows, settings.precision)
+            if self.words is not None and self.mask is not None and bool(self.mask[i].any()):
+                state["words"] = pack(self.words[i][self.mask[i]], settings.precision)
+            states.append(state)
+        return states
+
+
 @torch.no_grad()
-def packed_states(model: RetrievalModel, images: ImageFeatures, settings: StoreSettings) -> list[dict[str, Any]]:
-    """The state of each image as the store keeps it: see `PreparedImage`."""
+def kept_features(model: RetrievalModel, images: ImageFeatures, settings: StoreSettings) -> KeptFeatures:
+    """What the store keeps of these images, chosen on the model's device: the rest is not copied from it."""
     tokens, words, mask = images.tokens, images.dense, images.dense_mask
-    vectors = image_vectors(model, images).cpu().numpy().astype(np.float16)
+    vectors = image_vectors(model, images)
     prefix, keep = model.vision.num_prefix_tokens, settings.keep_patches
-    slim = keep is not None and keep < tokens.shape[1] - prefix
-    best = rank_patches(fixed_patch_scores(model, images))[:, :keep].sort(dim=1).values if slim else None
+    best = means = None
+    if keep is not None and keep < tokens.shape[1] - prefix:
+        best = rank_patches(fixed_patch_scores(model, images))[:, :keep].sort(dim=1).values
+        # One image at a time: sums over a whole batch are rounded in another order.
+        means = torch.stack([rows[prefix:].mean(dim=0, keepdim=True) for rows in tokens])
+        chosen = tokens[:, prefix:].gather(1, best[:, :, None].expand(-1, -1, tokens.shape[-1]))
+        tokens = torch.cat([tokens[:, :prefix], chosen], dim=1)
     if settings.keep_words is not None and words is not None and mask is not None:
         words, mask = merge_words(words, mask, settings.keep_words)
-    states = []
-    for i in range(len(tokens)):
-        state: dict[str, Any] = {"vector": vectors[i], "positions": None, "mean": None, "words": None}
-        rows = tokens[i]
-        if best is not None:
-            state["positions"] = best[i].cpu().numpy().astype("<u2").tobytes()
-            state["mean"] = pack(rows[prefix:].mean(dim=0, keepdim=True), "float16")
-            rows = torch.cat([rows[:prefix], rows[prefix:][best[i]]])
-        state["tokens"] = pack(rows, settings.precision)
-        if words is not None and mask is not None and bool(mask[i].any()):
-            state["words"] = pack(words[i][mask[i]], settings.precision)
-        states.append(state)
-    return states
+    there = (None if value is None else value.cpu() for value in (best, means, words, mask))
+    return KeptFeatures(vectors.cpu(), tokens.cpu(), *there)
+
+
+def packed_states(model: RetrievalModel, images: ImageFeatures, settings: StoreSettings) -> list[dict[str, Any]]:
+    """The state of each image as the store keeps it: see `PreparedImage`."""
+    return kept_features(model, images, settings).packed(settings)
 
 
 def prepare_locally(

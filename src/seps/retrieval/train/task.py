@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from seps.encoders import parameters_by_depth
@@ -26,10 +28,11 @@ from seps.retrieval.eval.evaluate import evaluate
 from seps.retrieval.heads import ImageFeatures, Scores, TextFeatures
 from seps.retrieval.model import RetrievalModel, freeze_parts
 from seps.training.batches import map_tensors
-from seps.training.distributed import gather_ragged, gather_with_gradient
+from seps.training.distributed import gather_with_gradient
 from seps.training.task import Figures
 
 _PARTS = ("fused", "pixels", "description")
+Array = NDArray[np.int64]
 
 
 @dataclass
@@ -51,6 +54,10 @@ class StepBatch:
     """Where these rows start in the whole batch."""
     guides: dict[str, Tensor] = field(default_factory=dict)
     """By name (b, width): what guides the selection beside the texts."""
+    word_counts: Array = field(default_factory=lambda: np.zeros(0, np.int64))
+    description_counts: Array = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Words of each caption and description of the whole batch, of all ranks, in the processor's memory: to read them
+    from a GPU is to wait for it. 0: no description."""
 
 
 class TrainingModule(nn.Module):
@@ -65,14 +72,15 @@ class TrainingModule(nn.Module):
         )
 
 
-def _described_pairs(rows: Tensor, ids: Tensor, described: Tensor) -> tuple[Tensor, Tensor]:
+def _described_pairs(rows: Tensor, ids: Tensor, counts: Array) -> tuple[Tensor, Tensor]:
     """The scores and ids of described images and of their captions: the others' rows are computed on padding.
 
     Where fewer than two are described, nothing is left to compare, and the rows come back as zeros.
     """
-    chosen = torch.nonzero(described).squeeze(-1)
-    if len(chosen) < 2:
+    places = np.flatnonzero(counts)
+    if len(places) < 2:
         return rows * 0.0, ids
+    chosen = torch.from_numpy(places).to(rows.device, non_blocking=True)
     return rows[chosen][:, chosen], ids[chosen]
 
 
@@ -197,7 +205,13 @@ class RetrievalTask:
             seed,
             rank * rows,
             {name: vectors[images[own]] for name, vectors in self.guides.items()},
+            self._word_counts(ids, mask),
+            self._word_counts(description_ids, description_mask),
         )
+
+    def _word_counts(self, ids: Tensor, mask: Tensor) -> Array:
+        counts: Array = self.model.model.is_word(ids, mask).sum(dim=1).numpy()
+        return counts
 
     def _tokens(self, texts: list[str], limit: int) -> tuple[Tensor, Tensor]:
         tokenized = self.model.model.text.tokenize(texts)
@@ -258,20 +272,23 @@ class RetrievalTask:
         tokens, words, mask, dense, description_mask = features
         head = self.model.model.head
         described = head.uses_description and description_mask.shape[1] > 1
-        texts = TextFeatures(gather_with_gradient(words), gather_with_gradient(mask))
+        texts = TextFeatures(gather_with_gradient(words), gather_with_gradient(mask), batch.word_counts.tolist())
         ids = gather_with_gradient(batch.images)
         options: dict[str, Any] = {"want_masks": self.config.loss.ratio_weight > 0 or head.learns_number}
         if described and self.config.pairing == "published":
             images = ImageFeatures(tokens, guides=batch.guides or None)
-            options["paired"] = TextFeatures(gather_with_gradient(dense), gather_with_gradient(description_mask))
+            counts = batch.description_counts.tolist()
+            options["paired"] = TextFeatures(
+                gather_with_gradient(dense), gather_with_gradient(description_mask), counts
+            )
         else:
             images = ImageFeatures(tokens, guides=batch.guides or None)
             if described:
                 images.dense, images.dense_mask = dense, description_mask
         scores = head(images, texts, **options)
-        return self._part_losses(scores, ids)
+        return self._part_losses(scores, ids, batch.description_counts)
 
-    def _part_losses(self, scores: Scores, ids: Tensor) -> tuple[Tensor, Figures]:
+    def _part_losses(self, scores: Scores, ids: Tensor, description_counts: Array) -> tuple[Tensor, Figures]:
         total: Tensor | None = None
         figures: dict[str, Tensor] = {}
         parts = {"fused": scores.similarity, "pixels": scores.pixels, "description": scores.description}
@@ -284,7 +301,7 @@ class RetrievalTask:
                 )
             rows, owners = gather_with_gradient(rows), ids
             if name == "description" and scores.described is not None:
-                rows, owners = _described_pairs(rows, owners, gather_ragged(scores.described))
+                rows, owners = _described_pairs(rows, owners, description_counts)
             loss, align, ratio = criterion(rows, scores.masks, owners)
             weighted = getattr(self.config.parts, name) * loss
             total = weighted if total is None else total + weighted
@@ -294,23 +311,22 @@ class RetrievalTask:
         if total is None:
             raise ValueError("no part of the score has a loss")
         if self.config.parts.distill:
-            taught = self._distillation(scores)
+            taught = self._distillation(scores, description_counts)
             total = total + self.config.parts.distill * taught
             figures["loss_distill"] = taught.detach()
         for name, mask in zip(("kept", "kept_dense"), scores.masks, strict=False):
             figures[name] = mask.detach().mean()
         return total, figures
 
-    def _distillation(self, scores: Scores) -> Tensor:
+    def _distillation(self, scores: Scores, description_counts: Array) -> Tensor:
         """The pixels' rows against the description's, each at its own learned temperature."""
         if scores.pixels is None or scores.description is None:
             raise ValueError("parts.distill has a weight, but the batch has no descriptions; set it to 0.")
         pixels, taught = gather_with_gradient(scores.pixels), gather_with_gradient(scores.description.detach())
         if scores.described is not None:
             places = torch.arange(len(pixels), device=pixels.device)
-            described = gather_ragged(scores.described)
-            pixels, _ = _described_pairs(pixels, places, described)
-            taught, _ = _described_pairs(taught, places, described)
+            pixels, _ = _described_pairs(pixels, places, description_counts)
+            taught, _ = _described_pairs(taught, places, description_counts)
         own, teacher = (_scale(self.model.criteria[name]) for name in ("pixels", "description"))
         softness = self.config.distill_softness
         return distillation(pixels * own / softness, taught * teacher / softness)

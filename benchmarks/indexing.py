@@ -1,0 +1,292 @@
+"""Photos per second of `seps index`, on this machine and over Ray, and what a killed worker costs.
+
+    python -m benchmarks.indexing --out FILE.json [--photos 320] [--models mini base] [--workers 1 2 4] [--rounds 2]
+
+Photos: the demo photos that come with the package, each cut a little differently and saved again as JPEG of 640 px, so
+that no two have the same content. Every row is the default call (`seps index FOLDER --store DIR`, with `--model` and,
+for Ray, `--engine ray --workers N`): a GPU where there is one, its bank of background queries, batches of 32. In each
+round all rows run in turn, each into a store of its own; figures are medians over the rounds. Where LanceDB or pyarrow
+is not installed, the rows end with the packed states (`store` is false): no bank, nothing written, and no Ray.
+
+- `photos_per_second`: of the whole call, without loading the model; Ray's actors start within it.
+- `steady`: the same from the first finished batch to the last, which leaves out every start.
+- `processor_ms`: processor time per photo, of this process and of the decoding and encoding of Ray's workers; what it
+  leaves out is Ray's own processes and the start of its workers. Unlike the others it hardly depends on the load.
+- `device_waits`: on a GPU the part of that time in which no thread held the GPU, because all of them were decoding,
+  packing or writing. None on a CPU, where threads compute next to each other.
+- `killed`: the run of Ray in which one worker is killed by the system in the middle. Its store is compared with that of
+  the same run undisturbed, row by row: rows that are missing, rows whose facts differ, and the largest difference
+  between their vectors (the images of the killed batch are encoded one by one, which rounds otherwise).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import random
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from PIL import Image
+
+from benchmarks.machine import describe
+from benchmarks.packages import STORES
+from seps.ray_cluster import RayConfig
+from seps.retrieval.data import ImageSource
+from seps.retrieval.index import build
+from seps.retrieval.index.build import IndexOptions, index_folder
+from seps.retrieval.index.codec import model_hash
+from seps.retrieval.index.embedding import ImageJob, PreparedBatch, Preparer, prepare_locally
+from seps.retrieval.index.opening import usual_patches
+from seps.retrieval.index.rows import Row, StoreSettings
+from seps.retrieval.index.store import Store
+from seps.retrieval.pretrained import embedded_folder, from_pretrained
+
+Facts = dict[str, Any]
+SIDE = 640
+SAME = ("path", "size", "mtime", "sha256", "width", "height", "thumbnail", "dense", "positions")
+
+
+def make_photos(folder: Path, count: int) -> None:
+    """`count` photos of different content, from the demo photos."""
+    folder.mkdir(parents=True, exist_ok=True)
+    sources = sorted(embedded_folder("gallery").glob("*.jpg"))
+    for number in range(count):
+        draw = random.Random(number)
+        with Image.open(sources[number % len(sources)]) as opened:
+            picture = opened.convert("RGB")
+        width, height = picture.size
+        left, top = draw.randrange(1 + width // 10), draw.randrange(1 + height // 10)
+        cut = picture.crop((left, top, width - width // 10 + left, height - height // 10 + top))
+        scale = SIDE / max(cut.size)
+        cut = cut.resize((max(1, round(cut.width * scale)), max(1, round(cut.height * scale))))
+        cut.save(folder / f"{number:05}.jpg", quality=90)
+
+
+class HeldLock:
+    """A lock that knows for how many seconds it was held, and from when to when."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.held = self.first = self.last = 0.0
+
+    def __enter__(self) -> None:
+        self.lock.acquire()
+        self.since = time.perf_counter()
+        self.first = self.first or self.since
+
+    def __exit__(self, *_: object) -> None:
+        self.last = time.perf_counter()
+        self.held += self.last - self.since
+        self.lock.release()
+
+
+class Timed(Preparer):
+    """A `Preparer` whose lock of the GPU is measured."""
+
+    watched: HeldLock | None = None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "gpu_lock" and hasattr(value, "acquire"):
+            value = HeldLock()
+            type(self).watched = value
+        super().__setattr__(name, value)
+
+
+class Killed(Preparer):
+    """A `Preparer` whose process is killed the first time it meets a certain photo."""
+
+    at, mark = "", ""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.killer, self.told = self.at, self.mark  # of the object: the class of another process has none
+
+    def __call__(self, jobs: Sequence[ImageJob]) -> PreparedBatch:
+        """Prepare, or die."""
+        if any(job.source.path.name == self.killer for job in jobs) and not os.path.exists(self.told):
+            open(self.told, "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__call__(jobs)
+
+
+def run(folder: Path, store: Path, model: Any, name: str, ray: RayConfig | None, preparer: type[Preparer]) -> Facts:
+    """One call: its figures."""
+    if not STORES:
+        return run_without_store(folder, model, name, preparer)
+    marks: list[tuple[float, int]] = []
+    Timed.watched = None
+    with mock.patch.object(build, "Preparer", preparer):
+        report = index_folder(
+            folder,
+            store,
+            model,
+            name,
+            options=IndexOptions(ray=ray),
+            progress=lambda done, total: marks.append((time.perf_counter(), done)),
+        )
+    found = figures(name, ray, report.new, report.seconds, report.decoding, report.encoding, marks)
+    return {**found, "processor_ms": 1e3 * (report.own + report.decoding + report.encoding) / report.new}
+
+
+def run_without_store(folder: Path, model: Any, name: str, preparer: type[Preparer]) -> Facts:
+    """Decode, encode and pack as `seps index` does, and write nothing."""
+    settings = StoreSettings(
+        root=str(folder),
+        model=name,
+        model_hash=model_hash(model),
+        width=model.config.embed_size,
+        grid=model.vision.grid_for(*model.image_size),
+        num_prefix_tokens=model.vision.num_prefix_tokens,
+        keep_patches=usual_patches(model),
+    )
+    jobs = [ImageJob(ImageSource(path), None) for path in sorted(folder.glob("*.jpg"))]
+    size = IndexOptions().batch_size
+    batches = [jobs[start : start + size] for start in range(0, len(jobs), size)]
+    Timed.watched = None
+    start, done, decoding, encoding = time.perf_counter(), 0, 0.0, 0.0
+    marks: list[tuple[float, int]] = []
+    for _, batch in prepare_locally(batches, preparer(model, settings)):
+        done += len(batch.outcomes)
+        decoding, encoding = decoding + batch.decoding, encoding + batch.encoding
+        marks.append((time.perf_counter(), done))
+    return {**figures(name, None, done, time.perf_counter() - start, decoding, encoding, marks), "store": False}
+
+
+def figures(
+    name: str,
+    ray: RayConfig | None,
+    photos: int,
+    seconds: float,
+    decoding: float,
+    encoding: float,
+    marks: Sequence[tuple[float, int]],
+) -> Facts:
+    """The figures of one call; `marks` are times and photos done by then."""
+    (start, before), (end, done) = marks[0], marks[-1]
+    found: Facts = {
+        "model": name,
+        "workers": None if ray is None else ray.workers,
+        "photos": photos,
+        "seconds": seconds,
+        "photos_per_second": photos / seconds,
+        "steady": (done - before) / (end - start) if end > start else None,
+        "decoding": decoding / (decoding + encoding),
+        "device_waits": None,
+    }
+    lock = Timed.watched
+    if lock is not None and lock.last > lock.first:
+        found["device_waits"] = 1 - lock.held / (lock.last - lock.first)
+    return found
+
+
+def rows(store: Path) -> dict[str, Row]:
+    """The rows of a store by id."""
+    opened = Store.open(store)
+    return opened.rows(sorted(opened.known()))
+
+
+def compared(left: dict[str, Row], right: dict[str, Row]) -> Facts:
+    """What differs between two stores."""
+    both = sorted(left.keys() & right.keys())
+    gaps = [
+        np.abs(np.asarray(left[i].vector, np.float32) - np.asarray(right[i].vector, np.float32)).max() for i in both
+    ]
+    return {
+        "rows": len(left),
+        "missing": len(left.keys() ^ right.keys()),
+        "other_facts": sum(any(getattr(left[i], n) != getattr(right[i], n) for n in SAME) for i in both),
+        "other_bits": sum(left[i].tokens != right[i].tokens for i in both),
+        "largest_difference_of_vectors": float(max(gaps, default=0.0)),
+    }
+
+
+def merged(runs: Sequence[Facts]) -> Facts:
+    """Medians over the rounds of one row."""
+    first = runs[0]
+    figures = ("seconds", "photos_per_second", "steady", "decoding", "device_waits", "processor_ms")
+    values = {name: [one[name] for one in runs if one.get(name) is not None] for name in figures}
+    return {**first, **{name: round(median(own), 4) if own else None for name, own in values.items()}}
+
+
+def measure(options: argparse.Namespace, work: Path, device: torch.device, facts: Facts) -> None:
+    """All rows, in turn, round by round, then the run with a killed worker; the file has what was measured so far."""
+    folder = work / "photos"
+    make_photos(folder, options.photos)
+    models = {name: from_pretrained(name, device=device) for name in options.models}
+    on_cpu = models[options.ray_model] if device.type == "cpu" else from_pretrained(options.ray_model)
+    share = 0.0 if device.type == "cpu" else 1.0
+    clusters = {workers: RayConfig(workers=workers, gpus=share / workers) for workers in options.workers}
+    taken: dict[str, list[Facts]] = {}
+
+    def once(title: str, *arguments: Any) -> None:
+        store = work / f"{title} {len(taken.get(title, []))}"
+        found = run(folder, store, *arguments, Timed)
+        taken.setdefault(title, []).append(found)
+        print(f"{title:24} {found['photos_per_second']:7.1f} photos a second, steady {found['steady']:.1f}", flush=True)
+        facts["rows"] = [merged(runs) for runs in taken.values()]
+        save(facts, options.out)
+
+    for _ in range(options.rounds):
+        for name, model in models.items():
+            once(f"{name}, this process", model, name, None)
+        for workers, cluster in clusters.items():
+            once(f"{options.ray_model}, Ray, {workers}", on_cpu, options.ray_model, cluster)
+    if clusters:
+        Killed.mark = str(work / "killed")
+        Killed.at = f"{options.photos // 2:05}.jpg"
+        workers = max(clusters)
+        run(folder, work / "with a kill", on_cpu, options.ray_model, clusters[workers], Killed)
+        undisturbed = work / f"{options.ray_model}, Ray, {workers} 0"
+        facts["killed"] = {
+            "workers": workers,
+            "happened": os.path.exists(Killed.mark),
+            **compared(rows(undisturbed), rows(work / "with a kill")),
+        }
+        print(f"killed: {facts['killed']}", flush=True)
+        save(facts, options.out)
+
+
+def save(facts: Facts, out: Path | None) -> None:
+    """Write what there is."""
+    if out is not None:
+        out.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--photos", type=int, default=320)
+    parser.add_argument("--models", nargs="+", default=["mini", "base"])
+    parser.add_argument("--workers", type=int, nargs="*", default=[1, 2, 4], help="of Ray; none: leave Ray out")
+    parser.add_argument("--ray-model", default="mini", help="the model that Ray's rows are measured with")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    if options.ray_model not in options.models:
+        parser.error(f"--ray-model {options.ray_model} must be one of --models, which it is compared with.")
+    if not STORES and options.workers:
+        print("LanceDB or pyarrow is not installed: no store is written, and Ray is left out.", flush=True)
+        options.workers = []
+    if options.workers and importlib.util.find_spec("ray") is None:
+        parser.error("Ray is not installed: pip install 'seps[dist]', or leave its rows out with --workers alone.")
+    device = torch.device(options.device)
+    with tempfile.TemporaryDirectory() as work:
+        facts = {"machine": {**describe(device), "cores": os.cpu_count()}, "rounds": options.rounds, "side": SIDE}
+        measure(options, Path(work), device, facts)
+
+
+if __name__ == "__main__":
+    main()

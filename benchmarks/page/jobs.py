@@ -1,0 +1,216 @@
+"""The other jobs: training, indexing, searching, starting, and the tests on a GPU."""
+
+from __future__ import annotations
+
+import re
+
+from benchmarks.page.raw import MODEL, NO, NOT_RECORDED, OTHER, YES, Results, Row, link, mib, table
+
+
+def training(files: Results) -> str:
+    """The training step on one H200."""
+    raw, old, new = "training-precision-h200.txt", "training-step-h200.json", "training-h200.json"
+    rows: list[Row] = []
+    loop = 0.0
+    for backend, batch, kind, ms, peak in re.findall(
+        r"^(loop|factored) +(\d+) +(\w+) +([\d.]+) +(\d+)$", files.text(raw), re.MULTILINE
+    ):
+        loop = float(ms) if backend == "loop" else loop
+        own = (
+            "our loop, float32"
+            if backend == "loop"
+            else "ours" + (', `precision="bfloat16"`' if kind != "float32" else ", float32")
+        )
+        default = backend != "loop" and kind == "float32"
+        rows.append(
+            [
+                batch,
+                own,
+                YES if default else NO,
+                f"{float(ms):,.1f}",
+                mib(float(peak)),
+                f"{loop / float(ms):.1f}",
+                link(raw),
+            ]
+        )
+    for row in files.json(old)["rows"]:
+        if row["training"] != "loop":
+            told = f'ours, `precision="{row["precision"]}"`, another run'
+            rows.append([f"{row['batch']:,}", told, NO, f"{row['ms']:,.1f}", mib(row["peak_mib"]), "", link(old)])
+    if files.has(new):
+        for row in files.json(new)["rows"]:
+            kind = "our loop" if row["training"] == "loop" else "ours"
+            default = YES if kind == "ours" and row["precision"] == "float32" else NO
+            cells = [f"{row['ms']:,.1f}", mib(row["peak_mib"]), "", link(new)]
+            rows.append([f"{row['batch']:,}", f"{kind}, {row['precision']}, a later run", default, *cells])
+    else:
+        rows.append(["1,024", "ours, float32", YES, NOT_RECORDED, "", "", ""])
+    for row in files.json("elsewhere.json")["training"]:
+        place = f"elsewhere, {link('elsewhere.json')}"
+        rows.append(
+            [
+                str(row["batch"]),
+                f"{row['code']}: {row['what']}",
+                OTHER,
+                f"{row['ms']:,.1f}",
+                mib(1024 * row["peak_gib"]),
+                "",
+                place,
+            ]
+        )
+    profile = next(
+        row
+        for row in files.json("profile-h200.json")["rows"]
+        if row["profile"].startswith("training step") and "busy_ms" in row
+    )
+    limit = (
+        f"The limit was not computed. A profile of the step at batch 128 in bfloat16: {profile['wall_ms']:.0f} ms, of "
+        f"which the GPU was busy for {profile['busy_ms']:.0f}, in {profile['calls']} kernels "
+        f"({link('profile-h200.json')}): it is bound by launches."
+    )
+    return table(["batch", "what", "default call?", "ms", "memory", "x our loop", "from"], rows, limit)
+
+
+def gradients(files: Results) -> str:
+    """Cosines between gradients of bfloat16 and of float32."""
+    raw = "training-precision-h200.txt"
+    found: dict[str, list[tuple[float, float]]] = {}
+    for common, images, weights in re.findall(
+        r"^\w+ common ([\d.]+) images ([\d.-]+) weights ([\d.-]+) ", files.text(raw), re.MULTILINE
+    ):
+        found.setdefault(common, []).append((float(images), float(weights)))
+    rows = []
+    for common, pairs in found.items():
+        spans = [f"{min(own):.2f} to {max(own):.2f}" for own in zip(*pairs, strict=True)]
+        rows.append([f"{float(common):.0f}", *spans])
+    return table(["common direction", "gradient of the image tokens", "gradient of the weights"], rows, link(raw))
+
+
+def indexing(files: Results) -> str:
+    """Photos per second, and what a worker of Ray costs."""
+    rows: list[Row] = []
+    for name, machine in (
+        ("indexing-h200.json", "one H200"),
+        ("indexing-cpu.json", "two CPU cores, crowded by other work"),
+    ):
+        if not files.has(name):
+            rows.append(["`seps index`, `mini` and `base`", YES, machine, NOT_RECORDED, "", "", "", "", ""])
+            continue
+        measured = files.json(name)["rows"]
+        local = {row["model"]: row for row in measured if row["workers"] is None}
+        for row in measured:
+            ray = "" if row["workers"] is None else f" --engine ray --workers {row['workers']}"
+            chosen = "" if row["model"] == "base" else f" --model {row['model']}"
+            told = f"`seps index{chosen}{ray}`" + ("" if row.get("store", True) else ", no store")
+            default = NO if ray or not row.get("store", True) else MODEL if chosen else YES
+            own = local[row["model"]]
+            times = [_ratio(row.get(figure), own.get(figure)) for figure in ("steady", "processor_ms")]
+            waits = "" if row["device_waits"] is None else f"{row['device_waits']:.0%}"
+            cells = [f"{row['photos_per_second']:.1f}", f"{row['steady']:.1f}", *times, waits]
+            rows.append([told, default, machine, *cells, link(name)])
+    for call, rate in re.findall(
+        r"^\$ seps index FOLDER --store [ABC](.*)\n.*\([\d.]+ s, ([\d.]+) images",
+        files.text("index-cpu.txt"),
+        re.MULTILINE,
+    ):
+        default = NO if "--no-bank" in call else MODEL if "--model" in call else YES
+        told = f"`seps index{call.rstrip()}`"
+        rows.append([told, default, "two CPU cores", rate, "", "", "", "", link("index-cpu.txt")])
+    after = []
+    if files.has("indexing-cpu.json") and "killed" in (data := files.json("indexing-cpu.json")):
+        lost = data["killed"]
+        after = [
+            f"A worker of {lost['workers']} killed in the middle: of {lost['rows']} rows {lost['missing']} are "
+            f"missing, {lost['other_facts']} have other facts and {lost['other_bits']} other bits of tokens than in "
+            "the undisturbed run; the largest difference between vectors is "
+            f"{lost['largest_difference_of_vectors']:.0e} ({link('indexing-cpu.json')})."
+        ]
+    head = ["call", "default call?", "machine", "photos a second", "steady", "x this process"]
+    head += ["processor time per photo, x this process", "the GPU waits", "from"]
+    return table(
+        head,
+        rows,
+        *after,
+        "The published code has no indexing, and the limit (the encoder's arithmetic) was not computed.",
+    )
+
+
+def _ratio(value: float | None, own: float | None) -> str:
+    return "" if value is None or own is None else f"{value / own:.2f}"
+
+
+def searching(files: Results) -> str:
+    """One query."""
+    raw = "search-cpu.json"
+    data = files.json(raw)
+    rows: list[Row] = []
+    for name, part, images, told, default in (
+        ("small, float16", "search", 964, "as it comes: float16, 200 candidates", MODEL),
+        ("small, int8", "search", 964, "`--precision int8`", NO),
+        ("large, float16, noise alone", "large", 100_000, "as it comes", MODEL),
+        ("large, int8, noise alone", "large", 100_000, "`--precision int8`", NO),
+    ):
+        one = data[name][part]
+        recall = one["recall"][str(one["default_candidates"])]
+        stages = [f"{one[stage]:.0f}" for stage in ("text", "nearest", "fetch", "rerank", "total")]
+        rows.append([f"{images:,}", told, default, *stages, f"{recall:.2f}"])
+    for name in ("large, float16, noise alone", "large, int8, noise alone"):
+        exact = data[name]["exact"]
+        told = f"every picture scored (`--exact`), {'int8' if 'int8' in name else 'float16'}"
+        rows.append(["100,000", told, NO, "", "", "", "", f"{exact['milliseconds']:,}", "1.00"])
+    head = [
+        "pictures",
+        "what",
+        "default call?",
+        "text, ms",
+        "nearest",
+        "fetch",
+        "re-rank",
+        "together",
+        "recall of the ten best",
+    ]
+    return table(
+        head,
+        rows,
+        f"Two CPU cores, `mini` ({link(raw)}); the rows are from several runs, with other work beside some of them. "
+        "The published code has no search: it scores every picture. More: [Search, measured](search-figures.md).",
+    )
+
+
+def cold_start(files: Results) -> str:
+    """From the shell."""
+    raw = "cold-start-cpu.json"
+    rows: list[Row] = []
+    for name, row in files.json(raw)["rows"].items():
+        default = OTHER if name == "import torch" else YES if "base" in name else MODEL
+        told = (
+            "limit: `import torch` alone"
+            if name == "import torch"
+            else f"`seps search`: {name.removeprefix('search, ')}"
+        )
+        rows.append([told, default, f"{row['median_wall']:.2f}", f"{row['ratio_wall']:.2f}"])
+    return table(
+        ["process", "default call?", "seconds", "x `import torch`"], rows, f"Two CPU cores, medians ({link(raw)})."
+    )
+
+
+def kernel_tests(files: Results) -> str:
+    """The last run of the tests that need a GPU."""
+    raw = "kernel-tests.json"
+    runs = files.json(raw)["runs"]
+    head = ["date", "commit", "device", "passed", "failed", "skipped"]
+    if not runs:
+        return table(
+            head,
+            [[NOT_RECORDED, "", "", "", "", ""]],
+            f"`python -m benchmarks.kernel_tests` records a run ({link(raw)}).",
+        )
+    run = runs[-1]
+    cells = [
+        run["date"],
+        f"`{run['commit']}`",
+        run["device"],
+        *(str(run[name]) for name in ("passed", "failed", "skipped")),
+    ]
+    failed = [f"Failed: {', '.join(run['names_of_failed'])}."] if run["names_of_failed"] else []
+    return table(head, [cells], f"PyTorch {run['torch']}, Triton {run['triton']} ({link(raw)}).", *failed)

@@ -1,0 +1,117 @@
+"""docs/performance.md is what `python -m benchmarks.page` makes of docs/results; tests on a GPU are recorded."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from benchmarks import kernel_tests, on_gpu
+from benchmarks.page.__main__ import PAGE, RESULTS, TABLES, rewritten, tables
+from doc_blocks import ROOT
+
+_ANSWERS = {"**yes**", "yes, but for the model", "no", "—"}
+
+
+def test_the_page_is_what_its_raw_files_make() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert rewritten(text, tables()) == text, "run python -m benchmarks.page"
+
+
+def test_a_changed_raw_file_changes_the_page(tmp_path: Path) -> None:
+    shutil.copytree(RESULTS, tmp_path / "results")
+    path = tmp_path / "results/cold-start-cpu.json"
+    facts = json.loads(path.read_text())
+    facts["rows"]["search, base"]["median_wall"] = 77.77
+    path.write_text(json.dumps(facts))
+    made, before = tables(tmp_path / "results"), tables()
+    assert [name for name in made if made[name] != before[name]] == ["cold-start"]
+    assert "77.77" in made["cold-start"]
+
+
+def test_every_row_says_whether_it_is_the_default_call() -> None:
+    jobs = [name for name in TABLES if name not in ("kernels", "gradients", "kernel-tests")]
+    for name, made in tables().items():
+        lines = [
+            [cell.strip() for cell in line.strip("|").split(" | ")] for line in made.splitlines() if line[:1] == "|"
+        ]
+        if name in jobs:
+            place = lines[0].index("default call?")
+            assert len(lines) > 3 and {line[place] for line in lines[2:]} <= _ANSWERS, name
+            assert all(len(line) == len(lines[0]) for line in lines), name
+
+
+def test_a_page_without_a_place_for_a_table_is_refused() -> None:
+    with pytest.raises(ValueError, match="places for"):
+        rewritten("# Performance\n\n<!-- page:coco -->\n<!-- /page:coco -->\n", tables())
+
+
+def test_times_stand_in_tables_alone() -> None:
+    """A figure in the text has no raw file that could prove it wrong."""
+    text = re.sub(r"<!-- page:([\w-]+) -->.*?<!-- /page:\1 -->", "", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
+    prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    found = re.findall(r"\d[\d.,]* (?:s|ms|us|MiB|%|times|photos)\b", prose)
+    # Goals and settings, not measurements.
+    assert found == ["2 s", "8 s", "3 times", "512 MiB", "512 MiB"]
+
+
+def test_a_report_of_pytest_is_counted_and_recorded(tmp_path: Path) -> None:
+    (tmp_path / "test_some.py").write_text(
+        "import pytest\ndef test_good(): pass\ndef test_bad(): assert 0\n@pytest.mark.skip\ndef test_left(): pass\n"
+        "@pytest.fixture\ndef broken(): raise OSError\ndef test_error(broken): pass\n"
+    )
+    report = tmp_path / "report.xml"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path), f"--junitxml={report}"]
+    subprocess.run(command, cwd=tmp_path, capture_output=True)
+    counted = kernel_tests.counted(report)
+    assert (counted["passed"], counted["failed"], counted["skipped"]) == (1, 2, 1)
+    assert counted["names_of_failed"] == ["test_some::test_bad", "test_some::test_error"]
+    out = tmp_path / "results/kernel-tests.json"
+    common = {"date": "2026-01-02", "commit": "abc", "device": "a GPU", "torch": "2", "triton": "3"}
+    kernel_tests.recorded(out, {**common, **counted, "commit": "earlier"})
+    kernel_tests.recorded(out, {**common, **counted})
+    shutil.copytree(RESULTS, out.parent, dirs_exist_ok=True, ignore=lambda _, names: ["kernel-tests.json"])
+    made = tables(out.parent)["kernel-tests"]
+    assert "| 2026-01-02 | `abc` | a GPU | 1 | 2 | 1 |" in made and "test_some::test_error" in made
+    assert "earlier" not in made
+    out.write_text('{"runs": []}')
+    assert "not recorded yet" in tables(out.parent)["kernel-tests"]
+
+
+def test_the_gpu_tests_are_those_that_may_be_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = kernel_tests.selected()
+    assert chosen[0] == kernel_tests.KERNELS and len(chosen) == 4
+    assert all((ROOT / name.partition("::")[0]).exists() for name in chosen)
+    monkeypatch.setattr(kernel_tests.importlib.util, "find_spec", lambda name: None)
+    assert kernel_tests.selected() == [kernel_tests.KERNELS]
+    assert kernel_tests.missing() == ["torch", "triton", "pytest"]
+
+
+@pytest.mark.parametrize("absent", [["pytest"], []])
+def test_what_is_missing_is_told_in_a_sentence(
+    absent: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["kernel_tests", "--out", str(tmp_path / "out.json")])
+    monkeypatch.setattr(kernel_tests, "missing", lambda: absent)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(SystemExit) as end:
+        kernel_tests.main()
+    told = capsys.readouterr().err
+    assert end.value.code == 2 and not (tmp_path / "out.json").exists()
+    assert ("need pytest, not installed here" if absent else "There is no GPU here") in told
+
+
+def test_a_part_that_fails_leaves_its_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "defaults-h200.jsonl").write_text("as it was")
+    monkeypatch.setattr(on_gpu, "parts", lambda commit: {"coco": ("defaults-h200.jsonl", ["benchmarks.no_such"])})
+    monkeypatch.setattr(sys, "argv", ["on_gpu", "--results", str(tmp_path)])
+    with pytest.raises(SystemExit) as end:
+        on_gpu.main()
+    assert end.value.code == 1 and "Failed: coco (status 1)." in capsys.readouterr().err
+    assert (tmp_path / "defaults-h200.jsonl").read_text() == "as it was"
