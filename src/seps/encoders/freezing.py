@@ -11,9 +11,13 @@ def freeze(module: nn.Module, upto: int | None = None) -> None:
     Blocks are the entries of the outermost ModuleList (transformer layers, Swin stages, convolution blocks).
     Later blocks and the final norm are left as they are. Raises ValueError for a block that is not there.
     """
-    parameters = list(module.parameters())
-    for parameter in parameters[: len(parameters) if upto is None else _parameters_upto(module, upto)]:
-        parameter.requires_grad_(False)
+    parts = parameters_by_depth(module)
+    count = max(len(parts) - 2, 0)
+    if upto is not None and not (len(parts) > 1 and 0 <= upto <= count):
+        raise ValueError(f"freeze(upto={upto}): this encoder has {count} blocks; give a number from 0 to {count}.")
+    for part in parts if upto is None else parts[: upto + 1]:
+        for parameter in part:
+            parameter.requires_grad_(False)
 
 
 def unfreeze(module: nn.Module) -> None:
@@ -37,17 +41,3 @@ def parameters_by_depth(module: nn.Module) -> list[list[nn.Parameter]]:
         seen = place.get(id(parameter), len(blocks) + 1 if seen else 0)
         found[seen].append(parameter)
     return found
-
-
-def _parameters_upto(module: nn.Module, upto: int) -> int:
-    # Encoders register their parts in the order they run: embedding, blocks, final norm.
-    blocks = next((child for child in module.modules() if isinstance(child, nn.ModuleList)), None)
-    count = 0 if blocks is None else len(blocks)
-    if blocks is None or not 0 <= upto <= count:
-        raise ValueError(f"freeze(upto={upto}): this encoder has {count} blocks; give a number from 0 to {count}.")
-    last = {id(parameter) for block in blocks[upto:] for parameter in block.parameters()}
-    held = {id(parameter) for block in blocks for parameter in block.parameters()}
-    order = [id(parameter) for parameter in module.parameters()]
-    if upto < count:
-        return next(index for index, key in enumerate(order) if key in last)
-    return 1 + max(index for index, key in enumerate(order) if key in held)
