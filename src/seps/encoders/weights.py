@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -144,13 +144,10 @@ def to_safetensors(folder: str | Path) -> Path:
         raise EncoderUnavailable(f"There is no {source} to convert.")
     from safetensors.torch import save_file
 
-    save_file(_cloned(read_pickled_tensors(source)), str(target), metadata={"format": "pt"})
+    # Copies, because safetensors refuses tensors that share memory (tied embeddings).
+    tensors = {name: tensor.clone().contiguous() for name, tensor in read_pickled_tensors(source).items()}
+    save_file(tensors, str(target), metadata={"format": "pt"})
     return target
-
-
-def _cloned(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    # safetensors refuses tensors that share memory (tied embeddings)
-    return {name: tensor.clone().contiguous() for name, tensor in state.items()}
 
 
 def read_pickled_tensors(path: Path) -> dict[str, Tensor]:
