@@ -301,7 +301,7 @@ def with_remedy(name: str, found: Outcome, packages: Sequence[Package]) -> Check
         asked = [f"'{p.name}{p.wanted}'" for p in packages if p.name == package and not p.extra]
         wanted = f"'seps[{extra}]'" if extra else (asked or [package or "seps"])[0]
         return CheckResult(name, "missing", detail, extra, f"pip install {wanted}")
-    suspects = [p.name for p in packages if p.version and p.extra == extra] if extra else [f"seps=={__version__}"]
+    suspects = [p.name for p in packages if p.version and extra and p.extra == extra] or [f"seps=={__version__}"]
     if name in ("torch", "GPU"):
         suspects = ["torch"]
     return CheckResult(name, "broken", detail, extra, f"{reinstall} {' '.join(suspects)}")

@@ -131,8 +131,9 @@ def test_a_damaged_model_and_gallery_are_found(tmp_path):
 
 
 def test_a_damaged_model_ends_in_exit_status_1_and_a_remedy(monkeypatch, capsys):
-    finding = doctor.with_remedy("embedded model", ("broken", "cut", ""), ())
-    assert finding.remedy == f"pip install --force-reinstall --no-deps seps=={seps.__version__}"
+    for name in ("store", "embedded model"):  # also for an extra of which no package is known
+        finding = doctor.with_remedy(name, ("broken", "cut", ""), ())
+        assert finding.remedy == f"pip install --force-reinstall --no-deps seps=={seps.__version__}"
     report = Report("1", "3", "x", (Package("rich", ">=13", "", "15"), Package("ray", "", "dist", None)), (finding,))
     monkeypatch.setattr(command, "examine", lambda: report)
     assert main(["doctor"]) == 1
