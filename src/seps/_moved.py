@@ -34,6 +34,7 @@ MOVED = {
     "cli.serve": "cli.pictures.serve",
     "reid.settings": "settings",
     "doctor_checks": "doctor",
+    "encoders.freezing": "encoders.weights",
     "encoders.saved": "encoders.registry",
     "file_lock": "locks",
     "model_folder": "hub.folder",
