@@ -4,7 +4,10 @@
     python -m benchmarks.duplicates --rows 50000
 
 The first takes photos of a tar, saves some of them again in the ways of `CHANGES`, indexes all, and prints per way the
-part that is in one group with its original, by kind of group, and the groups that hold photos of different originals.
+part that is in one group with its original, by kind of group, and the groups that hold photos of different originals;
+then how alike the vectors are: each changed photo and its original, and different originals. By this cosine alone the
+page of `seps serve` folds results (`seps.library.duplicates.NEAR`).
+
 The second times the search for groups in made-up rows, without a store.
 """
 
@@ -77,13 +80,14 @@ def write_photos(tar: Path, folder: Path, photos: int, changed: int) -> None:
 
 def measure(folder: Path, location: Path, model_name: str) -> list[str]:
     """Index the photos and print what is found; returns the lines of the report."""
-    from seps.library.duplicates import KINDS, find_duplicates
+    from seps.library.duplicates import KINDS, NEAR, group, read_gallery
     from seps.retrieval.index.build import IndexOptions, index_folder
     from seps.retrieval.index.store import Store
     from seps.retrieval.index.zeroshot import load_search_model
 
     index_folder(folder, location, load_search_model(model_name), model_name, options=IndexOptions(bank=False))
-    groups = find_duplicates(Store.open(location))
+    gallery = read_gallery(Store.open(location))
+    groups = group(gallery, "near", NEAR)
     joined: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
     mixed = []
     for found in groups:
@@ -109,7 +113,22 @@ def measure(folder: Path, location: Path, model_name: str) -> list[str]:
     lines += [
         f"  {found.kind}: " + ", ".join(f"{copy} ({copy.likeness:.3f})" for copy in found.pictures) for found in mixed
     ]
-    return lines
+    return lines + cosines({row["path"]: place for place, row in enumerate(gallery.facts)}, gallery.vectors, NEAR)
+
+
+def cosines(places: dict[str, int], vectors: np.ndarray, near: float) -> list[str]:
+    """Cosines of changed photos with their originals by way, and of different originals; `places` are rows by path."""
+    lines = ["", f"| changed | least cosine | 5 % are below | at least {near} |", "|---|---|---|---|"]
+    for way in CHANGES:
+        copies = [path for path in places if path.startswith(f"{way.replace(' ', '-')}/")]
+        originals = vectors[[places[f"original/{Path(path).name}"] for path in copies]]
+        found = (vectors[[places[path] for path in copies]] * originals).sum(axis=1)
+        part = 100 * (found >= near).mean()
+        lines.append(f"| {way} | {found.min():.3f} | {np.quantile(found, 0.05):.3f} | {part:.0f} % |")
+    originals = vectors[[place for path, place in places.items() if path.startswith("original/")]]
+    found = np.sort((originals @ originals.T)[np.triu_indices(len(originals), 1)])[::-1]
+    most, count = ", ".join(f"{value:.3f}" for value in found[:5]), (found >= near).sum()
+    return [*lines, f"different originals: most alike {most}; {count} of {len(found):,} pairs >= {near}"]
 
 
 def time_rows(count: int, width: int = 384) -> str:

@@ -6,12 +6,14 @@ import atexit
 import json
 import os
 import shutil
+import socket
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -64,6 +66,28 @@ def cluster() -> Iterator[Any]:
     ray.init(num_cpus=2, log_to_driver=False, include_dashboard=False)
     yield ray
     ray.shutdown()
+
+
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every connection is refused."""
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise OSError("no network in tests")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+
+
+@pytest.fixture
+def own_registry() -> Iterator[None]:
+    """A registry without the ideas of other tests; plugins that a test loads are forgotten."""
+    from ideas import forget_plugins
+    from seps import registry
+
+    with mock.patch.dict(registry._IDEAS, clear=True):
+        yield
+        forget_plugins()
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import seps
-from seps.bundle import check_translations
-from seps.bundle_language import LANGUAGES, Translation
+from seps.bundle import LANGUAGES, Translation, check_translations
 
 ROOT = Path(seps.__file__).parent
 

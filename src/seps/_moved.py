@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 MOVED = {
+    "bundle_language": "bundle",
     "cli.argtypes": "cli.shared.argtypes",
     "cli.display": "cli.shared.progress",
     "cli.errors": "cli.shared.errors",
@@ -33,6 +34,8 @@ MOVED = {
     "cli.serve": "cli.pictures.serve",
     "reid.settings": "settings",
     "doctor_checks": "doctor",
+    "encoders.freezing": "encoders.weights",
+    "encoders.saved": "encoders.registry",
     "file_lock": "locks",
     "model_folder": "hub.folder",
     "model_card": "hub.card",

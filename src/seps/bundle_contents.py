@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from typing import NamedTuple
 
-from seps.bundle_language import one_line
+_WIDE = "\u3000-\u303f\u4e00-\u9fff\uff00-\uffef"
+_BREAK = re.compile(rf"(?<=[{_WIDE}])\s*\n\s*(?=[{_WIDE}])|(?<=[\u3000-\u303f\uff00-\uffef])\s*\n\s*")
 
 
 class BundleError(RuntimeError):
@@ -202,3 +203,8 @@ def first_sentence(text: str) -> str:
     paragraph = one_line(text.strip().split("\n\n")[0])
     found = re.match(r".*?(?:(?<!Eq)(?<!e\.g)(?<!i\.e)[.](?=\s|$)|\u3002)", paragraph)
     return found.group() if found else paragraph
+
+
+def one_line(text: str) -> str:
+    """A paragraph as one line; between Chinese characters, and behind Chinese points, no space is put."""
+    return " ".join(_BREAK.sub("", text.strip()).split())

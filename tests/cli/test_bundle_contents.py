@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 import seps
-from seps.bundle import MODULES, read_translations
+from seps.bundle import LANGUAGES, MODULES, in_english, read_translations
 from seps.bundle_contents import DIFFERENCES, BundleError, first_sentence, legend, line_of
-from seps.bundle_language import LANGUAGES, in_english
 from seps.cli.main import main
 from single_files import VARIANTS, text_of
 

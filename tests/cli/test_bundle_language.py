@@ -18,9 +18,18 @@ import pytest
 import seps
 import shape_source
 from seps import bundle
-from seps.bundle import MODULES, STYLES, BundleError, check_translations, read_translations, single_file
-from seps.bundle_contents import first_sentence
-from seps.bundle_language import Translation, one_line, texts, translated
+from seps.bundle import (
+    MODULES,
+    STYLES,
+    BundleError,
+    Translation,
+    check_translations,
+    read_translations,
+    single_file,
+    texts,
+    translated,
+)
+from seps.bundle_contents import first_sentence, one_line
 from seps.cli.main import main
 from single_files import text_of
 

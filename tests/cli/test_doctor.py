@@ -85,36 +85,31 @@ def test_a_crash_a_hang_and_an_exit_are_findings_and_the_rest_goes_on(shadow):
     shadow("onnxscript", "import os; os._exit(3)")
     shadow("fastapi", "raise SystemExit(0)")
     results = doctor.run_checks(["store", "export", "serve"])
-    assert "signal 11" in results[0]["detail"] and "status 3" in results[1]["detail"]
-    assert results[2]["status"] == "broken" and "SystemExit" in results[2]["detail"]
-    assert "hangs" in doctor.run_checks(["plots"], patience=3)[0]["detail"]
+    assert "signal 11" in results[0][1] and "status 3" in results[1][1]
+    assert results[2][0] == "broken" and "SystemExit" in results[2][1]
+    assert "hangs" in doctor.run_checks(["plots"], patience=3)[0][1]
 
 
 def test_a_backend_with_wrong_scores_is_broken(monkeypatch):
     real = seps.scoring.score_matrix
     for backend in ("reference", "factored"):
         monkeypatch.setattr(seps.scoring, "score_matrix", lambda *args, **options: real(*args, **options) + 1e-3)
-        result = doctor.try_out(f"scoring: {backend}")
-        assert result["status"] == "broken" and "off by 0.001" in result["detail"]
+        status, detail, _ = doctor.try_out(f"scoring: {backend}")
+        assert status == "broken" and "off by 0.001" in detail
 
     def fails(*args, **options):
         raise RuntimeError("PTX was compiled for another GPU")
 
     monkeypatch.setattr(seps.scoring, "score_matrix", fails)
-    assert "another GPU" in doctor.try_out("scoring: factored")["detail"]
+    assert "another GPU" in doctor.try_out("scoring: factored")[1]
 
 
 def test_kernels_are_tried_where_there_is_a_gpu(monkeypatch):
-    problem, asked = doctor._problem, []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(doctor, "_problem", lambda device="cpu": asked.append(device) or problem())
-    monkeypatch.setattr(
-        seps.scoring, "score_matrix", lambda net, *data, backend, precision: asked.append(backend) or net(*data)
-    )
-    assert "agrees with the network" in doctor.try_out("scoring: triton")["detail"]
-    assert asked == ["cuda", "triton", "cpu"]
+    monkeypatch.setattr(doctor, "scoring", lambda *asked: f"scored with {asked}")
+    assert "scored with ('triton', 'cuda', 'half', 0.005)" in doctor.try_out("scoring: triton")[1]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert "there is none" in doctor.try_out("scoring: triton")["detail"]
+    assert "there is none" in doctor.try_out("scoring: triton")[1]
 
 
 def test_a_damaged_model_and_gallery_are_found(tmp_path):
@@ -136,8 +131,9 @@ def test_a_damaged_model_and_gallery_are_found(tmp_path):
 
 
 def test_a_damaged_model_ends_in_exit_status_1_and_a_remedy(monkeypatch, capsys):
-    finding = doctor._with_remedy({"check": "embedded model", "status": "broken", "detail": "cut"}, ())
-    assert finding.remedy == f"pip install --force-reinstall --no-deps seps=={seps.__version__}"
+    for name in ("store", "embedded model"):  # also for an extra of which no package is known
+        finding = doctor.with_remedy(name, ("broken", "cut", ""), ())
+        assert finding.remedy == f"pip install --force-reinstall --no-deps seps=={seps.__version__}"
     report = Report("1", "3", "x", (Package("rich", ">=13", "", "15"), Package("ray", "", "dist", None)), (finding,))
     monkeypatch.setattr(command, "examine", lambda: report)
     assert main(["doctor"]) == 1

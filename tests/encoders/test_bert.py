@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from seps.encoders import EncoderUnavailable, TextEncoder, mini_text_folder, text_encoder
 from seps.encoders.bert import Bert, BertConfig, WordPieceTokenizer, load_bert
-from seps.encoders.saved import save_text_files
+from seps.encoders.registry import save_text_files
 from seps.encoders.text import load_tokenizer
 
 TEXTS = [

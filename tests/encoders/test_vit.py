@@ -11,7 +11,7 @@ from torch import Tensor
 
 from seps.encoders import EncoderUnavailable, PruneConfig, ViT, ViTConfig, parameters_by_depth, vision_encoder
 from seps.encoders.pruning import Merging, keep_by_attention, tokens_per_block
-from seps.encoders.saved import save_vision_files
+from seps.encoders.registry import save_vision_files
 from seps.encoders.vision import HALF, Preprocessing, TransformersVision, drop_pooling
 from seps.encoders.vit_weights import from_transformers, read_focus_weights
 

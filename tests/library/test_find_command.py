@@ -97,16 +97,23 @@ def test_a_damaged_file_is_read_once(
     for _ in range(3):
         assert find("a dog", folder, "--paths") == 0
     assert calls == ["load"]
+    told, store = capsys.readouterr().err, default_store(data, folder, model_folder())
+    assert told.count("bad.jpg") == 1 and "1 could not be indexed (1 in no known format)" in told
+    again = f"1 could not be read before and has not changed; seps index --store {store} tries again and lists it."
+    assert told.count(again) == 2
+    assert index(folder, store).problems  # seps index tries again
+    (folder / "worse.jpg").write_bytes(b"no picture either")  # this one is new
+    assert find("a dog", folder, "--paths") == 0
     told = capsys.readouterr().err
-    assert told.count("bad.jpg") == 3  # it is named every time
-    assert index(folder, default_store(data, folder, model_folder())).problems  # seps index tries again
+    assert "worse.jpg" in told and "bad.jpg" not in told and told.count(again) == 1 and calls == ["load", "load"]
+    (folder / "worse.jpg").unlink()
     paint(folder / "bad.jpg", 77)
     assert find("a dog", folder, "--paths") == 0
-    assert str(folder / "bad.jpg") in capsys.readouterr().out and calls == ["load", "load"]
+    assert str(folder / "bad.jpg") in capsys.readouterr().out and calls == ["load"] * 3
     (folder / "p00.jpg").write_bytes(b"damaged later")  # the store keeps what it knew of it
     for _ in range(2):
         assert find("a dog", folder, "--paths") == 0
-    assert len(calls) == 3 and str(folder / "p00.jpg") in capsys.readouterr().out
+    assert len(calls) == 4 and str(folder / "p00.jpg") in capsys.readouterr().out
 
 
 def test_a_store_of_another_model_says_what_to_do(

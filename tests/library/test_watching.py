@@ -123,7 +123,7 @@ def test_an_interrupt_that_a_library_swallows_still_ends_it(
     """As the database does: it makes an error of the interrupt, and the read is tried again."""
     from seps.cli.pictures import index as command
 
-    folder = gallery(tmp_path / "g", 1)
+    folder, before = gallery(tmp_path / "g", 1), signal.getsignal(signal.SIGINT)
     calls: list[int] = []
 
     def interrupted(*_: object) -> IndexReport:
@@ -140,7 +140,7 @@ def test_an_interrupt_that_a_library_swallows_still_ends_it(
     words = [str(folder), "--store", str(tmp_path / "s"), "--model", model_folder(), "--watch", "--every", "0.01"]
     assert call("index", words) == 0
     assert len(calls) == 2 and "Stopped watching" in capsys.readouterr().err
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 @pytest.mark.slow

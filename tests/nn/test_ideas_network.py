@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from typing import get_args
 from unittest import mock
 
 import pytest
@@ -16,34 +15,16 @@ from torch import nn
 from torch.nn import functional as F
 
 import seps
+from ideas import SIZES, Slots, features, first, median, readable
 from seps import registry
-from seps.config import Aggregation, Alignment, ConfigError, DecisionKind, Scoring, SlimmingConfig
+from seps.config import SlimmingConfig
 from seps.nn import InputError, PatchSlimming
 from seps.nn.attribution import shares
 from seps.nn.known import why_not_fast
-from seps.registry import RegistryError
 from seps.scoring import choose_backend, score_matrix, score_with_gradient
 
-SIZES = {"embed_size": 16, "num_patches": 10, "num_prefix_tokens": 1, "sparse_ratio": 0.4, "aggr_ratio": 0.5}
-B, T, M, L, N, K = 4, 5, 6, 7, 10, 4
-
-
-@pytest.fixture(autouse=True)
-def _own_registry():
-    with mock.patch.dict(registry._IDEAS, clear=True):
-        yield
-
-
-def features(**more):
-    torch.manual_seed(0)
-    images, words = torch.randn(B, 1 + N, 16), torch.randn(T, M, 16)
-    dense = {"dense": torch.randn(B, L, 16), "dense_lengths": torch.tensor([7, 3, 0, 5])}
-    return images, words, torch.tensor([6, 2, 4, 5, 1]), {**dense, **more}
-
-
-def readable(net, images, words, lengths, extras):
-    with torch.no_grad():
-        return net.eval()(images, words, lengths, **extras)
+pytestmark = pytest.mark.usefixtures("own_registry")
+B, T, N, K = 4, 5, 10, 4
 
 
 def every_path(net, images, words, lengths, extras):
@@ -58,12 +39,6 @@ def every_path(net, images, words, lengths, extras):
     scored = score_with_gradient(net, images, words, lengths, **extras)
     torch.testing.assert_close(scored.similarity, expected, atol=2e-5, rtol=0)
     return expected
-
-
-def first(scores, count, valid):
-    """Keep the first K patches, whatever their scores."""
-    places = torch.arange(scores.shape[-1]) if valid is None else valid.long().cumsum(-1) - 1
-    return (places < count).float().expand_as(scores)
 
 
 def twin_score(net, image, caption, patch_keep, extra_scores):
@@ -226,17 +201,6 @@ def test_an_additive_scoring_is_scored_fast():
             torch.testing.assert_close(scores[b, t], twin_score(net, images[b], caption, keep, raw), atol=1e-5, rtol=0)
 
 
-class Slots(nn.Module):
-    """Merge weights from fixed slots: cosine with one learned vector per merged patch."""
-
-    def __init__(self, config):
-        super().__init__()
-        self.slots = nn.Parameter(torch.randn(config.num_merged, config.embed_size))
-
-    def forward(self, patches):
-        return 3 * F.normalize(patches.float(), dim=-1) @ F.normalize(self.slots, dim=-1).T
-
-
 @pytest.mark.parametrize("dense", ["none", "branch", "tokens"])
 def test_an_aggregation_by_logits_is_scored_fast_and_explained(dense):
     seps.register_aggregation("slots", form="logits")(Slots)
@@ -272,12 +236,6 @@ def test_an_aggregation_of_any_kind_runs_readably_and_is_not_explained():
     torch.testing.assert_close(scores[0, 0], expected, atol=1e-5, rtol=0)
     with pytest.raises(InputError, match="cannot be taken apart: aggregation='best'"):
         shares(net, net.encode_images(images[:1]), caption)
-
-
-def median(best, mask):
-    """The median of the valid maxima, the lower of two."""
-    filled = best if mask is None else best.masked_fill(~mask, float("nan"))
-    return filled.nanmedian(dim=-1).values
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "leaky"])
@@ -358,99 +316,3 @@ class audio_guides(dict):
 
     def __getitem__(self, key):
         return {"audio": super().__getitem__("audio")[key]} if isinstance(key, slice) else super().__getitem__(key)
-
-
-def test_objects_stand_for_ideas_without_a_name():
-    class Keep:
-        form = "scores"
-
-        def __call__(self, scores, count, valid):
-            return first(scores, count, valid)
-
-    images, words, lengths, extras = features()
-    net = PatchSlimming(SlimmingConfig(**SIZES), decision=Keep(), alignment=nn.Identity())
-    assert (net.config.decision, net.config.alignment, net.config.scoring) == ("own", "own", "learned")
-    assert net.forms == {"decision": "scores", "alignment": None}
-    seps.register_decision("first", form="scores")(first)
-    named = PatchSlimming(SlimmingConfig(decision="first", **SIZES))
-    net = PatchSlimming(SlimmingConfig(**SIZES), decision=Keep())
-    net.load_state_dict(named.state_dict())
-    assert torch.equal(readable(net, images, words, lengths, extras), readable(named, images, words, lengths, extras))
-    assert why_not_fast(net) is None
-    with pytest.raises(InputError, match="decision='own' stands for an object, which did not come"):
-        PatchSlimming(net.config)
-
-
-def test_built_in_names_are_those_of_the_configuration():
-    from seps.retrieval.config import HeadKind
-
-    for kind, names in (
-        ("scoring", Scoring),
-        ("decision", DecisionKind),
-        ("aggregation", Aggregation),
-        ("alignment", Alignment),
-        ("head", HeadKind),
-    ):
-        assert registry.BUILT_IN[kind] == get_args(names)
-
-
-@pytest.mark.parametrize("kind", ["scoring", "decision", "aggregation", "alignment"])
-def test_a_name_that_nobody_registered_is_a_sentence(kind):
-    with pytest.raises(ConfigError) as caught:
-        SlimmingConfig(**{kind: "mine"})
-    said = str(caught.value)
-    assert said.startswith(f"{kind} is 'mine'; choose one of '{registry.BUILT_IN[kind][0]}'")
-    assert f"@seps.register_{kind}('mine')" in said and "--plugin FILE" in said
-    getattr(seps, f"register_{kind}")("other")(len)
-    with pytest.raises(ConfigError, match=r"'other'\. An idea of your own"):
-        SlimmingConfig(**{kind: "mine"})
-    with pytest.raises(ConfigError):
-        SlimmingConfig(**{kind: ["mine"]})
-
-
-def test_bad_registrations_are_sentences():
-    with pytest.raises(RegistryError, match="'topk' is built in"):
-        seps.register_decision("topk")
-    with pytest.raises(RegistryError, match="can promise 'scores', or nothing"):
-        seps.register_decision("mine", form="logits")
-    with pytest.raises(RegistryError, match="cannot be registered as ''"):
-        seps.register_decision("")
-    with pytest.raises(RegistryError, match="register a class or a function"):
-        seps.register_decision("mine")(3)
-    seps.register_decision("mine")(first)
-    seps.register_decision("mine", form="scores")(first)  # the same one again, as in a notebook
-    assert registry.registered("decision")["mine"].form == "scores"
-    with pytest.raises(RegistryError, match=r"registered already, by .*test_ideas_network\.first"):
-        seps.register_decision("mine")(median)
-
-
-@pytest.mark.parametrize(
-    ("kind", "idea", "told"),
-    [
-        ("decision", lambda scores, count, valid: scores[:, :3], "must return D of the scores' shape"),
-        ("decision", lambda scores, count, valid: None, "returned NoneType"),
-        ("scoring", lambda patches, attentions, weights, valid: patches, "The scoring must return a tensor"),
-        ("aggregation", lambda patches, keep, scores: patches[..., :3], "must return a tensor of the shape"),
-        ("alignment", lambda similarity, words, tokens: similarity, "An alignment must return a tensor"),
-    ],
-)
-def test_a_result_that_does_not_fit_is_a_sentence(kind, idea, told):
-    net = PatchSlimming(SlimmingConfig(dense="none", **SIZES), **{kind: idea})
-    images, words, lengths, _ = features()
-    with pytest.raises(InputError, match=told):
-        net(images, words, lengths)
-
-
-def test_a_broken_promise_is_found():
-    seps.register_decision("half", form="scores")(lambda scores, count, valid: torch.full_like(scores, 0.5))
-    net = PatchSlimming(SlimmingConfig(decision="half", dense="none", **SIZES))
-    images, words, lengths, _ = features()
-    with pytest.raises(InputError, match=r"D must hold zeros and ones alone, and 0\.5 to 0\.5 came"):
-        score_matrix(net, images, words, lengths)
-
-
-def test_a_class_that_is_no_idea_of_the_registry_is_still_not_taken_for_one():
-    seps.register_aggregation("slots", form="logits")(Slots)
-    net = PatchSlimming(SlimmingConfig(aggregation="slots", dense="none", **SIZES))
-    net.aggr_net.merged = lambda *_: None
-    assert "aggr_net has another merged" in why_not_fast(net)

@@ -121,8 +121,8 @@ class DualEncoder(nn.Module):
     def prepare(self, image: Any) -> dict[str, Tensor]:
         """The processor's tensors for one PIL image: resized, cropped and normalised as the model's own are.
 
-        Of an image longer than `LONGEST` times its width the middle is taken first: a strip one pixel wide would become
-        hundreds of thousands of pixels long where the shorter side is resized.
+        An image with one side more than `LONGEST` times the other is cut to its middle first: resized by its shorter
+        side, a strip one pixel wide would become hundreds of thousands of pixels long.
         """
         width, height = image.size
         across, down = min(width, LONGEST * height), min(height, LONGEST * width)

@@ -1,7 +1,8 @@
-"""Encoders by name: a preset, any hub id, or a local folder."""
+"""Encoders by name: a preset, any hub id, or a local folder; and their files beside a model that holds the weights."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +12,7 @@ from torch import nn
 
 from seps.registry import how_to_register, registered
 
-from .bert import WordPieceTokenizer, load_bert
+from .bert import Bert, WordPieceTokenizer, load_bert
 from .mini import EfficientNetLite0, mini_text_folder
 from .pruning import PruneConfig
 from .text import TextEncoder, load_tokenizer
@@ -25,12 +26,13 @@ from .vision import (
 )
 from .vit import ViT
 from .vit_files import fit_positions, vit_from_file
-from .vit_weights import VIT_FILE, focus_encoder, from_transformers, load_vit
+from .vit_weights import VIT_FILE, focus_encoder, from_transformers, load_vit, save_vit
 from .weights import (
     EncoderUnavailable,
     build_model,
     hub_folder,
     load_model,
+    quiet,
     read_config,
     refuse_missing,
     transformers_module,
@@ -289,3 +291,55 @@ def _default_size(name: str, preprocessing: Preprocessing, config: Any) -> tuple
     trained = getattr(config, "image_size", None) or 224
     height, width = (trained, trained) if isinstance(trained, int) else tuple(trained)
     return int(height), int(width)
+
+
+def has_vision_files(encoder: VisionEncoder) -> bool:
+    """Whether `save_vision_files` writes anything."""
+    return isinstance(getattr(encoder, "inner", encoder), (TransformersVision, ViT))
+
+
+def has_text_files(encoder: TextEncoder) -> bool:
+    """Whether `save_text_files` writes anything: an encoder of the caller's own has no files."""
+    return type(encoder) is TextEncoder
+
+
+def save_vision_files(encoder: VisionEncoder, folder: Path) -> bool:
+    """Write what `vision_encoder(folder, pretrained=False)` needs; False for an encoder that needs no files."""
+    inner = getattr(encoder, "inner", encoder)
+    if isinstance(inner, ViT):
+        save_vit(inner, folder)
+        return True
+    if not isinstance(inner, TransformersVision):
+        return False
+    _save_config(inner.model, folder)
+    height, width = inner.image_size
+    stated = {
+        "image_mean": inner.mean.flatten().tolist(),
+        "image_std": inner.std.flatten().tolist(),
+        "size": {"height": height, "width": width},
+    }
+    (folder / "preprocessor_config.json").write_text(json.dumps(stated, indent=1) + "\n", encoding="utf-8")
+    return True
+
+
+def save_text_files(encoder: TextEncoder, folder: Path) -> bool:
+    """Write what `text_encoder(folder, pretrained=False)` needs; False for an encoder of the caller's own."""
+    if not has_text_files(encoder):
+        return False
+    if isinstance(encoder.model, Bert):
+        encoder.model.config.save(folder)
+    else:
+        _save_config(encoder.model, folder)
+    encoder.tokenizer.save_pretrained(str(folder))
+    return True
+
+
+def _save_config(model: nn.Module, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    config: Any = model.config
+    with quiet():
+        config.save_pretrained(str(folder))
+    path = folder / "config.json"
+    # A tower of a two-tower model carries no name of its own, and is rebuilt by it.
+    values = {**json.loads(path.read_text(encoding="utf-8")), "architectures": [type(model).__name__]}
+    path.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")

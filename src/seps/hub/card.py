@@ -16,9 +16,12 @@ def card(
     summary: str,
     sections: Mapping[str, str],
 ) -> str:
-    """A card. `about` may bring a `license` (an identifier of the hub's) and a `summary` of its own."""
+    """README.md of a model folder: the hub's header, the title, a summary and the sections, in that order.
+
+    `about` may hold a `license` (an identifier that the hub knows) and a `summary` that replaces the one given here.
+    """
     header = {
-        # Nobody but the model's owner can say which; a hub knows the word.
+        # Only the owner of the model can name its licence; the hub accepts "unknown".
         "license": str(about.get("license") or "unknown"),
         "library_name": "seps",
         "pipeline_tag": pipeline,

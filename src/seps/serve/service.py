@@ -220,7 +220,10 @@ class Service:
         return found
 
     def download(self, address: str, *, attached: bool) -> Response:
-        """The file of an image, to open or to save. Raises AwayError, HTTPException 400 for a path that leads out."""
+        """The file of an image, to open or, with `attached`, to save.
+
+        Raises AwayError where the file is gone or no image any more, HTTPException 400 for a path outside its folder.
+        """
         row = self.row(address, ("path", "member", "size", "mtime"))
         source = self.source(row)
         try:
@@ -260,13 +263,11 @@ class Service:
         source = self.source(row)
         state, note = "present", ""
         try:
-            changed = _has_changed(source, row)
-        except OSError:
-            state, note = "missing", self._why_away()
-        else:
-            if changed:
+            if _has_changed(source, row):
                 state = "changed"
                 note = "The file was written again after it was indexed: scores are those of what was indexed."
+        except OSError:
+            state, note = "missing", self._why_away()
         return {
             "id": self.address(row["id"], row["sha256"]),
             **{name: row[name] for name in ("path", "member", "width", "height")},

@@ -6,8 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from seps.bundle import GENERATED, STYLES, single_file
-from seps.bundle_language import LANGUAGES
+from seps.bundle import GENERATED, LANGUAGES, STYLES, single_file
 from seps.cli.shared.argtypes import output_file_or_stdout
 from seps.cli.shared.parser import Parser
 from seps.cli.shared.text import printable

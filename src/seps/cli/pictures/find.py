@@ -165,7 +165,7 @@ def _update(options: argparse.Namespace, store: str, folders: Sequence[str]) -> 
     roots_to_read(known, store, folders, wanted)  # says what is wrong with them before anything is loaded
     report = up_to_date(folders, store, options=wanted) if known is not None else None
     if report is not None:
-        _tell(report)
+        _tell(report, store)
         return None
     if known is not None:  # as the store is
         wanted = IndexOptions(
@@ -182,7 +182,7 @@ def _update(options: argparse.Namespace, store: str, folders: Sequence[str]) -> 
         say(f"Indexing {', '.join(folders)} for the first time, into {store}.")
     try:
         with count_progress("indexing", "images") as progress:
-            _tell(index_folder(folders, store, model, name, options=wanted, progress=progress))
+            _tell(index_folder(folders, store, model, name, options=wanted, progress=progress), store)
     except StoreError as error:
         if known is None or not isinstance(error.__cause__, FileInUse):
             raise
@@ -190,12 +190,13 @@ def _update(options: argparse.Namespace, store: str, folders: Sequence[str]) -> 
     return model
 
 
-def _tell(report: IndexReport) -> None:
+def _tell(report: IndexReport, store: str) -> None:
     """Say on standard error what has changed and what is left out."""
     read = report.new + report.changed + report.moved
     if read or report.deleted:
         say(f"Indexed {read} pictures in {report.seconds:.1f} s; {report.deleted} gone.")
-    tell_left_out(report, "seps index --json")
+    again = f"seps index --store {store}"
+    tell_left_out(report, f"{again} --json", again)
 
 
 def _sorted(hits: Sequence[Hit], order: str) -> list[Hit]:

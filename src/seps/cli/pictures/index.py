@@ -197,8 +197,8 @@ def _plain_report(report: IndexReport) -> dict[str, object]:
     return {**counts, **times, "older_pixels": report.older_pixels, **faults}
 
 
-def _tell(report: IndexReport) -> None:
-    """Say what a run did."""
+def _tell(report: IndexReport, again: str = "") -> None:
+    """Say what a run did; `again` as for `tell_left_out`."""
     read = report.new + report.changed + report.moved
     speed = f", {read / report.seconds:.1f} images a second" if read and report.seconds else ""
     print(
@@ -206,7 +206,7 @@ def _tell(report: IndexReport) -> None:
         f"{report.unchanged} unchanged; {report.described} with a description ({report.seconds:.1f} s{speed}).",
         flush=True,
     )
-    tell_left_out(report, "--json")
+    tell_left_out(report, "--json", again)
 
 
 def _watch(options: argparse.Namespace, model: RetrievalModel | ZeroShotModel, settings: IndexOptions) -> int:
@@ -220,7 +220,7 @@ def _watch(options: argparse.Namespace, model: RetrievalModel | ZeroShotModel, s
     def update() -> None:
         report = _index(options, model, settings)
         if report.new + report.changed + report.moved + report.deleted or watch.seen is None:
-            _tell(report)
+            _tell(report, "" if watch.seen is None else f"seps index --store {options.store}")
 
     asked: list[bool] = []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from seps.cli.shared.text import list_problems, list_skipped, say
@@ -10,15 +11,22 @@ if TYPE_CHECKING:
     from seps.retrieval.index.build import IndexReport
 
 
-def tell_left_out(report: IndexReport, option: str) -> None:
-    """Say on standard error what of the folders is not found, by reason; `option` lists all of it."""
+def tell_left_out(report: IndexReport, option: str, again: str = "") -> None:
+    """Say on standard error what of the folders is not found, by reason; `option` lists all of it.
+
+    Files that could not be read before either are counted alone where `again`, a command that lists them, is given.
+    """
     if report.excluded:
         say(f"{report.excluded} pictures of the store are excluded: they are kept, and not found.")
     if report.kept > report.excluded:
         say(f"{report.kept - report.excluded} of the store are kept although their files could not be read.")
     for folder in report.away:
         say(f"{folder} is not there. Is the disk mounted? What the store holds of it stays.")
-    list_problems(report.problems, "could not be indexed", option, report.unread)
+    told = replace(report, problems=[problem for problem in report.problems if not (again and problem.again)])
+    list_problems(told.problems, "could not be indexed", option, told.unread)
+    if known := len(report.problems) - len(told.problems):
+        has, them = ("has", "it") if known == 1 else ("have", "them")
+        say(f"{known} could not be read before and {has} not changed; {again} tries again and lists {them}.")
     list_problems(report.description_problems, "descriptions were not used, or may be out of date", option)
     list_skipped(report.skipped)
     if is_all_excluded(report):

@@ -92,6 +92,8 @@ class Problem:
     why: str
     kind: str = ""
     """The reason in a few words, for counting."""
+    again: bool = False
+    """The store knew that this file could not be read, and the file has not changed since."""
 
     def __str__(self) -> str:
         return f"{self.name}: {self.why}"

@@ -132,10 +132,10 @@ def up_to_date(
         return None
     store = Store.open(location)
     work, gone, excluded = survey.compare(store.known(), settings, FolderGuides(), set())
-    bad = [item for item in work if settings.unreadable.get(item.found.id) == (item.found.size, item.found.mtime)]
+    bad = [item for item in work if _failed_before(settings, item.found)]
     if len(work) > len(bad) or gone or excluded or (settings.bank and store.without_level()):
         return None
-    survey.report.problems += [Problem(str(item.found), BAD_BEFORE) for item in bad]
+    survey.report.problems += [Problem(str(item.found), BAD_BEFORE, again=True) for item in bad]
     survey.report.older_pixels = settings.pixels != "model"
     return survey.report
 
@@ -211,6 +211,11 @@ class _Survey:
             changes |= {row.id: False for row in there if row.excluded}
             work += _compare(gallery, known, texts, guides, forgotten, self.report)
         return work, gone, changes
+
+
+def _failed_before(settings: StoreSettings, found: Found) -> bool:
+    """Whether the store remembers that this file could not be read, and the file has not changed since."""
+    return settings.unreadable.get(found.id) == (found.size, found.mtime)
 
 
 def _compare(
@@ -297,7 +302,8 @@ class _Indexer:
             if isinstance(outcome, Unread):
                 # The disk may answer the next time, and a damaged file may come back: what was known of it stays.
                 stays = " The store keeps what it knew of it." if work.known else ""
-                self.report.problems.append(Problem(str(work.found), outcome.why + stays, outcome.kind))
+                again = _failed_before(self.store.settings, work.found)
+                self.report.problems.append(Problem(str(work.found), outcome.why + stays, outcome.kind, again))
                 self.report.kept += work.known is not None
                 self.report.unreadable[work.found.id] = (work.found.size, work.found.mtime)
                 continue

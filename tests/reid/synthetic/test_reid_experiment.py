@@ -10,7 +10,7 @@ import pytest
 import torch
 
 # Benchmarks are no part of the installed package.
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from benchmarks import reid_synthetic as experiment
 from benchmarks.reid_truth import Truth, kept_rows, on_figure, patch_shares

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 # Benchmarks are no part of the installed package.
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from benchmarks.partly_described import PartlyDescribed, measure, score_matrices
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 # Benchmarks are no part of the installed package.
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from benchmarks import reid_selection as study
 from benchmarks.selection import stats

@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 # Benchmarks are no part of the installed package.
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from benchmarks.reid_report import report
 from benchmarks.reid_synthetic import VARIANTS
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 RESULTS = ROOT / "docs" / "results"
 SENSORS = {"RGB + NI + TI": 3, "RGB + NI": 2, "RGB + TI": 2, "NI + TI": 2, "RGB": 1, "NI": 1, "TI": 1}
 

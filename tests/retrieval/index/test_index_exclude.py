@@ -20,7 +20,7 @@ from seps.retrieval.index.search import Searcher
 from seps.retrieval.index.store import Store
 from stores import gallery, index, model_folder, paint
 
-CASES = json.loads((Path(__file__).parents[1] / "golden" / "gitignore.json").read_text())
+CASES = json.loads((Path(__file__).parents[2] / "golden" / "gitignore.json").read_text())
 """Files and folders, and lines of an ignore file in one of the folders with the files that git then leaves out."""
 
 

@@ -1,0 +1,116 @@
+"""Registered names and ideas: what is refused, with which sentence, and objects that need no name."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+import torch
+from torch import nn
+
+import seps
+from ideas import SIZES, Slots, features, first, median, readable
+from seps import registry
+from seps.config import Aggregation, Alignment, ConfigError, DecisionKind, Scoring, SlimmingConfig
+from seps.nn import InputError, PatchSlimming
+from seps.nn.known import why_not_fast
+from seps.registry import RegistryError
+from seps.scoring import score_matrix
+
+pytestmark = pytest.mark.usefixtures("own_registry")
+
+
+def test_objects_stand_for_ideas_without_a_name():
+    class Keep:
+        form = "scores"
+
+        def __call__(self, scores, count, valid):
+            return first(scores, count, valid)
+
+    images, words, lengths, extras = features()
+    net = PatchSlimming(SlimmingConfig(**SIZES), decision=Keep(), alignment=nn.Identity())
+    assert (net.config.decision, net.config.alignment, net.config.scoring) == ("own", "own", "learned")
+    assert net.forms == {"decision": "scores", "alignment": None}
+    seps.register_decision("first", form="scores")(first)
+    named = PatchSlimming(SlimmingConfig(decision="first", **SIZES))
+    net = PatchSlimming(SlimmingConfig(**SIZES), decision=Keep())
+    net.load_state_dict(named.state_dict())
+    assert torch.equal(readable(net, images, words, lengths, extras), readable(named, images, words, lengths, extras))
+    assert why_not_fast(net) is None
+    with pytest.raises(InputError, match="decision='own' stands for an object, which did not come"):
+        PatchSlimming(net.config)
+
+
+def test_built_in_names_are_those_of_the_configuration():
+    from seps.retrieval.config import HeadKind
+
+    for kind, names in (
+        ("scoring", Scoring),
+        ("decision", DecisionKind),
+        ("aggregation", Aggregation),
+        ("alignment", Alignment),
+        ("head", HeadKind),
+    ):
+        assert registry.BUILT_IN[kind] == get_args(names)
+
+
+@pytest.mark.parametrize("kind", ["scoring", "decision", "aggregation", "alignment"])
+def test_a_name_that_nobody_registered_is_a_sentence(kind):
+    with pytest.raises(ConfigError) as caught:
+        SlimmingConfig(**{kind: "mine"})
+    said = str(caught.value)
+    assert said.startswith(f"{kind} is 'mine'; choose one of '{registry.BUILT_IN[kind][0]}'")
+    assert f"@seps.register_{kind}('mine')" in said and "--plugin FILE" in said
+    getattr(seps, f"register_{kind}")("other")(len)
+    with pytest.raises(ConfigError, match=r"'other'\. An idea of your own"):
+        SlimmingConfig(**{kind: "mine"})
+    with pytest.raises(ConfigError):
+        SlimmingConfig(**{kind: ["mine"]})
+
+
+def test_bad_registrations_are_sentences():
+    with pytest.raises(RegistryError, match="'topk' is built in"):
+        seps.register_decision("topk")
+    with pytest.raises(RegistryError, match="can promise 'scores', or nothing"):
+        seps.register_decision("mine", form="logits")
+    with pytest.raises(RegistryError, match="cannot be registered as ''"):
+        seps.register_decision("")
+    with pytest.raises(RegistryError, match="register a class or a function"):
+        seps.register_decision("mine")(3)
+    seps.register_decision("mine")(first)
+    seps.register_decision("mine", form="scores")(first)  # the same one again, as in a notebook
+    assert registry.registered("decision")["mine"].form == "scores"
+    with pytest.raises(RegistryError, match=r"registered already, by .*ideas\.first"):
+        seps.register_decision("mine")(median)
+
+
+@pytest.mark.parametrize(
+    ("kind", "idea", "told"),
+    [
+        ("decision", lambda scores, count, valid: scores[:, :3], "must return D of the scores' shape"),
+        ("decision", lambda scores, count, valid: None, "returned NoneType"),
+        ("scoring", lambda patches, attentions, weights, valid: patches, "The scoring must return a tensor"),
+        ("aggregation", lambda patches, keep, scores: patches[..., :3], "must return a tensor of the shape"),
+        ("alignment", lambda similarity, words, tokens: similarity, "An alignment must return a tensor"),
+    ],
+)
+def test_a_result_that_does_not_fit_is_a_sentence(kind, idea, told):
+    net = PatchSlimming(SlimmingConfig(dense="none", **SIZES), **{kind: idea})
+    images, words, lengths, _ = features()
+    with pytest.raises(InputError, match=told):
+        net(images, words, lengths)
+
+
+def test_a_broken_promise_is_found():
+    seps.register_decision("half", form="scores")(lambda scores, count, valid: torch.full_like(scores, 0.5))
+    net = PatchSlimming(SlimmingConfig(decision="half", dense="none", **SIZES))
+    images, words, lengths, _ = features()
+    with pytest.raises(InputError, match=r"D must hold zeros and ones alone, and 0\.5 to 0\.5 came"):
+        score_matrix(net, images, words, lengths)
+
+
+def test_a_class_that_is_no_idea_of_the_registry_is_still_not_taken_for_one():
+    seps.register_aggregation("slots", form="logits")(Slots)
+    net = PatchSlimming(SlimmingConfig(aggregation="slots", dense="none", **SIZES))
+    net.aggr_net.merged = lambda *_: None
+    assert "aggr_net has another merged" in why_not_fast(net)
