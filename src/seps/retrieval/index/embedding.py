@@ -21,6 +21,7 @@ import torch
 
 from seps.encoders import ViT
 from seps.nn.selection import rank_patches
+from seps.retrieval.config import StoredPrecision
 from seps.retrieval.data import DataError, ImageSource, UnreadableImage
 from seps.retrieval.data.dates import date_taken
 from seps.retrieval.data.descriptions import Descriptions
@@ -29,7 +30,7 @@ from seps.retrieval.data.guides import stacked
 from seps.retrieval.data.images import Picture, read_picture
 from seps.retrieval.heads import ImageFeatures
 from seps.retrieval.index.bank import Bank, stored_levels
-from seps.retrieval.index.codec import fixed_patch_scores, image_vectors, merge_words, pack, unpack_guides
+from seps.retrieval.index.codec import fixed_patch_scores, image_vectors, mean_grid, merge_words, pack, unpack_guides
 from seps.retrieval.index.rows import StoreSettings, packed_columns
 from seps.retrieval.index.zeroshot import ZeroShotModel
 from seps.retrieval.model import RetrievalModel
@@ -225,6 +226,10 @@ def packed_states(model: RetrievalModel, images: ImageFeatures, settings: StoreS
     vectors = image_vectors(model, images).cpu().numpy().astype(np.float16)
     prefix, keep = model.vision.num_prefix_tokens, settings.keep_patches
     slim = keep is not None and keep < tokens.shape[1] - prefix
+    whole = tokens
+    if settings.means:
+        cells = mean_grid(tokens[:, prefix:], model.vision.grid_for(*model.image_size), settings.grid)
+        tokens = torch.cat([tokens[:, :prefix], cells.to(tokens.dtype)], dim=1)
     best = rank_patches(fixed_patch_scores(model, images))[:, :keep].sort(dim=1).values if slim else None
     if settings.keep_words is not None and words is not None and mask is not None:
         words, mask = merge_words(words, mask, settings.keep_words)
@@ -232,9 +237,11 @@ def packed_states(model: RetrievalModel, images: ImageFeatures, settings: StoreS
     for i in range(len(tokens)):
         state: dict[str, Any] = {"vector": vectors[i], "positions": None, "mean": None, "words": None}
         rows = tokens[i]
+        if slim or settings.means:
+            of_mean: StoredPrecision = "int4" if settings.precision in ("int4", "int2") else "float16"
+            state["mean"] = pack(whole[i][prefix:].mean(dim=0, keepdim=True), of_mean)
         if best is not None:
             state["positions"] = best[i].cpu().numpy().astype("<u2").tobytes()
-            state["mean"] = pack(rows[prefix:].mean(dim=0, keepdim=True), "float16")
             rows = torch.cat([rows[:prefix], rows[prefix:][best[i]]])
         state["tokens"] = pack(rows, settings.precision)
         if words is not None and mask is not None and bool(mask[i].any()):
