@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -19,10 +20,11 @@ from torch.nn import functional as F
 from seps.cli.main import call
 from seps.cli.shared.parser import UsageError
 from seps.retrieval.config import STATE_SIZES
+from seps.retrieval.data import ImageSource
 from seps.retrieval.heads import ImageFeatures
 from seps.retrieval.index import rows as store_rows
 from seps.retrieval.index.codec import PackingError, Precision, fewer_patches, mean_grid, pack, packed_shape, unpack
-from seps.retrieval.index.embedding import packed_states
+from seps.retrieval.index.embedding import ImageJob, Preparer, packed_states
 from seps.retrieval.index.maintenance import status, verify
 from seps.retrieval.index.rows import CODES, StoreError, StoreSettings
 from seps.retrieval.index.search import Searcher
@@ -159,6 +161,19 @@ def test_states_depend_on_no_other_picture_and_runs_go_on(tmp_path: Path) -> Non
         index(folder, tmp_path / "twice", precision="int4", keep_words=3, keep_patches=5)
     with pytest.raises(StoreError, match="as int4, not 2 x 2 means of patches and 3 words of a description as float16"):
         index(folder, tmp_path / "twice", keep_words=3)
+
+
+def test_a_worker_elsewhere_makes_the_same_codes(tmp_path: Path) -> None:
+    """Workers of a cluster get a pickled copy of the preparer, and nothing else."""
+    folder = gallery(tmp_path / "g", 3, described=1)
+    index(folder, tmp_path / "s", **SMALL, batch_size=1)
+    here = Preparer(model(), Store.open(tmp_path / "s").settings)
+    there = pickle.loads(pickle.dumps(here))
+    stored = states(tmp_path / "s")
+    for name in ("p00.jpg", "sub/p01.jpg"):
+        text = "A picture with number 0: a red square on blue." if name == "p00.jpg" else None
+        (outcome,) = there([ImageJob(ImageSource(folder / name), text)]).outcomes
+        assert (outcome.state["tokens"], outcome.state["mean"], outcome.state["words"]) == stored[name][:3]
 
 
 def test_a_former_release_says_that_the_store_is_newer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
