@@ -43,8 +43,23 @@ Protocol = Literal["none", "image", "published"]
 PROTOCOLS: tuple[Protocol, ...] = get_args(Protocol)
 DEFAULT_MODEL = "base"
 """The embedded model that searches and is evaluated where none is named; "mini" is the faster and weaker one."""
-StoredPrecision = Literal["float32", "float16", "int8"]
+StoredPrecision = Literal["float32", "float16", "int8", "int4", "int2"]
 """Of the token matrices in a store."""
+
+
+@dataclass(frozen=True)
+class StateSize:
+    """What a store keeps of a picture, so that it takes at most so many bytes: see docs/search-figures.md."""
+
+    precision: StoredPrecision
+    means: int
+    """A grid of at most so many means of patches, down and across."""
+    words: int
+    """Of a description, merged."""
+
+
+STATE_SIZES = {"small": StateSize("int4", 4, 16), "tiny": StateSize("int2", 2, 5)}
+"""By name: at most 8 KB and 2 KB per picture at width 384, with the search vector and without the thumbnail."""
 
 
 def stored_size(size: tuple[int, int]) -> tuple[int, int]:

@@ -21,6 +21,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "fewer patches": {"keep_patches": 5},
     "fewer words": {"keep_words": 3},
     "int8": {"precision": "int8"},
+    "means in codes": {"precision": "int2", "means": 2, "keep_words": 2},
     "all of them": {"keep_patches": 4, "keep_words": 2, "precision": "int8"},
 }
 

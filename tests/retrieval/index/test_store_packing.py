@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import hypothesis.strategies as st
 import pyarrow as pa
@@ -50,7 +51,7 @@ def read(column: pa.Array | pa.ChunkedArray) -> torch.Tensor:
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.integers(1, 6), st.integers(1, 5), st.integers(1, 9), st.sampled_from(["float32", "float16", "int8"]))
+@given(st.integers(1, 6), st.integers(1, 5), st.integers(1, 9), st.sampled_from(get_args(Precision)))
 def test_all_at_once_is_one_by_one(count: int, rows: int, width: int, precision: Precision) -> None:
     values = torch.randn(count + 2, rows, width, generator=torch.Generator().manual_seed(count))
     blobs = [pack(each, precision) for each in values]

@@ -175,6 +175,24 @@ def test_a_plain_store_of_a_dual_encoder_gets_its_bank(tmp_path: Path, monkeypat
         assert one.confidence == pytest.approx(other.confidence, abs=1e-5)
 
 
+def test_a_small_store_of_a_dual_encoder(tmp_path: Path) -> None:
+    """Vectors in half the bytes, descriptions in codes; the scores hardly change, and the bank may come later."""
+    folder = photos(tmp_path / "photos", described=3)
+    usual = indexed(folder, tmp_path / "usual", bank=True)
+    small = indexed(folder, tmp_path / "small", precision="int4", bank=True)
+    indexed(folder, tmp_path / "later", precision="int4")
+    later = indexed(folder, tmp_path / "later", precision="int4", bank=True)
+    kinds = [searcher.store.nearest(np.zeros(searcher.store.settings.vector_width), 1, ["vector"]).vectors().dtype
+             for searcher in (usual, small)]  # fmt: skip
+    assert kinds == [np.float32, np.float16] and verify(small.store) == []
+    for query in QUERIES:
+        wanted = {hit.path: hit.score for hit in usual.search(query, 20)}
+        found = {hit.path: hit.score for hit in small.search(query, 20)}
+        assert found == pytest.approx(wanted, abs=0.05)
+        assert found == pytest.approx({hit.path: hit.score for hit in later.search(query, 20)}, abs=1e-6)
+    assert small.search_image(folder / "p3.png")[0].path == "p3.png"
+
+
 def test_padding_of_descriptions_changes_nothing(mini: Any) -> None:
     words, mask = mini.encode_descriptions(["a dog", None, "a very long description of a red square on green grass"])
     query = mini.encode_texts(["a red square"]).words[0]
@@ -215,6 +233,8 @@ def test_another_model_is_refused_and_nothing_is_lost(tmp_path: Path) -> None:
         Searcher(tmp_path / "s", load_search_model(dual_folder("altclip")))
     with pytest.raises(StoreError, match="one vector per image"):
         indexed(folder, tmp_path / "t", keep_patches=3)
+    with pytest.raises(StoreError, match="means is 2, but of this model one vector per image"):
+        indexed(folder, tmp_path / "t", means=2)
     assert len(Searcher(tmp_path / "s").search("dog", k=20)) == 7
 
 

@@ -16,7 +16,7 @@ from seps.cli.shared.argtypes import default_device, device, non_negative_real, 
 from seps.cli.shared.indexing import is_all_excluded, tell_left_out
 from seps.cli.shared.parser import Parser, add_plugins
 from seps.cli.shared.text import list_problems, print_json, printable, say
-from seps.retrieval.config import DEFAULT_MODEL, StoredPrecision
+from seps.retrieval.config import DEFAULT_MODEL, STATE_SIZES, StoredPrecision
 
 if TYPE_CHECKING:
     from seps.retrieval.data.gallery import Problem
@@ -51,11 +51,19 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "--precision",
         choices=get_args(StoredPrecision),
-        default="float16",
         help="of the stored state (default: float16)",
     )
     parser.add_argument(
+        "--state",
+        choices=tuple(STATE_SIZES),
+        help="what is kept of a picture: small (at most 8 KB) or tiny (2 KB), instead of --precision, --patches, "
+        "--means and --words",
+    )
+    parser.add_argument(
         "--patches", type=positive, metavar="M", help="keep only the M patches that matter most (default: 64)"
+    )
+    parser.add_argument(
+        "--means", type=positive, metavar="R", help="keep no patches, but the means of the cells of an R x R grid"
     )
     parser.add_argument("--words", type=positive, metavar="M", help="merge each description to at most M words")
     parser.add_argument("--batch", type=positive, default=32, help="images embedded at a time (default: 32)")
@@ -114,6 +122,8 @@ def run(options: argparse.Namespace) -> int:
         return _maintain(options)
     if options.remove_root is not None:
         return _remove(options)
+    if options.state is not None:
+        _expand_state(options)
     is_new = not _has_store(options.store)
     if not options.folder and is_new:
         options.parser.error("name the folder of pictures, or give --status, --verify or --compact of a store")
@@ -121,14 +131,17 @@ def run(options: argparse.Namespace) -> int:
     from seps.retrieval.index.build import IndexOptions
     from seps.retrieval.index.opening import settings_at
     from seps.retrieval.index.zeroshot import load_search_model
+    from seps.retrieval.model import RetrievalModel
 
     ray = RayConfig(options.ray_address, options.workers or 2, options.gpus) if options.engine == "ray" else None
     device = options.device or ("cpu" if ray is not None else default_device())
     known = settings_at(options.store)
     options.model = options.model or (DEFAULT_MODEL if known is None else known.model)
     model = load_search_model(options.model, device=device, plugins=options.plugin)
+    if options.state is not None and not isinstance(model, RetrievalModel):
+        options.means = None  # of a dual encoder no patches are kept
     settings = IndexOptions(
-        options.precision,
+        options.precision or "float16",
         options.patches,
         options.words,
         options.batch,
@@ -141,6 +154,7 @@ def run(options: argparse.Namespace) -> int:
         not options.no_bank,
         tuple(options.exclude),
         options.add,
+        options.means,
     )
     if options.watch:
         return _watch(options, model, settings)
@@ -306,6 +320,15 @@ def _maintain(options: argparse.Namespace) -> int:
         print(f"{len(store)} images checked, {len(problems)} problems.")
         list_problems(problems, "are not as they should be", "--json")
     return 1 if problems else 0
+
+
+def _expand_state(options: argparse.Namespace) -> None:
+    """Set the options that `--state` stands for. One that is given beside it is a mistake."""
+    for name in ("precision", "patches", "means", "words"):
+        if getattr(options, name) is not None:
+            options.parser.error(f"give either --state or --{name}: --state {options.state} sets it")
+    size = STATE_SIZES[options.state]
+    options.precision, options.means, options.words = size.precision, size.means, size.words
 
 
 def _status(store: Store, as_json: bool) -> int:

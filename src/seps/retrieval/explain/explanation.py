@@ -145,17 +145,20 @@ class Explainer:
         words = self.model.encode_texts([caption.strip()])
         tokens = _tokens(self.model, batch, self.model.config.max_words)
         length = len(tokens)
-        cells = self.grid[0] * self.grid[1]
+        grid = self.grid if image is None or self.scorer is None else self.scorer.grid
+        cells = grid[0] * grid[1]
         places, mean_length = torch.arange(cells), None
-        if image is not None and image.positions is not None and image.mean is not None:
-            places, mean_length = image.positions[0].cpu(), cells * float(image.mean[0].norm())
+        if image is not None and image.mean is not None:
+            mean_length = cells * float(image.mean[0].norm())
+        if image is not None and image.positions is not None:
+            places = image.positions[0].cpu()
         found = shares(net, side, words.words[0, :length], mean_length)
         stored = torch.zeros(cells, dtype=torch.bool)
         stored[places] = True
         return Explanation(
             caption=caption.strip(),
             score=found.score,
-            grid=self.grid,
+            grid=grid,
             words=_words(found, batch, tokens, places, cells),
             patches=_spread(found.patches.sum(dim=0), places, cells).tolist(),
             kept=(_spread(found.kept.float(), places, cells) > 0.5).tolist(),

@@ -1,8 +1,8 @@
 """Features of images as compact bytes, and back: packed matrices, merged descriptions, vectors, exact scores.
 
-A packed matrix is float32, float16, or int8 with one scale per row. Beside the features each image and each query has
-one vector, by which a vector index finds the candidates that are then scored exactly. For the slimming head the dot
-product of both vectors is the pooled part of the score, up to its weight:
+A packed matrix is float32, float16, or with one scale per row int8 or codes of 4 or 2 bits (`_LEVELS`). Beside the
+features each image and each query has one vector, by which a vector index finds the candidates that are then scored
+exactly. For the slimming head the dot product of both vectors is the pooled part of the score, up to its weight:
 `(1 - g) cos(mean patch, mean word) + g cos(mean description word, mean word)`. So the image's vector is not scaled to
 length one: its length is part of the score.
 
@@ -13,6 +13,7 @@ C width.
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import struct
 from collections.abc import Mapping, Sequence
@@ -44,6 +45,13 @@ Precision = StoredPrecision
 _KINDS: tuple[Precision, ...] = get_args(StoredPrecision)
 _HEAD = struct.Struct("<BHH")
 Array = np.ndarray[Any, np.dtype[Any]]
+_LEVELS: dict[Precision, tuple[float, ...]] = {
+    "int4": (0.1284, 0.3881, 0.6568, 0.9424, 1.2562, 1.6181, 2.0690, 2.7326),
+    "int2": (0.4528, 1.5104),
+}
+"""Values that stand for the codes, and their negatives, in units of a row's root mean square. They have the least
+squared error for normally distributed values (Max 1960), which the tokens of our models nearly are: no codebook is
+trained, and an image's codes depend on no other image."""
 SCORING_MEMORY = 256 * 2**20
 
 
@@ -52,7 +60,7 @@ class PackingError(ValueError):
 
 
 def pack(rows: Tensor, precision: Precision = "float16") -> bytes:
-    """(R, C) -> bytes: kind, R, C, the rows' scales (int8 alone), the values."""
+    """(R, C) -> bytes: kind, R, C, the rows' scales (not of floats), the values, of codes several per byte."""
     values: Array = rows.detach().float().cpu().numpy()
     head = _HEAD.pack(_KINDS.index(precision), *values.shape)
     if precision == "float32":
@@ -60,9 +68,35 @@ def pack(rows: Tensor, precision: Precision = "float16") -> bytes:
     if precision == "float16":
         largest = np.finfo(np.float16).max
         return head + values.clip(-largest, largest).astype("<f2").tobytes()
+    if precision in _LEVELS:
+        return head + _codes(values, precision)
     scales: Array = np.maximum(np.abs(values).max(axis=1, keepdims=True), 1e-12) / 127
     rounded: Array = np.rint(values / scales).astype(np.int8)
     return head + scales.astype("<f4").tobytes() + rounded.tobytes()
+
+
+@functools.cache
+def _code_values(precision: Precision) -> tuple[Array, Array]:
+    """The levels (2**bits,), rising, and by byte the levels of the codes in it, (256, 8 / bits), lowest bits first."""
+    positive = np.array(_LEVELS[precision], np.float32)
+    levels = np.concatenate([-positive[::-1], positive])
+    bits = len(levels).bit_length() - 1
+    places = np.arange(0, 8, bits)
+    return levels, levels[(np.arange(256)[:, None] >> places) & (len(levels) - 1)]
+
+
+def _codes(values: Array, precision: Precision) -> bytes:
+    """(R, C) -> the rows' scales, then codes of the nearest levels. The scale gives a row its length back."""
+    levels, table = _code_values(precision)
+    per_byte = table.shape[1]
+    wide: Array = values.astype(np.float64)  # squares of float32 values can overflow
+    size: Array = np.sqrt(np.mean(wide**2, axis=1, keepdims=True))
+    nearest: Array = np.searchsorted((levels[1:] + levels[:-1]) / 2, wide / np.maximum(size, 1e-300))
+    length: Array = np.sqrt(np.mean(levels[nearest].astype(np.float64) ** 2, axis=1, keepdims=True))
+    padded = np.pad(nearest, ((0, 0), (0, -values.shape[1] % per_byte))).astype(np.uint8)
+    shifts = np.arange(per_byte, dtype=np.uint8) * (8 // per_byte)
+    packed = np.bitwise_or.reduce(padded.reshape(-1, per_byte) << shifts, axis=1)
+    return bytes((size / length).astype("<f4").tobytes() + packed.tobytes())
 
 
 def packed_shape(blob: bytes) -> tuple[int, int]:
@@ -70,7 +104,7 @@ def packed_shape(blob: bytes) -> tuple[int, int]:
     if len(blob) < _HEAD.size:
         raise PackingError(f"{len(blob)} bytes are no packed matrix.")
     kind, rows, width = _HEAD.unpack_from(blob)
-    sizes = {0: 4 * width, 1: 2 * width, 2: width + 4}
+    sizes = {0: 4 * width, 1: 2 * width, 2: width + 4, 3: -(-width // 2) + 4, 4: -(-width // 4) + 4}
     if kind not in sizes or len(blob) != _HEAD.size + rows * sizes[kind]:
         raise PackingError(f"{len(blob)} bytes do not hold a {rows} x {width} matrix of kind {kind}.")
     return rows, width
@@ -91,10 +125,14 @@ def unpack_all(blobs: Array | Sequence[bytes]) -> Array:
         return np.stack([unpack(bytes(blob)) for blob in blobs])
     rows, width = packed_shape(blobs[0].tobytes())
     kind, body = _KINDS[blobs[0, 0]], blobs[:, _HEAD.size :]
-    if kind == "int8":
+    if kind in ("int8", "int4", "int2"):
         scales = np.ascontiguousarray(body[:, : 4 * rows]).view("<f4")[..., None]
-        values = body[:, 4 * rows :].view(np.int8).reshape(len(body), rows, width)
-        scaled: Array = np.multiply(values, scales, dtype=np.float32)
+        values = body[:, 4 * rows :].view(np.int8)
+        if kind != "int8":
+            values = _code_values(kind)[1][body[:, 4 * rows :]]
+            padded = width + -width % values.shape[2]
+            values = values.reshape(len(body), rows, padded)[..., :width]
+        scaled: Array = np.multiply(values.reshape(len(body), rows, width), scales, dtype=np.float32)
         return scaled
     plain = np.ascontiguousarray(body).view("<f4" if kind == "float32" else "<f2")
     return plain.reshape(len(body), rows, width).astype(np.float32)
@@ -116,6 +154,12 @@ def segment_ids(count: int, most: int) -> Tensor:
     """(count,): the segment of each word, for at most `most` segments whose lengths differ by one at most."""
     places = torch.arange(count)
     return places if count <= most else places * most // count
+
+
+def mean_grid(patches_BNC: Tensor, grid: tuple[int, int], size: tuple[int, int]) -> Tensor:
+    """(B, M, C): the means of the patches, which lie on `grid`, over the cells of a grid of `size`, row by row."""
+    shaped = patches_BNC.float().transpose(1, 2).reshape(len(patches_BNC), -1, *grid)
+    return F.adaptive_avg_pool2d(shaped, size).flatten(2).transpose(1, 2)
 
 
 @torch.no_grad()
@@ -184,7 +228,7 @@ class StoredImages:
 
     features: ImageFeatures
     positions: Tensor | None = None
-    """(B, M) which patches the tokens are; None: all, in order."""
+    """(B, M) which patches the tokens are; None: all, or the cells of a grid of means, in order."""
     mean: Tensor | None = None
     """(B, C) mean of all patches, where some were left out."""
 
@@ -207,11 +251,13 @@ def restore(images: Columns, settings: StoreSettings, device: torch.device | str
         features.dense, features.dense_mask = words.to(device), mask.to(device)
     if settings.guides:
         features.guides = unpack_guides(images.values("guides"), settings.guides, device)
-    if settings.keep_patches is None:
+    if settings.keep_patches is None and not settings.means:
         return StoredImages(features)
+    means = torch.from_numpy(np.concatenate([unpack(blob) for blob in images.values("mean")])).to(device)
+    if settings.means:
+        return StoredImages(features, None, means)
     places = np.stack([np.frombuffer(blob, "<u2") for blob in images.values("positions")]).astype(np.int64)
-    means = np.concatenate([unpack(blob) for blob in images.values("mean")])
-    return StoredImages(features, torch.from_numpy(places).to(device), torch.from_numpy(means).to(device))
+    return StoredImages(features, torch.from_numpy(places).to(device), means)
 
 
 def unpack_guides(
@@ -235,11 +281,12 @@ class StoredScorer:
 
     def __init__(self, model: RetrievalModel, settings: StoreSettings) -> None:
         self.model = model
+        self.grid = settings.grid
         self.net: PatchSlimming | None = None
         if isinstance(model.head, SlimmingHead):
             self.net = model.head.net
-            if settings.keep_patches is not None:
-                self.net = fewer_patches(model.head.net, settings.keep_patches)
+            if settings.keep_patches is not None or settings.means:
+                self.net = fewer_patches(model.head.net, settings.patches)
 
     def side(self, images: StoredImages) -> ImageSide:
         """What no caption changes, for a slimming head. The mean patch is that of all patches."""

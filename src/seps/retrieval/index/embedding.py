@@ -22,6 +22,7 @@ from torch import Tensor
 
 from seps.encoders import ViT
 from seps.nn.selection import rank_patches
+from seps.retrieval.config import StoredPrecision
 from seps.retrieval.data import DataError, ImageSource, UnreadableImage
 from seps.retrieval.data.dates import date_taken
 from seps.retrieval.data.descriptions import Descriptions
@@ -30,7 +31,7 @@ from seps.retrieval.data.guides import stacked
 from seps.retrieval.data.images import Picture, read_picture
 from seps.retrieval.heads import ImageFeatures
 from seps.retrieval.index.bank import Bank, stored_levels
-from seps.retrieval.index.codec import fixed_patch_scores, image_vectors, merge_words, pack, unpack_guides
+from seps.retrieval.index.codec import fixed_patch_scores, image_vectors, mean_grid, merge_words, pack, unpack_guides
 from seps.retrieval.index.rows import StoreSettings, packed_columns
 from seps.retrieval.index.zeroshot import ZeroShotModel
 from seps.retrieval.model import RetrievalModel
@@ -245,9 +246,9 @@ class KeptFeatures:
     vectors: Tensor
     """(B, C)."""
     tokens: Tensor
-    """(B, P + K, C): the prefix and the kept patches."""
+    """(B, P + K, C): the prefix and the kept patches, or means of patches."""
     positions: Tensor | None
-    """(B, K) places of the kept patches; None where all are kept."""
+    """(B, K) places of the kept patches; None where all are kept, or their means."""
     means: Tensor | None
     """(B, 1, C) the mean of all patches, where not all are kept."""
     words: Tensor | None
@@ -256,12 +257,14 @@ class KeptFeatures:
     def packed(self, settings: StoreSettings) -> list[dict[str, Any]]:
         """The state of each image: see `PreparedImage`."""
         vectors = self.vectors.numpy().astype(np.float16)
+        of_mean: StoredPrecision = "int4" if settings.precision in ("int4", "int2") else "float16"
         states = []
         for i, rows in enumerate(self.tokens):
             state: dict[str, Any] = {"vector": vectors[i], "positions": None, "mean": None, "words": None}
-            if self.positions is not None and self.means is not None:
+            if self.positions is not None:
                 state["positions"] = self.positions[i].numpy().astype("<u2").tobytes()
-                state["mean"] = pack(self.means[i], "float16")
+            if self.means is not None:
+                state["mean"] = pack(self.means[i], of_mean)
             state["tokens"] = pack(rows, settings.precision)
             if self.words is not None and self.mask is not None and bool(self.mask[i].any()):
                 state["words"] = pack(self.words[i][self.mask[i]], settings.precision)
@@ -276,10 +279,15 @@ def kept_features(model: RetrievalModel, images: ImageFeatures, settings: StoreS
     vectors = image_vectors(model, images)
     prefix, keep = model.vision.num_prefix_tokens, settings.keep_patches
     best = means = None
-    if keep is not None and keep < tokens.shape[1] - prefix:
-        best = rank_patches(fixed_patch_scores(model, images))[:, :keep].sort(dim=1).values
+    slim = keep is not None and keep < tokens.shape[1] - prefix
+    if slim or settings.means:
         # One image at a time: sums over a whole batch are rounded in another order.
         means = torch.stack([rows[prefix:].mean(dim=0, keepdim=True) for rows in tokens])
+    if settings.means:
+        cells = mean_grid(tokens[:, prefix:], model.vision.grid_for(*model.image_size), settings.grid)
+        tokens = torch.cat([tokens[:, :prefix], cells.to(tokens.dtype)], dim=1)
+    if slim:
+        best = rank_patches(fixed_patch_scores(model, images))[:, :keep].sort(dim=1).values
         chosen = tokens[:, prefix:].gather(1, best[:, :, None].expand(-1, -1, tokens.shape[-1]))
         tokens = torch.cat([tokens[:, :prefix], chosen], dim=1)
     if settings.keep_words is not None and words is not None and mask is not None:

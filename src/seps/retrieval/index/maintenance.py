@@ -142,7 +142,8 @@ def status(store: Store) -> dict[str, Any]:
         "model": settings.model,
         "model_hash": settings.model_hash,
         "precision": settings.precision,
-        "patches": 0 if settings.kind == "vectors" else settings.keep_patches or settings.grid[0] * settings.grid[1],
+        "patches": 0 if settings.kind == "vectors" else settings.patches,
+        "means": settings.means,
         "words": settings.keep_words,
         "pixels": settings.pixels,
         "kind": settings.kind,
@@ -185,7 +186,7 @@ def verify(store: Store, *, progress: Callable[[int, int], None] | None = None) 
 
 def _faults(store: Store, row: dict[str, Any]) -> list[str]:
     settings = store.settings
-    patches = settings.keep_patches or settings.grid[0] * settings.grid[1]
+    patches = settings.patches
     faults = []
     if row["id"] != row_id(row["path"], row["member"]):
         faults.append("its id does not belong to its path")
@@ -202,8 +203,12 @@ def _faults(store: Store, row: dict[str, Any]) -> list[str]:
             faults.append(f"its state holds {shape[0]} tokens of width {shape[1]}, not {patches} of {settings.width}")
         if row["words"] is not None and packed_shape(row["words"])[1] != settings.width:
             faults.append("its description has another width")
+        if row["mean"] is not None and packed_shape(row["mean"]) != (1, settings.width):
+            faults.append("the mean of its patches has another width")
     except PackingError as error:
         faults.append(f"its state is damaged: {error}")
+    if settings.means and row["mean"] is None:
+        faults.append("the mean of its patches is missing")
     if settings.keep_patches is not None and (row["mean"] is None or len(row["positions"] or b"") != 2 * patches):
         faults.append("the positions of its patches are missing")
     if row.get("guides") is not None and len(row["guides"]) != 4 * sum(settings.guides.values()):

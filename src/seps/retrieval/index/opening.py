@@ -25,6 +25,7 @@ from seps.retrieval.heads import SlimmingHead
 from seps.retrieval.index.bank import bank_name
 from seps.retrieval.index.codec import Precision, model_hash
 from seps.retrieval.index.rows import (
+    CODES,
     FORMAT,
     SEVERAL_ROOTS,
     IndexedFile,
@@ -73,6 +74,8 @@ class IndexOptions:
     """Patterns of what is left out, beside those of ignore files (`seps.retrieval.data.ignoring`)."""
     add: bool = False
     """A folder that the store does not have joins those that it has."""
+    means: int | None = None
+    """Keep a grid of at most so many means of patches, down and across, and no patches; None: as the store does."""
 
 
 @dataclass(frozen=True)
@@ -233,12 +236,18 @@ def _settings(
     if options.keep_words is not None and options.keep_words < 1:
         raise StoreError(f"keep_words is {options.keep_words}; a description needs at least one word.")
     name = str(Path(model_name).resolve()) if model_name not in EMBEDDED and Path(model_name).is_dir() else model_name
-    keep = options.keep_patches
-    if keep is None and isinstance(model, RetrievalModel):
+    keep, means = options.keep_patches, options.means
+    if means is None and keep is None and have is not None and have.means:
+        means = max(have.grid)
+    if means is not None and (keep is not None or means < 1):
+        raise StoreError(f"means is {means} and keep_patches {keep}; give one of them, a whole number from 1.")
+    if keep is None and means is None and isinstance(model, RetrievalModel):
         keep = usual_patches(model) if have is None else have.keep_patches
+    codes = options.precision in ("int4", "int2")
     if isinstance(model, ZeroShotModel):
-        if keep is not None:
-            raise StoreError(f"keep_patches is {keep}, but of this model one vector per image is kept, and no patches.")
+        if keep is not None or means is not None:
+            asked = f"keep_patches is {keep}" if means is None else f"means is {means}"
+            raise StoreError(f"{asked}, but of this model one vector per image is kept, and no patches.")
         settings = model.settings(
             roots[0].folder,
             name,
@@ -246,8 +255,10 @@ def _settings(
             keep_words=options.keep_words,
             bank=bank_name() if options.bank else "",
         )
-        return replace(settings, dated=True)
-    grid = model.vision.grid_for(*model.image_size)
+        return replace(settings, dated=True, format=CODES if codes else settings.format)
+    whole = grid = model.vision.grid_for(*model.image_size)
+    if means is not None:
+        grid = min(means, grid[0]), min(means, grid[1])
     if keep is not None and not 1 <= keep <= grid[0] * grid[1]:
         raise StoreError(f"The store cannot keep {keep} patches: this model has {grid[0] * grid[1]} per image.")
     return StoreSettings(
@@ -260,7 +271,8 @@ def _settings(
         precision=options.precision,
         keep_patches=None if keep == grid[0] * grid[1] else keep,
         keep_words=options.keep_words,
-        format=FORMAT if guides else 1,
+        means=grid != whole,
+        format=CODES if codes or grid != whole else FORMAT if guides else 1,
         guides=guides,
         bank=bank_name() if options.bank else "",
         dated=True,
@@ -375,9 +387,9 @@ def _check_same(store: Store, wanted: StoreSettings) -> None:
         )
     if have.words_hash != wanted.words_hash:
         raise OtherModelError(other_words(store.location))
-    if _kept(have) != _kept(wanted):
+    if have.kept != wanted.kept:
         raise StoreError(
-            f"The store {store.location} keeps {_kept(have)}, not {_kept(wanted)}. Leave these options as they were, "
+            f"The store {store.location} keeps {have.kept}, not {wanted.kept}. Leave these options as they were, "
             "or use another store."
         )
     if wanted.guides and have.guides != wanted.guides:
@@ -385,9 +397,3 @@ def _check_same(store: Store, wanted: StoreSettings) -> None:
             f"The store {store.location} keeps the guides {told_widths(have.guides)}, not "
             f"{told_widths(wanted.guides)} (values per image). Leave the guides as they were, or use another store."
         )
-
-
-def _kept(settings: StoreSettings) -> str:
-    """What a store keeps per image, for messages."""
-    patches, words = settings.keep_patches or "all", settings.keep_words or "all"
-    return f"{patches} patches and {words} words of a description as {settings.precision}"

@@ -23,6 +23,9 @@ FORMAT = 2
 """Of a store with guides, and of one with vectors alone; any other is format 1, which former releases read."""
 SEVERAL_ROOTS = 3
 """Format of a store of several folders: a former release would take the pictures of all but the first for deleted."""
+CODES = 4
+"""Format of a store of codes or of means of patches: a former release would misread it."""
+NEWEST = CODES
 TABLE = "images"
 STATE = ("tokens", "positions", "mean", "words")
 StoreKind = Literal["patches", "vectors"]
@@ -51,13 +54,15 @@ class StoreSettings:
     width: int
     """C of tokens, words and vectors."""
     grid: tuple[int, int]
-    """Patches down and across."""
+    """Patches, or means of patches, down and across."""
     num_prefix_tokens: int
     precision: Precision = "float16"
     keep_patches: int | None = None
     """Patches kept per image; None: all."""
     keep_words: int | None = None
     """Words kept per description, merged; None: all."""
+    means: bool = False
+    """The tokens are means of the patches in each cell of `grid`, which is coarser than the model's."""
     pixels: Mode = "model"
     """How pixels were made; "resize" for a store of a release that did not write this down."""
     format: int = 1
@@ -111,6 +116,24 @@ class StoreSettings:
         return (*STATE, "guides") if self.guides else STATE
 
     @property
+    def patches(self) -> int:
+        """Patches, or means of them, that are kept per image."""
+        return self.keep_patches or self.grid[0] * self.grid[1]
+
+    @property
+    def kept(self) -> str:
+        """What is kept per image, in words."""
+        patches = f"{self.keep_patches or 'all'} patches"
+        if self.means:
+            patches = f"{self.grid[0]} x {self.grid[1]} means of patches"
+        return f"{patches} and {self.keep_words or 'all'} words of a description as {self.precision}"
+
+    @property
+    def half_vectors(self) -> bool:
+        """Whether the search vectors are float16; those of a dual encoder are float32 where size does not matter."""
+        return self.kind == "patches" or self.precision in ("int4", "int2")
+
+    @property
     def vector_width(self) -> int:
         """Values of a row's vector: that of the picture, and where descriptions have their own width theirs and 1."""
         return self.width if self.words_width is None else self.width + self.words_width + 1
@@ -124,7 +147,7 @@ class StoreSettings:
         """Read `to_json`'s line. Raises StoreError for damaged settings and for those of a newer release."""
         try:
             values = json.loads(text)
-            if int(values.get("format", 0)) <= SEVERAL_ROOTS:
+            if int(values.get("format", 0)) <= NEWEST:
                 known = {part.name for part in dataclasses.fields(cls)}
                 values = {name: value for name, value in values.items() if name in known}
                 rows, columns = map(int, values["grid"])
@@ -140,7 +163,7 @@ class StoreSettings:
             ) from error
         raise StoreError(
             f"The store {where} was written by a newer release of seps (format {values['format']}; this one reads up "
-            f"to {SEVERAL_ROOTS}). Update seps, or index the folder into another store."
+            f"to {NEWEST}). Update seps, or index the folder into another store."
         )
 
     def _check(self) -> None:
@@ -152,6 +175,8 @@ class StoreSettings:
             raise ValueError("width, grid and counts must be positive numbers")
         if self.precision not in get_args(Precision):
             raise ValueError(f"the precision is {self.precision!r}")
+        if not isinstance(self.means, bool) or (self.means and self.keep_patches is not None):
+            raise ValueError(f"means is {self.means!r} beside keep_patches {self.keep_patches!r}")
         if not all(isinstance(width, int) and width > 0 for width in self.guides.values()):
             raise ValueError("the widths of the guides must be positive numbers")
         if self.kind not in get_args(StoreKind):
@@ -177,13 +202,13 @@ class Row:
     height: int
     thumbnail: bytes
     vector: Any
-    """(C,) float16; in a store of the kind "vectors" float32, and it is the whole state of the picture."""
+    """(C,) float16; of the kind "vectors" it is the whole state of the picture, and float32 unless `half_vectors`."""
     tokens: bytes
     """(P + N or M, C) prefix tokens and patches; empty in a store of the kind "vectors"."""
     positions: bytes | None
-    """(M,) uint16: which patches the tokens are; None: all, in order."""
+    """(M,) uint16: which patches the tokens are; None: all, or a grid of means, in order."""
     mean: bytes | None
-    """(1, C) the mean of all patches, where some were left out."""
+    """(1, C) the mean of all patches, where some were left out or the tokens are means."""
     words: bytes | None
     """(L, C) words of the description."""
     dense: str | None
@@ -210,7 +235,7 @@ def schema(settings: StoreSettings) -> pa.Schema:
         "width": pa.int32(),
         "height": pa.int32(),
         "thumbnail": pa.large_binary(),
-        "vector": pa.list_(pa.float16() if settings.kind == "patches" else pa.float32(), settings.vector_width),
+        "vector": pa.list_(pa.float16() if settings.half_vectors else pa.float32(), settings.vector_width),
         "tokens": pa.large_binary(),
         "positions": pa.binary(),
         "mean": pa.binary(),
@@ -220,9 +245,9 @@ def schema(settings: StoreSettings) -> pa.Schema:
         **({"bank": pa.float32()} if settings.bank else {}),
         **({"taken": pa.int64(), "excluded": pa.bool_()} if settings.dated else {}),
     }
-    # Rounded values use 7.4 of their 8 bits on average: coding them takes 6 % off, without loss.
+    # Rounded values use 7.4 of their 8 bits on average, codes of 4 bits 3.8: coding them takes 6 % off, without loss.
     coded = {"lance-encoding:compression": "zstd", "lance-encoding:compression-level": "1"}
-    packed = ("tokens", "words") if settings.precision == "int8" else ()
+    packed = ("tokens", "words") if settings.precision.startswith("int") else ()
     fields = [pa.field(name, kind, metadata=coded if name in packed else None) for name, kind in kinds.items()]
     return pa.schema(fields, metadata={"seps": settings.to_json().encode()})
 
@@ -234,7 +259,7 @@ def to_table(rows: Sequence[Row], settings: StoreSettings) -> pa.Table:
     for column in kinds:
         values = [getattr(row, column.name) for row in rows]
         if column.name == "vector":
-            number = np.float16 if settings.kind == "patches" else np.float32
+            number = np.float16 if settings.half_vectors else np.float32
             flat = np.stack([np.asarray(value, number) for value in values]).ravel()
             columns.append(pa.FixedSizeListArray.from_arrays(pa.array(flat), settings.vector_width))
         else:

@@ -135,7 +135,8 @@ class ZeroShotModel(nn.Module):
         """What a store keeps of each picture (`seps.retrieval.index.embedding.PreparedImage`)."""
         vectors = self.images(prepared)
         words, mask = self.describer.encode_descriptions(descriptions, batch_size=8)
-        rows = self.index_vectors(vectors, words, mask).cpu().numpy().astype(np.float32)
+        number = np.float16 if settings.half_vectors else np.float32
+        rows = self.index_vectors(vectors, words, mask).cpu().numpy().astype(number)
         if settings.keep_words is not None:
             words, mask = merge_words(words, mask, settings.keep_words)
         return [
