@@ -145,7 +145,7 @@ def _rows(texts: AnyTexts, rows: Tensor | slice) -> AnyTexts:
         return Query(texts.vectors[rows], None if texts.words is None else cast(TextFeatures, _rows(texts.words, rows)))
     mask = texts.mask[rows]
     longest = int(mask.sum(dim=1).max())
-    return TextFeatures(texts.words[rows][:, :longest], mask[:, :longest])
+    return TextFeatures(texts.words[:, :longest][rows], mask[:, :longest])
 
 
 def _to(texts: AnyTexts, device: torch.device | str) -> AnyTexts:

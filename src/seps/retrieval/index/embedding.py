@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from seps.encoders import ViT
+from seps.encoders.compiled import compiled_vision
 from seps.nn.selection import rank_patches
 from seps.retrieval.data import DataError, ImageSource, UnreadableImage
 from seps.retrieval.data.dates import date_taken
@@ -38,8 +39,11 @@ CPU_BATCH = 2
 """Images a CPU encodes at a time: larger activations make the allocator hand memory back and forth."""
 CPU_TEXTS = 8
 """Descriptions a CPU encodes at a time, those of similar length together: less padding."""
+Vision = Callable[[torch.Tensor], torch.Tensor]
+"""A vision encoder: pixels (B, 3, H, W) -> tokens (B, P + N, width)."""
 Content = tuple[str, str | None, bytes | None]
 """What makes an image's state: digest, description, guides."""
+_MAKING = threading.Lock()
 _NO_PIXELS = torch.empty(0, dtype=torch.uint8)
 
 
@@ -80,6 +84,17 @@ class PreparedBatch:
     decoding: float = 0.0
     encoding: float = 0.0
     """Seconds of processor time."""
+
+
+def fast_vision(model: RetrievalModel | ZeroShotModel) -> Vision | None:
+    """The vision encoder as this CPU runs it fastest: by OpenVINO where that is installed, else `half_copy`.
+
+    Products are of bfloat16 where the processor has them. None where the model's own encoder is to be taken.
+    """
+    if isinstance(model, ZeroShotModel) or model.device.type != "cpu":
+        return None
+    compiled = compiled_vision(model.vision, "bf16" if multiplies_bfloat16() else "f32")
+    return half_copy(model) if compiled is None else compiled
 
 
 def half_copy(model: RetrievalModel | ZeroShotModel) -> ViT | None:
@@ -145,7 +160,19 @@ class Preparer:
         """That of the model, for a worker on another machine; others take what their process has."""
         self.gpu_lock: AbstractContextManager[Any] = nullcontext()
         """Held while embedding: a GPU takes one batch at a time, while other threads decode."""
-        self.vision = half_copy(model)
+        self._vision: list[Vision | None] = []
+
+    @property
+    def vision(self) -> Vision | None:
+        """See `fast_vision`. Made when it is first asked for, by the process that embeds and for its device."""
+        with _MAKING:
+            if not self._vision:
+                self._vision.append(fast_vision(self.model))
+        return self._vision[0]
+
+    def take_vision(self, vision: Vision | None) -> None:
+        """Encode with this form of the vision encoder; None: with the model's own."""
+        self._vision = [vision]
 
     def __call__(self, jobs: Sequence[ImageJob]) -> PreparedBatch:
         """Prepare some images."""
@@ -195,7 +222,8 @@ class Preparer:
         on_cpu = model.device.type == "cpu"
         pixels = torch.stack([picture.pixels for picture in pictures]).to(model.device)
         parts = torch.split(pixels, CPU_BATCH if on_cpu else len(pixels))
-        features = ImageFeatures(torch.cat([model.encode_pixels(part.float() / 255, self.vision) for part in parts]))
+        vision = self.vision
+        features = ImageFeatures(torch.cat([model.encode_pixels(part.float() / 255, vision) for part in parts]))
         if model.head.uses_description and any(text is not None for text in descriptions):
             features.dense, features.dense_mask = model.encode_descriptions(
                 descriptions, batch_size=CPU_TEXTS if on_cpu else 128
