@@ -33,11 +33,14 @@ from seps.metrics import recall
 from seps.retrieval.data import decode_all, load_data
 from seps.retrieval.data.shards import read_source
 from seps.retrieval.heads import ImageFeatures
+from seps.retrieval.index import bank
 from seps.retrieval.index.build import index_folder
+from seps.retrieval.index.codec import image_vectors
 from seps.retrieval.index.embedding import ImageJob, Preparer, half_copy, multiplies_bfloat16
 from seps.retrieval.index.store import Store
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import from_pretrained
+from seps.scoring import score_matrix
 
 CALIBRATION = 24
 Encode = Callable[[Tensor], Tensor]
@@ -139,21 +142,86 @@ def whole(options: argparse.Namespace, model: RetrievalModel, work: Path) -> Non
     spent: dict[tuple[str, bool], list[tuple[float, float]]] = {}
     for start in range(0, len(jobs), 16):
         for name, encoder in encoders.items():
-            for bank in (True, False):
-                prepare = Preparer(model, settings if bank else replace(settings, bank=""))
+            for with_bank in (True, False):
+                prepare = Preparer(model, settings if with_bank else replace(settings, bank=""))
                 prepare.take_vision(encoder)
                 made = prepare(jobs[start : start + 16])
-                spent.setdefault((name, bank), []).append((1000 * made.decoding / 16, 1000 * made.encoding / 16))
-    for (name, bank), times in spent.items():
+                spent.setdefault((name, with_bank), []).append((1000 * made.decoding / 16, 1000 * made.encoding / 16))
+    for (name, with_bank), times in spent.items():
         decoding, encoding = (median(values) for values in zip(*times, strict=True))
         line = {
             "model": options.model,
             "photos": len(jobs),
             "whole": name,
-            "bank": bank,
+            "bank": with_bank,
             "decoding_ms": decoding,
             "encoding_ms": encoding,
             "photos_per_second_of_two_cores": 2000 / (decoding + encoding),
+        }
+        with options.out.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        print(json.dumps(line), flush=True)
+
+
+def nearest(options: argparse.Namespace, model: RetrievalModel) -> None:
+    """How far levels of fewer sentences of the bank are from those of the nearest 128."""
+    data = load_data(options.data)
+    data = replace(data, records=data.records[: options.photos])
+    pixels = decode_all(data, model.image_size)
+    images = ImageFeatures(torch.cat([model.encode_pixels(photo[None].float() / 255) for photo in pixels]))
+    described = ImageFeatures(images.tokens, *model.encode_descriptions([one.dense for one in data.records]))
+    bank.NEAR = 128
+    for name, features in (("pixels", images), ("description", described)):
+        scores = bank.bank_of(model).near_scores(
+            image_vectors(model, features),
+            lambda i, texts, own=features: model.score(own.rows(i, i + 1), texts)[0],
+        )
+        for count in (64, 48, 40, 32, 24, 16):
+            apart = (bank.level(scores[:, :count]) - bank.level(scores)).abs()
+            line = {
+                "model": options.model,
+                "data": Path(options.data).name,
+                "photos": len(pixels),
+                "levels_of": name,
+                "nearest": count,
+                "largest_difference": float(apart.max()),
+                "photos_with_another_level": int((apart > 1e-7).sum()),
+            }
+            with options.out.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+            print(json.dumps(line), flush=True)
+
+
+def ten_best(scores: Tensor) -> Tensor:
+    """(10, T) photos of each caption, best first."""
+    return scores.topk(10, dim=0).indices
+
+
+def scorer(options: argparse.Namespace, model: RetrievalModel) -> None:
+    """All pairs of the photos and their captions on one thread with products of each precision, in turn."""
+    data = load_data(options.data)
+    data = replace(data, records=data.records[: options.photos])
+    pixels = decode_all(data, model.image_size)
+    images = torch.cat([model.encode_pixels(photo[None].float() / 255) for photo in pixels])
+    texts, owner = model.encode_texts(data.captions), torch.as_tensor(data.image_of_caption)
+    net = model.head.net  # type: ignore[union-attr]
+    spent: dict[str, list[float]] = {}
+    scores: dict[str, Tensor] = {}
+    for _ in range(options.rounds):
+        for precision in ("float32", "bfloat16", "half"):
+            start = time.process_time()
+            scores[precision] = score_matrix(net, images, texts.words, texts.lengths, precision=precision)  # type: ignore
+            spent.setdefault(precision, []).append(time.process_time() - start)
+    exact = scores["float32"]
+    for precision, found in scores.items():
+        line = {
+            "model": options.model,
+            "scorer": precision,
+            "pairs": exact.numel(),
+            "speed": median(spent["float32"]) / median(spent[precision]),
+            "largest_difference": float((found - exact).abs().max()),
+            "captions_with_other_ten_best": float((ten_best(found) != ten_best(exact)).any(dim=0).float().mean()),
+            "rsum": recall(found, owner).rsum,
         }
         with options.out.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
@@ -169,6 +237,8 @@ def main() -> int:
     parser.add_argument("--photos", type=int, default=200, help="0: time the ways alone")
     parser.add_argument("--only", default="", metavar="WORDS", help="beside torch, the ways with these words alone")
     parser.add_argument("--whole", action="store_true", help="all that `seps index` does with a photo but writing it")
+    parser.add_argument("--scorer", action="store_true", help="the scorer instead, with products of each precision")
+    parser.add_argument("--nearest", action="store_true", help="how many sentences of the bank a level needs, instead")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
@@ -177,6 +247,9 @@ def main() -> int:
     if options.whole:
         with tempfile.TemporaryDirectory() as work:
             whole(options, model, Path(work))
+        return 0
+    if options.scorer or options.nearest:
+        (scorer if options.scorer else nearest)(options, model)
         return 0
     data = load_data(options.data)
     data = replace(data, records=data.records[: max(options.photos, 8)])

@@ -110,7 +110,7 @@ def test_a_long_run_without_it_names_it(
 
 
 def test_the_encoder_is_chosen_for_the_device_of_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The driver of a cluster has the model on its CPU, a worker may put it on a GPU; a copy made before would not move."""
+    """A worker may move the model of the driver to a GPU; a copy made before would stay on the CPU."""
     monkeypatch.setattr(embedding, "multiplies_bfloat16", lambda: True)
     model = from_pretrained("base")
     prepare = embedding.Preparer(model, StoreSettings.__new__(StoreSettings))

@@ -47,7 +47,7 @@ from seps.retrieval.model import RetrievalModel
 
 BEST = 10
 """Best scores whose mean is an image's level."""
-NEAR = 64
+NEAR = 40
 """Sentences per image that are scored exactly, found by their vectors: the best are among them."""
 ASKED = 64
 """Sentences at the end of the bank that calibrate the confidence and take no part in levels."""
