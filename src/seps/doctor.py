@@ -218,6 +218,7 @@ CHECKS: dict[str, tuple[str, Callable[[], str]]] = {
     "store": ("store", store_works),
     "serve": ("serve", serve_works),
     "formats": ("formats", partial(importing, "pillow_heif", "rawpy", "av")),
+    "fast": ("fast", partial(importing, "openvino")),
     "plots": ("plots", partial(importing, "matplotlib")),
     "export": ("export", partial(importing, "onnx", "onnxruntime", "onnxscript")),
     "tensorboard": ("tensorboard", partial(importing, "tensorboard")),

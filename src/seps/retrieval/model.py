@@ -76,8 +76,8 @@ class RetrievalModel(nn.Module):
         """(height, width) of the pictures it takes."""
         return self.vision.image_size
 
-    def encode_pixels(self, pixels: Tensor, vision: VisionEncoder | None = None) -> Tensor:
-        """(B, 3, H, W) float in [0, 1] -> tokens (B, P + N, C) float32; `vision`: a copy in another precision."""
+    def encode_pixels(self, pixels: Tensor, vision: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """(B, 3, H, W) float in [0, 1] -> tokens (B, P + N, C) float32; `vision`: the encoder in another form."""
         seen: Tensor = self.vision(pixels) if vision is None else vision(pixels).to(self.project_words.weight.dtype)
         tokens: Tensor = self.project_patches(seen)
         return tokens.float()

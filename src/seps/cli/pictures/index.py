@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from seps.retrieval.model import RetrievalModel
 
 
+LONG_SECONDS = 60.0
+"""Processor seconds of encoding after which a faster way is named."""
+
+
 def add_options(parser: Parser) -> None:
     """The options of `seps index`."""
     parser.intermixed = True
@@ -177,6 +181,8 @@ def run(options: argparse.Namespace) -> int:
         return 0
     if options.model == DEFAULT_MODEL and is_new:
         _name_stronger()
+    if report.encoding > LONG_SECONDS:
+        _name_faster(model)
     print(f'Search it: seps search "a dog on the beach" --store {options.store}')
     return 0
 
@@ -295,6 +301,17 @@ def _name_stronger() -> None:
         f"--model and another --store: {presets_sentence()}, or the hub id of a CLIP or SigLIP. They are downloaded "
         "once."
     )
+
+
+def _name_faster(model: RetrievalModel | ZeroShotModel) -> None:
+    """Say, after a long run on a CPU, what would make the next one shorter."""
+    from seps.encoders.compiled import TIP, can_compile, is_installed
+    from seps.retrieval.index.zeroshot import ZeroShotModel
+
+    if isinstance(model, ZeroShotModel) or model.device.type != "cpu" or is_installed():
+        return
+    if can_compile(model.vision):
+        print(f"On a CPU indexing is about 1.4 times as fast with `base`, twice with `mini`, after: {TIP}")
 
 
 def _maintain(options: argparse.Namespace) -> int:

@@ -47,7 +47,7 @@ from seps.retrieval.model import RetrievalModel
 
 BEST = 10
 """Best scores whose mean is an image's level."""
-NEAR = 64
+NEAR = 40
 """Sentences per image that are scored exactly, found by their vectors: the best are among them."""
 ASKED = 64
 """Sentences at the end of the bank that calibrate the confidence and take no part in levels."""
@@ -145,7 +145,7 @@ def _rows(texts: AnyTexts, rows: Tensor | slice) -> AnyTexts:
         return Query(texts.vectors[rows], None if texts.words is None else cast(TextFeatures, _rows(texts.words, rows)))
     mask = texts.mask[rows]
     longest = int(mask.sum(dim=1).max())
-    return TextFeatures(texts.words[rows][:, :longest], mask[:, :longest])
+    return TextFeatures(texts.words[:, :longest][rows], mask[:, :longest])
 
 
 def _to(texts: AnyTexts, device: torch.device | str) -> AnyTexts:

@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from seps.encoders import ViT
+from seps.encoders.compiled import compiled_vision
 from seps.nn.selection import rank_patches
 from seps.retrieval.config import StoredPrecision
 from seps.retrieval.data import DataError, ImageSource, UnreadableImage
@@ -40,8 +41,11 @@ CPU_BATCH = 2
 """Images a CPU encodes at a time: larger activations make the allocator hand memory back and forth."""
 CPU_TEXTS = 8
 """Descriptions a CPU encodes at a time, those of similar length together: less padding."""
+Vision = Callable[[torch.Tensor], torch.Tensor]
+"""A vision encoder: pixels (B, 3, H, W) -> tokens (B, P + N, width)."""
 Content = tuple[str, str | None, bytes | None]
 """What makes an image's state: digest, description, guides."""
+_MAKING = threading.Lock()
 _NO_PIXELS = torch.empty(0, dtype=torch.uint8)
 
 
@@ -82,6 +86,17 @@ class PreparedBatch:
     decoding: float = 0.0
     encoding: float = 0.0
     """Seconds of processor time."""
+
+
+def fast_vision(model: RetrievalModel | ZeroShotModel) -> Vision | None:
+    """The vision encoder as this device runs it fastest: on a CPU by OpenVINO where installed, else `half_copy`.
+
+    Products are of bfloat16 where the device has them. None where the model's own encoder is to be taken.
+    """
+    if isinstance(model, ZeroShotModel) or model.device.type != "cpu":
+        return half_copy(model)
+    compiled = compiled_vision(model.vision, "bf16" if multiplies_bfloat16() else "f32")
+    return half_copy(model) if compiled is None else compiled
 
 
 def half_copy(model: RetrievalModel | ZeroShotModel) -> ViT | None:
@@ -153,7 +168,23 @@ class Preparer:
         """That of the model, for a worker on another machine; others take what their process has."""
         self.gpu_lock: AbstractContextManager[Any] = nullcontext()
         """Held while the model computes: a GPU takes one batch at a time, while other threads decode and pack."""
-        self.vision = half_copy(model)
+        self._vision: list[Vision | None] = []
+
+    @property
+    def vision(self) -> Vision | None:
+        """See `fast_vision`. Made when it is first asked for, by the process that embeds and for its device."""
+        with _MAKING:
+            if not self._vision:
+                self._vision.append(fast_vision(self.model))
+        return self._vision[0]
+
+    def take_vision(self, vision: Vision | None) -> None:
+        """Encode with this form of the vision encoder; None: with the model's own."""
+        self._vision = [vision]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy, also one in another process, makes its own form of the vision encoder."""
+        return {**self.__dict__, "_vision": []}
 
     def __call__(self, jobs: Sequence[ImageJob]) -> PreparedBatch:
         """Prepare some images."""
@@ -219,7 +250,8 @@ class Preparer:
             raise TypeError("a zero-shot model makes states of its own")
         on_cpu = model.device.type == "cpu"
         parts = torch.split(pixels.to(model.device, non_blocking=True), CPU_BATCH if on_cpu else len(pixels))
-        features = ImageFeatures(torch.cat([model.encode_pixels(part.float() / 255, self.vision) for part in parts]))
+        vision = self.vision
+        features = ImageFeatures(torch.cat([model.encode_pixels(part.float() / 255, vision) for part in parts]))
         if model.head.uses_description and any(text is not None for text in descriptions):
             features.dense, features.dense_mask = model.encode_descriptions(
                 descriptions, batch_size=CPU_TEXTS if on_cpu else 128

@@ -13,7 +13,7 @@ from typing import Any
 from seps.plugins import plugin_modules
 from seps.ray_cluster import RayConfig, connected
 from seps.retrieval.index.bank import bank_of
-from seps.retrieval.index.embedding import ImageJob, PreparedBatch, PreparedImage, Preparer, Unread, half_copy
+from seps.retrieval.index.embedding import ImageJob, PreparedBatch, PreparedImage, Preparer, Unread
 
 AHEAD = 2
 """Batches a worker has at a time: one it computes, one that waits."""
@@ -33,7 +33,6 @@ class Worker:
             prepare.model.to("cuda")
             prepare.bank = None if prepare.bank is None else prepare.bank.to("cuda")
         prepare.model.eval()
-        prepare.vision = half_copy(prepare.model)  # as this machine is fastest, not as the driver is
 
     def ready(self) -> None:
         """Answer, once the worker has started."""
@@ -69,7 +68,6 @@ def _spread(
     ray: Any, batches: Sequence[Sequence[ImageJob]], prepare: Preparer, config: RayConfig
 ) -> Generator[tuple[int, PreparedBatch]]:
     prepare = copy.copy(prepare)
-    prepare.vision = None  # each worker makes its own
     if prepare.model.device.type != "cpu":  # a machine without a GPU could not load it
         prepare.model = copy.deepcopy(prepare.model).cpu()
     if prepare.settings.bank:  # each worker would encode its sentences anew
