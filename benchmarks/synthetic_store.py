@@ -8,14 +8,17 @@ Every synthetic picture is made of two real ones, A and B, and a share s of A, u
 
 Two pictures with the same A are near each other, but a million pictures are not a million copies: their vectors lie
 between those of real photos, as dense as the photos allow. Levels over the bank of background queries are mixed in
-the same way from those of A and B (`levels="mixed"`), or computed as `seps index` does (`levels="exact"`, about 3 ms
-each). Paths, dates, sizes and thumbnails are made up.
+the same way from those of A and B: computing them takes some 20 ms of a core each. Paths, dates, sizes and thumbnails
+(1,000 random bytes) are made up.
 """
 
 from __future__ import annotations
 
+import os
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,18 +31,18 @@ from seps.retrieval.data import RetrievalDataset
 from seps.retrieval.heads import ImageFeatures
 from seps.retrieval.index.bank import bank_name, stored_levels
 from seps.retrieval.index.codec import Precision, image_vectors, model_hash, pack, unpack_all, unpack_padded
-from seps.retrieval.index.embedding import packed_states
+from seps.retrieval.index.embedding import computing_threads, packed_states
 from seps.retrieval.index.rows import Row, StoreSettings, packed_columns, row_id
 from seps.retrieval.index.store import Store
 from seps.retrieval.model import RetrievalModel
 
-ROWS = 5_000
+ROWS = 32_000
 """Rows of one commit."""
 MADE = 250
 """Pictures made at a time; their values fit the cache."""
 NAMES = 20_000
 """Made-up names at the ends of descriptions."""
-THUMBNAIL = b"\xff\xd8" + np.random.default_rng(0).bytes(998)
+THUMBNAIL: bytes = b"\xff\xd8" + np.random.default_rng(0).bytes(998)
 YEAR = 31_557_600 * 10**9
 
 
@@ -153,21 +156,21 @@ class Synthetic:
             states.append({**state, "bank": levels[i]})
         return states, a.tolist()
 
-    def exact_levels(self, states: Sequence[dict[str, Any]]) -> list[float | None]:
-        """The levels that `seps index` would give these states."""
-        vectors = torch.from_numpy(np.stack([state["vector"] for state in states]))
-        return stored_levels(self.model, packed_columns(states, self.settings), vectors, self.settings)
-
     def rows(self, start: int, stop: int) -> list[Row]:
         """The rows of the pictures `start` to `stop`."""
         return [row for place in range(start, stop, MADE) for row in self._rows(place, min(place + MADE, stop))]
+
+    @staticmethod
+    def path(number: int) -> str:
+        """Folders of ten thousand, and of five hundred."""
+        return f"{number // 10_000:03}/{number // 500 % 20:02}/{number:07}.jpg"
 
     def _rows(self, start: int, stop: int) -> list[Row]:
         states, photos = self.states(start, stop)
         taken = 50 * YEAR - np.random.default_rng(start).integers(0, 20 * YEAR, stop - start)
         found = []
         for number, state, photo, date in zip(range(start, stop), states, photos, taken.tolist(), strict=True):
-            path = f"{number // 10_000:03}/{number // 500 % 20:02}/{number:07}.jpg"
+            path = self.path(number)
             text = f"{self.real.texts[photo]} {name_of(number)}" if state["words"] is not None else None
             facts = (row_id(path, None), path, None, 1_000_000 + number, 50 * YEAR, f"{number:064x}", 640, 480)
             found.append(Row(*facts, THUMBNAIL, **state, dense=text, taken=date))
@@ -181,16 +184,27 @@ def name_of(number: int) -> str:
 
 
 def fill(place: Path, pictures: Synthetic, count: int, first: int = 0) -> tuple[Store, dict[str, float]]:
-    """A store of so many pictures, or as many more in the one that is there; seconds of making and writing rows."""
+    """A store of so many pictures, or as many more in the one that is there; seconds of making and writing rows.
+
+    One thread makes rows while another writes them.
+    """
     store = Store.open(place) if first else Store.create(place, pictures.settings)
     making = writing = 0.0
-    for start in range(first, first + count, ROWS):
+    starts = range(first, first + count, ROWS)
+
+    def make(start: int) -> tuple[list[Row], float]:
         began = time.perf_counter()
-        rows = pictures.rows(start, min(start + ROWS, first + count))
-        made = time.perf_counter()
-        store.put(rows)
-        making += made - began
-        writing += time.perf_counter() - made
+        return pictures.rows(start, min(start + ROWS, first + count)), time.perf_counter() - began
+
+    with ThreadPoolExecutor(1) as pool:
+        coming = pool.submit(make, starts[0])
+        for after in [*starts[1:], None]:
+            rows, spent = coming.result()
+            if after is not None:
+                coming = pool.submit(make, after)
+            began = time.perf_counter()
+            store.put(rows)
+            making, writing = making + spent, writing + time.perf_counter() - began
     return store, {"making": round(making, 1), "writing": round(writing, 1)}
 
 
@@ -209,6 +223,14 @@ def exhaustive(store: Store, score: Any, queries: int, best: int) -> tuple[list[
 
 
 def _scored(store: Store, score: Any) -> Iterator[tuple[list[str], Tensor]]:
-    columns = ["id", *store.settings.state, "bank"]
+    """Ids and scores of all pictures, a batch at a time on each core."""
+    columns, cores = ["id", *store.settings.state, "bank"], os.cpu_count() or 1
+    pool, waiting = computing_threads(cores, "exact"), deque[Any]()
     for images in store.scan(columns, batch_size=256):
-        yield images.values("id"), score(images)
+        waiting.append((images.values("id"), pool.submit(score, images)))
+        if len(waiting) > 2 * cores:
+            ids, job = waiting.popleft()
+            yield ids, job.result()
+    for ids, job in waiting:
+        yield ids, job.result()
+    pool.shutdown()

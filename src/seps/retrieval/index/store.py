@@ -307,7 +307,7 @@ class Store:
         missing = [column for column in ("vector", "dense", "id") if not self.indexed(column)]
         anew = "vector" in missing or self._read(vector_index.is_outdated)
         if anew:
-            vector_index.build(self._table, rows)
+            vector_index.build(self._table.to_lance(), rows)
         if "dense" in missing:
             self._index_words()
         if "id" in missing:  # every thumbnail of the page is read by its id
