@@ -12,7 +12,7 @@ import hashlib
 import heapq
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, pstdev
 from typing import Literal
@@ -138,7 +138,7 @@ def find_both(searcher: Searcher, asked: Asked, picture: PictureQuery) -> list[H
 
 
 def _candidates(
-    searcher: Searcher, vectors: Iterable[Tensor], words: lexical.Matches, asked: Asked
+    searcher: Searcher, vectors: Sequence[Tensor], words: lexical.Matches, asked: Asked
 ) -> Iterable[Columns]:
     """The images nearest to each vector, and those whose descriptions have words of the sentence; each once."""
     store, columns = searcher.store, [*searcher.shown_columns, *searcher.columns]
@@ -147,11 +147,11 @@ def _candidates(
         yield from store.scan(columns, filters)
         return
     ids: dict[str, None] = {}
-    for vector in vectors:
-        found = store.nearest(vector.cpu().numpy(), asked.depth, ["id"], filters)
+    for vector, prior in zip(vectors, (searcher.prior(), None), strict=True):  # the sentence's, and the picture's
+        found = store.nearest(vector.cpu().numpy(), asked.depth, ["id"], filters, prior)
         ids.update(dict.fromkeys(found.values("id")))
     named = [identity for identity in words.best(len(words.found)) if identity not in ids]
-    ids.update(dict.fromkeys(store.among(named, filters)[: asked.depth]))
+    ids.update(dict.fromkeys(store.among(named, filters, asked.depth)))
     every = sorted(ids)
     for start in range(0, len(every), AT_ONCE):
         yield store.select(every[start : start + AT_ONCE], columns)

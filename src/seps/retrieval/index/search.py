@@ -29,6 +29,7 @@ from seps.retrieval.index.store import Store
 from seps.retrieval.index.zeroshot import Query, ZeroShotModel, load_search_model, nat_of, other_words
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.sentences import sentence_side
+from seps.retrieval.vector_index import Prior
 
 __all__ = ["CANDIDATES", "SHOWN", "Filters", "Hit", "Part", "Searcher", "nanoseconds"]
 
@@ -280,10 +281,7 @@ class Searcher:
         if exact:
             images = self.store.scan(columns, filters)
         else:
-            vector = sum(part.sign * part.vector for part in parts)
-            found = [part.found for part in parts if part.sign > 0]
-            near = cast(torch.Tensor, vector).cpu().numpy()
-            images = self._candidates(near, max(k, candidates), columns, filters, found)
+            images = self._candidates(parts, max(k, candidates), columns, filters)
         best: list[tuple[float, str, dict[str, Any]]] = []
         for some in images:
             scored = [
@@ -328,16 +326,30 @@ class Searcher:
         columns = ("vector", "words") if isinstance(self.reader, ZeroShotModel) else settings.state
         return (*columns, "bank") if settings.bank else columns
 
+    def prior(self, sentences: int = 1) -> Prior | None:
+        """What candidates are chosen by beside their vectors, for a query of so many sentences; None: nothing.
+
+        The words' alignment grows with the pooled cosine about as fast as the pooled part of the score itself does.
+        """
+        if not sentences or not self.store.settings.bank:
+            return None
+        net = None if self.scorer is None else self.scorer.net
+        return Prior(
+            2 * net.config.pooled if net is not None and net.config.pooled else 1.0, -self.strength * sentences
+        )
+
     def _candidates(
-        self, vector: Any, count: int, columns: Sequence[str], filters: Filters, matches: Sequence[Matches]
+        self, parts: Sequence[Part], count: int, columns: Sequence[str], filters: Filters
     ) -> Iterable[Columns]:
         """The images nearest by vector, then those among the rest whose descriptions have most of the query's words."""
-        near = self.store.nearest(vector, count, columns, filters)
+        vector = cast(torch.Tensor, sum(part.sign * part.vector for part in parts)).cpu().numpy()
+        prior = self.prior(sum(part.sign for part in parts if part.described))
+        near = self.store.nearest(vector, count, columns, filters, prior)
         yield near
         known = set(near.values("id"))
-        for found in matches:
+        for found in (part.found for part in parts if part.sign > 0):
             more = [identity for identity in found.best(len(found.found)) if identity not in known]
-            more = self.store.among(more, filters)[:count] if more else []
+            more = self.store.among(more, filters, count) if more else []
             known.update(more)
             if more:
                 yield self.store.select(more, columns)

@@ -12,7 +12,6 @@ import os
 import re
 import time
 import unicodedata
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from datetime import timedelta
@@ -23,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from seps.locks import FileInUse
+from seps.retrieval import vector_index
 from seps.retrieval.data.readers import is_video
 from seps.retrieval.index.connection import (
     ERRORS,
@@ -46,17 +46,18 @@ from seps.retrieval.index.rows import (
     schema,
     to_table,
 )
+from seps.retrieval.vector_index import Prior
 
 __all__ = ["AT_ONCE", "Store", "connect", "is_remote", "open_dataset", "writer_lock"]
 
 INDEX_ABOVE = 50_000
 """Rows from which an approximate index is worth it; below, comparing with every vector takes milliseconds."""
-PROBES = 64
-"""Partitions of the approximate index, where there is one, that a query looks into."""
 RESTARTS = 8
 """How often reading the whole table starts again because a writer removed what was being read."""
 FRAGMENTS = 32
-"""Parts of the table beyond which they are joined after indexing."""
+"""Small parts of the table beyond which they are joined after indexing."""
+JOINED_ROWS = 65_536
+"""Rows of a part that is not joined any more: joining copies whole parts, and must not copy the table each time."""
 AT_ONCE = 1000
 """Ids in one condition."""
 _ID = re.compile(r"[0-9a-f]{20}")
@@ -182,13 +183,18 @@ class Store:
         where = _among(ids) if more is None else f"{_among(ids)} AND {more}"
         return Columns(self._read(lambda data: data.to_table(columns=list(columns), filter=where)))
 
-    def among(self, ids: Sequence[str], filters: Filters | None) -> list[str]:
-        """Those of the ids whose images the filters let through, in their order."""
+    def among(self, ids: Sequence[str], filters: Filters | None, most: int | None = None) -> list[str]:
+        """Those of the ids whose images the filters let through, in their order; at most the first `most`."""
         if filters is None or filters.clause() is None:
-            return list(ids)
-        parts = [self.select(ids[start : start + AT_ONCE], ["id"], filters) for start in range(0, len(ids), AT_ONCE)]
-        allowed = {identity for part in parts for identity in part.values("id")}
-        return [identity for identity in ids if identity in allowed]
+            return list(ids[:most])
+        found: list[str] = []
+        for start in range(0, len(ids), AT_ONCE):
+            some = ids[start : start + AT_ONCE]
+            allowed = set(self.select(some, ["id"], filters).values("id"))
+            found += [identity for identity in some if identity in allowed]
+            if most is not None and len(found) >= most:
+                break
+        return found[:most]
 
     def described(self) -> int:
         """Images with a description."""
@@ -220,20 +226,21 @@ class Store:
         """Some columns of one image; None where there is none of that id, or it is no id."""
         return next(iter(self.select([identity], columns).rows()), None)
 
-    def nearest(self, vector: Any, count: int, columns: Sequence[str], filters: Filters | None = None) -> Columns:
-        """The `count` images whose vectors have the largest dot product with `vector`, best first."""
-        where = None if filters is None else filters.clause()
+    def nearest(
+        self,
+        vector: Any,
+        count: int,
+        columns: Sequence[str],
+        filters: Filters | None = None,
+        prior: Prior | None = None,
+    ) -> Columns:
+        """The `count` images whose vectors have the largest dot product with `vector`, best first.
 
-        # nprobes has no effect without an approximate index.
-        asked = {
-            "column": "vector",
-            "q": np.asarray(vector, np.float32),
-            "k": count,
-            "metric": "dot",
-            "nprobes": PROBES,
-        }
-        more = {"columns": [*columns, "_distance"], "filter": where, "prefilter": True}
-        return Columns(self._read(lambda data: data.to_table(nearest=asked, **more)))
+        With `prior`, of a store with levels: those with the best prior, of several times as many that are near.
+        """
+        where = None if filters is None else filters.clause()
+        query = np.asarray(vector, np.float32)
+        return Columns(self._read(lambda data: vector_index.nearest(data, query, count, columns, where, prior)))
 
     def scan(self, columns: Sequence[str], filters: Filters | None = None, batch_size: int = 256) -> Iterator[Columns]:
         """Some columns of all images, in batches, each image once.
@@ -283,30 +290,35 @@ class Store:
         self.settings = settings
 
     def tidy(self, *, always: bool = False) -> None:
-        """Join the table's small parts, drop old versions and index the vectors of a large store."""
+        """Join the table's small parts, drop old versions and index a large store."""
         with self._failing("changed"):
-            rows = len(self)
-            joined = always or len(self._table.to_lance().get_fragments()) > FRAGMENTS
+            small = [part for part in self._table.to_lance().get_fragments() if part.physical_rows < JOINED_ROWS]
+            joined = always or len(small) > FRAGMENTS
             if joined:
-                self._optimize()
-            made = rows >= INDEX_ABOVE and self._index(rows)
-            if joined and not made and self._table.list_indices():
-                self._optimize()  # the index of the parts that were joined is an old version only now
+                self._table.to_lance().optimize.compact_files(target_rows_per_fragment=JOINED_ROWS)
+            rows = len(self)
+            made = rows >= INDEX_ABOVE and self._index(rows, joined)
+            if joined or made:
+                # Readers open the newest version again when theirs is gone.
+                self._table.to_lance().cleanup_old_versions(timedelta(0), delete_unverified=True)
 
-    def _index(self, rows: int) -> bool:
-        """Index vectors, words of descriptions and ids where they are not; whether anything was done."""
+    def _index(self, rows: int, joined: bool) -> bool:
+        """Index vectors, words of descriptions and ids as far as they are not; whether anything was done."""
         missing = [column for column in ("vector", "dense", "id") if not self.indexed(column)]
-        if "vector" in missing:
-            from lancedb.index import IvfFlat
-
-            self._table.create_index("vector", config=IvfFlat(distance_type="dot", num_partitions=int(rows**0.5)))
+        anew = "vector" in missing or self._read(vector_index.is_outdated)
+        if anew:
+            vector_index.build(self._table.to_lance(), rows)
         if "dense" in missing:
             self._index_words()
         if "id" in missing:  # every thumbnail of the page is read by its id
             from lancedb.index import BTree
 
             self._table.create_index("id", config=BTree())
-        return bool(missing)
+        present = [f"{column}_idx" for column in ("dense", "id") if column not in missing]
+        if (joined or anew) and present:
+            # Of all indexes it would add a part to that of the vectors, and join its partitions into one.
+            self._table.to_lance().optimize.optimize_indices(index_names=present)
+        return bool(missing) or anew or (joined and bool(present))
 
     def _index_words(self) -> None:
         """Index the words of the descriptions as they are written: no stemming, no words left out."""
@@ -314,12 +326,6 @@ class Store:
 
         options = {"with_position": False, "stem": False, "remove_stop_words": False, "ascii_folding": False}
         self._table.create_index("dense", config=FTS(max_token_length=None, **options))
-
-    def _optimize(self) -> None:
-        with warnings.catch_warnings():
-            # Readers open the newest version again when theirs is gone.
-            warnings.simplefilter("ignore", UserWarning)
-            self._table.optimize(cleanup_older_than=timedelta(0), delete_unverified=True)
 
     def indexed(self, column: str = "vector") -> bool:
         """Whether a column has an index; that of the vectors is an approximate one."""

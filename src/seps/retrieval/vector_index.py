@@ -1,0 +1,123 @@
+"""How the vectors of a large store are indexed, how a query uses that index, and when it is made anew.
+
+The index is an inverted file with whole vectors (IVF_FLAT): the vectors are clustered into partitions, a query is
+compared with all centres and then with every vector of the nearest partitions. Nothing is rounded, so it loses what
+lies in other partitions and nothing else. Shorter codes (PQ, RQ) take a tenth of the space, but rank well only if
+several times as many vectors are read from the table again, at random places: that costs more than the whole search.
+
+A dot product grows with the length of a vector, and queries are sentences and not pictures: the nearest pictures of a
+sentence lie in more partitions than those of a picture would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+PROBED_SHARE = 1 / 8
+"""Partitions that a query looks into, of all. docs/search-figures.md has the recall of other shares at a million."""
+LEAST_PROBES = 32
+"""In a smaller index: the rows of so many partitions are compared in a millisecond or two."""
+REBUILT_SHARE = 0.1
+"""New rows, of all, from which the index is made anew. Until then each is compared, so that a query compares at most
+about twice as many vectors as with the index alone."""
+POOL = 8
+"""Times the square root of the rows: images found by their vectors from which the candidates are chosen by `Prior`. The
+best by the whole score lie among more of the nearest in a larger store, though not among a constant part of them."""
+NAME = "vector_idx"
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True)
+class Prior:
+    """What is known of an image's score before it is computed: `slope * product of vectors + level * bank`."""
+
+    slope: float
+    """About what a score grows by with the product."""
+    level: float
+    """Times the image's level over the bank of background queries."""
+
+    def best(self, distances: Array, levels: Array, count: int) -> Array:
+        """Places of the `count` best images, in their order; of equal ones the first.
+
+        `distances` are 1 - product, `levels` NaN where there is none: such an image counts as the mean of the others.
+        """
+        known = levels[~np.isnan(levels)]
+        usual = float(known.mean()) if len(known) else 0.0
+        values = self.slope * (1 - distances.astype(np.float64)) + self.level * np.where(
+            np.isnan(levels), usual, levels.astype(np.float64)
+        )
+        chosen: Array = np.sort(np.argsort(-values, kind="stable")[:count])
+        return chosen
+
+
+def pool(count: int, rows: int) -> int:
+    """Images to find by their vectors where `count` candidates are chosen by a `Prior`."""
+    return max(2 * count, int(POOL * rows**0.5))
+
+
+def partitions(rows: int) -> int:
+    """Partitions of an index of so many rows: the centres to compare with are then as many as the rows of a partition.
+
+    The time of a query is that of `partitions + probes * rows / partitions` products, which is least near here.
+    """
+    return max(1, int(rows**0.5))
+
+
+def probes(rows: int) -> int:
+    """Partitions that a query looks into at least; more where a filter or a large count leaves too few images."""
+    return max(LEAST_PROBES, round(PROBED_SHARE * partitions(rows)))
+
+
+def outdated(rows: int, unindexed: int, parts: int, made: int) -> bool:
+    """Whether an index of `made` partitions in `parts` parts is made anew for `rows` rows, `unindexed` of them new.
+
+    Deletions count as well: when half of the rows are gone, so is the reason for so many partitions.
+    """
+    wanted = partitions(rows)
+    return parts != 1 or unindexed > REBUILT_SHARE * rows or not wanted / 1.5 <= made <= wanted * 1.5
+
+
+def is_outdated(dataset: Any) -> bool:
+    """`outdated` of the index of a Lance dataset. An index that the tables' own upkeep has touched may be in parts, or
+    have a single partition."""
+    facts = dataset.stats.index_stats(NAME)
+    parts = facts["indices"]
+    made = int(parts[0].get("num_partitions", 0)) if parts else 0
+    return outdated(dataset.count_rows(), int(facts["num_unindexed_rows"]), len(parts), made)
+
+
+def build(dataset: Any, rows: int) -> None:
+    """Index the vectors of a Lance dataset with so many rows, in the place of an index that is there.
+
+    By Lance and not by LanceDB, which takes nine times as long: its build has no fast products of float16.
+    """
+    parts = {"num_partitions": partitions(rows), "metric": "dot"}
+    dataset.create_index("vector", "IVF_FLAT", name=NAME, replace=True, **parts)
+
+
+def nearest(
+    dataset: Any, query: Array, count: int, columns: Sequence[str], where: str | None, prior: Prior | None = None
+) -> Any:
+    """An Arrow table of the `count` rows of a Lance dataset whose vectors have the largest products with `query`, best
+    first; with `prior` of those that it finds best, of several times as many rows. `where` is a condition in SQL."""
+    rows = dataset.count_rows()
+    # No effort beyond the least number of partitions, and no largest one: that would make a condition lose rows.
+    effort = {"minimum_nprobes": probes(rows), "search_effort": 0.0}
+    asked = {"column": "vector", "q": query, "k": count, "metric": "dot", **effort}
+    more: dict[str, Any] = {"filter": where, "prefilter": True}
+    if prior is None:
+        return dataset.to_table(nearest=asked, columns=[*columns, "_distance"], **more)
+    asked["k"] = pool(count, rows)
+    near = dataset.to_table(nearest=asked, columns=["bank", "_distance"], with_row_id=True, **more)
+    distances, levels = (near.column(name).to_numpy().astype(np.float32) for name in ("_distance", "bank"))
+    chosen = near.column("_rowid").to_numpy()[prior.best(distances, levels, count)].tolist()
+    # Both steps read one version of the table, in which the numbers of rows stay the same.
+    named = f"_rowid IN ({', '.join(map(str, chosen)) or 'NULL'})"
+    found = dataset.to_table(columns=list(columns), filter=named, with_row_id=True)
+    places = {row: place for place, row in enumerate(found.column("_rowid").to_pylist())}
+    return found.take(pa.array([places[row] for row in chosen], pa.int64())).drop_columns("_rowid")
