@@ -42,8 +42,8 @@ def test_search_open_light_and_back(page: Any, address: str) -> None:
     page.get_by_role("button", name="beach").focus()
     assert page.locator("#heat").get_attribute("data-mode") == "word-1"
     # Function words and marks are one row, the last, whose parts its title names.
-    assert page.locator("#words .word").all_inner_texts()[-1] == "other words"
-    others = page.get_by_role("button", name="other words")
+    assert page.locator("#words .word").all_inner_texts()[-1] == "others"
+    others = page.get_by_role("button", name="others")
     assert "the " in others.get_attribute("title") and "dog" not in others.get_attribute("title")
     others.hover()
     assert page.locator("#caption-note").inner_text().startswith("The other words add ")

@@ -106,7 +106,7 @@ function shownWords(all) {
   if (!named.length || !others.length) return all;
   const sum = (values) => values.reduce((total, value) => total + value, 0);
   return [...named, {
-    word: "other words", special: true, title: others.map((part) => `${part.word} ${part.contribution.toFixed(3)}`).join(", "),
+    word: "others", special: true, title: others.map((part) => `${part.word} ${part.contribution.toFixed(3)}`).join(", "),
     contribution: sum(others.map((part) => part.contribution)),
     heat: others[0].heat.map((_, place) => sum(others.map((part) => part.heat[place]))),
   }];
@@ -114,14 +114,15 @@ function shownWords(all) {
 
 function words(found) {
   found.shown = shownWords(found.words);
-  const largest = Math.max(...found.shown.map((part) => Math.abs(part.contribution)), 1e-9);
+  // The others are a sum over several words: their number alone, so that the bars compare words.
+  const largest = Math.max(...found.shown.map((part) => (part.title ? 0 : Math.abs(part.contribution))), 1e-9);
   $("words").replaceChildren(...found.shown.map((part, index) => {
     const button = make("button");
     button.type = "button";
     if (part.title) button.title = part.title;
     button.setAttribute("aria-pressed", "false");
     const track = make("span", "track"), fill = make("span", "fill");
-    fill.style.width = `${Math.max(0, 100 * part.contribution / largest)}%`;
+    fill.style.width = part.title ? "0" : `${Math.max(0, 100 * part.contribution / largest)}%`;
     track.append(fill);
     button.append(make("span", part.special ? "word special" : "word", part.word), track,
       make("span", "number", part.contribution.toFixed(3)));
