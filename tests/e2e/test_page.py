@@ -36,11 +36,17 @@ def test_search_open_light_and_back(page: Any, address: str) -> None:
     until(page, "document.getElementById('heat').dataset.mode === 'none'")
     assert painted(page) == 0
     page.get_by_role("button", name="dog").hover()
-    assert page.locator("#heat").get_attribute("data-mode") == "word-2"
+    assert page.locator("#heat").get_attribute("data-mode") == "word-0"
     assert painted(page) > 0
     assert page.locator("#caption-note").inner_text().startswith('"dog" adds ')
     page.get_by_role("button", name="beach").focus()
-    assert page.locator("#heat").get_attribute("data-mode") == "word-5"
+    assert page.locator("#heat").get_attribute("data-mode") == "word-1"
+    # Function words and marks are one row, the last, whose parts its title names.
+    assert page.locator("#words .word").all_inner_texts()[-1] == "others"
+    others = page.get_by_role("button", name="others")
+    assert "the " in others.get_attribute("title") and "dog" not in others.get_attribute("title")
+    others.hover()
+    assert page.locator("#caption-note").inner_text().startswith("The other words add ")
     page.get_by_role("switch").check()
     assert "kept" in page.locator("#heat").get_attribute("data-mode")
     page.go_back()

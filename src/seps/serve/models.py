@@ -118,6 +118,7 @@ class DescriptionWord(BaseModel):
     word: str
     special: bool
     contribution: float
+    stop: bool = Field(description="A function word or a mark, which no picture shows")
 
 
 class Word(DescriptionWord):

@@ -15,7 +15,7 @@ from seps.nn.attribution import shares
 from seps.nn.slimming import PatchSlimming
 from seps.retrieval.data import ImageSource, read_image
 from seps.retrieval.explain.explanation import Explainer, Explanation
-from seps.retrieval.explain.picture import draw
+from seps.retrieval.explain.picture import draw, make_panels
 from seps.retrieval.index.codec import restore
 from seps.retrieval.index.rows import STATE
 from seps.retrieval.index.search import Searcher
@@ -97,6 +97,32 @@ def test_picture_and_drawing(tmp_path: Path) -> None:
     assert sheet.width > 1000 and sheet.height > 300
     with pytest.raises(ValueError, match="caption is blank"):
         explainer.picture(read_image(ImageSource(path), (96, 96)), " ")
+
+
+def test_lists_for_people_name_the_words_that_a_picture_can_show(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Function words, commas and the tokenizer's marks are one line, and the lines still sum to the score."""
+    path, sentence = paint(tmp_path / "p.jpg", 3, (120, 80)), "the dog is running, on a beach"
+    found = Explainer(model()).picture(read_image(ImageSource(path), (96, 96)), sentence)
+    named, others = found.shown_words
+    assert [part.word for part in named] == ["dog", "running", "beach"]
+    assert [part.word for part in others if not part.special] == ["the", "is", ",", "on", "a"]
+    assert sum(part.contribution for part in named + others) + found.rest == pytest.approx(found.score, abs=1e-4)
+    panels = make_panels(found, Image.open(path))[3:]
+    assert [panel.title for panel in panels[:3]] == ["dog", "running", "beach"] and len(panels) == 4
+    assert call("explain", [str(path), sentence, "--model", model_folder()]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    listed = dict(line.rsplit(maxsplit=1) for line in lines if line.startswith("  "))
+    assert list(listed) == ["  dog", "  running", "  beach", "  (other words)"]
+    assert sum(map(float, listed.values())) == pytest.approx(float(head.split()[1].rstrip(";")), abs=3e-3)
+
+
+def test_a_sentence_of_function_words_alone_is_listed(tmp_path: Path) -> None:
+    path = paint(tmp_path / "p.jpg", 3, (120, 80))
+    found = Explainer(model()).picture(read_image(ImageSource(path), (96, 96)), "what is that")
+    named, others = found.shown_words
+    assert [part.word for part in named if not part.special] == ["what", "is", "that"] and not others
 
 
 def test_masking_the_named_patches_lowers_the_score() -> None:

@@ -76,7 +76,9 @@ def run(options: argparse.Namespace) -> int:
         print_json(explanation.as_dict(), None)
         return 0
     if explanation.groups:
-        words = [(printable(part.word), part.contribution) for part in explanation.words]
+        named, others = explanation.shown_words
+        words = [(printable(part.word), part.contribution) for part in named]
+        words += [("(other words)", sum(part.contribution for part in others))] if others else []
         words += [("(MLP)", explanation.rest)] if explanation.rest else []
         about = f"{sum(explanation.kept)} of {len(explanation.kept)} patches kept"
     else:  # a dual encoder: its sentence is one vector, and has no words of its own

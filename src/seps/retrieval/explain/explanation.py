@@ -17,6 +17,7 @@ from seps.retrieval.heads import ImageFeatures, SlimmingHead
 from seps.retrieval.index.codec import StoredImages, StoredScorer, segment_ids
 from seps.retrieval.index.zeroshot import ZeroShotModel
 from seps.retrieval.model import RetrievalModel
+from seps.retrieval.stopwords import is_stop_word
 
 
 @dataclass
@@ -28,6 +29,11 @@ class DescriptionPart:
     """A mark of the tokenizer and not a word of the text."""
     contribution: float
     """Its part of the score."""
+    stop: bool = field(init=False)
+    """A function word ("the", "is", "of") or a mark, which no picture shows."""
+
+    def __post_init__(self) -> None:
+        self.stop = self.special or is_stop_word(self.word)
 
 
 @dataclass
@@ -77,6 +83,17 @@ class Explanation:
     background: float = 0.0
     """Of `added`: what the bank of background queries adds, the same for every sentence; 0 outside a store, or without
     a bank."""
+
+    @property
+    def shown_words(self) -> tuple[list[WordPart], list[WordPart]]:
+        """The words that a picture can show, in the order of the sentence, and the others (`DescriptionPart.stop`).
+
+        The encoder writes the meaning of a sentence into all its tokens, so that "the" may add more than "dog": a list
+        of words for people names the first ones and gives what the others add in one sum. Where a sentence has no other
+        word, function words are shown.
+        """
+        shown = [part for part in self.words if not part.stop]
+        return (shown, [part for part in self.words if part.stop]) if shown else (list(self.words), [])
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""

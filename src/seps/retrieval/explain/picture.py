@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from seps.retrieval.explain.explanation import Explanation
+from seps.retrieval.explain.explanation import Explanation, WordPart
 
 PANEL, MARGIN, LABEL = 240, 16, 44
 _INK, _PAPER, _GREY = (28, 28, 30), (255, 255, 255), (110, 110, 115)
@@ -28,7 +28,7 @@ class Panel:
 
 
 def draw(explanation: Explanation, photo: Image.Image, *, columns: int = 5) -> Image.Image:
-    """One sheet: the kept patches, the merged groups, what every patch adds, and a heat map per word."""
+    """One sheet: the kept patches, the merged groups, what every patch adds, a heat map per word, one of the others."""
     panels = make_panels(explanation, photo)
     height = panels[0].image.height
     rows = -(-len(panels) // columns)
@@ -48,7 +48,7 @@ def draw(explanation: Explanation, photo: Image.Image, *, columns: int = 5) -> I
     pen.text(
         (MARGIN, sheet.height - foot + 4), _fit(_summary(explanation), width - 2 * MARGIN, 14), _INK, font=_font(14)
     )
-    best = sorted((part for part in explanation.description if not part.special), key=lambda part: -part.contribution)
+    best = sorted((part for part in explanation.description if not part.stop), key=lambda part: -part.contribution)
     if best:
         named = ", ".join(f"{part.word} {part.contribution:+.3f}" for part in best[:8])
         text = _fit(f"description words that add most: {named}", width - 2 * MARGIN, 14)
@@ -71,10 +71,15 @@ def make_panels(explanation: Explanation, photo: Image.Image) -> list[Panel]:
         Panel("merged groups", f"{len(explanation.groups)} groups", _group_overlay(explanation, photo)),
         whole,
     ]
-    for part in explanation.words:
-        share = f"{part.contribution:+.3f}" + (f" ({100 * part.contribution / top:.0f} %)" if top > 0 else "")
-        panels.append(Panel(part.word, share, _heat(photo, part.heat, explanation)))
-    return panels
+
+    def panel(title: str, parts: Sequence[WordPart]) -> Panel:
+        adds = sum(part.contribution for part in parts)
+        share = f"{adds:+.3f}" + (f" ({100 * adds / top:.0f} %)" if top > 0 else "")
+        return Panel(title, share, _heat(photo, np.sum([part.heat for part in parts], axis=0).tolist(), explanation))
+
+    named, others = explanation.shown_words
+    panels += [panel(part.word, [part]) for part in named]
+    return panels + ([panel(", ".join(part.word for part in others), others)] if others else [])
 
 
 def _summary(explanation: Explanation) -> str:

@@ -99,14 +99,30 @@ async function unshown() {
   if (answer.thumbnail) photo.src = answer.thumbnail;
 }
 
+// The words that a picture can show, and the others ("the", "of", marks) as one: the encoder writes the meaning of a
+// sentence into all its words, so that those would lead a list for people.
+function shownWords(all) {
+  const named = all.filter((part) => !part.stop), others = all.filter((part) => part.stop);
+  if (!named.length || !others.length) return all;
+  const sum = (values) => values.reduce((total, value) => total + value, 0);
+  return [...named, {
+    word: "others", special: true, title: others.map((part) => `${part.word} ${part.contribution.toFixed(3)}`).join(", "),
+    contribution: sum(others.map((part) => part.contribution)),
+    heat: others[0].heat.map((_, place) => sum(others.map((part) => part.heat[place]))),
+  }];
+}
+
 function words(found) {
-  const largest = Math.max(...found.words.map((part) => Math.abs(part.contribution)), 1e-9);
-  $("words").replaceChildren(...found.words.map((part, index) => {
+  found.shown = shownWords(found.words);
+  // The others are a sum over several words: their number alone, so that the bars compare words.
+  const largest = Math.max(...found.shown.map((part) => (part.title ? 0 : Math.abs(part.contribution))), 1e-9);
+  $("words").replaceChildren(...found.shown.map((part, index) => {
     const button = make("button");
     button.type = "button";
+    if (part.title) button.title = part.title;
     button.setAttribute("aria-pressed", "false");
     const track = make("span", "track"), fill = make("span", "fill");
-    fill.style.width = `${Math.max(0, 100 * part.contribution / largest)}%`;
+    fill.style.width = part.title ? "0" : `${Math.max(0, 100 * part.contribution / largest)}%`;
     track.append(fill);
     button.append(make("span", part.special ? "word special" : "word", part.word), track,
       make("span", "number", part.contribution.toFixed(3)));
@@ -126,8 +142,9 @@ function press(index) {
 function light(index) {
   paint(index);
   if (!explanation) return;
-  const part = index === null ? null : explanation.words[index];
-  $("caption-note").textContent = part ? `"${part.word}" adds ${part.contribution.toFixed(3)} to the score.` : "";
+  const part = index === null ? null : explanation.shown[index];
+  const name = part && part.title ? "The other words add" : part && `"${part.word}" adds`;
+  $("caption-note").textContent = part ? `${name} ${part.contribution.toFixed(3)} to the score.` : "";
 }
 
 const termNames = {
@@ -150,12 +167,14 @@ function terms(found) {
 
 function describe(found) {
   $("described").hidden = !found.description.length;
-  const largest = Math.max(...found.description.map((part) => part.contribution), 1e-9);
+  const largest = Math.max(...found.description.filter((part) => !part.stop).map((part) => part.contribution), 1e-9);
   const parts = [];
   for (const part of found.description.filter((each) => !each.special)) {
     if (parts.length && !/^[.,;:!?)\]'"]/.test(part.word)) parts.push(" ");
     const span = make("span", "", part.word);
-    span.style.backgroundColor = `rgba(var(--mark), ${Math.max(0, part.contribution / largest).toFixed(2)})`;
+    // A function word is part of the text and of the score (its title says how much), but is not marked.
+    const mark = part.stop ? 0 : Math.max(0, part.contribution / largest);
+    span.style.backgroundColor = `rgba(var(--mark), ${mark.toFixed(2)})`;
     span.title = part.contribution.toFixed(3);
     parts.push(span);
   }
@@ -171,7 +190,7 @@ export function paint(index = pressed) {
   if (!explanation) return;
   const [rows, columns] = explanation.grid;
   const keeping = $("kept").checked;
-  const heat = index === null ? null : explanation.words[index].heat;
+  const heat = index === null ? null : explanation.shown[index].heat;
   canvas.width = columns * 32;
   canvas.height = rows * 32;
   const colour = veil();
