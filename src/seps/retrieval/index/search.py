@@ -266,10 +266,11 @@ class Searcher:
         exact: bool = False,
         filters: Filters | None = None,
     ) -> list[Hit]:
-        """The `k` images with the highest sum of the parts' scores, each with its sign; no confidences.
+        """The `k` images with the highest sum of the parts' scores, each with its sign and scale; no confidences.
 
-        S(v) = sum over parts p of sign_p (model(p, v) + lexical(p, v) + background(v)); the last two of sentences.
-        The search vector is the sum of the parts' vectors, since a product with it is the sum of the products.
+        S(v) = sum over parts p of sign_p scale_p (model(p, v) + lexical(p, v) + background(v) - middle_p), where
+        `lexical` and `background` are of sentences alone. The search vector is the same sum of the parts' vectors,
+        since a product with it is the sum of the products.
         """
         if k < 1 or candidates < 1:
             raise ValueError(f"k is {k} and candidates {candidates}; both must be at least 1.")
@@ -280,8 +281,8 @@ class Searcher:
         if exact:
             images = self.store.scan(columns, filters)
         else:
-            vector = sum(part.sign * part.vector for part in parts)
-            found = [part.found for part in parts if part.sign > 0]
+            vector = sum(part.factor * part.vector for part in parts)
+            found = [part.found for part in parts if part.factor > 0]
             near = cast(torch.Tensor, vector).cpu().numpy()
             images = self._candidates(near, max(k, candidates), columns, filters, found)
         best: list[tuple[float, str, dict[str, Any]]] = []
@@ -304,9 +305,9 @@ class Searcher:
             scores = self.scores(images, part.query, part.described)
             added = self.terms(images, part.found, part.described)
             for own, score, terms in zip(facts, scores, added, strict=True):
-                own["values"].append(part.sign * (score + sum(terms.values())))
+                own["values"].append(part.factor * (score + sum(terms.values()) - part.middle))
                 for name, value in terms.items():
-                    own["terms"][name] = own["terms"].get(name, 0.0) + part.sign * value
+                    own["terms"][name] = own["terms"].get(name, 0.0) + part.factor * value
         return facts
 
     def allowed(self, filters: Filters | None) -> Filters:
