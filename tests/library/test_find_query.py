@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from statistics import fmean, pstdev
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from seps.library.query import Term, parse, search_terms, terms_of
+from seps.library.query import Term, parse, search_combined, search_terms, terms_of
+from seps.retrieval.index.rows import Columns
 from seps.retrieval.index.search import Hit, Searcher
 from stores import gallery, index, model_folder
 
@@ -97,32 +99,55 @@ def test_one_picture_is_exactly_the_search_by_a_picture(searcher: Searcher, plac
     assert plain(search_terms(searcher, terms_of(None, [picture]), 20)) == plain(searcher.search_image(picture, 20))
 
 
-def twin(searcher: Searcher, terms: tuple[Term, ...]) -> dict[str, float]:
-    """The sum of the scores of one search per part."""
-    sums: dict[str, float] = {}
+def twin(searcher: Searcher, terms: tuple[Term, ...]) -> list[dict[str, float]]:
+    """What each part adds, by path: the standard scores of one search per part, with its sign and share."""
+    parts = []
     for term in terms:
         found = searcher.search_image(term.text, 50) if term.is_image else searcher.search(term.text, 50)
         assert len(found) == 20
-        for hit in found:
-            sums[hit.path] = sums.get(hit.path, 0.0) + term.sign * hit.score
-    return sums
+        scores = {hit.path: hit.score for hit in found}
+        middle, deviation = fmean(scores.values()), pstdev(scores.values())
+        parts.append({path: term.sign * (score - middle) / deviation / len(terms) for path, score in scores.items()})
+    return parts
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_sums_are_the_sums_of_plain_searches(searcher: Searcher, place: Path, exact: bool) -> None:
+def test_sums_are_means_of_standard_scores(searcher: Searcher, place: Path, exact: bool) -> None:
     terms = terms_of(
         "a dog + number 3 - stripes and dots", [str(place / "g" / "p04.jpg")], [str(place / "g" / "p06.jpg")]
     )
-    expected = twin(searcher, terms)
+    parts = twin(searcher, terms)
+    expected = {path: sum(part[path] for part in parts) for path in parts[0]}
     hits = search_terms(searcher, terms, 20, exact=exact)
-    assert {hit.path: hit.score for hit in hits} == pytest.approx(expected, abs=1e-5)
+    assert {hit.path: hit.score for hit in hits} == pytest.approx(expected, abs=1e-4)
     assert [hit.path for hit in hits] == sorted(expected, key=lambda path: -expected[path])
     for hit in hits:
         assert sum(hit.parts) == pytest.approx(hit.score, abs=1e-6) and hit.confidence is None
-    first = {hit.path: hit.score for hit in searcher.search("a dog", 20)}
-    assert {hit.path: hit.parts[0] for hit in hits} == pytest.approx(first, abs=1e-6)
-    taken = {hit.path: hit.score for hit in searcher.search("stripes and dots", 20)}
-    assert {hit.path: -hit.parts[2] for hit in hits} == pytest.approx(taken, abs=1e-6)
+        assert hit.parts == pytest.approx([part[hit.path] for part in parts], abs=1e-4)
+
+
+def test_the_scale_of_a_part_changes_nothing(searcher: Searcher, place: Path) -> None:
+    """Scores of pictures are larger than those of sentences; what counts is how pictures differ in them."""
+    sentence, picture = searcher.part_of_text("a dog"), searcher.part_of_image(place / "g" / "p04.jpg")
+    plain = search_combined(searcher, [sentence, picture], 20)
+    scores = searcher.scores
+
+    def enlarged(images: Columns, query: object, described: bool = True) -> list[float]:
+        found = scores(images, query, described)  # type: ignore[arg-type]
+        return found if described else [10 * score + 3 for score in found]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(searcher, "scores", enlarged)
+        other = search_combined(searcher, [sentence, picture], 20)
+    assert [hit.path for hit in other] == [hit.path for hit in plain]
+    assert [hit.score for hit in other] == pytest.approx([hit.score for hit in plain], abs=1e-5)
+
+
+@pytest.mark.parametrize("weights", [(0.0, 0.0), (1.0, -0.5), (float("nan"), 1.0)])
+def test_weights_that_mean_nothing(searcher: Searcher, weights: tuple[float, float]) -> None:
+    parts = [searcher.part_of_text("a dog"), searcher.part_of_text("a cat")]
+    with pytest.raises(ValueError, match="weights"):
+        search_combined(searcher, parts, 5, weights)
 
 
 @settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])

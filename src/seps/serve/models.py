@@ -18,6 +18,13 @@ class ImageFacts(BaseModel):
     height: int
 
 
+class QueryPart(BaseModel):
+    """One sentence of a sum, or the picture beside it, and what it adds to the score."""
+
+    part: str
+    score: float
+
+
 class Result(BaseModel):
     """One image that was found."""
 
@@ -34,8 +41,11 @@ class Result(BaseModel):
     thumbnail: str = Field(description="Address of the thumbnail; it never means another content")
     terms: dict[str, float] = Field(
         default_factory=dict,
-        description="Parts of the score that do not come from the model (`lexical`, `background`); of a sentence and a "
-        "picture together, the part of each",
+        description="Parts of the score that do not come from the model (`lexical`, `background`); of sentences and a "
+        "picture together, what the ones and the other add",
+    )
+    parts: list[QueryPart] = Field(
+        default_factory=list, description="Of a query of several parts what each adds to the score; else empty"
     )
     good: bool | None = Field(None, description="Whether it is a good match and not one of the rest; null: not known")
     date: str = Field("", description="When the file was last written, local time")

@@ -1,30 +1,25 @@
-"""What is asked for: a sentence, a picture, or both at once, and the pictures of the store that fit.
+"""What is asked for: a sentence or a sum of them, a picture, or both at once, and the pictures of the store that fit.
 
-The score of a sentence and that of a picture have different scales. Asked together, both are therefore counted in
-standard deviations over the candidates, and the score of an image v is
-
-    S(v) = (1 - weight) z_sentence(v) + weight z_picture(v),        z(v) = (s(v) - mean) / deviation
+`seps.library.query` says what parts mean that are asked together. Beside a picture of the weight `Asked.weight` each
+sentence has the weight 1 - `Asked.weight`.
 """
 
 from __future__ import annotations
 
 import hashlib
-import heapq
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from statistics import fmean, pstdev
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from torch import Tensor
 
+from seps.library.query import Term, parse, search_combined, search_terms, terms_of
 from seps.retrieval.data.images import resized_jpeg, upright_size
 from seps.retrieval.heads import TextFeatures
-from seps.retrieval.index import lexical
-from seps.retrieval.index.rows import Columns, Filters
+from seps.retrieval.index.hits import Part
+from seps.retrieval.index.rows import Filters
 from seps.retrieval.index.search import Hit, Searcher
-from seps.retrieval.index.store import AT_ONCE
 from seps.retrieval.index.zeroshot import Query
 from seps.serve import uploads
 
@@ -63,10 +58,13 @@ class Asked:
     sort: Sort = "score"
     fold: bool = False
 
-    @property
-    def by_sentence(self) -> bool:
-        """Whether the score is that of a sentence alone."""
-        return bool(self.sentence) and not self.like and not self.upload
+    def terms(self) -> tuple[Term, ...]:
+        """The sentences with their signs, and the picture, if any, last; its text is not a path.
+
+        Raises ValueError for a sentence that cannot be read, and where nothing is looked for.
+        """
+        picture = self.like or self.upload
+        return terms_of(self.sentence if self.sentence or not picture else None, [picture] if picture else [])
 
 
 class UploadedPictures:
@@ -98,67 +96,23 @@ class UploadedPictures:
 
 
 def find(searcher: Searcher, asked: Asked, picture: PictureQuery | None) -> list[Hit]:
-    """The best `asked.depth` images, best first. Raises ValueError for a blank sentence without a picture."""
-    depth = asked.depth
+    """The best `asked.depth` images, best first. Raises ValueError as `Asked.terms` does."""
+    terms, depth = asked.terms(), asked.depth
+    among: dict[str, Any] = {"candidates": depth, "exact": asked.exact, "filters": asked.filters}
     if picture is None:
-        return searcher.search(
-            asked.sentence,
-            depth,
-            candidates=depth,
-            exact=asked.exact,
-            filters=asked.filters,
-            min_confidence=asked.min_confidence,
-        )
-    if not asked.sentence.strip():
+        return search_terms(searcher, terms, depth, min_confidence=asked.min_confidence, **among)
+    if len(terms) == 1:
         return searcher.search_encoded_image(picture.query, picture.vector, depth, depth, asked.exact, asked.filters)
-    return find_both(searcher, asked, picture)
+    parts = [searcher.part_of_text(term.text, term.sign) for term in terms[:-1]]
+    weights = [1 - asked.weight] * len(parts) + [asked.weight]
+    hits = search_combined(searcher, [*parts, Part(picture.query, picture.vector, False)], depth, weights, **among)
+    return [replace(hit, terms={"sentence": sum(hit.parts[:-1]), "picture": hit.parts[-1]}) for hit in hits]
 
 
-def find_both(searcher: Searcher, asked: Asked, picture: PictureQuery) -> list[Hit]:
-    """As `find`, for a sentence and a picture together."""
-    sentence = searcher.encode(asked.sentence)
-    words = lexical.matches(asked.sentence, searcher.store)
-    vectors = [searcher.search_vector(sentence), picture.vector]
-    rows, said, seen = [], [], []
-    for images in _candidates(searcher, vectors, words, asked):
-        rows += images.rows(searcher.shown_columns)
-        terms = searcher.terms(images, words)
-        said += [
-            score + sum(added.values()) for score, added in zip(searcher.scores(images, sentence), terms, strict=True)
-        ]
-        seen += searcher.scores(images, picture.query, described=False)
-    parts = zip(standardised(said), standardised(seen), strict=True)
-    terms = [{"sentence": (1 - asked.weight) * a, "picture": asked.weight * b} for a, b in parts]
-    order = heapq.nsmallest(
-        asked.depth, range(len(rows)), key=lambda place: (-sum(terms[place].values()), rows[place]["id"])
-    )
-    return [
-        Hit(rank, sum(terms[place].values()), **rows[place], terms=terms[place]) for rank, place in enumerate(order, 1)
-    ]
+def explained_sentence(text: str) -> str:
+    """The sentence by which a picture that was found is explained: of a sum the first that is looked for.
 
-
-def _candidates(
-    searcher: Searcher, vectors: Sequence[Tensor], words: lexical.Matches, asked: Asked
-) -> Iterable[Columns]:
-    """The images nearest to each vector, and those whose descriptions have words of the sentence; each once."""
-    store, columns = searcher.store, [*searcher.shown_columns, *searcher.columns]
-    filters = searcher.allowed(asked.filters)
-    if asked.exact:
-        yield from store.scan(columns, filters)
-        return
-    ids: dict[str, None] = {}
-    for vector, prior in zip(vectors, (searcher.prior(), None), strict=True):  # the sentence's, and the picture's
-        found = store.nearest(vector.cpu().numpy(), asked.depth, ["id"], filters, prior)
-        ids.update(dict.fromkeys(found.values("id")))
-    named = [identity for identity in words.best(len(words.found)) if identity not in ids]
-    ids.update(dict.fromkeys(store.among(named, filters, asked.depth)))
-    every = sorted(ids)
-    for start in range(0, len(every), AT_ONCE):
-        yield store.select(every[start : start + AT_ONCE], columns)
-
-
-def standardised(scores: list[float]) -> list[float]:
-    """Scores as standard deviations from their mean; zeros where all are the same."""
-    deviation = pstdev(scores) if len(scores) > 1 else 0.0
-    middle = fmean(scores) if scores else 0.0
-    return [(score - middle) / deviation if deviation else 0.0 for score in scores]
+    Raises ValueError for a text that cannot be read.
+    """
+    terms = parse(text)
+    return next((term.text for term in terms if term.sign > 0), terms[0].text)

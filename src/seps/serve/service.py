@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from fastapi import HTTPException
 from fastapi.responses import Response
 
+from seps.library.query import Term
 from seps.retrieval.data import ImageSource, UnreadableImage, read_source
 from seps.retrieval.data.dates import local_time
 from seps.retrieval.explain.explanation import Explanation
@@ -29,7 +30,7 @@ from seps.serve import browse
 from seps.serve.guard import AwayError
 from seps.serve.kept import kept_patches
 from seps.serve.originals import NoPictureError, original
-from seps.serve.queries import Asked, PictureQuery, Sort, UploadedPictures, find
+from seps.serve.queries import Asked, PictureQuery, Sort, UploadedPictures, explained_sentence, find
 from seps.serve.rankings import COMPARED, Entry, Rankings, fold, in_order, likeness, picture_vectors
 from seps.serve.uploads import Uploads
 
@@ -137,11 +138,12 @@ class Service:
 
         The first page looks at the store as it is now; further ones are parts of the same ranking while it is kept.
         """
+        terms = asked.terms()
         ranking = self._rankings.get(asked) if offset else None
         if ranking is None:
             hits = in_order(find(self.searcher, asked, self._picture(asked)), asked.sort)
-            if asked.by_sentence:
-                self._remember(asked.sentence.strip(), hits)
+            if len(terms) == 1 and not terms[0].is_image:
+                self._remember(terms[0].text, hits)
             alike = likeness(self.searcher)
             compared = [hit.id for hit in hits[:COMPARED]]
             ranking = fold(hits, picture_vectors(self.searcher, compared) if asked.fold and hits else None, alike)
@@ -155,8 +157,11 @@ class Service:
             "pictures": len(every),
             "offset": offset,
             "next": offset + count if offset + count < len(ranking) else None,
-            "results": [{**self._found(one.hit), "folded": [self._found(hit) for hit in one.folded]} for one in page],
-            "note": self.searcher.note(asked.sentence) if asked.sentence else "",
+            "results": [
+                {**self._found(one.hit, terms), "folded": [self._found(hit, terms) for hit in one.folded]}
+                for one in page
+            ],
+            "note": next(filter(None, (self.searcher.note(term.text) for term in terms if not term.is_image)), ""),
         }
 
     def search_picture(self, data: bytes, asked: Asked, count: int) -> dict[str, Any]:
@@ -182,11 +187,13 @@ class Service:
             while len(self._shown) > REMEMBERED:
                 self._shown.popitem(last=False)
 
-    def _found(self, hit: Hit) -> dict[str, Any]:
-        """A hit as the API answers it."""
+    def _found(self, hit: Hit, terms: Sequence[Term] = ()) -> dict[str, Any]:
+        """A hit as the API answers it; `terms` are what was asked for."""
         address = self.address(hit.id, hit.sha256)
-        more = {"id": address, "thumbnail": f"/api/thumb/{address}"}
-        return {**hit.as_dict(), **more, "good": hit.good}
+        more = {"id": address, "thumbnail": f"/api/thumb/{address}", "good": hit.good}
+        names = ["picture" if term.is_image else str(term) for term in terms]
+        parts = [{"part": name, "score": round(score, 6)} for name, score in zip(names, hit.parts, strict=False)]
+        return {**hit.as_dict(), **more, "parts": parts}
 
     def listing(self, filters: Filters, sort: Sort, offset: int, count: int) -> dict[str, Any]:
         """One page of the pictures by date, without a query; pages of one order, as in `search`."""
@@ -214,7 +221,7 @@ class Service:
         """Which patches of an image a sentence keeps. Raises HTTPException 501 where the model selects none."""
         if self.searcher.scorer is None or self.searcher.scorer.net is None:
             raise HTTPException(501, "The model of this store selects no patches: there are none to show.")
-        found = kept_patches(self.searcher, self.row(address)["id"], text)
+        found = kept_patches(self.searcher, self.row(address)["id"], explained_sentence(text))
         if found is None:
             raise HTTPException(404, f"There is no image {address} in this store; it may have been removed.")
         return found
@@ -285,16 +292,16 @@ class Service:
         return f"{path}:{source.member}" if source.member is not None else path
 
     def explain(self, address: str, text: str) -> dict[str, Any]:
-        """The explanation of one image and one sentence."""
+        """The explanation of one image and one sentence, or the first that a sum looks for."""
         if self.explainer is None:
             raise HTTPException(
                 501,
                 "The model of this store has no patch selection, or an embedder that does not split its vectors: there "
                 "is nothing to explain.",
             )
-        identity = self.row(address)["id"]
+        identity, text = self.row(address)["id"], explained_sentence(text)
         with self._lock:
-            shown = self._shown.get(text.strip(), {}).get(identity)
+            shown = self._shown.get(text, {}).get(identity)
         answer = self.explainer.explain(identity, text, shown)
         if answer is None:
             raise HTTPException(404, f"There is no image {address} in this store; it may have been removed.")

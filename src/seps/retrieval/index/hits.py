@@ -31,6 +31,14 @@ class Part:
     found: Matches = lexical.NONE
     sign: int = 1
     """-1: the score of this part is taken off."""
+    scale: float = 1.0
+    middle: float = 0.0
+    """Beside other parts its score s counts as `scale (s - middle)`; see `seps.library.query`."""
+
+    @property
+    def factor(self) -> float:
+        """What the score is multiplied by, with its sign."""
+        return self.sign * self.scale
 
 
 @dataclass(frozen=True)

@@ -267,10 +267,11 @@ class Searcher:
         exact: bool = False,
         filters: Filters | None = None,
     ) -> list[Hit]:
-        """The `k` images with the highest sum of the parts' scores, each with its sign; no confidences.
+        """The `k` images with the highest sum of the parts' scores, each with its sign and scale; no confidences.
 
-        S(v) = sum over parts p of sign_p (model(p, v) + lexical(p, v) + background(v)); the last two of sentences.
-        The search vector is the sum of the parts' vectors, since a product with it is the sum of the products.
+        S(v) = sum over parts p of sign_p scale_p (model(p, v) + lexical(p, v) + background(v) - middle_p), where
+        `lexical` and `background` are of sentences alone. The search vector is the same sum of the parts' vectors,
+        since a product with it is the sum of the products.
         """
         if k < 1 or candidates < 1:
             raise ValueError(f"k is {k} and candidates {candidates}; both must be at least 1.")
@@ -302,9 +303,9 @@ class Searcher:
             scores = self.scores(images, part.query, part.described)
             added = self.terms(images, part.found, part.described)
             for own, score, terms in zip(facts, scores, added, strict=True):
-                own["values"].append(part.sign * (score + sum(terms.values())))
+                own["values"].append(part.factor * (score + sum(terms.values()) - part.middle))
                 for name, value in terms.items():
-                    own["terms"][name] = own["terms"].get(name, 0.0) + part.sign * value
+                    own["terms"][name] = own["terms"].get(name, 0.0) + part.factor * value
         return facts
 
     def allowed(self, filters: Filters | None) -> Filters:
@@ -326,8 +327,9 @@ class Searcher:
         columns = ("vector", "words") if isinstance(self.reader, ZeroShotModel) else settings.state
         return (*columns, "bank") if settings.bank else columns
 
-    def prior(self, sentences: int = 1) -> Prior | None:
-        """What candidates are chosen by beside their vectors, for a query of so many sentences; None: nothing.
+    def prior(self, sentences: float = 1) -> Prior | None:
+        """What candidates are chosen by beside their vectors, for a query of so many sentences (the sum
+        of their factors); None: nothing.
 
         The words' alignment grows with the pooled cosine about as fast as the pooled part of the score itself does.
         """
@@ -342,12 +344,12 @@ class Searcher:
         self, parts: Sequence[Part], count: int, columns: Sequence[str], filters: Filters
     ) -> Iterable[Columns]:
         """The images nearest by vector, then those among the rest whose descriptions have most of the query's words."""
-        vector = cast(torch.Tensor, sum(part.sign * part.vector for part in parts)).cpu().numpy()
-        prior = self.prior(sum(part.sign for part in parts if part.described))
+        vector = cast(torch.Tensor, sum(part.factor * part.vector for part in parts)).cpu().numpy()
+        prior = self.prior(sum(part.factor for part in parts if part.described))
         near = self.store.nearest(vector, count, columns, filters, prior)
         yield near
         known = set(near.values("id"))
-        for found in (part.found for part in parts if part.sign > 0):
+        for found in (part.found for part in parts if part.factor > 0):
             more = [identity for identity in found.best(len(found.found)) if identity not in known]
             more = self.store.among(more, filters, count) if more else []
             known.update(more)

@@ -28,7 +28,8 @@ export async function open(now, current, explains) {
   const found = await ask(`/api/explain/${encodeURIComponent(id)}?q=${encodeURIComponent(q)}`);
   if (!current()) return;
   explanation = found;
-  const whose = now.like || now.upload ? "score of the words" : "score";
+  // Of a sum the first sentence that is looked for is explained.
+  const whose = found.caption !== q.trim() ? `score of "${found.caption}"` : now.like || now.upload ? "score of the words" : "score";
   $("detail-title").textContent = `${nameOf(found)}, ${whose} ${found.score.toFixed(3)}`;
   words(found);
   terms(found);
