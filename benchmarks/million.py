@@ -214,12 +214,12 @@ def recall_facts(searcher: Searcher, queries: Sequence[str]) -> Facts:
 
     hits = [[hit.id for hit in searcher.search(query, TEN)] for query in queries]
     same = sum(len(set(some) & set(wanted)) for some, wanted in zip(hits, best, strict=True)) / TEN / len(best)
-    usual = vector_index.PROBED_SHARE
-    by_share = {}
+    usual = vector_index.PROBED_SHARE, vector_index.LEAST_PROBES
+    by_share, vector_index.LEAST_PROBES = {}, 1
     for share in SHARES:
         vector_index.PROBED_SHARE = share
         by_share[f"1/{round(1 / share)}"] = recall(CANDIDATES, searcher.prior())
-    vector_index.PROBED_SHARE = usual
+    vector_index.PROBED_SHARE, vector_index.LEAST_PROBES = usual
     return {
         "queries": len(queries),
         "exact_seconds": round(seconds),
