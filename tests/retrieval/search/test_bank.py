@@ -22,6 +22,7 @@ from seps.retrieval.index import bank as bank_module
 from seps.retrieval.index.bank import (
     ASKED,
     BEST,
+    CAPTION_STRENGTH,
     GOOD,
     PRIOR,
     REFERENCE,
@@ -251,17 +252,43 @@ def test_strength_without_labels() -> None:
 
 
 def test_evaluation_names_the_bank(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Off by default; with it every figure says so; each picture's captions keep their order."""
+    """Off by default; with it every figure says so, and which part is taken off on either side."""
     dataset = load_jsonl(photos / "data.jsonl")
     plain, corrected = evaluate(model(), dataset), evaluate(model(), dataset, bank=True)
-    assert "bank" not in plain.as_dict() and "background queries" in corrected.as_dict()["bank"]
-    assert plain.metrics.i2t == corrected.metrics.i2t
+    named = corrected.as_dict()["bank"]
+    assert "bank" not in plain.as_dict() and f"S - {STRENGTH:g} x" in named and f"- {CAPTION_STRENGTH:g} x" in named
     data = ["--data", str(photos / "data.jsonl"), "--model", model_folder(), "--device", "cpu"]
     assert call("eval", [*data, "--bank", "--json", "-"]) == 0
     assert "background queries" in json.loads(capsys.readouterr().out)["bank"]
     described = replace(dataset, records=[replace(record, dense="x") for record in dataset.records])
     with pytest.raises(ProtocolError, match="does not go with"):
         evaluate(model(), described, "published", bank=True)
+
+
+def test_evaluation_takes_levels_off_images_and_captions(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against a slow twin: of an image its best scores, of a caption its largest cosines with the bank, by hand."""
+    few_sentences(monkeypatch)
+    monkeypatch.setattr(bank_module, "_MADE", {})
+    dataset = load_jsonl(photos / "data.jsonl")
+    seen = view(dataset, "image")
+    plain, corrected = (score_dataset(model(), dataset, seen, bank=bank) for bank in (False, True))
+    every = score_dataset(model(), dataset, replace(seen, captions=list(bank_module.sentences()[:-ASKED])))
+
+    def mean_word(text: str) -> list[float]:
+        encoded = model().encode_texts([text])
+        total = encoded.words[0, encoded.mask[0]].sum(dim=0).tolist()
+        length = math.sqrt(sum(value * value for value in total))
+        return [value / length for value in total]
+
+    background_words = [mean_word(text) for text in bank_module.sentences()[:-ASKED]]
+    for t, caption in enumerate(seen.captions):
+        own = mean_word(caption)
+        cosines = sorted(sum(a * b for a, b in zip(own, other, strict=True)) for other in background_words)
+        ordinary = sum(cosines[-BEST:]) / BEST
+        for i, row in enumerate(every.tolist()):
+            high = sum(sorted(row)[-BEST:]) / BEST
+            expected = float(plain[i, t]) - STRENGTH * high - CAPTION_STRENGTH * ordinary
+            assert float(corrected[i, t]) == pytest.approx(expected, abs=1e-4)
 
 
 def test_levels_of_loose_images_equal_those_of_the_store(photos: Path, searcher: Searcher) -> None:

@@ -61,7 +61,8 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "--bank",
         action="store_true",
-        help="correct the scores by background queries, as seps search does; off for figures that others compare with",
+        help="correct scores by background queries: photos as seps search does, captions where photos ask for them; "
+        "off for figures that others compare with",
     )
     parser.add_argument("--folds", type=positive, default=1, help="average over that many parts (COCO 1K: 5)")
     parser.add_argument(

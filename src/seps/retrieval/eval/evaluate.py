@@ -18,9 +18,11 @@ from seps.retrieval.eval.extended import Extended, ExtendedFigures
 from seps.retrieval.eval.protocol import PUBLISHED_WARNING, ProtocolError, View, view
 from seps.retrieval.heads import ImageFeatures, SlimmingHead, TextFeatures
 from seps.retrieval.index.bank import (
+    CAPTION_STRENGTH,
     STRENGTH,
     bank_of,
     bank_words,
+    caption_levels,
     image_levels,
     strength_without_labels,
     zero_shot_levels,
@@ -139,8 +141,8 @@ def score_dataset(
 
     `pixels` are images decoded before, `tokens` images encoded before, both as for `encode_images`.
     `keep_words` merges each image's description to so many words, as an index may. `bank` takes off what an image
-    scores for background queries, as a search does; it knows nothing of the data set. Raises ProtocolError for a bank
-    under a protocol with query-side descriptions.
+    scores for background queries, as a search does, and how near a caption is to them; both know nothing of the data
+    set. Raises ProtocolError for a bank under a protocol with query-side descriptions.
     """
     if bank and seen.query_descriptions is not None:
         raise ProtocolError("Background queries carry no descriptions: the bank does not go with protocol 'published'.")
@@ -163,7 +165,12 @@ def score_dataset(
             dense, mask = merge_words(dense, mask, keep_words)
     images = ImageFeatures(tokens, dense, mask, guides)
     scores = model.score(images, texts, memory=memory)
-    return scores - STRENGTH * image_levels(model, images, bank_of(model), memory=memory)[:, None] if bank else scores
+    if not bank:
+        return scores
+    own = bank_of(model)
+    # The first ranks images as a search does, the second captions: each is a constant for the other direction.
+    scores = scores - STRENGTH * image_levels(model, images, own, memory=memory)[:, None]
+    return scores - CAPTION_STRENGTH * caption_levels(texts, own)
 
 
 def _score_leaky(
@@ -278,4 +285,6 @@ def evaluate_each(
 
 
 def _bank_words(model: RetrievalModel | ZeroShotModel) -> str:
-    return bank_words("a strength without labels") if isinstance(model, ZeroShotModel) else bank_words()
+    if isinstance(model, ZeroShotModel):
+        return bank_words("a strength without labels")
+    return bank_words(captions=CAPTION_STRENGTH)

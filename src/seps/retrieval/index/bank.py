@@ -53,6 +53,8 @@ ASKED = 64
 """Sentences at the end of the bank that calibrate the confidence and take no part in levels."""
 STRENGTH = 0.75
 """Part of the level that is taken off, chosen on dev with `mini` (docs/search-figures.md)."""
+CAPTION_STRENGTH = 1.0
+"""Part of a caption's level that is taken off where images ask for captions, chosen on dev (docs/search-figures.md)."""
 PRIOR = 10
 """Images that `STRENGTH` counts for where a gallery's own strength is found without labels."""
 GOOD = 0.3
@@ -87,9 +89,10 @@ def bank_name() -> str:
     return hashlib.sha256("\n".join([f"{BEST} {ASKED}", *sentences()]).encode()).hexdigest()[:16]
 
 
-def bank_words(strength: str = f"{STRENGTH:g}") -> str:
-    """The correction in words, for figures."""
-    return f"S - {strength} x the mean of the {BEST} best of {len(sentences()) - ASKED} background queries"
+def bank_words(strength: str = f"{STRENGTH:g}", captions: float = 0.0) -> str:
+    """The correction in words, for figures; `captions` is the strength of the captions' levels."""
+    both = f" - {captions:g} x the mean of the caption's {BEST} largest cosines with them" if captions else ""
+    return f"S - {strength} x the mean of the {BEST} best of {len(sentences()) - ASKED} background queries{both}"
 
 
 class Bank:
@@ -253,6 +256,15 @@ def image_levels(model: RetrievalModel, images: ImageFeatures, bank: Bank, *, me
             lambda i, texts: model.score(images.rows(i, i + 1), cast(TextFeatures, texts), memory=memory)[0],
         )
     )
+
+
+def caption_levels(texts: TextFeatures, bank: Bank) -> Tensor:
+    """(T,) how ordinary captions are: the mean of the `BEST` largest cosines of each with sentences of the bank.
+
+    An ordinary caption scores high with every image. Where captions are ranked, that is what levels are for images; for
+    one query of a search it is a constant.
+    """
+    return level(text_vectors(texts) @ bank.vectors.T)
 
 
 @torch.no_grad()
