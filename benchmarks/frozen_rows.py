@@ -289,7 +289,10 @@ def train_row(model: RetrievalModel, row: Row, data: Frozen, seed: int, steps: i
     head = FrozenHead(model, row).train()
     generator = torch.Generator().manual_seed(1000 + seed)
     parameters = [part for part in head.parameters() if part.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=RATE, weight_decay=0.0)
+    slow = [part for name, part in head.named_parameters() if part.requires_grad and not name.startswith("gate")]
+    # The gate starts at zero: at the rate of the maps, which start as the identity, it would stay there.
+    groups = [{"params": slow}, {"params": list(head.gate.parameters()), "lr": 100 * RATE}]
+    optimizer = torch.optim.AdamW(groups, lr=RATE, weight_decay=0.0)
     rise = max(1, steps // 10)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / rise, 0.5 + 0.5 * math.cos(math.pi * step / steps))
