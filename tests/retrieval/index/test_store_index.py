@@ -225,7 +225,7 @@ def settings(width: int) -> StoreSettings:
 
 
 def test_large_stores_get_an_index_that_misses_next_to_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 110 partitions 32 are looked into, so that the index can miss; with one it does."""
+    """Of 110 partitions 64 are looked into, so that the index can miss; with one it does."""
     monkeypatch.setattr("seps.retrieval.index.store.INDEX_ABOVE", 12_000)
     store = Store.create(tmp_path / "s", settings(16))
     random = np.random.default_rng(0)
@@ -253,7 +253,7 @@ def test_large_stores_get_an_index_that_misses_next_to_nothing(tmp_path: Path, m
         pairs = zip(found, best.tolist(), strict=True)
         return sum(len({int(name) for name in some} & set(wanted)) for some, wanted in pairs) / best.size
 
-    assert recall() > 0.95
+    assert recall() > 0.99
     assert any(place >= 12_200 for place in best.ravel())
     monkeypatch.setattr("seps.retrieval.vector_index.LEAST_PROBES", 1)
     monkeypatch.setattr("seps.retrieval.vector_index.PROBED_SHARE", 0.0)
