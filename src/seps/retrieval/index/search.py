@@ -328,17 +328,15 @@ class Searcher:
         return (*columns, "bank") if settings.bank else columns
 
     def prior(self, sentences: float = 1) -> Prior | None:
-        """What candidates are chosen by beside their vectors, for a query of so many sentences (the sum
-        of their factors); None: nothing.
+        """What candidates are chosen by beside their vectors, for sentences whose factors sum to this; None: nothing.
 
         The words' alignment grows with the pooled cosine about as fast as the pooled part of the score itself does.
         """
         if not sentences or not self.store.settings.bank:
             return None
         net = None if self.scorer is None else self.scorer.net
-        return Prior(
-            2 * net.config.pooled if net is not None and net.config.pooled else 1.0, -self.strength * sentences
-        )
+        slope = 2 * net.config.pooled if net is not None and net.config.pooled else 1.0
+        return Prior(slope, -self.strength * sentences)
 
     def _candidates(
         self, parts: Sequence[Part], count: int, columns: Sequence[str], filters: Filters
