@@ -21,6 +21,8 @@ from safetensors.torch import load_file
 
 # Processes that tests start inherit this, so that they round as the tests' own process does.
 os.environ["OMP_NUM_THREADS"] = "1"
+# Stores are compared with evaluations, which torch encodes; OpenVINO, by products of bfloat16, is tested on its own.
+os.environ["SEPS_OPENVINO"] = "0"
 # Encoded banks of background queries: those of this run alone, for every process of it.
 os.environ["HF_ASSETS_CACHE"] = tempfile.mkdtemp(prefix="seps-test-assets-")
 if not torch.cuda.is_available():

@@ -81,7 +81,8 @@ def test_views_and_features_have_no_room_for_a_leak(dataset):
     for protocol in ("image", "none"):
         assert view(dataset, protocol).query_descriptions is None
     assert view(dataset, "none").image_descriptions is None
-    assert set(TextFeatures.__dataclass_fields__) == {"words", "mask"}
+    # `counts` are the sums of `mask`.
+    assert set(TextFeatures.__dataclass_fields__) == {"words", "mask", "counts"}
     assert "query_descriptions" in View.__dataclass_fields__
 
 

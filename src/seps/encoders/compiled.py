@@ -7,6 +7,7 @@ docs/search-figures.md.
 from __future__ import annotations
 
 import importlib.util
+import os
 import threading
 import warnings
 from typing import Any, Literal
@@ -64,8 +65,8 @@ def can_compile(vision: VisionEncoder) -> bool:
 
 
 def is_installed() -> bool:
-    """Whether OpenVINO is."""
-    return importlib.util.find_spec("openvino") is not None
+    """Whether OpenVINO is there to be used: `SEPS_OPENVINO=0` in the environment leaves all encoding to torch."""
+    return os.environ.get("SEPS_OPENVINO") != "0" and importlib.util.find_spec("openvino") is not None
 
 
 def compiled_vision(vision: VisionEncoder, precision: Precision) -> CompiledVision | None:

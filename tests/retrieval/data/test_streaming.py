@@ -108,6 +108,8 @@ def same(one: Any, other: Any) -> None:
     """Two batches have the same bits in every field."""
     for field in dataclasses.fields(one):
         a, b = getattr(one, field.name), getattr(other, field.name)
+        if isinstance(a, np.ndarray):
+            a, b = torch.from_numpy(a), torch.from_numpy(b)
         assert torch.equal(a, b) and a.dtype == b.dtype if isinstance(a, Tensor) else a == b, field.name
 
 

@@ -83,6 +83,14 @@ def test_without_the_package_torch_encodes_as_before(monkeypatch: pytest.MonkeyP
     assert isinstance(embedding.fast_vision(from_pretrained("base")), ViT)
 
 
+def test_with_the_package_it_encodes_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("openvino")
+    model = from_pretrained("mini")
+    assert embedding.fast_vision(model) is None  # conftest.py sets SEPS_OPENVINO=0
+    monkeypatch.delenv("SEPS_OPENVINO")
+    assert isinstance(embedding.fast_vision(model), CompiledVision)
+
+
 def test_a_package_that_fails_is_told_and_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "is_installed", lambda: True)
     monkeypatch.setitem(sys.modules, "openvino", types.ModuleType("openvino"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 import threading
 from pathlib import Path
@@ -61,9 +62,9 @@ def test_a_worker_chooses_by_its_own_machine(monkeypatch: pytest.MonkeyPatch) ->
     prepare = embedding.Preparer(from_pretrained("base"), StoreSettings.__new__(StoreSettings))
     assert prepare.vision is not None
     monkeypatch.setattr(embedding, "multiplies_bfloat16", lambda: False)
-    assert Worker(prepare, on_gpu=False).prepare.vision is None
+    assert Worker(copy.copy(prepare), on_gpu=False).prepare.vision is None  # pickled by Ray, it is a copy too
     monkeypatch.setattr(embedding, "multiplies_bfloat16", lambda: True)
-    assert Worker(prepare, on_gpu=False).prepare.vision is not None
+    assert Worker(copy.copy(prepare), on_gpu=False).prepare.vision is not None
 
 
 def test_the_gpu_is_free_while_a_batch_is_decoded_and_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
