@@ -24,7 +24,7 @@ TIP = "pip install 'seps[fast]'"
 
 
 class CompiledVision:
-    """`vision(pixels)` of an encoder by OpenVINO; each call computes on one core, and any number of threads may call.
+    """`vision(pixels)` of an encoder by OpenVINO; each picture on one core, and any number of threads may call.
 
     Pictures are encoded one at a time, so the tokens of a picture do not depend on those beside it. `precision` is
     that of the products: "f32" differs from torch by rounding alone. Later changes of the encoder are not seen.
@@ -45,8 +45,9 @@ class CompiledVision:
         decoder = TorchScriptPythonDecoder(traced, shared_memory=False)
         graph = frontend.convert(frontend.load(decoder))
         graph.reshape(list(example.shape))
-        # Without threads of its own it computes in the thread that calls.
-        settings = {"INFERENCE_PRECISION_HINT": precision, "NUM_STREAMS": 1, "INFERENCE_NUM_THREADS": 1}
+        # A stream computes one picture at a time, on one core: with fewer than callers they would wait for each other.
+        cores = os.cpu_count() or 1
+        settings = {"INFERENCE_PRECISION_HINT": precision, "NUM_STREAMS": cores, "INFERENCE_NUM_THREADS": cores}
         self._model: Any = openvino.Core().compile_model(graph, "CPU", {**settings, "ENABLE_CPU_PINNING": False})
         self._thread = threading.local()
 
