@@ -248,6 +248,20 @@ def test_overview(client: TestClient) -> None:
     assert client.get("/api/status").json()["keeps"] is True
 
 
+def test_an_overview_reads_the_rows_again_only_if_they_changed(
+    client: TestClient, searcher: Searcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+    whole = browse.overview
+    monkeypatch.setattr(browse, "overview", lambda searcher: made.append(1) or whole(searcher))
+    monkeypatch.setattr(service, "OVERVIEW_SECONDS", -1.0)
+    found = [client.get("/api/overview").json() for _ in range(3)]
+    assert found[0] == found[1] == found[2] and len(made) == 1
+    version = searcher.store.version()
+    monkeypatch.setattr(searcher.store, "version", lambda: version + 1)
+    assert client.get("/api/overview").json() == found[0] and len(made) == 2
+
+
 @pytest.mark.parametrize(
     ("description", "phrase"),
     [

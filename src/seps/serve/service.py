@@ -62,7 +62,7 @@ class Service:
         self.uploaded = UploadedPictures()
         self._rankings: Rankings[Entry] = Rankings()
         self._lists: Rankings[str] = Rankings()
-        self._overview: tuple[float, dict[str, Any]] | None = None
+        self._overview: tuple[float, int, dict[str, Any]] | None = None
 
     async def run(self, work: Callable[[], Answer], *, quick: bool = False) -> Answer:
         """Do `work` on a pool; pictures (`quick`) do not wait for searches.
@@ -211,11 +211,11 @@ class Service:
         }
 
     def overview(self) -> dict[str, Any]:
-        """What `seps.serve.browse.overview` says, looked up again after a while."""
-        now = time.monotonic()
-        if self._overview is None or now - self._overview[0] > OVERVIEW_SECONDS:
-            self._overview = (now, browse.overview(self.searcher))
-        return self._overview[1]
+        """What `seps.serve.browse.overview` says, which reads all rows: again after a while, if they changed."""
+        now, version = time.monotonic(), self.searcher.store.version()
+        if self._overview is None or (version != self._overview[1] and now - self._overview[0] > OVERVIEW_SECONDS):
+            self._overview = (now, version, browse.overview(self.searcher))
+        return self._overview[2]
 
     def kept(self, address: str, text: str) -> dict[str, Any]:
         """Which patches of an image a sentence keeps. Raises HTTPException 501 where the model selects none."""

@@ -90,3 +90,28 @@ def test_joining_small_parts_leaves_large_ones_alone(tmp_path: Path, monkeypatch
     assert before <= after
     assert len(after) == len(before) + 1
     assert len(store) == 3040
+
+
+class Counted:
+    """A data set that counts how often its rows are counted."""
+
+    def __init__(self, data: Any) -> None:
+        self.data, self.times = data, 0
+
+    def count_rows(self, *filters: str) -> int:
+        self.times += 1
+        return int(self.data.count_rows(*filters))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.data, name)
+
+
+def test_described_pictures_are_counted_once_per_version(tmp_path: Path) -> None:
+    """At a million pictures that count took as long as the search that asked for it."""
+    store = make(tmp_path / "s", 100)
+    store.refresh()
+    counted = store._dataset = Counted(store._dataset)
+    assert [store.described() for _ in range(3)] == [100] * 3 and counted.times == 1
+    before = store.version()
+    put(store, ["later"], vectors(1, 2))
+    assert store.described() == 101 and store.version() > before and len(store) == 101
