@@ -13,8 +13,7 @@ from seps.cli.main import main
 from seps.retrieval.data import DataError
 from seps.retrieval.explain.stored import find_image
 from seps.retrieval.index.build import IndexOptions, IndexReport, index_folder, up_to_date
-from seps.retrieval.index.maintenance import status, verify
-from seps.retrieval.index.opening import remove_root
+from seps.retrieval.index.maintenance import remove_root, status, verify
 from seps.retrieval.index.rows import SEVERAL_ROOTS, Filters, StoreError
 from seps.retrieval.index.search import Searcher
 from seps.retrieval.index.store import Store

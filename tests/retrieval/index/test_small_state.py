@@ -160,7 +160,7 @@ def test_states_depend_on_no_other_picture_and_runs_go_on(tmp_path: Path) -> Non
     with pytest.raises(StoreError, match="2 x 2 means of patches and 3 words of a description as int4, not 5 patches"):
         index(folder, tmp_path / "twice", precision="int4", keep_words=3, keep_patches=5)
     with pytest.raises(StoreError, match="as int4, not 2 x 2 means of patches and 3 words of a description as float16"):
-        index(folder, tmp_path / "twice", keep_words=3)
+        index(folder, tmp_path / "twice", keep_words=3, precision="float16")
 
 
 def test_a_worker_elsewhere_makes_the_same_codes(tmp_path: Path) -> None:
@@ -259,3 +259,17 @@ def test_the_command_makes_and_continues_a_small_store(tmp_path: Path, capsys: p
     shown = capsys.readouterr().out
     assert "means                      True" in shown and "images                     4" in shown
     assert call("index", ["--store", str(place), "--verify"]) == 0
+
+
+def test_a_store_remembers_what_it_keeps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--state` had to be given again with every run, and by whoever else adds pictures."""
+    folder, store = gallery(tmp_path / "g", 3), tmp_path / "s"
+    command = [str(folder), "--store", str(store), "--model", model_folder(), "--no-bank"]
+    assert call("index", [*command, "--precision", "int4", "--means", "2", "--words", "3"]) == 0
+    kept = Store.open(store).settings
+    paint(folder / "later.jpg", 7)
+    assert call("index", command) == 0
+    assert Store.open(store).settings.kept == kept.kept and len(Store.open(store)) == 4
+    index(folder, store)  # as seps.Library does
+    with pytest.raises(StoreError, match=r"keeps .* as int4, not .* as float16"):
+        index(folder, store, precision="float16")

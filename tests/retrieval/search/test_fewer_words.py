@@ -61,8 +61,8 @@ def test_a_store_of_merged_words(tmp_path: Path, keep: int) -> None:
         whole = sum(part.contribution for part in found.description) + sum(found.patches) + found.elsewhere
         assert whole + found.rest == pytest.approx(hit.score, abs=1e-4)
     assert described == 3
-    with pytest.raises(StoreError, match=rf"keeps all patches and {keep} words .* not all patches and all words"):
-        index(folder, tmp_path / "s")
+    with pytest.raises(StoreError, match=rf"keeps all patches and {keep} words .* not .* {keep + 1} words"):
+        index(folder, tmp_path / "s", keep_words=keep + 1)
     with pytest.raises(StoreError, match="at least one word"):
         index(folder, tmp_path / "t", keep_words=0)
 

@@ -10,6 +10,7 @@ import csv
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -168,14 +169,7 @@ def _update(options: argparse.Namespace, store: str, folders: Sequence[str]) -> 
         _tell(report, store)
         return None
     if known is not None:  # as the store is
-        wanted = IndexOptions(
-            known.precision,
-            known.keep_patches,
-            known.keep_words,
-            prune=options.prune,
-            bank=bool(known.bank),
-            exclude=wanted.exclude,
-        )
+        wanted = replace(wanted, bank=bool(known.bank))
     name = options.model or (DEFAULT_MODEL if known is None else known.model)
     model = load_search_model(name, device=options.device or default_device(), plugins=options.plugin)
     if known is None:

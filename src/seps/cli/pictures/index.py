@@ -145,7 +145,7 @@ def run(options: argparse.Namespace) -> int:
     if options.state is not None and not isinstance(model, RetrievalModel):
         options.means = None  # of a dual encoder no patches are kept
     settings = IndexOptions(
-        options.precision or "float16",
+        options.precision,
         options.patches,
         options.words,
         options.batch,
@@ -270,7 +270,7 @@ def _watch(options: argparse.Namespace, model: RetrievalModel | ZeroShotModel, s
 
 
 def _remove(options: argparse.Namespace) -> int:
-    from seps.retrieval.index.opening import remove_root
+    from seps.retrieval.index.maintenance import remove_root
 
     folder, count = remove_root(options.store, options.remove_root, prune=options.prune)
     kept = "What the store knew of them is deleted" if options.prune else "What the store knows of them is kept aside"

@@ -1,8 +1,9 @@
-"""What a run of indexing did, the upkeep of the bank after it, what a store holds, and whether all of it is whole."""
+"""What a run of indexing did, the bank after it, what a store holds, whether it is whole, and taking folders out."""
 
 from __future__ import annotations
 
 import hashlib
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -24,9 +25,10 @@ from seps.retrieval.index.bank import (
     strength_without_labels,
 )
 from seps.retrieval.index.codec import PackingError, packed_shape
-from seps.retrieval.index.rows import Columns, row_id
+from seps.retrieval.index.opening import stored_root
+from seps.retrieval.index.rows import Columns, StoreError, row_id
 from seps.retrieval.index.search import Searcher
-from seps.retrieval.index.store import Store
+from seps.retrieval.index.store import Store, writer_lock
 from seps.retrieval.index.zeroshot import ZeroShotModel
 
 AT_ONCE = 256
@@ -230,3 +232,41 @@ def _file_faults(store: Store, row: dict[str, Any]) -> list[str]:
     if hashlib.sha256(data).hexdigest() != row["sha256"]:
         return ["the file has changed since it was indexed; run seps index again"]
     return []
+
+
+def remove_root(location: str | os.PathLike[str], folder: str, *, prune: bool = False) -> tuple[str, int]:
+    """Take a folder out of a store: its rows are kept, excluded, until it is added again, or with `prune` deleted.
+
+    Returns the folder as the store names it, and how many pictures go. No file is touched. Raises StoreError where
+    `folder` is not exactly one of the store's, or its only one.
+    """
+    Store.open(location)  # the lock would make a folder where there is no store
+    with writer_lock(str(location)):
+        store = Store.open(location)
+        settings = store.settings
+        root = stored_root(folder, settings.roots) or stored_root(os.path.realpath(folder), settings.roots)
+        listed = ", ".join(settings.roots)
+        if root is None:
+            raise StoreError(
+                f"The store {location} does not hold the folder {folder}. Name one of its folders exactly: {listed}. "
+                "Nothing was changed."
+            )
+        if len(settings.roots) == 1:
+            raise StoreError(
+                f"{root} is the only folder of the store {location}; it stays. To be rid of all of it, delete "
+                f"{location}. Nothing was changed."
+            )
+        base = "" if root == settings.root else root
+        ids = [row.id for row in store.known().values() if settings.base_of(row.path) == base]
+        removed = (*settings.removed_roots, root)
+        if prune:
+            store.delete(ids)
+            more = tuple(other for other in settings.more_roots if other != root)
+            removed = tuple(other for other in removed if other in (settings.root, *more))
+            store.set_settings(replace(store.settings, more_roots=more, removed_roots=removed))
+            store.put_excluded({})
+        else:
+            store.put_excluded(dict.fromkeys(ids, True))
+            store.set_settings(replace(store.settings, removed_roots=removed))
+        store.tidy(always=True)
+    return root, len(ids)

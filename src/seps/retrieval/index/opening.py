@@ -35,7 +35,7 @@ from seps.retrieval.index.rows import (
     StoreSettings,
     told_widths,
 )
-from seps.retrieval.index.store import Store, writer_lock
+from seps.retrieval.index.store import Store
 from seps.retrieval.index.zeroshot import ZeroShotModel, other_words
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import EMBEDDED
@@ -50,12 +50,13 @@ MOST_UNREADABLE = 10_000
 class IndexOptions:
     """How to index."""
 
-    precision: Precision = "float16"
+    precision: Precision | None = None
+    """Of the stored state; None: as the store has it, and of a new store float16."""
     keep_patches: int | None = None
     """Patches kept per image, those that matter most before any caption is known; None: as many as the store has, and
     of a new store `usual_patches`."""
     keep_words: int | None = None
-    """Words that each description is merged to; None: all."""
+    """Words that each description is merged to; None: as many as the store has, and of a new store all."""
     batch_size: int = 32
     workers: int | None = None
     moved: bool = False
@@ -115,7 +116,7 @@ def roots_to_read(
     if not places:
         raise StoreError(f"There is no store {location} yet: name the folder of pictures to make it of.")
     active = () if settings is None else settings.roots
-    if settings is not None and not any(_stored_root(place, have) in active for place in places):
+    if settings is not None and not any(stored_root(place, have) in active for place in places):
         if options.moved:
             if len(places) > 1 or len(have) > 1:
                 raise StoreError(
@@ -131,14 +132,14 @@ def roots_to_read(
             )
     first = places[0] if settings is None else settings.root
     roots = [
-        Root(place, "" if place == first else Path(place).as_posix(), _stored_root(place, have) in active)
+        Root(place, "" if place == first else Path(place).as_posix(), stored_root(place, have) in active)
         for place in places
     ]
     _check_apart([*roots, *(Root(root, "", True) for root in active)])
     return roots
 
 
-def _stored_root(place: str, have: Iterable[str]) -> str | None:
+def stored_root(place: str, have: Iterable[str]) -> str | None:
     """The root of the store that is this folder."""
     return next((root for root in have if Path(root) == Path(place)), None)
 
@@ -224,6 +225,16 @@ def usual_patches(model: RetrievalModel) -> int | None:
     return USUAL_PATCHES if model.vision.num_patches > USUAL_PATCHES else None
 
 
+def _as_stored(options: IndexOptions, have: StoreSettings | None) -> IndexOptions:
+    """The options, and for what they leave open what the store has."""
+    if have is None:
+        return options
+    if options.keep_patches is None and options.means is None:
+        options = replace(options, keep_patches=have.keep_patches, means=max(have.grid) if have.means else None)
+    words = have.keep_words if options.keep_words is None else options.keep_words
+    return replace(options, precision=options.precision or have.precision, keep_words=words)
+
+
 def _settings(
     model: RetrievalModel | ZeroShotModel,
     roots: Sequence[Root],
@@ -236,14 +247,14 @@ def _settings(
     if options.keep_words is not None and options.keep_words < 1:
         raise StoreError(f"keep_words is {options.keep_words}; a description needs at least one word.")
     name = str(Path(model_name).resolve()) if model_name not in EMBEDDED and Path(model_name).is_dir() else model_name
+    options = _as_stored(options, have)
+    precision, words = options.precision or "float16", options.keep_words
     keep, means = options.keep_patches, options.means
-    if means is None and keep is None and have is not None and have.means:
-        means = max(have.grid)
     if means is not None and (keep is not None or means < 1):
         raise StoreError(f"means is {means} and keep_patches {keep}; give one of them, a whole number from 1.")
-    if keep is None and means is None and isinstance(model, RetrievalModel):
-        keep = usual_patches(model) if have is None else have.keep_patches
-    codes = options.precision in ("int4", "int2")
+    if have is None and keep is None and means is None and isinstance(model, RetrievalModel):
+        keep = usual_patches(model)
+    codes = precision in ("int4", "int2")
     if isinstance(model, ZeroShotModel):
         if keep is not None or means is not None:
             asked = f"keep_patches is {keep}" if means is None else f"means is {means}"
@@ -251,8 +262,8 @@ def _settings(
         settings = model.settings(
             roots[0].folder,
             name,
-            precision=options.precision,
-            keep_words=options.keep_words,
+            precision=precision,
+            keep_words=words,
             bank=bank_name() if options.bank else "",
         )
         return replace(settings, dated=True, format=CODES if codes else settings.format)
@@ -268,9 +279,9 @@ def _settings(
         width=model.config.embed_size,
         grid=grid,
         num_prefix_tokens=model.vision.num_prefix_tokens,
-        precision=options.precision,
+        precision=precision,
         keep_patches=None if keep == grid[0] * grid[1] else keep,
-        keep_words=options.keep_words,
+        keep_words=words,
         means=grid != whole,
         format=CODES if codes or grid != whole else FORMAT if guides else 1,
         guides=guides,
@@ -338,44 +349,6 @@ def _dates(rows: Iterable[IndexedFile], settings: StoreSettings) -> dict[str, in
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="seps-dates") as pool:
         dates = pool.map(lambda row: date_taken(ImageSource(Path(settings.root) / row.path, row.member)), rows)
         return {row.id: date for row, date in zip(rows, dates, strict=True) if date is not None}
-
-
-def remove_root(location: str | os.PathLike[str], folder: str, *, prune: bool = False) -> tuple[str, int]:
-    """Take a folder out of a store: its rows are kept, excluded, until it is added again, or with `prune` deleted.
-
-    Returns the folder as the store names it, and how many pictures go. No file is touched. Raises StoreError where
-    `folder` is not exactly one of the store's, or its only one.
-    """
-    Store.open(location)  # the lock would make a folder where there is no store
-    with writer_lock(str(location)):
-        store = Store.open(location)
-        settings = store.settings
-        root = _stored_root(folder, settings.roots) or _stored_root(os.path.realpath(folder), settings.roots)
-        listed = ", ".join(settings.roots)
-        if root is None:
-            raise StoreError(
-                f"The store {location} does not hold the folder {folder}. Name one of its folders exactly: {listed}. "
-                "Nothing was changed."
-            )
-        if len(settings.roots) == 1:
-            raise StoreError(
-                f"{root} is the only folder of the store {location}; it stays. To be rid of all of it, delete "
-                f"{location}. Nothing was changed."
-            )
-        base = "" if root == settings.root else root
-        ids = [row.id for row in store.known().values() if settings.base_of(row.path) == base]
-        removed = (*settings.removed_roots, root)
-        if prune:
-            store.delete(ids)
-            more = tuple(other for other in settings.more_roots if other != root)
-            removed = tuple(other for other in removed if other in (settings.root, *more))
-            store.set_settings(replace(store.settings, more_roots=more, removed_roots=removed))
-            store.put_excluded({})
-        else:
-            store.put_excluded(dict.fromkeys(ids, True))
-            store.set_settings(replace(store.settings, removed_roots=removed))
-        store.tidy(always=True)
-    return root, len(ids)
 
 
 def _check_same(store: Store, wanted: StoreSettings) -> None:
