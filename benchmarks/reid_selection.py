@@ -13,6 +13,7 @@ study has all rows for the first sets.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import gzip
 import json
@@ -22,10 +23,12 @@ import queue
 import sys
 import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.selection.data import Sets, SetSize, load_sets, make_sets, save_sets, write_stem
 from benchmarks.selection.rows import ROWS
@@ -83,7 +86,6 @@ def recipe_of(options: argparse.Namespace) -> tuple[Recipe, SetSize]:
 def main(arguments: list[str] | None = None) -> int:
     """0 if everything asked for is there."""
     options = parse(arguments)
-    plain_attention()
     if options.command == "stem":
         write_stem(options.to)
         return 0
@@ -105,19 +107,25 @@ def main(arguments: list[str] | None = None) -> int:
     say(f"sets ready after {time.monotonic() - started:.0f} s; {len(todo)} jobs")
     timed = options.out / "time.md"
     if not timed.exists():
-        timed.write_text(time_rows(load_sets(path).to(options.device), recipe), encoding="utf-8")
+        with plain_attention():
+            timed.write_text(time_rows(load_sets(path).to(options.device), recipe), encoding="utf-8")
         say(f"timed after {time.monotonic() - started:.0f} s")
-    left = work(options, todo, path, recipe, deadline)
+    with plain_attention():
+        left = work(options, todo, path, recipe, deadline)
     say(f"{len(todo) - left} of {len(todo)} jobs done after {time.monotonic() - started:.0f} s")
     return 1 if left else 0
 
 
-def plain_attention() -> None:
+@contextlib.contextmanager
+def plain_attention() -> Iterator[None]:
     """The fused attention kernels refuse the layout of stacked networks in the backward pass."""
-    torch.backends.cuda.enable_mem_efficient_sdp(False)
-    torch.backends.cuda.enable_flash_sdp(False)
-    torch.backends.cuda.enable_cudnn_sdp(False)
+    precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")  # TF32: autocast and `vmap` do not go together in the backward pass
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(precision)
 
 
 def check_recipe(out: Path, recipe: Recipe, size: SetSize) -> None:
@@ -157,13 +165,13 @@ def missing_jobs(options: argparse.Namespace) -> list[Job]:
     done = {(line["row"], line["data_seed"], line["seed"]) for line in read_lines(options.out / "runs.jsonl")}
     jobs = []
     for start in range(0, len(seeds), options.group):
-        for row in ROWS:
+        for row in options.rows:
             lacking = tuple(
                 data_seed
                 for data_seed in seeds[start : start + options.group]
                 if any((row, data_seed, seed) not in done for seed in range(options.seeds))
             )
-            if row in options.rows and lacking:
+            if lacking:
                 jobs.append((row, lacking))
     return jobs
 
@@ -219,16 +227,16 @@ def _attempt(sets: Sets, job: Job, seeds: int, recipe: Recipe, deadline: float) 
 
 
 def _worker(jobs: Any, results: Any, path: Path, device: str, seeds: int, recipe: Recipe, deadline: float) -> None:
-    plain_attention()
     torch.set_num_threads(1)
     sets = load_sets(path).to(device)
-    while time.monotonic() < deadline:
-        try:
-            job = jobs.get(timeout=1)
-        except queue.Empty:
-            break
-        started = time.monotonic()
-        results.put((job, _attempt(sets, job, seeds, recipe, deadline), time.monotonic() - started))
+    with plain_attention():
+        while time.monotonic() < deadline:
+            try:
+                job = jobs.get(timeout=1)
+            except queue.Empty:
+                break
+            started = time.monotonic()
+            results.put((job, _attempt(sets, job, seeds, recipe, deadline), time.monotonic() - started))
     results.put(None)
 
 

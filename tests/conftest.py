@@ -52,6 +52,28 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
+def _switches() -> dict[str, Any]:
+    """The settings of torch for a whole process that decide how it rounds."""
+    return {
+        "threads": torch.get_num_threads(),
+        "float type": torch.get_default_dtype(),
+        "products of float32": torch.get_float32_matmul_precision(),
+        "flash attention": torch.backends.cuda.flash_sdp_enabled(),
+        "memory-efficient attention": torch.backends.cuda.mem_efficient_sdp_enabled(),
+        "plain attention": torch.backends.cuda.math_sdp_enabled(),
+        "oneDNN": torch.backends.mkldnn.enabled,
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+    }
+
+
+@pytest.fixture(autouse=True)
+def _leaves_torch_as_it_was() -> Iterator[None]:
+    """A test that changes how this process rounds would change what the tests after it see."""
+    before = _switches()
+    yield
+    assert _switches() == before
+
+
 @pytest.fixture(scope="session", name="seps", params=["package", *VARIANTS])
 def _package_or_file(request: pytest.FixtureRequest) -> ModuleType:
     """The package, then each file that `seps modules` writes: what a test holds of one, it holds of all."""

@@ -26,6 +26,8 @@ from seps.reid.synthetic.canvas import FIGURE
 from seps.reid.synthetic.truth import BLIND
 
 NAMES = ("RGB", "NI", "TI")
+TRAINED = ("left-out", "telling")
+"""Rules that train the predictor for themselves."""
 # Merged patches as a part of all, the same number in every row: at most as many as the lowest ratio keeps.
 MERGED = 0.15
 
@@ -101,6 +103,7 @@ class RowSelection(MultiModalSDTPS):
         by = {
             "score": lambda: scores,
             "left-out": lambda: scores,
+            "telling": lambda: scores,
             "inverted": lambda: -scores,
             "random": lambda: told["noise"],
             # Beyond the figure: what is not blind first, and chance among equals.
@@ -135,12 +138,17 @@ class StudyModel(ReidModel):
             sparse_ratio=1.0,
             aggr_ratio=MERGED,
             # The predictor decides alone where it is trained to.
-            beta=0.0 if row.rule == "left-out" else 0.25,
+            beta=0.0 if row.rule in TRAINED else 0.25,
         )
         super().__init__(config, NAMES, identities, backbones=[Patches(grid, size)])  # type: ignore[list-item]
         self.agreement = nn.ModuleList(
             nn.Sequential(nn.Linear((SENSORS - 1) * FEATURES, 128), nn.GELU(), nn.Linear(128, FEATURES)) for _ in NAMES
         )
+        # Whose patch it is, by its stem features alone: nothing of the other patches has been mixed in.
+        self.telling = nn.ModuleList(
+            nn.Sequential(nn.Linear(FEATURES, 64), nn.GELU(), nn.Linear(64, identities)) for _ in NAMES
+        )
+        self.scored: Tensor | None = None
         self.become(row)
         for module in self.modules():
             if isinstance(module, nn.BatchNorm1d):
@@ -180,6 +188,9 @@ class StudyModel(ReidModel):
         assert groups is not None
         if self.row.rule == "left-out":
             extra = self.left_out_loss(encoded, labels)
+        if self.row.rule == "telling":
+            scored = encoded.patches if self.scored is None else self.scored
+            extra, self.scored = self.telling_loss(features, scored, labels), None
         return (self.losses(fused, labels, groups) + extra,)
 
     def misfit(self, features: Tensor) -> Tensor:
@@ -199,6 +210,7 @@ class StudyModel(ReidModel):
         for block in backbone.blocks[: backbone.early]:
             tokens = block(tokens)
         seen = self._encoded(backbone.norm(tokens))
+        self.scored = seen.patches
         names = self.sdtps.modalities
         patches, vectors = (dict(zip(names, part.unbind(1), strict=True)) for part in (seen.patches, seen.vectors))
         keep = torch.stack([self.sdtps.choose(name, patches, vectors)[1] for name in names], dim=1)  # (B, M, N)
@@ -250,13 +262,25 @@ class StudyModel(ReidModel):
         return total
 
     def left_out_loss(self, encoded: Encoded, labels: Tensor) -> Tensor:
-        """How far the predictor is from what leaving a patch out costs: the rise of the branch's cross-entropy, in
-        standard deviations over the sensor's patches, through a sigmoid. (The patch's own features get no gradient.)"""
-        assert self.sdtps is not None
+        """How far the predictor is from what leaving a patch out costs: the rise of the branch's cross-entropy. (The
+        patch's own features get no gradient.)"""
         patches = encoded.patches.detach()
         rise = self.left_out_rise(patches.float(), labels)
-        spread = rise.std(dim=-1, keepdim=True) + 1e-8
-        target = torch.sigmoid((rise - rise.mean(dim=-1, keepdim=True)) / spread)
+        return self.predictor_loss(patches, rise)
+
+    def telling_loss(self, features: Tensor, patches: Tensor, labels: Tensor) -> Tensor:
+        """The cross-entropy of patches (B, M, N, F) that are classified one by one, plus how far the predictor is from
+        the log-probability that each gives to its own identity."""
+        scores = torch.stack([self.telling[m](features[:, m]) for m in range(SENSORS)], dim=1)  # (B, M, N, I)
+        entropy = _entropy(scores, labels)  # (B, M, N)
+        return entropy.mean() + self.predictor_loss(patches.detach(), -entropy.detach())
+
+    def predictor_loss(self, patches: Tensor, worth: Tensor) -> Tensor:
+        """How far the predictor of patches (B, M, N, C) is from their worth (B, M, N), which is counted in standard
+        deviations over the sensor's patches, through a sigmoid."""
+        assert self.sdtps is not None
+        spread = worth.std(dim=-1, keepdim=True) + 1e-8
+        target = torch.sigmoid((worth - worth.mean(dim=-1, keepdim=True)) / spread)
         found = [
             getattr(self.sdtps, f"{name}_sparse").predict(patches[:, m]) for m, name in enumerate(self.sdtps.modalities)
         ]

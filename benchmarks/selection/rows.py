@@ -5,7 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Rule = Literal["score", "all", "random", "inverted", "oracle", "sighted", "agreement", "agreement+score", "left-out"]
+Rule = Literal[
+    "score",
+    "all",
+    "random",
+    "inverted",
+    "oracle",
+    "sighted",
+    "agreement",
+    "agreement+score",
+    "left-out",
+    "telling",
+]
 Branch = Literal["none", "mean", "sdtps", "match"]
 RATIOS = (0.15, 0.25, 0.5, 0.75)
 
@@ -17,7 +28,8 @@ class Row:
     rule: who decides what is kept: the published "score"; "all", nothing is dropped; "random"; "inverted", the worst
         scores; "oracle", the patches that show most of the figure, by the drawing; "sighted", those of which less than
         half is blind, by the drawing; "agreement", those that the other sensors' patches at the same place predict
-        best; "agreement+score", the sum of both; "left-out", a predictor trained on what leaving one patch out costs.
+        best; "agreement+score", the sum of both; "left-out", a predictor trained on what leaving one patch out costs;
+        "telling", a predictor trained on how well a patch by itself tells whose it is.
     ratio: part that is kept ("all" and "sighted" do not read it).
     branch: the second branch: "none", the plain "mean" of the patches, "sdtps", or "match", whose tokens are compared
         one with another instead of by their mean.
@@ -66,6 +78,9 @@ def _rows() -> list[Row]:
     rows += [_at("random", "random", 0.5, early=True), _at("oracle", "oracle", 0.5, early=True)]
     rows += [_at("agreement", "agreement", 0.25), _at("agreement", "agreement", 0.75)]
     rows += [_at("score", "topk", 0.5, "match"), _at("random", "random", 0.5, "match")]
+    rows += [_at("telling", "telling", ratio) for ratio in (0.15, 0.25, 0.5)]
+    rows += [_at("telling", "telling", ratio, early=True) for ratio in (0.25, 0.5)]
+    rows += [_at("inverted", "inverted", 0.25), _at("inverted", "inverted", 0.25, early=True)]
     return rows
 
 

@@ -145,7 +145,8 @@ def test_every_rule_keeps_what_it_says(sets: Sets) -> None:
     features, shares, noise = some_shots(sets)
     kept = {}
     for name in ("keep-all", "topk-25", "random-25", "inverted-50", "oracle-25", "sighted", "agreement-50",
-                 "agreement+score-25", "left-out-25", "early-topk-25", "early-oracle-25"):  # fmt: skip
+                 "agreement+score-25", "left-out-25", "telling-25", "early-topk-25", "early-oracle-25",
+                 "early-telling-25"):  # fmt: skip
         keep = model_of(ROWS[name], sets)(features, shares, noise)[3]
         assert keep.shape == shares.shape[:3] and set(keep.unique().tolist()) <= {0.0, 1.0}
         if ROWS[name].rule != "sighted":
