@@ -105,6 +105,7 @@ class RowSelection(MultiModalSDTPS):
             "left-out": lambda: scores,
             "telling": lambda: scores,
             "inverted": lambda: -scores,
+            "pooled": lambda: told["gate"],
             "random": lambda: told["noise"],
             # Beyond the figure: what is not blind first, and chance among equals.
             "oracle": lambda: told["shares"][..., FIGURE] - 0.1 * told["shares"][..., BLIND] + 1e-3 * told["noise"],
@@ -112,6 +113,36 @@ class RowSelection(MultiModalSDTPS):
             "agreement+score": lambda: min_max(told["agreement"]) + min_max(scores.detach()),
         }[rule]()
         return scores, hard_topk(by, self.row.ratio)
+
+
+class PooledGate(nn.Module):
+    """Which patches matter, learned from identities alone: each sensor's patches are averaged under the gate's
+    weights, and the averages must tell the identity. Nothing is mixed between patches before the gate."""
+
+    def __init__(self, grid: tuple[int, int], identities: int, width: int = 64) -> None:
+        super().__init__()
+        self.places = nn.Parameter(0.02 * torch.randn(2, SENSORS, grid[0] * grid[1], width))
+        self.hidden = nn.ModuleList(nn.Linear(FEATURES, width) for _ in range(2 * SENSORS))
+        self.weight = nn.ModuleList(nn.Linear(width, 1) for _ in NAMES)
+        self.value = nn.ModuleList(nn.Linear(width, width) for _ in NAMES)
+        self.classifier = nn.Linear(SENSORS * width, identities)
+
+    def _seen(self, features: Tensor, sensor: int, part: int) -> Tensor:
+        hidden: Tensor = self.hidden[2 * sensor + part](features[:, sensor])
+        return F.gelu(hidden + self.places[part, sensor])
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Stem features (B, M, N, F) -> logits (B, M, N)."""
+        return torch.stack([self.weight[m](self._seen(features, m, 0))[..., 0] for m in range(SENSORS)], dim=1)
+
+    def loss(self, features: Tensor, gates: Tensor, labels: Tensor, groups: Tensor) -> Tensor:
+        """Identity and triplet loss of the averages."""
+        weights = torch.sigmoid(gates)
+        weights = weights / weights.sum(dim=-1, keepdim=True)
+        values = torch.stack([self.value[m](self._seen(features, m, 1)) for m in range(SENSORS)], dim=1)
+        pooled = (weights[..., None] * values).sum(dim=2).flatten(1)  # (B, M W)
+        triplets = batch_hard_triplet(F.normalize(pooled, dim=1), groups)
+        return identity_loss(self.classifier(pooled), labels) + triplets
 
 
 @dataclass
@@ -148,6 +179,7 @@ class StudyModel(ReidModel):
         self.telling = nn.ModuleList(
             nn.Sequential(nn.Linear(FEATURES, 64), nn.GELU(), nn.Linear(64, identities)) for _ in NAMES
         )
+        self.gate = PooledGate(grid, identities)
         self.scored: Tensor | None = None
         self.become(row)
         for module in self.modules():
@@ -176,6 +208,9 @@ class StudyModel(ReidModel):
         if "agreement" in self.row.rule:
             misfit = self.misfit(features)
             told["agreement"], extra = -misfit.detach(), misfit.mean()
+        gates = self.gate(features) if self.row.rule == "pooled" else None
+        if gates is not None:
+            told["gate"] = gates.detach()
         if self.sdtps is not None:
             self.sdtps.told = told
         encoded = self.encode(features[..., None])
@@ -191,6 +226,8 @@ class StudyModel(ReidModel):
         if self.row.rule == "telling":
             scored = encoded.patches if self.scored is None else self.scored
             extra, self.scored = self.telling_loss(features, scored, labels), None
+        if gates is not None:
+            extra = self.gate.loss(features, gates, labels, groups)
         return (self.losses(fused, labels, groups) + extra,)
 
     def misfit(self, features: Tensor) -> Tensor:
@@ -202,12 +239,13 @@ class StudyModel(ReidModel):
         return torch.stack(found, dim=1)
 
     def encode(self, images: Tensor, cameras: Tensor | None = None) -> Encoded:
-        if not self.row.early or self.sdtps is None:
+        if not (self.row.early or self.row.first) or self.sdtps is None:
             return super().encode(images, cameras)
         backbone = self.backbones[0]
         assert isinstance(backbone, Patches)
         tokens = backbone.first(images.flatten(0, 1))
-        for block in backbone.blocks[: backbone.early]:
+        before = 0 if self.row.first else backbone.early
+        for block in backbone.blocks[:before]:
             tokens = block(tokens)
         seen = self._encoded(backbone.norm(tokens))
         self.scored = seen.patches
@@ -217,7 +255,7 @@ class StudyModel(ReidModel):
         count = num_kept(keep.shape[-1], self.row.ratio)
         places = rank_patches(keep.flatten(0, 1))[:, :count, None].expand(-1, -1, tokens.shape[-1])
         tokens = torch.cat([tokens[:, :1], tokens[:, 1:].gather(1, places)], dim=1)  # (B M, 1 + K, C)
-        for block in backbone.blocks[backbone.early :]:
+        for block in backbone.blocks[before:]:
             tokens = block(tokens)
         self.sdtps.told = {"decided": keep}
         return self._encoded(backbone.norm(tokens))

@@ -16,6 +16,7 @@ Rule = Literal[
     "agreement+score",
     "left-out",
     "telling",
+    "pooled",
 ]
 Branch = Literal["none", "mean", "sdtps", "match"]
 RATIOS = (0.15, 0.25, 0.5, 0.75)
@@ -29,11 +30,13 @@ class Row:
         scores; "oracle", the patches that show most of the figure, by the drawing; "sighted", those of which less than
         half is blind, by the drawing; "agreement", those that the other sensors' patches at the same place predict
         best; "agreement+score", the sum of both; "left-out", a predictor trained on what leaving one patch out costs;
-        "telling", a predictor trained on how well a patch by itself tells whose it is.
+        "telling", a predictor trained on how well a patch by itself tells whose it is; "pooled", a gate on the stem's
+        patches, trained by the identity loss of their mean under its weights.
     ratio: part that is kept ("all" and "sighted" do not read it).
     branch: the second branch: "none", the plain "mean" of the patches, "sdtps", or "match", whose tokens are compared
         one with another instead of by their mean.
     early: select before the last blocks of the encoder, which then see the kept patches alone.
+    first: select before the first block.
     """
 
     name: str
@@ -41,6 +44,7 @@ class Row:
     ratio: float = 1.0
     branch: Branch = "sdtps"
     early: bool = False
+    first: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,9 +60,9 @@ def _percent(ratio: float) -> str:
     return f"{100 * ratio:.0f}"
 
 
-def _at(rule: Rule, word: str, ratio: float, branch: Branch = "sdtps", early: bool = False) -> Row:
-    prefix = "early-" if early else "match-" if branch == "match" else ""
-    return Row(f"{prefix}{word}-{_percent(ratio)}", rule, ratio, branch, early)
+def _at(rule: Rule, word: str, ratio: float, branch: Branch = "sdtps", early: bool = False, first: bool = False) -> Row:
+    prefix = "first-" if first else "early-" if early else "match-" if branch == "match" else ""
+    return Row(f"{prefix}{word}-{_percent(ratio)}", rule, ratio, branch, early, first)
 
 
 def _rows() -> list[Row]:
@@ -81,6 +85,10 @@ def _rows() -> list[Row]:
     rows += [_at("telling", "telling", ratio) for ratio in (0.15, 0.25, 0.5)]
     rows += [_at("telling", "telling", ratio, early=True) for ratio in (0.25, 0.5)]
     rows += [_at("inverted", "inverted", 0.25), _at("inverted", "inverted", 0.25, early=True)]
+    rows += [_at("pooled", "pooled", ratio) for ratio in (0.15, 0.25, 0.5)]
+    rows += [_at("pooled", "pooled", 0.25, early=True), _at("pooled", "pooled", 0.25, first=True)]
+    rows += [_at("random", "random", 0.25, first=True), _at("oracle", "oracle", 0.25, first=True)]
+    rows += [_at("pooled", "pooled", 0.15, first=True), _at("random", "random", 0.15, first=True)]
     return rows
 
 
@@ -98,7 +106,7 @@ def random_twin(row: Row) -> str | None:
     """The name of the row that keeps as many at random; None where there is none to compare with."""
     if row.rule in ("all", "random", "sighted") or row.branch in ("none", "mean"):
         return None
-    return _at("random", "random", row.ratio, row.branch, row.early).name
+    return _at("random", "random", row.ratio, row.branch, row.early, row.first).name
 
 
 def keep_all_twin(row: Row) -> str:

@@ -146,7 +146,7 @@ def test_every_rule_keeps_what_it_says(sets: Sets) -> None:
     kept = {}
     for name in ("keep-all", "topk-25", "random-25", "inverted-50", "oracle-25", "sighted", "agreement-50",
                  "agreement+score-25", "left-out-25", "telling-25", "early-topk-25", "early-oracle-25",
-                 "early-telling-25"):  # fmt: skip
+                 "early-telling-25", "pooled-25", "first-pooled-25", "first-oracle-25"):  # fmt: skip
         keep = model_of(ROWS[name], sets)(features, shares, noise)[3]
         assert keep.shape == shares.shape[:3] and set(keep.unique().tolist()) <= {0.0, 1.0}
         if ROWS[name].rule != "sighted":
@@ -166,6 +166,10 @@ def test_an_early_selection_passes_on_the_kept_patches_alone(sets: Sets) -> None
         block.register_forward_hook(lambda _, given, __: lengths.append(given[0].shape[1]))
     model(*some_shots(sets))
     assert lengths == [25, 7]
+    lengths.clear()
+    model.become(ROWS["first-oracle-25"])
+    model(*some_shots(sets))
+    assert lengths == [7, 7]
 
 
 def test_what_a_patch_is_worth_equals_leaving_it_out(sets: Sets) -> None:
