@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from seps.encoders.pruning import Merging
+from seps.encoders.vit.pruning import Merging
 from seps.metrics import recall
 from seps.nn.selection import rank_patches
 from seps.retrieval.data import load_data

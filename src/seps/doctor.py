@@ -111,7 +111,7 @@ def gpu_works() -> str:
 def core_works() -> str:
     """Import what every command needs, and run the self test of the method: shapes, figures, a training step."""
     importing("numpy", "safetensors", "PIL", "rich", "jsonargparse", "yaml")
-    from seps.bundle_selftest import self_test
+    from seps.bundle.selftest import self_test
 
     lines: list[str] = []
     expect(not self_test(lines.append), "; ".join(line for line in lines if line.startswith("FAILED")))

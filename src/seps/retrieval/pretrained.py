@@ -22,8 +22,8 @@ from torch import Tensor
 
 from seps.config import ConfigError
 from seps.encoders import TextEncoder, VisionEncoder, ViT, text_encoder
-from seps.encoders.registry import has_text_files, has_vision_files, save_text_files, save_vision_files
-from seps.encoders.vit_weights import build_vit, describe_vit
+from seps.encoders.saved import has_text_files, has_vision_files, save_text_files, save_vision_files
+from seps.encoders.vit import build_vit, describe_vit
 from seps.hub.folder import CONFIG, ModelError, find_folder, inside, read_config, read_weights
 from seps.hub.saving import check_folder, write_folder
 from seps.hub.tensor_names import fitted, transformers_version, versions_sentence
