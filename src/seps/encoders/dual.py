@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .parts import PatchParts, cls_parts, probe_parts
-from .text import load_tokenizer, longest_text
+from .text import load_tokenizer, longest_text, whole_characters
 from .weights import EncoderUnavailable, load_model, quiet, read_config, refuse_missing, transformers_module
 
 UNMASKED = ("siglip", "siglip2")
@@ -170,7 +170,10 @@ class DualEncoder(nn.Module):
 
     @torch.no_grad()
     def text_vectors(self, texts: Sequence[str]) -> Tensor:
-        """(T, C) float32 of length one; texts are cut where the model ends reading."""
+        """(T, C) float32 of length one; texts are cut where the model ends reading.
+
+        Raises ValueError for a text that is not valid Unicode.
+        """
         return self._pooled(self._model.get_text_features(**self._tokens(texts)))
 
     def cut(self, text: str) -> tuple[int, int] | None:
@@ -197,6 +200,7 @@ class DualEncoder(nn.Module):
         return {name: torch.cat([one[name] for one in prepared]).to(self.device) for name in prepared[0]}
 
     def _cased(self, text: str) -> str:
+        text = whole_characters(text)
         return text.lower() if self.family in UNMASKED else text
 
     def _tokens(self, texts: Sequence[str]) -> dict[str, Tensor]:
