@@ -247,6 +247,9 @@ def test_another_model_is_refused_and_nothing_is_lost(tmp_path: Path) -> None:
         indexed(folder, tmp_path / "t", keep_patches=3)
     with pytest.raises(StoreError, match="means is 2, but of this model one vector per image"):
         indexed(folder, tmp_path / "t", means=2)
+    with pytest.raises(StoreError, match=r"keeps one vector and all words .* as float16, not one vector and 5 words"):
+        indexed(folder, tmp_path / "s", keep_words=5)
+    assert not (tmp_path / "t").exists()
     assert len(Searcher(tmp_path / "s").search("dog", k=20)) == 7
 
 

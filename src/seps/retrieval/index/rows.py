@@ -123,7 +123,7 @@ class StoreSettings:
     @property
     def kept(self) -> str:
         """What is kept per image, in words."""
-        patches = f"{self.keep_patches or 'all'} patches"
+        patches = "one vector" if self.kind == "vectors" else f"{self.keep_patches or 'all'} patches"
         if self.means:
             patches = f"{self.grid[0]} x {self.grid[1]} means of patches"
         return f"{patches} and {self.keep_words or 'all'} words of a description as {self.precision}"
