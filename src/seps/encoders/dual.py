@@ -60,14 +60,17 @@ def presets_sentence() -> str:
 
 
 class Embedder(Protocol):
-    """What a search without training needs of a model."""
+    """A model that gives pictures and sentences vectors in one space, as CLIP does; search needs no more of it.
+
+    The score of a pair is the cosine of its vectors. Shapes: B pictures, T sentences, C width of the space.
+    """
 
     width: int
     """C."""
     side: int
     """Pixels of the longest side that `prepare` resizes to; pictures may be decoded at twice that."""
     scale: float
-    """What the model multiplies cosines by before it compares them: 1 / scale of a cosine is one nat."""
+    """The model's logit scale: a cosine that is larger by 1 / `scale` makes a match e times likelier."""
 
     @property
     def device(self) -> torch.device:
@@ -232,7 +235,10 @@ def _sizes(processor: Any) -> list[int]:
 
 
 def is_dual(folder: Path) -> bool:
-    """Whether a folder holds a transformers model of two towers, by its config.json alone."""
+    """Whether a folder holds a model of transformers, not one of seps, by its config.json alone.
+
+    That it has two towers is checked when it is loaded (`dual_encoder`).
+    """
     try:
         values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         return isinstance(values, dict) and "model_type" in values and "format" not in values

@@ -18,7 +18,7 @@ _PICKLED = "pytorch_model.bin"
 
 
 class EncoderUnavailable(ValueError):
-    """An encoder's package, folder or weights cannot be had; the message says which, and the remedy."""
+    """An encoder cannot be loaded: a package, folder or file is missing or damaged. The message says what to do."""
 
 
 def transformers_module() -> Any:

@@ -18,7 +18,7 @@ _FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", 
 
 
 class WordPieceTokenizer:
-    """Texts to ids of word pieces, with [CLS] in front and [SEP] behind.
+    """BERT's WordPiece tokenizer: texts to token ids, with [CLS] in front and [SEP] behind.
 
     Raises EncoderUnavailable for a folder without a `tokenizer.json` that can be read.
     """
@@ -64,32 +64,32 @@ class WordPieceTokenizer:
 
     @property
     def cls_token_id(self) -> int:
-        """The token in front of every text."""
+        """Of [CLS], which stands in front of every text."""
         return self._id(self.cls_token)
 
     @property
     def sep_token_id(self) -> int:
-        """The token behind every text."""
+        """Of [SEP], which stands behind every text."""
         return self._id(self.sep_token)
 
     @property
     def pad_token_id(self) -> int:
-        """What a short text of a batch is filled up with."""
+        """Of [PAD], with which the shorter texts of a batch are filled up."""
         return self._id(self.pad_token)
 
     @property
     def mask_token_id(self) -> int:
-        """Stands for a word that is hidden."""
+        """Of [MASK], which stands for a hidden word."""
         return self._id(self.mask_token)
 
     @property
     def unk_token_id(self) -> int:
-        """Stands for a word without pieces."""
+        """Of [UNK], which stands for a word that has no pieces."""
         return self._id(self.unk_token)
 
     @property
     def all_special_ids(self) -> list[int]:
-        """The tokens above."""
+        """Ids of [UNK], [SEP], [PAD], [CLS] and [MASK]."""
         names = (self.unk_token, self.sep_token, self.pad_token, self.cls_token, self.mask_token)
         return [self._id(name) for name in names]
 
@@ -127,11 +127,11 @@ class WordPieceTokenizer:
         return found
 
     def convert_ids_to_tokens(self, ids: Iterable[int]) -> list[str]:
-        """The pieces of ids."""
+        """The word pieces with these ids; "##" in front marks one that continues a word."""
         return [str(self._inner.id_to_token(int(one))) for one in ids]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """A text of ids."""
+        """The text of these ids, special tokens included."""
         return str(self._inner.decode([int(one) for one in ids], skip_special_tokens=False))
 
     def save_pretrained(self, folder: str | Path) -> None:

@@ -263,10 +263,18 @@ def begin(
     head: Head | None = None,
     network: PatchSlimming | None = None,
 ) -> RetrievalModel:
-    """A model as `config` says with the weights of the model `start`; what has no counterpart there is new.
+    """The model that training begins with: built as `config` says, with the weights of the trained model `start`.
 
-    The encoders are those of `start`, so that their first weights are not needed; a vision transformer of ours takes
-    the image size, pruning and drop path of `config`. Raises ConfigError where `config` names other encoders.
+    Tensors that `start` does not have, or has in another shape (of another head, say), are new. The encoders are those
+    of `start`: pretrained weights are not read. If its vision encoder is a `ViT`, it is built with the image size,
+    pruning and drop path of `config`. Without `start` the model is new, with pretrained encoders.
+
+    Args:
+        config: of the new model.
+        start: as for `from_pretrained`, or empty.
+        vision, text, head, network: objects of your own instead of those that `config` names.
+
+    Raises ConfigError where `config` names other encoders than `start` has, or an image size that they cannot take.
     """
     if not start:
         return RetrievalModel(config, vision, text, head, network)
