@@ -11,7 +11,6 @@ slice, in strict float32; pairs further off than 1e-4 (half precision: 1e-3) are
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import time
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.lines import append_line
 from benchmarks.machine import PeakMemory, clock, describe, synchronise
 from benchmarks.scoring import make_inputs, make_net, part_of
 from seps.scoring import blocks, choose_backend, score_matrix
@@ -69,8 +69,7 @@ class Report:
         print(told, flush=True)
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("a") as file:
-                file.write(json.dumps({**self.common, **row}) + "\n")
+            append_line(self.path, {**self.common, **row})
 
 
 def _time(work: Callable[[], object], device: torch.device) -> tuple[float, int]:

@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.frozen_features import Frozen, Texts, freeze_set, packed, unpacked
+from benchmarks.lines import append_line
 from benchmarks.word_weights import paired, photo_sums, token_idf
 from seps.losses import InfoNCELoss
 from seps.nn.guidance import min_max
@@ -330,8 +331,7 @@ def main() -> int:
                 entry = {"row": name, "seed": seed, "data": data.name, "protocol": protocol, "steps": options.steps}
                 entry |= {"batch": BATCH, "rate": RATE, "seconds": seconds, "rsum": float(photos.mean())}
                 entry |= {"photos": [round(value, 2) for value in photos.tolist()]}
-                with options.out.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(entry) + "\n")
+                append_line(options.out, entry)
                 print(name, seed, data.name, protocol, f"{photos.mean():.1f}", f"{seconds:.0f} s", flush=True)
 
     for seed in options.seeds:

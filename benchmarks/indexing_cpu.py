@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from benchmarks.lines import append_line
 from seps.encoders.compiled import CompiledVision, is_installed
 from seps.metrics import recall
 from seps.retrieval.data import decode_all, load_data
@@ -158,8 +159,7 @@ def whole(options: argparse.Namespace, model: RetrievalModel, work: Path) -> Non
             "encoding_ms": encoding,
             "photos_per_second_of_two_cores": 2000 / (decoding + encoding),
         }
-        with options.out.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        append_line(options.out, line)
         print(json.dumps(line), flush=True)
 
 
@@ -187,8 +187,7 @@ def nearest(options: argparse.Namespace, model: RetrievalModel) -> None:
                 "largest_difference": float(apart.max()),
                 "photos_with_another_level": int((apart > 1e-7).sum()),
             }
-            with options.out.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
+            append_line(options.out, line)
             print(json.dumps(line), flush=True)
 
 
@@ -223,8 +222,7 @@ def scorer(options: argparse.Namespace, model: RetrievalModel) -> None:
             "captions_with_other_ten_best": float((ten_best(found) != ten_best(exact)).any(dim=0).float().mean()),
             "rsum": recall(found, owner).rsum,
         }
-        with options.out.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        append_line(options.out, line)
         print(json.dumps(line), flush=True)
 
 
@@ -285,8 +283,7 @@ def main() -> int:
                 "cosine_least": float(cosines.min()),
                 "rsum": None if texts is None else recall(model.score(ImageFeatures(tokens), texts), owner).rsum,
             }
-            with options.out.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
+            append_line(options.out, line)
             print(json.dumps(line), flush=True)
     return 0
 

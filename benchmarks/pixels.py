@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import io
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +19,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
+from benchmarks.lines import append_line
 from seps.metrics import recall
 from seps.retrieval.data import ImageSource, RetrievalDataset, load_jsonl, read_source
 from seps.retrieval.data.images import Upright, pixels_of
@@ -104,12 +104,10 @@ def main() -> None:
         for protocol in options.protocols:
             images = ImageFeatures(tokens, *described) if protocol == "image" else ImageFeatures(tokens)
             rsum = recall(model.score(images, texts), data.image_of_caption).rsum
-            line = json.dumps({"data": data.split, "way": way, "protocol": protocol, "rsum": round(rsum, 2)})
-            print(line)
-            sys.stdout.flush()
+            line = {"data": data.split, "way": way, "protocol": protocol, "rsum": round(rsum, 2)}
+            print(json.dumps(line), flush=True)
             if options.out:
-                with options.out.open("a") as file:
-                    file.write(line + "\n")
+                append_line(options.out, line)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import sys
 import time
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from benchmarks.lines import append_line
 from seps.encoders import PruneConfig, ViT
 from seps.metrics import recall
 from seps.retrieval.data import decode_all, load_data
@@ -134,8 +134,7 @@ def main() -> int:
             "speed": best[chosen[0].name] / best[way.name],
             "rsum": rsum,
         }
-        with options.out.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        append_line(options.out, line)
         print(f"{way.name:40s} x {line['speed']:.2f}  rSum {rsum:.1f}", flush=True)
     return 0
 

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from benchmarks.lines import append_line
 from benchmarks.token_curve import difference
 from seps.metrics import recall
 from seps.retrieval.config import STATE_SIZES
@@ -253,8 +254,7 @@ def main() -> int:
     facts = {"model": options.model, "data": Path(options.data).name, "photos": len(data.images.tokens)}
 
     def write(line: dict[str, Any]) -> None:
-        with options.out.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({**facts, **line}) + "\n")
+        append_line(options.out, {**facts, **line})
         print(json.dumps(line), flush=True)
 
     if "vectors" in options.only:

@@ -13,7 +13,6 @@ and time of a query.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -24,7 +23,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from seps.encoders.pruning import Merging
+from benchmarks.lines import append_line
+from seps.encoders.vit.pruning import Merging
 from seps.metrics import recall
 from seps.nn.selection import rank_patches
 from seps.retrieval.data import load_data
@@ -186,8 +186,7 @@ def main() -> int:
             "bytes": size,
             "ms_per_1000": milliseconds,
         }
-        with options.out.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        append_line(options.out, line)
         print(
             f"{way:10s} {count:4d}  {line['rsum']:.1f} ({change:+.1f} +- {error:.1f})  {fused_change:+.1f}", flush=True
         )

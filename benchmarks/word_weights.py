@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from benchmarks.lines import append_line
 from seps.metrics import recall
 from seps.nn.selection import rank_patches
 from seps.retrieval.data import RetrievalDataset, load_data
@@ -303,8 +304,7 @@ def main() -> int:
                 "stop_share": float((adds * texts.stop).sum() / adds.sum()),
                 "content_leads": float((~texts.stop.gather(1, leads)).float().mean()),
             }
-        with options.out.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        append_line(options.out, line)
         print(json.dumps(line), flush=True)
     return 0
 

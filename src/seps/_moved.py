@@ -14,7 +14,9 @@ from types import ModuleType
 from typing import Any
 
 MOVED = {
-    "bundle_language": "bundle",
+    "bundle_contents": "bundle.contents",
+    "bundle_language": "bundle.language",
+    "bundle_selftest": "bundle.selftest",
     "cli.argtypes": "cli.shared.argtypes",
     "cli.display": "cli.shared.progress",
     "cli.errors": "cli.shared.errors",
@@ -34,8 +36,9 @@ MOVED = {
     "cli.serve": "cli.pictures.serve",
     "reid.settings": "settings",
     "doctor_checks": "doctor",
-    "encoders.freezing": "encoders.weights",
-    "encoders.saved": "encoders.registry",
+    "encoders.pruning": "encoders.vit.pruning",
+    "encoders.vit_files": "encoders.vit.files",
+    "encoders.vit_weights": "encoders.vit",
     "file_lock": "locks",
     "model_folder": "hub.folder",
     "model_card": "hub.card",

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import types
+import warnings
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,31 @@ def raising(error: BaseException):
         raise error
 
     return run
+
+
+def warning(file: str, category: type[Warning]):
+    """A command that succeeds, after a warning from that file."""
+
+    def run(arguments: list[str]) -> int:
+        warnings.warn_explicit("Torch encodes,\x1b more slowly.", category, file, 7)
+        return 0
+
+    return run
+
+
+def test_a_warning_of_ours_is_a_sentence(command, capsys: pytest.CaptureFixture[str]) -> None:
+    """It came with a path of this machine, a line number and a line of the source."""
+    ours = str(Path(main_module.__file__).parents[1] / "encoders" / "compiled.py")
+    shown = warnings.showwarning
+    command(warning(ours, UserWarning))
+    assert main(["modules"]) == 0
+    assert capsys.readouterr().err == "seps modules: warning: Torch encodes,\\x1b more slowly.\n"
+    assert warnings.showwarning is shown
+    for file, category in (("/elsewhere/package.py", UserWarning), (ours, RuntimeWarning)):
+        command(warning(file, category))
+        with pytest.warns(category, match="Torch encodes") as found:
+            assert main(["modules"]) == 0
+        assert found[0].filename == file and capsys.readouterr().err == ""
 
 
 def of_ours(arguments: list[str]) -> int:

@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seps.encoders import EncoderUnavailable, TextEncoder, mini_text_folder, text_encoder
-from seps.encoders.bert import Bert, BertConfig, WordPieceTokenizer, load_bert
-from seps.encoders.registry import save_text_files
+from seps.encoders.bert import Bert, BertConfig, load_bert
+from seps.encoders.saved import save_text_files
 from seps.encoders.text import load_tokenizer
+from seps.encoders.wordpiece import WordPieceTokenizer
 
 TEXTS = [
     "a dog",

@@ -151,3 +151,11 @@ def test_training_starts_from_the_towers(family: str) -> None:
     model.head(ImageFeatures(tokens), TextFeatures(words, mask)).similarity.diagonal().sum().backward()
     for tower in (model.vision, model.text):
         assert all(parameter.grad is not None for parameter in tower.parameters() if parameter.requires_grad)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_half_of_a_character_is_refused_with_a_sentence(family: str) -> None:
+    embedder = dual_encoder(dual_folder(family))
+    for call in (lambda text: embedder.text_vectors(["a dog", text]), embedder.cut):
+        with pytest.raises(ValueError, match=r"The text 'a \\udcff dog' is not valid Unicode"):
+            call("a \udcff dog")

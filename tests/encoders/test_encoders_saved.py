@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from seps.encoders import EfficientNetLite0, text_encoder, vision_encoder
-from seps.encoders.registry import save_text_files, save_vision_files
+from seps.encoders.saved import save_text_files, save_vision_files
 
 
 @pytest.mark.parametrize("family", ["vit", "swin", "clip", "siglip", "dinov2", "registers", "ijepa"])

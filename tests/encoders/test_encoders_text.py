@@ -140,3 +140,10 @@ def test_piece_spans_skip_what_they_cannot_find() -> None:
         (0, 0),
         (0, 0),
     ]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_half_of_a_character_is_refused_with_a_sentence(saved: Any, family: str) -> None:
+    """Bytes of a shell that are no UTF-8 become such halves; tokenizers answer them with a TypeError."""
+    with pytest.raises(ValueError, match=r"The text 'a \\udcff dog' is not valid Unicode"):
+        text_encoder(saved(family)).tokenize(["a dog", "a \udcff dog"])

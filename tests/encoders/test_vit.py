@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from seps.encoders import EncoderUnavailable, PruneConfig, ViT, ViTConfig, parameters_by_depth, vision_encoder
-from seps.encoders.pruning import Merging, keep_by_attention, tokens_per_block
-from seps.encoders.registry import save_vision_files
+from seps.encoders.saved import save_vision_files
 from seps.encoders.vision import HALF, Preprocessing, TransformersVision, drop_pooling
-from seps.encoders.vit_weights import from_transformers, read_focus_weights
+from seps.encoders.vit import from_transformers, read_focus_weights
+from seps.encoders.vit.pruning import Merging, keep_by_attention, tokens_per_block
 
 transformers = pytest.importorskip("transformers")
 SMALL = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 64, "image_size": 64}

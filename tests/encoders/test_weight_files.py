@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from seps.encoders import EncoderUnavailable, ViT, plain_vit, read_tensors, vision_encoder
-from seps.encoders.vit_files import vit_from_file
+from seps.encoders.vit.files import vit_from_file
 
 WIDTH, DEPTH, OUT, GRID = 64, 2, 48, 4
 RENAMED = (

@@ -34,3 +34,23 @@ def test_imports_by_name_and_names_that_never_were() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "right"
+
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        ("encoders.vit", "Block ViT ViTConfig"),
+        ("encoders.vit_weights", "FAMILIES VIT_FILE build_vit describe_vit focus_encoder from_transformers load_vit"),
+        ("encoders.vit_weights", "our_names read_focus_weights save_vit"),
+        ("encoders.vit_files", "fit_positions openai_vit timm_vit vit_from_file"),
+        ("encoders.pruning", "Merging PruneConfig keep_by_attention tokens_per_block"),
+        ("encoders.freezing", "freeze parameters_by_depth unfreeze"),
+        ("encoders.saved", "has_text_files has_vision_files save_text_files save_vision_files"),
+        ("bundle", "GENERATED LANGUAGES MODULES STYLES BundleError single_file"),
+        ("bundle_language", "LANGUAGES Translation in_english texts translated"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_module_that_was_split_or_moved_has_its_former_names(module: str, names: str) -> None:
+    found = importlib.import_module(f"seps.{module}")
+    assert [name for name in names.split() if not hasattr(found, name)] == []

@@ -151,6 +151,30 @@ def test_features_of_a_folder(trained: Path, tmp_path: Path) -> None:
     reader.close()
 
 
+def test_a_picture_that_cannot_be_read_is_refused_or_left_out(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The sentence named two settings, of which `seps reid features` obeyed neither for such a picture."""
+    shots, file = tmp_path / "shots", tmp_path / "features.npz"
+    shutil.copytree(trained / "data" / "test", shots)
+    names = sorted(path.stem for path in (shots / "RGB").iterdir())
+    (shots / "NI" / f"{names[1]}.jpg").write_bytes(b"no picture")
+    (shots / "TI" / f"{names[3]}.jpg").unlink()
+    command = ["reid", "features", str(trained / "run"), str(shots), "--out", str(file), "--camera", "1"]
+    assert main([*command, "--data.on_problem", "skip"]) == 2
+    told = capsys.readouterr().err
+    assert f"cannot read {shots}/NI/{names[1]}.jpg" in told
+    remedy = ["--data.on_problem", "skip", "--data.verify_files", "true"]
+    assert " ".join(remedy) in told and not file.exists()
+    assert main([*command, *remedy]) == 0
+    told = capsys.readouterr().err
+    assert "2 shots were left out" in told and f"NI/{names[1]}.jpg" in told and f"{names[3]}" in told
+    with np.load(file, allow_pickle=False) as held:
+        assert held["names"].tolist() == [name for name in names if name not in (names[1], names[3])]
+    assert main([*command, *remedy[2:]]) == 2
+    assert "--data.on_problem skip" in capsys.readouterr().err
+
+
 def test_figures_of_every_query_average_to_the_whole(trained: Path) -> None:
     loaded, dataset, reader = opened(trained)
     result = evaluate(loaded.model, dataset, reader)[0]

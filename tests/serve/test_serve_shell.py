@@ -82,6 +82,7 @@ CASES = [
     ["a dog", "--folder", "sub", "--min-size", "10", "--before", "2100-01-01"],
     ["a dog", "--after", "2100-01-01"],
     ["word " * 100],
+    ["a dog + water - people"],
 ]
 
 
@@ -96,6 +97,15 @@ def test_the_service_gives_the_same_output(
         patch.setattr("seps.cli.pictures.search._of_process", lambda *_: pytest.fail("it searched by itself"))
         assert output(capsys, *words, "--store", str(store)) == alone
     assert running.asked == before + 1 and not (store / notice.FILE).exists()
+
+
+def test_signs_that_are_read_as_words_are_told(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`seps find` and the page add and subtract; `seps search` looks for the sentence as it stands."""
+    for text in ("a dog + water - people", "- people", "a dog +"):
+        status, shown, told = output(capsys, text, "--store", str(store))
+        assert status == 0 and shown and "read as part of the sentence; seps find" in told
+    for text in ("black-and-white", "C++", '"rock - paper"', "a dog -4 degrees"):
+        assert "part of the sentence" not in output(capsys, text, "--store", str(store))[2]
 
 
 def test_it_shows_pictures_that_came_while_it_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -66,6 +66,25 @@ def test_damaged_best_counts_no_more(tmp_path: Path) -> None:
     assert train(task, quick(), tmp_path).best_score == 0.2
 
 
+def test_what_is_no_run_is_named(tmp_path: Path) -> None:
+    """An empty folder was told that it has not been evaluated, and a file that it is a folder that does not exist."""
+    empty, file = tmp_path / "empty", tmp_path / "file.jsonl"
+    empty.mkdir()
+    file.write_text("{}")
+    for which in ("best", "last"):
+        with pytest.raises(CheckpointError, match=r"There is no run in .*/nowhere: the folder does not exist\. Train"):
+            find_checkpoint(tmp_path / "nowhere", which)
+        with pytest.raises(CheckpointError, match=r"There is no run in .*/empty: it holds no checkpoint\. Train"):
+            find_checkpoint(empty, which)
+        with pytest.raises(CheckpointError, match=r"There is no run in .*/file.jsonl: it is a file\. Name the folder"):
+            find_checkpoint(file, which)
+    assert not list(empty.iterdir())
+    train(Regression(at_step={3: send(signal.SIGTERM)}), quick(checkpoint_every=2), tmp_path / "run")
+    assert find_checkpoint(tmp_path / "run", "last").name.startswith("step-")
+    with pytest.raises(CheckpointError, match=r"has not been evaluated yet, .* its last checkpoint is \('last'\)"):
+        find_checkpoint(tmp_path / "run", "best")
+
+
 def test_all_damaged_is_refused(tmp_path: Path) -> None:
     train(Regression(), quick(), tmp_path)
     for path in (tmp_path / "checkpoints").iterdir():

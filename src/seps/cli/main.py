@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from types import ModuleType
 
-from seps.cli.shared.errors import EXIT_DEFECT, EXIT_INTERRUPTED, EXIT_USER_ERROR, tell
+from seps.cli.shared.errors import EXIT_DEFECT, EXIT_INTERRUPTED, EXIT_USER_ERROR, tell, warnings_as_sentences
 from seps.cli.shared.parser import Parser, suggestion
 from seps.cli.shared.text import printable
 
@@ -114,7 +114,8 @@ def _run(name: str, words: Sequence[str], debug: bool) -> int:
         if hasattr(sys.stdout, "reconfigure"):
             # A name may hold what the terminal's encoding has no letter for; it must not end the command.
             sys.stdout.reconfigure(errors="backslashreplace")
-        status = call(name, words)
+        with warnings_as_sentences(f"seps {name}"):
+            status = call(name, words)
         sys.stdout.flush()
         return status
     except KeyboardInterrupt:

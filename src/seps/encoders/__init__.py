@@ -2,13 +2,13 @@
 
 from .archives import read_tensors
 from .dual import DUAL_PRESETS, DualEncoder, Embedder, dual_encoder
+from .freezing import freeze, parameters_by_depth, unfreeze
 from .mini import EfficientNetLite0, mini_text_folder
-from .pruning import PruneConfig
 from .registry import PRESETS, plain_vit, preset_names, text_encoder, vision_encoder
 from .text import TextBatch, TextEncoder
 from .vision import Preprocessing, VisionEncoder
-from .vit import ViT, ViTConfig
-from .weights import EncoderUnavailable, freeze, parameters_by_depth, to_safetensors, unfreeze
+from .vit import PruneConfig, ViT, ViTConfig
+from .weights import EncoderUnavailable, to_safetensors
 
 __all__ = [
     "DUAL_PRESETS",

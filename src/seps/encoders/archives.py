@@ -148,7 +148,10 @@ def is_script_archive(path: Path) -> bool:
 
 
 def read_script_archive(path: Path) -> dict[str, Tensor]:
-    """Parameters and buffers of a TorchScript archive by their state-dict names. Raises EncoderUnavailable."""
+    """The tensors of a TorchScript archive (`torch.jit.save`) by their names in the module's state dict.
+
+    Nothing of the archive is run. Raises EncoderUnavailable for one that is damaged or holds more than weights.
+    """
     try:
         with zipfile.ZipFile(path) as archive:
             (listing,) = [name for name in archive.namelist() if name.count("/") == 1 and name.endswith("/data.pkl")]

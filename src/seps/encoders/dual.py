@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .parts import PatchParts, cls_parts, probe_parts
-from .text import load_tokenizer, longest_text
+from .text import load_tokenizer, longest_text, whole_characters
 from .weights import EncoderUnavailable, load_model, quiet, read_config, refuse_missing, transformers_module
 
 UNMASKED = ("siglip", "siglip2")
@@ -60,14 +60,17 @@ def presets_sentence() -> str:
 
 
 class Embedder(Protocol):
-    """What a search without training needs of a model."""
+    """A model that gives pictures and sentences vectors in one space, as CLIP does; search needs no more of it.
+
+    The score of a pair is the cosine of its vectors. Shapes: B pictures, T sentences, C width of the space.
+    """
 
     width: int
     """C."""
     side: int
     """Pixels of the longest side that `prepare` resizes to; pictures may be decoded at twice that."""
     scale: float
-    """What the model multiplies cosines by before it compares them: 1 / scale of a cosine is one nat."""
+    """The model's logit scale: a cosine that is larger by 1 / `scale` makes a match e times likelier."""
 
     @property
     def device(self) -> torch.device:
@@ -170,7 +173,10 @@ class DualEncoder(nn.Module):
 
     @torch.no_grad()
     def text_vectors(self, texts: Sequence[str]) -> Tensor:
-        """(T, C) float32 of length one; texts are cut where the model ends reading."""
+        """(T, C) float32 of length one; texts are cut where the model ends reading.
+
+        Raises ValueError for a text that is not valid Unicode.
+        """
         return self._pooled(self._model.get_text_features(**self._tokens(texts)))
 
     def cut(self, text: str) -> tuple[int, int] | None:
@@ -197,6 +203,7 @@ class DualEncoder(nn.Module):
         return {name: torch.cat([one[name] for one in prepared]).to(self.device) for name in prepared[0]}
 
     def _cased(self, text: str) -> str:
+        text = whole_characters(text)
         return text.lower() if self.family in UNMASKED else text
 
     def _tokens(self, texts: Sequence[str]) -> dict[str, Tensor]:
@@ -228,7 +235,10 @@ def _sizes(processor: Any) -> list[int]:
 
 
 def is_dual(folder: Path) -> bool:
-    """Whether a folder holds a transformers model of two towers, by its config.json alone."""
+    """Whether a folder holds a model of transformers, not one of seps, by its config.json alone.
+
+    That it has two towers is checked when it is loaded (`dual_encoder`).
+    """
     try:
         values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         return isinstance(values, dict) and "model_type" in values and "format" not in values

@@ -1,8 +1,7 @@
-"""Encoders by name: a preset, any hub id, or a local folder; and their files beside a model that holds the weights."""
+"""Encoders by name: a preset, any hub id, or a local folder."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,9 +11,8 @@ from torch import nn
 
 from seps.registry import how_to_register, registered
 
-from .bert import Bert, WordPieceTokenizer, load_bert
+from .bert import load_bert
 from .mini import EfficientNetLite0, mini_text_folder
-from .pruning import PruneConfig
 from .text import TextEncoder, load_tokenizer
 from .vision import (
     Preprocessing,
@@ -24,19 +22,26 @@ from .vision import (
     patch_stride,
     read_preprocessing,
 )
-from .vit import ViT
-from .vit_files import fit_positions, vit_from_file
-from .vit_weights import VIT_FILE, focus_encoder, from_transformers, load_vit, save_vit
+from .vit import (
+    VIT_FILE,
+    PruneConfig,
+    ViT,
+    fit_positions,
+    focus_encoder,
+    from_transformers,
+    load_vit,
+    vit_from_file,
+)
 from .weights import (
     EncoderUnavailable,
     build_model,
     hub_folder,
     load_model,
-    quiet,
     read_config,
     refuse_missing,
     transformers_module,
 )
+from .wordpiece import WordPieceTokenizer
 
 TowerKind = Literal["vision", "text"]
 _MINI = "mini"
@@ -291,55 +296,3 @@ def _default_size(name: str, preprocessing: Preprocessing, config: Any) -> tuple
     trained = getattr(config, "image_size", None) or 224
     height, width = (trained, trained) if isinstance(trained, int) else tuple(trained)
     return int(height), int(width)
-
-
-def has_vision_files(encoder: VisionEncoder) -> bool:
-    """Whether `save_vision_files` writes anything."""
-    return isinstance(getattr(encoder, "inner", encoder), (TransformersVision, ViT))
-
-
-def has_text_files(encoder: TextEncoder) -> bool:
-    """Whether `save_text_files` writes anything: an encoder of the caller's own has no files."""
-    return type(encoder) is TextEncoder
-
-
-def save_vision_files(encoder: VisionEncoder, folder: Path) -> bool:
-    """Write what `vision_encoder(folder, pretrained=False)` needs; False for an encoder that needs no files."""
-    inner = getattr(encoder, "inner", encoder)
-    if isinstance(inner, ViT):
-        save_vit(inner, folder)
-        return True
-    if not isinstance(inner, TransformersVision):
-        return False
-    _save_config(inner.model, folder)
-    height, width = inner.image_size
-    stated = {
-        "image_mean": inner.mean.flatten().tolist(),
-        "image_std": inner.std.flatten().tolist(),
-        "size": {"height": height, "width": width},
-    }
-    (folder / "preprocessor_config.json").write_text(json.dumps(stated, indent=1) + "\n", encoding="utf-8")
-    return True
-
-
-def save_text_files(encoder: TextEncoder, folder: Path) -> bool:
-    """Write what `text_encoder(folder, pretrained=False)` needs; False for an encoder of the caller's own."""
-    if not has_text_files(encoder):
-        return False
-    if isinstance(encoder.model, Bert):
-        encoder.model.config.save(folder)
-    else:
-        _save_config(encoder.model, folder)
-    encoder.tokenizer.save_pretrained(str(folder))
-    return True
-
-
-def _save_config(model: nn.Module, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    config: Any = model.config
-    with quiet():
-        config.save_pretrained(str(folder))
-    path = folder / "config.json"
-    # A tower of a two-tower model carries no name of its own, and is rebuilt by it.
-    values = {**json.loads(path.read_text(encoding="utf-8")), "architectures": [type(model).__name__]}
-    path.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")

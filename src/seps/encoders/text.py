@@ -55,10 +55,13 @@ class TextEncoder(nn.Module):
         self.max_length = max_length or longest
 
     def tokenize(self, texts: Sequence[str]) -> TextBatch:
-        """Texts to a padded batch, cut at `max_length` tokens. Raises ValueError without texts or tokens."""
+        """Texts to a padded batch, cut at `max_length` tokens.
+
+        Raises ValueError without texts or tokens, and for a text that is not valid Unicode.
+        """
         if isinstance(texts, str) or not texts:
             raise ValueError("tokenize takes a list of one or more texts.")
-        texts = list(texts)
+        texts = [whole_characters(text) for text in texts]
         fast = bool(getattr(self.tokenizer, "is_fast", False))
         encoded = self.tokenizer(
             texts,
@@ -97,6 +100,20 @@ class TextEncoder(nn.Module):
         """Token ids and mask (B, L) -> features (B, L, C); those outside the mask mean nothing."""
         features: Tensor = self.model(input_ids=ids, attention_mask=mask.long()).last_hidden_state
         return features
+
+
+def whole_characters(text: str) -> str:
+    """The text. Raises ValueError where it holds half of a surrogate pair, which tokenizers cannot read.
+
+    Bytes on a command line that are not UTF-8 arrive in this form.
+    """
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"The text {text!r} is not valid Unicode: it holds half of a character. Write it again in UTF-8."
+        ) from error
+    return text
 
 
 def word_spans(text: str) -> list[Span]:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from seps.retrieval.index.search import Searcher
 
+SIGNS = "+ and - were read as part of the sentence; seps find and the page of seps serve add and subtract."
+
 
 @dataclass(frozen=True)
 class Question:
@@ -50,6 +52,7 @@ class Question:
 
 def answer(searcher: Searcher, question: Question) -> dict[str, Any]:
     """`hits` (`Hit.as_dict`), how many of them are `good` (None: not known), `note`, `warning` and `thumbnails`."""
+    from seps.library.query import has_signs
     from seps.retrieval.index.search import Filters
 
     hits = searcher.search(
@@ -67,7 +70,7 @@ def answer(searcher: Searcher, question: Question) -> dict[str, Any]:
     return {
         "hits": [hit.as_dict() for hit in hits],
         "good": None if any(hit.good is None for hit in hits) else sum(bool(hit.good) for hit in hits),
-        "note": searcher.note(question.text),
+        "note": " ".join(filter(None, (searcher.note(question.text), SIGNS * has_signs(question.text)))),
         "warning": searcher.without_bank,
         "thumbnails": thumbnails,
     }

@@ -76,6 +76,11 @@ def parse(text: str) -> tuple[Term, ...]:
     return tuple(terms)
 
 
+def has_signs(text: str) -> bool:
+    """Whether a text has a sign by which `parse` would add or subtract."""
+    return any(found[0] in ("+", "-") for found in _SIGN.finditer(text))
+
+
 def _unquoted(sentence: str) -> str:
     """What stands between quotes that keep a sign from being one; other quotes are part of the sentence."""
     whole = _QUOTED.fullmatch(sentence)

@@ -12,7 +12,11 @@ from torch import Tensor
 
 @dataclass
 class ImageSide:
-    """What the score needs of B images and their descriptions, whatever the caption; made by `encode_images`."""
+    """The part of the score of B images that is the same for every caption; `encode_images` computes it once.
+
+    The tokens of the images, the terms of Eq. 3 that come from the image and its description, the aggregation logits
+    (Eq. 4) and, where images have descriptions, the descriptions' words. Each field's shape is told beside it.
+    """
 
     prefix: Tensor
     """(B, P, C) prefix tokens such as CLS."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from seps.encoders import EfficientNetLite0, Preprocessing, VisionEncoder, ViT, plain_vit, vision_encoder
 from seps.encoders.vision import TransformersVision
-from seps.encoders.vit_weights import build_vit, describe_vit
+from seps.encoders.vit import build_vit, describe_vit
 
 
 def build_backbone(

@@ -202,7 +202,11 @@ class ReidLossConfig(CheckedSettings):
 
 @dataclass(frozen=True)
 class ReidConfig:
-    """Everything of one run; see the sections. Raises ConfigError (a ValueError) with a sentence."""
+    """All settings of a re-identification run: the data and its batches, the model, the losses, the training.
+
+    Raises ConfigError (a ValueError) where sections do not fit each other: `train.batch_size` must be
+    `data.identities` x `data.images`, and identities must be held out if checkpoints are compared.
+    """
 
     data: ReidDataConfig = field(default_factory=ReidDataConfig)
     model: ReidModelConfig = field(default_factory=ReidModelConfig)
@@ -229,7 +233,7 @@ class ReidConfig:
 
     @staticmethod
     def complete(values: dict[str, Any]) -> dict[str, Any]:
-        """Settings as given, with a `train.batch_size` that follows from the others where it is not given."""
+        """The settings with `train.batch_size` = `data.identities` x `data.images`, unless it is given."""
         data, train = values.get("data", {}), values.get("train", {})
         people, images = data.get("identities", ReidDataConfig.identities), data.get("images", ReidDataConfig.images)
         return {**values, "train": {"batch_size": people * images, **train}}

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from seps.encoders import EncoderUnavailable, ViT, read_tensors
 from seps.encoders.vision import HALF, Preprocessing
-from seps.encoders.vit_files import openai_vit, timm_vit
+from seps.encoders.vit.files import openai_vit, timm_vit
 from seps.hub.folder import ModelError
 from seps.reid.config import ReidConfig, from_mapping
 from seps.reid.model import ReidModel

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,15 @@ from seps.export import OPSET, ExportError, check_packages, export_onnx, largest
 from seps.files import read_json, sha256, write_json
 from seps.reid.config import ReidConfig
 from seps.reid.data import ReidDataError, ReidDataset, ReidReader, ReidRecord
-from seps.reid.data.layouts import GENERIC_PATTERN, ProblemLog, by_pattern, compile_pattern, join_modalities
+from seps.reid.data.layouts import (
+    GENERIC_PATTERN,
+    ProblemLog,
+    by_pattern,
+    compile_pattern,
+    join_modalities,
+    readable_shots,
+)
+from seps.reid.data.records import Problem
 from seps.reid.evaluate import Features, default_cases, extract
 from seps.reid.model import Pattern, ReidModel
 from seps.reid.run import TrainedReid
@@ -111,6 +120,8 @@ class FolderFeatures:
     names: list[str]
     features: NDArray[np.float32]
     cameras: list[int]
+    left_out: tuple[Problem, ...] = ()
+    """Why shots of the folder are not among them."""
 
     def save(self, path: Path | str) -> None:
         """Write a .npz with the arrays names, features and cameras, whole or not at all."""
@@ -153,8 +164,8 @@ def folder_features(
     """Features of `folder`/SENSOR/NAME.jpg, for every name that all sensors have.
 
     The camera is taken from the names by `data.pattern` (default: PID_cCAMERA), or is `camera` for all. Raises
-    ReidDataError for a name that one sensor lacks (unless `data.on_problem` is "skip"), a camera the model does not
-    know, or a folder without shots.
+    ReidDataError for a name that one sensor lacks or, with `data.verify_files`, a picture that cannot be read (unless
+    `data.on_problem` is "skip"), a camera the model does not know, or a folder without shots.
     """
     model, root = trained.model, Path(folder)
     log = ProblemLog(root)
@@ -170,9 +181,12 @@ def folder_features(
         return 0, camera if camera is not None else read, -1
 
     records = list(join_modalities(folders, "pictures", tags, log))
+    if config.data.verify_files:
+        with ThreadPoolExecutor(config.data.threads) as pool:
+            records = readable_shots(records, "pictures", log, pool)
     if log.problems and config.data.on_problem == "refuse":
         raise ReidDataError(
-            f"{log.problems[0]}, and {len(log.problems) - 1} more: complete them, or leave them out with "
+            f"{log.problems[0]}, and {len(log.problems) - 1} more: mend them, or leave them out with "
             "--data.on_problem skip"
         )
     if not records:
@@ -192,4 +206,4 @@ def folder_features(
     with ReidReader(model.modalities, config.model.image_size, threads=config.data.threads) as reader:
         found = extract(model, dataset, records, [case], reader, batch_size=batch_size, progress=progress)[0]
     cameras = [record.camid for record in records]
-    return FolderFeatures([record.name for record in records], found.flat().numpy(), cameras)
+    return FolderFeatures([record.name for record in records], found.flat().numpy(), cameras, tuple(log.problems))

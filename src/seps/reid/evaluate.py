@@ -219,7 +219,12 @@ def measure(
     use_rerank: bool = False,
     neighbours: tuple[int, int] = (20, 6),
 ) -> ReidMetrics:
-    """mAP, CMC and mINP by the data set's rule (same camera, or same scene), re-ranked with k1, k2 = `neighbours`."""
+    """mAP, CMC and mINP of the query features against the gallery features.
+
+    Gallery shots of a query's identity do not count where they are of its camera or, in data sets that say so
+    (`dataset.excludes`), of its scene. With `use_rerank` the distances are re-ranked by k-reciprocal neighbours (Zhong
+    et al. 2017), k1 and k2 = `neighbours`.
+    """
     matrix = rerank(query.flat(), gallery.flat(), *neighbours) if use_rerank else distances(query, gallery)
     q, g = dataset.query, dataset.gallery
     scenes: dict[str, Any] = {}

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from seps.encoders.registry import save_vision_files
+from seps.encoders.saved import save_vision_files
 from seps.hub.card import card, table
 from seps.hub.folder import CONFIG, ModelError, find_folder, inside, read_config, read_weights
 from seps.hub.saving import write_folder

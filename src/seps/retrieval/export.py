@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seps.encoders.registry import has_text_files
+from seps.encoders.saved import has_text_files
 from seps.export import OPSET, SCORE_AXES, ExportError, ScorePairs, check_packages, export_onnx, score_inputs
 from seps.export import largest_difference as difference
 from seps.files import read_json, sha256, write_json

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from seps.config import ConfigError
 from seps.encoders import TextEncoder, VisionEncoder, ViT, text_encoder
-from seps.encoders.registry import has_text_files, has_vision_files, save_text_files, save_vision_files
-from seps.encoders.vit_weights import build_vit, describe_vit
+from seps.encoders.saved import has_text_files, has_vision_files, save_text_files, save_vision_files
+from seps.encoders.vit import build_vit, describe_vit
 from seps.hub.folder import CONFIG, ModelError, find_folder, inside, read_config, read_weights
 from seps.hub.saving import check_folder, write_folder
 from seps.hub.tensor_names import fitted, transformers_version, versions_sentence
@@ -263,10 +263,18 @@ def begin(
     head: Head | None = None,
     network: PatchSlimming | None = None,
 ) -> RetrievalModel:
-    """A model as `config` says with the weights of the model `start`; what has no counterpart there is new.
+    """The model that training begins with: built as `config` says, with the weights of the trained model `start`.
 
-    The encoders are those of `start`, so that their first weights are not needed; a vision transformer of ours takes
-    the image size, pruning and drop path of `config`. Raises ConfigError where `config` names other encoders.
+    Tensors that `start` does not have, or has in another shape (of another head, say), are new. The encoders are those
+    of `start`: pretrained weights are not read. If its vision encoder is a `ViT`, it is built with the image size,
+    pruning and drop path of `config`. Without `start` the model is new, with pretrained encoders.
+
+    Args:
+        config: of the new model.
+        start: as for `from_pretrained`, or empty.
+        vision, text, head, network: objects of your own instead of those that `config` names.
+
+    Raises ConfigError where `config` names other encoders than `start` has, or an image size that they cannot take.
     """
     if not start:
         return RetrievalModel(config, vision, text, head, network)

@@ -39,7 +39,10 @@ class Choice:
 
 @dataclass
 class TopK:
-    """The best of each query, best first; of equal scores the lower index comes first."""
+    """The k best images of each query: `scores` and `indices`, (queries, k), best first.
+
+    Of equal scores the lower index comes first.
+    """
 
     scores: Tensor
     """(queries, k) float32."""

@@ -90,7 +90,11 @@ class BlockScores:
 
 @dataclass
 class Group:
-    """Branches that share their merged patches: D (T, B, N) of each by name, and the extra token's weights."""
+    """Branches (caption, description) whose kept patches are merged into the same tokens.
+
+    `keeps`: by branch D (T, B, N), 1 at a kept patch. `extra`: (T, B, N) weights of the patches in the extra token.
+    Shapes: T texts, B images, N patches.
+    """
 
     keeps: dict[str, Tensor]
     extra: Tensor
@@ -103,13 +107,16 @@ class Group:
 
 
 class BlockScorer:
-    """Some images, prepared once for all texts. Subclasses differ in how the merged patches' maxima are found.
+    """Scores B images against blocks of texts; what no text changes is computed once, when it is made.
+
+    Subclasses differ in how they find the largest cosines of the merged patches (`maxima`). Shapes: B images, T texts
+    of a block, M words, N patches (Z with padding), Q merged patches, P prefix tokens, C width.
 
     Args:
-        net: the network.
-        side: the images.
-        dtype: of the products.
-        text_guides: names of the guides that come with a text.
+        net: the network whose score is computed.
+        side: the images, from `PatchSlimming.encode_images`.
+        dtype: of the matrix products; sums are in float32.
+        text_guides: names of the guides (Eq. 1-3) that differ between texts; the others are part of `side`.
     """
 
     tensor_cores = False

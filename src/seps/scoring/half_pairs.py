@@ -21,7 +21,10 @@ LOW = 2048.0
 
 
 def split(values: Tensor) -> tuple[Tensor, Tensor]:
-    """`hi` and `LOW * lo` of float32 values below 65,504, in float16."""
+    """Split float32 values x into two float16 tensors: `hi`, x rounded, and `LOW * lo`, the scaled rest; x = hi + lo.
+
+    The values must lie within +-65,504, the largest float16.
+    """
     high = values.half()
     return high, (values - high.float()).mul_(LOW).half()
 
@@ -46,9 +49,10 @@ def _triple(values: Tensor, low_at: int) -> Tensor:
 
 
 def products(left: Tensor, right: Tensor) -> Tensor:
-    """`SCALE^2` times the products of the rows of `as_left` and `as_right`: (X, 3 C), (Y, 3 C) -> (X, Y) float32.
+    """Inner products of rows x and y from `as_left(x)` (X, 3 C) and `as_right(y)` (Y, 3 C): (X, Y) float32.
 
-    Equal rows on the right get equal values, which the rule for ties of the selection needs.
+    They are `SCALE ** 2` times too large; multiply by `UNSCALE`. Equal rows y get bit-equal products, so that ties of
+    the selection are decided by the index and not by rounding.
     """
     if left.is_cuda:
         try:

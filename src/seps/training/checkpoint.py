@@ -268,16 +268,21 @@ def find_checkpoint(run_dir: Path | str, which: Literal["best", "last"] = "best"
     Raises CheckpointError when there is none.
     """
     run_dir = Path(run_dir)
-    if which == "last":
-        newest = CheckpointStore(run_dir, 1, lambda _: None).newest()
-        if newest is None:
-            raise CheckpointError(f"There is no checkpoint in {run_dir}: train there first.")
-        return newest
+    if run_dir.is_file():
+        raise CheckpointError(f"There is no run in {run_dir}: it is a file. Name the folder of the run.")
     if not run_dir.is_dir():
         raise CheckpointError(f"There is no run in {run_dir}: the folder does not exist. Train there first.")
     name = read_json(run_dir / "best.json").get("checkpoint")
-    if name is None:
-        raise CheckpointError(f"{run_dir} has no best checkpoint yet: it has not been evaluated; take 'last'.")
+    if which == "last" or name is None:
+        newest = CheckpointStore(run_dir, 1, lambda _: None).newest()
+        if newest is None:
+            raise CheckpointError(f"There is no run in {run_dir}: it holds no checkpoint. Train there first.")
+        if which == "last":
+            return newest
+        raise CheckpointError(
+            f"The run {run_dir} has not been evaluated yet, so that it has no best checkpoint; its last checkpoint is "
+            "there ('last')."
+        )
     path = run_dir / "checkpoints" / str(name)
     problem = damage(path)
     if problem is not None:

@@ -218,6 +218,12 @@ def test_the_pictures_are_those_of_the_first_release() -> None:
     assert [float(part.std()) for part in pixels] == pytest.approx([82.9, 72.48, 62.59], abs=0.01)
 
 
+def run_alone(code: str) -> None:
+    """Run `code` in a fresh process without this one's environment; it must succeed."""
+    source = str(Path(seps.__file__).parents[1])
+    subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": source})
+
+
 def test_the_application_does_not_load_the_drawing_code() -> None:
     code = (
         "import sys, seps.cli.reid, seps.reid.run, seps.reid.pretrained, seps.reid.pictures\n"
@@ -227,8 +233,7 @@ def test_the_application_does_not_load_the_drawing_code() -> None:
         "assert make_synthetic.__module__ == 'seps.reid.synthetic.files'\n"
         "assert truth.__module__ == 'seps.reid.synthetic.truth'"
     )
-    source = str(Path(seps.__file__).parents[1])
-    subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": source})
+    run_alone(code)
 
 
 def test_drawing_and_the_network_need_torch_and_numpy_alone() -> None:
@@ -242,5 +247,4 @@ def test_drawing_and_the_network_need_torch_and_numpy_alone() -> None:
         "config = SyntheticConfig(6, 4, 2, 0, 'people', (32, 16), 0.4, 2, 1.0, 3.0, 90)\n"
         "assert World(config).look(plan_shots(config)[0]).images[0].shape == (32, 16, 3)"
     )
-    source = str(Path(seps.__file__).parents[1])
-    subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": source})
+    run_alone(code)

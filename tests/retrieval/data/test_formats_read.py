@@ -28,6 +28,12 @@ def source(name: str) -> ImageSource:
     return ImageSource(Path(name))
 
 
+def upright(picture: Image.Image, orientation: int) -> Image.Image:
+    """The picture as Pillow turns it by an EXIF orientation."""
+    tagged = Image.open(_file(formats.encoded(picture, "PNG", exif=formats.exif_bytes(orientation))))
+    return ImageOps.exif_transpose(tagged)
+
+
 def difference(left: Any, right: Any) -> float:
     assert left.size == right.size
     return float(np.abs(np.asarray(left, float) - np.asarray(right, float)).mean())
@@ -37,9 +43,7 @@ def difference(left: Any, right: Any) -> float:
 def test_a_turned_heic_is_the_turned_picture(orientation: int) -> None:
     picture = formats.corners()
     data = formats.heic(picture, exif=formats.exif_bytes(orientation))
-    turned = ImageOps.exif_transpose(
-        Image.open(_file(formats.encoded(picture, "PNG", exif=formats.exif_bytes(orientation))))
-    )
+    turned = upright(picture, orientation)
     decoded = decode_upright(data, source("a.heic"), 320)
     assert (decoded.width, decoded.height) == turned.size
     assert difference(decoded.image, turned) < 3
@@ -109,9 +113,7 @@ def test_a_raw_file_is_its_preview_turned_as_the_camera_was(orientation: int, in
     options = {"exif": formats.exif_bytes(orientation)} if inside else {}
     preview = formats.encoded(picture, "JPEG", quality=92, **options)
     data = formats.dng(preview, picture.size, orientation)
-    turned = ImageOps.exif_transpose(
-        Image.open(_file(formats.encoded(picture, "PNG", exif=formats.exif_bytes(orientation))))
-    )
+    turned = upright(picture, orientation)
     decoded = decode_upright(data, source("a.DNG"), 2000)
     assert (decoded.width, decoded.height) == turned.size
     assert difference(decoded.image, turned) < 3
@@ -164,9 +166,7 @@ def test_a_preview_that_is_a_bitmap_is_turned_too(monkeypatch: pytest.MonkeyPatc
             return thumb
 
     monkeypatch.setattr(rawpy, "imread", lambda file: Opened())
-    turned = ImageOps.exif_transpose(
-        Image.open(_file(formats.encoded(picture, "PNG", exif=formats.exif_bytes(orientation))))
-    )
+    turned = upright(picture, orientation)
     decoded = decode_upright(b"IIU\0" + bytes(100), source("a.rw2"), 320)
     assert (decoded.width, decoded.height) == turned.size and difference(decoded.image, turned) == 0
 

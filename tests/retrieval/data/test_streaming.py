@@ -124,7 +124,7 @@ def test_small_sets_stay_in_memory_and_large_ones_are_read_from_their_files(enco
     kept = (2**20 - 8 * 3 * 32 * 32) // (3 * SIDE * SIDE)
     # One of the bad two is among the first: what was kept of it makes no room, so that reading needs no second pass.
     assert 30 < kept < 41 and len(some.pixels.kept) == kept - 1
-    told = f"60 photos take 0.0 GiB decoded, with the other sets more than data.memory = 1 MiB: {kept} stay in memory"
+    told = f"60 photos take 1.6 MiB decoded, with the other sets more than data.memory = 1 MiB: {kept} stay in memory"
     assert len(said) == 2 and said[0].endswith(f"{told} and the others are read from their files each time.")
 
     none, said = read(settings(encoders, photos, 0))

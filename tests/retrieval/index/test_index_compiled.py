@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import types
 from concurrent.futures import ThreadPoolExecutor
@@ -89,6 +91,28 @@ def test_with_the_package_it_encodes_unless_told_otherwise(monkeypatch: pytest.M
     assert embedding.fast_vision(model) is None  # conftest.py sets SEPS_OPENVINO=0
     monkeypatch.delenv("SEPS_OPENVINO")
     assert isinstance(embedding.fast_vision(model), CompiledVision)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "from seps.retrieval.index.embedding import fast_vision\n"
+        "from seps.retrieval.pretrained import from_pretrained\n"
+        "assert fast_vision(from_pretrained('mini')) is not None\n",
+        "from seps.doctor import try_out\nassert try_out('fast')[0] == 'ok'\n",
+    ],
+    ids=["index", "doctor"],
+)
+def test_the_use_of_openvino_is_reported_to_nobody(use: str) -> None:
+    """`import openvino` alone sends an event, from a forked process, where it can import openvino_telemetry."""
+    pytest.importorskip("openvino")
+    pytest.importorskip("openvino_telemetry")
+    code = f"import sys\n{use}print([name for name in sys.modules if name.startswith('openvino_telemetry')])\n"
+    code += "import openvino.tools.ovc.telemetry_utils as used\nprint(used.tm.__name__)\nimport openvino_telemetry"
+    environment = {name: value for name, value in os.environ.items() if name not in ("SEPS_OPENVINO", "CI")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["[]", "openvino.tools.ovc.telemetry_stub"]
 
 
 def test_a_package_that_fails_is_told_and_done_without(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -273,3 +273,22 @@ def test_a_store_remembers_what_it_keeps(tmp_path: Path, capsys: pytest.CaptureF
     index(folder, store)  # as seps.Library does
     with pytest.raises(StoreError, match=r"keeps .* as int4, not .* as float16"):
         index(folder, store, precision="float16")
+
+
+def test_a_grid_of_means_that_keeps_all_patches_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The model has 3 x 3 patches: --means 1000 kept all of them and said nothing."""
+    command = [str(gallery(tmp_path / "g", 2)), "--model", model_folder(), "--no-bank"]
+    for means, told in (("2", False), ("3", True), ("1000", True)):
+        assert call("index", [*command, "--store", str(tmp_path / means), "--means", means]) == 0
+        error = capsys.readouterr().err
+        assert ("The model has 3 x 3 patches per image, so that all of them are kept" in error) == told
+        assert Store.open(tmp_path / means).settings.means == (not told)
+    # A state is of at most so many bytes: a model with fewer patches has nothing to be told.
+    assert call("index", [*command, "--store", str(tmp_path / "s"), "--state", "small"]) == 0
+    assert "3 x 3" not in capsys.readouterr().err
+
+
+def test_means_and_patches_exclude_each_other(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="give either --means or --patches"):
+        call("index", [str(tmp_path), "--store", str(tmp_path / "s"), "--means", "2", "--patches", "3"])
+    assert not (tmp_path / "s").exists()

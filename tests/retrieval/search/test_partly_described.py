@@ -13,9 +13,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from benchmarks.partly_described import PartlyDescribed, measure, score_matrices
 
+from seps.retrieval.config import ModelConfig
 from seps.retrieval.data import load_jsonl
 from seps.retrieval.demo import gallery_file
+from seps.retrieval.index import search
+from seps.retrieval.index.build import index_folder
+from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import from_pretrained
+from stores import few_sentences, gallery
 
 
 def test_measure_by_hand() -> None:
@@ -56,3 +61,23 @@ def test_descriptions_of_some_photos_cost_the_others_nothing(shipped: PartlyDesc
     assert shipped.cost > 2.0
     assert shipped.undescribed_before - levelled.undescribed_after < 1.0
     assert levelled.described_after > 99.0
+
+
+@pytest.mark.parametrize("described", [0, 1])
+def test_a_model_of_descriptions_alone_finds_the_pictures_that_have_none_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, described: int
+) -> None:
+    """Pictures are scored a few at a time: some of these without any description ended the search, and indexing."""
+    few_sentences(monkeypatch)
+    monkeypatch.setattr(search, "SCORED_AT_ONCE", 2)
+    torch.manual_seed(5)
+    model = RetrievalModel(ModelConfig(image_size=(96, 96), embed_size=32, head="description"))
+    report = index_folder(gallery(tmp_path / "g", 6, described), tmp_path / "s", model, "own")
+    assert (report.new, report.described) == (6, described)
+    for exact in (False, True):
+        hits = search.Searcher(tmp_path / "s", model).search("a red square", k=10, exact=exact)
+        scores = [hit.score - sum(hit.terms.values()) for hit in hits]
+        assert len(hits) == 6 and scores[described:] == [-4.0] * (6 - described)
+        assert [hit.path for hit in hits[:described]] == ["p00.jpg"] * described
+        assert all(score > -4 for score in scores[:described])
+        assert [hit.confidence is None for hit in hits] == [not described] * 6

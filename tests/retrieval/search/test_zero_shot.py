@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +107,16 @@ def test_index_and_search_rank_as_transformers_does(family: str, tmp_path: Path)
             assert [hit.path for hit in hits] == sorted(wanted, key=lambda path: -wanted[path])
     assert searcher.search_image(tmp_path / "photos" / "p3.png")[0].path == "p3.png"
     assert searcher.search_image(tmp_path / "photos" / "p3.png")[0].score == pytest.approx(1.0, abs=1e-5)
+
+
+def test_the_command_searches_in_a_process_of_its_own(tmp_path: Path) -> None:
+    """A short command leaves out what it does not need (`seps.cli.shared.startup`); transformers must still load."""
+    searcher = indexed(photos(tmp_path / "photos"), tmp_path / "s")
+    command = [sys.executable, "-m", "seps.cli.main", "search", QUERIES[0], "--store", str(tmp_path / "s"), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    wanted = {hit.path: hit.score for hit in searcher.search(QUERIES[0])}
+    assert {hit["path"]: hit["score"] for hit in json.loads(done.stdout)} == pytest.approx(wanted, abs=1e-5)
 
 
 def test_a_description_adds_its_logarithm(tmp_path: Path, mini: Any) -> None:
@@ -235,6 +247,9 @@ def test_another_model_is_refused_and_nothing_is_lost(tmp_path: Path) -> None:
         indexed(folder, tmp_path / "t", keep_patches=3)
     with pytest.raises(StoreError, match="means is 2, but of this model one vector per image"):
         indexed(folder, tmp_path / "t", means=2)
+    with pytest.raises(StoreError, match=r"keeps one vector and all words .* as float16, not one vector and 5 words"):
+        indexed(folder, tmp_path / "s", keep_words=5)
+    assert not (tmp_path / "t").exists()
     assert len(Searcher(tmp_path / "s").search("dog", k=20)) == 7
 
 

@@ -128,6 +128,8 @@ def run(options: argparse.Namespace) -> int:
         return _remove(options)
     if options.state is not None:
         _expand_state(options)
+    elif options.means is not None and options.patches is not None:
+        options.parser.error("give either --means or --patches")
     is_new = not _has_store(options.store)
     if not options.folder and is_new:
         options.parser.error("name the folder of pictures, or give --status, --verify or --compact of a store")
@@ -144,6 +146,8 @@ def run(options: argparse.Namespace) -> int:
     model = load_search_model(options.model, device=device, plugins=options.plugin)
     if options.state is not None and not isinstance(model, RetrievalModel):
         options.means = None  # of a dual encoder no patches are kept
+    if options.state is None and options.means is not None and isinstance(model, RetrievalModel):
+        _tell_whole_grid(model.vision.grid_for(*model.image_size), options.means)
     settings = IndexOptions(
         options.precision,
         options.patches,
@@ -346,6 +350,12 @@ def _expand_state(options: argparse.Namespace) -> None:
             options.parser.error(f"give either --state or --{name}: --state {options.state} sets it")
     size = STATE_SIZES[options.state]
     options.precision, options.means, options.words = size.precision, size.means, size.words
+
+
+def _tell_whole_grid(grid: tuple[int, int], means: int) -> None:
+    """Say that no means are made where the model has no more patches than the grid of them has cells."""
+    if means >= max(grid):
+        say(f"The model has {grid[0]} x {grid[1]} patches per image, so that all of them are kept: --means {means}.")
 
 
 def _status(store: Store, as_json: bool) -> int:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import sys
 import traceback
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
 from types import TracebackType
+from typing import TextIO
 
 from seps.cli.shared.text import printable, printable_lines
 from seps.plugins import PLUGIN_MODULE
@@ -70,6 +75,32 @@ def tell(command: str, error: Exception, debug: bool) -> bool:
     said = text if text is not None else f"stopped by a defect of seps ({type(error).__name__}). {REPORT}"
     print(f"{command}: {printable_lines(said)}", file=sys.stderr)
     return text is not None
+
+
+@contextlib.contextmanager
+def warnings_as_sentences(command: str) -> Iterator[None]:
+    """While the context lasts, a UserWarning of seps is one line on standard error; others are shown as Python does."""
+    package = Path(__file__).resolve().parents[2]
+    before = warnings.showwarning
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if category is UserWarning and Path(filename).is_relative_to(package):
+            print(f"{command}: warning: {printable_lines(str(message))}", file=sys.stderr)
+        else:
+            before(message, category, filename, lineno, file, line)
+
+    warnings.showwarning = show
+    try:
+        yield
+    finally:
+        warnings.showwarning = before
 
 
 def _operating_system(error: OSError) -> str:

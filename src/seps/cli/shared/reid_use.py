@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from seps.cli.shared.argtypes import default_device, inner_fraction, input_folder, non_negative, output_file
 from seps.cli.shared.argtypes import output_folder as _output_folder
 from seps.cli.shared.outputs import check_output, write_output
-from seps.cli.shared.text import print_json, printable
+from seps.cli.shared.text import SHOWN_PROBLEMS, print_json, printable, say
 
 if TYPE_CHECKING:
     from seps.reid.config import ReidConfig
@@ -144,6 +144,9 @@ def _features(options: argparse.Namespace) -> int:
             progress=progress,
         )
     found.save(options.out)
+    if found.left_out:
+        named = "; ".join(map(str, found.left_out[:SHOWN_PROBLEMS]))
+        say(f"{len(found.left_out)} shots were left out: {named}{'; ...' * (len(found.left_out) > SHOWN_PROBLEMS)}")
     rows, width = found.features.shape
     print(f"{printable(options.out)}: {rows} shots, {width} numbers each; arrays names, features, cameras.")
     return 0

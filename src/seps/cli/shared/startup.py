@@ -4,26 +4,37 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 
-class _Refuse:
-    """A finder for which some packages are not installed."""
+class _Refuse(MetaPathFinder, Loader):
+    """Finds one package, and fails to import it.
 
-    def __init__(self, *names: str) -> None:
-        self.names = names
+    It must not fail where it is only looked for: torch calls `importlib.util.find_spec` for a list of packages and
+    expects an answer.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name in self.names:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-        return None
+        """The spec of this one package."""
+        return ModuleSpec(name, self) if name == self.name else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """Refuse, as for a package that is not installed."""
+        raise ModuleNotFoundError(f"No module named {spec.name!r}", name=spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Never called: there is no module."""
 
 
 def without_pandas() -> None:
-    """Let pandas count as not installed in this process: PyArrow imports it wherever it is, and nothing here uses it.
+    """Let `import pandas` fail in this process: PyArrow imports it wherever it is installed, and nothing here uses it.
 
     For a process that runs one short command. Not for one that others' code shares.
     """

@@ -13,7 +13,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -89,7 +89,10 @@ def load(
         splits = _verify_splits(splits, log, threads)
     report = _report(key, log, splits)
     if on_problem == "refuse" and report.problems:
-        raise ReidDataError(f"{report.summary()}\nMend these files, or load with on_problem='skip'.")
+        raise ReidDataError(
+            f"{report.summary()}\nMend these files, or leave their shots out: --data.on_problem skip, in Python "
+            "on_problem='skip'."
+        )
     for split, records in splits.items():
         if not records:
             raise ReidDataError(f"split {split} has no usable shot.\n{report.summary()}")
@@ -109,15 +112,20 @@ def _verify_splits(splits: Splits, log: ProblemLog, threads: int) -> Splits:
     done: dict[int, list[ReidRecord]] = {}
     with ThreadPoolExecutor(threads) as pool:
         for split, records in splits.items():
-            if id(records) in done:
-                continue
-            sound = done[id(records)] = []
-            for record, fault in zip(records, pool.map(fault_of, records), strict=True):
-                if fault is None:
-                    sound.append(record)
-                else:
-                    log.add(fault[0], split, fault[1], fault[2])
+            if id(records) not in done:
+                done[id(records)] = readable_shots(records, split, log, pool)
     return {split: done[id(records)] for split, records in splits.items()}
+
+
+def readable_shots(records: Sequence[ReidRecord], split: str, log: ProblemLog, pool: Executor) -> list[ReidRecord]:
+    """The records whose files all decode, in their order; the others are added to the log."""
+    sound = []
+    for record, fault in zip(records, pool.map(fault_of, records), strict=True):
+        if fault is None:
+            sound.append(record)
+        else:
+            log.add(fault[0], split, fault[1], fault[2])
+    return sound
 
 
 def _report(layout: str, log: ProblemLog, splits: Splits) -> ReidReport:

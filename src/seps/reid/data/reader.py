@@ -46,7 +46,8 @@ def _read_file(path: Path, sources: Sequence[Source], size: tuple[int, int]) -> 
             image = to_rgb(opened)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise ReidDataError(
-            f"cannot read {path} ({error}); load the data set with verify_files=True and on_problem='skip'"
+            f"cannot read {path} ({error}); replace the file, or leave out such shots with --data.on_problem skip "
+            "--data.verify_files true"
         ) from error
     parts: dict[Source, Bytes] = {}
     for source in sources:

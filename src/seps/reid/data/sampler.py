@@ -37,7 +37,11 @@ def epoch_plan(labels: Sequence[int], identities: int, images: int, seed: int, e
 
 
 def plan_length(labels: Sequence[int], identities: int, images: int) -> int:
-    """Steps of an epoch, the same in every epoch: all groups of K images over P seats, rounded up."""
+    """Steps of an epoch with P = `identities` and K = `images` per batch; the same number in every epoch.
+
+    The images of each label are cut into groups of K, the last one filled up; a step takes P groups. So it is the
+    number of groups divided by P, rounded up.
+    """
     _, counts = np.unique(np.asarray(labels), return_counts=True)
     return int(-(-np.sum(-(-counts // images)) // identities))
 

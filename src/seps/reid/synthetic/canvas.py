@@ -146,16 +146,16 @@ def limb(start: tuple[float, float], end: tuple[float, float], radius: float) ->
 
 
 def stripes(period: float, upright: bool) -> MaskFunction:
-    """Every second half period, upright or lying."""
+    """A mask of stripes, each half a `period` wide with gaps of the same width; vertical where `upright`."""
     return lambda u, v: (u if upright else v) % period < period / 2
 
 
 def checks(period: float) -> MaskFunction:
-    """A chequered board."""
+    """A mask like a chessboard, with squares half a `period` wide."""
     return lambda u, v: (u % period < period / 2) ^ (v % period < period / 2)
 
 
 def patch(centre: tuple[float, float], radii: tuple[float, float]) -> MaskFunction:
-    """One box."""
+    """A mask that is one rectangle: its centre, and half its width and height."""
     (cu, cv), (ru, rv) = centre, radii
     return lambda u, v: (abs(u - cu) < ru) & (abs(v - cv) < rv)

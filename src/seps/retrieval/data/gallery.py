@@ -38,7 +38,10 @@ IN_A_TAR = "videos inside a tar, which are not read"
 
 
 def row_id(path: str, member: str | None) -> str:
-    """20 hex digits of an image's place, the same in every run."""
+    """Id of an image in a store: 20 hex digits of the hash of its path and, inside a tar shard, its member name.
+
+    The same place has the same id in every run and on every machine.
+    """
     return hashlib.sha256(f"{path}\0{member or ''}".encode()).hexdigest()[:20]
 
 

@@ -144,13 +144,15 @@ def _guide(source: GuideSource, beside: Path) -> str | list[float]:
 def attach_dense(dataset: RetrievalDataset, path: str | os.PathLike[str], *, verify: bool = False) -> RetrievalDataset:
     """Give images the descriptions of a JSONL file, each line `{"image": ID, "dense": TEXT}`.
 
-    Lines are bound by the image's id, never by their position; `id` may stand for `image` and `text` for
-    `dense`. Where no id fits, as when a folder was described and the data set says FOLDER/x.jpg, they are bound by
-    `sha256`. Images that no line names keep what they have; lines for other images are ignored.
-    Of two lines whose `sha256` (of the image's bytes, as `seps caption` writes it) differs the later one
-    counts: the image was changed and described anew. With `verify` the images are read, and one that is not
-    the one described is an error.
-    Raises DataError if two lines disagree about an image, NothingDescribed if no line fits.
+    The keys may also be `id` and `text`. A line belongs to the image with its id, wherever it stands in the file. If
+    no id fits at all (a folder was described as x.jpg, and the data set says FOLDER/x.jpg), lines are matched by
+    `sha256`, the hash of the image's bytes, which `seps caption` writes.
+
+    - An image without a line keeps the description it has. A line without an image is ignored.
+    - Two lines for one image with different `sha256`: the later one counts, for the image has changed in between.
+    - `verify=True` reads every image, and refuses one whose bytes are not those that were described.
+
+    Raises DataError if two lines give one image different descriptions, NothingDescribed if no line fits.
     """
     path = Path(path)
     texts: dict[str, str] = {}

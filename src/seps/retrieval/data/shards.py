@@ -95,7 +95,10 @@ def _frame_times(path: Path, size: int, modified: int) -> tuple[str, ...]:
 
 
 def shard_is_whole(path: Path) -> bool:
-    """Whether a tar shard ends with the block that ends a tar: one cut short, or damaged half-way, does not."""
+    """Whether a tar shard is complete: it ends with the empty block that marks the end of a tar archive.
+
+    A file that was cut short, or is damaged before its end, has none that can be reached.
+    """
     status = path.stat()
     with _INDEX_LOCK:
         return _read_index(path, status.st_size, status.st_mtime_ns)[1]

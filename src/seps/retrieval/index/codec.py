@@ -301,7 +301,9 @@ class StoredScorer:
 
     @torch.no_grad()
     def score(self, images: StoredImages, texts: TextFeatures) -> Tensor:
-        """(B, T) similarities."""
+        """(B, T) similarities; the lowest of all for images that have nothing of what the head scores."""
+        if not self.model.head.uses_pixels and images.features.dense is None:
+            return texts.words.new_full((len(images.features.tokens), len(texts.words)), -self.model.head.score_range)
         memory = scoring_memory(images.features.tokens.device, SCORING_MEMORY)
         if self.net is None:
             return self.model.score(images.features, texts, memory=memory)

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from seps.encoders import ViT
 from seps.encoders.compiled import compiled_vision
+from seps.encoders.telemetry import without_telemetry
 from seps.nn.selection import rank_patches
 from seps.retrieval.config import StoredPrecision
 from seps.retrieval.data import DataError, ImageSource, UnreadableImage
@@ -95,7 +96,8 @@ def fast_vision(model: RetrievalModel | ZeroShotModel) -> Vision | None:
     """
     if isinstance(model, ZeroShotModel) or model.device.type != "cpu":
         return half_copy(model)
-    compiled = compiled_vision(model.vision, "bf16" if multiplies_bfloat16() else "f32")
+    with without_telemetry():
+        compiled = compiled_vision(model.vision, "bf16" if multiplies_bfloat16() else "f32")
     return half_copy(model) if compiled is None else compiled
 
 

@@ -43,7 +43,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Hit:
-    """One image that was found."""
+    """One image that a search found: `rank` from 1, `score`, and where the image is.
+
+    `path` is relative to the indexed folder; `member` is its name inside a tar shard, or the time of a video's frame.
+    `mtime` is the time of the file in nanoseconds since 1970, `width` and `height` are pixels.
+    """
 
     rank: int
     score: float

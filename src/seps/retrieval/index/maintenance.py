@@ -105,8 +105,9 @@ def _shown(searcher: Searcher) -> Iterator[Columns]:
 
 
 def calibrate(searcher: Searcher, model: SearchModel, images: int) -> Calibration | None:
-    """Ask the gallery the last sentences of the bank. None for an empty gallery."""
-    if not images:
+    """Ask the gallery the last sentences of the bank. None for a gallery without anything that the model scores."""
+    only_described = not isinstance(model, ZeroShotModel) and not model.head.uses_pixels
+    if not images or (only_described and not searcher.store.described()):
         return None
     bank = bank_of(model, searcher.store.settings)
     if images < REFERENCE:

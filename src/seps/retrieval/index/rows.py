@@ -123,7 +123,7 @@ class StoreSettings:
     @property
     def kept(self) -> str:
         """What is kept per image, in words."""
-        patches = f"{self.keep_patches or 'all'} patches"
+        patches = "one vector" if self.kind == "vectors" else f"{self.keep_patches or 'all'} patches"
         if self.means:
             patches = f"{self.grid[0]} x {self.grid[1]} means of patches"
         return f"{patches} and {self.keep_words or 'all'} words of a description as {self.precision}"
@@ -335,13 +335,16 @@ class IndexedFile:
 
 @dataclass(frozen=True)
 class Filters:
-    """Which images may be found."""
+    """Which images a search may find: those that fit all fields that are not None.
+
+    `folder`, `after` <= date < `before` and `min_size` are for callers; `Searcher` sets the other fields.
+    """
 
     folder: str | None = None
     """Path below the indexed folder, or one tar shard; absolute for a further folder of the store."""
     after: int | None = None
     before: int | None = None
-    """Nanoseconds: when the photo was taken, or where that is not known the time of its file."""
+    """Nanoseconds since 1970; the date is when the photo was taken or, where that is not known, its file's time."""
     min_size: int | None = None
     """Pixels of the shorter side."""
     dated: bool = False

@@ -328,9 +328,11 @@ class Searcher:
         return (*columns, "bank") if settings.bank else columns
 
     def prior(self, sentences: float = 1) -> Prior | None:
-        """What candidates are chosen by beside their vectors, for sentences whose factors sum to this; None: nothing.
+        """The estimate of a score by which candidates are chosen; None without a bank, where the vectors decide alone.
 
-        The words' alignment grows with the pooled cosine about as fast as the pooled part of the score itself does.
+        It is the product of vectors times a slope, minus the picture's level over the bank for each of `sentences` (the
+        sum of their factors). The slope is twice the weight of the pooled cosine: the alignment of words grows with the
+        cosine about as fast as the pooled part does.
         """
         if not sentences or not self.store.settings.bank:
             return None

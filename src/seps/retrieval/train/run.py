@@ -51,8 +51,9 @@ def train_model(
     `vision`, `text`, `head` and `network` (of a slimming head) are objects of your own in the place of what `config`
     names: they are trained, and end with the best weights. `from_pretrained` then takes such objects, too.
 
-    Raises, before the first photo is read, for settings that do not fit the run that is there, and for a file that is
-    in the way of the model. Raises ValueError where the device runs out of memory, with what to set.
+    Raises, before the first photo is read, for settings that do not fit the run that is there, for a file that is in
+    the way of the model, and for a set without descriptions where the head scores nothing else. Raises ValueError
+    where the device runs out of memory, with what to set.
     """
     say = log or (lambda _: None)
     run_dir = Path(run_dir)
@@ -62,6 +63,7 @@ def train_model(
     torch.manual_seed(config.train.seed)
     own: dict[str, Any] = {"vision": vision, "text": text, "head": head, "network": network}
     model = begin(config.model, config.start, **own)
+    _check_descriptions(model, sets)
     check_save(model, run_dir / "model")
     data = read_data(config, sets, model.image_size, say)
     task = RetrievalTask(model, config, data.train, data.dev, pixels=data.pixels, dev_pixels=data.dev_pixels)
@@ -157,6 +159,16 @@ def _room_for_model(folder: Path) -> None:
             f"{folder} is where the trained model goes, but it holds something else, which was left as it is: choose "
             "another folder for the run, or move it away."
         )
+
+
+def _check_descriptions(model: RetrievalModel, sets: Sequence[RetrievalDataset]) -> None:
+    """Raise ValueError where the head scores descriptions alone and a set has none."""
+    for part in sets:
+        if not model.head.uses_pixels and not any(part.dense):
+            raise ValueError(
+                f"head={model.config.head!r} scores the images' descriptions alone, but {part.label} has none: give it "
+                "some (data.dense names files of seps caption), or choose another head."
+            )
 
 
 def honest_protocols(model: RetrievalModel) -> list[Protocol]:

@@ -8,6 +8,7 @@ asked for last again.
 from __future__ import annotations
 
 import itertools
+import math
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -164,9 +165,10 @@ def rows_to_keep(shapes: Sequence[tuple[int, ...]], budget: int) -> list[int]:
 
 def streaming_sentence(label: str, shape: tuple[int, ...], kept: int, budget: int) -> str:
     """What happens to a set that does not fit."""
-    whole = np.prod(shape) / 2**30
+    whole = math.prod(shape)
+    size = f"{whole / 2**30:.1f} GiB" if whole >= 2**30 else f"{whole / 2**20:.1f} MiB"
     held = f"{kept:,} stay in memory and the others" if kept else "they"
     return (
-        f"{label}: {shape[0]:,} photos take {whole:.1f} GiB decoded, with the other sets more than data.memory = "
+        f"{label}: {shape[0]:,} photos take {size} decoded, with the other sets more than data.memory = "
         f"{budget >> 20} MiB: {held} are read from their files each time."
     )

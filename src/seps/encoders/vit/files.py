@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .archives import read_tensors
-from .vision import CLIP, HALF, Preprocessing
-from .vit import ViT, ViTConfig
-from .weights import EncoderUnavailable
+from seps.encoders.archives import read_tensors
+from seps.encoders.vision import CLIP, HALF, Preprocessing
+from seps.encoders.weights import EncoderUnavailable
+
+from .model import ViT, ViTConfig
 
 Resize = Literal["bilinear", "bicubic"]
 _OPENAI: tuple[tuple[str, str], ...] = (

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 import seps
-from seps.bundle import LANGUAGES, MODULES, in_english, read_translations
-from seps.bundle_contents import DIFFERENCES, BundleError, first_sentence, legend, line_of
+from seps.bundle import LANGUAGES, MODULES
+from seps.bundle.contents import DIFFERENCES, BundleError, first_sentence, legend, line_of
+from seps.bundle.language import in_english
+from seps.bundle.writer import read_translations
 from seps.cli.main import main
 from single_files import VARIANTS, text_of
 

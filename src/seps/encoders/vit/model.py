@@ -1,5 +1,5 @@
 """A plain vision transformer of our own: stable tensor names, the weights of ViT, DINOv2, CLIP or SigLIP, and an
-option to let patches that carry little skip the later blocks (`seps.encoders.pruning`).
+option to let patches that carry little skip the later blocks (`seps.encoders.vit.pruning`).
 
 Shapes: B images, P prefix tokens (CLS, registers), N = h * w patches, C width, H heads.
 """
@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from seps.encoders.vision import IMAGENET, Preprocessing, VisionEncoder
+
 from .pruning import ATTENTION, Merging, PruneConfig, keep_by_attention, tokens_per_block
-from .vision import IMAGENET, Preprocessing, VisionEncoder
 
 Activation = Literal["gelu", "quick_gelu", "gelu_tanh"]
 

@@ -17,19 +17,10 @@ import pytest
 
 import seps
 import shape_source
-from seps import bundle
-from seps.bundle import (
-    MODULES,
-    STYLES,
-    BundleError,
-    Translation,
-    check_translations,
-    read_translations,
-    single_file,
-    texts,
-    translated,
-)
-from seps.bundle_contents import first_sentence, one_line
+from seps.bundle import MODULES, STYLES, BundleError, single_file, writer
+from seps.bundle.contents import first_sentence, one_line
+from seps.bundle.language import Translation, texts, translated
+from seps.bundle.writer import check_translations, read_translations
 from seps.cli.main import main
 from single_files import text_of
 
@@ -58,12 +49,12 @@ def test_every_text_is_translated_and_no_entry_is_stale() -> None:
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of what the single file is made from."""
-    for name in (*MODULES, "bundle_contents"):
+    for name in (*MODULES, "bundle/contents"):
         for end in ("py", "zh.yaml"):
             target = tmp_path / f"{name}.{end}"
             target.parent.mkdir(exist_ok=True)
             shutil.copy(ROOT / f"{name}.{end}", target)
-    monkeypatch.setattr(bundle, "__file__", str(tmp_path / "bundle.py"))
+    monkeypatch.setattr(writer, "__file__", str(tmp_path / "bundle" / "writer.py"))
     return tmp_path
 
 
@@ -104,10 +95,10 @@ def test_a_planted_change_is_found(
 
 def test_an_entry_that_nothing_says_or_that_is_empty_is_found(package: Path) -> None:
     assert left(package) == {}
-    path = package / "bundle_contents.zh.yaml"
+    path = package / "bundle/contents.zh.yaml"
     with path.open("a", encoding="utf-8") as file:
         file.write("- en: Nobody says this.\n  zh: x\n")
-    assert left(package) == {"bundle_contents": ([], ["Nobody says this."])}
+    assert left(package) == {"bundle/contents": ([], ["Nobody says this."])}
     change(package / "losses/combined.zh.yaml", "`LossConfig` 所描述的训练目标。", "")
     assert left(package)["losses/combined"] == (["The objective a `LossConfig` describes."], [])
 
@@ -129,7 +120,7 @@ def unfaithful(en: str, zh: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("name", (*MODULES, "bundle_contents"))
+@pytest.mark.parametrize("name", (*MODULES, "bundle/contents"))
 def test_translations_keep_names_shapes_and_equations(name: str) -> None:
     pairs = read_translations(ROOT, "zh")[name].entries.items()
     assert pairs

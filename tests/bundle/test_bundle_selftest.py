@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from seps import bundle_selftest
-from seps.bundle_selftest import self_test
+from seps.bundle import selftest
+from seps.bundle.selftest import self_test
 from single_files import execute, text_of
 
 
@@ -25,7 +25,7 @@ def run_file(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_file_passes_its_own_test(tmp_path: Path) -> None:
-    """As a program and without a warning; tests/cli/test_bundle_alone.py runs all four."""
+    """As a program and without a warning; tests/bundle/test_bundle_alone.py runs all four."""
     done = run_file(tmp_path, text_of("annotated-en"))
     assert (done.returncode, done.stderr) == (0, "")
     for part in ("device ", "291 parameters", "1198 parameters", "(2, 2, 16)", "128 -> 64 -> 25 + 1", "10 of 10"):
@@ -72,8 +72,8 @@ def test_the_package_passes() -> None:
 @pytest.mark.parametrize("mode", ["code", "paper"])
 def test_figures_agree_with_a_plain_computation(mode: str) -> None:
     """Image by image and text by text in float64, from the equations."""
-    net = copy.deepcopy(bundle_selftest._tiny_net(mode)).double()
-    images, captions, lengths, descriptions, dense_lengths = bundle_selftest._tiny_batch()
+    net = copy.deepcopy(selftest._tiny_net(mode)).double()
+    images, captions, lengths, descriptions, dense_lengths = selftest._tiny_batch()
     found = [
         [
             pair_similarity(net, mode == "paper", image, caption[:m], dense[:n])
@@ -83,7 +83,7 @@ def test_figures_agree_with_a_plain_computation(mode: str) -> None:
         ]
         for image in images.double()
     ]
-    torch.testing.assert_close(torch.tensor(found), torch.tensor(bundle_selftest._SIMILARITY[mode]), rtol=0, atol=2e-6)
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(selftest._SIMILARITY[mode]), rtol=0, atol=2e-6)
 
 
 def pair_similarity(net, paper: bool, image: Tensor, words: Tensor, dense: Tensor) -> float:
@@ -134,7 +134,7 @@ def aligned(net, paper: bool, words: Tensor, tokens: Tensor) -> float:
 
 def test_loss_and_counts_are_those_of_the_golden_files(golden) -> None:
     data = golden("dual_mode_code")
-    torch.testing.assert_close(torch.tensor(bundle_selftest._MEASURED), data["sims"][:5, :5], rtol=0, atol=1e-7)
-    assert math.isclose(bundle_selftest._MEASURED_LOSS, float(data["loss_a"][1]), abs_tol=1e-6)
+    torch.testing.assert_close(torch.tensor(selftest._MEASURED), data["sims"][:5, :5], rtol=0, atol=1e-7)
+    assert math.isclose(selftest._MEASURED_LOSS, float(data["loss_a"][1]), abs_tol=1e-6)
     for mode in ("code", "paper"):
-        assert bundle_selftest._PARAMETERS[mode] == golden(f"dual_mode_{mode}").settings["parameters"]
+        assert selftest._PARAMETERS[mode] == golden(f"dual_mode_{mode}").settings["parameters"]
