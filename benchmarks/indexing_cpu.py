@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from seps.encoders.compiled import CompiledVision, is_installed
+from seps.encoders.compiled import CompiledVision, is_installed, load_openvino
 from seps.metrics import recall
 from seps.retrieval.data import decode_all, load_data
 from seps.retrieval.data.shards import read_source
@@ -119,8 +119,7 @@ def onnx_session(path: Path) -> Encode:
 
 
 def openvino_file(path: Path, precision: str) -> Encode:
-    import openvino
-
+    openvino = load_openvino()
     settings = {"INFERENCE_PRECISION_HINT": precision, "NUM_STREAMS": 1, "INFERENCE_NUM_THREADS": 1}
     request = openvino.Core().compile_model(str(path), "CPU", settings).create_infer_request()
     return lambda photo: torch.from_numpy(request.infer({0: photo.numpy()})[0].copy())

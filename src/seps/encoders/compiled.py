@@ -6,8 +6,10 @@ docs/search-figures.md.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
+import sys
 import threading
 import warnings
 from typing import Any, Literal
@@ -31,7 +33,7 @@ class CompiledVision:
     """
 
     def __init__(self, vision: VisionEncoder, precision: Precision) -> None:
-        import openvino
+        openvino = load_openvino()
         from openvino.frontend import FrontEndManager
         from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
 
@@ -58,6 +60,22 @@ class CompiledVision:
             request = self._thread.request = self._model.create_infer_request()
         # Copied, for the next picture is written to the same place.
         return torch.cat([torch.from_numpy(request.infer({0: one[None].numpy()})[0].copy()) for one in pixels])
+
+
+def load_openvino() -> Any:
+    """The package `openvino`, imported so that it tells its makers nothing; raises ImportError without it.
+
+    It is installed together with `openvino-telemetry`, by which already an import reports itself. While that package
+    cannot be imported, openvino does without.
+    """
+    telemetry = "openvino_telemetry"
+    if "openvino" in sys.modules or telemetry in sys.modules:
+        return importlib.import_module("openvino")
+    sys.modules[telemetry] = None  # type: ignore[assignment]
+    try:
+        return importlib.import_module("openvino")
+    finally:
+        del sys.modules[telemetry]
 
 
 def can_compile(vision: VisionEncoder) -> bool:

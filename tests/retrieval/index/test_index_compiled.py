@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import types
 from concurrent.futures import ThreadPoolExecutor
@@ -64,6 +66,19 @@ def test_bfloat16_stays_within_its_rounding() -> None:
     exact, half = model.encode_pixels(images), model.encode_pixels(images, CompiledVision(model.vision, "bf16"))
     cosines = torch.nn.functional.cosine_similarity(exact, half, dim=-1)
     assert cosines.min() > 0.99 and cosines.mean() > 0.999
+
+
+@pytest.mark.parametrize("use", ["compiled.CompiledVision(ViT(SMALL, (32, 32)), 'f32')", "doctor.CHECKS['fast'][1]()"])
+def test_openvino_reports_nothing_to_its_makers(use: str, tmp_path: Path) -> None:
+    """A package in the place of the one that reports is not even imported."""
+    pytest.importorskip("openvino")
+    told = tmp_path / "told"
+    (tmp_path / "openvino_telemetry.py").write_text(f"open({str(told)!r}, 'w').close()\n")
+    start = "from seps import doctor; from seps.encoders import ViT, compiled; from seps.encoders.vit import *; "
+    small = "SMALL = ViTConfig(patch_size=8, width=32, depth=2, heads=2, hidden=64, grid=(4, 4)); "
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    subprocess.run([sys.executable, "-c", start + small + use], check=True, env={**os.environ, "PYTHONPATH": path})
+    assert not told.exists()
 
 
 def test_only_encoders_that_were_measured_are_compiled() -> None:
