@@ -3,8 +3,9 @@
     python -m benchmarks.indexing_cpu --model base --data DEV.jsonl --train TRAIN.jsonl --photos 200 --out FILE.jsonl
 
 All ways in one run, in turn, photo by photo; processor time, medians over `--rounds`: compare them as ratios. rSum is
-that of the first PHOTOS as gallery and their captions as queries, pixels alone, with all patches. The rows with
-8-bit integers are static: one scale per layer, found on 24 training photos, one per output channel for the weights;
+that of the first PHOTOS as gallery and their captions as queries, pixels alone, with all patches. In the row "int8 by
+groups" what comes into a linear layer has one scale per 128 values of a token. The other rows with 8-bit integers are
+static: one scale per layer, found on 24 training photos, one per output channel for the weights;
 in a vision transformer the linear layers alone. They need `--train`, and onnx and onnxruntime. `--whole` measures what
 `seps index` does with a photo instead, with and without OpenVINO and the bank; photos per second are 2000 over its sum.
 """
@@ -29,14 +30,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.lines import append_line
-from seps.encoders.compiled import CompiledVision, is_installed
+from seps.encoders import ViT
+from seps.encoders.compiled import CompiledVision, fastest_precision, is_installed, load_openvino
 from seps.metrics import recall
 from seps.retrieval.data import decode_all, load_data
 from seps.retrieval.data.shards import read_source
 from seps.retrieval.heads import ImageFeatures
 from seps.retrieval.index import bank
 from seps.retrieval.index.build import index_folder
-from seps.retrieval.index.codec import image_vectors
+from seps.retrieval.index.codec import StoredScorer, image_vectors, restore
 from seps.retrieval.index.embedding import ImageJob, Preparer, half_copy, multiplies_bfloat16
 from seps.retrieval.index.store import Store
 from seps.retrieval.model import RetrievalModel
@@ -57,6 +59,8 @@ def ways(model: RetrievalModel, train: str | None, work: Path) -> Iterator[tuple
     if is_installed():
         yield "OpenVINO, float32", CompiledVision(model.vision, "f32")
         yield "OpenVINO, bfloat16", CompiledVision(model.vision, "bf16")
+        if isinstance(model.vision, ViT):
+            yield "OpenVINO, int8 by groups, rest bfloat16", CompiledVision(model.vision, "int8")
     if train is None:
         return
     plain, rounded = export(model.vision, work), work / "rounded.onnx"
@@ -120,34 +124,40 @@ def onnx_session(path: Path) -> Encode:
 
 
 def openvino_file(path: Path, precision: str) -> Encode:
-    import openvino
-
+    openvino = load_openvino()
     settings = {"INFERENCE_PRECISION_HINT": precision, "NUM_STREAMS": 1, "INFERENCE_NUM_THREADS": 1}
     request = openvino.Core().compile_model(str(path), "CPU", settings).create_infer_request()
     return lambda photo: torch.from_numpy(request.infer({0: photo.numpy()})[0].copy())
 
 
-def whole(options: argparse.Namespace, model: RetrievalModel, work: Path) -> None:
-    """Photos as `seps index` prepares them, read, encoded, packed and with their levels, in batches of 16 in turn."""
-    data = load_data(options.data)
-    jobs = [ImageJob(source, None) for source in data.sources[: 16 * options.rounds]]
+def small_store(options: argparse.Namespace, model: RetrievalModel, work: Path, count: int) -> Store:
+    """A store of the first `count` photos, made with the default options."""
     folder = work / "photos"
     folder.mkdir()
-    for source in data.sources[:4]:
-        (folder / f"{len(list(folder.iterdir()))}.jpg").write_bytes(read_source(source))
+    for number, source in enumerate(load_data(options.data).sources[:count]):
+        (folder / f"{number:04}.jpg").write_bytes(read_source(source))
     index_folder(folder, work / "store", model, options.model)
-    settings = Store.open(work / "store").settings
+    return Store.open(work / "store")
+
+
+def whole(options: argparse.Namespace, model: RetrievalModel, work: Path) -> None:
+    """Photos as `seps index` prepares them, read, encoded, packed and with their levels, in batches of 16 in turn."""
+    jobs = [ImageJob(source, None) for source in load_data(options.data).sources[: 16 * options.rounds]]
+    settings = small_store(options, model, work, 4).settings
     encoders: dict[str, Any] = {"torch": half_copy(model)}
     if is_installed():
-        encoders["OpenVINO"] = CompiledVision(model.vision, "bf16" if multiplies_bfloat16() else "f32")
+        precisions = dict.fromkeys(["bf16" if multiplies_bfloat16() else "f32", fastest_precision(model.vision)])
+        encoders |= {f"OpenVINO, {name}": CompiledVision(model.vision, name) for name in precisions}  # type: ignore
     spent: dict[tuple[str, bool], list[tuple[float, float]]] = {}
     for start in range(0, len(jobs), 16):
         for name, encoder in encoders.items():
             for with_bank in (True, False):
                 prepare = Preparer(model, settings if with_bank else replace(settings, bank=""))
                 prepare.take_vision(encoder)
+                before = time.process_time()  # that of a thread leaves out what OpenVINO's threads do
                 made = prepare(jobs[start : start + 16])
-                spent.setdefault((name, with_bank), []).append((1000 * made.decoding / 16, 1000 * made.encoding / 16))
+                rest = time.process_time() - before - made.decoding
+                spent.setdefault((name, with_bank), []).append((1000 * made.decoding / 16, 1000 * rest / 16))
     for (name, with_bank), times in spent.items():
         decoding, encoding = (median(values) for values in zip(*times, strict=True))
         line = {
@@ -161,6 +171,41 @@ def whole(options: argparse.Namespace, model: RetrievalModel, work: Path) -> Non
         }
         append_line(options.out, line)
         print(json.dumps(line), flush=True)
+
+
+def levels(options: argparse.Namespace, model: RetrievalModel, work: Path) -> None:
+    """Levels over the bank, one photo at a time and several at once, in turn: processor time and differences."""
+    store = small_store(options, model, work, 16 * options.rounds)
+    rows = store.select(sorted(store.known()), ["vector", *store.settings.state])
+    vectors = torch.from_numpy(np.asarray(rows.values("vector"), np.float32))
+    stored, scoring = restore(rows, store.settings), StoredScorer(model, store.settings)
+    own, ways = bank.bank_of(model, store.settings), ("one at a time", "several at once")
+    own.pool  # made once per process  # noqa: B018
+    spent: dict[str, list[float]] = {way: [] for way in ways}
+    found: dict[str, list[Tensor]] = {way: [] for way in ways}
+    for start in range(0, len(vectors), 16):
+        some = stored.rows(start, start + 16)
+        for way in ways:
+            several = (scoring.net, lambda i, j, some=some: scoring.side(some.rows(i, j))) if way == ways[1] else ()
+            before = time.process_time()
+            scores = own.near_scores(
+                vectors[start : start + 16],
+                lambda i, texts, some=some: scoring.score(some.rows(i, i + 1), texts)[0],
+                *several,
+            )
+            spent[way].append(1000 * (time.process_time() - before) / 16)
+            found[way].append(bank.level(scores))
+    line = {
+        "model": options.model,
+        "data": Path(options.data).name,
+        "photos": len(vectors),
+        "level_ms": {way: median(times) for way, times in spent.items()},
+        "speed": median(spent[ways[0]]) / median(spent[ways[1]]),
+        "largest_difference": float((torch.cat(found[ways[0]]) - torch.cat(found[ways[1]])).abs().max()),
+    }
+    with options.out.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+    print(json.dumps(line), flush=True)
 
 
 def nearest(options: argparse.Namespace, model: RetrievalModel) -> None:
@@ -235,6 +280,7 @@ def main() -> int:
     parser.add_argument("--photos", type=int, default=200, help="0: time the ways alone")
     parser.add_argument("--only", default="", metavar="WORDS", help="beside torch, the ways with these words alone")
     parser.add_argument("--whole", action="store_true", help="all that `seps index` does with a photo but writing it")
+    parser.add_argument("--levels", action="store_true", help="the levels over the bank alone, as before and as now")
     parser.add_argument("--scorer", action="store_true", help="the scorer instead, with products of each precision")
     parser.add_argument("--nearest", action="store_true", help="how many sentences of the bank a level needs, instead")
     parser.add_argument("--rounds", type=int, default=10)
@@ -242,9 +288,9 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(1)
     model = from_pretrained(options.model).eval()
-    if options.whole:
+    if options.whole or options.levels:
         with tempfile.TemporaryDirectory() as work:
-            whole(options, model, Path(work))
+            (whole if options.whole else levels)(options, model, Path(work))
         return 0
     if options.scorer or options.nearest:
         (scorer if options.scorer else nearest)(options, model)

@@ -1,14 +1,11 @@
-"""A bank of background queries: how high an image scores whatever is asked, and what a score is worth in a gallery.
+"""A bank of background queries: how high an image scores whatever is asked.
 
 Some images score high for every sentence, and a description raises an image's scores for sentences of all kinds. The
 *level* b of an image measures that: the mean of its `BEST` best scores with the sentences of the bank, one number per
 image. A search ranks by `S - strength * b`.
 
 The last `ASKED` sentences of the bank are asked of the whole gallery instead. They were written for other photos, so
-their best scores are those of queries whose photo is not there. A Gumbel distribution, that of maxima, is fitted to
-them; the *confidence* of a score is the part of such queries whose best score is lower. Among few images the best
-score of such a query is low, and no sign of a match if it is higher than others': there the scores are those of a
-gallery of `REFERENCE` images instead, as far as the spread of the queries' scores tells.
+their best scores are those of queries whose photo is not there: see `seps.retrieval.confidence`.
 
 Shapes: B images, T sentences, C width.
 """
@@ -19,22 +16,27 @@ import contextlib
 import copy
 import functools
 import hashlib
-import math
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
-from statistics import NormalDist, fmean, pstdev
+from statistics import fmean
 from typing import cast
 
 import torch
 from torch import Tensor
 
-from seps.retrieval.heads import ImageFeatures, TextFeatures
+from seps.nn.image_side import ImageSide
+from seps.nn.slimming import PatchSlimming
+from seps.retrieval.confidence import REFERENCE as REFERENCE
+from seps.retrieval.confidence import STRENGTH as STRENGTH
+from seps.retrieval.confidence import Calibration as Calibration
+from seps.retrieval.confidence import expected_largest as expected_largest
+from seps.retrieval.heads import ImageFeatures, SlimmingHead, TextFeatures
 from seps.retrieval.index.codec import (
     StoredScorer,
+    image_side,
     image_vectors,
     model_hash,
     restore,
@@ -44,6 +46,7 @@ from seps.retrieval.index.codec import (
 from seps.retrieval.index.rows import Columns, StoreSettings
 from seps.retrieval.index.zeroshot import Query, ZeroShotModel
 from seps.retrieval.model import RetrievalModel
+from seps.scoring.own_texts import AT_ONCE, TextPool, can_score, score_own_texts
 
 BEST = 10
 """Best scores whose mean is an image's level."""
@@ -51,26 +54,21 @@ NEAR = 40
 """Sentences per image that are scored exactly, found by their vectors: the best are among them."""
 ASKED = 64
 """Sentences at the end of the bank that calibrate the confidence and take no part in levels."""
-STRENGTH = 0.75
-"""Part of the level that is taken off, chosen on dev with `mini` (docs/search-figures.md)."""
 CAPTION_STRENGTH = 1.0
 """Part of a caption's level that is taken off where images ask for captions, chosen on dev (docs/search-figures.md)."""
 PRIOR = 10
 """Images that `STRENGTH` counts for where a gallery's own strength is found without labels."""
 GOOD = 0.3
 """Confidence from which a hit counts as a good match, chosen on dev (docs/search-figures.md)."""
-REFERENCE = 400
-"""Images that confidences in a smaller gallery are computed for, chosen on dev (docs/search-figures.md)."""
 NO_BANK = (
     "The store {} was made without the bank of background queries, so its results have no confidence and described "
     "pictures rank too high beside undescribed ones. To add it, run once more: seps index {} --store {}"
 )
 KEPT_BANKS = 2
-"""Encoded banks that a process keeps: 40 MB each at width 384."""
+"""Encoded banks that a process keeps: 70 MB each at width 384."""
 KEPT_FILES = 8
 """Encoded banks in the user's cache, 30 MB each at width 384; the oldest go."""
 _DIGEST = hashlib.sha256().digest_size
-_EULER = 0.5772156649015329
 SearchModel = RetrievalModel | ZeroShotModel
 AnyTexts = TextFeatures | Query
 _LOCK = threading.Lock()
@@ -107,21 +105,44 @@ class Bank:
         self.texts, self.asked = _rows(found, slice(None, -ASKED)), _rows(found, slice(-ASKED, None))
         self.vectors = search_vectors(model, self.texts)
 
-    def near_scores(self, vectors_BC: Tensor, score: Callable[[int, AnyTexts], Tensor]) -> Tensor:
+    def near_scores(
+        self,
+        vectors_BC: Tensor,
+        score: Callable[[int, AnyTexts], Tensor],
+        net: PatchSlimming | None = None,
+        side: Callable[[int, int], ImageSide] | None = None,
+    ) -> Tensor:
         """(B, `NEAR`) exact scores with each image's nearest sentences: `score(i, texts)` gives image i's (T,).
 
-        `vectors_BC` are the images' vectors as a store has them, by which the nearest sentences are found.
+        `vectors_BC` are the images' vectors as a store has them, by which the nearest sentences are found. With `net`
+        and its state `side(i, j)` of images i to j, some images are scored at once where the network is a known one.
         """
         pooled = vectors_BC.float().to(self.vectors.device) @ self.vectors.T
         nearest = pooled.topk(min(NEAR, pooled.shape[1]), dim=1).indices
-        found = [score(i, _rows(self.texts, rows)) for i, rows in enumerate(nearest)]
-        return torch.stack(found) if found else torch.zeros(nearest.shape)
+        found, left = torch.zeros_like(nearest, dtype=torch.float32), list(range(len(nearest)))
+        if net is not None and side is not None and can_score(net):
+            left = []
+            for start in range(0, len(nearest), AT_ONCE):
+                some = nearest[start : start + AT_ONCE]
+                scores, unsafe = score_own_texts(net, side(start, start + len(some)), self.pool, some)
+                found[start : start + AT_ONCE] = scores
+                left += [start + i for i, flag in enumerate(unsafe.tolist()) if flag]
+        for i in left:
+            found[i] = score(i, _rows(self.texts, nearest[i]))
+        return found
+
+    @functools.cached_property
+    def pool(self) -> TextPool:
+        """`texts` as many images are scored with them at once."""
+        texts = cast(TextFeatures, self.texts)
+        return TextPool(texts.words, texts.mask)
 
     def to(self, device: torch.device | str) -> Bank:
         """The same on another device."""
         moved = copy.copy(self)
         moved.texts, moved.asked = _to(self.texts, device), _to(self.asked, device)
         moved.vectors = self.vectors.to(device)
+        moved.__dict__.pop("pool", None)
         return moved
 
     def each_asked(self) -> list[AnyTexts]:
@@ -250,10 +271,13 @@ def level(scores_BT: Tensor, best: int = BEST) -> Tensor:
 @torch.no_grad()
 def image_levels(model: RetrievalModel, images: ImageFeatures, bank: Bank, *, memory: int | None = None) -> Tensor:
     """(B,) levels of images that are in no store."""
+    net = model.head.net if isinstance(model.head, SlimmingHead) else None
     return level(
         bank.near_scores(
             image_vectors(model, images),
             lambda i, texts: model.score(images.rows(i, i + 1), cast(TextFeatures, texts), memory=memory)[0],
+            net,
+            lambda i, j: image_side(cast(PatchSlimming, net), images.rows(i, j)),
         )
     )
 
@@ -298,7 +322,10 @@ def stored_levels(
         return [None] * len(images)
     scorer = StoredScorer(model, settings)
     scores = (bank or bank_of(model, settings)).near_scores(
-        vectors_BC, lambda i, texts: scorer.score(stored.rows(i, i + 1), cast(TextFeatures, texts))[0]
+        vectors_BC,
+        lambda i, texts: scorer.score(stored.rows(i, i + 1), cast(TextFeatures, texts))[0],
+        scorer.net,
+        lambda i, j: scorer.side(stored.rows(i, j)),
     )
     return [float(value) for value in level(scores)]
 
@@ -322,60 +349,6 @@ def strength_without_labels(scores_BT: Tensor, best: int = BEST) -> float:
         return STRENGTH
     slope = min(1.0, max(0.0, float((spread * (second - second.mean())).sum()) / variance))
     return (images * slope + PRIOR * STRENGTH) / (images + PRIOR)
-
-
-def expected_largest(count: int) -> float:
-    """About the mean of the largest of `count` values of the standard normal distribution (Blom 1958)."""
-    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """What scores are worth in one gallery: the distribution of the best scores of queries that are not about it."""
-
-    place: float
-    """Mode of the Gumbel distribution."""
-    scale: float
-    images: float
-    """How many images it was made with."""
-    strength: float = STRENGTH
-    """Part of the level that searches take off: `STRENGTH`, or what `strength_without_labels` gave."""
-
-    @classmethod
-    def of(cls, best: Sequence[float], images: int, strength: float = STRENGTH, spread: float = 0.0) -> Calibration:
-        """Fitted by moments to the `best` scores of the background queries. Raises ValueError without any.
-
-        `spread` is the standard deviation of one query's scores over the images. In a gallery of fewer than `REFERENCE`
-        the best scores are raised by what normal scores of that spread would gain in one of `REFERENCE`.
-        """
-        if not best:
-            raise ValueError("A calibration needs at least one background query.")
-        scale = max(pstdev(best) * math.sqrt(6) / math.pi, 1e-6)
-        gain = spread * (expected_largest(REFERENCE) - expected_largest(min(images, REFERENCE)))
-        return cls(fmean(best) + gain - _EULER * scale, scale, float(images), strength)
-
-    @classmethod
-    def of_scores(cls, scores_BT: Tensor, strength: float = STRENGTH) -> Calibration:
-        """From the scores of all images of a gallery with the background queries."""
-        scores, images = scores_BT.double(), len(scores_BT)
-        best = scores.amax(dim=0).tolist()
-        # One image alone shows no spread over images: that over the queries stands for it.
-        spread = float(scores.var(dim=0).mean().sqrt()) if images > 1 else pstdev(best)
-        return cls.of(best, images, strength, spread)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, float]) -> Calibration | None:
-        """What `as_dict` wrote; None where there is nothing, or what another release wrote."""
-        names = {part.name for part in fields(cls)}
-        return cls(**values) if names - {"strength"} <= values.keys() <= names else None
-
-    def as_dict(self) -> dict[str, float]:
-        """Plain values for the store's settings."""
-        return asdict(self)
-
-    def confidence(self, score: float) -> float:
-        """In [0, 1]: the part of queries that are about nothing in the gallery whose best score is lower."""
-        return math.exp(-math.exp(min(50.0, -(score - self.place) / self.scale)))
 
 
 def background(levels: Sequence[float | None], strength: float = STRENGTH) -> list[float]:

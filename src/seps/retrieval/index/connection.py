@@ -21,9 +21,19 @@ REMOTE_LOCKS: dict[str, RemoteLock] = {}
 
 
 def open_dataset(location: str) -> Any:
-    """The table of a store, for reading; by its whole path, since a name may hold a colon. Raises StoreError."""
+    """The table of a store at its newest commit. Raises StoreError without the packages."""
+    return _package("lance").dataset(_table_place(location))
+
+
+def create_dataset(location: str, schema: Any) -> Any:
+    """An empty table of a store. Raises StoreError without the packages, and what Lance raises where there is one."""
+    return _package("lance").write_dataset(schema.empty_table(), _table_place(location), mode="create")
+
+
+def _table_place(location: str) -> str:
+    # By its whole path, since a name may hold a colon.
     place = location.rstrip("/") if is_remote(location) else os.path.abspath(location)
-    return _package("lance").dataset(f"{place}/{TABLE}.lance")
+    return f"{place}/{TABLE}.lance"
 
 
 def connect(location: str) -> Any:

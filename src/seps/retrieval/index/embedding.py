@@ -22,7 +22,7 @@ from torch import Tensor
 
 from seps.encoders import ViT
 from seps.encoders.compiled import compiled_vision
-from seps.encoders.telemetry import without_telemetry
+from seps.encoders.compiled import multiplies_bfloat16 as multiplies_bfloat16
 from seps.nn.selection import rank_patches
 from seps.retrieval.config import StoredPrecision
 from seps.retrieval.data import DataError, ImageSource, UnreadableImage
@@ -32,7 +32,7 @@ from seps.retrieval.data.gallery import Gallery, Problem
 from seps.retrieval.data.guides import stacked
 from seps.retrieval.data.images import Picture, read_picture
 from seps.retrieval.heads import ImageFeatures
-from seps.retrieval.index.bank import Bank, stored_levels
+from seps.retrieval.index.bank import Bank, bank_of, stored_levels
 from seps.retrieval.index.codec import fixed_patch_scores, image_vectors, mean_grid, merge_words, pack, unpack_guides
 from seps.retrieval.index.rows import StoreSettings, packed_columns
 from seps.retrieval.index.zeroshot import ZeroShotModel
@@ -92,12 +92,12 @@ class PreparedBatch:
 def fast_vision(model: RetrievalModel | ZeroShotModel) -> Vision | None:
     """The vision encoder as this device runs it fastest: on a CPU by OpenVINO where installed, else `half_copy`.
 
-    Products are of bfloat16 where the device has them. None where the model's own encoder is to be taken.
+    Products are of bfloat16, or by OpenVINO of 8 bits, where the device has them. None where the model's own encoder is
+    to be taken.
     """
     if isinstance(model, ZeroShotModel) or model.device.type != "cpu":
         return half_copy(model)
-    with without_telemetry():
-        compiled = compiled_vision(model.vision, "bf16" if multiplies_bfloat16() else "f32")
+    compiled = compiled_vision(model.vision)
     return half_copy(model) if compiled is None else compiled
 
 
@@ -117,12 +117,6 @@ def half_copy(model: RetrievalModel | ZeroShotModel) -> ViT | None:
 def gpu_multiplies_bfloat16(device: torch.device) -> bool:
     """Whether this GPU has tensor cores for bfloat16: from compute capability 8 on."""
     return torch.cuda.get_device_capability(device) >= (8, 0)
-
-
-def multiplies_bfloat16() -> bool:
-    """Whether this processor has instructions for products of bfloat16; without them they are slower than float32."""
-    found = getattr(torch.cpu, "_is_avx512_bf16_supported", None)  # the only place where torch tells
-    return bool(found is not None and found())
 
 
 @dataclass(frozen=True)
@@ -179,6 +173,11 @@ class Preparer:
             if not self._vision:
                 self._vision.append(fast_vision(self.model))
         return self._vision[0]
+
+    def load_bank(self) -> None:
+        """Have the bank of the model ready, where the store keeps levels."""
+        if self.settings.bank and self.bank is None:
+            bank_of(self.model, self.settings)
 
     def take_vision(self, vision: Vision | None) -> None:
         """Encode with this form of the vision encoder; None: with the model's own."""
@@ -346,6 +345,8 @@ def prepare_locally(
     waiting: deque[Future[PreparedBatch]] = deque()
     pool = computing_threads(workers, "seps-index", max(1, min(torch.get_num_threads(), cores) // workers))
     try:
+        if batches:
+            pool.submit(prepare.load_bank)  # while another thread makes the encoder, for which all have to wait
         for number in range(len(batches)):
             while len(waiting) < workers + 2 and number + len(waiting) < len(batches):
                 waiting.append(pool.submit(prepare, batches[number + len(waiting)]))

@@ -93,7 +93,9 @@ def bring_up_to_date(store: Store, model: SearchModel, *, changed: bool) -> None
         if isinstance(model, ZeroShotModel):
             calibration = {"strength": gallery_strength(store, model)}
             store.set_settings(replace(store.settings, calibration=calibration))
-        found = calibrate(Searcher(store, model), model, count)
+        searcher = Searcher(store, model)
+        found = calibrate(searcher, model, count)
+        searcher.close()
         store.set_settings(replace(store.settings, calibration={} if found is None else found.as_dict()))
     if missing:
         store.tidy(always=True)  # levels that came later leave a copy of their rows behind

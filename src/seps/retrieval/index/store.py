@@ -28,6 +28,7 @@ from seps.retrieval.index.connection import (
     ERRORS,
     REMOTE_LOCKS,
     connect,
+    create_dataset,
     first_line,
     is_remote,
     open_dataset,
@@ -74,16 +75,20 @@ class Store:
     def __init__(self, location: str, dataset: Any, settings: StoreSettings) -> None:
         self.location = location
         self.settings = settings
-        self._dataset, self._looked, self._writing = dataset, time.monotonic(), None
+        self._dataset, self._looked = dataset, time.monotonic()
         self._described: tuple[int | None, int] = (None, 0)
 
     @property
-    def _table(self) -> Any:
-        """The table of LanceDB, for writing; what is read next is the newest commit."""
-        if self._writing is None:
-            self._writing = connect(self.location).open_table(TABLE)
+    def _newest(self) -> Any:
+        """The newest commit, for writing by Lance; what is read next is what was written."""
         self._looked = float("-inf")
-        return self._writing
+        return open_dataset(self.location)
+
+    @property
+    def _table(self) -> Any:
+        """The same by LanceDB, for what Lance lacks. Its import takes more than a second: a plain run does without."""
+        self._looked = float("-inf")
+        return connect(self.location).open_table(TABLE)
 
     @classmethod
     def open(cls, location: str | os.PathLike[str]) -> Store:
@@ -108,8 +113,7 @@ class Store:
         try:
             if not is_remote(place):
                 Path(place).mkdir(parents=True, exist_ok=True)
-            connect(place).create_table(TABLE, schema=schema(settings))
-            return cls(place, open_dataset(place), settings)
+            return cls(place, create_dataset(place, schema(settings)), settings)
         except ERRORS as error:
             raise StoreError(f"A store cannot be made at {place}: {first_line(error)}.") from error
 
@@ -129,7 +133,7 @@ class Store:
         if not rows:
             return
         with self._failing("added"):
-            merge = self._table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
+            merge = self._newest.merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
             merge.execute(to_table(rows, self.settings))
 
     def set_bank(self, name: str) -> None:
@@ -170,13 +174,13 @@ class Store:
         if by_id:
             with self._failing("changed"):
                 values = {"id": pa.array(list(by_id)), name: pa.array(list(by_id.values()), kind)}
-                self._table.merge_insert("id").when_matched_update_all().execute(pa.table(values))
+                self._newest.merge_insert("id").when_matched_update_all().execute(pa.table(values))
 
     def delete(self, ids: Sequence[str]) -> None:
         """Take images out."""
         for start in range(0, len(ids), AT_ONCE):
             with self._failing("removed"):
-                self._table.delete(_among(ids[start : start + AT_ONCE]))
+                self._newest.delete(_among(ids[start : start + AT_ONCE]))
 
     def select(self, ids: Sequence[str], columns: Sequence[str], filters: Filters | None = None) -> Columns:
         """Some columns of the images with these ids, in any order; ids that are not there are left out."""
@@ -298,29 +302,28 @@ class Store:
     def set_settings(self, settings: StoreSettings) -> None:
         """Change what the table says of itself."""
         with self._failing("changed"):
-            self._table.to_lance().update_schema_metadata({"seps": settings.to_json()})
-            self._table.checkout_latest()
+            self._newest.update_schema_metadata({"seps": settings.to_json()})
         self.settings = settings
 
     def tidy(self, *, always: bool = False) -> None:
         """Join the table's small parts, drop old versions and index a large store."""
         with self._failing("changed"):
-            small = [part for part in self._table.to_lance().get_fragments() if part.physical_rows < JOINED_ROWS]
+            small = [part for part in self._newest.get_fragments() if part.physical_rows < JOINED_ROWS]
             joined = always or len(small) > FRAGMENTS
             if joined:
-                self._table.to_lance().optimize.compact_files(target_rows_per_fragment=JOINED_ROWS)
+                self._newest.optimize.compact_files(target_rows_per_fragment=JOINED_ROWS)
             rows = len(self)
             made = rows >= INDEX_ABOVE and self._index(rows, joined)
             if joined or made:
                 # Readers open the newest version again when theirs is gone.
-                self._table.to_lance().cleanup_old_versions(timedelta(0), delete_unverified=True)
+                self._newest.cleanup_old_versions(timedelta(0), delete_unverified=True)
 
     def _index(self, rows: int, joined: bool) -> bool:
         """Index vectors, words of descriptions and ids as far as they are not; whether anything was done."""
         missing = [column for column in ("vector", "dense", "id") if not self.indexed(column)]
         anew = "vector" in missing or self._read(vector_index.is_outdated)
         if anew:
-            vector_index.build(self._table.to_lance(), rows)
+            vector_index.build(self._newest, rows)
         if "dense" in missing:
             self._index_words()
         if "id" in missing:  # every thumbnail of the page is read by its id
@@ -330,7 +333,7 @@ class Store:
         present = [f"{column}_idx" for column in ("dense", "id") if column not in missing]
         if (joined or anew) and present:
             # Of all indexes it would add a part to that of the vectors, and join its partitions into one.
-            self._table.to_lance().optimize.optimize_indices(index_names=present)
+            self._newest.optimize.optimize_indices(index_names=present)
         return bool(missing) or anew or (joined and bool(present))
 
     def _index_words(self) -> None:

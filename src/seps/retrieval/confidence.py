@@ -1,0 +1,78 @@
+"""What a score is worth in a gallery: the distribution of the best scores of queries whose photo is not there.
+
+A Gumbel distribution, that of maxima, is fitted to the best scores of background queries (`seps.retrieval.index.bank`);
+the *confidence* of a score is the part of such queries whose best score is lower. Among few images the best score of
+such a query is low, and no sign of a match if it is higher than others': there the scores are those of a gallery of
+`REFERENCE` images instead, as far as the spread of the queries' scores tells.
+
+Shapes: B images, T background queries.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from statistics import NormalDist, fmean, pstdev
+
+from torch import Tensor
+
+STRENGTH = 0.75
+"""Part of an image's level that is taken off, chosen on dev with `mini` (docs/search-figures.md)."""
+REFERENCE = 400
+"""Images that confidences in a smaller gallery are computed for, chosen on dev (docs/search-figures.md)."""
+_EULER = 0.5772156649015329
+
+
+def expected_largest(count: int) -> float:
+    """About the mean of the largest of `count` values of the standard normal distribution (Blom 1958)."""
+    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What scores are worth in one gallery: the distribution of the best scores of queries that are not about it."""
+
+    place: float
+    """Mode of the Gumbel distribution."""
+    scale: float
+    images: float
+    """How many images it was made with."""
+    strength: float = STRENGTH
+    """Part of the level that searches take off: `STRENGTH`, or what `strength_without_labels` gave."""
+
+    @classmethod
+    def of(cls, best: Sequence[float], images: int, strength: float = STRENGTH, spread: float = 0.0) -> Calibration:
+        """Fitted by moments to the `best` scores of the background queries. Raises ValueError without any.
+
+        `spread` is the standard deviation of one query's scores over the images. In a gallery of fewer than `REFERENCE`
+        the best scores are raised by what normal scores of that spread would gain in one of `REFERENCE`.
+        """
+        if not best:
+            raise ValueError("A calibration needs at least one background query.")
+        scale = max(pstdev(best) * math.sqrt(6) / math.pi, 1e-6)
+        gain = spread * (expected_largest(REFERENCE) - expected_largest(min(images, REFERENCE)))
+        return cls(fmean(best) + gain - _EULER * scale, scale, float(images), strength)
+
+    @classmethod
+    def of_scores(cls, scores_BT: Tensor, strength: float = STRENGTH) -> Calibration:
+        """From the scores of all images of a gallery with the background queries."""
+        scores, images = scores_BT.double(), len(scores_BT)
+        best = scores.amax(dim=0).tolist()
+        # One image alone shows no spread over images: that over the queries stands for it.
+        spread = float(scores.var(dim=0).mean().sqrt()) if images > 1 else pstdev(best)
+        return cls.of(best, images, strength, spread)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, float]) -> Calibration | None:
+        """What `as_dict` wrote; None where there is nothing, or what another release wrote."""
+        names = {part.name for part in fields(cls)}
+        return cls(**values) if names - {"strength"} <= values.keys() <= names else None
+
+    def as_dict(self) -> dict[str, float]:
+        """Plain values for the store's settings."""
+        return asdict(self)
+
+    def confidence(self, score: float) -> float:
+        """In [0, 1]: the part of queries that are about nothing in the gallery whose best score is lower."""
+        return math.exp(-math.exp(min(50.0, -(score - self.place) / self.scale)))

@@ -1,0 +1,196 @@
+"""Each image against texts of its own, exactly: a few large operations for all pairs of a block of images.
+
+`score_matrix` scores every image with every text. Where each image has its own texts, chosen among many that are the
+same for all images, that would be one call per image. Here the many texts are prepared once (`TextPool`), and the
+words that a block of images needs stand one after the other, without padding.
+
+What a text decides about an image is which patches are kept (D), as in `factored`. With P = words V^T, G = V V^T and
+e the weights of the merged patches, merged patch k of a pair is `u_k = sum_i a_ik v_i` with `a_ik = D_i e_ik`, and the
+extra token the same with its own weights, so that both need no vector of width C:
+
+    word_j . u_k = sum_i P_ji a_ik        |u_k|^2 = a_k^T G a_k
+
+Shapes: B images, T texts of each, W words of all of them, M words of the longest, N patches, P prefix tokens,
+C width, Q merged patches, K tokens, A all texts of the pool.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from seps.nn.guidance import masked_mean, min_max
+from seps.nn.image_side import ImageSide
+from seps.nn.known import evaluating, why_not_fast
+from seps.nn.selection import extra_weights, num_kept
+from seps.nn.slimming import PatchSlimming
+from seps.scoring.factored import unsafe_images
+from seps.scoring.terms import (
+    branch_weights,
+    fixed_branch,
+    inverse_norms,
+    kept_patches,
+    present_branches,
+    strict_float32,
+)
+
+AT_ONCE = 8
+"""Images per call that suit a CPU: fewer leave many small operations, more do not stay in the cache of a core."""
+
+
+class TextPool:
+    """Many texts, prepared once: L2-normalised words one after the other, and L2-normalised mean words.
+
+    Args:
+        words: (A, M, C) word features.
+        mask: (A, M) bool, True at words, of which each text has at least one.
+    """
+
+    def __init__(self, words: Tensor, mask: Tensor) -> None:
+        self.words = F.normalize(words[mask].float(), dim=-1)
+        self.means = F.normalize(masked_mean(words, mask), dim=-1)
+        self.counts = mask.sum(dim=1)
+        self.starts = self.counts.cumsum(dim=0) - self.counts
+
+
+@dataclass
+class _OwnWords:
+    """The words of the texts of some images, those of a text together, those of an image together."""
+
+    words: Tensor
+    """(W, C)."""
+    texts: Tensor
+    """(W,) which of the B * T texts a word belongs to."""
+    places: Tensor
+    """(W,) where it stands among B * T * M."""
+    counts: Tensor
+    """(B * T,) words of each text."""
+    of_image: list[int]
+    """Words of each image."""
+    mask: Tensor
+    """(B, T, M) bool."""
+
+    @classmethod
+    def of(cls, pool: TextPool, chosen_BT: Tensor) -> _OwnWords:
+        """The words of the texts `chosen_BT` of the pool."""
+        counts = pool.counts[chosen_BT]
+        flat = counts.flatten()
+        longest = int(flat.max())
+        mask = torch.arange(longest, device=flat.device) < counts[..., None]
+        places = mask.flatten().nonzero().squeeze(-1)
+        texts = places // longest
+        rows = pool.starts[chosen_BT].flatten()[texts] + places % longest
+        return cls(pool.words.index_select(0, rows), texts, places, flat, counts.sum(dim=1).tolist(), mask)
+
+    def times(self, rows_WX: Tensor, matrices_BXY: Tensor) -> Tensor:
+        """The rows of each image times its own matrix: (W, X), (B, X, Y) -> (W, Y)."""
+        parts = zip(torch.split(rows_WX, self.of_image), matrices_BXY, strict=True)
+        return torch.cat([rows @ matrix for rows, matrix in parts])
+
+    def maxima(self, cosines_WK: Tensor) -> tuple[Tensor, Tensor]:
+        """Best token of each word (B, T, M), zero at padding, and best word of each token (B, T, K)."""
+        rows = cosines_WK.new_zeros(self.mask.numel()).index_copy_(0, self.places, cosines_WK.amax(dim=-1))
+        columns = torch.segment_reduce(cosines_WK, "max", lengths=self.counts, axis=0, unsafe=True)
+        return rows.view(self.mask.shape), columns.view(*self.mask.shape[:2], -1)
+
+
+def can_score(net: PatchSlimming) -> bool:
+    """Whether `score_own_texts` knows this network: one that the fast paths know, with one branch of selection."""
+    return why_not_fast(net) is None and len(net.config.branches) == 1 and net.config.aggregation == "single"
+
+
+def score_own_texts(net: PatchSlimming, side: ImageSide, pool: TextPool, chosen_BT: Tensor) -> tuple[Tensor, Tensor]:
+    """S (B, T) float32 of image i with the texts `chosen_BT[i]` of the pool, without gradients, as in evaluation.
+
+    Also (B,) bool: images whose scores are not to be used, because their logits spread too far for this form (see
+    `factored`). The network must be one that `can_score` knows. About `AT_ONCE` images per call are fastest.
+    """
+    with torch.no_grad(), torch.autocast(side.patches.device.type, enabled=False), strict_float32(), evaluating(net):
+        return _scores(net, side, pool, chosen_BT), unsafe_images(net, side, torch.float32)
+
+
+def _scores(net: PatchSlimming, side: ImageSide, pool: TextPool, chosen_BT: Tensor) -> Tensor:
+    own, means = _OwnWords.of(pool, chosen_BT), pool.means[chosen_BT]
+    (branch,) = present_branches(net, side)
+    if _keeps_all(net, side):
+        # No text changes what is kept, so the tokens are those of the image alone.
+        cosines = own.times(own.words, fixed_branch(net, side, branch).tokens.transpose(1, 2))
+    else:
+        cosines = _merged_cosines(net, side, own, means)
+    patches = _pool(net, *own.maxima(cosines), own.mask) + _pooled(net, side.pooled.float(), means)
+    words, mask = side.dense_words, side.dense_mask
+    if words is None or mask is None:
+        return patches
+    described = mask.any(dim=-1)
+    # An image without description keeps finite values, which its weight of zero then leaves out.
+    filled = mask | ~described[:, None]
+    cosines = own.times(own.words, words.float().transpose(1, 2))
+    padding = ~filled.index_select(0, own.texts // chosen_BT.shape[1])
+    rows, _ = own.maxima(cosines.masked_fill(padding, torch.finfo(cosines.dtype).min))
+    _, columns = own.maxima(cosines)
+    beside = _pool(net, rows, columns, own.mask, filled[:, None]) + _pooled(net, masked_mean(words, mask), means)
+    return torch.where(described[:, None], patches + net.description_weight * (beside - patches), patches)
+
+
+def _keeps_all(net: PatchSlimming, side: ImageSide) -> bool:
+    """Whether every patch is kept, whatever the text: the ratio may be 1, or a store may keep no more patches."""
+    module, count = net.sparse_net_cap, side.patches.shape[1]
+    by_ratio = module.decision in ("topk", "gumbel", "relaxed") and module.decide_by is None and side.valid is None
+    return by_ratio and num_kept(count, module.sparse_ratio) == count
+
+
+def _merged_cosines(net: PatchSlimming, side: ImageSide, own: _OwnWords, means_BTC: Tensor) -> Tensor:
+    """Cosines (W, Q + P + 1) of the words with the merged patches, the prefix and the extra token of their pair."""
+    (branch,) = present_branches(net, side)
+    patches = side.patches.float()
+    unit = patches / patches.norm(dim=-1, keepdim=True).clamp_min(1e-12)
+    scores = side.fixed_scores[branch.name].float()
+    weight = branch.guides.get("caption", 0.0)
+    if weight:
+        # Patches are the rows, as in `terms.unit_attention`: equal ones get equal values.
+        attention = torch.bmm(unit, means_BTC.transpose(1, 2)).permute(2, 0, 1).contiguous()
+        scores = scores + weight * (min_max(attention, side.valid) if net.config.scoring == "learned" else attention)
+    scores = scores.expand(means_BTC.shape[1], -1, -1)
+    keep = kept_patches(net, side, branch, scores)
+    extra = extra_weights(scores, keep, side.valid).transpose(0, 1).contiguous()
+    keep = keep.transpose(0, 1).contiguous()
+    scaled = patches / patches.norm(dim=-1).amax(dim=-1).clamp_min(1e-30)[:, None, None]
+    prefix = F.normalize(side.prefix.float(), dim=-1)
+    both = own.times(own.words, torch.cat([scaled, prefix], dim=1).transpose(1, 2))
+    products, beside = torch.split(both, [patches.shape[1], prefix.shape[1]], dim=1)
+    weights = branch_weights(side.logits[branch.name], 0, torch.float32)
+    merged = own.times(products * keep.flatten(0, 1).index_select(0, own.texts), weights)
+    rest = (products * extra.flatten(0, 1).index_select(0, own.texts)).sum(dim=-1, keepdim=True)
+    lengths = _inverse_lengths(scaled, keep, weights, extra).index_select(0, own.texts)
+    found, alone = torch.cat([merged, rest], dim=1).mul_(lengths), [beside] if prefix.shape[1] else []
+    return torch.cat([found, *alone], dim=1)
+
+
+def _inverse_lengths(scaled_BNC: Tensor, keep_BTN: Tensor, weights_BNQ: Tensor, extra_BTN: Tensor) -> Tensor:
+    """`1 / |u_k|` of the merged patches of each pair, and of its extra token: (B * T, Q + 1)."""
+    gram = torch.bmm(scaled_BNC, scaled_BNC.transpose(1, 2))
+    merged = keep_BTN[:, :, None] * weights_BNQ.transpose(1, 2)[:, None]
+    sums = torch.cat([merged, extra_BTN[:, :, None]], dim=2).flatten(1, 2)
+    squared = (torch.bmm(sums, gram) * sums).sum(dim=-1)
+    return inverse_norms(squared).view(keep_BTN.shape[0] * keep_BTN.shape[1], -1)
+
+
+def _pool(
+    net: PatchSlimming, rows: Tensor, columns: Tensor, word_mask: Tensor, token_mask: Tensor | None = None
+) -> Tensor:
+    """Eq. 5 (B, T) from the maxima (B, T, M) and (B, T, K)."""
+    hrpa = net.hrpa
+    if hrpa.scan:
+        rows, columns = F.leaky_relu(rows, 0.1), F.leaky_relu(columns, 0.1)
+    score = hrpa.pool(rows, word_mask)
+    return score + hrpa.pool(columns, token_mask) if hrpa.bidirectional else score
+
+
+def _pooled(net: PatchSlimming, image_BC: Tensor, means_BTC: Tensor) -> Tensor | float:
+    """The pooled part of S for each pair: (B, T)."""
+    if not net.config.pooled:
+        return 0.0
+    return net.config.pooled * torch.bmm(means_BTC, F.normalize(image_BC, dim=-1)[..., None]).squeeze(-1)
