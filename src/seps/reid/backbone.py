@@ -133,7 +133,7 @@ class OverlappingPatches(VisionEncoder):
             stride=(stride, stride),
             preprocessing=Preprocessing(mean, std),
         )
-        self.inner = inner
+        self.inner, self.early_width = inner, inner.early_width
         convolution.stride = (stride, stride)
         embeddings: Any = inner.model.embeddings
         embeddings.interpolate_pos_encoding = ResizedPositions(self, embeddings.interpolate_pos_encoding)
@@ -148,3 +148,7 @@ class OverlappingPatches(VisionEncoder):
     def encode(self, normalised: Tensor) -> Tensor:
         """Normalised pixels (B, 3, H, W) -> tokens (B, P + N, C)."""
         return self.inner.encode(normalised)
+
+    def encode_with_early(self, normalised: Tensor) -> tuple[Tensor, Tensor]:
+        """See `VisionEncoder.encode_with_early`."""
+        return self.inner.encode_with_early(normalised)
