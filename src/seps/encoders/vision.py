@@ -161,11 +161,16 @@ class VisionEncoder(nn.Module):
 
 
 def onto_grid(early: Tensor, grid: tuple[int, int]) -> Tensor:
-    """A map (B, F, h', w') averaged onto the grid of patches, or rows (B, N', F) of that or a finer grid: (B, N, F)."""
+    """A map (B, F, h', w') averaged onto the grid of patches, or rows (B, N', F) of that or a finer grid: (B, N, F).
+
+    Raises ValueError where the number of rows is that of no such grid.
+    """
     if early.ndim == 3:
-        if early.shape[1] == grid[0] * grid[1]:
-            return early
         finer = math.isqrt(early.shape[1] // (grid[0] * grid[1]))
+        if finer == 1 and early.shape[1] == grid[0] * grid[1]:
+            return early
+        if early.shape[1] != finer * finer * grid[0] * grid[1]:
+            raise ValueError(f"The encoder embeds {early.shape[1]} patches, which is no grid over {grid[0]}x{grid[1]}.")
         early = early.transpose(1, 2).reshape(len(early), -1, grid[0] * finer, grid[1] * finer)
     size = (early.shape[2] // grid[0], early.shape[3] // grid[1])
     return F.avg_pool2d(early, size).flatten(2).transpose(1, 2)
@@ -199,7 +204,7 @@ class TransformersVision(VisionEncoder):
         ]
         if prefix is None:
             self.num_prefix_tokens = self._measure_prefix()
-        elif hasattr(model, "embeddings"):
+        if hasattr(model, "embeddings"):
             self.early_width = int(getattr(config, "embed_dim", config.hidden_size))
 
     def encode(self, normalised: Tensor) -> Tensor:

@@ -36,7 +36,11 @@ def build_backbone(
         shorten_strides(mini, stride)
         mini.image_size, mini.grid = image_size, mini.grid_for(*image_size)
         return mini
-    return OverlappingPatches(vision_encoder(name, image_size=None, pretrained=pretrained), stride, image_size)
+    inner = vision_encoder(name, image_size=None, pretrained=pretrained)
+    if isinstance(inner, ViT):  # a saved model's own files: what was trained from a file of weights
+        _refuse_stride(inner, stride, "this encoder")
+        return vision_encoder(name, image_size=image_size, pretrained=pretrained)
+    return OverlappingPatches(inner, stride, image_size)
 
 
 def plain_backbone(
