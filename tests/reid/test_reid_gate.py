@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from seps.cli.main import call, main
+from seps.encoders import ViT, ViTConfig
 from seps.reid.config import ReidModelConfig, load_config
 from seps.reid.evaluate import all_cases, cost, extract
 from seps.reid.gate import PatchGate, Standardise
@@ -282,3 +283,83 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert call("reid", threshold) == 0
     file = str(tmp_path / "features.npz")
     assert call("reid", ["features", run, str(root / "test"), "--out", file, "--device", "cpu"]) == 0
+
+
+def vit_model(**settings: Any) -> ReidModel:
+    """A tiny ViT of two blocks over 8 patches, with weights that make every token matter."""
+    config = ReidModelConfig(image_size=(64, 32), width=16, aggr_ratio=0.5, selection="gate", **settings)
+    shape = ViTConfig(patch_size=16, width=24, depth=2, heads=2, hidden=32, grid=(4, 2))
+    torch.manual_seed(4)
+    count = 1 if config.backbones == "shared" else 3
+    model = ReidModel(config, SENSORS, 5, 3, [ViT(shape, (64, 32)) for _ in range(count)])
+    for parameter in model.backbones.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+@pytest.mark.parametrize("backbones", ["shared", "separate"])
+def test_patches_dropped_before_the_first_block_have_no_influence(backbones: str) -> None:
+    images = torch.rand(4, 3, 3, 64, 32, generator=torch.Generator().manual_seed(0))
+    model = vit_model(select_at="first", backbones=backbones).eval()
+    fused = model.embed(images)
+    keep = fused.keep
+    assert keep is not None and keep.shape == (4, 3, 8) and (keep.sum(dim=2) == 4).all()
+    assert len({tuple(row) for row in keep.flatten(0, 1).tolist()}) > 1
+    # By hand: the kept patches of a shot and sensor alone through the blocks, then the mean of what they are merged to.
+    encoded = model.encode(images)
+    for shot, sensor in ((0, 0), (3, 2)):
+        encoder: Any = model.backbones[0 if backbones == "shared" else sensor]
+        patches = encoder.patch(encoder.normalise(images[shot, sensor][None])).flatten(2).transpose(1, 2)
+        tokens = (patches + encoder.positions)[:, keep[shot, sensor] > 0]
+        tokens = torch.cat([encoder.prefix, tokens], dim=1)
+        for block in encoder.blocks:
+            tokens = block(tokens)
+        expected = model.projections[0 if backbones == "shared" else sensor](encoder.norm(tokens))[0, 1:]
+        torch.testing.assert_close(encoded.patches[shot, sensor], expected, atol=1e-5, rtol=1e-5)
+    # The decision held, pixels of dropped patches may be anything.
+    gate = model.patch_gate
+    assert gate is not None
+    held = (lambda early, ratio, sensors: keep[:, sensors]) if backbones == "separate" else lambda *_: keep
+    gate.keep = held  # type: ignore[assignment, method-assign]
+    pixels = keep.view(4, 3, 1, 4, 2).repeat_interleave(16, dim=3).repeat_interleave(16, dim=4)
+    changed = torch.where(pixels > 0, images, torch.rand_like(images))
+    assert torch.equal(model.embed(changed).pattern(3), fused.pattern(3))
+
+
+def test_dropping_first_learns_costs_less_and_is_saved(tmp_path: Path) -> None:
+    first, end = vit_model(select_at="first", sparse_ratio=0.25), vit_model(sparse_ratio=0.25)
+    assert set(first.state_dict()) == set(end.state_dict())
+    # Six of eight patches of three sensors save the linear layers of two blocks and the projection, and attention.
+    linear = 2 * (24 * 72 + 24 * 24 + 2 * 24 * 32) + 24 * 16
+    assert 1e9 * (cost(end)["gflops"] - cost(first)["gflops"]) > 3 * 6 * 2 * linear
+    images = torch.rand(4, 3, 3, 64, 32)
+    present = torch.tensor([[True, True, False]] * 4)
+    fused = first.embed(images, present=present)
+    assert fused.sdtps is not None and (fused.sdtps.view(4, 3, 16)[:, 2] == 0).all()
+    fused.pattern(3).sum().backward()
+    assert first.backbones[0].patch.weight.grad.abs().sum() > 0  # type: ignore[union-attr]
+    encoder = tiny_vit_file(tmp_path / "vit.pth")
+    model = {"encoder": str(encoder), "selection": "gate", "select_at": "first", "camera_embedding": True}
+    config = toy_config(rgbnt201(tmp_path / "data"), "rgbnt201", model=model, train={"epochs": 1})
+    dataset = load_dataset(config.data)
+    train_reid(config, dataset, tmp_path / "run")
+    trained = load_trained(tmp_path / "run")
+    with make_reader(config, dataset) as reader:
+        cases = all_cases(trained.model)
+        for case, found in zip(cases, extract(trained.model, dataset, dataset.query, cases, reader), strict=True):
+            slow, _ = slow_features(trained.model, dataset, reader, case)
+            torch.testing.assert_close(found.vectors, torch.stack(slow), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"selection": "published"}, "set selection to 'gate'"),
+        ({"selection": "gate", "guides": "position"}, "set model.guides to 'vector'"),
+    ],
+)
+def test_what_does_not_go_with_dropping_first(settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        ReidModelConfig(select_at="first", **settings)
+    with pytest.raises(ValueError, match="needs a plain ViT"):
+        toy_model(selection="gate", select_at="first")

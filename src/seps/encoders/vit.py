@@ -7,7 +7,7 @@ Shapes: B images, P prefix tokens (CLS, registers), N = h * w patches, C width, 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
@@ -178,6 +178,17 @@ class ViT(VisionEncoder):
         self._check_added(pixels, added)
         tokens, early = self.encode_with_early(self.normalise(pixels), added)
         return tokens, early.detach()
+
+    def forward_kept(
+        self, pixels: Tensor, choose: Callable[[Tensor], Tensor], added: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Drop patches before the first block: `choose` takes each patch by itself (B, N, C), without gradient, and
+        gives the places (B, K) of those that go on. Returns tokens (B, P + K, C) in that order, and the first."""
+        if added is not None:
+            self._check_added(pixels, added)
+        early = self._early(self.normalise(pixels))
+        places = choose(early.detach())
+        return self._late(_take(early, places), added), early.detach()
 
     def _check_added(self, pixels: Tensor, added: Tensor) -> None:
         if not self.config.prefix or added.shape != (len(pixels), self.config.width):

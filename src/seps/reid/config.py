@@ -27,6 +27,7 @@ CameraPlace = Literal["features", "cls"]
 GlobalLocalKind = Literal["residual", "published", "off"]
 BothKind = Literal["cosines", "concatenated"]
 SelectionKind = Literal["published", "gate"]
+SelectionPlace = Literal["end", "first"]
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,8 @@ class ReidModelConfig(CheckedSettings):
         sparse_ratio, aggr_ratio, beta, decision, temperature: of SDTPS (method, sections 2, 3 and 8).
         selection: who decides which patches are kept: the "published" scores, or a "gate" (`seps.reid.gate`) that sees
             each patch by itself, before the encoder mixes them, and learns from identities (`loss.gate`).
+        select_at: where the gate drops patches: at the "end", when they are merged, or before the "first" block of a
+            plain ViT, so that dropped ones have no influence on anything and cost nothing.
         own_guide: weight of a sensor's own global vector beside the others' (published: 2; 0: the others alone guide).
         guides: how the others guide: their "vector" against this sensor's patches (as published), or, for sensors that
             share one frame, by "position": what each keeps to itself, at the same place.
@@ -139,6 +142,7 @@ class ReidModelConfig(CheckedSettings):
     sparse_ratio: float = 0.5
     aggr_ratio: float = 0.4
     selection: SelectionKind = "published"
+    select_at: SelectionPlace = "end"
     beta: float = 0.25
     own_guide: float = 2.0
     guides: GuideKind = "vector"
@@ -158,6 +162,7 @@ class ReidModelConfig(CheckedSettings):
             ("global_local", GlobalLocalKind),
             ("both", BothKind),
             ("selection", SelectionKind),
+            ("select_at", SelectionPlace),
         ):
             self._require_choice(name, choices)
         size = self.image_size
@@ -181,6 +186,10 @@ class ReidModelConfig(CheckedSettings):
             fixed,
             f"a gate keeps a fixed number of patches: set model.decision to 'topk', not {self.decision!r}",
         )
+        first = self.select_at == "first"
+        self._require("select_at", gate or not first, "the published scores need the encoder: set selection to 'gate'")
+        vector = not first or self.guides == "vector"
+        self._require("select_at", vector, "the sensors keep other places each: set model.guides to 'vector'")
 
 
 @dataclass(frozen=True)

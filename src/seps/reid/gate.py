@@ -20,13 +20,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from seps.encoders import ViT
 from seps.losses import batch_hard_triplet, identity_loss
 from seps.nn import MultiModalSDTPS
 from seps.nn.aggregation import merge
 from seps.nn.precision import float_apply
-from seps.nn.selection import extra_token, hard_topk
+from seps.nn.selection import extra_token, hard_topk, num_kept, rank_patches
 from seps.training import distributed as processes
 
+EVERY = slice(None)
 WIDTH = 64
 _MOMENTUM = 0.1
 
@@ -83,9 +85,9 @@ class Standardise(nn.Module):
         self.mean += share * shift
         self.variance.lerp_(variance, share.expand_as(variance))
 
-    def forward(self, early: Tensor) -> Tensor:
-        """(B, M, N, F) -> (B, M, N, F) float32."""
-        return (early.float() - self.mean) / (self.variance + 1e-6).sqrt()
+    def forward(self, early: Tensor, sensors: slice = EVERY) -> Tensor:
+        """(B, M, N, F) of `sensors` -> (B, M, N, F) float32."""
+        return (early.float() - self.mean[sensors]) / (self.variance[sensors] + 1e-6).sqrt()
 
 
 class PatchGate(nn.Module):
@@ -104,15 +106,16 @@ class PatchGate(nn.Module):
         self.values = nn.ModuleList(Look(features, patches, width, width) for _ in range(sensors))
         self.classifier = nn.Linear(sensors * width, identities)
 
-    def forward(self, early: Tensor) -> Tensor:
-        """Patches by themselves (B, M, N, F) -> a (B, M, N), float32 under autocast too: it decides."""
-        seen = self.standardise(early.detach())
-        return torch.stack([float_apply(look, seen[:, m])[..., 0] for m, look in enumerate(self.weights)], dim=1)
+    def forward(self, early: Tensor, sensors: slice = EVERY) -> Tensor:
+        """Patches by themselves (B, M, N, F) of `sensors` -> a (B, M, N), float32 under autocast too: it decides."""
+        seen = self.standardise(early.detach(), sensors)
+        looks = list(self.weights)[sensors]
+        return torch.stack([float_apply(look, seen[:, m])[..., 0] for m, look in enumerate(looks)], dim=1)
 
     @torch.no_grad()
-    def keep(self, early: Tensor, ratio: float) -> Tensor:
+    def keep(self, early: Tensor, ratio: float, sensors: slice = EVERY) -> Tensor:
         """D (B, M, N) of `ratio` of each sensor's patches."""
-        return hard_topk(self(early), ratio)
+        return hard_topk(self(early, sensors), ratio)
 
     def pool(self, early: Tensor, present: Tensor | None = None) -> Tensor:
         """Averages (B, M W) under the gate's weights; of sensors absent by `present` (B, M) zeros, the others' blocks
@@ -138,6 +141,26 @@ class PatchGate(nn.Module):
             first = processes.rank() * len(labels)
         triplets = batch_hard_triplet(unit, labels, everyone, every_label, first=first)
         return identity_loss(float_apply(self.classifier, pooled), labels, smoothing) + triplets
+
+
+def kept_tokens(
+    gate: PatchGate, encoder: ViT, sensors: slice, ratio: float, pixels: Tensor, added: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Drop patches before the first block: tokens (B, P + K, C), all patches by themselves (B, N, F), D (B, N).
+
+    Rows of pixels are sample by sample, and in each the `sensors` of the gate. In training D follows from the
+    statistics before this batch.
+    """
+    decided: list[Tensor] = []
+
+    def choose(early: Tensor) -> Tensor:
+        rows = early.reshape(-1, len(list(gate.weights)[sensors]), *early.shape[1:])
+        keep = gate.keep(rows, ratio, sensors).flatten(0, 1)
+        decided.append(keep)
+        return rank_patches(keep)[:, : num_kept(keep.shape[1], ratio)]  # in the order of the grid
+
+    tokens, early = encoder.forward_kept(pixels, choose, added)
+    return tokens, early, decided[0]
 
 
 def slim_by(

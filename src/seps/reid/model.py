@@ -25,7 +25,7 @@ from seps.encoders import VisionEncoder, ViT, freeze
 from seps.nn import InputError, MultiModalSDTPS
 from seps.reid.backbone import build_backbone, plain_backbone
 from seps.reid.config import Missing, ReidModelConfig
-from seps.reid.gate import PatchGate, slim_by
+from seps.reid.gate import EVERY, PatchGate, kept_tokens, slim_by
 from seps.reid.heads import GlobalLocal, Neck
 from seps.reid.published import FirstToken, PublishedGlobalLocal, SensorNecks
 
@@ -38,7 +38,8 @@ class Encoded:
 
     Which patches are kept follows from `patches` and `vectors`. Features are made from `feature_patches` and
     `feature_vectors`, which hold the camera embedding too, where there is one: added to both sides of a cosine it
-    would change what is kept. `early` (B, M, N, F), for a model with a gate, are the patches by themselves.
+    would change what is kept. With a gate, `early` (B, M, N, F) are the patches by themselves. Where it drops patches
+    before the first block, D (B, M, N) says which, and the others hold the K kept ones alone.
     """
 
     patches: Tensor
@@ -46,10 +47,11 @@ class Encoded:
     feature_patches: Tensor
     feature_vectors: Tensor
     early: Tensor | None = None
+    keep: Tensor | None = None
 
     def _parts(self) -> tuple[Tensor, ...]:
-        parts = (self.patches, self.vectors, self.feature_patches, self.feature_vectors)
-        return parts if self.early is None else (*parts, self.early)
+        parts = (self.patches, self.vectors, self.feature_patches, self.feature_vectors, self.early, self.keep)
+        return tuple(part for part in parts if part is not None)
 
     def replaced(self, other: Encoded, absent: Tensor) -> Encoded:
         """Where `absent` (B, M) is True, the sensors of `other`, which has the same cameras."""
@@ -146,6 +148,11 @@ class ReidModel(nn.Module):
                 f"model.selection = 'gate', but the encoder {self.config.encoder!r} has no features of patches by "
                 "themselves: use 'mini' or a vision transformer, or set it to 'published'."
             )
+        if self.config.select_at == "first" and not isinstance(backbone, ViT):
+            raise ConfigError(
+                f"model.select_at = 'first' needs a plain ViT, which the encoder {self.config.encoder!r} is not here: "
+                "set model.projection to 'trained' (CLIP), or model.encoder to a file of its weights."
+            )
         return PatchGate(len(self.modalities), self.num_patches, backbone.early_width, self.identities)
 
     def _projection(self, backbone: VisionEncoder) -> nn.Module:
@@ -225,21 +232,17 @@ class ReidModel(nn.Module):
         inside = camera if self.config.camera_place == "cls" else None
         if len(self.backbones) == 1:
             shared = None if inside is None else inside.repeat_interleave(count, dim=0)
-            first, patches, early = self._tokens(0, images.flatten(0, 1), shared)
-            first = first.view(-1, count, self.config.width)
-            patches = patches.reshape(-1, count, *patches.shape[1:])
-            early = None if early is None else early.reshape(-1, count, *early.shape[1:])
+            parts = self._tokens(0, images.flatten(0, 1), shared)
+            first, patches, *seen = (part.reshape(-1, count, *part.shape[1:]) for part in parts)
         else:
-            parts = [self._tokens(number, images[:, number], inside) for number in range(count)]
-            first, patches = (torch.stack(column, dim=1) for column in zip(*(part[:2] for part in parts), strict=True))
-            found = [part[2] for part in parts if part[2] is not None]
-            early = torch.stack(found, dim=1) if found else None
+            each = [self._tokens(number, images[:, number], inside) for number in range(count)]
+            first, patches, *seen = (torch.stack(column, dim=1) for column in zip(*each, strict=True))
         means = patches.float().mean(dim=2)
         vectors = self._global_vectors(first, means)
         if camera is None or inside is not None:
-            return Encoded(patches, vectors, patches, vectors, early)
+            return Encoded(patches, vectors, patches, vectors, *seen)
         with_camera = self._global_vectors(first + camera[:, None], means + camera[:, None])
-        return Encoded(patches, vectors, patches + camera[:, None, None], with_camera, early)
+        return Encoded(patches, vectors, patches + camera[:, None, None], with_camera, *seen)
 
     def _global_vectors(self, first: Tensor, means: Tensor) -> Tensor:
         """CLS and mean patch of each sensor, (B, M, C) both, fused: (B, M, C)."""
@@ -264,16 +267,24 @@ class ReidModel(nn.Module):
             )
         return cameras
 
-    def _tokens(self, number: int, pixels: Tensor, added: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """CLS, or the largest over the patches, (B, C), and the patches (B, N, C), projected; for a gate also the
-        patches by themselves (B, N, F). `added` is put to CLS."""
+    def _tokens(self, number: int, pixels: Tensor, added: Tensor | None = None) -> tuple[Tensor, ...]:
+        """CLS, or the largest over the patches, (B, C), and the patches (B, N, C), projected; `added` is put to CLS.
+
+        With a gate also the patches by themselves (B, N, F), and, where it drops before the first block, D (B, N).
+        """
         backbone: Any = self.backbones[number]
         inputs = (pixels,) if added is None else (pixels, added)
-        found, early = (backbone(*inputs), None) if self.patch_gate is None else backbone.forward_with_early(*inputs)
+        if self.patch_gate is None:
+            found, *seen = (backbone(*inputs),)
+        elif self.config.select_at == "end":
+            found, *seen = backbone.forward_with_early(*inputs)
+        else:
+            sensors = EVERY if len(self.backbones) == 1 else slice(number, number + 1)
+            found, *seen = kept_tokens(self.patch_gate, backbone, sensors, self.config.sparse_ratio, *inputs)
         tokens = self.projections[number](found)
         prefix = int(backbone.num_prefix_tokens)
         patches = tokens[:, prefix:]
-        return (tokens[:, 0] if prefix else patches.amax(dim=1)), patches, early
+        return (tokens[:, 0] if prefix else patches.amax(dim=1)), patches, *seen
 
     def blank(self, images: Tensor) -> Tensor:
         """Images like `images` whose normalised pixels are zero: what the published systems feed for a sensor."""
@@ -295,10 +306,13 @@ class ReidModel(nn.Module):
                 keep = torch.stack([mask for _, mask in slimmed], dim=1)
                 slim = [tokens for tokens, _ in slimmed]
             else:
-                keep = self.patch_gate.keep(encoded.early, self.config.sparse_ratio)
+                ratio, early = self.config.sparse_ratio, encoded.early
+                keep = self.patch_gate.keep(early, ratio) if encoded.keep is None else encoded.keep
+                # Of patches that were dropped before the first block nothing is left to merge.
+                masks = keep if encoded.keep is None else torch.ones_like(encoded.patches[..., 0], dtype=keep.dtype)
                 slim = [
                     slim_by(mask, self.sdtps, name, patches, vectors, there, merged[name])
-                    for name, mask in zip(names, keep.unbind(1), strict=True)
+                    for name, mask in zip(names, masks.unbind(1), strict=True)
                 ]
             sdtps = torch.stack([tokens.float().mean(dim=1) for tokens in slim], dim=1)
         if present is not None:
