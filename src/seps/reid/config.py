@@ -26,6 +26,8 @@ Projection = Literal["fresh", "trained"]
 CameraPlace = Literal["features", "cls"]
 GlobalLocalKind = Literal["residual", "published", "off"]
 BothKind = Literal["cosines", "concatenated"]
+SelectionKind = Literal["published", "gate"]
+SelectionPlace = Literal["end", "first"]
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,10 @@ class ReidModelConfig(CheckedSettings):
             "concatenated" as they are, so that the branch with the longer vectors counts more, as published.
         fusion: "sdtps", or "concat", the global vectors alone, concatenated.
         sparse_ratio, aggr_ratio, beta, decision, temperature: of SDTPS (method, sections 2, 3 and 8).
+        selection: who decides which patches are kept: the "published" scores, or a "gate" (`seps.reid.gate`) that sees
+            each patch by itself, before the encoder mixes them, and learns from identities (`loss.gate`).
+        select_at: where the gate drops patches: at the "end", when they are merged, or before the "first" block of a
+            plain ViT, so that dropped ones have no influence on anything and cost nothing.
         own_guide: weight of a sensor's own global vector beside the others' (published: 2; 0: the others alone guide).
         guides: how the others guide: their "vector" against this sensor's patches (as published), or, for sensors that
             share one frame, by "position": what each keeps to itself, at the same place.
@@ -135,6 +141,8 @@ class ReidModelConfig(CheckedSettings):
     fusion: Fusion = "sdtps"
     sparse_ratio: float = 0.5
     aggr_ratio: float = 0.4
+    selection: SelectionKind = "published"
+    select_at: SelectionPlace = "end"
     beta: float = 0.25
     own_guide: float = 2.0
     guides: GuideKind = "vector"
@@ -153,6 +161,8 @@ class ReidModelConfig(CheckedSettings):
             ("camera_place", CameraPlace),
             ("global_local", GlobalLocalKind),
             ("both", BothKind),
+            ("selection", SelectionKind),
+            ("select_at", SelectionPlace),
         ):
             self._require_choice(name, choices)
         size = self.image_size
@@ -167,6 +177,19 @@ class ReidModelConfig(CheckedSettings):
         self._require_each("sparse_ratio aggr_ratio", lambda v: 0 < v <= 1, "must be above 0 and at most 1")
         self._require_each("beta own_guide", lambda v: 0 <= v < math.inf, "must be a finite number, 0 or more")
         self._require("temperature", 0 < self.temperature < math.inf, "must be a finite number above 0")
+        gate = self.selection == "gate"
+        alone = not gate or self.fusion == "sdtps"
+        self._require("selection", alone, f"model.fusion = {self.fusion!r} selects no patches: set it to 'sdtps'")
+        fixed = not gate or self.decision == "topk"
+        self._require(
+            "selection",
+            fixed,
+            f"a gate keeps a fixed number of patches: set model.decision to 'topk', not {self.decision!r}",
+        )
+        first = self.select_at == "first"
+        self._require("select_at", gate or not first, "the published scores need the encoder: set selection to 'gate'")
+        vector = not first or self.guides == "vector"
+        self._require("select_at", vector, "the sensors keep other places each: set model.guides to 'vector'")
 
 
 @dataclass(frozen=True)
@@ -181,6 +204,7 @@ class ReidLossConfig(CheckedSettings):
         sdtps: weight of the SDTPS branch beside the original one. label_smoothing: part of the target spread evenly.
         ratio: weight of Eq. 7, which holds the number of kept patches near `sparse_ratio`; it acts with the "binary"
             decision alone, the others keep a fixed number.
+        gate: weight of the loss of the gate (`model.selection` "gate"), the one part of the network that it trains.
         modality_dropout: probability that a batch is trained with some sensors missing, as `model.missing` says.
     """
 
@@ -190,11 +214,12 @@ class ReidLossConfig(CheckedSettings):
     sdtps: float = 1.0
     label_smoothing: float = 0.1
     ratio: float = 2.0
+    gate: float = 1.0
     modality_dropout: float = 0.0
 
     def __post_init__(self) -> None:
         self._require_choice("triplet_space", TripletSpace)
-        weights = "identity triplet sdtps ratio"
+        weights = "identity triplet sdtps ratio gate"
         self._require_each(weights, lambda v: 0 <= v < math.inf, "must be a finite number, 0 or more")
         self._require("label_smoothing", 0 <= self.label_smoothing < 1, "must be at least 0 and below 1")
         self._require("modality_dropout", 0 <= self.modality_dropout <= 1, "must be a probability from 0 to 1")

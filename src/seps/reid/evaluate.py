@@ -281,8 +281,10 @@ def cost(model: ReidModel) -> dict[str, float]:
     counter = FlopCounterMode(display=False)
     with evaluating(model), counter:
         model.embed(images, cameras)
-    necks = [neck for neck in (model.sdtps_neck, model.original_neck) if neck is not None]
-    heads = sum(parameter.numel() for neck in necks for parameter in neck.parameters())
+    gate = model.patch_gate
+    # Of the gate its weights alone decide; its values and classifier are there to train them.
+    parts = (model.sdtps_neck, model.original_neck, gate and gate.values, gate and gate.classifier)
+    heads = sum(parameter.numel() for part in parts if part is not None for parameter in part.parameters())
     every = sum(parameter.numel() for parameter in model.parameters())
     branch = 0 if model.sdtps is None else sum(parameter.numel() for parameter in model.sdtps.parameters())
     return {

@@ -13,9 +13,9 @@ Shapes: B samples, M modalities, H x W pixels, N patches, C width, Q merged patc
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,8 @@ from seps.encoders import VisionEncoder, ViT, freeze
 from seps.nn import InputError, MultiModalSDTPS
 from seps.reid.backbone import build_backbone, plain_backbone
 from seps.reid.config import Missing, ReidModelConfig
+from seps.reid.gate import EVERY, PatchGate, kept_tokens, slim_by
+from seps.reid.heads import GlobalLocal, Neck
 from seps.reid.published import FirstToken, PublishedGlobalLocal, SensorNecks
 
 Pattern = Literal[1, 2, 3]
@@ -36,16 +38,20 @@ class Encoded:
 
     Which patches are kept follows from `patches` and `vectors`. Features are made from `feature_patches` and
     `feature_vectors`, which hold the camera embedding too, where there is one: added to both sides of a cosine it
-    would change what is kept.
+    would change what is kept. With a gate, `early` (B, M, N, F) are the patches by themselves. Where it drops patches
+    before the first block, D (B, M, N) says which, and the others hold the K kept ones alone.
     """
 
     patches: Tensor
     vectors: Tensor
     feature_patches: Tensor
     feature_vectors: Tensor
+    early: Tensor | None = None
+    keep: Tensor | None = None
 
     def _parts(self) -> tuple[Tensor, ...]:
-        return self.patches, self.vectors, self.feature_patches, self.feature_vectors
+        parts = (self.patches, self.vectors, self.feature_patches, self.feature_vectors, self.early, self.keep)
+        return tuple(part for part in parts if part is not None)
 
     def replaced(self, other: Encoded, absent: Tensor) -> Encoded:
         """Where `absent` (B, M) is True, the sensors of `other`, which has the same cameras."""
@@ -59,11 +65,12 @@ class Encoded:
 
 @dataclass
 class Fused:
-    """Both branches' features (B, M C), `sdtps` None without that branch; decisions D (B, M, N)."""
+    """Both branches' features (B, M C), `sdtps` None without that branch; decisions D (B, M, N); what the gate saw."""
 
     original: Tensor
     sdtps: Tensor | None
     keep: Tensor | None
+    early: Tensor | None = field(default=None, kw_only=True)
 
     def pattern(self, number: Pattern) -> Tensor:
         """1: original (B, M C); 2: SDTPS (B, M C); 3: both (B, 2 M C)."""
@@ -74,44 +81,6 @@ class Fused:
         if self.sdtps is None:
             raise InputError(f"return_pattern {number} needs the SDTPS branch, but fusion is 'concat': use 1.")
         return self.sdtps if number == 2 else torch.cat([self.original, self.sdtps], dim=1)
-
-
-class GlobalLocal(nn.Module):
-    """The global vector: CLS fused with the mean patch, (B, C) and (B, C) -> (B, C).
-
-    Encoders without CLS give the maximum over their patches in its place. The fusion is
-    `(a + b) / 2 + GELU(Linear(LayerNorm([a, b])))`, the second term zero at the start. The published one has
-    that term alone, which takes the vector out of the space of the patches: their cosines, which guide the
-    selection and carry no gradient, would then begin as chance and nothing would ever align them.
-    """
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(2 * width)
-        self.linear = nn.Linear(2 * width, width)
-        nn.init.zeros_(self.linear.weight)
-        nn.init.zeros_(self.linear.bias)
-
-    def forward(self, first: Tensor, mean: Tensor) -> Tensor:
-        fused: Tensor = self.linear(self.norm(torch.cat([first, mean], dim=-1)))
-        return (first + mean) / 2 + nn.functional.gelu(fused)
-
-
-class Neck(nn.Module):
-    """BNNeck (Luo 2019): batch norm without bias, then a linear classifier without bias."""
-
-    def __init__(self, width: int, identities: int) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(width)
-        self.norm.bias.requires_grad_(False)
-        self.classifier = nn.Linear(width, identities, bias=False)
-        nn.init.normal_(self.classifier.weight, std=0.001)
-
-    def forward(self, features: Tensor) -> Tensor:
-        """(B, M C) -> scores (B, I), float32 under autocast too: the loss is taken from them."""
-        with torch.autocast(features.device.type, enabled=False):
-            scores: Tensor = self.classifier(self.norm(features.float()))
-        return scores
 
 
 class ReidModel(nn.Module):
@@ -170,6 +139,21 @@ class ReidModel(nn.Module):
             if config.direct
             else SensorNecks([Neck(width, identities) for _ in self.modalities])
         )
+        # Drawn last: with a gate or without, everything else starts from the same weights.
+        self.patch_gate = self._gate(made[0]) if config.selection == "gate" else None
+
+    def _gate(self, backbone: VisionEncoder) -> PatchGate:
+        if backbone.early_width is None:
+            raise ConfigError(
+                f"model.selection = 'gate', but the encoder {self.config.encoder!r} has no features of patches by "
+                "themselves: use 'mini' or a vision transformer, or set it to 'published'."
+            )
+        if self.config.select_at == "first" and not isinstance(backbone, ViT):
+            raise ConfigError(
+                f"model.select_at = 'first' needs a plain ViT, which the encoder {self.config.encoder!r} is not here: "
+                "set model.projection to 'trained' (CLIP), or model.encoder to a file of its weights."
+            )
+        return PatchGate(len(self.modalities), self.num_patches, backbone.early_width, self.identities)
 
     def _projection(self, backbone: VisionEncoder) -> nn.Module:
         config = self.config
@@ -248,18 +232,17 @@ class ReidModel(nn.Module):
         inside = camera if self.config.camera_place == "cls" else None
         if len(self.backbones) == 1:
             shared = None if inside is None else inside.repeat_interleave(count, dim=0)
-            first, patches = self._tokens(0, images.flatten(0, 1), shared)
-            first = first.view(-1, count, self.config.width)
-            patches = patches.reshape(-1, count, *patches.shape[1:])
+            parts = self._tokens(0, images.flatten(0, 1), shared)
+            first, patches, *seen = (part.reshape(-1, count, *part.shape[1:]) for part in parts)
         else:
-            parts = [self._tokens(number, images[:, number], inside) for number in range(count)]
-            first, patches = (torch.stack(column, dim=1) for column in zip(*parts, strict=True))
+            each = [self._tokens(number, images[:, number], inside) for number in range(count)]
+            first, patches, *seen = (torch.stack(column, dim=1) for column in zip(*each, strict=True))
         means = patches.float().mean(dim=2)
         vectors = self._global_vectors(first, means)
         if camera is None or inside is not None:
-            return Encoded(patches, vectors, patches, vectors)
+            return Encoded(patches, vectors, patches, vectors, *seen)
         with_camera = self._global_vectors(first + camera[:, None], means + camera[:, None])
-        return Encoded(patches, vectors, patches + camera[:, None, None], with_camera)
+        return Encoded(patches, vectors, patches + camera[:, None, None], with_camera, *seen)
 
     def _global_vectors(self, first: Tensor, means: Tensor) -> Tensor:
         """CLS and mean patch of each sensor, (B, M, C) both, fused: (B, M, C)."""
@@ -284,13 +267,24 @@ class ReidModel(nn.Module):
             )
         return cameras
 
-    def _tokens(self, number: int, pixels: Tensor, added: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """CLS, or the largest over the patches, (B, C), and the patches (B, N, C), projected; `added` is put to CLS."""
-        backbone = self.backbones[number]
-        tokens = self.projections[number](backbone(pixels) if added is None else backbone(pixels, added))
-        prefix = int(backbone.num_prefix_tokens)  # type: ignore[arg-type]
+    def _tokens(self, number: int, pixels: Tensor, added: Tensor | None = None) -> tuple[Tensor, ...]:
+        """CLS, or the largest over the patches, (B, C), and the patches (B, N, C), projected; `added` is put to CLS.
+
+        With a gate also the patches by themselves (B, N, F), and, where it drops before the first block, D (B, N).
+        """
+        backbone: Any = self.backbones[number]
+        inputs = (pixels,) if added is None else (pixels, added)
+        if self.patch_gate is None:
+            found, *seen = (backbone(*inputs),)
+        elif self.config.select_at == "end":
+            found, *seen = backbone.forward_with_early(*inputs)
+        else:
+            sensors = EVERY if len(self.backbones) == 1 else slice(number, number + 1)
+            found, *seen = kept_tokens(self.patch_gate, backbone, sensors, self.config.sparse_ratio, *inputs)
+        tokens = self.projections[number](found)
+        prefix = int(backbone.num_prefix_tokens)
         patches = tokens[:, prefix:]
-        return (tokens[:, 0] if prefix else patches.amax(dim=1)), patches
+        return (tokens[:, 0] if prefix else patches.amax(dim=1)), patches, *seen
 
     def blank(self, images: Tensor) -> Tensor:
         """Images like `images` whose normalised pixels are zero: what the published systems feed for a sensor."""
@@ -306,18 +300,28 @@ class ReidModel(nn.Module):
             patches = dict(zip(names, encoded.patches.unbind(1), strict=True))
             vectors = dict(zip(names, encoded.vectors.unbind(1), strict=True))
             there = None if present is None else dict(zip(names, present.unbind(1), strict=True))
-            slimmed = [
-                self.sdtps.slim(name, patches, vectors, there, merged)
-                for name, merged in zip(names, encoded.feature_patches.unbind(1), strict=True)
-            ]
-            sdtps = torch.stack([tokens.float().mean(dim=1) for tokens, _ in slimmed], dim=1)
-            keep = torch.stack([mask for _, mask in slimmed], dim=1)
+            merged = dict(zip(names, encoded.feature_patches.unbind(1), strict=True))
+            if self.patch_gate is None or encoded.early is None:
+                slimmed = [self.sdtps.slim(name, patches, vectors, there, merged[name]) for name in names]
+                keep = torch.stack([mask for _, mask in slimmed], dim=1)
+                slim = [tokens for tokens, _ in slimmed]
+            else:
+                ratio, early = self.config.sparse_ratio, encoded.early
+                keep = self.patch_gate.keep(early, ratio) if encoded.keep is None else encoded.keep
+                # Of patches that were dropped before the first block nothing is left to merge.
+                masks = keep if encoded.keep is None else torch.ones_like(encoded.patches[..., 0], dtype=keep.dtype)
+                slim = [
+                    slim_by(mask, self.sdtps, name, patches, vectors, there, merged[name])
+                    for name, mask in zip(names, masks.unbind(1), strict=True)
+                ]
+            sdtps = torch.stack([tokens.float().mean(dim=1) for tokens in slim], dim=1)
         if present is not None:
             scale = self._scale(present).to(original.dtype)
             # Selected, not multiplied: whatever stands in an absent block, NaN included, must not pass.
             original = torch.where(present[:, :, None], original, 0.0) * scale
             sdtps = None if sdtps is None else torch.where(present[:, :, None], sdtps, 0.0) * scale
-        return Fused(original.flatten(1).float(), None if sdtps is None else sdtps.flatten(1).float(), keep)
+        flat = None if sdtps is None else sdtps.flatten(1).float()
+        return Fused(original.flatten(1).float(), flat, keep, early=encoded.early)
 
     def _scale(self, present: Tensor) -> Tensor:
         counts = present.sum(dim=1)
@@ -339,11 +343,17 @@ class ReidModel(nn.Module):
                 f"{tuple(present.shape)} of {present.dtype} came."
             )
         if present is None or bool(present.all()):
-            return self.fuse(self.encode(images, cameras))
+            return self.fuse(self._observed(self.encode(images, cameras), None))
         # Whatever is stored in an absent sensor's pixels is replaced, so that it can have no influence.
         shown = torch.where(present[:, :, None, None, None], images, self.blank(images))
-        encoded = self.encode(shown, cameras)
+        encoded = self._observed(self.encode(shown, cameras), present)
         return self.fuse(encoded, present if (missing or self.config.missing) == "leave-out" else None)
+
+    def _observed(self, encoded: Encoded, present: Tensor | None) -> Encoded:
+        """`encoded`; in training the gate first takes its patches into the statistics that it standardises by."""
+        if self.training and self.patch_gate is not None and encoded.early is not None:
+            self.patch_gate.standardise.observe(encoded.early, present)
+        return encoded
 
     def classify(self, fused: Fused) -> tuple[Tensor, ...]:
         """`(sdtps_score, ori_score)`, each (B, I), or `(ori_score,)`; M original scores with `direct=False`."""

@@ -208,6 +208,10 @@ class ReidTask:
             figures["kept"] = fused.keep.detach().mean()
             if self.config.model.decision == "binary":
                 total = total + self.config.loss.ratio * self._ratio(fused.keep)
+        if self.model.patch_gate is not None and fused.early is not None:
+            pooled = self.model.patch_gate.pool(fused.early, batch.present)
+            gate = self.model.patch_gate.loss(pooled, batch.labels, self.config.loss.label_smoothing)
+            total, figures["gate"] = total + self.config.loss.gate * gate, gate.detach()
         hits = (scores[0].argmax(dim=1) == labels).float().mean()
         return total, {**figures, "accuracy": hits}
 

@@ -7,7 +7,7 @@ Shapes: B images, P prefix tokens (CLS, registers), N = h * w patches, C width, 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
@@ -136,7 +136,7 @@ class ViT(VisionEncoder):
             stride=(config.patch_size, config.patch_size),
             preprocessing=preprocessing or Preprocessing(*IMAGENET),
         )
-        self.config, self.drop_path = config, drop_path
+        self.config, self.drop_path, self.early_width = config, drop_path, config.width
         self.patch = nn.Conv2d(3, config.width, config.patch_size, config.patch_size, bias=config.patch_bias)
         if config.prefix:
             self.prefix = nn.Parameter(torch.zeros(1, config.prefix, config.width))
@@ -169,18 +169,51 @@ class ViT(VisionEncoder):
         """See `VisionEncoder.forward`; `added` (B, C) is added to CLS before the first norm (a camera embedding)."""
         if added is None:
             return super().forward(pixels)
+        self._check_added(pixels, added)
+        return self.encode(self.normalise(pixels), added)
+
+    def forward_with_early(self, pixels: Tensor, added: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """See `VisionEncoder.forward_with_early`; `added` is that of `forward`."""
+        if added is None:
+            return super().forward_with_early(pixels)
+        self._check_added(pixels, added)
+        tokens, early = self.encode_with_early(self.normalise(pixels), added)
+        return tokens, early.detach()
+
+    def forward_kept(
+        self, pixels: Tensor, choose: Callable[[Tensor], Tensor], added: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Drop patches before the first block: `choose` takes each patch by itself (B, N, C), without gradient, and
+        gives the places (B, K) of those that go on. Returns tokens (B, P + K, C) in that order, and the first."""
+        if added is not None:
+            self._check_added(pixels, added)
+        early = self._early(self.normalise(pixels))
+        places = choose(early.detach())
+        return self._late(_take(early, places), added), early.detach()
+
+    def _check_added(self, pixels: Tensor, added: Tensor) -> None:
         if not self.config.prefix or added.shape != (len(pixels), self.config.width):
             raise ValueError(
                 f"What is added to CLS must be ({len(pixels)}, {self.config.width}) in an encoder with CLS; got "
                 f"{tuple(added.shape)} and {self.config.prefix} prefix tokens."
             )
-        return self.encode(self.normalise(pixels), added)
 
     def encode(self, normalised: Tensor, added: Tensor | None = None) -> Tensor:
         """See `VisionEncoder.encode` and `forward`."""
+        return self._late(self._early(normalised), added)
+
+    def encode_with_early(self, normalised: Tensor, added: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """See `VisionEncoder.encode_with_early`: the patches with their positions, before the first norm."""
+        early = self._early(normalised)
+        return self._late(early, added), early
+
+    def _early(self, normalised: Tensor) -> Tensor:
         rows, columns = self.grid_for(normalised.shape[2], normalised.shape[3])
         patches = self.patch(normalised).flatten(2).transpose(1, 2)  # (B, N, C)
-        tokens = patches + self.positions_for(rows, columns).to(patches.dtype)
+        embedded: Tensor = patches + self.positions_for(rows, columns).to(patches.dtype)
+        return embedded
+
+    def _late(self, tokens: Tensor, added: Tensor | None = None) -> Tensor:
         if self.config.prefix:
             prefix = self.prefix.to(tokens.dtype).expand(tokens.shape[0], -1, -1)
             if added is not None:
