@@ -182,6 +182,8 @@ def _sweep(
         if FINAL:
             total = tl.where(total > 1e-36, tl.rsqrt(tl.maximum(total, 1e-36)), 0.0)
         tl.store(spot, total, mask=there)
+    # Other threads read these sums in the next sweep.
+    tl.debug_barrier()
 
 
 @triton.jit(do_not_specialize=["texts", "images", "PER", "FIRST", "Q"])
