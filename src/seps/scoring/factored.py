@@ -112,9 +112,6 @@ class BlockScorer:
         text_guides: names of the guides that come with a text.
     """
 
-    tensor_cores = False
-    """Whether tensor cores multiply in float32 too, for which the patches are padded."""
-
     def __init__(
         self, net: PatchSlimming, side: ImageSide, dtype: torch.dtype, text_guides: Collection[str] = ("caption",)
     ) -> None:
@@ -125,7 +122,7 @@ class BlockScorer:
         self.unit_patches = patches.detach() / lengths.clamp_min(1e-12)
         largest = lengths.squeeze(-1).amax(dim=-1).clamp_min(1e-30)
         scaled = patches / largest[:, None, None]
-        pad = -patches.shape[1] % (16 if self.tensor_cores or dtype != torch.float32 else 1)
+        pad = self.padding(patches.shape[1])
         scaled = F.pad(scaled, (0, 0, 0, pad)) if pad else scaled
         self.branches = present_branches(net, side)
         self.fixed: FixedBranch | None = None
@@ -139,6 +136,10 @@ class BlockScorer:
         # (B, P, C) L2-normalised; (B, Z, C), each image scaled to a largest norm of 1.
         self.prefix = F.normalize(side.prefix.float(), dim=-1).to(dtype)
         self.patches = scaled.to(dtype)
+
+    def padding(self, count: int) -> int:
+        """How many rows of zeros the products want after `count` patches."""
+        return -count % (16 if self.dtype != torch.float32 else 1)
 
     def prepare(self, scaled: Tensor) -> None:
         """Make what a subclass needs of the scaled patches (B, Z, C) float32."""

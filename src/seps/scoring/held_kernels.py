@@ -1,7 +1,12 @@
-"""Candidate kernels of `kernel_trial`, to be compared with those of `seps.scoring.kernels`.
+"""Triton kernels of the fused backend that keep one operand in shared memory and let the other stream by.
 
-Prefix tokens stand in the padding of the patches: their places in D are 1, their rows of H are zero, and their columns
-of e have a single one.
+held_norms   D of many texts stays, the tables H_k of one image stream by
+slot_align   e of one image stays, the words of the texts stream by, a fixed number of rows for each text
+
+For 64 to 256 padded patches and up to 256; `kernels` has those for other shapes, and for what these leave out.
+
+For `slot_align` prefix tokens stand in the padding of the patches: their places in D are 1, their rows of H are zero,
+and their columns of e have a single one.
 
 Shapes: B images, T texts, M words, N patches (Z padded), Q merged patches.
 """
@@ -13,99 +18,6 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-
-
-@triton.jit
-def _order(values):
-    """Float32 numbers as unsigned integers of the same order; -0 must have become +0."""
-    bits = values.to(tl.int32, bitcast=True)
-    return tl.where(bits < 0, ~bits, bits ^ -2147483648).to(tl.uint32, bitcast=True)
-
-
-@triton.jit
-def _value(keys):
-    """The float32 numbers of `_order`."""
-    bits = keys.to(tl.int32, bitcast=True)
-    return tl.where(bits < 0, bits ^ -2147483648, ~bits).to(tl.float32, bitcast=True)
-
-
-@triton.jit(do_not_specialize=["texts", "images"])
-def search_select_kernel(
-    cosines,
-    fixed,
-    keep,
-    extra,
-    weight,
-    scale,
-    kept,
-    texts,
-    images,
-    N,
-    Z,
-    PREFIX: tl.constexpr,
-    NP: tl.constexpr,
-    ROWS: tl.constexpr,
-    LEARNED: tl.constexpr,
-):
-    """D and the extra weights of `ROWS` texts with one image, as `select_kernel`: (T, B, N) float32 -> two (T, B, Z).
-
-    The next threshold comes from the counts at both ends, every third time from the middle.
-    """
-    t = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    b = tl.program_id(1)
-    n = tl.arange(0, NP)
-    present = t < texts
-    inside = (n < N)[None, :] & present[:, None]
-    row = (t.to(tl.int64) * images + b)[:, None]
-    attention = tl.load(cosines + row * N + n[None, :], mask=inside, other=0.0) * scale
-    if LEARNED:
-        low = tl.min(tl.where(inside, attention, float("inf")), axis=1)[:, None]
-        high = tl.max(tl.where(inside, attention, float("-inf")), axis=1)[:, None]
-        low = tl.where(present[:, None], low, 0.0)
-        high = tl.where(present[:, None], high, 0.0)
-        attention = tl.div_rn(attention - low, high - low + 1e-8)
-    base = tl.load(fixed + b * N + n, mask=n < N, other=0.0)[None, :]
-    scores = base + weight * attention + 0.0
-    key = tl.where(inside, _order(scores), 0)
-    lowest = tl.min(tl.where(inside, scores, float("inf")), axis=1)
-    highest = tl.max(tl.where(inside, scores, float("-inf")), axis=1)
-    least = _order(tl.where(present, lowest, 0.0))
-    beyond = _order(tl.where(present, highest, 0.0)) + 1
-    many = tl.zeros([ROWS], dtype=tl.int32) + N
-    few = tl.zeros([ROWS], dtype=tl.int32)
-    done = ((beyond - least) <= 1) | (present == 0) | (kept >= N)
-    step = 0
-    while tl.min(done.to(tl.int32), axis=0) == 0:
-        part = (many - kept).to(tl.float32) + 0.5
-        part = part / tl.maximum(many - few, 1).to(tl.float32)
-        start = _value(least)
-        guess = _order(start + (_value(beyond - 1) - start) * part + 0.0)
-        middle = least + ((beyond - least) >> 1)
-        middle = tl.where((step % 3 == 2) | (guess <= least) | (guess >= beyond), middle, guess)
-        count = tl.sum((key >= middle[:, None]).to(tl.int32), axis=1)
-        enough = count >= kept
-        going = done == 0
-        least = tl.where(enough & going, middle, least)
-        many = tl.where(enough & going, count, many)
-        few = tl.where(enough | done, few, count)
-        beyond = tl.where(enough | done, beyond, middle)
-        done = done | (count == kept) | ((beyond - least) <= 1)
-        step += 1
-    chosen = (key >= least[:, None]) & inside
-    tied = present & (many > kept) & (kept < N)
-    if tl.max(tied.to(tl.int32), axis=0) > 0:
-        above = key > least[:, None]
-        level = (key == least[:, None]) & inside
-        room = kept - tl.sum(above.to(tl.int32), axis=1)
-        chosen = above | (level & (tl.cumsum(level.to(tl.int32), axis=1) <= room[:, None]))
-    dropped = inside & (chosen == 0)
-    top = tl.max(tl.where(dropped, scores, -1e30), axis=1)[:, None]
-    rest = tl.where(dropped, tl.exp(tl.minimum(scores - top, 0.0)), 0.0)
-    ones = chosen | ((n >= N) & (n < N + PREFIX))[None, :]
-    written = (n < Z)[None, :] & present[:, None]
-    where = row * Z + n[None, :]
-    tl.store(keep + where, ones.to(keep.dtype.element_ty), mask=written)
-    tl.store(extra + where, rest.to(extra.dtype.element_ty), mask=written)
 
 
 @triton.jit
@@ -152,7 +64,7 @@ def _sweep(
     GROUP: tl.constexpr,
     EXACT: tl.constexpr,
     STAGES: tl.constexpr,
-    FINAL: tl.constexpr,
+    INVERSE: tl.constexpr,
 ):
     """Add what `W` columns of H from `START` on give with `S0`, `S1` and `S2` rows, for k from `first` to `stop`."""
     column = tl.arange(0, GROUP * W)
@@ -179,7 +91,7 @@ def _sweep(
             there = (t < texts)[:, None] & (k + one < Q)[None, :]
         if START > 0:
             total += tl.load(spot, mask=there, other=0.0)
-        if FINAL:
+        if INVERSE:
             total = tl.where(total > 1e-36, tl.rsqrt(tl.maximum(total, 1e-36)), 0.0)
         tl.store(spot, total, mask=there)
     # Other threads read these sums in the next sweep.
@@ -206,12 +118,13 @@ def held_norms_kernel(
     LAST: tl.constexpr,
     EXACT: tl.constexpr,
     STAGES: tl.constexpr,
+    INVERSE: tl.constexpr,
 ):
-    """`(D^T H_k D)^-1/2` of `ROWS` texts, one image and `PER` values of k: (T, B, Z), (B, Z, Q, Z) -> (B, STRIDE, T).
+    """`D^T H_k D` of `ROWS` texts, one image and `PER` values of k: (T, B, Z), (B, Z, Q, Z) -> (B, STRIDE, T).
 
-    D stays in shared memory, H_k streams by, block after block of columns: 1 to 3 `BLOCKS` of `W` patches, then one
-    of `WL`. The table holds the upper blocks in steps of `W`, those off the diagonal doubled. `GROUP` values of k at
-    once, `LAST` in the last block.
+    With `INVERSE` its inverse root, zero for a length of zero. The rows of `out` are written from `FIRST` on. H_k comes
+    block after block of columns: 1 to 3 `BLOCKS` of `W` patches, then one of `WL`. The table holds the upper blocks in
+    steps of `W`, those off the diagonal doubled. `GROUP` values of k at once, `LAST` in the last block.
     """
     t = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     b = tl.program_id(1)
@@ -224,37 +137,37 @@ def held_norms_kernel(
     a0 = _left(rows, present, Z, 0, W, EXACT)
     _sweep(
         *(a0, a0, a0, a0, base, place, t, texts, first, stop, Q, Z),
-        *(0, W, W, 0, 0, ROWS, GROUP, EXACT, STAGES, BLOCKS == 1 and WL == 0),
+        *(0, W, W, 0, 0, ROWS, GROUP, EXACT, STAGES, INVERSE and BLOCKS == 1 and WL == 0),
     )
     if BLOCKS > 1:
         a0 = _left(rows, present, Z, 0, 2 * W, EXACT)
         c1 = _left(rows, present, Z, W, W, EXACT)
         _sweep(
             *(a0, a0, a0, c1, base, place, t, texts, first, stop, Q, Z),
-            *(W, W, 2 * W, 0, 0, ROWS, GROUP, EXACT, STAGES, BLOCKS == 2 and WL == 0),
+            *(W, W, 2 * W, 0, 0, ROWS, GROUP, EXACT, STAGES, INVERSE and BLOCKS == 2 and WL == 0),
         )
     if BLOCKS > 2:
         c2 = _left(rows, present, Z, 2 * W, W, EXACT)
         _sweep(
             *(a0, c2, a0, c2, base, place, t, texts, first, stop, Q, Z),
-            *(2 * W, W, 2 * W, W, 0, ROWS, GROUP, EXACT, STAGES, WL == 0),
+            *(2 * W, W, 2 * W, W, 0, ROWS, GROUP, EXACT, STAGES, INVERSE and WL == 0),
         )
     if WL > 0:
         c3 = _left(rows, present, Z, BLOCKS * W, WL, EXACT)
         if BLOCKS == 1:
             _sweep(
                 *(a0, c3, a0, c3, base, place, t, texts, first, stop, Q, Z),
-                *(W, WL, W, WL, 0, ROWS, LAST, EXACT, STAGES, True),
+                *(W, WL, W, WL, 0, ROWS, LAST, EXACT, STAGES, INVERSE),
             )
         elif BLOCKS == 2:
             _sweep(
                 *(a0, c3, a0, c3, base, place, t, texts, first, stop, Q, Z),
-                *(2 * W, WL, 2 * W, WL, 0, ROWS, LAST, EXACT, STAGES, True),
+                *(2 * W, WL, 2 * W, WL, 0, ROWS, LAST, EXACT, STAGES, INVERSE),
             )
         else:
             _sweep(
                 *(a0, c2, c3, c3, base, place, t, texts, first, stop, Q, Z),
-                *(3 * W, WL, 2 * W, W, WL, ROWS, LAST, EXACT, STAGES, True),
+                *(3 * W, WL, 2 * W, W, WL, ROWS, LAST, EXACT, STAGES, INVERSE),
             )
 
 
