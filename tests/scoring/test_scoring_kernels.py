@@ -28,7 +28,6 @@ TINY = KernelSizes(
     norm_group=2,
     norm_columns=16,
     norm_inner=16,
-    held_rows=16,
     align_rows=16,
     align_patches=16,
     slot_rows=16,
