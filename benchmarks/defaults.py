@@ -27,7 +27,8 @@ from benchmarks.machine import PeakMemory, clock, describe, synchronise
 from benchmarks.scoring import make_inputs, make_net, part_of
 from seps.scoring import blocks, choose_backend, score_matrix
 from seps.scoring.inputs import Texts
-from seps.scoring.triton import KernelSizes, scorer
+from seps.scoring.launches import KernelSizes
+from seps.scoring.triton import scorer
 
 MIB = 2**20
 FLIPS = {"float32": 1e-4, "half": 1e-3}

@@ -1,4 +1,4 @@
-"""Block sizes of the fused kernels, kernel by kernel, on one block of images and texts."""
+"""Block sizes of the fused kernels, on one block of images and texts: selection, with norms, with everything."""
 
 from __future__ import annotations
 
@@ -13,30 +13,32 @@ import torch
 from benchmarks.machine import clock
 from benchmarks.scoring import make_inputs, make_net
 from seps.scoring.inputs import Texts
-from seps.scoring.triton import KernelSizes, scorer
+from seps.scoring.launches import KernelSizes
+from seps.scoring.triton import scorer
 
+# The first of each name are of the kernels for 64 to 256 patches, the others of those for other shapes.
 _NORMS: list[dict[str, Any]] = [
     {},
+    {"held_warps": 8},
+    {"held_rows": 128, "held_warps": 8},
+    {"held_stages": 2},
+    {"held_splits": 1},
+    {"held_splits": 4},
     {"norm_group": 8, "norm_warps": 8},
-    {"norm_group": 8, "norm_warps": 8, "norm_stages": 2},
-    {"norm_group": 8, "norm_warps": 8, "norm_stages": 4},
     {"norm_stages": 2},
     {"norm_stages": 4},
-    {"norm_stages": 5},
 ]
 _ALIGN: list[dict[str, Any]] = [
     {},
-    {"align_stages": 1},
+    {"slot_tiles": 8},
+    {"slot_tiles": 64},
+    {"slot_stages": 2},
+    {"slot_rows": 128, "slot_warps": 8},
     {"align_stages": 2},
     {"align_stages": 4},
     {"align_registers": 128},
-    {"align_registers": 96},
     {"align_patches": 32, "align_stages": 2},
-    {"align_patches": 32, "align_registers": 128},
     {"align_rows": 32},
-    {"align_rows": 32, "align_registers": 96},
-    {"align_rows": 32, "warps": 2},
-    {"align_rows": 128, "align_patches": 32, "warps": 4},
 ]
 _SELECT: list[dict[str, Any]] = [{"select_rows": rows} for rows in (1, 2, 4, 8)]
 
@@ -60,10 +62,9 @@ def run(arguments: argparse.Namespace, device: torch.device) -> list[dict[str, A
                     sizes = replace(KernelSizes(), **choice)
                     try:
                         images = scorer(net, torch.float16, sizes)(side)
-                        keep, _ = images.select(block)
                         work: dict[str, Callable[[], object]] = {
                             "select": partial(images.select, block),
-                            "norms": partial(images.squared_norms, keep, images.table),
+                            "norms": partial(images.decide, block),
                             "whole": partial(images.score, block),
                         }
                         micro = clock(work[kind], device, 5) / pairs * 1e6

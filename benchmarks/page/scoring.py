@@ -70,21 +70,25 @@ def _times(default: float, line: dict[str, Any]) -> list[str]:
     return [f"{line['seconds'] / default:.2f}"]
 
 
+_KERNELS = ("norms_kernel", "held_norms_kernel", "align_kernel", "slot_align_kernel", "select_kernel")
+"""As profiles name them; for a shape either the kernel that keeps an operand in shared memory, or the other."""
+
+
 def kernels(files: Results) -> str:
     """Where the time of scoring goes, 512 x 25,000."""
     name, found = "defaults-profile-h200.txt", {}
     for part in re.split(r"\n(?=(?:float32|half), \d+ x \d+: )", files.text(name)):
         head = re.match(r"(float32|half), \d+ x \d+: ([\d.]+) ms, busy ([\d.]+) ms", part)
         if head:
-            own = dict.fromkeys(("norms_kernel", "align_kernel", "select_kernel"), 0.0)
+            own = dict.fromkeys(_KERNELS, 0.0)
             for time, kernel in re.findall(r"^ *([\d.]+) ms +[\d.]+% +\d+ x +(\S+)", part, re.MULTILINE):
                 if kernel in own:
                     own[kernel] += float(time)
             found[head[1]] = {"all": float(head[2]), "busy": float(head[3]), **own}
     rows = []
     for told, of in (
-        ("norms", lambda one: one["norms_kernel"]),
-        ("alignment", lambda one: one["align_kernel"]),
+        ("norms", lambda one: one["norms_kernel"] + one["held_norms_kernel"]),
+        ("alignment", lambda one: one["align_kernel"] + one["slot_align_kernel"]),
         ("selection", lambda one: one["select_kernel"]),
         ("matrix products and the rest", lambda one: one["busy"] - sum(one[k] for k in one if k.endswith("kernel"))),
         ("the GPU waits", lambda one: one["all"] - one["busy"]),

@@ -30,6 +30,8 @@ TINY = KernelSizes(
     norm_inner=16,
     align_rows=16,
     align_patches=16,
+    slot_rows=16,
+    slot_tiles=2,
 )
 
 CASES = {
@@ -69,7 +71,7 @@ def test_fused_matches_the_network(name, rows):
     config = CASES[name]
     net, data = on_device(make_net(config), make_inputs(config, images=2, texts=7))
     described = {} if config.dense == "none" else {"dense": data["dense"], "dense_lengths": data["dense_lengths"]}
-    sizes = KernelSizes(**{**vars(TINY), "align_rows": rows})
+    sizes = KernelSizes(**{**vars(TINY), "align_rows": rows, "slot_rows": rows})
     scores = fused_scores(net, data, sizes, **described)
     torch.testing.assert_close(
         scores, net(data["images"], data["words"], data["lengths"], **described), atol=2e-3, rtol=0
@@ -92,7 +94,8 @@ def test_selection_is_that_of_the_network(learned):
         for t in range(6):
             raw = net.patch_scores(side, config.branches[0], means[t : t + 1])
             assert torch.equal(keep[t, :, :12].float(), hard_topk(raw, config.sparse_ratio))
-    assert not keep[..., 12:].any() and not extra[..., 12:].any()
+    # The prefix token stands in the padding, and is kept always.
+    assert keep[..., 12].all() and not keep[..., 13:].any() and not extra[..., 12:].any()
     assert ((keep > 0) & (extra > 0)).sum() == 0
 
 

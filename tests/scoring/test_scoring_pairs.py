@@ -118,7 +118,7 @@ def test_the_selection_kernel_ends_early_and_keeps_the_same():
         keep, extra = (torch.empty(9, 1, 32, device=DEVICE) for _ in range(2))
         kernels.select_kernel[(3, 1)](
             rows, torch.zeros(1, count, device=DEVICE), keep, extra, 1.0, 1.0, kept, 9, 1, count, 32,
-            NP=32, ROWS=4, LEARNED=False, num_warps=1,
+            PREFIX=0, NP=32, ROWS=4, LEARNED=False, num_warps=1,
         )  # fmt: skip
         assert torch.equal(keep[:, 0, :count], hard_topk(rows, kept / count))
         assert not keep[..., count:].any()
@@ -214,10 +214,12 @@ class Nothing:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("described", [False, True])
 def test_a_block_of_the_kernels_keeps_its_budget(dtype, described, monkeypatch):
-    from seps.scoring import kernels
+    from seps.scoring import held_kernels, kernels
 
     for name in ("select", "table", "norms", "align"):
         monkeypatch.setattr(kernels, f"{name}_kernel", Nothing())
+    for name in ("held_norms", "slot_align"):
+        monkeypatch.setattr(held_kernels, f"{name}_kernel", Nothing())
     config = SlimmingConfig.default(dense="tokens" if described else "none", embed_size=256)
     net, data = make_net(config), make_inputs(config, images=4, texts=128, words=23, dense=40)
     texts = Texts(data["words"], [23] * 128, dtype=torch.float32, products=dtype)

@@ -162,7 +162,7 @@ class PatchSlimming(nn.Module):
             patches=patches,
             valid=patch_mask,
             fixed_scores={b.name: self._fixed_scores(b, patches, attentions, patch_mask) for b in branches},
-            full_score=self._full_score(images.shape[0], attentions, dense_mask).to(images.device),
+            full_score=self._full_score(images, attentions, dense_mask),
             logits={branch.name: self._logits(patches, branch.name) for branch in branches},
             pooled=F.normalize(masked_mean(patches, patch_mask), dim=-1),
             dense_words=dense_words,
@@ -245,12 +245,12 @@ class PatchSlimming(nn.Module):
         found = self.own_scoring(patches, chosen, branch.guides, valid) if self.own_scoring is not None else None
         return checked_result("The scoring", found, tuple(patches.shape[:2])).float()  # (B, N)
 
-    def _full_score(self, batch: int, attentions: Mapping[str, Tensor], dense_mask: Tensor | None) -> Tensor:
+    def _full_score(self, images: Tensor, attentions: Mapping[str, Tensor], dense_mask: Tensor | None) -> Tensor:
         branch = self.config.branches[0]
         present = {"caption", *attentions} - {"dense"}
         total = branch.predictor_weight + sum(w for name, w in branch.guides.items() if name in present)
         if dense_mask is None:
-            return torch.full((batch, 1), total)  # (B, 1)
+            return torch.full((images.shape[0], 1), total, device=images.device)  # (B, 1)
         return total + branch.guides.get("dense", 0.0) * dense_mask.any(dim=-1, keepdim=True).float()  # (B, 1)
 
     def decide(self, side: ImageSide, branch: Branch, scores: Tensor) -> Tensor:

@@ -20,6 +20,8 @@ _CACHE = 12 * 2**20
 _MOST_IMAGES = 64
 _FEW_IMAGES = 8
 """At most so many at once on a core, at least so many on a GPU where half the memory holds them."""
+_CHUNK = 6500
+"""Texts that the fused kernels select at once: some hundred thousand pairs fill a GPU, more would leave its cache."""
 _MOST_TRAINED = 128
 """Images at once in training: a second block would double the launches of a step."""
 
@@ -89,6 +91,8 @@ class Costs:
     text: int
     """Normalised words, and the steps to them."""
     pair: int
+    decided: int
+    """Of a pair, what the fused kernels hold for all texts that they select at once; it is part of `pair`."""
     direct: int
     """Of a pair in the direct form: a weight per patch and merged patch, and the merged patches."""
     shared: int
@@ -104,7 +108,7 @@ def block_costs(
 
     Counted and not measured: block sizes must not depend on the machine, or the last bits of the scores would.
     """
-    size, padded = dtype.itemsize, shapes.patches + 16
+    size, padded = dtype.itemsize, shapes.patches + (15 + max(1, shapes.prefix) if fused else 16)
     table = padded * padded * shapes.merged
     tables = shapes.branches + shapes.dual
     made = tables * table * size
@@ -125,8 +129,8 @@ def block_costs(
         text += 16 * shapes.width * (1 + shapes.words * paired)
     shared = 2 * 4 * min(SLAB, table)
     smallest = max(_pair_bytes(shapes, size, False, gradient), direct * (3 if gradient else 1))
-    pair = _fused_pair_bytes(shapes, size) if fused else _pair_bytes(shapes, size, cuda, gradient)
-    return Costs(image, text, pair, direct, shared, image + text + shared + smallest)
+    decided, pair = _fused_pair_bytes(shapes, size) if fused else (0, _pair_bytes(shapes, size, cuda, gradient))
+    return Costs(image, text, pair, decided, direct, shared, image + text + shared + smallest)
 
 
 def _pair_bytes(shapes: Shapes, size: int, cuda: bool, gradient: bool) -> int:
@@ -155,14 +159,14 @@ def _pair_bytes(shapes: Shapes, size: int, cuda: bool, gradient: bool) -> int:
     return (held + max(selection, products, norms + most * tokens * size, cosines, 3 * described)) * 5 // 4
 
 
-def _fused_pair_bytes(shapes: Shapes, size: int) -> int:
-    """Bytes of one pair with the fused kernels: cosines of the selection, two weights, products, norms, maxima."""
-    padded = shapes.patches + 16
+def _fused_pair_bytes(shapes: Shapes, size: int) -> tuple[int, int]:
+    """Bytes of one pair with the fused kernels: cosines of the selection, two weights and norms; with products, all."""
+    padded = shapes.patches + 15 + max(1, shapes.prefix)
     norms = shapes.merged * (2 if size == 4 else 1)  # float32 has two tables
     held = 4 * shapes.patches + 2 * size * padded + 4 * (norms + 4)
     products = size * shapes.words * (padded + shapes.prefix)
     beside = max(shapes.description_words, shapes.merged + 2 if shapes.branches > 1 else 0)
-    return (held + max(products, 3 * size * shapes.words * beside)) * 9 // 8
+    return held * 9 // 8, (held + max(products, 3 * size * shapes.words * beside)) * 9 // 8
 
 
 @dataclass
@@ -172,11 +176,13 @@ class Plan:
     images: int
     texts: int
     costs: Costs
+    chunk: int = 0
+    """Texts that the fused kernels select at once; a block where that is more."""
 
     def halve(self) -> bool:
         """Halve the block after the device ran out of memory; False when nothing is left to halve."""
         if self.texts > 16 or (self.images == 1 and self.texts > 1):
-            self.texts = max(1, self.texts // 2)
+            self.texts, self.chunk = max(1, self.texts // 2), self.chunk // 2
         elif self.images > 1:
             self.images //= 2
         else:
@@ -236,4 +242,11 @@ def make_plan(
         count = max(1, count * 7 // 8)
     # Blocks of one size: a small last one would cost as many launches as the others.
     count = -(-images // -(-images // count)) if images else count
-    return Plan(count, int(max(1, min(texts, many))), costs)
+    many = int(max(1, min(texts, many)))
+    if not (fused and kept):
+        return Plan(count, many, costs)
+    # Texts selected at once, in a quarter of the room where that is more than a block; the block takes what is left.
+    room = memory - count * image
+    chunk = max(many, min(texts, _CHUNK, room // 4 // (count * costs.decided)))
+    left = (room - chunk * count * costs.decided) // (count * (pair - costs.decided))
+    return Plan(count, max(1, min(many, left)), costs, chunk)

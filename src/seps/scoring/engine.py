@@ -21,12 +21,14 @@ from seps.nn.checks import values_unchecked
 from seps.nn.image_side import ImageSide
 from seps.nn.slimming import PatchSlimming
 from seps.scoring.blocks import Plan, block_costs, make_plan, shapes_of
-from seps.scoring.factored import BlockScorer, DirectScorer, factored_scorer, unsafe_images
+from seps.scoring.factored import DirectScorer, factored_scorer, unsafe_images
 from seps.scoring.inputs import ImageBlock, Texts, count_images, take_images
+from seps.scoring.lengths import on_device
+from seps.scoring.triton import TritonScorer
 
 _log = logging.getLogger(__name__)
 
-MakeScorer = Callable[[ImageSide], BlockScorer]
+MakeScorer = Callable[[ImageSide], TritonScorer]
 
 
 def few_texts(texts: int, patches: int, cuda: bool) -> bool:
@@ -208,16 +210,16 @@ class Engine:
         for fill, wanted in ((self._fill_safe, False), (self._fill_direct, True)):
             places = [place for place, flag in enumerate(unsafe) if flag == wanted]
             if places:
-                chosen = torch.tensor(places, device=out.device)
+                chosen = on_device(places, torch.long, out.device)
                 part = torch.empty(len(places), out.shape[1], device=out.device)
                 fill(take_images(side, chosen), part)
                 out[chosen] = part
 
     def _fill_safe(self, side: ImageSide, out: Tensor) -> None:
         if self.fused is not None:
-            scorer = self.fused(side)
-        else:
-            scorer = factored_scorer(self.net, side, self.dtype, self.texts.guides)
+            self.fused(side).fill(self.texts, self.plan.texts, self.plan.chunk, out)
+            return
+        scorer = factored_scorer(self.net, side, self.dtype, self.texts.guides)
         for start, stop in self.texts.runs(self.plan.texts):
             out[:, start:stop] = scorer.score(self.texts.block(start, stop))
 

@@ -90,11 +90,8 @@ class BlockScores:
 
 @dataclass
 class Group:
-    """Branches (caption, description) whose kept patches are merged into the same tokens.
-
-    `keeps`: by branch D (T, B, N), 1 at a kept patch. `extra`: (T, B, N) weights of the patches in the extra token.
-    Shapes: T texts, B images, N patches.
-    """
+    """Branches (caption, description) whose kept patches are merged into the same tokens: D (T, B, N) of each by name,
+    1 at a kept patch, and the weights (T, B, N) of the patches in the extra token."""
 
     keeps: dict[str, Tensor]
     extra: Tensor
@@ -107,10 +104,7 @@ class Group:
 
 
 class BlockScorer:
-    """Scores B images against blocks of texts; what no text changes is computed once, when it is made.
-
-    Subclasses differ in how they find the largest cosines of the merged patches (`maxima`). Shapes: B images, T texts
-    of a block, M words, N patches (Z with padding), Q merged patches, P prefix tokens, C width.
+    """Scores B images against blocks of texts; subclasses differ in how they find the largest cosines (`maxima`).
 
     Args:
         net: the network whose score is computed.
@@ -118,9 +112,6 @@ class BlockScorer:
         dtype: of the matrix products; sums are in float32.
         text_guides: names of the guides (Eq. 1-3) that differ between texts; the others are part of `side`.
     """
-
-    tensor_cores = False
-    """Whether tensor cores multiply in float32 too, for which the patches are padded."""
 
     def __init__(
         self, net: PatchSlimming, side: ImageSide, dtype: torch.dtype, text_guides: Collection[str] = ("caption",)
@@ -132,7 +123,7 @@ class BlockScorer:
         self.unit_patches = patches.detach() / lengths.clamp_min(1e-12)
         largest = lengths.squeeze(-1).amax(dim=-1).clamp_min(1e-30)
         scaled = patches / largest[:, None, None]
-        pad = -patches.shape[1] % (16 if self.tensor_cores or dtype != torch.float32 else 1)
+        pad = self.padding(patches.shape[1])
         scaled = F.pad(scaled, (0, 0, 0, pad)) if pad else scaled
         self.branches = present_branches(net, side)
         self.fixed: FixedBranch | None = None
@@ -146,6 +137,10 @@ class BlockScorer:
         # (B, P, C) L2-normalised; (B, Z, C), each image scaled to a largest norm of 1.
         self.prefix = F.normalize(side.prefix.float(), dim=-1).to(dtype)
         self.patches = scaled.to(dtype)
+
+    def padding(self, count: int) -> int:
+        """How many rows of zeros the products want after `count` patches."""
+        return -count % (16 if self.dtype != torch.float32 else 1)
 
     def prepare(self, scaled: Tensor) -> None:
         """Make what a subclass needs of the scaled patches (B, Z, C) float32."""

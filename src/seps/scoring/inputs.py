@@ -222,11 +222,13 @@ class Texts:
         self._counts = self._sorted_counts(self.lengths)
         self._kept: dict[tuple[int, int], TextBlock] | None = None
         self._runs: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        self.joined: dict[tuple[int, int], TextBlock] = {}
 
     def _sort(self, key: list[int]) -> None:
-        self._order = sorted(range(len(key)), key=key.__getitem__)
-        self._ordered = [key[i] for i in self._order]
-        self._index = on_device(self._order, torch.long, self.words.device)
+        # Stable; sorting a list of 25,000 would leave a GPU idle for some milliseconds.
+        ordered, order = torch.sort(torch.tensor(key, dtype=torch.int32), stable=True)
+        self._order, self._ordered = order.tolist(), ordered.tolist()
+        self._index = on_device(order, torch.long, self.words.device)
         self._back = torch.argsort(self._index)
 
     def _sorted_counts(self, lengths: list[int]) -> Tensor:
@@ -248,7 +250,7 @@ class Texts:
         copies, words = 1 if self.words.is_cuda else 2, self._word_count()
         values = copies * self.products.itemsize * words
         if fused:
-            values += 6 * (self.count + (words if self.products == torch.float32 else 0))
+            values += 10 * self.count + (6 * words if self.products == torch.float32 else 0)
         return values * self.words.shape[-1]
 
     def _word_count(self) -> int:
@@ -258,6 +260,11 @@ class Texts:
         """Make each block once and keep it, for texts that many images meet."""
         if self._kept is None:
             self._kept = {}
+
+    @property
+    def keeps_blocks(self) -> bool:
+        """Whether each block is made once and kept."""
+        return self._kept is not None
 
     def runs(self, limit: int, least: int = 64) -> list[tuple[int, int]]:
         """Runs of the sorted texts, at most `limit` each; see `cut_by_length`."""

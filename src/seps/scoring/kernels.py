@@ -1,9 +1,11 @@
-"""Triton kernels of the fused backend; `seps.scoring.triton` drives them, `factored` explains the mathematics.
+"""Triton kernels of the fused backend; `launches` starts them, `factored` explains the mathematics.
 
 select   cosines -> scores -> D and the extra token's weights, one row of N values in registers
 table    H_k = diag(e_k) G diag(e_k) of the images alone, once for all texts
 norms    D^T H_k D from the upper blocks of H, without writing D H
 align    (P * D) e, cosines, both maxima, pooling and the top-k MLP, without writing any of them
+
+`held_kernels` has faster norms and alignment for the usual shapes.
 
 With `SPLIT` float32 numbers are multiplied as pairs of half-precision numbers (`pairs`): P and the extra token's
 weights come in float32, e and H as two tables each, `hi` and `LOW * lo`. D is zeros and ones, and exact in half
@@ -37,6 +39,13 @@ def _order(values):
 
 
 @triton.jit
+def _value(keys):
+    """The float32 numbers of `_order`."""
+    bits = keys.to(tl.int32, bitcast=True)
+    return tl.where(bits < 0, bits ^ -2147483648, ~bits).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def _halves(values):
     """`hi` and `LOW * lo` of float32 values, as `half_pairs.split`."""
     high = values.to(tl.float16)
@@ -56,13 +65,14 @@ def select_kernel(
     images,
     N,
     Z,
+    PREFIX: tl.constexpr,
     NP: tl.constexpr,
     ROWS: tl.constexpr,
     LEARNED: tl.constexpr,
 ):
     """D and the extra weights of `ROWS` texts with one image: (T, B, N) float32 -> two (T, B, Z).
 
-    `scale`, a power of two, times the values is the cosines.
+    `scale`, a power of two, times the values is the cosines. D is 1 at `PREFIX` places after the patches.
     """
     t = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     b = tl.program_id(1)
@@ -81,30 +91,48 @@ def select_kernel(
     # Adding zero turns -0 into +0, which the integer keys would tell apart.
     scores = base + weight * attention + 0.0
     key = tl.where(inside, _order(scores), 0)
-    # Bisection for the largest key that at least `kept` keys reach. It may end before, where exactly `kept` do: the
-    # same patches are chosen then. Rows of no text are done from the start.
+    # Search for the largest key that at least `kept` keys reach. It may end before, where exactly `kept` do: the same
+    # patches are chosen then. `many` keys reach `least`, `few` reach `beyond`: the next key to try lies between them as
+    # `kept` does, and every third time in the middle, so that no distribution makes it slow. Rows of no text are done
+    # from the start.
     lowest = tl.min(tl.where(inside, scores, float("inf")), axis=1)
     highest = tl.max(tl.where(inside, scores, float("-inf")), axis=1)
     least = _order(tl.where(present, lowest, 0.0))
     beyond = _order(tl.where(present, highest, 0.0)) + 1
+    many = tl.zeros([ROWS], dtype=tl.int32) + N
+    few = tl.zeros([ROWS], dtype=tl.int32)
     done = ((beyond - least) <= 1) | (present == 0) | (kept >= N)
+    step = 0
     while tl.min(done.to(tl.int32), axis=0) == 0:
+        part = (many - kept).to(tl.float32) + 0.5
+        part = part / tl.maximum(many - few, 1).to(tl.float32)
+        start = _value(least)
+        guess = _order(start + (_value(beyond - 1) - start) * part + 0.0)
         middle = least + ((beyond - least) >> 1)
+        middle = tl.where((step % 3 == 2) | (guess <= least) | (guess >= beyond), middle, guess)
         count = tl.sum((key >= middle[:, None]).to(tl.int32), axis=1)
         enough = count >= kept
-        least = tl.where(enough & (done == 0), middle, least)
+        going = done == 0
+        least = tl.where(enough & going, middle, least)
+        many = tl.where(enough & going, count, many)
+        few = tl.where(enough | done, few, count)
         beyond = tl.where(enough | done, beyond, middle)
         done = done | (count == kept) | ((beyond - least) <= 1)
-    above = key > least[:, None]
-    level = (key == least[:, None]) & inside
-    room = kept - tl.sum(above.to(tl.int32), axis=1)
-    chosen = above | (level & (tl.cumsum(level.to(tl.int32), axis=1) <= room[:, None]))
+        step += 1
+    chosen = (key >= least[:, None]) & inside
+    tied = present & (many > kept) & (kept < N)
+    if tl.max(tied.to(tl.int32), axis=0) > 0:
+        above = key > least[:, None]
+        level = (key == least[:, None]) & inside
+        room = kept - tl.sum(above.to(tl.int32), axis=1)
+        chosen = above | (level & (tl.cumsum(level.to(tl.int32), axis=1) <= room[:, None]))
     dropped = inside & (chosen == 0)
     top = tl.max(tl.where(dropped, scores, -1e30), axis=1)[:, None]
     rest = tl.where(dropped, tl.exp(tl.minimum(scores - top, 0.0)), 0.0)
-    where = row * Z + n[None, :]
+    ones = chosen | ((n >= N) & (n < N + PREFIX))[None, :]
     written = (n < Z)[None, :] & present[:, None]
-    tl.store(keep + where, chosen.to(keep.dtype.element_ty), mask=written)
+    where = row * Z + n[None, :]
+    tl.store(keep + where, ones.to(keep.dtype.element_ty), mask=written)
     tl.store(extra + where, rest.to(extra.dtype.element_ty), mask=written)
 
 
@@ -207,7 +235,7 @@ def _relevance(values, place, mlp, TOP: tl.constexpr, HP: tl.constexpr):
     return tl.sum(tl.where(real, active * second, 0.0), axis=0) + bias
 
 
-@triton.jit(do_not_specialize=["texts", "images", "M", "PER"])
+@triton.jit(do_not_specialize=["texts", "images", "M", "PER", "norm_texts", "norm_first"])
 def align_kernel(
     products,
     keep,
@@ -225,6 +253,8 @@ def align_kernel(
     M,
     Q,
     PER,
+    norm_texts,
+    norm_first,
     PREFIX: tl.constexpr,
     ROWS: tl.constexpr,
     BN: tl.constexpr,
@@ -237,9 +267,10 @@ def align_kernel(
 ):
     """S of `PER` texts (of up to M words, `PER * M <= ROWS`, `PER <= PX`) with one image.
 
-    `products` are (T, M, B, Z), `weights` (B, Z, QP), `norms` (B, T, Q), `prefix` (T, M, B, PREFIX) cosines; out is
-    (B, T). With `SPLIT` weights and norms have two halves, (B, Z, 2 QP) and (B, T, 2 Q), and products and prefix
-    cosines come without their `UNSCALE`.
+    `products` are (T, M, B, Z), `weights` (B, Z, QP), `prefix` (T, M, B, PREFIX) cosines; out is (B, T). `norms` are
+    (B, norm_texts, Q), `extra_norms` (B, norm_texts), those of the texts from `norm_first` on. With `SPLIT` weights and
+    norms have two halves, (B, Z, 2 QP) and (B, norm_texts, 2 Q), and products and prefix cosines come without their
+    `UNSCALE`.
     """
     b = tl.program_id(1)
     head = tl.program_id(0) * PER
@@ -289,7 +320,8 @@ def align_kernel(
         sums = (sums + low_sums / _LOW) * _UNSCALE
         rests = (rests + low_rests / _LOW) * _UNSCALE
     rest = tl.sum(tl.where(local[:, None] == own[None, :], rests, 0.0), axis=1)
-    place = (b.to(tl.int64) * texts + t)[:, None]
+    own_norm = b.to(tl.int64) * norm_texts + norm_first + t
+    place = own_norm[:, None]
     merged = present[:, None] & (q < Q)[None, :]
     if SPLIT:
         norm = tl.load(norms + place * 2 * Q + q[None, :], mask=merged, other=1.0)
@@ -297,7 +329,7 @@ def align_kernel(
     else:
         norm = tl.load(norms + place * Q + q[None, :], mask=merged, other=1.0)
     cosine = tl.where(norm > 1e-36, sums * tl.rsqrt(tl.maximum(norm, 1e-36)), 0.0)
-    norm = tl.load(extra_norms + b.to(tl.int64) * texts + t, mask=present, other=1.0)
+    norm = tl.load(extra_norms + own_norm, mask=present, other=1.0)
     rest = tl.where(norm > 1e-36, rest * tl.rsqrt(tl.maximum(norm, 1e-36)), 0.0)
     cosine = tl.where((q == Q)[None, :], rest[:, None], cosine)
     for p in tl.static_range(PREFIX):

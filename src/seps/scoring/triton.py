@@ -1,16 +1,18 @@
-"""The fused backend: drives the Triton kernels (`kernels`), which write no tensor per pair but D.
+"""The fused backend: drives the Triton kernels (`launches`), which write no tensor per pair but D.
 
 What stays with torch: the cosines of the selection, the word-patch products (the vendor's GEMM beats ours by more than
 the writing costs), prefix cosines, and the description's words. In float32 all products are of pairs of half-precision
-numbers (`pairs`); on a GPU the cosines of the selection are so in every precision.
+numbers (`pairs`); on a GPU the cosines of the selection are so in half precision too.
+
+Several blocks of texts are selected and normed at once, a chunk of texts: these kernels take the texts of all lengths,
+and large launches fill a GPU better. Words are multiplied and aligned block by block.
 
 Shapes: B images, T texts, M words, N patches (Z padded), C width, Q merged patches, P prefix tokens.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -25,38 +27,14 @@ from seps.nn.known import why_not_fast
 from seps.nn.selection import num_kept
 from seps.nn.slimming import PatchSlimming
 from seps.scoring import half_pairs as pairs
+from seps.scoring import launches
 from seps.scoring.factored import BlockScorer
-from seps.scoring.inputs import TextBlock
-from seps.scoring.terms import branch_weights, strict_float32, unit_attention
+from seps.scoring.inputs import TextBlock, Texts
+from seps.scoring.launches import KernelSizes
+from seps.scoring.terms import branch_weights, inverse_norms, strict_float32, unit_attention
 
-_log = logging.getLogger(__name__)
-_compiled: set[tuple[object, ...]] = set()
-
-
-@dataclass(frozen=True)
-class KernelSizes:
-    """Block sizes of the kernels."""
-
-    select_rows: int = 4
-    norm_rows: int = 128
-    norm_group: int = 4
-    norm_columns: int = 32
-    norm_inner: int = 32
-    norm_warps: int = 4
-    norm_stages: int = 5
-    table_columns: int = 128
-    align_rows: int = 64
-    align_patches: int = 64
-    warps: int = 4
-    align_stages: int = 3
-    align_registers: int | None = None
-    """Most registers of a thread in the alignment kernel; None leaves it to the compiler."""
-    split_patches: int = 32
-    split_stages: int = 3
-    split_warps: int = 4
-    """Of the alignment kernel in float32."""
-    extra_stages: int = 2
-    """Of the norms of the extra token in float32."""
+Run = tuple[int, int]
+"""First text of a block, and the one after its last."""
 
 
 def why_not_triton(
@@ -118,33 +96,66 @@ def _flat_mlp(net: PatchSlimming) -> Tensor:
     return torch.cat([parameter.detach().float().flatten() for parameter in net.hrpa.relevance_mlp.parameters()])
 
 
-class TritonScorer(BlockScorer):
-    """Scores blocks of texts against the images of `side` with the fused kernels; `dtype` float32 is by pairs."""
+@dataclass
+class Decision:
+    """What a chunk of texts decides about the images: D and the extra token's weights, two (T, B, Z), and the norms."""
 
-    tensor_cores = True
+    keep: Tensor
+    extra: Tensor
+    norms: Tensor
+    """(B, Q + 1, T) inverse norms for the alignment by slots, the extra token's last. Else (B, T, Q) squared norms, in
+    float32 (B, T, 2 Q) of both halves."""
+    extra_norms: Tensor | None
+    """(B, T, 1) squared norms of the extra token, where they do not stand among the others."""
+
+
+class TritonScorer(BlockScorer):
+    """Scores blocks of texts against the images of `side` with the fused kernels; `dtype` float32 is by pairs.
+
+    `slots` says whether e stays in shared memory in the alignment, `held` whether D does in the norms.
+    """
 
     def __init__(
         self, net: PatchSlimming, side: ImageSide, dtype: torch.dtype, sizes: KernelSizes, mlp: Tensor
     ) -> None:
         self.sizes, self.mlp, self.split = sizes, mlp, dtype == torch.float32
+        count, prefix, device = side.patches.shape[1], side.prefix.shape[1], side.patches.device
+        self.merged = side.logits["caption"].shape[-1]
+        plain = not self.split and net.hrpa.relevance_mlp is None
+        self.slots = plain and launches.fits_slots(count, prefix, self.merged, device)
+        # Prefix tokens that stand in the padding of the patches.
+        self.placed = prefix if self.slots else 0
+        self.held = launches.fits_held(count + self.padding(count), device)
         super().__init__(net, side, dtype)
+        if self.placed:
+            self.patches[:, count : count + prefix] = self.prefix
+
+    def padding(self, count: int) -> int:
+        """Tensor cores multiply in every precision: up to a multiple of 16, with room for the prefix tokens."""
+        return launches.sixteens(count + self.placed) - count
 
     def prepare(self, scaled: Tensor) -> None:
         """Make G with doubled upper blocks, the whole of H, and e padded for the kernels."""
         side, padded = self.side, scaled.shape[1]
+        count, prefix = side.patches.shape[1], side.prefix.shape[1]
         dtype = torch.float16 if self.split else self.dtype
-        weights = branch_weights(side.logits["caption"], padded - side.patches.shape[1], dtype)
+        weights = branch_weights(side.logits["caption"], padded - count, dtype)
         rounded = scaled if self.split else scaled.to(dtype).float()
         with strict_float32() if self.split else nullcontext():
             gram = torch.bmm(rounded, rounded.transpose(1, 2))
-        gram = gram * _doubling(padded, self.sizes.norm_columns, gram.device)
-        self.gram = gram.to(self.dtype).contiguous()
-        self.merged = weights.shape[-1]
+        step = launches.HELD_STEP if self.held else self.sizes.norm_columns
         with torch.cuda.device_of(gram):  # type: ignore[no-untyped-call]
-            self.table = _table(gram, weights.contiguous(), dtype, self.sizes, self.split)
-        self.columns = max(16, _power(self.merged + 1 + side.prefix.shape[1]))
+            upper = launches.doubled(gram, step)
+            self.table = launches.table(upper, weights.contiguous(), dtype, self.sizes, self.split)
+        if not (self.held and self.slots):
+            upper = launches.doubled(gram, self.sizes.norm_columns)
+        # (B, Z, 1, Z): the one table of the extra token.
+        self.gram = upper.to(self.dtype)[:, :, None].contiguous()
+        self.columns = launches.token_columns(self.merged + 1 + prefix)
         weights = F.pad(weights, (0, self.columns - self.merged))
         self.weights = torch.cat(pairs.split(weights), dim=-1) if self.split else weights.to(dtype).contiguous()
+        for place in range(self.placed):
+            self.weights[:, count + place, self.merged + 1 + place].fill_(1.0)
         # (B N, 3 C), (B, Z, 3 C), (B, P, 3 C): right sides of products of pairs. Float32 selects by strict float32: 22
         # bits would keep another patch in ten times as many pairs.
         by_pairs = scaled.is_cuda and not self.split
@@ -156,10 +167,68 @@ class TritonScorer(BlockScorer):
 
     def score(self, block: TextBlock) -> Tensor:
         """Scores (B, T) of the block."""
+        out = torch.empty(self.patches.shape[0], block.count, device=self.patches.device)
         # Kernels start on the current device, which need not be that of the features.
-        with torch.cuda.device_of(block.words):  # type: ignore[no-untyped-call]
-            score = self._patch_scores(block)
-        return self.mix(self.add_fixed_parts(block, score), self.describe(block))
+        with torch.cuda.device_of(out):  # type: ignore[no-untyped-call]
+            self._score_into(block, self.decide(block), 0, out, 0)
+        return out
+
+    def fill(self, texts: Texts, limit: int, chunk: int, out: Tensor) -> None:
+        """Scores of all texts, in their sorted order, into `out` (B, T) with rows one after the other.
+
+        Words meet the images in blocks of at most `limit` texts; up to `chunk` texts are selected and normed at once.
+        """
+        with torch.cuda.device_of(out):  # type: ignore[no-untyped-call]
+            for runs in chunks(texts.runs(limit), chunk):
+                blocks = [texts.block(*run) for run in runs]
+                decision = self.decide(joined(texts, runs, blocks))
+                for (start, _), block in zip(runs, blocks, strict=True):
+                    self._score_into(block, decision, start - runs[0][0], out, start)
+                # Before the next chunk makes its own.
+                del blocks, block, decision
+
+    def decide(self, block: TextBlock) -> Decision:
+        """Select and norm for all texts of a block, whose words are not looked at."""
+        keep, extra = self.select(block)
+        texts, images, _ = keep.shape
+        if not self.slots:
+            extra_norms = launches.squared_norms(extra, self.gram, self.sizes)
+            if not self.held:
+                return Decision(keep, extra, launches.squared_norms(keep, self.table, self.sizes), extra_norms)
+            norms = torch.empty(images, self.table.shape[2], texts, device=keep.device)
+            launches.held_norms(keep, self.table, norms, self.sizes)
+            return Decision(keep, extra, norms.transpose(1, 2).contiguous(), extra_norms)
+        norms = torch.empty(images, self.merged + 1, texts, device=keep.device)
+        if self.held:
+            launches.held_norms(keep, self.table, norms, self.sizes, inverse=True)
+            launches.held_norms(extra, self.gram, norms, self.sizes, first=self.merged, inverse=True)
+        else:
+            for left, table, part in ((keep, self.table, norms[:, :-1]), (extra, self.gram, norms[:, -1:])):
+                part.copy_(inverse_norms(launches.squared_norms(left, table, self.sizes)).transpose(1, 2))
+        return Decision(keep, extra, norms, None)
+
+    def select(self, block: TextBlock) -> tuple[Tensor, Tensor]:
+        """D and the extra token's weights, two (T, B, Z) in the products' dtype; in float32 D is float16."""
+        images, count = self.fixed_scores.shape
+        if self.unit_pairs is None:
+            cosines, scale = unit_attention(self.unit_patches, block.mean), 1.0
+        else:
+            cosines, scale = pairs.products(block.paired("mean"), self.unit_pairs), pairs.UNSCALE
+        extra = torch.empty(block.count, images, self.patches.shape[1], dtype=self.dtype, device=cosines.device)
+        keep = torch.empty_like(extra, dtype=torch.float16 if self.split else self.dtype)
+        launches.select(
+            cosines,
+            self.fixed_scores,
+            keep,
+            extra,
+            weight=float(self.net.config.branches[0].guides.get("caption", 0.0)),
+            scale=scale,
+            kept=num_kept(count, self.net.config.sparse_ratio),
+            prefix=self.placed,
+            learned=self.net.config.scoring == "learned",
+            sizes=self.sizes,
+        )
+        return keep, extra
 
     def word_products(self, block: TextBlock, tokens: Tensor) -> Tensor:
         """See `BlockScorer.word_products`; in float32 by pairs."""
@@ -173,15 +242,37 @@ class TritonScorer(BlockScorer):
         flat = pairs.products(block.paired("words").view(-1, width), tokens.view(-1, width))
         return flat.view(block.count, -1, batch, count)
 
-    def _patch_scores(self, block: TextBlock) -> Tensor:
-        from seps.scoring import kernels
+    def _score_into(self, block: TextBlock, decision: Decision, first: int, out: Tensor, column: int) -> None:
+        """Scores of a block into the columns of `out` (B, any) from `column` on; its texts are `first` and on of a
+        decision."""
+        part = slice(first, first + block.count)
+        place = out[:, column : column + block.count]
+        if self.slots:
+            launches.slot_align(
+                self.word_products(block, self.patches),
+                decision.keep[part],
+                decision.extra[part],
+                self.weights,
+                decision.norms,
+                block.lengths,
+                out,
+                merged=self.merged,
+                prefix=self.placed,
+                norm_first=first,
+                out_first=column,
+                leaky=self.net.hrpa.scan,
+                ragged=block.mask is not None,
+                sizes=self.sizes,
+            )
+            patches = place
+        else:
+            patches = self._align_block(block, decision, first)
+        scores = self.mix(self.add_fixed_parts(block, patches), self.describe(block))
+        if scores is not place:
+            place.copy_(scores)
 
-        keep, extra = self.select(block)
-        norms = self.squared_norms(keep, self.table)
-        extra_norms = self.squared_norms(extra, self.gram[:, :, None, :])
-        sizes, hrpa = self.sizes, self.net.hrpa
-        images, padded, _ = self.patches.shape
-        texts, longest = block.words.shape[:2]
+    def _align_block(self, block: TextBlock, decision: Decision, first: int) -> Tensor:
+        """The patches' part of S, (B, T), where the alignment is not by slots."""
         prefix = self.prefix.shape[1]
         if self.split:
             products = self._pair_products(block, self.patch_pairs)
@@ -189,134 +280,54 @@ class TritonScorer(BlockScorer):
         else:
             products = self.word_products(block, self.patches)
             prefix_cosines = self.word_products(block, self.prefix).contiguous() if prefix else products
-        top = hrpa.top_k if hrpa.relevance_mlp is not None else 0
-        # A wide row of tokens leaves registers for half the words.
-        wide = self.columns > 64
-        rows = max(sizes.align_rows // (2 if wide else 1), _power(longest))
-        per = rows // longest
-        out = torch.empty(images, texts, device=products.device)
-        _announce("alignment", rows, self.columns, prefix, top, self.dtype)
-        kernels.align_kernel[(-(-texts // per), images)](
+        part = slice(first, first + block.count)
+        assert decision.extra_norms is not None
+        return launches.align(
             products,
-            keep,
-            extra,
+            decision.keep[part],
+            decision.extra[part],
             self.weights,
-            norms,
-            extra_norms,
+            decision.norms,
+            decision.extra_norms,
             prefix_cosines,
             block.lengths,
             self.mlp,
-            out,
-            texts,
-            images,
-            padded,
-            longest,
-            self.merged,
-            per,
-            PREFIX=prefix,
-            ROWS=rows,
-            BN=sizes.split_patches if self.split else sizes.align_patches,
-            PX=max(16, _power(per)),
-            QP=self.columns,
-            TOP=top,
-            HP=_power(max(2, 2 * top)),
-            LEAKY=hrpa.scan,
-            SPLIT=self.split,
-            num_warps=sizes.warps if not self.split else sizes.split_warps * (2 if rows * self.columns > 4096 else 1),
-            num_stages=sizes.split_stages if self.split else sizes.align_stages,
-            **({} if sizes.align_registers is None else {"maxnreg": sizes.align_registers}),
+            merged=self.merged,
+            columns=self.columns,
+            prefix=prefix,
+            first=first,
+            top=self.net.hrpa.top_k if self.net.hrpa.relevance_mlp is not None else 0,
+            leaky=self.net.hrpa.scan,
+            split=self.split,
+            sizes=self.sizes,
         )
-        return out
-
-    def select(self, block: TextBlock) -> tuple[Tensor, Tensor]:
-        """D and the extra token's weights, two (T, B, Z) in the products' dtype; in float32 D is float16."""
-        from seps.scoring import kernels
-
-        images, count = self.fixed_scores.shape
-        padded = self.patches.shape[1]
-        if self.unit_pairs is None:
-            cosines, scale = unit_attention(self.unit_patches, block.mean), 1.0
-        else:
-            cosines, scale = pairs.products(block.paired("mean"), self.unit_pairs), pairs.UNSCALE
-        extra = torch.empty(block.count, images, padded, dtype=self.dtype, device=cosines.device)
-        keep = torch.empty_like(extra, dtype=torch.float16 if self.split else self.dtype)
-        _announce("selection", _power(padded), self.net.config.scoring, self.dtype)
-        kernels.select_kernel[(-(-block.count // self.sizes.select_rows), images)](
-            cosines,
-            self.fixed_scores,
-            keep,
-            extra,
-            float(self.net.config.branches[0].guides.get("caption", 0.0)),
-            scale,
-            num_kept(count, self.net.config.sparse_ratio),
-            block.count,
-            images,
-            count,
-            padded,
-            NP=_power(padded),
-            ROWS=self.sizes.select_rows,
-            LEARNED=self.net.config.scoring == "learned",
-            num_warps=4,
-        )
-        return keep, extra
-
-    def squared_norms(self, left: Tensor, table: Tensor) -> Tensor:
-        """`left^T table_k left`: (T, B, Z), (B, Z, Q, Z) -> (B, T, Q) float32; the operands share their dtype."""
-        from seps.scoring import kernels
-
-        texts, images, padded = left.shape
-        merged = table.shape[2]
-        out = torch.empty(images, texts, merged, device=left.device)
-        sizes = self.sizes
-        group = min(sizes.norm_group, _power(merged))
-        single = left.dtype == torch.float32
-        _announce("norms", group, left.dtype)
-        kernels.norms_kernel[(-(-texts // sizes.norm_rows), images, -(-merged // group))](
-            left,
-            table.contiguous(),
-            out,
-            texts,
-            images,
-            merged,
-            padded,
-            ROWS=sizes.norm_rows,
-            GROUP=group,
-            BJ=sizes.norm_columns,
-            BI=sizes.norm_inner,
-            PRECISION="tf32x3" if single else "tf32",
-            num_warps=sizes.norm_warps,
-            num_stages=sizes.extra_stages if single else sizes.norm_stages,
-        )
-        return out
 
 
-def _announce(name: str, *shape: object) -> None:
-    """Log, once a process, that a kernel is compiled for a shape, or read from Triton's cache on disk."""
-    if (name, *shape) not in _compiled:
-        _compiled.add((name, *shape))
-        _log.info("Compiling the %s kernel, or reading it from Triton's cache: %s", name, ", ".join(map(str, shape)))
+def chunks(runs: Sequence[Run], most: int) -> Iterator[list[Run]]:
+    """The runs (start, stop), as many neighbours together as hold at most `most` texts, and at least one."""
+    start = 0
+    while start < len(runs):
+        stop = start + 1
+        while stop < len(runs) and runs[stop][1] - runs[start][0] <= most:
+            stop += 1
+        yield list(runs[start:stop])
+        start = stop
 
 
-def _table(gram: Tensor, weights: Tensor, dtype: torch.dtype, sizes: KernelSizes, split: bool) -> Tensor:
-    """H of all images: (B, Z, Z), (B, Z, Q) -> (B, Z, Q, Z), with `split` (B, Z, 2 Q, Z), without a float32 form."""
-    from seps.scoring import kernels
+def joined(texts: Texts, runs: Sequence[Run], blocks: Sequence[TextBlock]) -> TextBlock:
+    """The blocks of neighbouring `runs` as one, without words: what the selection needs of them.
 
-    images, padded, merged = weights.shape
-    table = torch.empty(images, padded, merged * (2 if split else 1), padded, dtype=dtype, device=gram.device)
-    rows, columns = 16, sizes.table_columns
-    _announce("table", columns, dtype, split)
-    kernels.table_kernel[(-(-padded // rows), merged, images)](
-        gram, weights, table, merged, padded, BI=rows, BJ=columns, SPLIT=split, num_warps=4
-    )
-    return table
-
-
-def _doubling(count: int, step: int, device: torch.device) -> Tensor:
-    """2 above the diagonal blocks of `step` patches, 1 in them, 0 below."""
-    block = torch.arange(count, device=device) // step
-    return (block[:, None] < block[None, :]).float() * 2 + (block[:, None] == block[None, :]).float()
-
-
-def _power(count: int) -> int:
-    """The smallest power of two that is at least `count`."""
-    return 1 << max(0, count - 1).bit_length()
+    Made once where `texts` keeps its blocks.
+    """
+    if len(blocks) == 1:
+        return blocks[0]
+    key = (runs[0][0], runs[-1][1])
+    if key in texts.joined:
+        return texts.joined[key]
+    mean = torch.cat([block.mean for block in blocks])
+    lengths = torch.cat([block.lengths for block in blocks])
+    index = torch.cat([block.index for block in blocks])
+    made = TextBlock(index, mean.new_empty(mean.shape[0], 0, mean.shape[1]), None, mean, lengths)
+    if texts.keeps_blocks:
+        texts.joined[key] = made
+    return made
