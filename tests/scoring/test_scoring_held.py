@@ -173,10 +173,10 @@ def test_slots_of_every_length(words, lengths):
 )
 def test_chunks_give_the_scores_of_single_blocks(dtype, dense, limit, chunk):
     config = config_of(66, dense=dense)
-    net, data = on_device(make_net(config), make_inputs(config, images=1, texts=13))
+    net, data = on_device(make_net(config), make_inputs(config, images=1, texts=8))
     texts = Texts(data["words"], data["lengths"], dtype=torch.float32, products=dtype)
     texts.keep_blocks()
-    out = torch.full((1, 13), float("nan"), device=DEVICE)
+    out = torch.full((1, 8), float("nan"), device=DEVICE)
     with torch.no_grad():
         scorer = fused.scorer(net, dtype, WIDE)(net.encode_images(data["images"], **described_of(config, data)))
         scorer.fill(texts, limit, chunk, out)

@@ -3,7 +3,8 @@
 held_norms   D of many texts stays, the tables H_k of one image stream by
 slot_align   e of one image stays, the words of the texts stream by, a fixed number of rows for each text
 
-For 64 to 256 padded patches and up to 256; `kernels` has those for other shapes, and for what these leave out.
+The norms take 64 to 256 padded patches, the alignment up to 256; `kernels` has those for other shapes, and for what
+these leave out.
 
 For `slot_align` prefix tokens stand in the padding of the patches: their places in D are 1, their rows of H are zero,
 and their columns of e have a single one.
