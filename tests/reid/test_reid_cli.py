@@ -72,7 +72,7 @@ def test_show_writes_pictures(trained: Path, capsys: pytest.CaptureFixture[str])
         (["train", "--out", "{tmp}/run", "data.layout=market", "data.root={tmp}"], "unknown layout"),
         (["train", "--out", "{tmp}/run", "--config", "{tmp}/none.yaml"], "cannot be read"),
         (["train", "--out", "{tmp}/run", "data.root={data}", "--device", "abacus"], "abacus"),
-        (["eval", "{tmp}"], "no best checkpoint"),
+        (["eval", "{tmp}"], "it holds no checkpoint"),
         (["eval", "{run}", "model.width=3"], "data settings alone"),
         (["eval", "{run}", "--batch-size", "0"], "--batch-size"),
         (["eval", "{run}", "--pattern", "9"], "invalid choice"),
