@@ -278,6 +278,7 @@ def main() -> int:
     parser.add_argument("--data", required=True)
     parser.add_argument("--train", help="JSONL of training photos, for the rows with 8-bit integers")
     parser.add_argument("--photos", type=int, default=200, help="0: time the ways alone")
+    parser.add_argument("--skip", type=int, default=0, help="photos at the beginning that are left out")
     parser.add_argument("--only", default="", metavar="WORDS", help="beside torch, the ways with these words alone")
     parser.add_argument("--whole", action="store_true", help="all that `seps index` does with a photo but writing it")
     parser.add_argument("--levels", action="store_true", help="the levels over the bank alone, as before and as now")
@@ -296,7 +297,7 @@ def main() -> int:
         (scorer if options.scorer else nearest)(options, model)
         return 0
     data = load_data(options.data)
-    data = replace(data, records=data.records[: max(options.photos, 8)])
+    data = replace(data, records=data.records[options.skip :][: max(options.photos, 8)])
     pixels = decode_all(data, model.image_size)
     owner = torch.as_tensor(data.image_of_caption)
     texts = model.encode_texts(data.captions) if options.photos else None
@@ -322,6 +323,7 @@ def main() -> int:
                 "model": options.model,
                 "data": Path(options.data).name,
                 "photos": options.photos,
+                "skip": options.skip,
                 "way": name,
                 "ms_per_photo": median(spent[name][1:]),
                 "speed": median(spent[usual][1:]) / median(spent[name][1:]),
