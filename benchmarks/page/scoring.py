@@ -103,9 +103,7 @@ def kernels(files: Results) -> str:
         ("together", lambda one: one["all"]),
     ):
         rows.append([told, *(f"{of(found[kind]):.0f}" for kind in ("float32", "half"))])
-    return table(
-        ["512 x 25,000, ms", "float32", "half"], rows, f"Each alone and under the profiler ({link(name)})."
-    )
+    return table(["512 x 25,000, ms", "float32", "half"], rows, f"Each alone and under the profiler ({link(name)}).")
 
 
 def flickr(files: Results) -> str:
