@@ -148,15 +148,19 @@ def test_the_command_indexes_and_ends_on_ctrl_c(tmp_path: Path) -> None:
     folder, store = gallery(tmp_path / "g", 2), tmp_path / "s"
     words = ["index", str(folder), "--store", str(store), "--model", model_folder(), "--no-bank"]
     command = [sys.executable, "-m", "seps.cli.main", *words, "--watch", "--every", "0.2"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    told = tmp_path / "told.txt"
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with told.open("w") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.PIPE, text=True, env=environment)
     try:
-        wait_for(lambda: count(store) == 2, process)
+        # A picture is stored before it is told: Ctrl-C in between would be right, too.
+        wait_for(lambda: "2 new" in told.read_text(), process)
         paint(folder / "new.jpg", 53)
-        wait_for(lambda: count(store) == 3, process)
+        wait_for(lambda: "1 new" in told.read_text(), process)
+        assert count(store) == 3
         process.send_signal(signal.SIGINT)
-        printed, said = process.communicate(timeout=120)
+        said = process.communicate(timeout=120)[1]
     finally:
         process.kill()
     assert process.returncode == 0
-    assert "2 new" in printed and "1 new" in printed
     assert "Ctrl-C ends it" in said and said.rstrip().endswith("Stopped watching. What was stored is kept.")
