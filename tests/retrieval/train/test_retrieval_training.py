@@ -272,21 +272,6 @@ def test_what_lies_where_the_model_goes_is_told_before_training(encoders, scenes
     assert (tmp_path / "model" / "weights.h5").read_text() == "precious"
 
 
-@pytest.mark.parametrize("which", ["train", "dev"])
-def test_a_set_without_descriptions_is_told_before_training_on_them_alone(
-    encoders, scenes, dev_scenes, tmp_path, which
-):
-    """A dev set without any ended the run after its first epochs."""
-    plain = (scenes if which == "train" else dev_scenes).parent / f"plain-{which}.jsonl"
-    lines = map(json.loads, (scenes if which == "train" else dev_scenes).read_text().splitlines())
-    plain.write_text("".join(json.dumps({**line, "dense": None}) + "\n" for line in lines))
-    sets = {"train": scenes, "dev": dev_scenes, which: plain}
-    settings = config(encoders, sets["train"], sets["dev"], model={"head": "description"}, train={"epochs": 1})
-    with pytest.raises(ValueError, match=rf"head='description' scores .* but .*plain-{which} has none"):
-        train_model(settings, tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.parametrize("which", ["card", "tokenizer"])
 def test_a_changed_file_of_the_earlier_model_is_told_before_training(
     encoders, scenes, dev_scenes, started, tmp_path, capsys, which

@@ -1,4 +1,4 @@
-"""A run that begins with the weights of another model: `start`; and what is said when memory or sizes do not fit."""
+"""A run that begins with the weights of another model: `start`; and what is said before a run that cannot work."""
 
 from __future__ import annotations
 
@@ -92,3 +92,21 @@ def test_a_size_that_does_not_fit_is_refused_before_photos_are_decoded(first, tm
     bad = replace(config, model=replace(config.model, image_size=(33, 33)))
     with pytest.raises(ValueError, match="Image size 33x33 does not fit"):
         train_model(bad, tmp_path / "run")
+
+
+@pytest.mark.parametrize("which", ["train", "dev"])
+def test_a_set_without_descriptions_is_told_before_training_on_them_alone(
+    encoders, scenes, dev_scenes, tmp_path, which
+):
+    """A dev set without any ended the run after its first epochs."""
+    known = {"train": scenes, "dev": dev_scenes}
+    plain = known[which].parent / f"plain-{which}.jsonl"
+    lines = map(json.loads, known[which].read_text().splitlines())
+    plain.write_text("".join(json.dumps({**line, "dense": None}) + "\n" for line in lines))
+    sets = {**known, which: plain}
+    model = ModelConfig(**{**encoders, "embed_size": 16, "dropout": 0.0, "head": "description"})
+    train = TrainConfig(epochs=1, batch_size=16, eval_every=1, prefetch=0)
+    settings = RunConfig(model=model, data=DataConfig(str(sets["train"]), (str(sets["dev"]),)), train=train)
+    with pytest.raises(ValueError, match=rf"head='description' scores .* but .*plain-{which} has none"):
+        train_model(settings, tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -328,16 +328,14 @@ class Searcher:
         return (*columns, "bank") if settings.bank else columns
 
     def prior(self, sentences: float = 1) -> Prior | None:
-        """The estimate of a score by which candidates are chosen; None without a bank, where the vectors decide alone.
-
-        It is the product of vectors times a slope, minus the picture's level over the bank for each of `sentences` (the
-        sum of their factors). The slope is twice the weight of the pooled cosine: the alignment of words grows with the
-        cosine about as fast as the pooled part does.
+        """The estimate of a score by which candidates are chosen; None without a bank, where the vectors decide alone:
+        the product of vectors times a slope, minus the level over the bank times `sentences`, the sum of their factors.
+        The slope is twice the pooled cosine's weight: the alignment of words grows about as fast with it.
         """
         if not sentences or not self.store.settings.bank:
             return None
         net = None if self.scorer is None else self.scorer.net
-        slope = 2 * net.config.pooled if net is not None and net.config.pooled else 1.0
+        slope = 1.0 if net is None else 2 * net.config.pooled or 1.0
         return Prior(slope, -self.strength * sentences)
 
     def _candidates(
