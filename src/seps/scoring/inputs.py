@@ -227,7 +227,7 @@ class Texts:
     def _sort(self, key: list[int]) -> None:
         # Stable; sorting a list of 25,000 would leave a GPU idle for some milliseconds.
         ordered, order = torch.sort(torch.tensor(key, dtype=torch.int32), stable=True)
-        self._order, self._ordered = order.tolist(), ordered.tolist()
+        self._order, self._ordered = order.numpy().tolist(), ordered.numpy().tolist()
         self._index = on_device(order, torch.long, self.words.device)
         self._back = torch.argsort(self._index)
 
