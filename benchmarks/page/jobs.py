@@ -108,13 +108,13 @@ def indexing(files: Results) -> str:
             waits = "" if row["device_waits"] is None else f"{row['device_waits']:.0%}"
             cells = [f"{row['photos_per_second']:.1f}", f"{row['steady']:.1f}", *times, waits]
             rows.append([told, default, machine, *cells, link(name)])
-    for call, rate in re.findall(
-        r"^\$ seps index FOLDER --store [ABC](.*)\n.*\([\d.]+ s, ([\d.]+) images",
+    for without, call, rate in re.findall(
+        r"^\$ (SEPS_OPENVINO=0 )?seps index FOLDER --store [NOPQR](.*?) *\([\d.]+ s, ([\d.]+) images",
         files.text("index-cpu.txt"),
         re.MULTILINE,
     ):
-        default = NO if "--no-bank" in call else MODEL if "--model" in call else YES
-        told = f"`seps index{call.rstrip()}`"
+        default = NO if "--no-bank" in call or not without else MODEL if "--model" in call else YES
+        told = f"`seps index{call}`" + ("" if without else ", with `seps[fast]`")
         rows.append([told, default, "two CPU cores", rate, "", "", "", "", link("index-cpu.txt")])
     after = []
     if files.has("indexing-cpu.json") and "killed" in (data := files.json("indexing-cpu.json")):
