@@ -15,6 +15,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import torch
 
 from seps.cli.main import call
 from seps.ray_cluster import RayConfig, connected
@@ -25,7 +26,7 @@ from seps.retrieval.index.build import IndexOptions, index_folder
 from seps.retrieval.index.codec import unpack
 from seps.retrieval.index.embedding import ImageJob, PreparedBatch, Preparer
 from seps.retrieval.index.maintenance import verify
-from seps.retrieval.index.ray import LOST, _one_by_one, carry_plugins
+from seps.retrieval.index.ray import LOST, _one_by_one, _spread, carry_plugins
 from seps.retrieval.index.rows import Row
 from seps.retrieval.index.store import Store
 from stores import few_sentences, gallery, index, model, model_folder, paint
@@ -181,6 +182,60 @@ def test_a_worker_that_is_starting_again_costs_no_picture() -> None:
         LOST,
         "read",
     ]
+
+
+class SmallCluster:
+    """Ray with room for some workers: the others never start."""
+
+    def __init__(self, room: int) -> None:
+        self.room, self.made, self.told = room, 0, 0
+        self.exceptions = SimpleNamespace(RayActorError=KeyError)
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": float(self.room)}
+
+    def put(self, value: Any) -> Any:
+        return value
+
+    def remote(self, kind: type) -> Any:
+        return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=self.start))
+
+    def start(self, *_: Any) -> Any:
+        number, self.made = self.made, self.made + 1
+        return SimpleNamespace(ready=self.task(number), run=self.task(number))
+
+    def task(self, worker: int) -> Any:
+        def submit(*jobs: Any) -> tuple[int, int]:
+            self.told += 1
+            return worker, self.told
+
+        return SimpleNamespace(remote=submit)
+
+    def wait(self, tasks: list[tuple[int, int]], num_returns: int, timeout: float | None = None) -> Any:
+        able = [task for task in tasks if task[0] < self.room]
+        assert able or timeout is not None, "it waits for ever"
+        return able[:1], tasks
+
+    def get(self, task: tuple[int, int]) -> PreparedBatch:
+        return PreparedBatch([])
+
+    def kill(self, worker: Any) -> None:
+        pass
+
+
+def spread(ray: SmallCluster, workers: int, address: str = "auto") -> list[int]:
+    prepare: Any = SimpleNamespace(model=SimpleNamespace(device=torch.device("cpu")), settings=SimpleNamespace(bank=""))
+    batches: list[list[ImageJob]] = [[] for _ in range(9)]
+    return sorted(number for number, _ in _spread(ray, batches, prepare, RayConfig(address, workers)))
+
+
+def test_more_workers_than_the_cluster_has_room_for_cost_nothing() -> None:
+    """Batches of a worker that never started were waited for, without an end."""
+    assert spread(SmallCluster(2), 4) == spread(SmallCluster(4), 4) == list(range(9))
+    with pytest.raises(ValueError, match=r"No worker of the cluster has started in 300 s: has it free processors\?"):
+        spread(SmallCluster(0), 2)
+    here = SmallCluster(2)
+    assert spread(here, 4, address="") == list(range(9)) and here.made == 2
 
 
 def test_what_ray_prints_is_not_on_standard_output(

@@ -75,9 +75,15 @@ def _spread(
     carry_plugins(ray)
     actor = ray.remote(Worker).options(num_cpus=1, num_gpus=config.gpus or None, max_restarts=-1)
     shared = ray.put(prepare)
-    workers = [actor.remote(shared, config.gpus > 0) for _ in range(min(config.workers, len(batches)))]
+    count = min(config.workers, len(batches))
+    if not config.address:  # a cluster of this machine does not grow, and one that died needs its place again
+        count = max(1, min(count, int(ray.cluster_resources().get("CPU", 1))))
+    workers = [actor.remote(shared, config.gpus > 0) for _ in range(count)]
     todo = iter(enumerate(batches))
+    # Work is for workers that have started: of more than the cluster has room for, some never do.
+    starting = {worker.ready.remote(): worker for worker in workers}
     running: dict[Any, tuple[int, Any]] = {}
+    left = len(batches)
 
     def give(worker: Any) -> None:
         entry = next(todo, None)
@@ -85,11 +91,19 @@ def _spread(
             running[worker.run.remote(list(entry[1]))] = (entry[0], worker)
 
     try:
-        for _ in range(AHEAD):
-            for worker in workers:
-                give(worker)
-        while running:
-            (done,), _ = ray.wait(list(running), num_returns=1)
+        while left:
+            found, _ = ray.wait([*running, *starting], num_returns=1, timeout=None if running else READY_SECONDS)
+            if not found:
+                raise ValueError(
+                    f"No worker of the cluster has started in {READY_SECONDS:.0f} s: has it free processors"
+                    f"{' and GPUs' if config.gpus else ''}? What was indexed is kept; run again."
+                )
+            (done,) = found
+            if done in starting:
+                worker = starting.pop(done)
+                for _ in range(AHEAD):
+                    give(worker)
+                continue
             number, worker = running.pop(done)
             try:
                 prepared: PreparedBatch = ray.get(done)
@@ -99,6 +113,7 @@ def _spread(
                 ray.wait(others, num_returns=len(others)) if others else None
                 prepared = _one_by_one(ray, worker, batches[number])
             give(worker)
+            left -= 1
             yield number, prepared
     finally:
         for worker in workers:
