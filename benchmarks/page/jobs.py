@@ -91,7 +91,7 @@ def indexing(files: Results) -> str:
     rows: list[Row] = []
     for name, machine in (
         ("indexing-h200.json", "one H200"),
-        ("indexing-cpu.json", "two CPU cores, crowded by other work"),
+        ("indexing-cpu.json", "two CPU cores, `seps[fast]`, 320 photos"),
     ):
         if not files.has(name):
             rows.append(["`seps index`, `mini` and `base`", YES, machine, NOT_RECORDED, "", "", "", "", ""])
