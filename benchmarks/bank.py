@@ -24,11 +24,12 @@ from torch import Tensor
 
 from benchmarks.partly_described import measure
 from seps.metrics import recall
+from seps.retrieval.confidence import STRENGTH, Calibration
 from seps.retrieval.data import load_jsonl
 from seps.retrieval.data.images import decode_all
 from seps.retrieval.eval.evaluate import encode_images
 from seps.retrieval.heads import ImageFeatures, TextFeatures
-from seps.retrieval.index.bank import BEST, GOOD, STRENGTH, Calibration, bank_of, level, strength_without_labels
+from seps.retrieval.index.bank import BEST, GOOD, bank_of, level, strength_without_labels
 from seps.retrieval.index.codec import image_vectors
 from seps.retrieval.pretrained import from_pretrained
 

@@ -34,10 +34,11 @@ from torch.nn import functional as F
 from benchmarks.bank import NOTHING
 from seps.metrics import recall
 from seps.nn.guidance import masked_mean
+from seps.retrieval.confidence import STRENGTH
 from seps.retrieval.data import RetrievalDataset, load_jsonl
 from seps.retrieval.eval.evaluate import encode_images
 from seps.retrieval.heads import ImageFeatures, TextFeatures
-from seps.retrieval.index.bank import BEST, CAPTION_STRENGTH, NEAR, STRENGTH, bank_of, caption_levels
+from seps.retrieval.index.bank import BEST, CAPTION_STRENGTH, NEAR, bank_of, caption_levels
 from seps.retrieval.index.codec import text_vectors
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import from_pretrained

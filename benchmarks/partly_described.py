@@ -20,12 +20,13 @@ from statistics import mean
 import torch
 from torch import Tensor
 
+from seps.retrieval.confidence import STRENGTH
 from seps.retrieval.data import RetrievalDataset, load_jsonl
 from seps.retrieval.data.images import decode_all
 from seps.retrieval.demo import gallery_file
 from seps.retrieval.eval.evaluate import encode_images
 from seps.retrieval.heads import ImageFeatures
-from seps.retrieval.index.bank import STRENGTH, bank_of, image_levels
+from seps.retrieval.index.bank import bank_of, image_levels
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import from_pretrained
 

@@ -25,7 +25,8 @@ from torch.nn import functional as F
 
 from benchmarks.bank import KINDS, auroc, best_scores
 from benchmarks.fusion import Parts, parts_of, shipped
-from seps.retrieval.index.bank import GOOD, STRENGTH, Calibration
+from seps.retrieval.confidence import STRENGTH, Calibration
+from seps.retrieval.index.bank import GOOD
 from seps.retrieval.pretrained import from_pretrained
 
 FACTS = ("words", "level over the bank", "gallery mean", "gallery deviation")

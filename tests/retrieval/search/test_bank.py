@@ -13,6 +13,7 @@ import torch
 
 from seps.cli.main import call, main
 from seps.retrieval import Searcher
+from seps.retrieval.confidence import REFERENCE, STRENGTH, Calibration, expected_largest
 from seps.retrieval.data import load_jsonl
 from seps.retrieval.eval.evaluate import evaluate, score_dataset
 from seps.retrieval.eval.protocol import ProtocolError, view
@@ -25,12 +26,8 @@ from seps.retrieval.index.bank import (
     CAPTION_STRENGTH,
     GOOD,
     PRIOR,
-    REFERENCE,
-    STRENGTH,
-    Calibration,
     background,
     bank_of,
-    expected_largest,
     image_levels,
     level,
     sentences,

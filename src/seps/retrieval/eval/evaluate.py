@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from seps.metrics import RetrievalMetrics, five_fold, recall
+from seps.retrieval.confidence import STRENGTH
 from seps.retrieval.config import Protocol
 from seps.retrieval.data import RetrievalDataset
 from seps.retrieval.data.streams import Pixels
@@ -19,7 +20,6 @@ from seps.retrieval.eval.protocol import PUBLISHED_WARNING, ProtocolError, View,
 from seps.retrieval.heads import ImageFeatures, SlimmingHead, TextFeatures
 from seps.retrieval.index.bank import (
     CAPTION_STRENGTH,
-    STRENGTH,
     bank_of,
     bank_words,
     caption_levels,

@@ -29,10 +29,7 @@ from torch import Tensor
 
 from seps.nn.image_side import ImageSide
 from seps.nn.slimming import PatchSlimming
-from seps.retrieval.confidence import REFERENCE as REFERENCE
-from seps.retrieval.confidence import STRENGTH as STRENGTH
-from seps.retrieval.confidence import Calibration as Calibration
-from seps.retrieval.confidence import expected_largest as expected_largest
+from seps.retrieval.confidence import STRENGTH
 from seps.retrieval.heads import ImageFeatures, SlimmingHead, TextFeatures
 from seps.retrieval.index.codec import (
     StoredScorer,

@@ -13,17 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from seps.retrieval.confidence import REFERENCE, STRENGTH, Calibration
 from seps.retrieval.data import ImageSource, UnreadableImage, read_source
 from seps.retrieval.data.gallery import Problem, shown_place
-from seps.retrieval.index.bank import (
-    REFERENCE,
-    STRENGTH,
-    Calibration,
-    SearchModel,
-    bank_of,
-    stored_levels,
-    strength_without_labels,
-)
+from seps.retrieval.index.bank import SearchModel, bank_of, stored_levels, strength_without_labels
 from seps.retrieval.index.codec import PackingError, packed_shape
 from seps.retrieval.index.opening import stored_root
 from seps.retrieval.index.rows import Columns, StoreError, row_id

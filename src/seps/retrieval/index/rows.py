@@ -77,7 +77,7 @@ class StoreSettings:
     bank: str = ""
     """Tag of the background queries that the images' levels are made with; without any there is no such column."""
     calibration: Mapping[str, float] = field(default_factory=dict)
-    """What scores are worth in this gallery: see `seps.retrieval.index.bank.Calibration`. Empty: not known."""
+    """What scores are worth in this gallery: see `seps.retrieval.confidence.Calibration`. Empty: not known."""
     more_roots: tuple[str, ...] = ()
     """Further folders. The paths of their pictures are absolute, and begin with the folder."""
     removed_roots: tuple[str, ...] = ()

@@ -13,13 +13,14 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from seps.retrieval.confidence import STRENGTH, Calibration
 from seps.retrieval.data import ImageSource
 from seps.retrieval.data.dates import nanoseconds
 from seps.retrieval.data.images import decode_image
 from seps.retrieval.data.shards import read_source
 from seps.retrieval.heads import ImageFeatures, TextFeatures
 from seps.retrieval.index import lexical
-from seps.retrieval.index.bank import NO_BANK, STRENGTH, Calibration, background, search_vectors
+from seps.retrieval.index.bank import NO_BANK, background, search_vectors
 from seps.retrieval.index.codec import StoredScorer, image_vectors, model_hash, restore, unpack_padded
 from seps.retrieval.index.embedding import computing_threads
 from seps.retrieval.index.hits import SHOWN, Hit, Part
@@ -328,10 +329,10 @@ class Searcher:
         return (*columns, "bank") if settings.bank else columns
 
     def prior(self, sentences: float = 1) -> Prior | None:
-        """The estimate of a score by which candidates are chosen; None without a bank, where the vectors decide alone:
-        the product of vectors times a slope, minus the level over the bank times `sentences`, the sum of their factors.
-        The slope is twice the pooled cosine's weight: the alignment of words grows about as fast with it.
-        """
+        """The estimate of a score by which candidates are chosen; None without a bank, where the vectors decide alone.
+
+        The product of vectors times twice the weight of the pooled cosine (the alignment of words grows about as fast
+        with it), minus the level over the bank times `sentences`, the sum of their factors."""
         if not sentences or not self.store.settings.bank:
             return None
         net = None if self.scorer is None else self.scorer.net
