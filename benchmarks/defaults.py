@@ -1,6 +1,9 @@
 """What a caller gets: the default call of `score_matrix` beside calls that name their precision and memory.
 
-    python -m benchmarks.defaults --out FILE.jsonl [--images 5000 --captions 25000] [--skip factored profile tune]
+    python -m benchmarks.defaults --out FILE.jsonl [--images 5000 --captions 25000] [--only PART ...] [--skip WORD ...]
+
+Parts: `calls`, the calls of `CALLS`; `pairs`, the default call and half precision against strict float32 on all pairs;
+`peers`, plain MaxSim by public kernels and by torch (benchmarks/peers.py); `profile`; `tune`.
 
 One text branch, ViT-224 (196 patches and CLS), captions of 8 to 23 words, float32 features on the device. Each row is
 printed when it is measured and appended to the file, so that a run that is cut short has left what it had. The first
@@ -22,15 +25,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks import peers
 from benchmarks.lines import append_line
 from benchmarks.machine import PeakMemory, clock, describe, synchronise
 from benchmarks.scoring import make_inputs, make_net, part_of
 from seps.scoring import blocks, choose_backend, score_matrix
+from seps.scoring.gpu.fused import scorer
+from seps.scoring.gpu.launches import KernelSizes
 from seps.scoring.inputs import Texts
-from seps.scoring.launches import KernelSizes
-from seps.scoring.triton import scorer
 
 MIB = 2**20
+PARTS = ("calls", "pairs", "peers", "profile", "tune")
 FLIPS = {"float32": 1e-4, "half": 1e-3}
 """Scores further apart than this come of another kept patch, not of rounding."""
 CALLS: dict[str, dict[str, Any]] = {
@@ -96,7 +101,10 @@ def _compare(scores: Tensor, exact: Tensor, precision: str) -> dict[str, Any]:
     }
 
 
-def _calls(arguments: argparse.Namespace, net: Any, data: dict[str, Any], device: torch.device, report: Report) -> None:
+def _calls(
+    arguments: argparse.Namespace, net: Any, data: dict[str, Any], device: torch.device, report: Report
+) -> Tensor | None:
+    """Time every call. Returns the scores of strict float32, where they were computed."""
     images, texts = arguments.images, arguments.captions
     exact = score_matrix(net, **part_of(data, min(images, 256), min(texts, 64)), backend="reference")
     choice = choose_backend(net, device, patches=net.config.num_patches, words=23)
@@ -125,9 +133,15 @@ def _calls(arguments: argparse.Namespace, net: Any, data: dict[str, Any], device
             peak_mib=peak / MIB,
             **found,
         )
+    return strict
+
+
+def _pairs(net: Any, data: dict[str, Any], strict: Tensor | None, device: torch.device, report: Report) -> None:
+    """All pairs against the strict form, in slices."""
+    out = torch.empty(data["img_embs"].shape[0], data["cap_embs"].shape[0], device=device)
     if strict is None:
-        return
-    # All pairs against the strict form, in slices.
+        strict = torch.empty_like(out)
+        score_matrix(net, **data, backend="factored", out=strict)
     for precision in ("float32", "half"):
         score_matrix(net, **data, precision=precision, out=out)
         parts = [_compare(*rows, precision) for rows in zip(out.split(500), strict.split(500), strict=True)]
@@ -194,8 +208,9 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--images", type=int, default=5000)
     parser.add_argument("--captions", type=int, default=25000)
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="these parts alone")
     parser.add_argument(
-        "--skip", nargs="*", default=[], help="calls whose name holds one of these words; profile, tune"
+        "--skip", nargs="*", default=[], help="parts, and calls and packages whose name holds one of these words"
     )
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
@@ -204,10 +219,16 @@ def main() -> None:
     report = Report(arguments.out, {"images": arguments.images, "captions": arguments.captions, **describe(device)})
     net = make_net("vit224", "caption", device)
     data = make_inputs(net, arguments.images, arguments.captions, "caption", device)
-    _calls(arguments, net, data, device, report)
-    if device.type == "cuda" and "profile" not in arguments.skip:
+    wanted = [part for part in arguments.only if part not in arguments.skip]
+    strict = _calls(arguments, net, data, device, report) if "calls" in wanted else None
+    if "pairs" in wanted and "factored" not in arguments.skip:
+        _pairs(net, data, strict, device, report)
+    del strict
+    if "peers" in wanted:
+        peers.measure(data, device, report, arguments.skip)
+    if device.type == "cuda" and "profile" in wanted:
         _profiles(net, data, device, report)
-    if device.type == "cuda" and "tune" not in arguments.skip:
+    if device.type == "cuda" and "tune" in wanted:
         _tune(net, data, device, report)
 
 

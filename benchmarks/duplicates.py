@@ -133,7 +133,7 @@ def cosines(places: dict[str, int], vectors: np.ndarray, near: float) -> list[st
 
 def time_rows(count: int, width: int = 384) -> str:
     """Seconds for made-up rows, of which a tenth are copies of others."""
-    from seps.library.duplicates import NEAR, Gallery, group
+    from seps.library.duplicates import NEAR, ComparedPictures, group
     from seps.library.likeness import SIDE, Looks
 
     draw = np.random.default_rng(0)
@@ -149,7 +149,7 @@ def time_rows(count: int, width: int = 384) -> str:
         for i in range(count)
     ]
     looks = Looks(hashes, pixels, means, deviations, np.zeros(count, np.float32))
-    gallery = Gallery(facts, looks, vectors, np.full(count, -1))
+    gallery = ComparedPictures(facts, looks, vectors, np.full(count, -1))
     start, cpu = time.perf_counter(), time.process_time()
     groups = group(gallery, "near", NEAR)
     wall, cpu = time.perf_counter() - start, time.process_time() - cpu

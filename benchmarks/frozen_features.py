@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import random
+import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,12 +14,14 @@ from torch.nn import functional as F
 
 from benchmarks.word_weights import encode
 from seps.retrieval.data import RetrievalDataset
-from seps.retrieval.eval.evaluate import encode_images
+from seps.retrieval.data.images import decode_all
 from seps.retrieval.index.embedding import half_copy
 from seps.retrieval.model import RetrievalModel
 
 SIDE = 8
-"""Patches are merged into a grid of SIDE x SIDE means."""
+"""Patches are merged into a grid of SIDE x SIDE means, unless another side is asked for."""
+OBJECTS = Path(__file__).with_name("objects.txt").read_text(encoding="utf-8").split()
+"""Things that a caption names and another caption could name in their place."""
 
 
 @dataclass
@@ -43,46 +48,77 @@ class Frozen:
     captions: Texts
     owner: Tensor
     dense: Texts
+    swapped: Texts | None = None
+    """The captions with one object swapped for another; a caption without one as it is."""
 
     def photos(self, rows: Tensor) -> Frozen:
         """The same of some photos, which come with all their captions."""
         asked = torch.cat([(self.owner == row).nonzero()[:, 0] for row in rows])
         counts = torch.bincount(self.owner, minlength=len(self.tokens))[rows]
         owner = torch.arange(len(rows)).repeat_interleave(counts)
-        return Frozen(self.name, self.tokens[rows], self.captions.take(asked), owner, self.dense.take(rows))
+        swapped = None if self.swapped is None else self.swapped.take(asked)
+        return Frozen(self.name, self.tokens[rows], self.captions.take(asked), owner, self.dense.take(rows), swapped)
 
 
-def pooled_grid(tokens: Tensor, prefix: int, grid: tuple[int, int]) -> Tensor:
-    """Patches merged into SIDE x SIDE means: (B, P + N, C) -> (B, P + SIDE^2, C)."""
-    shaped = tokens[:, prefix:].transpose(1, 2).unflatten(2, grid)
-    merged = F.adaptive_avg_pool2d(shaped, (SIDE, SIDE)).flatten(2).transpose(1, 2)
+def pooled_grid(tokens: Tensor, prefix: int, side: int = SIDE) -> Tensor:
+    """Patches of a square image merged into side x side means: (B, P + N, C) -> (B, P + side^2, C)."""
+    grid = round((tokens.shape[1] - prefix) ** 0.5)
+    shaped = tokens[:, prefix:].transpose(1, 2).unflatten(2, (grid, grid))
+    merged = F.adaptive_avg_pool2d(shaped, (side, side)).flatten(2).transpose(1, 2)
     return torch.cat([tokens[:, :prefix], merged], dim=1)
 
 
-def freeze_set(model: RetrievalModel, data: RetrievalDataset, name: str, idf: Tensor, tokens: Tensor | None) -> Frozen:
-    """Features of a data set; `tokens` (B, P + N, C) may have been encoded before."""
+def swap_object(caption: str, seed: int) -> str:
+    """The caption with one of its objects, drawn at random, swapped for another; as it is where it names none."""
+    draw = random.Random(seed)
+    found = [match for match in re.finditer(r"[a-z]+", caption) if match[0] in OBJECTS]
+    if not found:
+        return caption
+    one = draw.choice(found)
+    other = draw.choice([word for word in OBJECTS if word != one[0]])
+    return caption[: one.start()] + other + caption[one.end() :]
+
+
+@torch.no_grad()
+def encode_at(model: RetrievalModel, data: RetrievalDataset, size: int) -> Tensor:
+    """Tokens (B, P + N, C) of the photos at size x size px, the encoder in bfloat16; its positions are resized."""
+    vision, pixels = half_copy(model), decode_all(data, (size, size))
+    return torch.cat([model.encode_pixels(part.float() / 255, vision).half() for part in pixels.split(4)])
+
+
+def freeze_set(
+    model: RetrievalModel,
+    data: RetrievalDataset,
+    name: str,
+    idf: Tensor,
+    tokens: Tensor | None,
+    *,
+    side: int = SIDE,
+    size: int | None = None,
+) -> Frozen:
+    """Features of a data set; `tokens` (B, P + N, C) may have been encoded before. `size`: of the photos, in px."""
     captions = [caption for record in data.records for caption in record.captions]
     owner = torch.tensor([row for row, record in enumerate(data.records) for _ in record.captions])
     found = [
         encode(model, captions, model.config.max_words),
         encode(model, [str(record.dense) for record in data.records], model.config.max_dense_words),
+        encode(model, [swap_object(caption, row) for row, caption in enumerate(captions)], model.config.max_words),
     ]
     texts = [Texts(words.words.half(), words.mask, words.stop, idf[words.ids]) for words in found]
     if tokens is None:
-        vision, plain = half_copy(model), model.encode_pixels
-        model.encode_pixels = lambda pixels, vision=vision: plain(pixels, vision)  # type: ignore[method-assign]
-        tokens = encode_images(model, data)
-        model.encode_pixels = plain  # type: ignore[method-assign]
+        tokens = encode_at(model, data, size or model.image_size[0])
     tokens = tokens[: len(data.records)].float()
-    if tokens.shape[1] - model.vision.num_prefix_tokens != SIDE**2:
-        tokens = pooled_grid(tokens, model.vision.num_prefix_tokens, model.vision.grid)
-    return Frozen(name, tokens.half(), texts[0], owner, texts[1])
+    if tokens.shape[1] - model.vision.num_prefix_tokens != side**2:
+        tokens = pooled_grid(tokens, model.vision.num_prefix_tokens, side)
+    return Frozen(name, tokens.half(), texts[0], owner, texts[1], texts[2])
 
 
 def packed(one: Frozen) -> dict[str, object]:
     """As plain values, which torch.load reads without running anything."""
-    return {**vars(one), "captions": vars(one.captions), "dense": vars(one.dense)}
+    texts = {name: vars(value) for name, value in vars(one).items() if isinstance(value, Texts)}
+    return {**vars(one), **texts}
 
 
 def unpacked(values: dict[str, Any]) -> Frozen:
-    return Frozen(**{**values, "captions": Texts(**values["captions"]), "dense": Texts(**values["dense"])})
+    texts = {name: Texts(**value) for name, value in values.items() if isinstance(value, dict)}
+    return Frozen(**{**values, **texts})

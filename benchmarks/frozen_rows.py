@@ -3,14 +3,16 @@
     python -m benchmarks.frozen_rows --data DEV.jsonl --test LLAVA.jsonl --words TRAIN.jsonl --out rows.jsonl
     python -m benchmarks.frozen_rows --report rows.jsonl
 
-Photos and texts are encoded once by the model (patches then merged into a grid of 8 x 8 means) and stay as they are.
-DEV, whose photos the model has not seen in its training, is cut into three folds. Fold f is tested by what was trained
-on the other two with seed f (the first 200 of its photos, for speed), and LLAVA by each of the three. Each row trains
-the same steps on the same batches: one linear map of the words, from the identity, and its head, from the model's own
-where it has one. The encoder was trained before with the default head: what another head could make of an encoder
-trained with it is not measured here.
+Photos and texts are encoded once by the model and stay as they are; patches are merged into a grid of 8 x 8 means, or
+of `--side`. DEV, whose photos the model has not seen in its training, is cut into three folds. Fold f is tested by what
+was trained on the other two with seed f (the first 200 of its photos, for speed), and LLAVA by each of the three. Each
+row trains the same steps on the same batches: one linear map of the words, from the identity, and its head, from the
+model's own where it has one. The encoder was trained before with the default head: what another head could make of an
+encoder trained with it is not measured here.
 
-Rows by pixels alone: mean, keep-all, random (half of the patches), top-half, per-word (benchmarks/selection_rows.py).
+Rows by pixels alone: mean, keep-all, random (half of the patches), top-half, top-tenth, per-word
+(benchmarks/selection_rows.py); trained (half, and the predictor of Eq. 1 learns by a straight-through gradient);
+swapped (the same, and every picture tells its caption from that caption with one object swapped for another).
 Rows with descriptions, a loss for each part: default (the default head with every patch kept, which is cheap); stop,
 idf and learned, which are default with weights of words in Eq. 5 and in the mean word, of captions and descriptions;
 mean-late (cosines of the two means, added); vsd (the description is fused into the image's one vector on the gallery
@@ -34,7 +36,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.frozen_features import Frozen, Texts, freeze_set, packed, unpacked
+from benchmarks.frozen_features import SIDE, Frozen, Texts, freeze_set, packed, unpacked
 from benchmarks.lines import append_line
 from benchmarks.word_weights import paired, photo_sums, token_idf
 from seps.losses import InfoNCELoss
@@ -45,6 +47,8 @@ from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import from_pretrained
 
 RATIO, MERGED, POOLED = 0.5, 12, 2.0
+SOFT, SWAPPED_WEIGHT = 0.1, 0.5
+"""Temperature of the straight-through selection (scores lie in [0, 1]), and weight of the swapped captions' loss."""
 BATCH, RATE, FOLDS = 64, 1e-4, 3
 
 
@@ -55,6 +59,11 @@ class Row:
     select: str
     words: str = "plain"
     described: str = ""
+    swapped: bool = False
+
+    @property
+    def ratio(self) -> float:
+        return 0.1 if self.select == "tenth" else RATIO
 
     @property
     def score_range(self) -> float:
@@ -73,7 +82,12 @@ ROWS = {
     "mean-late": Row("mean", described="late"),
     "per-word": Row("per-word"),
     "top-half": Row("half"),
+    "top-tenth": Row("tenth"),
+    "trained": Row("trained"),
+    "swapped": Row("trained", swapped=True),
 }
+MORE = ("top-tenth", "trained", "swapped")
+"""Rows that are run where they are asked for."""
 
 
 class FrozenHead(nn.Module):
@@ -86,7 +100,7 @@ class FrozenHead(nn.Module):
         self.row, self.prefix, self.beta = row, model.vision.num_prefix_tokens, net.config.beta
         self.read = nn.Linear(width, width, bias=False)
         nn.init.eye_(self.read.weight)
-        self.predictor = copy.deepcopy(net.sparse_net_cap).requires_grad_(False)
+        self.predictor = copy.deepcopy(net.sparse_net_cap).requires_grad_(row.select == "trained")
         self.merging = copy.deepcopy(net.aggr_net)
         last = self.merging.weight[
             -1
@@ -199,17 +213,23 @@ class FrozenHead(nn.Module):
         keep = torch.zeros(patches.shape[:2]).scatter_(-1, best, 1.0)
         return keep, (1 - keep) / (1 - keep).sum(dim=1, keepdim=True)
 
-    @torch.no_grad()
     def selected(self, patches: Tensor, caption: Tensor) -> tuple[Tensor, Tensor]:
-        """D (B, T, N), and the weights of the extra token over the others."""
+        """D (B, T, N), and the weights of the extra token over the others; of "trained" with a gradient."""
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.row.select == "trained"):
+            return self._selected(patches, caption.detach())
+
+    def _selected(self, patches: Tensor, caption: Tensor) -> tuple[Tensor, Tensor]:
         unit = F.normalize(patches, dim=-1)
         pairs = torch.einsum("bnc,tc->btn", unit, caption)
         own = min_max((unit * F.normalize(patches.mean(dim=1), dim=-1)[:, None]).sum(dim=-1))
         low, high = pairs.amin(dim=-1, keepdim=True), pairs.amax(dim=-1, keepdim=True)
         fixed = (1 - 2 * self.beta) * self.predictor.predict(patches) + 2 * self.beta * own
         scores = fixed[:, None] + self.beta * (pairs - low) / (high - low + 1e-8)
-        best = scores.topk(round(RATIO * scores.shape[-1]), dim=-1).indices
-        keep = torch.zeros_like(scores).scatter_(-1, best, 1.0)
+        best = scores.topk(round(self.row.ratio * scores.shape[-1]), dim=-1)
+        keep = torch.zeros_like(scores).scatter_(-1, best.indices, 1.0)
+        if self.row.select == "trained":
+            soft = torch.sigmoid((scores - best.values[..., -1:].detach()) / SOFT)
+            keep = keep + soft - soft.detach()
         dropped = (1 - keep) * (scores - scores.amax(dim=-1, keepdim=True)).exp()
         return keep, dropped
 
@@ -219,9 +239,12 @@ def train_row(model: RetrievalModel, row: Row, data: Frozen, seed: int, steps: i
     head = FrozenHead(model, row).train()
     generator = torch.Generator().manual_seed(1000 + seed)
     parameters = [part for part in head.parameters() if part.requires_grad]
-    slow = [part for name, part in head.named_parameters() if part.requires_grad and not name.startswith("gate")]
+    fast = ("gate", "predictor")
+    slow = [part for name, part in head.named_parameters() if part.requires_grad and not name.startswith(fast)]
     # The gate starts at zero: at the rate of the maps, which start as the identity, it would stay there.
     groups = [{"params": slow}, {"params": list(head.gate.parameters()), "lr": 100 * RATE}]
+    if row.select == "trained":
+        groups.append({"params": list(head.predictor.parameters()), "lr": 10 * RATE})
     optimizer = torch.optim.AdamW(groups, lr=RATE, weight_decay=0.0)
     rise = max(1, steps // 10)
     schedule = torch.optim.lr_scheduler.LambdaLR(
@@ -240,6 +263,10 @@ def train_row(model: RetrievalModel, row: Row, data: Frozen, seed: int, steps: i
         loss = head.loss_pixels(pixels)
         if described is not None:
             loss = loss + 0.5 * head.loss_description(described)
+        if row.swapped and data.swapped is not None:
+            others = head(data.tokens[rows].float(), data.swapped.take(asked), None)[0]
+            gap = (others.diagonal() - pixels.diagonal()) / (0.05 * row.score_range)
+            loss = loss + SWAPPED_WEIGHT * F.softplus(gap).mean()
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 2.0)
@@ -300,10 +327,12 @@ def main() -> int:
     parser.add_argument("--words", help="the training set whose captions say how common words are")
     parser.add_argument("--features", nargs="*", default=[], help="tokens encoded before: of --data, then of --test")
     parser.add_argument("--cache", type=Path, help="keep the frozen features here, for further calls")
+    parser.add_argument("--image-size", type=int, help="px of a side; left out, the model's own")
+    parser.add_argument("--side", type=int, default=SIDE, help="patches of a side after merging them into means")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--photos", type=int, default=200, help="tested of each fold")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(range(FOLDS)))
-    parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=list(ROWS))
+    parser.add_argument("--rows", nargs="+", default=[row for row in ROWS if row not in MORE], choices=list(ROWS))
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if options.report:
@@ -317,7 +346,8 @@ def main() -> int:
         for place, file in enumerate((options.data, options.test)):
             tokens = torch.load(options.features[place])["tokens"] if options.features else None
             with torch.no_grad():
-                sets.append(freeze_set(model, load_data(file), Path(file).stem, idf, tokens))
+                size = {"side": options.side, "size": options.image_size}
+                sets.append(freeze_set(model, load_data(file), Path(file).stem, idf, tokens, **size))
         whole, test = sets
         if options.cache:
             torch.save([packed(one) for one in sets], options.cache)
@@ -329,7 +359,14 @@ def main() -> int:
             for protocol, scores in scores_of(head, data).items():
                 photos = photo_sums(scores, data.owner)
                 entry = {"row": name, "seed": seed, "data": data.name, "protocol": protocol, "steps": options.steps}
-                entry |= {"batch": BATCH, "rate": RATE, "seconds": seconds, "rsum": float(photos.mean())}
+                entry |= {
+                    "size": options.image_size or model.image_size[0],
+                    "side": options.side,
+                    "batch": BATCH,
+                    "rate": RATE,
+                    "seconds": seconds,
+                    "rsum": float(photos.mean()),
+                }
                 entry |= {"photos": [round(value, 2) for value in photos.tolist()]}
                 append_line(options.out, entry)
                 print(name, seed, data.name, protocol, f"{photos.mean():.1f}", f"{seconds:.0f} s", flush=True)

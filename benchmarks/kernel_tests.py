@@ -2,10 +2,10 @@
 
     python -m benchmarks.kernel_tests [--out docs/results/kernel-tests.json]
 
-Runs the tests that `tests/skips.py` allows to be skipped without a GPU (the fused kernels, and metrics on a GPU) and
-adds to the file: date, commit, device, versions, how many passed, failed and were skipped, and the names of those that
+Runs the tests of all kernels, and of the metrics those on a GPU, in several processes where pytest-xdist is, and adds
+to the file: date, commit, device, versions, how many passed, failed and were skipped, and the names of those that
 failed. `python -m benchmarks.page` shows the last run on docs/performance.md. Needs pytest beside torch and triton, and
-says so where one is missing; without hypothesis the tests of the metrics are left out. Its exit status is pytest's.
+says so where one is missing; without hypothesis the tests that use it are left out. Its exit status is pytest's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,11 @@ from typing import Any
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[1]
-KERNELS = "tests/scoring/test_scoring_kernels.py"
+KERNELS = [
+    *(f"tests/scoring/gpu/test_scoring_{name}.py" for name in ("kernels", "held", "pairs", "step_kernels")),
+    *(f"tests/scoring/test_scoring_{name}.py" for name in ("maxima", "gradient")),
+]
+PROCESSES = 8
 METRICS = "tests/metrics"
 NEEDED = ("torch", "triton", "pytest")
 
@@ -31,11 +35,11 @@ NEEDED = ("torch", "triton", "pytest")
 def selected() -> list[str]:
     """What pytest is asked to run: every test of the kernels, and of the metrics those on a GPU."""
     if importlib.util.find_spec("hypothesis") is None:
-        return [KERNELS]
+        return [path for path in KERNELS if "hypothesis" not in (ROOT / path).read_text(encoding="utf-8")]
     found = [
         path for path in sorted((ROOT / METRICS).glob("test_*.py")) if "def test_gpu_equals_cpu" in path.read_text()
     ]
-    return [KERNELS, *(f"{path.relative_to(ROOT)}::test_gpu_equals_cpu" for path in found)]
+    return [*KERNELS, *(f"{path.relative_to(ROOT)}::test_gpu_equals_cpu" for path in found)]
 
 
 def missing() -> list[str]:
@@ -93,7 +97,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as work:
         report = Path(work, "report.xml")
         paths = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
-        command = [sys.executable, "-m", "pytest", "-q", *tests, f"--junitxml={report}"]
+        apart = ["-n", str(PROCESSES)] if importlib.util.find_spec("xdist") else []
+        command = [sys.executable, "-m", "pytest", "-q", *apart, *tests, f"--junitxml={report}"]
         status = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": paths}).returncode
         if not report.exists():
             parser.exit(2, f"pytest ended with status {status} before any test ran. Nothing was recorded.\n")

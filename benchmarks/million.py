@@ -37,7 +37,6 @@ import torch
 
 from benchmarks.serving import resident
 from benchmarks.synthetic_store import THUMBNAIL, Synthetic, exhaustive, fill, name_of, originals, store_settings
-from seps.retrieval import vector_index
 from seps.retrieval.data import load_data
 from seps.retrieval.eval.evaluate import encode_images
 from seps.retrieval.index import lexical
@@ -46,6 +45,7 @@ from seps.retrieval.index.rows import Columns, Filters, row_id
 from seps.retrieval.index.search import CANDIDATES, Searcher
 from seps.retrieval.index.store import Store
 from seps.retrieval.pretrained import from_pretrained
+from seps.retrieval.table import vector_index
 
 Facts = dict[str, Any]
 TEN = 10

@@ -31,7 +31,7 @@ def parts(commit: str | None) -> dict[str, tuple[str, list[str]]]:
             ["benchmarks.defaults", "--images", "1000", "--captions", "5000", "--skip", "profile", "tune"],
         ),
         "training": ("training-h200.json", ["benchmarks", *step]),
-        "indexing": ("indexing-h200.json", ["benchmarks.indexing", "--photos", "2000", *ray]),
+        "indexing": ("indexing-h200.json", ["benchmarks.indexing", "--photos", "4000", "--rounds", "3", *ray]),
         "tests": ("kernel-tests.json", ["benchmarks.kernel_tests", *(["--commit", commit] if commit else [])]),
     }
 

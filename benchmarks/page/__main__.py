@@ -30,6 +30,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "training": jobs.training,
     "gradients": jobs.gradients,
     "indexing": jobs.indexing,
+    "indexing-steps": jobs.indexing_steps,
     "searching": jobs.searching,
     "cold-start": jobs.cold_start,
     "kernel-tests": jobs.kernel_tests,

@@ -11,40 +11,30 @@ def training(files: Results) -> str:
     """The training step on one H200."""
     raw, old, new = "training-precision-h200.txt", "training-step-h200.json", "training-h200.json"
     rows: list[Row] = []
+    former = "before the kernels of the step"
+    if files.has(new):
+        found = files.json(new)["rows"]
+        loops = {row["batch"]: row["ms"] for row in found if row["training"] == "loop"}
+        for row in found:
+            kind = "our loop" if row["training"] == "loop" else "ours"
+            default = YES if kind == "ours" and row["precision"] == "float32" else NO
+            times = f"{loops[row['batch']] / row['ms']:.1f}" if row["batch"] in loops else ""
+            cells = [f"{row['ms']:,.1f}", mib(row["peak_mib"]), times, link(new)]
+            rows.append([f"{row['batch']:,}", f"{kind}, {row['precision']}", default, *cells])
+    else:
+        rows += [[batch, "ours, float32", YES, NOT_RECORDED, "", "", ""] for batch in ("128", "1,024")]
     loop = 0.0
     for backend, batch, kind, ms, peak in re.findall(
         r"^(loop|factored) +(\d+) +(\w+) +([\d.]+) +(\d+)$", files.text(raw), re.MULTILINE
     ):
         loop = float(ms) if backend == "loop" else loop
-        own = (
-            "our loop, float32"
-            if backend == "loop"
-            else "ours" + (', `precision="bfloat16"`' if kind != "float32" else ", float32")
-        )
-        default = backend != "loop" and kind == "float32"
-        rows.append(
-            [
-                batch,
-                own,
-                YES if default else NO,
-                f"{float(ms):,.1f}",
-                mib(float(peak)),
-                f"{loop / float(ms):.1f}",
-                link(raw),
-            ]
-        )
+        own = f"our loop, {kind}, another run" if backend == "loop" else f"{former}: ours, {kind}"
+        cells = [f"{float(ms):,.1f}", mib(float(peak)), f"{loop / float(ms):.1f}", link(raw)]
+        rows.append([batch, own, NO, *cells])
     for row in files.json(old)["rows"]:
         if row["training"] != "loop":
-            told = f'ours, `precision="{row["precision"]}"`, another run'
+            told = f"{former}: ours, {row['precision']}, another run"
             rows.append([f"{row['batch']:,}", told, NO, f"{row['ms']:,.1f}", mib(row["peak_mib"]), "", link(old)])
-    if files.has(new):
-        for row in files.json(new)["rows"]:
-            kind = "our loop" if row["training"] == "loop" else "ours"
-            default = YES if kind == "ours" and row["precision"] == "float32" else NO
-            cells = [f"{row['ms']:,.1f}", mib(row["peak_mib"]), "", link(new)]
-            rows.append([f"{row['batch']:,}", f"{kind}, {row['precision']}, a later run", default, *cells])
-    else:
-        rows.append(["1,024", "ours, float32", YES, NOT_RECORDED, "", "", ""])
     for row in files.json("elsewhere.json")["training"]:
         place = f"elsewhere, {link('elsewhere.json')}"
         rows.append(
@@ -64,9 +54,9 @@ def training(files: Results) -> str:
         if row["profile"].startswith("training step") and "busy_ms" in row
     )
     limit = (
-        f"The limit was not computed. A profile of the step at batch 128 in bfloat16: {profile['wall_ms']:.0f} ms, of "
-        f"which the GPU was busy for {profile['busy_ms']:.0f}, in {profile['calls']} kernels "
-        f"({link('profile-h200.json')}): it is bound by launches."
+        f"The limit was not computed. A profile of the step at batch 128 in bfloat16, {former}: "
+        f"{profile['wall_ms']:.0f} ms, of which the GPU was busy for {profile['busy_ms']:.0f}, in {profile['calls']} "
+        f"launches ({link('profile-h200.json')})."
     )
     return table(["batch", "what", "default call?", "ms", "memory", "x our loop", "from"], rows, limit)
 
@@ -89,10 +79,8 @@ def gradients(files: Results) -> str:
 def indexing(files: Results) -> str:
     """Photos per second, and what a worker of Ray costs."""
     rows: list[Row] = []
-    for name, machine in (
-        ("indexing-h200.json", "one H200"),
-        ("indexing-cpu.json", "two CPU cores, `seps[fast]`, 320 photos"),
-    ):
+    alone = False
+    for name, machine in _INDEXING.items():
         if not files.has(name):
             rows.append(["`seps index`, `mini` and `base`", YES, machine, NOT_RECORDED, "", "", "", "", ""])
             continue
@@ -106,8 +94,14 @@ def indexing(files: Results) -> str:
             own = local[row["model"]]
             times = [_ratio(row.get(figure), own.get(figure)) for figure in ("steady", "processor_ms")]
             waits = "" if row["device_waits"] is None else f"{row['device_waits']:.0%}"
-            cells = [f"{row['photos_per_second']:.1f}", f"{row['steady']:.1f}", *times, waits]
+            steady = "" if row["steady"] is None else f"{row['steady']:.1f}"
+            cells = [f"{row['photos_per_second']:.1f}", steady, *times, waits]
             rows.append([told, default, machine, *cells, link(name)])
+        for model, rate in files.json(name).get("encoder_alone", {}).items():
+            if rate is not None:
+                alone = True
+                told = f"limit: the encoder of `{model}` alone, batches of 32 in the memory of the GPU"
+                rows.append([told, OTHER, machine, f"{rate:,.0f}", "", "", "", "", link(name)])
     for without, call, rate in re.findall(
         r"^\$ (SEPS_OPENVINO=0 )?seps index FOLDER --store [NOPQR](.*?) *\([\d.]+ s, ([\d.]+) images",
         files.text("index-cpu.txt"),
@@ -131,8 +125,36 @@ def indexing(files: Results) -> str:
         head,
         rows,
         *after,
-        "The published code has no indexing, and the limit (the encoder's arithmetic) was not computed.",
+        "The published code has no indexing"
+        + ("." if alone else ", and the limit (the encoder's arithmetic) was not computed."),
     )
+
+
+def indexing_steps(files: Results) -> str:
+    """Where the time of a photo goes while indexing is steady."""
+    rows: list[Row] = []
+    for name, machine in _INDEXING.items():
+        for row in files.json(name)["rows"] if files.has(name) else []:
+            if row.get("step_ms") is not None:
+                steps = [f"{row['step_ms'][step]:.2f}" for step in _STEPS]
+                ends = [f"{row[end]:.1f} s" for end in ("starting", "finishing")]
+                rows.append([f"`{row['model']}`, {machine}, {row['photos']:,} photos", *steps, *ends, link(name)])
+    head = ["ms of a thread per photo", *_STEPS.values(), "until the first batch", "after the last", "from"]
+    return table(head, rows or [[NOT_RECORDED, *[""] * (len(head) - 1)]])
+
+
+_INDEXING = {
+    "indexing-h200.json": "one H200",
+    "indexing-cpu.json": "two CPU cores, `seps[fast]`, 320 photos",
+}
+_STEPS = {
+    "decoding": "read and decode",
+    "waiting": "wait for the GPU",
+    "encoding": "encode",
+    "levels": "levels over the bank",
+    "packing": "pack",
+    "writing": "write",
+}
 
 
 def _ratio(value: float | None, own: float | None) -> str:

@@ -25,6 +25,8 @@ def coco(files: Results) -> str:
     default = measured["default, second time"]["seconds"]
     rows: list[Row] = []
     for name, told, is_default in CALLS:
+        if name not in measured:
+            continue
         line = measured[name]
         gap = f"{line['largest_below_flips']:.1e}"
         rows.append(
@@ -35,7 +37,14 @@ def coco(files: Results) -> str:
         gap = f"{line['largest_below_flips']:.1e}"
         cells = [seconds(line["seconds"]), mib(line["peak_mib"]), gap, *_times(default, line)]
         rows.append([f"before the kernels kept an operand in shared memory: {told}", NO, *cells, link(former)])
+    beside = peers(files, raw)
+    for told, line in beside.items():
+        cells = [seconds(line["seconds"]), mib(line["peak_mib"]), "", *_times(default, line)]
+        rows.append([told, OTHER, *cells, f"the same run, {link(raw)}"])
+    here = {line["package"] for line in beside.values()}
     for line in files.json("elsewhere.json")["scoring"]:
+        if any(f"({package} " in line["code"] for package in here):
+            continue
         told = f"{line['code']}: {line['what']}"
         rows.append(
             [
@@ -71,7 +80,30 @@ def coco(files: Results) -> str:
         ["what", "default call?", "seconds", "beyond inputs and output", "largest difference", "x default", "from"],
         rows,
         exact,
+        *_about(beside),
     )
+
+
+def peers(files: Results, name: str) -> dict[str, dict[str, Any]]:
+    """Rows of plain MaxSim in a file of `benchmarks.defaults`, by what is told of them; the last of each kind."""
+    found = {}
+    for line in files.lines(name):
+        if "peer" in line:
+            whole = line["captions_timed"] == line["captions"]
+            part = "" if whole else f", timed on {line['captions_timed']:,} captions and scaled"
+            found[f"plain MaxSim ({line['peer']}): half precision, {line['tokens']} tokens per image{part}"] = line
+    return found
+
+
+def _about(beside: dict[str, dict[str, Any]]) -> list[str]:
+    """What plain MaxSim is, where the same run has rows of it."""
+    if not beside:
+        return []
+    worst = max(line["largest_difference"] for line in beside.values())
+    return [
+        "Plain MaxSim has one direction, no selection and no merging, and its tokens are normalised and rounded to "
+        f"half precision before the clock starts; its scores differ from float32 by at most {worst:.1e}."
+    ]
 
 
 def _times(default: float, line: dict[str, Any]) -> list[str]:
@@ -123,6 +155,8 @@ def flickr(files: Results) -> str:
                 rows.append(
                     [*told[line["call"]], seconds(line["seconds"]), "", mib(line["peak_mib"]), gap, link(recorded)]
                 )
+        for told, line in peers(files, recorded).items():
+            rows.append([told, OTHER, seconds(line["seconds"]), "", mib(line["peak_mib"]), "", link(recorded)])
     else:
         rows.append(["ours, as it comes", YES, NOT_RECORDED, "", "", "", ""])
     for shape, told in shapes.items():
@@ -133,6 +167,7 @@ def flickr(files: Results) -> str:
                 share = f"{row['share_of_arithmetic_limit']:.0%}"
                 cells = [seconds(row["seconds"]), f"{row['times_reference']:,.0f}", mib(row["peak_mib"])]
                 rows.append([call, NO, *cells, f"{row['largest_difference']:.1e}", share])
+    absent = "was" if files.has(recorded) and peers(files, recorded) else "and plain MaxSim were"
     return table(
         [
             "what",
@@ -145,7 +180,7 @@ def flickr(files: Results) -> str:
         ],
         rows,
         f"The others with `memory=1536 * 2**20`, PyTorch {data['machine']['torch']} ({link(raw)}). "
-        "The published code and plain MaxSim were not measured at this size.",
+        f"The published code {absent} not measured at this size.",
     )
 
 

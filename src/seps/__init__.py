@@ -101,7 +101,11 @@ def __getattr__(name: str) -> Any:
             if hasattr(module, name):
                 globals()[name] = getattr(module, name)
                 return globals()[name]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    told = f"module {__name__!r} has no attribute {name!r}"
+    if name.startswith("register_"):
+        kinds = ", ".join(sorted(each for each in __all__ if each.startswith("register_")))
+        told += f". There are {kinds}; for losses, metrics and protocols see docs/change-one-idea.md"
+    raise AttributeError(told)
 
 
 def __dir__() -> list[str]:

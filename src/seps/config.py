@@ -134,6 +134,8 @@ class SlimmingConfig:
             f"num_patches={self.num_patches}, sparse_ratio={self.sparse_ratio} and aggr_ratio={self.aggr_ratio} "
             "leave no merged patch (their product is below 1); raise one of the ratios.",
         )
+        named = isinstance(self.extra_guides, Mapping)
+        require(named, f"extra_guides is {self.extra_guides!r}; give weights by name, such as {{'audio': 0.2}}.")
         weights = {"pooled": self.pooled, "beta": self.beta}
         weights |= {f"extra_guides[{name!r}]": weight for name, weight in self.extra_guides.items()}
         for name, value in weights.items():

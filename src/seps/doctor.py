@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import platform
 import re
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -21,13 +22,15 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal
 
-from seps import __version__
+import seps
 
-Status = Literal["ok", "missing", "broken"]
-Outcome = tuple[Status, str, str]
+CheckStatus = Literal["ok", "missing", "broken"]
+CheckOutcome = tuple[CheckStatus, str, str]
 """The status of a check, what was found, and the module that is missing."""
 PATIENCE = 180.0
 """Seconds after which a check counts as hanging."""
+_REINSTALL = "pip install --force-reinstall --no-deps"
+_JPEG_XL = ("pylibjxl",) if sys.version_info >= (3, 11) else ()  # it has no build for an older Python
 _DISTRIBUTIONS = {"PIL": "pillow", "yaml": "pyyaml", "lance": "pylance"}
 # Name, [extras of it], version; and behind a semicolon the extra of seps that asks for it.
 _REQUIREMENT = re.compile(
@@ -50,7 +53,7 @@ class CheckResult:
     """The result of one check. `remedy` is a command to run."""
 
     check: str
-    status: Status
+    status: CheckStatus
     detail: str
     extra: str = ""
     remedy: str | None = None
@@ -122,18 +125,14 @@ def scoring(backend: str, device: str = "cpu", precision: str = "float32", toler
     """Score 3 images and 5 texts with a backend, and compare with the network itself on the CPU."""
     import torch
 
-    from seps import PatchSlimming, SlimmingConfig
-    from seps.scoring import score_matrix
-
-    generator = torch.Generator().manual_seed(0)
-    net = PatchSlimming(SlimmingConfig.default(embed_size=16, num_patches=12, aggr_ratio=0.5)).eval()
+    draw = partial(torch.randn, generator=torch.Generator().manual_seed(0))
+    net = seps.PatchSlimming(seps.SlimmingConfig.default(embed_size=16, num_patches=12, aggr_ratio=0.5)).eval()
     for parameter in net.requires_grad_(False).parameters():
-        parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
-    images, words = torch.randn(3, 13, 16, generator=generator), torch.randn(5, 6, 16, generator=generator)
-    inputs = (images, words, torch.tensor([6, 3, 1, 4, 5]))
+        parameter.copy_(draw(parameter.shape) * 0.3)
+    inputs = [draw(3, 13, 16), draw(5, 6, 16), torch.tensor([6, 3, 1, 4, 5])]
     wanted = net(*inputs)
     placed = (part.to(device) for part in inputs)
-    scores = score_matrix(net.to(device), *placed, backend=backend, precision=precision)
+    scores = seps.scoring.score_matrix(net.to(device), *placed, backend=backend, precision=precision)
     difference = float((scores.cpu() - wanted).abs().max())  # type: ignore[union-attr]
     expect(difference <= tolerance, f"its scores are off by {difference:.2g} on a tiny problem")
     return f"agrees with the network, largest difference {difference:.0e}"
@@ -209,8 +208,7 @@ def fast_works() -> str:
     """Import OpenVINO, without its report to its makers."""
     from seps.encoders.compiled import load_openvino
 
-    load_openvino()
-    return importing("openvino")
+    return f"openvino {load_openvino().__version__}"
 
 
 CHECKS: dict[str, tuple[str, Callable[[], str]]] = {
@@ -225,7 +223,7 @@ CHECKS: dict[str, tuple[str, Callable[[], str]]] = {
     "encoders": ("encoders", encoders_work),
     "store": ("store", store_works),
     "serve": ("serve", serve_works),
-    "formats": ("formats", partial(importing, "pillow_heif", "rawpy", "av")),
+    "formats": ("formats", partial(importing, "pillow_heif", "rawpy", "av", *_JPEG_XL)),
     "fast": ("fast", fast_works),
     "plots": ("plots", partial(importing, "matplotlib")),
     "export": ("export", partial(importing, "onnx", "onnxruntime", "onnxscript")),
@@ -235,7 +233,7 @@ CHECKS: dict[str, tuple[str, Callable[[], str]]] = {
 """By name: the extra of seps that a check needs (empty: the core), and the check."""
 
 
-def try_out(name: str) -> Outcome:
+def try_out(name: str) -> CheckOutcome:
     """Run one check."""
     try:
         return "ok", CHECKS[name][1](), ""
@@ -256,10 +254,10 @@ def run_all(names: Sequence[str], results: Connection) -> None:
         results.send(try_out(name))
 
 
-def run_checks(names: Sequence[str], patience: float = PATIENCE) -> list[Outcome]:
+def run_checks(names: Sequence[str], patience: float = PATIENCE) -> list[CheckOutcome]:
     """`try_out` of each name, in processes that may crash or hang; the checks after that run in a new one."""
     context = multiprocessing.get_context("spawn")
-    results: list[Outcome] = []
+    results: list[CheckOutcome] = []
     while len(results) < len(names):
         receiver, sender = context.Pipe(duplex=False)
         process = context.Process(target=run_all, args=(names[len(results) :], sender))
@@ -294,26 +292,23 @@ def read_requirements(lines: Sequence[str]) -> tuple[Package, ...]:
     return tuple(Package(m[1].lower(), m[2], m[3] or "", installed_version(m[1])) for m in matches)
 
 
-def with_remedy(name: str, found: Outcome, packages: Sequence[Package]) -> CheckResult:
+def with_remedy(name: str, found: CheckOutcome, packages: Sequence[Package]) -> CheckResult:
     """The result of a check with the command that helps; "missing" becomes "broken" for what is installed."""
     status, detail, module = found
-    extra = CHECKS[name][0]
-    if status == "ok":
-        return CheckResult(name, status, detail, extra)
-    reinstall = "pip install --force-reinstall --no-deps"
-    if status == "missing":
-        package = _DISTRIBUTIONS.get(module, module)
-        version = installed_version(package) if package else None
-        if version is not None:
-            detail = f"{package} {version} is installed, but {module} cannot be imported"
-            return CheckResult(name, "broken", detail, extra, f"{reinstall} {package}=={version}")
+    extra, package, remedy = CHECKS[name][0], _DISTRIBUTIONS.get(module, module), None
+    version = installed_version(package) if package else None
+    if status == "missing" and version is not None:
+        status, detail = "broken", f"{package} {version} is installed, but {module} cannot be imported"
+        remedy = f"{_REINSTALL} {package}=={version}"
+    elif status == "missing":
         asked = [f"'{p.name}{p.wanted}'" for p in packages if p.name == package and not p.extra]
         wanted = f"'seps[{extra}]'" if extra else (asked or [package or "seps"])[0]
-        return CheckResult(name, "missing", detail, extra, f"pip install {wanted}")
-    suspects = [p.name for p in packages if p.version and extra and p.extra == extra] or [f"seps=={__version__}"]
-    if name in ("torch", "GPU"):
-        suspects = ["torch"]
-    return CheckResult(name, "broken", detail, extra, f"{reinstall} {' '.join(suspects)}")
+        remedy = f"pip install {wanted}"
+    elif status == "broken":
+        suspects = [p.name for p in packages if p.version and extra and p.extra == extra]
+        suspects = ["torch"] if name in ("torch", "GPU") else suspects or [f"seps=={seps.__version__}"]
+        remedy = f"{_REINSTALL} {' '.join(suspects)}"
+    return CheckResult(name, status, detail, extra, remedy)
 
 
 def examine(names: Sequence[str] | None = None, patience: float = PATIENCE) -> Report:
@@ -328,4 +323,4 @@ def examine(names: Sequence[str] | None = None, patience: float = PATIENCE) -> R
     # Where torch itself is broken, everything that fails with the same words has the same remedy.
     for torch in [result for result in results if result.check == "torch" and result.status == "broken"]:
         results = [replace(r, remedy=torch.remedy) if r.detail == torch.detail else r for r in results]
-    return Report(__version__, platform.python_version(), platform.platform(), packages, tuple(results))
+    return Report(seps.__version__, platform.python_version(), platform.platform(), packages, tuple(results))

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from seps.files import naming
 from seps.nn.image_side import ImageSide
 from seps.nn.known import evaluating
 from seps.nn.slimming import PatchSlimming
@@ -47,6 +48,14 @@ def check_packages() -> None:
             f"ONNX needs {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed: "
             "pip install 'seps[export]'"
         )
+
+
+def in_the_way(path: Path) -> ExportError:
+    """The error for a file that an export would overwrite and did not write."""
+    return ExportError(
+        f"{path} is in the way: no export wrote it, or it was changed since. Nothing was written; move it away, or "
+        "choose another folder."
+    )
 
 
 class ScorePairs(nn.Module):
@@ -172,6 +181,7 @@ def export_onnx(
     try:
         quiet.setLevel(logging.ERROR)
         with (
+            naming(Path(path)),
             evaluating(module),
             warnings.catch_warnings(),
             redirect_stdout(io.StringIO()),

@@ -45,6 +45,12 @@ def load_plugin(file: str | os.PathLike[str]) -> ModuleType:
     sys.modules[name] = module  # before it runs, as an import does: its classes may be looked up there
     try:
         spec.loader.exec_module(module)
+    except SystemExit as error:
+        del sys.modules[name]
+        raise PluginError(
+            f"{file}{_line(path, error)} cannot be loaded: it ends the program instead of registering ideas. What it "
+            'does as a program belongs under `if __name__ == "__main__":`.'
+        ) from error
     except Exception as error:
         del sys.modules[name]
         told = f"{error}" if isinstance(error, RegistryError) else f"{type(error).__name__}: {error}"
@@ -52,7 +58,7 @@ def load_plugin(file: str | os.PathLike[str]) -> ModuleType:
     return module
 
 
-def _line(path: Path, error: Exception) -> str:
+def _line(path: Path, error: BaseException) -> str:
     """ ", line N" of the file where it failed; nothing where that is not known."""
     if isinstance(error, SyntaxError):
         return f", line {error.lineno}" if error.filename == str(path) else ""
@@ -60,9 +66,9 @@ def _line(path: Path, error: Exception) -> str:
     return f", line {lines[-1]}" if lines else ""
 
 
-def load_plugins(files: Iterable[str | os.PathLike[str]]) -> None:
-    """`load_plugin` of each."""
-    for file in files:
+def load_plugins(files: Iterable[str | os.PathLike[str]] | str | os.PathLike[str]) -> None:
+    """`load_plugin` of each, or of one."""
+    for file in (files,) if isinstance(files, str | os.PathLike) else files:
         load_plugin(file)
 
 

@@ -13,6 +13,8 @@ it the network runs in the readable form, and says so.
 
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -42,6 +44,20 @@ BUILT_IN: dict[str, tuple[str, ...]] = {
 """By kind: the names of this library, which cannot be registered."""
 
 
+CALLED_WITH = {
+    "scoring": ("patches", "attentions", "weights", "valid"),
+    "decision": ("scores", "count", "valid"),
+    "aggregation": ("patches", "keep", "scores"),
+    "alignment": ("similarity", "word_mask", "token_mask"),
+    "guide": ("vectors",),
+    "logits": ("patches",),
+    "maxima": ("best", "mask"),
+    "patches": ("patches",),
+    "row": ("recipe",),
+}
+"""By kind, or by form where that is called otherwise: what an idea is called with."""
+
+
 class RegistryError(ValueError):
     """An idea that cannot be registered, or is not; the message names it and says what to do."""
 
@@ -69,6 +85,8 @@ def register(kind: str, name: str, *, form: str | None = None, **about: Any) -> 
 
     Raises `RegistryError` for a name that is taken, and for a form that this kind does not have.
     """
+    if callable(name):
+        raise RegistryError(f'A {kind} needs a name: write @seps.{_decorator(kind)}("NAME") above {_place(name)[1]}.')
     if not isinstance(name, str) or not name.strip() or name == OWN:
         raise RegistryError(f"A {kind} cannot be registered as {name!r}; choose a name that says what it does.")
     if name in BUILT_IN[kind]:
@@ -83,13 +101,47 @@ def register(kind: str, name: str, *, form: str | None = None, **about: Any) -> 
             raise RegistryError(f"The {kind} {name!r} is a {type(thing).__name__}; register a class or a function.")
         before = _IDEAS.get((kind, name))
         if before is not None and _place(before.thing) != _place(thing):
+            module, place = _place(before.thing)
+            file = getattr(sys.modules.get(module), "__file__", None) or module
             raise RegistryError(
-                f"The {kind} {name!r} is registered already, by {'.'.join(_place(before.thing))}; choose another name."
+                f"The {kind} {name!r} is registered already, by {place} in {file}; choose another name."
             )
+        _check_call(kind, name, thing, promised(kind, thing, form))
         _IDEAS[kind, name] = Idea(kind, name, thing, promised(kind, thing, form), about)
         return thing
 
     return take
+
+
+def _check_call(kind: str, name: str, thing: Any, form: str | None) -> None:
+    """Raise `RegistryError` where an idea cannot be made with its configuration, or called with what it is given."""
+    what, given = f"The {kind} {name!r}", CALLED_WITH.get(form or kind) or CALLED_WITH.get(kind)
+    if kind == "head" or (isinstance(thing, type) and kind in FORMS):
+        _check_arguments(f"{what} is made with", thing, ("config",))
+    if given is None:
+        return
+    if not isinstance(thing, type):
+        _check_arguments(f"{what} is called with", thing, given)
+        return
+    called = inspect.getattr_static(thing, "forward" if hasattr(thing, "forward") else "__call__", None)
+    if inspect.isfunction(called):
+        _check_arguments(f"{what} is called with", called, ("self", *given))
+
+
+def _check_arguments(what: str, called: Any, given: tuple[str, ...]) -> None:
+    try:
+        signature = inspect.signature(called)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*given)
+    except TypeError as error:
+        names, own = ", ".join(name for name in given if name != "self"), _place(called)[1]
+        raise RegistryError(f"{what} ({names}), which {own}{signature} does not take: {error}.") from error
+
+
+def _decorator(kind: str) -> str:
+    return f"register_{'encoder' if kind.endswith('encoder') else kind}"
 
 
 def _place(thing: Any) -> tuple[str, str]:
@@ -110,15 +162,15 @@ def registered(kind: str) -> dict[str, Idea]:
 
 def how_to_register(kind: str, name: object) -> str:
     """The sentence for a name that nobody registered."""
-    call = "encoder" if kind.endswith("encoder") else kind
+    arguments = f"{name!r}, kind='text'" if kind == "text encoder" else f"{name!r}"
     return (
-        f"An idea of your own is registered first, by @seps.register_{call}({name!r}) in a Python file: give that file "
-        "to the command with --plugin FILE, or in Python with seps.load_plugin(FILE)."
+        f"An idea of your own is registered first, by @seps.{_decorator(kind)}({arguments}) in a Python file: give "
+        "that file to the command with --plugin FILE, or in Python with seps.load_plugin(FILE)."
     )
 
 
 def unknown_name(field_name: str, kind: str, name: object) -> str | None:
-    """Why `name` is none of that kind, as sentences; None where it is built in or registered."""
+    """The message for a name that is neither built in nor registered as an idea of that kind; None for one that is."""
     if isinstance(name, str) and (name == OWN or name in BUILT_IN[kind] or (kind, name) in _IDEAS):
         return None
     names = ", ".join(map(repr, [*BUILT_IN[kind], *registered(kind)]))
@@ -142,11 +194,12 @@ def register_scoring(name: str, *, form: str | None = None) -> Callable[[Thing],
 def register_decision(name: str, *, form: str | None = None) -> Callable[[Thing], Thing]:
     """A decision of your own: `decision(scores, count, valid)` -> D (..., N), 1 at the kept patches.
 
-    scores (..., N) float32; count (..., 1) the K of `sparse_ratio`, which it may follow or not; valid (..., N) bool, or
-    None. D may carry a gradient, and may be a weight between 0 and 1.
+    scores (..., N) float32; count (..., 1) is K, the number of patches that `sparse_ratio` asks for, and a decision may
+    keep another number; valid (..., N) bool marks the patches that exist, None: all do. D may carry a gradient, and may
+    hold weights between 0 and 1.
 
-    form="scores": D holds zeros and ones alone, a row of it depends on that row of the scores alone, and any number of
-    axes may stand in front. The fast paths then use it.
+    form="scores" promises more, and the fast scoring then uses the decision: D holds zeros and ones alone, each row of
+    D depends on the same row of the scores alone, and any number of axes may stand before N.
     """
     return register("decision", name, form=form)
 

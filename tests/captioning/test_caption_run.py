@@ -292,6 +292,15 @@ def test_the_command_writes_report_and_table(
     assert "sesame" not in report.read_text() + out.read_text() + said
 
 
+def test_what_was_set_aside_is_told_how_to_be_asked_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [str(photos(tmp_path / "in", 2)), "--out", str(tmp_path / "dense.jsonl"), "--url"]
+    with ChatServer(lambda *_: answer("")) as server:
+        assert call("caption", [*words, server.url]) == 0
+        assert "--retry-failed" not in capsys.readouterr().out
+        assert call("caption", [*words, server.url]) == 0
+        assert "were not asked for again; --retry-failed does that" in capsys.readouterr().out
+
+
 def test_a_server_that_fails_ends_the_command_with_a_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,6 +15,7 @@ from PIL import Image
 
 from seps.cli import main as main_module
 from seps.cli.main import COMMANDS, main
+from seps.cli.shared.errors import warnings_as_sentences
 from seps.cli.shared.text import printable, printable_lines
 from seps.retrieval.index.rows import StoreError
 from seps.retrieval.index.store import Store
@@ -263,3 +264,12 @@ def test_modules_and_demo_leave_files_of_others_alone(tmp_path: Path, capsys, mo
     shown = capsys.readouterr().out
     assert "[/x] \\x1b[2J" in shown and "\x1b" not in shown and "[red]a" in shown
     assert main(["demo"]) == main(["demo"]) == 0 and os.listdir(tmp_path / "out") == ["demo.png"]
+
+
+def test_a_warning_of_several_lines_of_code_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """Scoring in the readable form warned in training and again in evaluation, with the same words."""
+    with warnings.catch_warnings(), warnings_as_sentences("seps train"):
+        warnings.simplefilter("always")
+        for text, number in (("the same", 1), ("the same", 2), ("another", 3)):
+            warnings.warn_explicit(text, UserWarning, str(main_module.__file__), number)
+    assert capsys.readouterr().err.splitlines() == ["seps train: warning: the same", "seps train: warning: another"]

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import subprocess
-import sys
 import typing
 from collections.abc import Iterator
 from pathlib import Path
@@ -135,7 +133,10 @@ PATHS = {
     ("train", "--data.dense"): "in file",
     **{
         (command, "--plugin"): "in file"
-        for command in ("train", "eval", "compare", "find", "index", "search", "explain", "serve", "export")
+        for command in (
+            *("train", "eval", "compare", "find", "index", "search", "explain", "serve", "export"),
+            *(f"reid {name}" for name in ("train", "eval", "show", "threshold", "export", "features")),
+        )
     },
 }
 # Options with free text; everything else is a number, a device, a choice, a flag or a path.
@@ -337,19 +338,6 @@ def test_suites_that_are_written_twice_agree() -> None:
     assert list(compare_command.SUITE_NAMES) == list(SUITES)
 
 
-def test_options_are_known_without_torch() -> None:
-    """The choices of these commands are those of the settings, which load in a moment."""
-    code = "import sys; from seps.cli.main import parser_of; [*map(parser_of, ('eval', 'index', 'train', 'reid'))]; "
-    code += "import seps.retrieval.config; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_search_does_not_load_the_training_loop() -> None:
-    code = "import sys, seps.retrieval.index.search, seps.retrieval.pretrained; "
-    code += "sys.exit('seps.training.loop' in sys.modules or 'seps.retrieval.train.run' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
 def test_a_mistyped_option_is_told_the_right_one(fails: Fails) -> None:
     for name, parser in parsers():
         action = next((a for a in parser._actions if name_of(a).startswith("--") and len(name_of(a)) > 5), None)
@@ -360,6 +348,13 @@ def test_a_mistyped_option_is_told_the_right_one(fails: Fails) -> None:
     # Before what is missing: --sotre is why --store is missing.
     assert main(["search", "dog", "--sotre", "s"]) == 2
     assert "did you mean --store?" in fails.capsys.readouterr().err
+
+
+def test_a_value_that_begins_with_a_dash_is_told_how_to_write_it(fails: Fails) -> None:
+    fails("search", "--image", "-cat.jpg", "is written --option=-cat.jpg")
+    fails("index", "", "-photos", "is written ./-photos, and a sentence after --", positional=True)
+    assert main(["index", "photos", "--store"]) == 2
+    assert "expected one argument." in fails.capsys.readouterr().err
 
 
 def test_abbreviations_and_values_still_work() -> None:

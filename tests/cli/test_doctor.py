@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata as metadata
 import json
 import shutil
 import subprocess
@@ -171,3 +172,9 @@ def test_importing_seps_alone_loads_no_torch():
     code = "import sys, seps; assert 'torch' not in sys.modules; assert seps.PatchSlimming is seps.nn.PatchSlimming"
     source = str(Path(seps.__file__).parents[1])
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": source})
+
+
+def test_the_check_of_formats_imports_every_package_of_that_extra():
+    asked = doctor.read_requirements(metadata.requires("seps") or [])
+    wanted = {package.name.replace("-", "_") for package in asked if package.extra == "formats"}
+    assert set(doctor.CHECKS["formats"][1].args) == wanted

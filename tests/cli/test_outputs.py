@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from full_disk import full_disk
 from seps.captioning.journal import Journal
 from seps.cli.main import main
 from seps.cli.shared.outputs import check_output, check_picture, save_picture, write_output
@@ -110,3 +111,47 @@ def test_a_whole_last_line_without_its_line_feed_is_kept_and_a_torn_one_cut(tmp_
     with Journal(out) as journal:
         assert list(journal.good.entries) == ["a.jpg"]
     assert out.read_text() == f"{line}\n"
+
+
+def test_a_picture_too_large_to_open_is_somebody_elses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow's error for one is no OSError, and ended the command with a traceback."""
+    Image.new("RGB", (64, 64)).save(tmp_path / "map.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(ValueError, match="was not made by seps"):
+        check_picture(tmp_path / "map.png", "--out")
+
+
+def test_modules_on_a_full_disk_keeps_the_file_that_was_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The file of an earlier call was cut off in its middle, and the sentence named no file."""
+    file = tmp_path / "real.py"
+    assert main(["modules", "-o", str(file), "--style", "plain"]) == 0
+    before = file.read_bytes()
+    (tmp_path / "link.py").symlink_to(file)
+    for name in ("real.py", "link.py"):
+        with full_disk(20_000):
+            assert main(["modules", "-o", str(tmp_path / name)]) == 2
+        assert f"{file}: " in capsys.readouterr().err
+        assert file.read_bytes() == before
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["link.py", "real.py"]
+    assert main(["modules", "-o", str(tmp_path / "link.py")]) == 0
+    assert (tmp_path / "link.py").is_symlink() and file.read_bytes() != before
+
+
+def test_a_picture_on_a_full_disk_keeps_the_one_that_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "why.png"
+    save_picture(Image.new("RGB", (8, 8), "red"), path)
+    before = path.read_bytes()
+    noise = Image.effect_noise((200, 200), 90).convert("RGB")
+    with full_disk(2000), pytest.raises(OSError, match=r"why\.png"):
+        save_picture(noise, path)
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_json_file_on_a_full_disk_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    write_output(path, {"first": 1})
+    with full_disk(2000), pytest.raises(OSError, match=r"/report\.json'"):
+        write_output(path, {"second": "x" * 5000})
+    assert json.loads(path.read_text()) == {"first": 1} and list(tmp_path.iterdir()) == [path]

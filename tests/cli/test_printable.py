@@ -7,9 +7,10 @@ import json
 
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.cells import cell_len
 from rich.console import Console
 
-from seps.cli.shared.text import literal, printable, printable_json
+from seps.cli.shared.text import cells, literal, printable, printable_json
 
 JOINERS = {0x200C: None, 0x200D: None}  # parts of scripts and emoji, harmless
 WITH_SURROGATES = st.lists(st.integers(0, 0x10FFFF).map(chr), max_size=12).map("".join)
@@ -20,6 +21,11 @@ def test_escapes_by_hand() -> None:
     assert printable("gp\u202egpj.exe\udc80\U000e0001") == "gp\\u202egpj.exe\\x80\\U000e0001"
     assert printable("[red]größe 写真 🐕.jpg") == "[red]größe 写真 🐕.jpg"
     assert printable_json({"a": "\x1b\x7f\x9b\u202e\n"}) == '{"a": "\\u001b\\u007f\\u009b\\u202e\\n"}'
+
+
+def test_columns_are_counted_as_a_terminal_does() -> None:
+    for text in ("", "plain.jpg", "größe.jpg", "日本 語.jpg", "🐶.jpg", "e\u0301.jpg"):
+        assert cells(text) == cell_len(text), text
 
 
 @given(WITH_SURROGATES)

@@ -30,6 +30,8 @@ def prepare(folder: Path, encoders: dict[str, str]) -> Path:
     for line in lines:
         shutil.copy(GALLERY / line["image"], folder / "photos")
     _jsonl(folder / "photos/gallery.jsonl", lines)
+    (folder / "photos/holidays").mkdir()
+    shutil.copy(GALLERY / "woman-sitting-beach.jpg", folder / "photos/holidays")
     (folder / "more").mkdir()
     for name in ("raccoon-face", "giant-panda", "rabbit-lawn"):
         shutil.copy(GALLERY / f"{name}.jpg", folder / "more")

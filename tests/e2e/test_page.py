@@ -169,12 +169,13 @@ def test_a_picture_whose_folder_is_away_shows_its_thumbnail(page: Any, address: 
         until(page, "document.getElementById('photo').naturalWidth > 0")
         assert "/api/thumb/" in page.locator("#photo").get_attribute("src")
         assert "The folder g is away" in page.locator("#photo-note").inner_text() and fits(page)
+        assert all(page.locator(f"#{name}").is_hidden() for name in ("similar", "combine", "open", "download"))
     finally:
         (served / "away").rename(served / "g")
     page.keyboard.press("Escape")
     page.locator("#results a").first.click()
     until(page, "document.getElementById('photo').src.includes('/api/image/')")
-    assert page.locator("#photo-note").is_hidden()
+    assert page.locator("#photo-note").is_hidden() and page.locator("#combine").is_visible()
 
 
 def test_an_image_that_is_not_there_is_said(browser: Any, address: str) -> None:

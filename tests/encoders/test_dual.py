@@ -55,10 +55,8 @@ def test_vectors_are_the_models_own(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_tokens_and_long_texts(family: str) -> None:
+def test_long_texts_are_cut(family: str) -> None:
     embedder = dual_encoder(dual_folder(family))
-    tokens = embedder.image_tokens([embedder.prepare(picture) for picture in pictures()])
-    assert tokens is not None and tokens.shape[0] == 3 and tokens.shape[1] in (16, 17) and tokens.shape[2] == 32
     assert embedder.cut("dog") is None
     count, read = embedder.cut("a dog " * 20) or (0, 0)
     assert count > read > 0
@@ -159,3 +157,8 @@ def test_half_of_a_character_is_refused_with_a_sentence(family: str) -> None:
     for call in (lambda text: embedder.text_vectors(["a dog", text]), embedder.cut):
         with pytest.raises(ValueError, match=r"The text 'a \\udcff dog' is not valid Unicode"):
             call("a \udcff dog")
+
+
+def test_one_text_is_not_taken_for_a_list_of_its_letters() -> None:
+    with pytest.raises(ValueError, match=r"one text came: write \['a dog'\]"):
+        dual_encoder(dual_folder(FAMILIES[0])).text_vectors("a dog")

@@ -69,7 +69,7 @@ def test_ideas_of_ones_own(tmp_path: Path) -> None:
 
 def test_a_custom_data_set(tmp_path: Path) -> None:
     shown = run("custom_data_set", tmp_path)
-    assert "image without their file: lost" in shown and "the same: True" in shown
+    assert "images without their file: lost" in shown and "the same: True" in shown
     recalls = dict(re.findall(r"protocol +(\w+): text -> image R@1 (\d+) %", shown))
     assert int(recalls["image"]) >= int(recalls["none"]) > 100 / 6
 

@@ -21,7 +21,7 @@ from seps.cli.models import compare as compare_command
 from seps.config import ConfigError
 from seps.experiments.compare import Trial, config_for, gradient_at_patches, protocols_for, run_one
 from seps.experiments.report import Figure, finished, markdown, plot_differences, rows_of, summarise
-from seps.experiments.suites import SUITES
+from seps.experiments.suites import SUITES, Variant
 from seps.experiments.workers import Workers, attempt
 from seps.retrieval.config import DataConfig, ModelConfig, PartWeights, RunConfig
 from seps.retrieval.data import DataError, decode_all, load_jsonl
@@ -124,6 +124,12 @@ def test_two_processes_a_failure_and_the_resume(encoders, scenes, dev_scenes, tm
     assert main(arguments(encoders, scenes, dev_scenes, out, *words)) == 0
     captured = capsys.readouterr()
     assert "[1/" not in captured.err and "### what training did" in captured.out
+    # All is done already, and yet these are not the results of three epochs, nor of other photos.
+    other = shutil.copy(scenes, tmp_path / "other.jsonl")
+    for more in (["--train.epochs", "3"], ["--data", str(other)]):
+        assert main(arguments(encoders, scenes, dev_scenes, out, *words, *more)) == 2
+        captured = capsys.readouterr()
+        assert "of another suite or recipe, or of other data" in captured.err and not captured.out
     for words in (["--set", "train.epochs=2"], ["--train.epochs", "2"], ["--train.epochs=2"], ["train.epochs=2"]):
         assert main(arguments(encoders, scenes, dev_scenes, out, *words)) == 2
         assert "another suite or recipe" in capsys.readouterr().err
@@ -203,7 +209,7 @@ def test_a_run_out_of_memory_says_what_to_change(shared, tmp_path, monkeypatch, 
     monkeypatch.setattr("seps.experiments.workers.run_one", fail)
     outcome = attempt(Trial("ablation", "base", 0), shared, tmp_path, "cpu", False)
     assert outcome.result is None and "ran out of memory" in outcome.reason and "\n" not in outcome.reason
-    assert "train.chunk_size=8 (now 16 of a batch of 16" in outcome.reason and "--processes" in outcome.reason
+    assert "--train.chunk_size 8 (now 16 of a batch of 16" in outcome.reason and "--processes" in outcome.reason
 
 
 def test_a_worker_killed_by_the_system_says_how_it_died(shared, tmp_path):
@@ -219,7 +225,7 @@ def test_a_worker_killed_by_the_system_says_how_it_died(shared, tmp_path):
         killer.start()
         (outcome,) = workers.run([Trial("ablation", "mean", 0)])
         killer.join()
-    assert outcome.result is None and "SIGKILL" in outcome.reason and "train.chunk_size=8" in outcome.reason
+    assert outcome.result is None and "SIGKILL" in outcome.reason and "train.chunk_size 8" in outcome.reason
 
 
 def test_a_worker_that_dies_takes_only_its_run(shared, tmp_path):
@@ -381,3 +387,13 @@ def test_a_frozen_block_that_is_not_there(encoders, scenes):
 def test_a_report_of_nothing_is_refused(tmp_path, capsys):
     assert main(["compare", "--report", "--out", str(tmp_path / "none")]) == 2
     assert "holds no result of the suite" in capsys.readouterr().err and not (tmp_path / "none").exists()
+
+
+def test_an_entry_may_take_pictures_of_another_size(encoders, shared, tmp_path, monkeypatch):
+    def larger(recipe: RunConfig) -> RunConfig:
+        return dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, image_size=(64, 64)))
+
+    monkeypatch.setitem(SUITES["baselines"], "larger", Variant("64 px", larger))
+    result = run_one(Trial("baselines", "larger", 0), shared, tmp_path / "runs", device="cpu")
+    assert set(result["rsum"]) >= {"dev/none"} and all(value >= 0 for value in result["rsum"].values())
+    assert shared.pixels.shape[-2:] != (64, 64), "the other runs keep their photos"

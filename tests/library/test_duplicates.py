@@ -18,7 +18,7 @@ from seps.cli.main import call, main
 from seps.library import duplicates as module
 from seps.library import likeness
 from seps.library.contact_sheet import SHEET_GROUPS, sheet, thumbnails
-from seps.library.duplicates import Gallery, Kind, find_duplicates, group, read_gallery
+from seps.library.duplicates import ComparedPictures, CopyKind, find_duplicates, group, read_gallery
 from seps.library.likeness import Looks, looks_of
 from seps.retrieval.index.rows import StoreError
 from seps.retrieval.index.store import Store
@@ -28,7 +28,7 @@ ASSETS = Path(module.__file__).parents[1] / "assets" / "gallery"
 PHOTOS = sorted(ASSETS.glob("*.jpg"))
 
 
-def made_up(count: int, seed: int, kinds: int = 6) -> Gallery:
+def made_up(count: int, seed: int, kinds: int = 6) -> ComparedPictures:
     """Rows around a few centres, so that every kind of link and chains of them occur."""
     draw = np.random.default_rng(seed)
     centre = draw.integers(0, kinds, count)
@@ -58,10 +58,12 @@ def made_up(count: int, seed: int, kinds: int = 6) -> Gallery:
         }
         for i in range(count)
     ]
-    return Gallery(facts, Looks(hashes, pixels, floats.mean(1), floats.std(1), shapes), vectors, videos)
+    return ComparedPictures(facts, Looks(hashes, pixels, floats.mean(1), floats.std(1), shapes), vectors, videos)
 
 
-def slow_kind(gallery: Gallery, a: int, b: int, kind: Kind, least: float, within: float | None) -> str | None:
+def slow_kind(
+    gallery: ComparedPictures, a: int, b: int, kind: CopyKind, least: float, within: float | None
+) -> str | None:
     """What `b` is to `a`, in plain Python."""
     looks = gallery.looks
     if gallery.videos[a] >= 0 and gallery.videos[a] == gallery.videos[b]:
@@ -86,7 +88,9 @@ def slow_kind(gallery: Gallery, a: int, b: int, kind: Kind, least: float, within
     return None
 
 
-def slow_groups(gallery: Gallery, kind: Kind, least: float, within: float | None) -> dict[str, dict[str, str]]:
+def slow_groups(
+    gallery: ComparedPictures, kind: CopyKind, least: float, within: float | None
+) -> dict[str, dict[str, str]]:
     taken: set[int] = set()
     groups = {}
     for a in range(len(gallery.facts)):
@@ -108,7 +112,7 @@ def as_mapping(groups: Sequence[module.Group]) -> dict[str, dict[str, str]]:
 @pytest.mark.parametrize("within", [None, 3.0])
 @pytest.mark.parametrize("seed", range(3))
 def test_groups_are_those_of_the_slow_twin(
-    kind: Kind, within: float | None, seed: int, monkeypatch: pytest.MonkeyPatch
+    kind: CopyKind, within: float | None, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gallery = made_up(150, seed)
     monkeypatch.setattr(module, "AT_ONCE", 16)

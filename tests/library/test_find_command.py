@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
 import os
@@ -167,6 +168,65 @@ def test_json_and_csv_say_the_same(folder: Path, capsys: pytest.CaptureFixture[s
     assert [(row["path"], float(row["score"]), row["date"]) for row in rows] == [
         (value["path"], value["score"], value["date"]) for value in values
     ]
+
+
+def test_names_stay_whole_where_standard_output_lacks_their_letters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for number, name in enumerate(("é.jpg", "日本.jpg", "🐶.jpg")):
+        paint(folder / name, number)
+    index(folder, tmp_path / "s")
+    for option in ("--json", "--csv", "--paths"):
+        written = io.BytesIO()
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii", errors="backslashreplace"))
+            assert find("a dog", "--store", tmp_path / "s", option) == 0
+            sys.stdout.flush()
+            text = written.getvalue().decode()
+        rows = {"--json": lambda text: json.loads(text), "--csv": lambda text: list(csv.DictReader(io.StringIO(text)))}
+        names = text.splitlines() if option == "--paths" else [row["path"] for row in rows[option](text)]
+        assert sorted(names) == sorted(str(path) for path in folder.iterdir())
+
+
+def test_a_store_that_can_only_be_read_is_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, store = gallery(tmp_path / "photos", 2), tmp_path / "s"
+    index(folder, store)
+    real = os.open
+
+    def refuse(path: Any, *arguments: Any, **options: Any) -> int:
+        if str(path).endswith("writer.lock"):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        return real(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK)
+    monkeypatch.setattr(os, "open", refuse)
+    words = ["find", "a dog", str(folder), "--store", str(store), "--paths"]
+    for more in ([], ["--no-update"]):
+        assert main([*words, *more]) == 0
+        assert len(out(capsys).splitlines()) == 2
+    paint(folder / "new.jpg", 50)
+    assert main(words) == 2
+    assert "cannot be written" in (told := capsys.readouterr().err) and "add --no-update" in told
+    assert main([*words, "--no-update"]) == 0 and len(out(capsys).splitlines()) == 2
+
+
+def test_another_folder_than_that_of_the_store_is_told_the_commands_that_help(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, store = gallery(tmp_path / "photos", 2), tmp_path / "my store"
+    index(folder, store)
+    other = gallery(tmp_path / "other", 2)
+    assert main(["find", "a dog", str(other), "--store", str(store)]) == 2
+    command = f"seps index {other} --store '{store}'"
+    told = capsys.readouterr().err
+    assert f"{command} --moved" in told and f"{command} --add" in told
+    assert main(["find", "a dog", str(folder / "sub"), "--store", str(store)]) == 2
+    told = capsys.readouterr().err
+    assert "--folder sub" in told and "--moved" not in told
 
 
 def test_sums_with_pictures(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

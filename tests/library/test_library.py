@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import subprocess
 import sys
 from dataclasses import replace
 from datetime import date, datetime, timezone
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import seps
@@ -73,6 +76,12 @@ def test_filters(library: Library) -> None:
         library.search("a dog", min_confidence=2)
     with pytest.raises(ValueError, match="cannot be read; write it like"):
         library.search("a dog", after="yesterday")
+    assert [one.id for one in library.search("a dog", folder=Path("sub"))] == [one.id for one in below]
+    with pytest.raises(ValueError, match="of 2024-05-31T00:00:00 or later and from before 2024-05-30"):
+        library.search("a dog", after="2024-05-31", before="2024-05-30")
+    for find in (partial(library.search, "a dog"), partial(library.similar, below[0])):
+        with pytest.raises(ValueError, match=r"is in the folder 'sbu'\. Its folders are sub"):
+            find(folder="sbu")
 
 
 def test_an_explanation_has_the_score_and_shows_itself(
@@ -115,6 +124,46 @@ def test_similar_takes_a_file_bytes_an_image_and_a_hit(library: Library, made: t
     with pytest.raises(ValueError, match="found by a picture"):
         library.similar(file)[0].explain()
     assert {one.path.parent.name for one in library.similar(file, folder="sub")} == {"sub"}
+
+
+def _odd_pictures() -> dict[str, bytes]:
+    """Files whose bare pixels are not what is to be seen: turned by EXIF, transparent, of 16 bits, of a palette."""
+    rough = Image.fromarray(np.random.default_rng(0).integers(0, 256, (36, 48, 3), np.uint8))
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    clear = rough.convert("RGBA")
+    clear.putalpha(Image.linear_gradient("L").resize(clear.size))
+    values = np.asarray(rough.convert("L")).astype(np.uint16) * 257
+    return {
+        "turned.jpg": _encoded(rough, "JPEG", exif=turned),
+        "clear.png": _encoded(clear, "PNG"),
+        "wide.png": _encoded(Image.fromarray(values), "PNG"),
+        "palette.gif": _encoded(rough.convert("P"), "GIF", transparency=3),
+    }
+
+
+def _encoded(picture: Image.Image, kind: str, **more: Any) -> bytes:
+    out = io.BytesIO()
+    picture.save(out, kind, **more)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("name", sorted(_odd_pictures()))
+def test_a_pillow_image_is_seen_as_its_file_is(library: Library, name: str) -> None:
+    data = _odd_pictures()[name]
+    expected = [(one.id, one.score) for one in library.similar(data, 8)]
+    with Image.open(io.BytesIO(data)) as picture:
+        found = [(one.id, one.score) for one in library.similar(picture, 8)]
+    near = 2e-2 if name.endswith("jpg") else 1e-6  # a JPEG may be decoded smaller
+    assert dict(found) == pytest.approx(dict(expected), abs=near)
+
+
+def test_what_is_no_picture_is_told(library: Library) -> None:
+    for wrong in (None, 3, np.zeros((9, 9, 3), np.uint8)):
+        with pytest.raises(TypeError, match="a Pillow image or a hit, not"):
+            library.similar(wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"floating point numbers\. Save it with 8 or 16 bits"):
+        library.similar(Image.new("F", (9, 9)))
 
 
 def test_export_writes_every_vector_with_its_path(library: Library, made: tuple[Path, Path], tmp_path: Path) -> None:
@@ -173,6 +222,19 @@ def test_mistakes_are_sentences(tmp_path: Path) -> None:
         Library(store=tmp_path / "none").search("a dog")
     with pytest.raises(ValueError, match=re.escape(str(tmp_path / "away"))):
         Library(tmp_path / "away", model=model_folder(), store=tmp_path / "s")
+    with pytest.raises(ValueError, match="There is no device 'gpu'; choose 'cpu'"):
+        Library(tmp_path, device="gpu")
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="device='cuda:0' needs a GPU"):
+            Library(tmp_path, device="cuda:0")
+
+
+def test_a_query_is_a_text(library: Library) -> None:
+    for wrong in (None, 5, b"a dog", ["a dog", "a cat"]):
+        with pytest.raises(ValueError, match=f"A query is a text.*not {type(wrong).__name__}"):
+            library.search(wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="The query is blank"):
+        library.search(" ")
 
 
 def test_the_default_store_is_that_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from seps.losses import batch_hard_triplet, identity_loss
+from seps.nn import InputError
 
 
 def slow_identity(scores, labels, smoothing):
@@ -61,7 +62,7 @@ def test_equal_features_have_a_finite_gradient() -> None:
 def test_refusals() -> None:
     with pytest.raises(ValueError, match="another identity"):
         batch_hard_triplet(torch.randn(3, 2), torch.zeros(3, dtype=torch.long))
-    with pytest.raises(ValueError, match="one label a row"):
+    with pytest.raises(ValueError, match="one label per row"):
         batch_hard_triplet(torch.randn(3, 2), torch.zeros(2, dtype=torch.long))
     with pytest.raises(ValueError, match="rows from first=3 on of others"):
         batch_hard_triplet(torch.randn(2, 2), torch.tensor([0, 1]), torch.randn(4, 2), torch.arange(4), first=3)
@@ -71,3 +72,11 @@ def test_refusals() -> None:
         identity_loss(torch.randn(2, 3), torch.tensor([0, 1]), 1.0)
     with pytest.raises(ValueError, match="identities"):
         identity_loss(torch.randn(2, 3), torch.tensor([0, 1, 2]))
+    # The mean of nothing was NaN, other labels an error of torch, and -100 was passed over without a word.
+    with pytest.raises(InputError, match="at least one sample"):
+        identity_loss(torch.randn(0, 3), torch.zeros(0, dtype=torch.long))
+    with pytest.raises(InputError, match=r"whole numbers.*torch\.float32"):
+        identity_loss(torch.randn(2, 3), torch.zeros(2))
+    for label in (3, -1, -100):
+        with pytest.raises(IndexError, match="out of bounds"):
+            identity_loss(torch.randn(2, 3), torch.tensor([0, label]))

@@ -7,6 +7,7 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -127,3 +128,24 @@ def test_gpu_equals_cpu() -> None:
     here, there = reid_metrics(GOLDEN["distmat"], *IDS), reid_metrics(GOLDEN["distmat"].cuda(), *IDS)
     assert torch.equal(here.cmc, there.cmc)
     assert (here.mAP, here.mINP) == pytest.approx((there.mAP, there.mINP), abs=1e-12)
+
+
+def test_whole_numbers_are_ranked_exactly() -> None:
+    """Squared distances as whole numbers: 2 ** 24 and the next one are the same float32."""
+    matrix = np.array([[2**24 + 1, 2**24]])
+    result = reid_metrics(matrix, [1], [0, 1], [0], [1, 1])
+    assert (result.mAP, float(result.cmc[0])) == (1.0, 1.0)
+
+
+def test_arrays_that_torch_does_not_take_as_they_are() -> None:
+    """A reversed array is read; names and gaps are refused in a sentence."""
+    reversed_rows = np.array([[0.1, 0.2], [0.4, 0.3]])[::-1]
+    assert reid_metrics(reversed_rows, [1, 1], [1, 2], [0, 0], [1, 1]).mAP == 0.75
+    matrix, ids = [[0.1, 0.2]], ([1], [1, 2], [0], [1, 1])
+    with pytest.raises(ValueError, match="q_pids cannot be read as numbers"):
+        reid_metrics(matrix, ["anna"], *ids[1:])
+    with pytest.raises(ValueError, match="g_pids cannot be read as numbers"):
+        reid_metrics(matrix, [1], np.array(["anna", "bert"]), *ids[2:])
+    for broken in (None, [[0.1, 0.2], [0.3]], np.array([[0.1, None]], dtype=object)):
+        with pytest.raises(ValueError, match="distmat cannot be read as numbers"):
+            reid_metrics(broken, *ids)  # type: ignore[arg-type]

@@ -138,6 +138,10 @@ def test_refusals() -> None:
         rerank(query, rest, dtype=torch.int8)
     with pytest.raises(ValueError, match="NaN or infinity"):
         rerank(query / 0, rest)
+    # Finite, but their squares are not: the distances were NaN.
+    with pytest.raises(ValueError, match="too large"):
+        rerank(query * 1e25, rest * 1e25)
+    assert rerank(query.double() * 1e25, rest.double() * 1e25).isfinite().all()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -35,6 +35,10 @@ class ToyEncoder(VisionEncoder):
         self.cls = nn.Linear(width, width)
         self.early_width = width
 
+    @classmethod
+    def of_size(cls, image_size: tuple[int, int] = (64, 32)) -> ToyEncoder:
+        return cls(image_size=image_size)
+
     def encode(self, normalised: Tensor) -> Tensor:
         return self.encode_with_early(normalised)[0]
 

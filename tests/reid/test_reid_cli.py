@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
-from seps.cli.main import call, parser_of
+from full_disk import full_disk
+from seps.cli.main import call, main, parser_of
 from seps.training import find_checkpoint
 from seps.training.checkpoint import CheckpointStore, load
 
@@ -43,6 +46,36 @@ def test_train_again_has_nothing_to_do(trained: Path, capsys: pytest.CaptureFixt
     assert state["step"] == state["total_steps"] and not state["interrupted"]
 
 
+def test_an_encoder_of_ones_own_comes_as_a_plugin(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("seps.registry._IDEAS", {})
+    own = tmp_path / "own.py"
+    own.write_text("import seps\nfrom reid_toys import ToyEncoder\nseps.register_encoder('toy')(ToyEncoder.of_size)\n")
+    words = ["train", "--out", str(tmp_path / "run"), "--device", "cpu", f"data.root={trained / 'data'}", *SETTINGS]
+    words += ["model.encoder=toy", "model.stride=null"]
+    assert main(["reid", *words]) == 2
+    assert "@seps.register_encoder('toy') in a Python file" in capsys.readouterr().err
+    assert main(["reid", *words, "--plugin", str(own)]) == 0
+    monkeypatch.setattr("seps.registry._IDEAS", {})
+    measured = ["reid", "eval", str(tmp_path / "run"), "--device", "cpu"]
+    assert main(measured) == 2
+    again = shutil.copy(own, tmp_path / "again.py")  # a process runs a file once
+    assert main([*measured, "--plugin", str(again)]) == 0
+    assert "mAP" in capsys.readouterr().out
+
+
+def test_the_next_command_can_be_typed_as_it_is_printed(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "my run"
+    shutil.copytree(trained / "run", run)
+    words = ["train", "--out", str(run), "--device", "cpu", f"data.root={trained / 'data'}"]
+    assert call("reid", [*words, *SETTINGS]) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert shlex.split(line) == ["Next:", "seps", "reid", "eval", str(run), "--missing"]
+
+
 def test_eval_table_and_json(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["eval", str(trained / "run"), "--device", "cpu", "--missing", "--batch-size", "7"]
     assert call("reid", words) == 0
@@ -54,10 +87,44 @@ def test_eval_table_and_json(trained: Path, capsys: pytest.CaptureFixture[str]) 
     assert {row["pattern"] for row in found["results"]} == {1}
 
 
+def test_a_sensor_may_have_any_name(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder in brackets was taken for a colour, and one with control characters was obeyed by the terminal."""
+    shutil.copytree(trained / "data", tmp_path / "data")
+    for split in ("train", "query", "gallery"):
+        (tmp_path / "data" / split / "TI").rename(tmp_path / "data" / split / "[red]\x1b[2J")
+    words = ["--device", "cpu", f"data.root={tmp_path / 'data'}"]
+    assert main(["reid", "train", "--out", str(tmp_path / "run"), *words, *SETTINGS]) == 0
+    assert main(["reid", "eval", str(tmp_path / "run"), *words]) == 0
+    assert "[red]\\x1b[2J" in capsys.readouterr().out
+
+
 def test_show_writes_pictures(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call("reid", ["show", str(trained / "run"), "--out", str(trained / "pictures"), "--queries", "2"]) == 0
     names = [Path(line).name for line in capsys.readouterr().out.split()]
     assert names == ["ranked.png", "kept.png"] and all((trained / "pictures" / name).stat().st_size for name in names)
+
+
+def test_show_and_features_on_a_full_disk_and_beside_others_pictures(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A picture of that name in the folder was replaced, whosever it was."""
+    for name in ("ranked.png", "kept.png"):
+        mine = tmp_path / name
+        Image.new("RGB", (4, 4), "red").save(mine)
+        before = mine.read_bytes()
+        assert main(["reid", "show", str(trained / "run"), "--out", str(tmp_path), "--queries", "1"]) == 2
+        assert f"{mine} exists and was not made by seps" in capsys.readouterr().err
+        assert mine.read_bytes() == before and [path.name for path in tmp_path.iterdir()] == [name]
+        mine.unlink()
+    show = ["reid", "show", str(trained / "run"), "--out", str(tmp_path), "--queries", "1", "--device", "cpu"]
+    features = ["reid", "features", str(trained / "run"), str(trained / "data" / "gallery"), "--device", "cpu"]
+    with full_disk(2000):
+        assert main(show) == 2
+        assert f"{tmp_path}/ranked.png: " in capsys.readouterr().err
+        assert main([*features, "--out", str(tmp_path / "features.npz")]) == 2
+        assert f"{tmp_path}/features.npz: " in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+    assert main(show) == 0 and main(show) == 0
 
 
 @pytest.mark.parametrize(
@@ -74,6 +141,8 @@ def test_show_writes_pictures(trained: Path, capsys: pytest.CaptureFixture[str])
         (["train", "--out", "{tmp}/run", "data.root={data}", "--device", "abacus"], "abacus"),
         (["eval", "{tmp}"], "it holds no checkpoint"),
         (["eval", "{run}", "model.width=3"], "data settings alone"),
+        # The pictures were resized to it, and the features were others than those of the run.
+        (["features", "{run}", "{data}", "--out", "{tmp}/f.npz", "model.image_size=[32, 32]"], "data settings alone"),
         (["eval", "{run}", "--batch-size", "0"], "--batch-size"),
         (["eval", "{run}", "--pattern", "9"], "invalid choice"),
         (["show", "{run}", "--out", "{tmp}/p", "--queries", "0"], "at least 1"),
@@ -88,6 +157,21 @@ def test_mistakes_end_in_one_sentence(
     with pytest.raises(ValueError, match=r".") as caught:
         call("reid", [word.format(**places) for word in words])
     assert sentence in str(caught.value) and "Traceback" not in capsys.readouterr().err
+
+
+def test_help_tells_the_settings_that_a_trained_model_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    """It gave the defaults of training, such as an empty data.root, where those of the run hold."""
+    for command, there, absent in (
+        ("eval", ["--data.root", "--data.rerank"], ["--data.flip", "--data.holdout", '""']),
+        ("show", ["--data.root"], ["--data.rerank"]),
+        ("threshold", ["--data.root"], ["--data.layout", "--data.holdout"]),
+        ("features", ["--data.pattern"], ["--data.root", "--data.layout"]),
+    ):
+        with pytest.raises(SystemExit):
+            main(["reid", command, "--help"])
+        told = capsys.readouterr().out
+        assert "not given is as in the run" in told and all(name in told for name in there)
+        assert not [name for name in absent if name in told]
 
 
 def test_settings_are_taken_from_any_place(tmp_path: Path) -> None:

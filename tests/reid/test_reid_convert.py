@@ -195,3 +195,7 @@ def test_the_command_converts_and_the_model_is_measured(tmp_path: Path, capsys: 
     capsys.readouterr()
     assert main(["reid", "eval", str(tmp_path / "out"), "--data.root", tree, "--json", "--device", "cpu"]) == 0
     assert json.loads(capsys.readouterr().out)["results"][0]["pattern"] == 1
+    # DeMo trains on all identities: a threshold chosen on some of them would be chosen on what was trained on.
+    threshold = ["reid", "threshold", str(tmp_path / "out"), "--data.root", tree, "--out", str(tmp_path / "threshold")]
+    assert main([*threshold, "--false-accept", "0.3", "--device", "cpu"]) == 2
+    assert "held no identity out" in capsys.readouterr().err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,20 @@ import torch
 from reid_toys import SENSORS, rgbnt201, slow_distances, slow_features, tiny_vit_file, toy_config, toy_model, write
 from torch import Tensor
 
-from seps.cli.main import main
+from seps.cli.main import call, main
 from seps.export import ExportError, largest_difference
 from seps.metrics import reid_metrics
 from seps.reid.data import ReidDataset, ReidReader
-from seps.reid.deploy import Deployable, check_export, export_reid, folder_features
+from seps.reid.deploy import (
+    Deployable,
+    FolderFeatures,
+    check_export,
+    check_features_file,
+    export_reid,
+    folder_features,
+)
 from seps.reid.evaluate import Features, default_cases, distances, evaluate, extract
+from seps.reid.pretrained import from_pretrained, save_pretrained
 from seps.reid.run import TrainedReid, load_trained, train_reid
 from seps.reid.task import load_dataset, split_dataset
 from seps.reid.verification import calibrate, roc_picture
@@ -147,10 +156,14 @@ def test_features_of_a_folder(trained: Path, tmp_path: Path) -> None:
         assert held["names"].tolist() == found.names and np.array_equal(held["features"], found.features)
     other = folder_features(loaded, loaded.config, tmp_path / "shots", camera=1)
     assert other.cameras == [1, 1] and not np.allclose(other.features, found.features)
+    # Names of the layout that the run was trained on tell it too; they were taken for names without a camera.
+    published = folder_features(loaded, loaded.config, trained / "data" / "test")
+    assert len(published.names) == 12
+    assert published.cameras == [int(name[len("000020_cam")]) for name in published.names]
     with pytest.raises(ValueError, match=r"cameras \(1, 2\), and these pictures are of \[7\]"):
         folder_features(loaded, loaded.config, tmp_path / "shots", camera=7)
     write(tmp_path / "shots" / "RGB" / "33_c1.jpg", 33, (64, 32))
-    with pytest.raises(ValueError, match="no NI and no TI image"):
+    with pytest.raises(ValueError, match=r"no NI and no TI image\. Mend"):
         folder_features(loaded, loaded.config, tmp_path / "shots")
     reader.close()
 
@@ -177,6 +190,21 @@ def test_a_picture_that_cannot_be_read_is_refused_or_left_out(
         assert held["names"].tolist() == [name for name in names if name not in (names[1], names[3])]
     assert main([*command, *remedy[2:]]) == 2
     assert "--data.on_problem skip" in capsys.readouterr().err
+
+
+def test_a_broken_file_in_the_place_of_the_features_is_left_as_it_is(tmp_path: Path) -> None:
+    """A cut archive and an empty file ended in a traceback."""
+    whole = FolderFeatures(["a"], np.ones((1, 4), dtype=np.float32), [1])
+    file = tmp_path / "features.npz"
+    check_features_file(file)
+    whole.save(file)
+    check_features_file(file)
+    for broken in (file.read_bytes()[:200], b"PK\x03\x04 no archive", b"\x80\x04}q\x00.", b"mine"):
+        file.write_bytes(broken)
+        with pytest.raises(ValueError, match="holds no features; it was left as it is"):
+            check_features_file(file)
+    file.write_bytes(b"")  # as `touch` makes it: nothing is lost
+    check_features_file(file)
 
 
 def test_figures_of_every_query_average_to_the_whole(trained: Path) -> None:
@@ -225,6 +253,7 @@ def test_the_commands(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
         (["features", run, shots, "--out", str(tmp_path / "features.txt"), "--camera", "1"], "written as .npz"),
         (["features", run, shots, "--out", str(foreign), "--camera", "1"], "left as it is"),
         (["features", run, str(tmp_path), "--out", file, "--camera", "1"], "pictures of each sensor"),
+        (["features", run, shots, "--out", file, "--camera", "1", "--model.width", "8"], "data settings alone"),
         (
             ["export", run, "-o", str(tmp_path / "o"), "--threshold", str(out), "--pattern", "1"],
             "no threshold for these",
@@ -234,3 +263,65 @@ def test_the_commands(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
         assert main(["reid", *words]) == 2
         assert sentence in capsys.readouterr().err
     assert foreign.read_bytes() == b"mine"
+
+
+def test_no_threshold_on_other_shots_than_those_of_the_run(trained: Path, tmp_path: Path) -> None:
+    """Which identities were held out follows from all training shots: on others, trained ones would be among them."""
+    loaded, dataset, reader = opened(trained)
+    shutil.copytree(trained / "data", tmp_path / "fewer")
+    for shot in (tmp_path / "fewer" / "train_171").rglob("000001_*"):
+        shot.unlink()
+    fewer = load_dataset(replace(loaded.config.data, root=str(tmp_path / "fewer")))
+    _, before = split_dataset(loaded.config, dataset)
+    _, after = split_dataset(loaded.config, fewer)
+    assert {shot.pid for shot in after.query} - {shot.pid for shot in before.query}  # trained on, and held out now
+    with pytest.raises(ValueError, match="not the training shots that the model was trained on"):
+        calibrate(loaded, loaded.config, fewer, reader, 0.25)
+    # The same by a folder of the model, and by one of an earlier release, which tells the number of identities alone.
+    save_pretrained(loaded, tmp_path / "saved")
+    saved = from_pretrained(tmp_path / "saved")
+    assert calibrate(saved, saved.config, dataset, reader, 0.25) is not None
+    for model in (saved, replace(saved, shots=None)):
+        with pytest.raises(ValueError, match="not the training shots that the model was trained on"):
+            calibrate(model, model.config, fewer, reader, 0.25)
+    reader.close()
+
+
+def test_no_threshold_without_wrong_pairs_or_right_ones(trained: Path, tmp_path: Path) -> None:
+    """One held-out identity has no pair of two; a gallery of one camera has no pair of two cameras."""
+    config = toy_config(trained / "data", "rgbnt201", data={"holdout": 1}, train={"epochs": 1})
+    dataset = load_dataset(config.data)
+    fit, _ = split_dataset(config, dataset)
+    model = toy_model(len(fit.identities)).eval()
+    alone = TrainedReid(model, config, dataset.cameras, tmp_path)
+    with ReidReader(SENSORS, (64, 32)) as reader:
+        with pytest.raises(ValueError, match="hold out two identities or more"):
+            calibrate(alone, config, dataset, reader, 0.25)
+        config = toy_config(trained / "data", "rgbnt201", data={"holdout": 2}, train={"epochs": 1})
+        one_camera = tuple(shot for shot in dataset.query if shot.camid == 1)
+        narrow = replace(dataset, query=one_camera, gallery=one_camera)
+        two = TrainedReid(toy_model(len(fit.identities) - 1).eval(), config, dataset.cameras, tmp_path)
+        with pytest.raises(ValueError, match="no pair of shots of one identity by two cameras"):
+            calibrate(two, config, narrow, reader, 0.25)
+
+
+def test_a_threshold_of_another_model_is_refused(trained: Path, tmp_path: Path) -> None:
+    """The distance of one checkpoint means nothing for the features of another."""
+    out = tmp_path / "threshold"
+    run = ["reid", "threshold", str(trained / "run"), "--out", str(out), "--false-accept", "0.25", "--device", "cpu"]
+    assert main(run) == 0
+    other = tmp_path / "other"
+    loaded = load_trained(trained / "run")
+    with torch.no_grad():
+        next(loaded.model.parameters()).add_(0.01)
+    save_pretrained(loaded, other)
+    with pytest.raises(ValueError, match="threshold of another model"):
+        call("reid", ["export", str(other), "-o", str(tmp_path / "onnx"), "--threshold", str(out)])
+    assert not (tmp_path / "onnx").exists()
+    # The same weights in another place, and a file of an earlier release, which does not name the model, are taken.
+    save_pretrained(load_trained(trained / "run"), tmp_path / "same")
+    export = ["reid", "export", str(tmp_path / "same"), "-o", str(tmp_path / "onnx"), "--threshold", str(out)]
+    assert main(export) == 0
+    stated = json.loads((out / "threshold.json").read_text())
+    (out / "threshold.json").write_text(json.dumps({k: v for k, v in stated.items() if k != "model_sha256"}))
+    assert main(export) == 0

@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from reid_toys import SENSORS, ToyEncoder, toy_model
 
-from seps.encoders.vision import Preprocessing, TransformersVision
+from seps.nn import InputError, MultiModalSDTPS
 from seps.nn.guidance import cosine_attention, min_max
-from seps.reid.backbone import OverlappingPatches, build_backbone
 from seps.reid.config import ReidLossConfig, ReidModelConfig
 from seps.reid.model import Fused, ReidModel, missing_cases
 from seps.reid.task import reid_losses
@@ -23,6 +21,25 @@ LABELS = torch.tensor([0, 0, 1, 1])
 
 def images(batch: int = 4, sensors: int = 3, size: tuple[int, int] = (64, 32)) -> torch.Tensor:
     return torch.rand(batch, sensors, 3, *size)
+
+
+def test_patches_decided_elsewhere_are_the_ones_that_are_merged() -> None:
+    sdtps = MultiModalSDTPS(16, num_patches=20)
+    patches = {name: torch.randn(2, 20, 16) for name in sdtps.modalities}
+    vectors = {name: torch.randn(2, 16) for name in sdtps.modalities}
+    tokens, keep = sdtps.slim("nir", patches, vectors)
+    again, same = sdtps.slim("nir", patches, vectors, keep=keep)
+    assert torch.equal(again, tokens) and torch.equal(same, keep)
+    other = 1 - keep
+    scores, _ = sdtps.choose("nir", patches, vectors)
+    slimmed, given = sdtps.slim("nir", patches, vectors, keep=other)
+    weights = torch.softmax(sdtps.nir_aggr.logits(patches["nir"]).masked_fill(other[..., None] == 0, -torch.inf), dim=1)
+    assert torch.allclose(slimmed[:, :-1], weights.transpose(1, 2) @ patches["nir"], atol=1e-6)
+    dropped = torch.softmax(scores.masked_fill(keep == 0, -torch.inf), dim=1)
+    assert torch.allclose(slimmed[:, -1], (dropped[..., None] * patches["nir"]).sum(dim=1), atol=1e-6)
+    assert given is other
+    with pytest.raises(InputError, match=r"keep of nir must be \(2, 20\), but \(2, 19\) came"):
+        sdtps.slim("nir", patches, vectors, keep=other[:, 1:])
 
 
 def test_published_shapes() -> None:
@@ -320,38 +337,6 @@ def test_separate_backbones_see_their_own_sensor() -> None:
             torch.testing.assert_close(blocks[:, number], expected)
         swapped = model(pixels.flip(1), return_pattern=1).view(4, 3, 16)
     assert (swapped - blocks.flip(1)).abs().amax() > 1e-2  # the backbones are three, not one
-
-
-@pytest.mark.parametrize("family", ["vit", "clip", "dinov2"])
-def test_overlapping_patches(family: str) -> None:
-    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    settings = {**small, "image_size": 32, "patch_size": 8}
-    models = {
-        "vit": lambda: transformers.ViTModel(transformers.ViTConfig(**settings)),
-        "clip": lambda: transformers.CLIPVisionModel(transformers.CLIPVisionConfig(**settings)),
-        "dinov2": lambda: transformers.Dinov2Model(transformers.Dinov2Config(**settings)),
-    }
-    made = models[family]()
-    tower = getattr(made, "vision_model", made)
-    half = Preprocessing((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
-    pixels = torch.rand(2, 3, 48, 24)
-    plain = TransformersVision(tower, half, (32, 32)).eval()
-    expected = plain(pixels)
-    same = OverlappingPatches(plain, 8, (48, 24))
-    torch.testing.assert_close(same(pixels), expected)
-    finer = OverlappingPatches(plain, 6, (48, 24))
-    assert finer.grid == (7, 3) and finer(pixels).shape == (2, 1 + 21, 16)
-    with pytest.raises(ValueError, match="patch size"):
-        OverlappingPatches(plain, 9, (48, 24))
-
-
-def test_embedded_encoder_with_a_finer_grid() -> None:
-    pixels = torch.rand(1, 3, 64, 32)
-    for stride, grid in ((8, (8, 4)), (16, (4, 2)), (32, (2, 1))):
-        encoder = build_backbone("mini", (64, 32), stride, pretrained=False)
-        assert encoder.grid == grid and encoder(pixels).shape == (1, grid[0] * grid[1], 1280)
-    with pytest.raises(ValueError, match="8, 16 or 32"):
-        build_backbone("mini", (64, 32), 12, pretrained=False)
 
 
 def test_settings_that_leave_no_token_are_refused() -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from reid_toys import SENSORS, toy_config
+from reid_toys import SENSORS, ToyEncoder, toy_config
 
+import seps
 from seps.hub.folder import ModelError
 from seps.reid.model import ReidModel
 from seps.reid.pretrained import from_pretrained, save_pretrained
@@ -66,3 +67,24 @@ def test_other_and_hostile_folders_are_refused(tmp_path: Path) -> None:
             from_pretrained(tmp_path / "saved")
     with pytest.raises(ModelError, match="There is no model"):
         from_pretrained(tmp_path / "none")
+
+
+def test_an_encoder_of_ones_own_is_saved_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a model was saved without a word, and no call could load the folder again."""
+    monkeypatch.setattr("seps.registry._IDEAS", {})
+    seps.register_encoder("toy")(ToyEncoder.of_size)
+    trained = made(encoder="toy", stride=None)
+    expected = features(trained.model)
+    save_pretrained(trained, tmp_path / "saved")
+    assert torch.equal(features(from_pretrained(tmp_path / "saved").model), expected)
+    monkeypatch.setattr("seps.registry._IDEAS", {})
+    with pytest.raises(ModelError, match=r"'toy', an idea of its author.* @seps\.register_encoder\('toy'\)"):
+        from_pretrained(tmp_path / "saved")
+
+
+def test_an_encoder_that_no_folder_can_name_is_not_saved(tmp_path: Path) -> None:
+    config = toy_config(tmp_path)
+    model = ReidModel(config.model, SENSORS, 5, 2, [ToyEncoder()]).eval()
+    with pytest.raises(ModelError, match=r"not saved: .*ToyEncoder.*register_encoder"):
+        save_pretrained(TrainedReid(model, config, (1, 4), Path("run")), tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()

@@ -225,6 +225,10 @@ def test_guides_reach_index_search_and_explanation(encoders, dev_scenes, tmp_pat
     assert stored["score"] == pytest.approx(float(expected[0]), abs=1e-4)
     np.save(tmp_path / "own.npy", guides[0].numpy())
     words = ["explain", str(path.parent / names[0]), caption, "--model", str(tmp_path / "model"), "--json"]
+    assert main(words) == 2
+    assert "give it with --guide audio=FILE, or explain a picture of a store" in capsys.readouterr().err
+    assert main([*words, "--guide", f"audio={tmp_path / 'own.npy'}", "--guide", f"sound={tmp_path / 'own.npy'}"]) == 2
+    assert "does not read the guide 'sound'; leave --guide out. It reads: 'audio'." in capsys.readouterr().err
     words += ["--dense", data.dense[0], "--guide", f"audio={tmp_path / 'own.npy'}"]
     assert main(words) == 0
     alone = json.loads(capsys.readouterr().out)

@@ -16,12 +16,13 @@ import torch
 from torch.nn import functional as F
 
 import seps
-from ideas import FirstTwin, forget_plugins, model_config, quietly, run_config
+from ideas import FirstTwin, forget_plugins, median, model_config, quietly, run_config
 from seps import registry
 from seps.cli.main import main
 from seps.config import ConfigError
 from seps.experiments.suites import suite_with_own_rows
 from seps.hub.folder import ModelError
+from seps.nn import InputError
 from seps.plugins import PluginError, load_plugin
 from seps.retrieval.data import load_jsonl
 from seps.retrieval.data.images import decode_image
@@ -203,6 +204,50 @@ def test_the_commands_take_a_plugin_and_say_so_without_it(encoders, scenes, dev_
             assert sum(json.loads(out)["kept"]) == 1
 
 
+def test_what_belongs_to_no_word_is_not_called_an_mlp(encoders, dev_scenes, tmp_path, capsys):
+    """An alignment of one's own adds to the means what is no MLP."""
+    seps.register_alignment("median", form="maxima")(median)
+    save_pretrained(RetrievalModel(model_config(encoders, slimming={"alignment": "median"})), tmp_path / "model")
+    words = ["explain", str(dev_scenes.parent / "dev000.png"), "a red square", "--model", str(tmp_path / "model")]
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert "(rest) " in said and "MLP" not in said
+
+
+def test_a_head_that_returns_no_scores_is_a_sentence(encoders, scenes, dev_scenes, tmp_path, capsys):
+    path = tmp_path / "heads.py"
+    path.write_text(
+        "import seps\nfrom seps.retrieval.heads import Head, Scores\n"
+        "class Plain(Head):\n    def __init__(self, config):\n        super().__init__()\n"
+        "@seps.register_head('tensor')\nclass T(Plain):\n    def forward(self, images, texts, *, want_masks=False):\n"
+        "        return images.tokens.mean(1) @ texts.words.mean(1).T\n"
+        "@seps.register_head('turned')\nclass U(Plain):\n    def forward(self, images, texts, *, want_masks=False):\n"
+        "        return Scores((images.tokens.mean(1) @ texts.words.mean(1).T)[:3])\n"
+    )
+    for name, came in (("tensor", "returned a Tensor."), ("turned", "returned a Scores of (3, ")):
+        words = words_of_train(encoders, scenes, dev_scenes, tmp_path / name, "--model.head", name)
+        assert main([*words, "--plugin", str(path)]) == 2
+        said = capsys.readouterr().err
+        assert "must return a seps.retrieval.heads.Scores with the similarities" in said and came in said
+        model = RetrievalModel(model_config(encoders, head=name))
+        with pytest.raises(InputError, match="must return a seps"):
+            evaluate(model, load_jsonl(dev_scenes), "none")
+
+
+def test_an_idea_that_has_changed_is_named_where_its_weights_do_not_fit(encoders, plugin, tmp_path):
+    """The message sent people to another release of transformers."""
+    load_plugin(plugin)
+    save_pretrained(RetrievalModel(model_config(encoders, head="cls", embed_size=16)), tmp_path / "model")
+    one_file = from_pretrained(tmp_path / "model", plugins=str(plugin))  # a file is not a list of its letters
+    assert one_file.config.head == "cls"
+    for change in (("self.turn", "self.other"), ("config.embed_size, config.embed_size", "config.embed_size, 3")):
+        forget_plugins()
+        plugin.write_text(PLUGIN.replace(*change))
+        with pytest.raises(ModelError, match="Its head 'cls' may have changed: load the code") as told:
+            from_pretrained(tmp_path / "model", plugins=[plugin])
+        assert "transformers" not in str(told.value)
+
+
 def test_a_row_of_ones_own_is_trained_and_reported(encoders, scenes, dev_scenes, plugin, tmp_path, capsys):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(
@@ -287,6 +332,8 @@ def test_plugins_that_fail_say_where(tmp_path, capsys, encoders, dev_scenes):
         ),
         ("x = 1\ny = z\n", r"bad\.py, line 2 cannot be loaded: NameError"),
         ("def f(:\n", r"bad\.py, line 1 cannot be loaded: SyntaxError"),
+        # A script: the command ended with its status, 0, having said and done nothing.
+        ("import sys\n\nsys.exit(0)\n", r"bad\.py, line 3 cannot be loaded: it ends the program"),
     ):
         bad.write_text(text)
         with pytest.raises(PluginError, match=told):
@@ -318,5 +365,5 @@ def test_two_files_of_one_name_are_two_plugins(tmp_path):
 
 
 def test_import_seps_stays_light_with_the_registry():
-    program = "import sys, seps; seps.register_decision('x')(len); assert 'torch' not in sys.modules"
+    program = "import sys, seps; seps.register_decision('x')(print); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)

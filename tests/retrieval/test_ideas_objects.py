@@ -106,8 +106,11 @@ def test_a_text_encoder_of_ones_own(encoders, tmp_path):
     torch.testing.assert_close(2 * features[0](ids.ids, ids.mask), features[1](ids.ids, ids.mask))
     registry._IDEAS.clear()
     assert from_pretrained(tmp_path / "plain").config.text == "plain"  # its files are in the folder
-    with pytest.raises(ModelError, match=r"uses the text encoder 'louder'.*register_encoder\('louder'\)"):
+    # Without the kind it would be registered as a vision encoder, and would still be missing.
+    with pytest.raises(ModelError, match=r"uses the text encoder 'louder'.*register_encoder\('louder', kind='text'\)"):
         from_pretrained(tmp_path / "louder")
+    with pytest.raises(ValueError, match=r"register_encoder\('louder', kind='text'\)"):
+        text_encoder("louder", local_files_only=True)
 
 
 def test_objects_that_do_not_fit_are_sentences(encoders):
@@ -123,6 +126,7 @@ def test_objects_that_do_not_fit_are_sentences(encoders):
     seps.register_head("odd")(lambda config: nn.Identity())
     with pytest.raises(ConfigError, match="The head 'odd' is a Identity"):
         RetrievalModel(model_config(encoders, head="odd"))
-    seps.register_encoder("vit-b-224")(Tiles)
-    with pytest.raises(ValueError, match="has the name of a preset"):
-        RetrievalModel(ModelConfig(vision="vit-b-224"))
+    for preset in ("vit-b-224", "dinov2-s-focus"):
+        seps.register_encoder(preset)(Tiles)
+        with pytest.raises(ValueError, match="has the name of a preset"):
+            RetrievalModel(ModelConfig(vision=preset))

@@ -261,6 +261,25 @@ def test_encoders_named_by_paths_are_refused_where_they_lead_out(encoders, tmp_p
         from_pretrained(hub[0] / "people" / "delta")
 
 
+def test_a_configuration_with_values_of_another_kind_is_a_sentence(encoders, tmp_path):
+    """Edited by hand or damaged: each ended in a traceback."""
+    save_pretrained(make_model(encoders), tmp_path / "model")
+    good = json.loads((tmp_path / "model" / "config.json").read_text())
+    for changes in (
+        {"format": "new"},
+        {"encoders": True},
+        {"model": {**good["model"], "vision": None}},
+        {"model": {**good["model"], "text": [1]}},
+    ):
+        change_config(tmp_path / "model", **{**good, **changes})
+        with pytest.raises(ModelError, match=r"config\.json"):
+            from_pretrained(tmp_path / "model")
+    slimming = {**good["model"]["slimming"], "extra_guides": "x"}
+    change_config(tmp_path / "model", **{**good, "model": {**good["model"], "slimming": slimming}})
+    with pytest.raises(ValueError, match="extra_guides is 'x'; give weights by name"):
+        from_pretrained(tmp_path / "model")
+
+
 def test_changed_weights_are_noticed(encoders, tmp_path):
     save_pretrained(make_model(encoders), tmp_path / "m")
     path = tmp_path / "m" / "model.safetensors"

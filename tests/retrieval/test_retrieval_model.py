@@ -233,3 +233,12 @@ def test_eval_mistakes_get_a_sentence(model, dev_scenes, tmp_path, capsys):
     assert "broken.png" in capsys.readouterr().err
     assert main(words) == 0
     assert "broken.png" in capsys.readouterr().err
+
+
+def test_one_text_is_not_taken_for_a_list_of_its_letters(model):
+    for encode in (model.encode_texts, model.encode_descriptions):
+        with pytest.raises(ValueError, match=r"one text came: write \['a dog'\]"):
+            encode("a dog")
+    with pytest.raises(ValueError, match="Every text must be a str, and one is 7"):
+        model.encode_texts(["a dog", 7])
+    assert torch.equal(model.encode_texts(("a dog",)).words, model.encode_texts(["a dog"]).words)

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from scoring_cases import CONFIGS, make_inputs, make_net
 
 import seps.scoring
+from scoring_cases import CONFIGS, make_inputs, make_net
 from seps.nn import InputError
 from seps.scoring import (
     ImageBlock,

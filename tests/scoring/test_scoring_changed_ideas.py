@@ -11,10 +11,10 @@ import warnings
 
 import pytest
 import torch
-from scoring_cases import SMALL, make_inputs, make_net
-from test_scoring_kernels import DEVICE, fused_scores, on_device
 from torch import nn
 
+from kernel_cases import DEVICE, fused_scores, on_device
+from scoring_cases import SMALL, make_inputs, make_net
 from seps.compat import CrossSparseAggrNet
 from seps.config import Branch, SlimmingConfig
 from seps.nn import HRPA, InputError, PatchSlimming, TokenAggregation, TokenSparse

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from scoring_cases import make_inputs
 from test_scoring_gradient import assert_same, gradients
 
 import seps
+from scoring_cases import make_inputs
 from seps.scoring import score_matrix, score_with_gradient
 
 MODES = {

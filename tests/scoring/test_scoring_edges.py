@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from scoring_cases import CONFIGS, SMALL, make_inputs, make_net
-from test_scoring_kernels import fused_scores, on_device
 
+from kernel_cases import fused_scores, on_device
+from scoring_cases import CONFIGS, SMALL, make_inputs, make_net
 from seps.config import SlimmingConfig
 from seps.nn import InputError
 from seps.nn.attribution import shares

@@ -6,8 +6,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scoring_cases import CONFIGS, SMALL, make_inputs, make_net
 
+from scoring_cases import CONFIGS, SMALL, make_inputs, make_net
 from seps.config import SlimmingConfig
 from seps.nn import score_published_pairing
 from seps.nn.selection import hard_topk

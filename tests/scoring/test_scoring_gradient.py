@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from scoring_cases import CONFIGS, make_inputs, make_net
 
+from scoring_cases import CONFIGS, make_inputs, make_net
 from seps.config import SlimmingConfig
 from seps.nn import InputError, score_published_pairing
 from seps.nn import selection as selection_module
 from seps.scoring import score_with_gradient
-from seps.scoring.blocks import block_costs, shapes_of
-from seps.scoring.inputs import Texts
+from seps.scoring.blocks import block_costs
+from seps.scoring.inputs import Texts, shapes_of
 
 
 def gradients(net, leaves, sims):

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from seps.scoring.train import merged_maxima
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+from scoring_cases import make_merging
+from seps.scoring.maxima import merged_maxima
 
 
 def twin(words, patches, weights, keep, mask, merged):
@@ -19,21 +18,9 @@ def twin(words, patches, weights, keep, mask, merged):
     return cosines.amax(dim=-1), cosines.masked_fill(~mask[:, :, None], -1e9).amax(dim=2)
 
 
-def make(texts=5, words=4, images=3, patches=7, width=6, merged=3, padded=2):
-    torch.manual_seed(texts)
-    lengths = torch.randint(1, words + 1, (texts,))
-    mask = torch.arange(words)[None] < lengths[:, None]
-    spoken = torch.nn.functional.normalize(torch.randn(texts, words, width), dim=-1) * mask[..., None]
-    weights = torch.nn.functional.pad(torch.rand(images, patches, merged), (0, padded))
-    keep = (torch.rand(texts, images, patches) < 0.5).float()
-    keep[..., 0] = 1.0
-    made = spoken, torch.randn(images, patches, width), weights, keep, mask
-    return tuple(tensor.to(DEVICE) for tensor in made)
-
-
 @pytest.mark.parametrize(("texts", "words", "images", "padded"), [(5, 4, 3, 2), (1, 1, 1, 0), (2, 6, 4, 5)])
 def test_values_and_gradients(texts, words, images, padded):
-    spoken, patches, weights, keep, mask = make(texts, words, images, padded=padded)
+    spoken, patches, weights, keep, mask = make_merging(texts, words, images, padded=padded)
     leaves = [spoken.requires_grad_(), patches.requires_grad_(), weights.requires_grad_()]
     gram = torch.bmm(patches, patches.transpose(1, 2))
     ours = merged_maxima(spoken, patches, weights, gram, keep, mask, 3)
@@ -52,7 +39,7 @@ def test_values_and_gradients(texts, words, images, padded):
 @pytest.mark.parametrize(("coarse", "error", "cosine"), [(torch.bfloat16, 0.1, 0.995), (torch.float16, 0.03, 0.9995)])
 def test_half_products_have_about_the_same_gradients(coarse, error, cosine):
     """Rounding moves some maxima to another word; measured 0.045 to 0.084 in bfloat16, 0.017 to 0.025 in half."""
-    spoken, patches, weights, keep, mask = make(24, 8, 5, 32, 16, 8, 8)
+    spoken, patches, weights, keep, mask = make_merging(24, 8, 5, 32, 16, 8, 8)
     exact = [spoken.requires_grad_(), patches.requires_grad_(), weights.requires_grad_()]
     found = []
     for dtype in (torch.float32, coarse):
@@ -68,7 +55,7 @@ def test_half_products_have_about_the_same_gradients(coarse, error, cosine):
 
 
 def test_a_merged_patch_of_length_zero_has_no_gradient():
-    spoken, patches, weights, keep, mask = make()
+    spoken, patches, weights, keep, mask = make_merging()
     patches[1] = 0.0
     gram = torch.bmm(patches, patches.transpose(1, 2))
     leaves = [spoken.requires_grad_(), patches.requires_grad_(), weights.requires_grad_(), gram.requires_grad_()]
@@ -80,7 +67,7 @@ def test_a_merged_patch_of_length_zero_has_no_gradient():
 
 
 def test_frozen_words_get_no_gradient():
-    spoken, patches, weights, keep, mask = make()
+    spoken, patches, weights, keep, mask = make_merging()
     gram = torch.bmm(patches, patches.transpose(1, 2))
     rows, _ = merged_maxima(spoken, patches.requires_grad_(), weights, gram, keep, mask, 3)
     rows.sum().backward()

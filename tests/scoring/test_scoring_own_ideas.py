@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from scoring_cases import SMALL, make_inputs
-from test_scoring_kernels import fused_scores, on_device
 from torch import nn
 
+from kernel_cases import fused_scores, on_device
+from scoring_cases import SMALL, make_inputs
 from seps.config import SlimmingConfig
 from seps.nn import InputError, PatchSlimming
 from seps.nn.known import why_not_fast

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from scoring_cases import CONFIGS, SMALL, make_inputs, make_net
 from torch import Tensor
 
+from scoring_cases import CONFIGS, SMALL, make_inputs, make_net
 from seps.config import SlimmingConfig
 from seps.nn import PatchSlimming
 from seps.nn.image_side import ImageSide
 from seps.scoring import take_images
-from seps.scoring.own_texts import TextPool, can_score, score_own_texts
+from seps.scoring.own_texts import TextPool, _OwnWords, can_score, images_at_once, score_own_texts
 
 OWN = {
     **{name: config for name, config in CONFIGS.items() if len(config.branches) == 1},
@@ -99,3 +99,15 @@ def test_networks_it_does_not_know() -> None:
     assert not can_score(Mine(OWN["default"]))
     for name in ("default_dual", "branch_learned"):
         assert not can_score(make_net(CONFIGS[name]))
+
+
+def test_one_padded_product_is_that_of_each_image() -> None:
+    torch.manual_seed(4)
+    for lengths in ([3], [2, 5, 1], [4, 4]):
+        own = _OwnWords(*(torch.empty(0) for _ in range(4)), lengths, torch.empty(0))
+        rows, matrices = torch.randn(sum(lengths), 6), torch.randn(len(lengths), 6, 7)
+        torch.testing.assert_close(own._times_padded(rows, matrices), own.times(rows, matrices))
+
+
+def test_a_gpu_takes_more_images_at_once() -> None:
+    assert images_at_once(torch.device("cuda")) > images_at_once(torch.device("cpu"))

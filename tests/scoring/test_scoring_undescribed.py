@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from scoring_cases import CONFIGS, SMALL, make_inputs, make_net
-from test_scoring_kernels import DEVICE, fused_scores, on_device
 
+from kernel_cases import DEVICE, fused_scores, on_device
+from scoring_cases import CONFIGS, SMALL, make_inputs, make_net
 from seps.config import SlimmingConfig
 from seps.nn import score_published_pairing
 from seps.nn.attribution import shares

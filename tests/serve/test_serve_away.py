@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from stores import gallery, index, model
+from stores import gallery, index, model, paint
 
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
@@ -61,6 +61,26 @@ def test_a_file_that_is_gone_or_no_picture_any_more(client: TestClient, tmp_path
     assert client.get(f"/api/picture/{IDENTITY}").json()["original"] == "changed"
     (tmp_path / "g" / "p00.jpg").unlink()
     check_thumbnail(client, "gone or cannot be read")
+
+
+def test_a_picture_under_an_explanation_is_the_one_that_was_indexed(client: TestClient, tmp_path: Path) -> None:
+    """A file written again is not shown under an address of what was indexed; the same bytes at another time are."""
+    path = tmp_path / "g" / "p00.jpg"
+    found = {hit["path"]: hit["id"] for hit in client.get("/api/search?q=a+dog").json()["results"]}["p00.jpg"]
+    before = path.read_bytes()
+    os.utime(path, (1.7e9, 1.7e9))
+    assert client.get(f"/api/picture/{found}").json()["original"] == "present"
+    assert client.get(f"/api/image/{found}").status_code == 200
+    paint(path, 77, (90, 50))
+    assert client.get(f"/api/picture/{found}").json()["original"] == "changed"
+    for address in (f"/api/image/{found}", f"/api/similar/{found}", f"/api/search?like={found}"):
+        answer = client.get(address)
+        assert answer.status_code == 404 and "written again after it was indexed" in answer.json()["error"], address
+        thumbnail = client.get(answer.json()["thumbnail"])
+        assert Image.open(io.BytesIO(thumbnail.content)).size == (60, 44)
+    assert client.get(f"/api/original/{found}").content == path.read_bytes()
+    path.write_bytes(before)
+    assert client.get(f"/api/image/{found}").status_code == 200
 
 
 def test_a_store_that_was_deleted(client: TestClient, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import urllib.error
@@ -41,6 +42,12 @@ def test_serves_and_stops(tmp_path: Path, host: str) -> None:
         request = urllib.request.Request(address, headers={"Authorization": f"Bearer {found[2]}"})
         with urllib.request.urlopen(request, timeout=60) as answer:
             assert len(json.load(answer)["results"]) == 2
+        for line in (b"rubbish\r\n\r\n", b"GET /" + b"a" * 65_600):
+            with socket.create_connection(("127.0.0.1", int(found[1])), 60) as raw:
+                raw.sendall(line)
+                head, _, body = b"".join(iter(lambda: raw.recv(4096), b"")).partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 400 ") and b"application/json" in head
+            assert "cannot be read" in json.loads(body)["error"]
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
     finally:

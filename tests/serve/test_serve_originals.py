@@ -70,6 +70,24 @@ def test_the_bytes_of_the_file(folder: Path) -> None:
         assert client.head(f"/api/original/{row_id('p00.jpg', None)}").content == b""
 
 
+@pytest.mark.parametrize(
+    ("part", "status"),
+    [("bytes=10-5", 400), ("rubbish", 400), ("bytes=a-b", 400), ("bytes=99999999-", 416), ("bytes=-0", 416)],
+)
+def test_a_part_that_is_none_is_refused_as_all_errors_are(folder: Path, part: str, status: int) -> None:
+    address = f"/api/original/{row_id('p00.jpg', None)}"
+    with app(folder) as client:
+        answer = client.get(address, headers={"Range": part})
+        assert answer.status_code == status and answer.headers["content-type"] == "application/json"
+        assert set(answer.json()) == {"error"} and answer.json()["error"].endswith(".")
+        assert answer.headers.get("content-range", "").startswith("bytes */") == (status == 416)
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        head = client.head(address, headers={"Range": part})
+        assert (head.status_code, head.content) == (status, b"")
+        good = client.get(address, headers={"Range": "bytes=0-9"})
+        assert good.status_code == 206 and good.content == (folder / "p00.jpg").read_bytes()[:10]
+
+
 def test_a_file_written_again_is_sent_while_it_is_a_picture(folder: Path) -> None:
     identity = row_id("p00.jpg", None)
     with app(folder) as client:

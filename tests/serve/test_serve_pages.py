@@ -158,16 +158,24 @@ def test_near_duplicates_are_folded(client: TestClient, monkeypatch: pytest.Monk
 
 
 def test_rankings_are_bounded() -> None:
-    """Those without a result, too: there is no end of queries that find nothing."""
-    kept: rankings.Rankings[int] = rankings.Rankings(most=99)
+    kept: queries.Recent[int] = queries.Recent(most=99)
     for key in range(5):
-        kept.put(key, [key] * 40, 40)
-    assert [kept.get(key) is not None for key in range(5)] == [False, False, False, False, True]
-    kept.put("large", list(range(200)), 200)
-    assert kept.get("large") is not None and kept.get(4) is None
-    for key in range(1000):
-        kept.put(key, [], 0)
-    assert 1 < sum(kept.get(key) is not None for key in range(1000)) <= 10
+        kept.put(key, key, 40)
+    assert [kept.get(key) for key in range(5)] == [None, None, None, 3, 4]
+    kept.get(3)
+    kept.put(5, 5, 40)
+    assert [kept.get(key) for key in (3, 4, 5)] == [3, None, 5]  # 3 was asked for later than 4
+    kept.put("large", 9, 200)
+    assert kept.get("large") == 9 and kept.get(5) is None
+
+
+def test_rankings_without_a_result_are_bounded(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no end of queries that find nothing."""
+    sizes: list[int] = []
+    monkeypatch.setattr(queries.Recent, "put", lambda self, key, value, size=1: sizes.append(size))
+    assert client.get(f"{QUERY}&folder=nowhere").json()["results"] == []
+    assert client.get("/api/pictures?folder=nowhere").json()["results"] == []
+    assert [size for size in sizes if size != 1] == [service.EMPTY_ROWS, service.EMPTY_ROWS]
 
 
 def test_a_sentence_and_a_picture(client: TestClient, searcher: Searcher) -> None:
@@ -201,10 +209,9 @@ def test_a_sentence_and_a_picture(client: TestClient, searcher: Searcher) -> Non
     assert refused.status_code == 422 and "beside a picture" in refused.json()["error"]
 
 
-def test_uploaded_pictures_are_remembered_for_a_while(
-    client: TestClient, searcher: Searcher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(queries, "KEPT_PICTURES", 1)
+def test_uploaded_pictures_are_remembered_for_a_while(searcher: Searcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "KEPT_PICTURES", 1)
+    client = TestClient(create_app(searcher, hosts=LOOPBACK), base_url="http://localhost")
     root = Path(searcher.store.settings.root)
     answer = client.post("/api/upload", content=(root / "p02.jpg").read_bytes()).json()
     assert paths(pages(client, f"/api/search?upload={answer['upload']}", 5))[0] == "p02.jpg"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from training_toys import Regression, losses, quick, send, weights_equal
 
 from seps.training import CheckpointError, checkpoint, find_checkpoint, train
@@ -81,7 +81,7 @@ def test_what_is_no_run_is_named(tmp_path: Path) -> None:
     assert not list(empty.iterdir())
     train(Regression(at_step={3: send(signal.SIGTERM)}), quick(checkpoint_every=2), tmp_path / "run")
     assert find_checkpoint(tmp_path / "run", "last").name.startswith("step-")
-    with pytest.raises(CheckpointError, match=r"has not been evaluated yet, .* last checkpoint is there \('last'\)"):
+    with pytest.raises(CheckpointError, match=r"not been evaluated yet; its last .* is there \('last'; --which last\)"):
         find_checkpoint(tmp_path / "run", "best")
 
 
@@ -91,6 +91,8 @@ def test_all_damaged_is_refused(tmp_path: Path) -> None:
         cut(path / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"All 2 checkpoints in .* are damaged"):
         train(Regression(), quick(), tmp_path)
+    with pytest.raises(CheckpointError, match="No other checkpoint of the run is whole"):
+        find_checkpoint(tmp_path, "best")
 
 
 def test_folder_left_by_a_crash_while_saving_is_ignored_and_removed(tmp_path: Path) -> None:
@@ -112,7 +114,7 @@ def test_full_disk_keeps_the_old_checkpoint(tmp_path: Path, monkeypatch: pytest.
         real(path, tensors)
 
     monkeypatch.setattr(checkpoint, "write_tensors", full)
-    with pytest.raises(CheckpointError, match=r"step 6 .*No space left.*step-00000004 is intact"):
+    with pytest.raises(CheckpointError, match=r"step 6 .*No space left.*one before it, step-00000004, is intact"):
         train(Regression(), quick(checkpoint_every=2), tmp_path)
     monkeypatch.undo()
     assert find_checkpoint(tmp_path, "last").name == "step-00000004"
@@ -165,3 +167,24 @@ def test_no_checkpoint_gets_a_sentence(tmp_path: Path) -> None:
     for which in ("best", "last"):
         with pytest.raises(CheckpointError, match=str(tmp_path)):
             find_checkpoint(tmp_path, which)  # type: ignore[arg-type]
+
+
+def test_a_second_run_into_the_same_folder_is_refused_while_the_first_one_lives(tmp_path: Path) -> None:
+    """Both wrote and removed each other's files: neither could save, and the sentence asked for more room."""
+    refused: list[bool] = []
+
+    def again(loss: Tensor) -> Tensor:
+        for folder in (tmp_path / "run", tmp_path / "link"):
+            with pytest.raises(ValueError, match=r"run is being written by process \d+ on .*choose another place"):
+                train(Regression(), quick(checkpoint_every=1), folder)
+            refused.append(True)
+        return loss
+
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    whole, first = Regression(), Regression(at_step={5: again})
+    train(whole, quick(), tmp_path / "whole")
+    train(first, quick(checkpoint_every=2), tmp_path / "run")
+    assert len(refused) == 2
+    assert weights_equal(first.model, whole.model) and losses(tmp_path / "run") == losses(tmp_path / "whole")
+    assert not [path for path in (tmp_path / "run").iterdir() if path.name.startswith(".")]
+    assert train(Regression(), quick(), tmp_path / "run").step == 12  # free again

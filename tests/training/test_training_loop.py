@@ -113,6 +113,18 @@ def test_best_is_the_highest_score_and_last_the_newest(tmp_path: Path) -> None:
     assert last["step"] == 16 and last["config"]["learning_rate"] == 0.05
 
 
+def test_without_a_dev_set_the_last_weights_are_the_model(tmp_path: Path) -> None:
+    task = Regression()
+    task.evaluate = dict  # type: ignore[method-assign, assignment]
+    result = train(task, quick(), tmp_path)
+    assert result.best_score is None and result.metrics == {}
+    assert result.best_checkpoint == result.last_checkpoint == find_checkpoint(tmp_path, "best")
+    assert find_checkpoint(tmp_path, "best").name == "step-00000012"
+    # The same command with more epochs: not the model of the shorter run.
+    more = train(task, quick(epochs=5), tmp_path)
+    assert more.resumed_from == 12 and find_checkpoint(tmp_path, "best").name == "step-00000020"
+
+
 def test_evaluation_killed_half_way_is_made_up_for(whole: tuple[Path, Regression], tmp_path: Path) -> None:
     class Dies(Regression):
         def evaluate(self) -> dict[str, float]:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from training_toys import Regression, RegressionBatch, losses, quick
 
+from full_disk import full_disk
 from seps.training.batches import Prefetcher, leaves, map_tensors
 from seps.training.loop import train
 from seps.training.seeding import derive_seed
@@ -119,3 +120,13 @@ def test_batches_with_expanded_tensors_can_be_pinned(monkeypatch: Any) -> None:
     row = torch.tensor([True, False])
     with Prefetcher(lambda step: {"present": row.expand(3, -1)}, range(2), 1, 1, True) as batches:
         assert [batch["present"].tolist() for batch in batches] == [[[True, False]] * 3] * 2
+
+
+def test_a_full_disk_ends_a_run_with_the_name_of_the_file(tmp_path: Path) -> None:
+    """Closing the file failed again, and that error, which names nothing, took the place of the sentence."""
+    with (
+        full_disk(700),
+        pytest.raises(ValueError, match=r"metrics\.jsonl could not be written: .*same command to resume"),
+    ):
+        train(Regression(), quick(), tmp_path)
+    assert train(Regression(), quick(), tmp_path).step == 12

@@ -56,7 +56,7 @@ class Sampling(CheckedSettings):
 
 @dataclass(frozen=True)
 class CaptionConfig(CheckedSettings):
-    """What to write and what counts as written. Raises ValueError naming the field, its value and the remedy.
+    """How answers are drawn, and which are taken as descriptions. Raises ValueError naming field, value and remedy.
 
     bad_retries: how often a bad answer (see quality.py) is asked for again before its image is set aside.
     accept: kinds of bad answers that are taken all the same, e.g. ("cut",).
@@ -85,7 +85,7 @@ class BackendConfig(CheckedSettings):
     retries: openai: how often a request is sent again after it failed (not after a bad answer).
     backoff: openai: seconds of the first pause before a request is sent again; it doubles each time.
     timeout: openai: seconds for one whole answer. requests_per_minute: openai: 0 does not limit.
-    give_up_after: the run stops after so many failures in a row, or so many images in a row with bad answers.
+    give_up_after: the run stops after this many failures in a row, or images in a row with bad answers.
     max_side: images with a longer side are made smaller before the model gets them; 0 never.
     device, dtype: transformers: "auto" chooses the GPU if there is one, and the checkpoint's own dtype.
     proxies: openai: by scheme, as urllib has them. extra: openai: keys added to each request; None removes one.

@@ -15,6 +15,7 @@ from PIL import Image
 from seps.retrieval.data import DataError, ImageSource, load_jsonl, shard_members
 from seps.retrieval.data.gallery import SUFFIXES, Problem, walk, why_member_skipped
 from seps.retrieval.data.images import MAX_PIXELS, decode_upright, opened
+from seps.retrieval.data.lines import is_unicode
 from seps.retrieval.data.readers import is_video, reader_of
 
 SENT_AS_THEY_ARE = {"JPEG": "image/jpeg", "PNG": "image/png", "WEBP": "image/webp"}
@@ -85,10 +86,8 @@ def scan_images(path: str | os.PathLike[str], images_root: str | os.PathLike[str
 def _check_ids(items: list[Item]) -> None:
     seen: dict[str, Item] = {}
     for item in items:
-        try:
-            item.id.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise DataError(f"The name {item.id!r} is not UTF-8 text, so no line can name it. Rename it.") from error
+        if not is_unicode(item.id):
+            raise DataError(f"The name {item.id!r} is not UTF-8 text, so no line can name it. Rename it.")
         other = seen.setdefault(item.id, item)
         if other is not item:
             raise DataError(

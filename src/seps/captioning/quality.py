@@ -35,14 +35,15 @@ _REFUSAL = re.compile(
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text in lower case; characters where a language has no spaces."""
+    """Split a text into words in lower case; of Chinese, Japanese and Korean every character is a word."""
     return _TOKEN.findall(text.lower())
 
 
 def answer_problem(text: str, finish: str) -> BadAnswer | None:
-    """What is wrong with an answer, None if nothing; `finish` is "stop", "length" or "filter".
+    """Why an answer is no description: "empty", "loop", "refusal" or "cut"; None for a good one.
 
-    A loop that was cut at the limit is reported as a loop: more tokens would not help.
+    `finish` says how the model ended: by itself ("stop"), at the token limit ("length") or by a filter ("filter"). A
+    text that repeats itself until the limit is a "loop" and not "cut": more tokens would not help.
     """
     words = words_of(text)
     if finish == "filter":

@@ -1,12 +1,12 @@
 """`seps reid`: re-identification over several sensors (RGB, NIR, TIR).
 
-  seps reid synth OUT            draw a synthetic set
-  seps reid train --out RUN      train, or continue the run in RUN
-  seps reid eval RUN             figures on query and gallery, with sensors missing by choice
-  seps reid show RUN --out DIR   pictures: ranked lists, and the patches that were kept
-  seps reid threshold RUN        a distance for "the same one" at a false-accept rate, and its ROC
-  seps reid export RUN -o DIR    the network as ONNX
-  seps reid features RUN FOLDER  features of a folder of pictures, to a file
+  seps reid synth OUT                         draw a synthetic set
+  seps reid train --out RUN                   train, or continue the run in RUN
+  seps reid eval RUN                          mAP and CMC on query and gallery; --missing: also without some sensors
+  seps reid show RUN --out DIR                pictures: ranked lists, and the patches that were kept
+  seps reid threshold RUN --out DIR           the distance up to which two shots count as the same one
+  seps reid export RUN -o DIR                 the network as ONNX
+  seps reid features RUN FOLDER --out FILE    features of a folder of pictures
 
 Settings come from --config FILE.yaml (configs/reid/ has presets) and from --section.name value, which wins.
 """
@@ -16,28 +16,26 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import field, make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from seps.cli.shared.argtypes import default_device, device, fraction, input_file, non_negative, output_folder, positive
 from seps.cli.shared.errors import EXIT_INTERRUPTED
-from seps.cli.shared.parser import Parser
-from seps.cli.shared.reid_use import add_commands
-from seps.cli.shared.text import print_json, say
-from seps.reid.config import ReidConfig, ReidDataConfig
+from seps.cli.shared.parser import Parser, add_plugins
+from seps.cli.shared.reid_use import DATA_SETTINGS, READING, add_commands, add_pattern, add_run, load_run, say_report
+from seps.cli.shared.text import print_json, printable, say, typed
+from seps.reid.config import ReidConfig
 
 if TYPE_CHECKING:
     from seps.reid.data import ReidDataset
     from seps.reid.evaluate import Case, CaseResult
-    from seps.reid.run import TrainedReid
-
-_DATA_SETTINGS = make_dataclass("DataSettings", [("data", ReidDataConfig, field(default_factory=ReidDataConfig))])
-"""What may be set beside a trained model: the `data` section alone."""
 
 
 def run(options: argparse.Namespace) -> int:
     """Run one of the sub-commands; returns the exit status."""
+    from seps.plugins import load_plugins
+
+    load_plugins(getattr(options, "plugin", []))
     action: Callable[[argparse.Namespace], int] = options.action
     return action(options)
 
@@ -51,57 +49,64 @@ def add_options(parser: Parser) -> None:
     synth = commands.add_parser("synth", help="draw a synthetic RGB / NIR / TIR set")
     synth.add_argument("out", type=output_folder, help="folder to make")
     for name, kind, default, text in (
-        ("identities", positive, 150, "people, train and test together"),
-        ("images", positive, 16, "shots of each"),
-        ("cameras", positive, 4, "cameras"),
+        ("identities", positive, 150, "people, train and test together; 4 or more"),
+        ("images", positive, 16, "shots of each, spread over the cameras; 3 or more"),
+        ("cameras", positive, 4, "number of cameras"),
         ("seed", non_negative, 0, "the same seed draws the same files"),
-        ("height", positive, 256, "pixels"),
-        ("width", positive, 128, "pixels"),
+        ("height", positive, 256, "of every image, in pixels"),
+        ("width", positive, 128, "of every image, in pixels"),
         ("workers", positive, 2, "processes that draw"),
     ):
         synth.add_argument(f"--{name}", type=kind, default=default, help=f"{text} (default: %(default)s)")
-    synth.add_argument("--kind", choices=("people", "vehicles"), default="people", help="people; vehicles are refused")
-    synth.add_argument("--blindness", type=fraction, default=0.5, help="how often a sensor is blind in part")
+    kinds = ("people", "vehicles")
+    synth.add_argument("--kind", choices=kinds, default="people", help="people; vehicles are no longer drawn")
+    synth.add_argument(
+        "--blindness",
+        type=fraction,
+        default=0.5,
+        help="probability that a sensor sees nothing in a part of its image (default: %(default)s)",
+    )
     synth.add_argument("--json", action="store_true", help="print the manifest as JSON")
     synth.set_defaults(action=_synth)
 
     train = commands.add_parser("train", help="train, or continue a run", settings=ReidConfig)
-    train.add_argument("--config", type=input_file, help="YAML settings")
-    train.add_argument("--out", type=output_folder, required=True, help="run folder")
+    train.add_argument("--config", type=input_file, help="YAML file of settings; configs/reid/ has presets")
+    train.add_argument("--out", type=output_folder, required=True, help="run folder; a run that is there is continued")
     train.add_argument("--device", type=device, help="cpu, cuda, cuda:1 (default: a GPU if there is one)")
-    train.add_argument("--fresh", action="store_true", help="refuse to continue a run that is there")
+    train.add_argument("--fresh", action="store_true", help="stop with an error where --out holds a run already")
+    add_plugins(train)
     train.add_argument("--json", action="store_true", help="print the result as JSON")
     train.set_defaults(action=_train)
 
-    measure = commands.add_parser("eval", help="figures on query and gallery", settings=_DATA_SETTINGS)
-    _add_run(measure)
-    measure.add_argument("--missing", action="store_true", help="every missing-sensor case, both handlings")
-    measure.add_argument("--pattern", type=int, choices=(1, 2, 3), help="1 original, 2 SDTPS, 3 both")
+    of_run = (*READING, "data.rerank")
+    measure = commands.add_parser(
+        "eval", help="mAP and CMC on query and gallery", settings=DATA_SETTINGS, of_run=of_run
+    )
+    add_run(measure)
+    measure.add_argument(
+        "--missing",
+        action="store_true",
+        help="also with every set of sensors missing, each by both settings of model.missing",
+    )
+    add_pattern(measure)
     measure.add_argument("--rerank", action="store_true", help="also with k-reciprocal re-ranking")
     measure.add_argument("--cost", action="store_true", help="also parameters, FLOPs and throughput")
     measure.add_argument("--json", action="store_true", help="print the figures as JSON")
     measure.add_argument("--per-query", action="store_true", help="with --json: average precision of every query")
     measure.set_defaults(action=_eval)
 
-    show = commands.add_parser("show", help="pictures: what was found and kept", settings=_DATA_SETTINGS)
-    _add_run(show)
+    show = commands.add_parser("show", help="pictures: what was found and kept", settings=DATA_SETTINGS, of_run=READING)
+    add_run(show)
     show.add_argument("--out", type=output_folder, required=True, help="folder for the pictures")
-    show.add_argument("--queries", type=positive, default=6, help="rows (default: %(default)s)")
+    show.add_argument("--queries", type=positive, default=6, help="queries to show (default: %(default)s)")
     show.add_argument("--places", type=positive, default=5, help="gallery shots per row (default: %(default)s)")
     show.set_defaults(action=_show)
-    add_commands(commands, _add_run, _DATA_SETTINGS, _load)
+    add_commands(commands)
 
 
 def _help(options: argparse.Namespace) -> int:
     options.parser.print_help()
     return 0
-
-
-def _add_run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", type=Path, help="run folder of seps reid train")
-    parser.add_argument("--which", choices=("best", "last"), default="best", help="checkpoint (default: best)")
-    parser.add_argument("--device", type=device, help="cpu, cuda, cuda:1 (default: a GPU if there is one)")
-    parser.add_argument("--batch-size", type=positive, default=64, help="samples at once (default: %(default)s)")
 
 
 def _synth(options: argparse.Namespace) -> int:
@@ -125,7 +130,7 @@ def _synth(options: argparse.Namespace) -> int:
         print_json(manifest, 2)
     else:
         shots = ", ".join(f"{split} {count}" for split, count in manifest["shots"].items())
-        print(f"{options.out}: {shots} shots in {' / '.join(manifest['modalities'])}.")
+        print(f"{printable(options.out)}: {shots} shots in {' / '.join(manifest['modalities'])}.")
     return 0
 
 
@@ -140,7 +145,7 @@ def _train(options: argparse.Namespace) -> int:
     dataset = load_dataset(config.data)
     with process_group(from_environment(os.environ)) as info:
         if info.rank == 0:
-            _say_report(dataset)
+            say_report(dataset)
         device = options.device or (str(info.device) if info.world > 1 else default_device())
         result = train_reid(
             config,
@@ -163,10 +168,10 @@ def _train(options: argparse.Namespace) -> int:
         print(f"Stopped and saved after step {result.step} of {result.total_steps}; the same command continues.")
     elif not config.data.holdout:
         print(f"{result.step} steps. No identity was held out: the last checkpoint is the model.")
-        print(f"Next: seps reid eval {options.out} --missing")
+        print(f"Next: seps reid eval {typed(options.out)} --missing")
     else:
         print(f"{result.step} steps. mAP on held-out training identities: best {result.best_score:.1f}.")
-        print(f"Next: seps reid eval {options.out} --missing")
+        print(f"Next: seps reid eval {typed(options.out)} --missing")
     return EXIT_INTERRUPTED if result.interrupted else 0
 
 
@@ -177,7 +182,7 @@ def _eval(options: argparse.Namespace) -> int:
 
     if options.per_query and not options.json:
         raise ValueError("--per-query is part of the JSON: give --json too.")
-    trained, config, dataset = _load(options)
+    trained, config, dataset = load_run(options)
     model = trained.model
     cases: list[Case] = (
         all_cases(model, options.pattern) if options.missing else default_cases(model, pattern=options.pattern)
@@ -209,6 +214,7 @@ def _table(dataset: ReidDataset, results: Sequence[CaseResult], costs: dict[str,
     """Figures as a table on the terminal."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(title=f"{dataset.name}: {len(dataset.query)} queries, {len(dataset.gallery)} gallery shots")
     for name in ("sensors", "missing ones", "features", "mAP", "mINP", "R1", "R5", "R10"):
@@ -219,7 +225,9 @@ def _table(dataset: ReidDataset, results: Sequence[CaseResult], costs: dict[str,
         figures = [f"{row[name]:.1f}" if name in row else "-" for name in ("mAP", "mINP", "r1", "r5", "r10")]
         handling = "-" if set(case.present) == set(dataset.modalities) else case.missing
         again = ", re-ranked" if result.reranked else ""
-        table.add_row(" + ".join(case.present), handling, kinds[case.pattern] + again, *figures)
+        # As text: a sensor is named by its folder, and rich would obey a name in brackets.
+        sensors = Text(printable(" + ".join(case.present)))
+        table.add_row(sensors, handling, kinds[case.pattern] + again, *figures)
     console = Console()
     console.print(table)
     counted = results[0].metrics.valid_queries
@@ -238,14 +246,17 @@ def _table(dataset: ReidDataset, results: Sequence[CaseResult], costs: dict[str,
 
 
 def _show(options: argparse.Namespace) -> int:
+    from seps.cli.shared.outputs import check_picture, save_picture
     from seps.reid.pictures import kept_picture, ranked_picture, ranking
     from seps.reid.task import make_reader
 
-    trained, config, dataset = _load(options)
+    out = Path(options.out)
+    for name in ("ranked.png", "kept.png"):
+        check_picture(out / name, "--out")
+    trained, config, dataset = load_run(options)
     count = min(options.queries, len(dataset.query))
     # Spread over the set: neighbours in the list are often the same identity.
     queries = [number * len(dataset.query) // count for number in range(count)]
-    out = Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
     with make_reader(config, dataset) as reader:
         matrix = ranking(trained.model, dataset, reader, options.batch_size)
@@ -254,29 +265,6 @@ def _show(options: argparse.Namespace) -> int:
             shots = [dataset.query[i] for i in queries]
             pictures["kept.png"] = kept_picture(trained.model, dataset, reader, shots)
     for name, picture in pictures.items():
-        picture.save(out / name)
-        print(out / name)
+        save_picture(picture, out / name)
+        print(printable(out / name))
     return 0
-
-
-def _load(options: argparse.Namespace) -> tuple[TrainedReid, ReidConfig, ReidDataset]:
-    """The trained model, its settings with the overrides of this call, and the data set."""
-    from seps import settings
-    from seps.reid.run import load_trained
-    from seps.reid.task import load_dataset
-
-    trained = load_trained(options.run, options.which, options.device or default_device())
-    for name in options.settings:
-        if not name.startswith("data."):
-            raise ValueError(f"--{name}: a trained model takes data settings alone, such as --data.root FOLDER.")
-    config = settings.load(ReidConfig, overrides={**trained.config.to_json(), **options.settings})
-    dataset = load_dataset(config.data)
-    _say_report(dataset)
-    trained.check(dataset)
-    return trained, config, dataset
-
-
-def _say_report(dataset: ReidDataset) -> None:
-    """What was left out of the data set, and identities that are both trained on and asked for."""
-    if dataset.report.problems or dataset.report.shared_identities:
-        say(dataset.report.summary())

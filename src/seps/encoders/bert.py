@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .weights import EncoderUnavailable
+from .weights import EncoderUnavailable, first_line
 
 
 @dataclass(frozen=True)
@@ -206,9 +206,8 @@ def load_bert(folder: Path, *, pretrained: bool = True) -> Bert:
         tensors = {name: value.float() for name, value in own_tensors(load_file(folder / "model.safetensors")).items()}
         model.load_state_dict(tensors, assign=True)
     except Exception as error:  # a broken header, a missing file, other shapes: several types
-        told = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise EncoderUnavailable(
-            f"The weights in {folder} cannot be loaded as bert: {told}. Download or save the model again."
+            f"The weights in {folder} cannot be loaded as bert: {first_line(error)}. Download or save the model again."
         ) from error
     return model.eval()
 

@@ -21,8 +21,9 @@ from torch import Tensor
 from .mini import EfficientNetLite0
 from .vision import VisionEncoder
 from .vit import ViT
+from .weights import first_line
 
-Precision = Literal["f32", "bf16", "int8"]
+ProductPrecision = Literal["f32", "bf16", "int8"]
 GROUP = 128
 """Values of a token that are rounded to 8 bits with one scale: fewer are slower, more are less exact."""
 TIP = "pip install 'seps[fast]'"
@@ -37,7 +38,7 @@ class CompiledVision:
     `GROUP` values of a token, so that no photos are needed to find scales. Later changes of the encoder are not seen.
     """
 
-    def __init__(self, vision: VisionEncoder, precision: Precision) -> None:
+    def __init__(self, vision: VisionEncoder, precision: ProductPrecision) -> None:
         openvino = load_openvino()
         from openvino.frontend import FrontEndManager
         from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
@@ -110,7 +111,7 @@ def can_compile(vision: VisionEncoder) -> bool:
     return type(vision) is EfficientNetLite0 or (type(vision) is ViT and vision.prune is None)
 
 
-def fastest_precision(vision: VisionEncoder) -> Precision:
+def fastest_precision(vision: VisionEncoder) -> ProductPrecision:
     """The products that this processor is fastest with, of those that were measured.
 
     8-bit ones for the linear layers of a vision transformer, where there are instructions for them and for bfloat16.
@@ -138,7 +139,7 @@ def is_installed() -> bool:
     return os.environ.get("SEPS_OPENVINO") != "0" and importlib.util.find_spec("openvino") is not None
 
 
-def compiled_vision(vision: VisionEncoder, precision: Precision | None = None) -> CompiledVision | None:
+def compiled_vision(vision: VisionEncoder, precision: ProductPrecision | None = None) -> CompiledVision | None:
     """The encoder compiled, by default with `fastest_precision`.
 
     None without OpenVINO, for other encoders, and, with a warning, where OpenVINO fails.
@@ -148,6 +149,6 @@ def compiled_vision(vision: VisionEncoder, precision: Precision | None = None) -
     try:
         return CompiledVision(vision, precision or fastest_precision(vision))
     except Exception as error:  # whatever another version of it raises, torch can encode
-        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        warnings.warn(f"OpenVINO cannot run this encoder ({line}); torch encodes, more slowly.", stacklevel=2)
+        told = f"OpenVINO cannot run this encoder ({first_line(error)}); torch encodes, more slowly."
+        warnings.warn(told, stacklevel=2)
         return None

@@ -3,7 +3,7 @@
 `Embedder` is the whole interface. `DualEncoder` is a transformers model behind it: its own image processor (with
 Pillow), its own tokenizer and padding, and its own `get_image_features` and `get_text_features`.
 
-Shapes: B pictures, T sentences, N tokens of a picture, C width.
+Shapes: B pictures, T sentences, N patches of a picture, C width.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .parts import PatchParts, cls_parts, probe_parts
-from .text import load_tokenizer, longest_text, whole_characters
-from .weights import EncoderUnavailable, load_model, quiet, read_config, refuse_missing, transformers_module
+from .text import load_tokenizer, longest_text, several_texts, whole_characters
+from .weights import EncoderUnavailable, first_line, load_model, quiet, read_config, refuse_missing, transformers_module
 
 UNMASKED = ("siglip", "siglip2")
 """Families that were trained on texts padded to their full length, without a mask, in lower case."""
@@ -89,10 +89,6 @@ class Embedder(Protocol):
         """(T, C) float32 of length one."""
         ...
 
-    def image_tokens(self, prepared: Sequence[Any]) -> Tensor | None:
-        """(B, N, width of the vision tower) before pooling; None where the model has none."""
-        ...
-
     def cut(self, text: str) -> tuple[int, int] | None:
         """Tokens of a text and how many the model reads, where these are fewer; else None."""
         ...
@@ -138,12 +134,6 @@ class DualEncoder(nn.Module):
     def image_vectors(self, prepared: Sequence[Any]) -> Tensor:
         """(B, C) float32 of length one."""
         return self._pooled(self._model.get_image_features(**self._stacked(prepared)))
-
-    @torch.no_grad()
-    def image_tokens(self, prepared: Sequence[Any]) -> Tensor | None:
-        """(B, N, width of the vision tower): the last hidden states, prefix tokens first."""
-        tokens: Tensor = self._model.vision_model(**self._stacked(prepared)).last_hidden_state
-        return tokens.float()
 
     def patch_parts(self, prepared: Any, masked: Tensor | None = None) -> PatchParts:
         """The vector of one prepared picture as a sum over its patches.
@@ -210,7 +200,7 @@ class DualEncoder(nn.Module):
         whole = self.family in UNMASKED
         with _TOKENIZING:
             encoded = self.tokenizer(
-                [self._cased(text) for text in texts],
+                [self._cased(text) for text in several_texts(texts)],
                 padding="max_length" if whole else True,
                 truncation=True,
                 max_length=self.max_length,
@@ -293,7 +283,4 @@ def _image_processor(folder: Path) -> Any:
                 str(folder), local_files_only=True, trust_remote_code=False, backend="pil"
             )
     except Exception as error:  # broken JSON, an unknown class: many types, one sentence
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise EncoderUnavailable(
-            f"The image processor in {folder} cannot be loaded: {lines[0].rstrip('.')}."
-        ) from error
+        raise EncoderUnavailable(f"The image processor in {folder} cannot be loaded: {first_line(error)}.") from error

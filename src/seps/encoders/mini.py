@@ -7,7 +7,6 @@ because training wants frozen batch statistics and any input size; only the weig
 from __future__ import annotations
 
 import importlib.util
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from seps.hub.tensor_names import renamed_by
 
 from .vision import HALF, Preprocessing, VisionEncoder
 from .weights import EncoderUnavailable, read_pickled_tensors
@@ -216,13 +217,7 @@ _RENAMES = (
 
 def rename_weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The published weights under this module's names; the classifier (`_fc`) is left out."""
-    renamed = {}
-    for name, tensor in state.items():
-        if not name.startswith("_fc."):
-            for pattern, replacement in _RENAMES:
-                name = re.sub(pattern, replacement, name)
-            renamed[name] = tensor
-    return renamed
+    return {renamed_by(_RENAMES, name): tensor for name, tensor in state.items() if not name.startswith("_fc.")}
 
 
 def mini_vision_file() -> Path:

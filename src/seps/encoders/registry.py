@@ -219,7 +219,7 @@ def text_encoder(
 def _registered(name: str, kind: TowerKind) -> Callable[..., Any] | None:
     """What makes an encoder of somebody's own. Raises ValueError for one that has the name of a preset."""
     idea = registered(f"{kind} encoder").get(name)
-    if idea is not None and name in PRESETS:
+    if idea is not None and name in {*PRESETS, _FOCUS}:
         raise ValueError(f"The {kind} encoder {name!r} has the name of a preset; register it under another name.")
     return None if idea is None else idea.thing
 
@@ -242,7 +242,7 @@ def _whole(
     if preset and not pretrained:
         config = transformers_module().AutoConfig.for_model(preset.model_type, **preset.config)
         return build_model(config), set(), None
-    folder = _folder(name, preset, pretrained, local_files_only)
+    folder = _folder(name, kind, preset, pretrained, local_files_only)
     config = read_config(folder)
     _refuse_other_kind(config, kind, name)
     if not pretrained:
@@ -251,7 +251,7 @@ def _whole(
     return model, missing, folder
 
 
-def _folder(name: str, preset: Preset | None, pretrained: bool, local_files_only: bool) -> Path:
+def _folder(name: str, kind: TowerKind, preset: Preset | None, pretrained: bool, local_files_only: bool) -> Path:
     if name == _MINI:
         return mini_text_folder()
     path = Path(name).expanduser()
@@ -264,8 +264,8 @@ def _folder(name: str, preset: Preset | None, pretrained: bool, local_files_only
     except EncoderUnavailable as error:
         if preset or "/" in name:
             raise
-        known = sorted({*preset_names("vision"), *preset_names("text")})
-        own = how_to_register("vision encoder", name)
+        known = sorted(preset_names(kind))
+        own = how_to_register(f"{kind} encoder", name)
         raise EncoderUnavailable(f"{error} Presets are: {', '.join(known)}. {own}") from error
 
 

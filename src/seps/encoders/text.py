@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from .weights import EncoderUnavailable, quiet, transformers_module
 _WORD = re.compile(r"\w+(?:['\u2019\-]\w+)*|[^\w\s]")
 _PIECE_MARKS = re.compile(r"^(?:##|▁+|Ġ)|</w>$")
 Span = tuple[int, int]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -57,11 +58,12 @@ class TextEncoder(nn.Module):
     def tokenize(self, texts: Sequence[str]) -> TextBatch:
         """Texts to a padded batch, cut at `max_length` tokens.
 
-        Raises ValueError without texts or tokens, and for a text that is not valid Unicode.
+        Raises ValueError without texts or tokens, for one text that is not in a list, and for a text that is not
+        valid Unicode.
         """
-        if isinstance(texts, str) or not texts:
+        texts = [whole_characters(text) for text in several_texts(texts)]
+        if not texts:
             raise ValueError("tokenize takes a list of one or more texts.")
-        texts = [whole_characters(text) for text in texts]
         fast = bool(getattr(self.tokenizer, "is_fast", False))
         encoded = self.tokenizer(
             texts,
@@ -102,11 +104,20 @@ class TextEncoder(nn.Module):
         return features
 
 
-def whole_characters(text: str) -> str:
-    """The text. Raises ValueError where it holds half of a surrogate pair, which tokenizers cannot read.
+def several_texts(texts: Sequence[T]) -> list[T]:
+    """The texts as a list. Raises ValueError for one text, whose letters would be taken for texts."""
+    if isinstance(texts, str | bytes):
+        raise ValueError(f"A list of texts is needed, and one text came: write [{texts[:40]!r}].")
+    return list(texts)
 
-    Bytes on a command line that are not UTF-8 arrive in this form.
+
+def whole_characters(text: str) -> str:
+    """Return the text as it is, or raise ValueError: half of a surrogate pair in it cannot be tokenized.
+
+    Bytes on a command line that are not UTF-8 arrive in this form. Raises ValueError also for what is no text.
     """
+    if not isinstance(text, str):
+        raise ValueError(f"Every text must be a str, and one is {text!r}.")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:

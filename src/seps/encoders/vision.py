@@ -161,7 +161,7 @@ class VisionEncoder(nn.Module):
 
 
 def onto_grid(early: Tensor, grid: tuple[int, int]) -> Tensor:
-    """A map (B, F, h', w') averaged onto the grid of patches, or rows (B, N', F) of that or a finer grid: (B, N, F).
+    """Average features of a finer grid onto the grid of patches: a map (B, F, h', w') or rows (B, N', F) -> (B, N, F).
 
     Raises ValueError where the number of rows is that of no such grid.
     """

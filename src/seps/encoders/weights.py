@@ -82,7 +82,7 @@ def read_config(folder: Path) -> Any:
             return transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # as above: any type, one sentence
         raise EncoderUnavailable(
-            f"{folder / 'config.json'} cannot be read by transformers {transformers.__version__}: {_first_line(error)}"
+            f"{folder / 'config.json'} cannot be read by transformers {transformers.__version__}: {first_line(error)}"
         ) from error
 
 
@@ -128,7 +128,7 @@ def load_model(folder: Path, config: Any) -> tuple[nn.Module, set[str]]:
             )
     except Exception as error:  # broken files surface as many types
         raise EncoderUnavailable(
-            f"The weights in {folder} cannot be loaded as {config.model_type}: {_first_line(error)}. "
+            f"The weights in {folder} cannot be loaded as {config.model_type}: {first_line(error)}. "
             "Download or save the model again."
         ) from error
     return model, set(info["missing_keys"])
@@ -156,7 +156,7 @@ def read_pickled_tensors(path: Path) -> dict[str, Tensor]:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # UnpicklingError, EOFError, RuntimeError, ...
         raise EncoderUnavailable(
-            f"The file {path} is not a plain file of tensors, and was not loaded: {_first_line(error)}"
+            f"The file {path} is not a plain file of tensors, and was not loaded: {first_line(error)}"
         ) from error
     # DeiT's and many trainers' files hold the weights under a name.
     for name in ("model", "state_dict"):
@@ -178,6 +178,7 @@ def refuse_missing(model: nn.Module, tower: nn.Module, missing: set[str], source
         )
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What an error says in its first line, without a full stop; its type where it says nothing."""
     lines = str(error).strip().splitlines()
     return lines[0].rstrip(".") if lines else type(error).__name__

@@ -22,7 +22,7 @@ from seps.retrieval.eval.evaluate import evaluate
 from seps.retrieval.heads import ImageFeatures, SlimmingHead, TextFeatures
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import begin
-from seps.retrieval.train.data import SharedData
+from seps.retrieval.train.data import SharedData, read_data
 from seps.retrieval.train.run import choose_description_weight, honest_protocols
 from seps.retrieval.train.task import RetrievalTask
 from seps.training import NonFiniteLossError, find_checkpoint, load_weights, train
@@ -67,6 +67,9 @@ def run_one(
     config = config_for(trial, shared.recipe)
     torch.manual_seed(trial.seed)
     model = begin(config.model, config.start)
+    if shared.image_size != model.image_size:
+        # A variant of another size reads its photos for itself.
+        shared = read_data(config, [shared.train, *shared.dev], model.image_size, lambda _: None)
     # Without evaluations while it trains there is nothing to choose: the last weights are measured below.
     dev = shared.dev if config.train.eval_every else []
     dev_pixels = shared.dev_pixels if dev else []

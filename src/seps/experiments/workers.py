@@ -56,9 +56,8 @@ def less_memory(trial: Trial, shared: SharedData) -> str:
     train = config_for(trial, shared.recipe).train
     step = train.chunk_size or train.batch_size
     return (
-        f"To take less, add --set train.chunk_size={max(1, step // 2)} (now {step} of a batch of {train.batch_size} "
-        "at a time; results stay comparable) or lower --processes, and give the same command again: finished runs are "
-        "kept."
+        f"To take less, add --train.chunk_size {max(1, step // 2)} (now {step} of a batch of {train.batch_size} at a "
+        "time; results stay comparable) or lower --processes, and give the same command again: finished runs are kept."
     )
 
 

@@ -78,7 +78,11 @@ def read_config(folder: Path) -> dict[str, Any]:
                 f"{path} was written by a newer release (format {config['format']}); this one reads up to {FORMAT}. "
                 "Update seps."
             )
-    except (OSError, KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        if not isinstance(config.get("encoders") or {}, dict):
+            raise TypeError(f"encoders is {config['encoders']!r}, not places by name")
+    except ModelError:
+        raise
+    except (OSError, KeyError, TypeError, AttributeError, ValueError) as error:
         raise ModelError(f"{path} is not the configuration of a seps model ({error}).") from error
     return dict(config)
 

@@ -26,7 +26,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from seps.files import sha256, unfinished, write_json
+from seps.files import numbered, sha256, unfinished, write_json
 from seps.hub.folder import CARD, CONFIG, FORMAT, WEIGHTS, ModelError, describe_weights, inside, read_config
 
 PLAN, OLD_CARD = "seps-plan.json", "card-before.md"
@@ -233,12 +233,7 @@ def _write_plan(staged: Path, before: Files, after: Files, config: str) -> None:
 
 def _free_name(folder: Path, name: str) -> str:
     """`name`, or one like it: what the model that is there consists of must stay readable until the end."""
-    stem, suffix = Path(name).stem, Path(name).suffix
-    number = 1
-    while os.path.lexists(folder / name):
-        number += 1
-        name = f"{stem}-{number}{suffix}"
-    return name
+    return next(str(free) for free in numbered(Path(name)) if not os.path.lexists(folder / free))
 
 
 @contextlib.contextmanager

@@ -10,32 +10,36 @@ from __future__ import annotations
 import importlib.metadata
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
 
-_COMMON_FORM: tuple[tuple[re.Pattern[str], str], ...] = tuple(
-    (re.compile(pattern), common)
-    for pattern, common in (
-        (r"(^|\.)(encoder\.layers?|model\.layer|layer)\.(\d+)\.", r"\1layers.\3."),
-        (r"\.attention\.(?:attention|self)\.([qkv])(?:uery|ey|alue)\.", r".attention.\1_proj."),
-        (r"\.attention\.output\.dense\.", ".attention.o_proj."),
-        (r"\.attention\.(?:attention|self)\.relative_position_bias", ".attention.relative_position_bias"),
-        (r"\.relative_position_bias\.relative_position_bias_table$", ".relative_position_bias_table"),
-        (r"\.intermediate\.dense\.", ".mlp.fc1."),
-        (r"(?<!\.attention)\.output\.dense\.", ".mlp.fc2."),
-    )
+Renames = Sequence[tuple[str, str]]
+"""Regular expressions of parts of names, and what each becomes."""
+_COMMON_FORM: Renames = (
+    (r"(^|\.)(encoder\.layers?|model\.layer|layer)\.(\d+)\.", r"\1layers.\3."),
+    (r"\.attention\.(?:attention|self)\.([qkv])(?:uery|ey|alue)\.", r".attention.\1_proj."),
+    (r"\.attention\.output\.dense\.", ".attention.o_proj."),
+    (r"\.attention\.(?:attention|self)\.relative_position_bias", ".attention.relative_position_bias"),
+    (r"\.relative_position_bias\.relative_position_bias_table$", ".relative_position_bias_table"),
+    (r"\.intermediate\.dense\.", ".mlp.fc1."),
+    (r"(?<!\.attention)\.output\.dense\.", ".mlp.fc2."),
 )
 _COMPUTED = re.compile(r"\.relative_position_index$|(^|\.)embeddings\.position_ids$")
 """Constants that some releases keep among the weights and others compute."""
 
 
+def renamed_by(table: Renames, name: str) -> str:
+    """The name after each replacement of the table, in its order."""
+    for pattern, replacement in table:
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
 def common_form(name: str) -> str:
     """One spelling for all releases, to compare names by. Not the name of a tensor in any of them."""
-    for pattern, common in _COMMON_FORM:
-        name = pattern.sub(common, name)
-    return name
+    return renamed_by(_COMMON_FORM, name)
 
 
 def renamed(saved: Iterable[str], wanted: Iterable[str]) -> dict[str, str]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from seps.retrieval.index.search import Searcher
+    from seps.retrieval.index.search import Hit, Searcher
 
 SIGNS = "+ and - were read as part of the sentence; seps find and the page of seps serve add and subtract."
 
@@ -63,14 +63,16 @@ def answer(searcher: Searcher, question: Question) -> dict[str, Any]:
         filters=Filters(question.folder, question.after, question.before, question.min_size),
         min_confidence=question.min_confidence,
     )
-    thumbnails = []
-    if question.thumbnails:
-        rows = [searcher.store.get(hit.id, ["thumbnail"]) for hit in hits]
-        thumbnails = [base64.b64encode(row["thumbnail"]).decode() if row else "" for row in rows]
     return {
         "hits": [hit.as_dict() for hit in hits],
         "good": None if any(hit.good is None for hit in hits) else sum(bool(hit.good) for hit in hits),
         "note": " ".join(filter(None, (searcher.note(question.text), SIGNS * has_signs(question.text)))),
         "warning": searcher.without_bank,
-        "thumbnails": thumbnails,
+        "thumbnails": thumbnails_of(searcher, hits) if question.thumbnails else [],
     }
+
+
+def thumbnails_of(searcher: Searcher, hits: Sequence[Hit]) -> list[str]:
+    """The thumbnail of each hit, JPEG in base64; empty for one that was taken out meanwhile."""
+    rows = [searcher.store.get(hit.id, ["thumbnail"]) for hit in hits]
+    return [base64.b64encode(row["thumbnail"]).decode() if row else "" for row in rows]

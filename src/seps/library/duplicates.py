@@ -22,9 +22,9 @@ from seps.retrieval.data.readers import is_video
 from seps.retrieval.index.rows import Columns, StoreError
 from seps.retrieval.index.store import Store
 
-Kind = Literal["file", "picture", "near"]
+CopyKind = Literal["file", "picture", "near"]
 """Why pictures are in one group: the same bytes; the same picture, encoded or sized again; nearly the same picture."""
-KINDS: tuple[Kind, ...] = get_args(Kind)
+KINDS: tuple[CopyKind, ...] = get_args(CopyKind)
 NEAR = 0.9
 """Least cosine of the vectors of nearly equal pictures, by the embedded models (docs/formats-and-duplicates.md)."""
 NEAR_OTHER_MODELS = 0.95
@@ -50,7 +50,7 @@ class Copy:
     """Bytes of its file; of a member those of its shard or video."""
     mtime: int
     sha256: str
-    kind: Kind | None
+    kind: CopyKind | None
     """What it is to the first of the group; None for the first."""
     likeness: float
     """To the first: 1 for the same file, the correlation of pixels for the same picture, else the cosine of vectors."""
@@ -76,7 +76,7 @@ class Group:
         return self.pictures[1:]
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> CopyKind:
         """The loosest that joins it."""
         return max((copy.kind for copy in self.others if copy.kind is not None), key=KINDS.index)
 
@@ -86,7 +86,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Gallery:
+class ComparedPictures:
     """The pictures of a store, best first, and what is compared of them."""
 
     facts: Sequence[dict[str, Any]]
@@ -100,7 +100,7 @@ class Gallery:
 def find_duplicates(
     store: Store,
     *,
-    kind: Kind = "near",
+    kind: CopyKind = "near",
     threshold: float | None = None,
     within: float | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -121,7 +121,7 @@ def find_duplicates(
     return group(read_gallery(store), kind, least, within, progress)
 
 
-def read_gallery(store: Store) -> Gallery:
+def read_gallery(store: Store) -> ComparedPictures:
     """What is compared, from the store; thumbnails are decoded on all cores and not kept."""
     facts: list[dict[str, Any]] = []
     vectors: list[Array] = []
@@ -139,7 +139,7 @@ def read_gallery(store: Store) -> Gallery:
     ordered = [facts[place] for place in order]
     videos = [numbers.setdefault(row["path"], len(numbers)) if _is_frame(row) else -1 for row in ordered]
     stacked = np.concatenate(vectors) if vectors else np.zeros((0, store.settings.width), np.float32)
-    return Gallery(ordered, looks.part(places), stacked[places], np.array(videos, np.int64))
+    return ComparedPictures(ordered, looks.part(places), stacked[places], np.array(videos, np.int64))
 
 
 def _unit(images: Columns, width: int) -> Array:
@@ -160,8 +160,8 @@ def _rank(row: dict[str, Any]) -> tuple[bool, int, int, str, str]:
 
 
 def group(
-    gallery: Gallery,
-    kind: Kind,
+    gallery: ComparedPictures,
+    kind: CopyKind,
     threshold: float,
     within: float | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -180,7 +180,7 @@ def group(
         for row, one in enumerate(block.tolist()):
             if taken[one]:
                 continue
-            found: dict[int, tuple[Kind, float]] = {
+            found: dict[int, tuple[CopyKind, float]] = {
                 place: ("file", 1.0) for place in same_bytes[gallery.facts[one]["sha256"]] if place > one
             }
             if kind != "file":
@@ -207,13 +207,13 @@ def group(
     return _sorted(groups)
 
 
-def _add(found: dict[int, tuple[Kind, float]], kind: Kind, places: Array, likeness: Array) -> None:
+def _add(found: dict[int, tuple[CopyKind, float]], kind: CopyKind, places: Array, likeness: Array) -> None:
     """Take in what an earlier, stricter kind did not find."""
     for place, value in zip(places.tolist(), likeness.tolist(), strict=True):
         found.setdefault(place, (kind, min(1.0, value)))
 
 
-def _copy(row: dict[str, Any], kind: Kind | None, likeness: float) -> Copy:
+def _copy(row: dict[str, Any], kind: CopyKind | None, likeness: float) -> Copy:
     return Copy(**row, kind=kind, likeness=likeness)
 
 

@@ -13,18 +13,22 @@ import io
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import date, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
-from seps.files import unfinished
-from seps.library.places import data_folder, default_store
+from seps.files import replacing
+from seps.library.places import check_folder, data_folder, default_store
 from seps.library.shown import Explained, Found, Hits
 from seps.retrieval.config import DEFAULT_MODEL
 from seps.retrieval.data import UnreadableImage, read_source
+from seps.retrieval.data.images import as_file
+from seps.retrieval.index.codec import whole_vectors
 from seps.retrieval.index.rows import MissingStoreError, StoreError
 from seps.retrieval.index.search import CANDIDATES, Filters, Hit, Searcher, nanoseconds
 from seps.retrieval.index.store import Store
@@ -37,7 +41,7 @@ if TYPE_CHECKING:
     from seps.retrieval.index.zeroshot import ZeroShotModel
     from seps.retrieval.model import RetrievalModel
 
-Progress = Callable[[int, int], None]
+CountProgress = Callable[[int, int], None]
 Day = str | date | datetime
 """2024-05-31, with a time if one matters; local time."""
 _EXPORTED = ("id", "path", "member", "width", "height", "vector")
@@ -68,10 +72,11 @@ class Library:
         update: bool = True,
         device: str = "cpu",
         options: IndexOptions | None = None,
-        progress: Progress | None = None,
+        progress: CountProgress | None = None,
     ) -> None:
         if folder is None and store is None:
             raise ValueError('Name a folder of pictures, Library("photos"), or a store, Library(store="store").')
+        _check_device(device)
         self._model, self._device, self._options, self._progress = model, device, options, progress
         name = model if isinstance(model, str) else DEFAULT_MODEL
         if model is not None and not isinstance(model, str) and store is None:
@@ -141,7 +146,7 @@ class Library:
         text: str,
         k: int = 10,
         *,
-        folder: str | None = None,
+        folder: str | os.PathLike[str] | None = None,
         after: Day | None = None,
         before: Day | None = None,
         min_size: int | None = None,
@@ -152,20 +157,17 @@ class Library:
         """The `k` pictures that fit a sentence best.
 
         Args:
-            folder: only below this folder (or in this shard) of the library's.
+            folder: only below this folder (or in this shard) of the library's; ValueError where it holds no picture.
             after, before: only files of this date or later, and of an earlier one.
             min_size: least pixels of the shorter side.
             min_confidence: only pictures of this confidence, 0 to 1; none at all where nothing fits.
             candidates: how many are scored exactly; with `exact` all are.
         """
+        chosen = _filters(folder, after, before, min_size)
         hits = self.searcher.search(
-            text,
-            k,
-            candidates=candidates,
-            exact=exact,
-            filters=_filters(folder, after, before, min_size),
-            min_confidence=min_confidence,
+            text, k, candidates=candidates, exact=exact, filters=chosen, min_confidence=min_confidence
         )
+        self._check_found(hits, chosen)
         return self._found(hits, text, self.searcher.note(text))
 
     def similar(
@@ -173,21 +175,34 @@ class Library:
         picture: str | os.PathLike[str] | bytes | Image.Image | Found,
         k: int = 10,
         *,
-        folder: str | None = None,
+        folder: str | os.PathLike[str] | None = None,
         after: Day | None = None,
         before: Day | None = None,
         min_size: int | None = None,
         exact: bool = False,
     ) -> Hits:
-        """The `k` pictures most like a picture: a file, its bytes, a Pillow image, or one that was found."""
+        """The `k` pictures most like a picture: a file, its bytes, a Pillow image, or one that was found.
+
+        Raises TypeError for anything else.
+        """
         if isinstance(picture, Found):
             picture = self._bytes(picture.id)
+        elif hasattr(picture, "getexif"):
+            picture = as_file(picture)
         elif not isinstance(picture, (str, bytes, os.PathLike)):
-            page = io.BytesIO()
-            picture.convert("RGB").save(page, "PNG")
-            picture = page.getvalue()
+            raise TypeError(
+                f"A picture is a file, its bytes, a Pillow image or a hit, not {type(picture).__name__}. Of an array "
+                "of bytes (height, width, 3) PIL.Image.fromarray(array) makes one."
+            )
         chosen = _filters(folder, after, before, min_size)
-        return self._found(self.searcher.search_image(picture, k, exact=exact, filters=chosen), "", "")
+        hits = self.searcher.search_image(picture, k, exact=exact, filters=chosen)
+        self._check_found(hits, chosen)
+        return self._found(hits, "", "")
+
+    def _check_found(self, hits: list[Hit], chosen: Filters) -> None:
+        """Raise ValueError where nothing was found because no picture is in the folder that was asked for."""
+        if not hits and chosen.folder is not None:
+            check_folder(self.searcher.store, chosen.folder)
 
     def duplicates(self, **options: Any) -> list[Any]:
         """Groups of pictures that are the same file, the same picture or nearly so; nothing is ever deleted."""
@@ -205,17 +220,13 @@ class Library:
         if target.suffix not in (".npz", ".parquet"):
             raise ValueError(f"{target} must end in .npz or .parquet: vectors are written as one of these.")
         rows: dict[str, list[Any]] = {name: [] for name in _EXPORTED}
-        for some in self.searcher.store.scan(list(_EXPORTED), batch_size=1024):
+        for some in self.searcher.store.scan([*_EXPORTED, "mean"], batch_size=1024):
             for name in _EXPORTED[:-1]:
                 rows[name] += some.values(name)
-            rows["vector"] += list(some.vectors().astype(np.float32))
+            rows["vector"] += list(whole_vectors(some, self.searcher.store.settings))
         rows["path"] = [str(self.folder / name) for name in rows["path"]]
-        part = unfinished(target)
-        try:
+        with replacing(target) as part:
             _write(part, rows, target.suffix)
-            os.replace(part, target)
-        finally:
-            part.unlink(missing_ok=True)
         return len(rows["id"])
 
     def thumbnail(self, identity: str) -> bytes:
@@ -241,12 +252,17 @@ class Library:
 
         Raises ValueError for a model whose scores cannot be split, StoreError where the store has no such picture.
         """
-        from seps.retrieval.explain.stored import StoredExplainer
+        from PIL import Image
+
+        from seps.retrieval.explain.stored import StoredExplainer, photo_to_draw
 
         found = StoredExplainer(self.searcher).explain(identity, text, score)
         if found is None:
             raise StoreError(f"The store {self.store} has no picture {identity}; it may have been taken out.")
-        return Explained(found[0], self.image(identity), self.folder / found[1]["path"])
+        row = self._row(identity, "path", "member", "sha256", "thumbnail")
+        picture, note = photo_to_draw(self.searcher, row, 1600)
+        explanation = replace(found[0], note=" ".join(filter(None, (found[0].note, note))))
+        return Explained(explanation, Image.open(io.BytesIO(picture)), self.folder / found[1]["path"])
 
     def close(self) -> None:
         """Let go of the threads of the search; the next call opens it again."""
@@ -285,14 +301,26 @@ class Library:
         return bytes(row["thumbnail"])
 
 
+def _check_device(name: str) -> None:
+    """Raise ValueError for a device that is not here."""
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"There is no device {name!r}; choose 'cpu', 'cuda' or 'cuda:1'.") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device={name!r} needs a GPU, and torch sees none here: choose 'cpu' (see seps doctor).")
+
+
 def _default_store(folder: str | os.PathLike[str], model: str) -> Path:
     """The store of `seps find` for this folder and model: the command and the object share one."""
     return default_store(data_folder(os.environ, sys.platform, Path.home()), Path(folder).expanduser(), model)
 
 
-def _filters(folder: str | None, after: Day | None, before: Day | None, min_size: int | None) -> Filters:
+def _filters(
+    folder: str | os.PathLike[str] | None, after: Day | None, before: Day | None, min_size: int | None
+) -> Filters:
     first, last = (None if day is None else nanoseconds(str(day)) for day in (after, before))
-    return Filters(folder, first, last, min_size)
+    return Filters(None if folder is None else os.fspath(folder), first, last, min_size)
 
 
 def _write(path: Path, rows: dict[str, list[Any]], kind: str) -> None:

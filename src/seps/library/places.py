@@ -1,4 +1,4 @@
-"""Where the store of a folder is when nobody named one: below the user's data folder, one per folder and model."""
+"""Where the store of a folder is when nobody named one (below the user's data folder), and folders within a store."""
 
 from __future__ import annotations
 
@@ -7,6 +7,13 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from seps.retrieval.index.store import Store
+
+_NAMED = 10
+"""Folders of a store that an error names."""
 
 
 def data_folder(environment: Mapping[str, str], platform: str, home: Path) -> Path:
@@ -34,3 +41,14 @@ def default_store(data: Path, folder: str | os.PathLike[str], model: str) -> Pat
     digest = hashlib.sha256(f"{root}\0{name}".encode("utf-8", "surrogateescape")).hexdigest()[:16]
     readable = re.sub(r"[^\w-]+", "-", Path(root).name, flags=re.ASCII).strip("-")[:40] or "root"
     return data / "seps" / "stores" / f"{readable}-{digest}"
+
+
+def check_folder(store: Store, folder: str) -> None:
+    """Raise ValueError where no picture of the store is below the folder."""
+    from seps.retrieval.index.rows import Filters
+
+    if next(store.scan(["id"], Filters(folder), batch_size=1), None) is None and len(store):
+        there = [name if name.isprintable() else repr(name) for name in store.folders()]
+        more = " and others" if len(there) > _NAMED else ""
+        names = f"Its folders are {', '.join(there[:_NAMED])}{more}." if there else "It has no folders."
+        raise ValueError(f"No picture of the store {store.location} is in the folder {folder!r}. {names}")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import base64
 import html
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from seps.files import write_text
+from seps.files import numbered, write_text
 from seps.retrieval.data import ImageSource, UnreadableImage, read_source
 from seps.retrieval.index.search import Hit, Searcher
 
@@ -89,8 +89,7 @@ def copy_to(folder: Path, found: Sequence[FoundPicture]) -> tuple[list[Path], li
 
 
 def _write_new(folder: Path, name: str, data: bytes) -> Path:
-    for free in _names(name):
-        path = folder / free
+    for path in numbered(folder / name, " ({})"):
         try:
             with path.open("xb") as file:
                 file.write(data)
@@ -101,12 +100,3 @@ def _write_new(folder: Path, name: str, data: bytes) -> Path:
             raise
         return path
     raise AssertionError("there is always another number")
-
-
-def _names(name: str) -> Iterator[str]:
-    stem, suffix = os.path.splitext(name)
-    yield name
-    number = 2
-    while True:
-        yield f"{stem} ({number}){suffix}"
-        number += 1

@@ -18,7 +18,7 @@ from seps.retrieval.index.rows import StoreError
 
 
 @dataclass(frozen=True)
-class Listing:
+class FolderListing:
     """What can change what indexing does."""
 
     folders: tuple[Any, ...]
@@ -31,12 +31,12 @@ class Listing:
 
 def list_folders(
     folders: Sequence[str], texts: Sequence[str | os.PathLike[str]] = (), exclude: Sequence[str] = ()
-) -> Listing:
+) -> FolderListing:
     """List folders, and the files of descriptions in them and those named. Raises DataError for one it cannot read."""
     there = [folder for folder in folders if os.path.isdir(folder)]
     galleries = [walk(folder, exclude) for folder in there]
     files = [*map(Path, texts), *(file for folder in there for file in sorted(Path(folder).glob("*.jsonl")))]
-    return Listing(
+    return FolderListing(
         tuple((str(g.root), tuple(g.images), frozenset(g.left_out), frozenset(g.unread)) for g in galleries),
         tuple(folder for folder in folders if folder not in there),
         tuple((str(file), *_facts(file)) for file in files),
@@ -59,10 +59,10 @@ class Watch:
     its end. What was stored stays.
     """
 
-    look: Callable[[], Listing]
+    look: Callable[[], FolderListing]
     update: Callable[[], None]
     tell: Callable[[str], None]
-    seen: Listing | None = None
+    seen: FolderListing | None = None
     fault: str = ""
 
     def step(self) -> bool:

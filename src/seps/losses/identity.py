@@ -12,12 +12,14 @@ from torch.nn import functional as F
 from seps.nn.checks import InputError
 from seps.nn.precision import float_matmul
 
+_NO_LABEL = -(2**40)
+
 
 def identity_loss(scores: Tensor, labels: Tensor, smoothing: float = 0.1) -> Tensor:
     """Cross-entropy with smoothed labels: scores (A, I), labels (A,) -> scalar mean.
 
     With e = `smoothing` the target is `1 - e + e / I` at the right identity and `e / I` at the others (Szegedy 2016).
-    Raises `InputError` for shapes that do not fit.
+    Raises `InputError` for shapes that do not fit, no sample, or labels that are no whole numbers.
     """
     if scores.ndim != 2 or labels.shape != scores.shape[:1]:
         raise InputError(
@@ -26,7 +28,12 @@ def identity_loss(scores: Tensor, labels: Tensor, smoothing: float = 0.1) -> Ten
         )
     if not 0 <= smoothing < 1:
         raise InputError(f"smoothing must be at least 0 and below 1, but {smoothing!r} came.")
-    return F.cross_entropy(scores.float(), labels, label_smoothing=smoothing)
+    if not len(labels):
+        raise InputError("identity_loss is a mean and needs at least one sample, but none came.")
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise InputError(f"labels must hold whole numbers, one per sample, but {labels.dtype} came.")
+    # torch refuses a label outside the scores, all but its own sign for "pass over", -100: that one is not wanted here.
+    return F.cross_entropy(scores.float(), labels, label_smoothing=smoothing, ignore_index=_NO_LABEL)
 
 
 def batch_hard_triplet(
@@ -54,7 +61,7 @@ def batch_hard_triplet(
     other_labels = labels if other_labels is None else other_labels  # (B,)
     if features.ndim != 2 or labels.shape != features.shape[:1] or other_labels.shape != others.shape[:1]:
         raise InputError(
-            f"batch_hard_triplet needs features (rows, width) with one label a row, but {tuple(features.shape)} and "
+            f"batch_hard_triplet needs features (rows, width) with one label per row, but {tuple(features.shape)} and "
             f"{tuple(labels.shape)} came, others {tuple(others.shape)} and {tuple(other_labels.shape)}."
         )
     if features.shape[1] != others.shape[1] or not 0 <= first <= len(others) - len(features):
@@ -71,7 +78,7 @@ def hardest_triplets(distances: Tensor, labels: Tensor, other_labels: Tensor, *,
     """
     same = labels[:, None] == other_labels[None, :]  # (A, B)
     if bool(same.all(dim=1).any()):
-        raise InputError("an anchor of the triplet loss has no row of another identity; use two or more a batch.")
+        raise InputError("an anchor of the triplet loss has no row of another identity: take two or more per batch.")
     itself = torch.arange(len(labels), device=labels.device)[:, None] + first  # (A, 1)
     itself = itself == torch.arange(len(other_labels), device=labels.device)[None, :]  # (A, B)
     # The distance to itself is 0 by definition; computed, it is rounding noise under a square root.

@@ -51,7 +51,7 @@ _ENOUGH_ROWS = 16
 
 
 def number_is_fixed(masks: Sequence[Tensor]) -> bool | None:
-    """Whether these decisions leave a ratio loss nothing to move: no gradient, or the same count in every row.
+    """Whether a ratio loss on these decisions cannot act: they carry no gradient, or keep the same number in every row.
 
     None where these masks cannot tell: without gradient mode, or too few rows of one count.
     """

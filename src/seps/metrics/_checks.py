@@ -13,19 +13,30 @@ if TYPE_CHECKING:
     Array: TypeAlias = Tensor | ArrayLike
 
 
+def _numbers(name: str, values: Array) -> Tensor:
+    """`values` as a tensor without gradient; raises ValueError where they are no numbers, or rows differ in length."""
+    if min(getattr(values, "strides", None) or (0,)) < 0:
+        values = values.copy()  # type: ignore[union-attr]  # torch takes no array with a negative stride
+    try:
+        return torch.as_tensor(values).detach()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{name} cannot be read as numbers ({error}). Give a tensor, an array or a list.") from error
+
+
 def matrix(name: str, values: Array) -> Tensor:
     """`values` as a floating-point tensor (rows, columns); raises ValueError if it is none, or empty."""
-    tensor = torch.as_tensor(values).detach()
+    tensor = _numbers(name, values)
     if tensor.ndim != 2 or tensor.numel() == 0:
         raise ValueError(f"{name} must be a matrix with at least one entry; its shape is {tuple(tensor.shape)}.")
     if tensor.is_complex():
         raise ValueError(f"{name} must hold real numbers, not {tensor.dtype}.")
-    return tensor if tensor.is_floating_point() else tensor.float()
+    # float64: float32 has no place for whole numbers above 2 ** 24, which would then tie.
+    return tensor if tensor.is_floating_point() else tensor.double()
 
 
 def labels(name: str, values: Array, length: int, device: torch.device) -> Tensor:
     """`values` as a long tensor (length,) on `device`; raises ValueError on another shape or on fractions."""
-    tensor = torch.as_tensor(values).detach()
+    tensor = _numbers(name, values)
     if tensor.shape != (length,):
         raise ValueError(f"{name} must have shape ({length},); its shape is {tuple(tensor.shape)}.")
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:

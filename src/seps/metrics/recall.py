@@ -149,7 +149,11 @@ def recall(sims: Array, image_of_caption: Array, *, ks: Sequence[int] = (1, 5, 1
 
 
 def metrics_from_ranks(i2t: Tensor, t2i: Tensor, *, ks: Sequence[int] = (1, 5, 10)) -> RetrievalMetrics:
-    """Summarise the ranks (I,) and (T,) that `ranks` or `ranks_chunked` gave."""
+    """Recall at each k of `ks`, median and mean rank of both directions, from ranks that are counted from 0.
+
+    i2t (I,), t2i (T,): as `ranks` and `ranks_chunked` give them. Images of rank -1, which have no captions, are not
+    counted. Raises ValueError for `ks` without a number of at least 1.
+    """
     if not ks or min(ks) < 1:
         raise ValueError(f"ks must name at least one cut-off, each 1 or more; got {tuple(ks)}.")
     return RetrievalMetrics(_summary(i2t[i2t >= 0], ks), _summary(t2i, ks), images=len(i2t), captions=len(t2i))

@@ -50,7 +50,7 @@ class ReidMetrics:
 def cmc_map(
     distmat: Array, q_pids: Array, g_pids: Array, q_camids: Array, g_camids: Array, max_rank: int = 50
 ) -> tuple[Tensor, float]:
-    """`(cmc, mAP)` by the Market-1501 protocol; arguments and refusals as in `reid_metrics`."""
+    """`(cmc, mAP)` by the Market-1501 protocol, from distances (Q, G); arguments and errors as of `reid_metrics`."""
     result = reid_metrics(distmat, q_pids, g_pids, q_camids, g_camids, max_rank)
     return result.cmc, result.mAP
 

@@ -88,6 +88,8 @@ def _checked(
     features = torch.cat([query.to(work), gallery.to(work)])
     if not bool(torch.isfinite(features).all()):
         raise ValueError("The features hold NaN or infinity; no distance can be ranked. Check the model's output.")
+    if not bool(torch.isfinite(4 * features.square().sum(dim=1)).all()):
+        raise ValueError(f"The features are too large: their squared distances leave {work}. Scale them to length 1.")
     return features, len(query)
 
 

@@ -51,7 +51,13 @@ def align(
 ) -> Tensor:
     """`S` of Eq. 5 from the cosines `A_jk` of words and image tokens: (B, M, K) -> (B,).
 
-    word -> patch `r_j = max_k A_jk`, patch -> word `c_k = max_j A_jk`, each pooled by `pool_relevance`.
+    word -> patch `r_j = max_k A_jk`, patch -> word `c_k = max_j A_jk`, each pooled by `pool_relevance`, and added.
+
+    Args:
+        word_mask_BM, token_mask_BK: True at words and tokens that count; None: all do.
+        leaky: a leaky ReLU of slope 0.1 on the cosines first, as the published code has it.
+        bidirectional: False leaves out patch -> word.
+        top_k, mlp: of `pool_relevance`.
     """
     similarity = similarity_BMK.float()  # (B, M, K)
     if leaky:

@@ -168,7 +168,7 @@ def _unknown_mlp(hrpa: HRPA) -> str | None:
 
 
 def say_readable(reason: str) -> None:
-    """Warn that the readable form is taken, and why."""
+    """Warn that scores come from the network's own `forward`, one text at a time and slowly, and why."""
     warnings.warn(
         f"Scored in the readable form, one text at a time: the fast paths do not know this network ({reason}).",
         UserWarning,

@@ -109,12 +109,14 @@ class MultiModalSDTPS(nn.Module):
         vectors: Mapping[str, Tensor],
         present: Mapping[str, Tensor] | None = None,
         features: Tensor | None = None,
+        keep: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Slim modality `name`: patches (B, N, C), global vectors (B, C) per modality -> (B, Q + 1, C), D (B, N).
 
         `present` says per modality which samples have it ((B,) bool); an absent sensor guides nothing, and the
         weights of the others are scaled up to the same sum. If `features` (B, N, C) are given, they are merged, and the
         patches of `name` only decide what is kept; so a camera embedding can be in the tokens without being scored.
+        If `keep` (B, N) is given, it is D, and the scores only weigh the discarded patches in the extra token.
         Raises `InputError` when the tensors do not fit each other or this module.
         """
         if name not in self.modalities:
@@ -126,8 +128,11 @@ class MultiModalSDTPS(nn.Module):
                 f"features of {name} must have the shape of its patches, {tuple(patches[name].shape)}, but "
                 f"{tuple(own.shape)} came."
             )
+        if keep is not None and keep.shape != own.shape[:2]:
+            raise InputError(f"keep of {name} must be {tuple(own.shape[:2])}, but {tuple(keep.shape)} came.")
         aggregate: TokenAggregation = getattr(self, f"{name}_aggr")
-        scores, keep = self.choose(name, patches, vectors, present)  # (B, N), (B, N)
+        scores, chosen = self.choose(name, patches, vectors, present)  # (B, N), (B, N)
+        keep = chosen if keep is None else keep
         merged = merge(own, aggregate.logits(own), keep)  # (B, N, C) -> (B, Q, C)
         return torch.cat([merged, extra_token(own, scores, keep)], dim=1), keep  # (B, Q + 1, C), (B, N)
 

@@ -90,7 +90,7 @@ class ReidDataConfig(CheckedSettings):
 
 @dataclass(frozen=True)
 class ReidModelConfig(CheckedSettings):
-    """The network.
+    """Settings of the network, `seps.reid.model.ReidModel`.
 
     Args:
         encoder, pretrained, image_size, stride: backbone, (height, width), distance of its patches (None: its own).
@@ -111,7 +111,11 @@ class ReidModelConfig(CheckedSettings):
         both: how features of both branches are compared (pattern 3): by the mean of the branches' "cosines", or
             "concatenated" as they are, so that the branch with the longer vectors counts more, as published.
         fusion: "sdtps", or "concat", the global vectors alone, concatenated.
-        sparse_ratio, aggr_ratio, beta, decision, temperature: of SDTPS (method, sections 2, 3 and 8).
+        sparse_ratio, aggr_ratio: of SDTPS: the part of the patches that is kept, and the part of the kept ones that
+            they are merged to (Eq. 4).
+        beta: weight of each guide in the score of a patch (Eq. 3).
+        decision, temperature: how the kept patches follow from the scores (`SlimmingConfig.decision`), and the
+            temperature of its relaxation.
         selection: who decides which patches are kept: the "published" scores, or a "gate" (`seps.reid.gate`) that sees
             each patch by itself, before the encoder mixes them, and learns from identities (`loss.gate`).
         select_at: where the gate drops patches: at the "end", when they are merged, or before the "first" block of a

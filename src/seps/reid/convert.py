@@ -21,6 +21,7 @@ from seps.encoders import EncoderUnavailable, ViT, read_tensors
 from seps.encoders.vision import HALF, Preprocessing
 from seps.encoders.vit.files import openai_vit, timm_vit
 from seps.hub.folder import ModelError
+from seps.hub.tensor_names import Renames, renamed_by
 from seps.reid.config import ReidConfig, from_mapping
 from seps.reid.model import ReidModel
 from seps.reid.run import TrainedReid
@@ -33,7 +34,7 @@ _SETS: Mapping[str, tuple[tuple[int, int], int]] = {
     "msvr310": ((128, 256), 0),
 }
 """Image size (height, width) and the number of the first camera in the names of its files."""
-_NAMES: tuple[tuple[str, str], ...] = (
+_NAMES: Renames = (
     (r"^BACKBONE\.cv_embed$", "camera_embedding.weight"),
     (r"^rgb_reduce\.", "global_local.0."),
     (r"^nir_reduce\.", "global_local.1."),
@@ -104,7 +105,7 @@ def convert_demo(
         raise ModelError(f"The set {layout!r} is not known; choose one of {', '.join(_SETS)}.")
     size, first_camera = _SETS[layout.lower()]
     vit, backbone, strange = _backbone(state, size, path)
-    renamed = {_our_name(name): name for name in state if not name.startswith(_BACKBONE)}
+    renamed = {renamed_by(_NAMES, name): name for name in state if not name.startswith(_BACKBONE)}
     ours = {place: state[name] for place, name in renamed.items()}
     if "camera_embedding.weight" in ours:
         ours["camera_embedding.weight"] = ours["camera_embedding.weight"].flatten(1)
@@ -114,7 +115,9 @@ def convert_demo(
         raise ModelError(f"{path} has no classifier, so it does not say how many identities it knows.")
     cameras = len(ours["camera_embedding.weight"]) if "camera_embedding.weight" in ours else 0
     settings: dict[str, Any] = {
-        "data": {"layout": layout.lower(), "rerank": [50, 15]},
+        # DeMo holds no training identity out.
+        "data": {"layout": layout.lower(), "rerank": [50, 15], "holdout": 0.0},
+        "train": {"eval_every": 0},
         "model": {
             "encoder": "DeMo's backbone",
             "pretrained": False,
@@ -142,12 +145,6 @@ def convert_demo(
     numbers = tuple(range(first_camera, first_camera + max(cameras, 1)))
     trained = TrainedReid(model.eval(), config, numbers, Path(path))
     return Converted(trained, len(state) - len(left), tuple(sorted(left)))
-
-
-def _our_name(name: str) -> str:
-    for pattern, replacement in _NAMES:
-        name = re.sub(pattern, replacement, name)
-    return name
 
 
 def _backbone(

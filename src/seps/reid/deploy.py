@@ -21,12 +21,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from seps.export import OPSET, ExportError, check_packages, export_onnx, largest_difference
-from seps.files import read_json, sha256, write_json
+from seps.export import OPSET, check_packages, export_onnx, in_the_way, largest_difference
+from seps.files import read_json, replacing, sha256, write_json
 from seps.reid.config import ReidConfig
 from seps.reid.data import ReidDataError, ReidDataset, ReidReader, ReidRecord
 from seps.reid.data.layouts import (
     GENERIC_PATTERN,
+    NAMES,
     ProblemLog,
     by_pattern,
     compile_pattern,
@@ -65,10 +66,7 @@ def check_export(folder: Path | str) -> None:
         path = Path(folder) / name
         ours = facts.get("seps_reid_export") == 1
         if os.path.lexists(path) and not (ours and (name == FACTS or sha256(path) == facts.get("sha256"))):
-            raise ExportError(
-                f"{path} is in the way: no export wrote it, or it was changed since. Nothing was written; move it "
-                "away, or choose another folder."
-            )
+            raise in_the_way(path)
 
 
 def export_reid(
@@ -125,27 +123,20 @@ class FolderFeatures:
 
     def save(self, path: Path | str) -> None:
         """Write a .npz with the arrays names, features and cameras, whole or not at all."""
-        path = Path(path)
-        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".npz", delete=False) as made:
-            try:
-                np.savez(
-                    made, names=np.array(self.names, dtype=str), features=self.features, cameras=np.array(self.cameras)
-                )
-                made.close()
-                os.replace(made.name, path)
-            except BaseException:
-                os.unlink(made.name)
-                raise
+        with replacing(Path(path)) as temporary, temporary.open("wb") as made:
+            np.savez(
+                made, names=np.array(self.names, dtype=str), features=self.features, cameras=np.array(self.cameras)
+            )
 
 
 def check_features_file(path: Path | str) -> None:
-    """Raise ReidDataError where a file is in the way that `FolderFeatures.save` did not write."""
-    if not os.path.lexists(path):
+    """Raise ReidDataError where a file is in the way that `FolderFeatures.save` did not write; an empty one is not."""
+    if not os.path.lexists(path) or (os.path.isfile(path) and not os.path.getsize(path)):
         return
     try:
         with np.load(path, allow_pickle=False) as held:
             ours = {"names", "features", "cameras"} == set(held.files)
-    except (OSError, ValueError, AttributeError):
+    except Exception:  # a cut archive, a pickle, an array without names: numpy raises each in its own way
         ours = False
     if not ours:
         raise ReidDataError(f"{path} exists and holds no features; it was left as it is: choose another file")
@@ -163,7 +154,8 @@ def folder_features(
 ) -> FolderFeatures:
     """Features of `folder`/SENSOR/NAME.jpg, for every name that all sensors have.
 
-    The camera is taken from the names by `data.pattern` (default: PID_cCAMERA), or is `camera` for all. Raises
+    The camera is taken from the names by `data.pattern` (default: as in the run's layout, else PID_cCAMERA), or is
+    `camera` for all. Raises
     ReidDataError for a name that one sensor lacks or, with `data.verify_files`, a picture that cannot be read (unless
     `data.on_problem` is "skip"), a camera the model does not know, or a folder without shots.
     """
@@ -173,10 +165,12 @@ def folder_features(
     absent = [str(path) for path in folders.values() if not path.is_dir()]
     if absent:
         raise ReidDataError(f"no folder {absent[0]}: the pictures of each sensor lie in a folder of its name")
-    pattern_of = by_pattern(compile_pattern(config.data.pattern or GENERIC_PATTERN))
+    own = NAMES.get(config.data.layout.lower(), GENERIC_PATTERN)
+    patterns = [config.data.pattern] if config.data.pattern else [own, GENERIC_PATTERN]
+    parsers = [by_pattern(compile_pattern(expression)) for expression in patterns]
 
     def tags(name: str) -> tuple[int, int, int]:
-        found = pattern_of(name)
+        found = next(filter(None, (parse(name) for parse in parsers)), None)
         read = found[1] if found is not None else -1
         return 0, camera if camera is not None else read, -1
 
@@ -185,8 +179,9 @@ def folder_features(
         with ThreadPoolExecutor(config.data.threads) as pool:
             records = readable_shots(records, "pictures", log, pool)
     if log.problems and config.data.on_problem == "refuse":
+        more = len(log.problems) - 1
         raise ReidDataError(
-            f"{log.problems[0]}, and {len(log.problems) - 1} more: mend them, or leave them out with "
+            f"{log.problems[0]}{f', and {more} more' if more else ''}. Mend the files, or leave these shots out with "
             "--data.on_problem skip"
         )
     if not records:

@@ -219,11 +219,14 @@ def measure(
     use_rerank: bool = False,
     neighbours: tuple[int, int] = (20, 6),
 ) -> ReidMetrics:
-    """mAP, CMC and mINP of the query features against the gallery features.
+    """mAP, CMC and mINP of the queries of `dataset` against its gallery, from the features of both.
 
-    Gallery shots of a query's identity do not count where they are of its camera or, in data sets that say so
-    (`dataset.excludes`), of its scene. With `use_rerank` the distances are re-ranked by k-reciprocal neighbours (Zhong
-    et al. 2017), k1 and k2 = `neighbours`.
+    A gallery shot with the identity and the camera of a query is left out of the ranking of that query, as usual; where
+    `dataset.excludes` is "scene" (MSVR310), the scene counts in the place of the camera.
+
+    Args:
+        use_rerank: rank by k-reciprocal re-ranked distances (Zhong et al. 2017).
+        neighbours: k1 and k2 of the re-ranking.
     """
     matrix = rerank(query.flat(), gallery.flat(), *neighbours) if use_rerank else distances(query, gallery)
     q, g = dataset.query, dataset.gallery

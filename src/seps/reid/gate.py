@@ -14,18 +14,14 @@ Shapes: B samples, M sensors, N patches, F features of a patch by itself, W widt
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from seps.encoders import ViT
 from seps.losses import batch_hard_triplet, identity_loss
-from seps.nn import MultiModalSDTPS
-from seps.nn.aggregation import merge
 from seps.nn.precision import float_apply
-from seps.nn.selection import extra_token, hard_topk, num_kept, rank_patches
+from seps.nn.selection import hard_topk, num_kept, rank_patches
 from seps.training import distributed as processes
 
 EVERY = slice(None)
@@ -161,21 +157,3 @@ def kept_tokens(
 
     tokens, early = encoder.forward_kept(pixels, choose, added)
     return tokens, early, decided[0]
-
-
-def slim_by(
-    keep: Tensor,
-    sdtps: MultiModalSDTPS,
-    name: str,
-    patches: Mapping[str, Tensor],
-    vectors: Mapping[str, Tensor],
-    present: Mapping[str, Tensor] | None,
-    features: Tensor,
-) -> Tensor:
-    """`MultiModalSDTPS.slim` with D `keep` (B, N) decided elsewhere: tokens (B, Q + 1, C).
-
-    The published scores still weigh the dropped patches in the extra token.
-    """
-    scores, _ = sdtps.choose(name, patches, vectors, present)
-    merged = merge(features, getattr(sdtps, f"{name}_aggr").logits(features), keep)
-    return torch.cat([merged, extra_token(features, scores, keep)], dim=1)

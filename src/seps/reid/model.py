@@ -25,7 +25,7 @@ from seps.encoders import VisionEncoder, ViT, freeze
 from seps.nn import InputError, MultiModalSDTPS
 from seps.reid.backbone import build_backbone, plain_backbone
 from seps.reid.config import Missing, ReidModelConfig
-from seps.reid.gate import EVERY, PatchGate, kept_tokens, slim_by
+from seps.reid.gate import EVERY, PatchGate, kept_tokens
 from seps.reid.heads import GlobalLocal, Neck
 from seps.reid.published import FirstToken, PublishedGlobalLocal, SensorNecks
 
@@ -301,19 +301,21 @@ class ReidModel(nn.Module):
             vectors = dict(zip(names, encoded.vectors.unbind(1), strict=True))
             there = None if present is None else dict(zip(names, present.unbind(1), strict=True))
             merged = dict(zip(names, encoded.feature_patches.unbind(1), strict=True))
-            if self.patch_gate is None or encoded.early is None:
-                slimmed = [self.sdtps.slim(name, patches, vectors, there, merged[name]) for name in names]
-                keep = torch.stack([mask for _, mask in slimmed], dim=1)
-                slim = [tokens for tokens, _ in slimmed]
-            else:
-                ratio, early = self.config.sparse_ratio, encoded.early
-                keep = self.patch_gate.keep(early, ratio) if encoded.keep is None else encoded.keep
-                # Of patches that were dropped before the first block nothing is left to merge.
-                masks = keep if encoded.keep is None else torch.ones_like(encoded.patches[..., 0], dtype=keep.dtype)
-                slim = [
-                    slim_by(mask, self.sdtps, name, patches, vectors, there, merged[name])
-                    for name, mask in zip(names, masks.unbind(1), strict=True)
-                ]
+            masks: Sequence[Tensor | None] = [None] * len(names)
+            if self.patch_gate is not None and encoded.early is not None:
+                keep = encoded.keep
+                if keep is None:
+                    keep = self.patch_gate.keep(encoded.early, self.config.sparse_ratio)
+                    masks = keep.unbind(1)
+                else:
+                    # Of patches that were dropped before the first block nothing is left to merge.
+                    masks = torch.ones_like(encoded.patches[..., 0], dtype=keep.dtype).unbind(1)
+            slimmed = [
+                self.sdtps.slim(name, patches, vectors, there, merged[name], mask)
+                for name, mask in zip(names, masks, strict=True)
+            ]
+            slim = [tokens for tokens, _ in slimmed]
+            keep = torch.stack([mask for _, mask in slimmed], dim=1) if keep is None else keep
             sdtps = torch.stack([tokens.float().mean(dim=1) for tokens in slim], dim=1)
         if present is not None:
             scale = self._scale(present).to(original.dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,25 +11,30 @@ from typing import Any
 
 import torch
 
-from seps.encoders.saved import save_vision_files
+from seps.encoders import EfficientNetLite0
+from seps.encoders.saved import has_vision_files, save_vision_files
 from seps.hub.card import card, table
 from seps.hub.folder import CONFIG, ModelError, find_folder, inside, read_config, read_weights
 from seps.hub.saving import write_folder
 from seps.hub.tensor_names import transformers_version, versions_sentence
+from seps.registry import how_to_register, registered
 from seps.reid.config import ReidConfig
 from seps.reid.model import ReidModel
 from seps.reid.run import TrainedReid, read_description
 from seps.training.checkpoint import load_model_tensors, model_tensors
+
+_KIND = "vision encoder"
 
 
 def save_pretrained(trained: TrainedReid, folder: Path | str, *, about: Mapping[str, Any] | None = None) -> None:
     """Write the model and its card into `folder`, whole or not at all.
 
     `about` is kept in `config.json`; of it the card shows `name`, `license`, `summary` and `figures`, a list of
-    `CaseResult.row()`. Raises ModelError when the folder cannot be written, or holds a file in the way that
-    no save wrote.
+    `CaseResult.row()`. Raises ModelError when the folder cannot be written, holds a file in the way that no save wrote,
+    or could not be loaded again because nothing names the encoder.
     """
     model, settings = trained.model, trained.config.to_json()
+    _check_encoder(model)
     # Where the training images lay is nobody else's business, and of no use to them.
     settings["data"] = {**settings["data"], "root": "", "labels": None}
     config = json.loads(
@@ -39,6 +45,7 @@ def save_pretrained(trained: TrainedReid, folder: Path | str, *, about: Mapping[
                 "modalities": list(model.modalities),
                 "identities": model.identities,
                 "cameras": list(trained.cameras),
+                "shots": trained.shots,
                 "transformers": transformers_version(),
                 "about": dict(about or {}),
             }
@@ -50,6 +57,17 @@ def save_pretrained(trained: TrainedReid, folder: Path | str, *, about: Mapping[
         return {"vision": "vision"} if save_vision_files(backbone, place / "vision") else {}
 
     write_folder(folder, config, model_tensors(model), model_card(Path(folder).resolve().name, config), encoders)
+
+
+def _check_encoder(model: ReidModel) -> None:
+    """Raise ModelError for an encoder that is neither a preset, nor in the folder's files, nor registered by name."""
+    backbone: Any = model.backbones[0]
+    named = isinstance(backbone, EfficientNetLite0) or model.config.encoder in registered(_KIND)
+    if not named and not has_vision_files(backbone):
+        raise ModelError(
+            f"The model was not saved: its encoder is a {type(backbone).__name__} that came as an object, and a folder "
+            "holds no code. Register it with @seps.register_encoder(NAME) and set model.encoder to that name."
+        )
 
 
 def from_pretrained(
@@ -73,7 +91,7 @@ def from_pretrained(
     model = ReidModel(_buildable(config, values, folder), modalities, identities, len(cameras))
     load_model_tensors(model, tensors, str(path), versions_sentence(values.get("transformers")))
     model.eval()
-    return TrainedReid(model.to(device), config, cameras, folder)
+    return TrainedReid(model.to(device), config, cameras, folder, values.get("shots"))
 
 
 def _buildable(config: ReidConfig, values: Mapping[str, Any], folder: Path) -> Any:
@@ -82,8 +100,11 @@ def _buildable(config: ReidConfig, values: Mapping[str, Any], folder: Path) -> A
     encoder = config.model.encoder
     if "vision" in places:
         encoder = str(inside(folder, places["vision"], str(folder / CONFIG)))
-    elif encoder != "mini":
-        raise ModelError(f"{folder / CONFIG} names the encoder {encoder!r}, but the folder has no files of it.")
+    elif encoder != "mini" and encoder not in registered(_KIND):
+        raise ModelError(
+            f"{folder / CONFIG} names the encoder {encoder!r}, an idea of its author: the folder has no files of it, "
+            f"and it is not registered here. {how_to_register(_KIND, encoder)}"
+        )
     return replace(config.model, encoder=encoder, pretrained=False)
 
 
@@ -98,7 +119,7 @@ def model_card(name: str, config: Mapping[str, Any]) -> str:
     load = (
         "```python\nfrom seps.reid.pretrained import from_pretrained\n\n"
         f'trained = from_pretrained("{name}")  # this folder, or its hub id\n```\n\n'
-        f"From the command line: `seps reid eval {name} data.root=FOLDER`."
+        f"From the command line: `seps reid eval {shlex.quote(name)} --data.root FOLDER`."
     )
     return card(
         str(about.get("name") or name),

@@ -19,25 +19,29 @@ from seps.reid.model import ReidModel
 from seps.reid.task import ReidTask
 from seps.training import CheckpointError, DistributedInfo, TrainResult, find_checkpoint, train
 from seps.training import distributed as processes
-from seps.training.checkpoint import load, load_model_tensors
+from seps.training.checkpoint import load, load_model_tensors, model_tensors
 from seps.training.tracking import Progress
 
 
 @dataclass(frozen=True)
 class TrainedReid:
-    """A trained model, the settings and cameras it was trained with, and the checkpoint it came from."""
+    """A trained model, the settings and cameras it was trained with, and the checkpoint it came from.
+
+    `shots` is `shots_digest` of the set it was trained on; None where that is not known.
+    """
 
     model: ReidModel
     config: ReidConfig
     cameras: tuple[int, ...]
     checkpoint: Path
+    shots: str | None = None
 
     def check(self, dataset: ReidDataset) -> None:
         """Raise ValueError when the model cannot be used on this data set."""
         if dataset.modalities != self.model.modalities:
             raise ConfigError(
                 f"The model was trained on {self.model.modalities}, the data set has {dataset.modalities}: set "
-                "data.modalities to those of the model."
+                "data.modalities to those of the model, in that order."
             )
         if self.config.model.camera_embedding and dataset.cameras != self.cameras:
             raise ConfigError(
@@ -66,7 +70,7 @@ def train_reid(
         "reid": config.to_json(),
         "modalities": list(dataset.modalities),
         "cameras": list(dataset.cameras),
-        "shots": _digest(dataset),
+        "shots": shots_digest(dataset),
     }
     processes.on_first_rank(lambda: _same_run(about, Path(run_dir)))
     unseen = sorted(set(dataset.cameras) - {record.camid for record in dataset.train})
@@ -92,10 +96,19 @@ def train_reid(
         task.reader.close()
 
 
-def _digest(dataset: ReidDataset) -> str:
+def shots_digest(dataset: ReidDataset) -> str:
     """A short hash of the training shots: names, identities, cameras and scenes, not where they lie."""
     lines = [f"{shot.name} {shot.pid} {shot.camid} {shot.sceneid}" for shot in dataset.train]
     return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
+def weights_digest(model: ReidModel) -> str:
+    """A hash of the names and values of all weights: the same wherever the model lies, another after every step."""
+    digest = hashlib.sha256()
+    for name, value in sorted(model_tensors(model).items()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        digest.update(value.flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _same_run(about: Mapping[str, Any], run_dir: Path) -> None:
@@ -168,4 +181,4 @@ def load_trained(
     model = ReidModel(replace(config.model, pretrained=False), modalities, identities, len(cameras), backbones)
     load_model_tensors(model, {**checkpoint.model, **checkpoint.ema}, str(folder))
     model.eval()
-    return TrainedReid(model.to(device), config, cameras, folder)
+    return TrainedReid(model.to(device), config, cameras, folder, about.get("shots"))

@@ -224,10 +224,10 @@ class ReidTask:
     def evaluate(self) -> dict[str, float]:
         """mAP and CMC in percent on the held-out training identities; the score is the mAP.
 
-        Without held-out identities there is nothing to measure: the score is 0, and the last checkpoint the only one.
+        Without held-out identities there is nothing to measure: no figures, and the last checkpoint counts.
         """
         if not self.dev.query:
-            return {"score": 0.0}
+            return {}
         result = evaluate(
             self.model, self.dev, self.reader, cameras=self.dataset, batch_size=self.config.train.batch_size
         )[0]

@@ -16,7 +16,7 @@ from seps.reid.config import ReidConfig
 from seps.reid.data import ReidDataError, ReidDataset, ReidReader, ReidRecord
 from seps.reid.evaluate import Case, Features, default_cases, distances, extract
 from seps.reid.model import Pattern
-from seps.reid.run import TrainedReid
+from seps.reid.run import TrainedReid, shots_digest
 from seps.reid.task import split_dataset
 
 _BLUE, _ORANGE, _GREY = (0, 114, 178), (213, 94, 0), (150, 150, 150)
@@ -42,7 +42,7 @@ class Pairs:
 
 
 @dataclass(frozen=True)
-class Calibration:
+class Threshold:
     """A distance up to which two shots count as the same one, and what it does on both kinds of unseen identities."""
 
     distance: float
@@ -93,17 +93,26 @@ def calibrate(
     *,
     pattern: Pattern | None = None,
     batch_size: int = 64,
-) -> Calibration:
+) -> Threshold:
     """The largest distance at which at most `rate` of the held-out impostor pairs is accepted; all sensors present.
 
-    `config` is that of the run, from which the held-out identities follow. What the threshold does on query and
-    gallery is measured too, and chooses nothing. Raises ReidDataError when the run held no identity out.
+    `config` is that of the run, from which, with the training shots, the held-out identities follow. What the threshold
+    does on query and gallery is measured too, and chooses nothing. Raises ReidDataError when the run held no identity
+    out, when the training shots are not those of the run, or where there are no pairs of a kind.
     """
-    _, dev = split_dataset(config, dataset)
+    fit, dev = split_dataset(config, dataset)
     if not dev.query:
         raise ReidDataError(
             "the run held no identity out (data.holdout 0), and a threshold must not be chosen on identities that were "
             "trained on: train with data.holdout 0.1 or so"
+        )
+    others = trained.shots is not None and trained.shots != shots_digest(dataset)
+    # Models of earlier releases and converted ones do not state their shots, but how many identities they know.
+    if others or len(fit.identities) != trained.model.identities:
+        raise ReidDataError(
+            f"the shots in {dataset.report.root or 'the data set'} are not the training shots that the model was "
+            "trained on. Which identities were held out follows from those, and a threshold must not be chosen on "
+            "identities that were trained on: give the set of the run, unchanged, with --data.root"
         )
     case = default_cases(trained.model, pattern=pattern)[0]
 
@@ -116,10 +125,23 @@ def calibrate(
     same = dataset.query == dataset.gallery
     gallery, shots = (query, dataset.query) if same else (features(dataset.gallery), dataset.gallery)
     test = pairs(dataset, query, gallery, dataset.query, shots)
-    return Calibration(threshold_at(held_out.impostor, rate), rate, case, held_out, test)
+    held = f"{held_out.identities} held-out identities"
+    _refuse_none(held_out, dataset, held, f"hold out two identities or more that two {dataset.excludes}s saw")
+    _refuse_none(test, dataset, "query and gallery", "add such shots")
+    return Threshold(threshold_at(held_out.impostor, rate), rate, case, held_out, test)
 
 
-def roc_picture(calibration: Calibration, size: tuple[int, int] = (720, 540)) -> Image.Image:
+def _refuse_none(found: Pairs, dataset: ReidDataset, where: str, remedy: str) -> None:
+    """Raise ReidDataError where there is no pair of a kind to count."""
+    for kind, count in (("one identity", found.genuine.numel()), ("two identities", found.impostor.numel())):
+        if not count:
+            raise ReidDataError(
+                f"{where}: no pair of shots of {kind} by two {dataset.excludes}s, so that no rate can be measured; "
+                f"{remedy}"
+            )
+
+
+def roc_picture(calibration: Threshold, size: tuple[int, int] = (720, 540)) -> Image.Image:
     """True against false accept rate (logarithmic), held-out and test identities; circles mark the threshold."""
     curves = {
         "held-out identities": (roc(calibration.held_out.genuine, calibration.held_out.impostor), _BLUE),

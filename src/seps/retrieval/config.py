@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
+from os import PathLike
 from typing import Any, Literal, get_args
 
 from seps.config import ConfigError, LossConfig, SlimmingConfig, require, require_choice, require_idea
@@ -16,10 +17,14 @@ from seps.registry import BUILT_IN
 from seps.training.config import TrainConfig
 
 
-def _between(value: object, low: float, high: float) -> bool:
-    """Whether `value` is a finite number (no bool) from `low` to `high`."""
+def _within(value: object, most: float) -> bool:
+    """Whether `value` is a finite number (no bool) from 0 to `most`."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return number and math.isfinite(value) and low <= value <= high  # type: ignore[arg-type,operator]
+    return number and math.isfinite(value) and 0 <= value <= most  # type: ignore[arg-type,operator]
+
+
+def _require_below_1(name: str, value: float) -> None:
+    require(_within(value, 1) and value < 1, f"{name} is {value!r}; give 0 to below 1.")
 
 
 def _require_whole(name: str, value: object, low: int) -> None:
@@ -35,7 +40,7 @@ def _size(name: str, value: Sequence[int]) -> tuple[int, int]:
 
 
 HeadKind = Literal["slimming", "mean", "scan-t2i", "scan-i2t", "scan", "description"]
-Preset = Literal["default", "paper", "open_source"]
+SlimmingPreset = Literal["default", "paper", "open_source"]
 TextSampling = Literal["own", "mixed"]
 Pairing = Literal["image", "published"]
 Protocol = Literal["none", "image", "published"]
@@ -49,11 +54,11 @@ StoredPrecision = Literal["float32", "float16", "int8", "int4", "int2"]
 
 @dataclass(frozen=True)
 class StateSize:
-    """What a store keeps of a picture, so that it takes at most so many bytes: see docs/search-figures.md."""
+    """What a store keeps per picture, chosen to fit a number of bytes: see docs/search-figures.md."""
 
     precision: StoredPrecision
     means: int
-    """A grid of at most so many means of patches, down and across."""
+    """A grid of at most this many means of patches, down and across."""
     words: int
     """Of a description, merged."""
 
@@ -80,7 +85,7 @@ class ModelConfig:
     """Width of the joint space."""
     head: HeadKind | str = "slimming"
     """How images and captions are scored; also the name of a head of your own (`seps.register_head`)."""
-    preset: Preset = "default"
+    preset: SlimmingPreset = "default"
     slimming: Mapping[str, Any] = field(default_factory=dict)
     """Options of `SlimmingConfig` that differ from the preset's (head="slimming")."""
     max_words: int = 48
@@ -98,15 +103,15 @@ class ModelConfig:
     """Whether [CLS], [SEP] and their like are words of a text: aligned, and part of its mean."""
 
     def __post_init__(self) -> None:
+        for name in ("vision", "text"):
+            value = getattr(self, name)
+            require(isinstance(value, str | PathLike), f"{name} is {value!r}; give the name or folder of an encoder.")
         require_idea("head", "head", self.head)
-        require_choice("preset", self.preset, Preset)
+        require_choice("preset", self.preset, SlimmingPreset)
         for name, low in (("embed_size", 4), ("max_words", 1), ("max_dense_words", 1)):
             _require_whole(name, getattr(self, name), low)
-        require(_between(self.dropout, 0, 1) and self.dropout < 1, f"dropout is {self.dropout!r}; give 0 to below 1.")
-        require(
-            _between(self.drop_path, 0, 1) and self.drop_path < 1,
-            f"drop_path is {self.drop_path!r}; give 0 to below 1.",
-        )
+        _require_below_1("dropout", self.dropout)
+        _require_below_1("drop_path", self.drop_path)
         require(isinstance(self.prune, Mapping), f"prune is {self.prune!r}; give settings by name.")
         if self.image_size is not None:
             object.__setattr__(self, "image_size", _size("image_size", self.image_size))
@@ -141,7 +146,7 @@ class DataConfig:
     """What to train on."""
 
     train: str = ""
-    """JSONL of the training images, or `FOLDER:SPLIT[:NAME]` of the published layout."""
+    """JSONL of the training images, or a split: `FOLDER:SPLIT[:NAME]` of the published layout, `FILE.json:SPLIT`."""
     dev: tuple[str, ...] | str = ()
     """Data sets on which checkpoints are chosen, by the mean of their scores."""
     images_root: str | None = None
@@ -169,19 +174,18 @@ class DataConfig:
             value = getattr(self, name)
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
         object.__setattr__(self, "crop_scale", tuple(self.crop_scale))
-        good = len(self.crop_scale) == 2 and all(_between(part, 0, 1) for part in self.crop_scale)
+        good = len(self.crop_scale) == 2 and all(_within(part, 1) for part in self.crop_scale)
         require(
             good and 0 < self.crop_scale[0] <= self.crop_scale[1],
             f"crop_scale is {self.crop_scale!r}; give two parts of the picture's area, above 0, at most 1 and rising.",
         )
-        require(_between(self.jitter, 0, 1) and self.jitter < 1, f"jitter is {self.jitter!r}; give 0 to below 1.")
+        _require_below_1("jitter", self.jitter)
         if self.decode_size is not None:
             object.__setattr__(self, "decode_size", _size("decode_size", self.decode_size))
         _require_whole("memory", self.memory, 0)
 
     def size_to_decode(self, image_size: tuple[int, int]) -> tuple[int, int]:
         """The size at which images are kept, for a model that takes `image_size`; crops then keep their detail."""
-        # Imported here: settings are read, and listed by --help, without torch.
         return self.decode_size or stored_size(image_size)
 
 
@@ -202,7 +206,7 @@ class PartWeights:
         )
         for name in ("fused", "pixels", "description", "distill"):
             value = getattr(self, name)
-            require(_between(value, 0, math.inf), f"parts.{name} is {value!r}; give a finite number, 0 or more.")
+            require(_within(value, math.inf), f"parts.{name} is {value!r}; give a finite number, 0 or more.")
         require(self.fused + self.pixels + self.description > 0, "parts: all weights are 0; nothing would train.")
 
 
@@ -247,18 +251,16 @@ class RunConfig:
                 _require_whole(name, value, -1)
         _require_whole("warmup_epochs_sum", self.warmup_epochs_sum, 0)
         require(
-            _between(self.text_lr_scale, 0, math.inf),
+            _within(self.text_lr_scale, math.inf),
             f"text_lr_scale is {self.text_lr_scale!r}; give a finite number, 0 or more.",
         )
         for name in ("vision_lr", "text_lr"):
             value = getattr(self, name)
-            require(value is None or _between(value, 0, 1), f"{name} is {value!r}; give a rate from 0 to 1, or null.")
+            require(value is None or _within(value, 1), f"{name} is {value!r}; give a rate from 0 to 1, or null.")
         for name in ("layer_decay", "distill_softness"):
             value = getattr(self, name)
             most = 1.0 if name == "layer_decay" else math.inf
-            require(
-                _between(value, 0, most) and value > 0, f"{name} is {value!r}; give a number above 0, at most {most}."
-            )
+            require(_within(value, most) and value > 0, f"{name} is {value!r}; give a number above 0, at most {most}.")
         require(
             not self.parts.distill or self.loss.kind == "infonce",
             f"parts.distill belongs to loss.kind='infonce', not {self.loss.kind!r}; set it to 0.",

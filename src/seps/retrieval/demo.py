@@ -27,6 +27,8 @@ QUERIES = (
     "a train or a city street",
     "an astronaut in a space suit",
 )
+SHOWN = 4
+"""Photos per query."""
 TILE = 192
 MARGIN = 10
 TITLE = 34
@@ -34,7 +36,7 @@ INK, PAPER = (24, 24, 27), (250, 250, 249)
 
 
 @dataclass(frozen=True)
-class Answer:
+class QueryAnswer:
     """The best photos for one query, by name, with and without the photos' descriptions."""
 
     query: str
@@ -47,7 +49,7 @@ class DemoResult:
     """What the demo found."""
 
     images: int
-    answers: list[Answer]
+    answers: list[QueryAnswer]
     pixels_only: RetrievalMetrics
     with_description: RetrievalMetrics
     picture: Image.Image
@@ -58,8 +60,8 @@ def gallery_file() -> Path:
     return Path(str(files("seps"))) / "assets" / "gallery" / "gallery.jsonl"
 
 
-def _best(dataset: RetrievalDataset, scores: Tensor, count: int) -> list[tuple[str, float]]:
-    order = scores.argsort(descending=True, stable=True)[:count].tolist()
+def _best(dataset: RetrievalDataset, scores: Tensor) -> list[tuple[str, float]]:
+    order = scores.argsort(descending=True, stable=True)[:SHOWN].tolist()
     return [(dataset.records[i].id, float(scores[i])) for i in order]
 
 
@@ -70,7 +72,6 @@ def _sheet(
     pixels: Tensor,
     queries: Sequence[str],
     scores: Tensor,
-    count: int,
 ) -> Image.Image:
     if not isinstance(model.head, SlimmingHead):
         raise ValueError(f"The demo shows kept patches, but head {model.config.head!r} keeps none.")
@@ -78,7 +79,7 @@ def _sheet(
     texts = model.encode_texts(queries)
     rows = []
     for column, query in enumerate(queries):
-        chosen = scores[:, column].argsort(descending=True, stable=True)[:count]
+        chosen = scores[:, column].argsort(descending=True, stable=True)[:SHOWN]
         dense = None if images.dense is None else images.dense[chosen]
         lengths = None if images.dense_lengths is None else images.dense_lengths[chosen]
         side = net.encode_images(images.tokens[chosen], dense=dense, dense_lengths=lengths)
@@ -96,7 +97,6 @@ def run_demo(
     model: RetrievalModel | str = DEFAULT_MODEL,
     queries: Sequence[str] = QUERIES,
     *,
-    count: int = 4,
     progress: StageProgress | None = None,
 ) -> DemoResult:
     """Embed the shipped gallery and answer `queries` with and without the photos' descriptions."""
@@ -111,7 +111,7 @@ def run_demo(
     captions = model.encode_texts(dataset.captions)
     scores = {name: model.score(images, texts) for name, images in (("bare", bare), ("full", full))}
     answers = [
-        Answer(query, _best(dataset, scores["bare"][:, i], count), _best(dataset, scores["full"][:, i], count))
+        QueryAnswer(query, _best(dataset, scores["bare"][:, i]), _best(dataset, scores["full"][:, i]))
         for i, query in enumerate(queries)
     ]
     return DemoResult(
@@ -119,15 +119,15 @@ def run_demo(
         answers,
         recall(model.score(bare, captions), dataset.image_of_caption),
         recall(model.score(full, captions), dataset.image_of_caption),
-        _sheet(model, dataset, full, pixels, queries, scores["full"], count),
+        _sheet(model, dataset, full, pixels, queries, scores["full"]),
     )
 
 
-def overlay(pixels: Tensor, keep: Tensor, grid: tuple[int, int], size: int = TILE) -> Image.Image:
+def overlay(pixels: Tensor, keep: Tensor, grid: tuple[int, int]) -> Image.Image:
     """Pixels (3, H, W) uint8 with the patches that `keep` (N,) drops darkened and grey, each a cell of `grid`."""
-    photo = Image.fromarray(pixels.permute(1, 2, 0).numpy()).resize((size, size), Image.Resampling.BICUBIC)
+    photo = Image.fromarray(pixels.permute(1, 2, 0).numpy()).resize((TILE, TILE), Image.Resampling.BICUBIC)
     cells = (keep.reshape(grid).numpy() > 0.5).astype(np.uint8) * 255
-    mask = Image.fromarray(cells).resize((size, size), Image.Resampling.NEAREST)
+    mask = Image.fromarray(cells).resize((TILE, TILE), Image.Resampling.NEAREST)
     dimmed = Image.blend(photo.convert("L").convert("RGB"), Image.new("RGB", photo.size, INK), 0.55)
     return Image.composite(photo, dimmed, mask)
 

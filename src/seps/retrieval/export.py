@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from seps.encoders.saved import has_text_files
-from seps.export import OPSET, SCORE_AXES, ExportError, ScorePairs, check_packages, export_onnx, score_inputs
+from seps.export import OPSET, SCORE_AXES, ScorePairs, check_packages, export_onnx, in_the_way, score_inputs
 from seps.export import largest_difference as difference
 from seps.files import read_json, sha256, write_json
 from seps.retrieval.heads import Head, ImageFeatures, SlimmingHead, TextFeatures
@@ -32,7 +32,7 @@ _GRAPHS = ("image.onnx", "text.onnx", "score.onnx")
 _FORMAT = 1
 
 
-class ImageSide(nn.Module):
+class PixelsToTokens(nn.Module):
     """Pixels to tokens in the joint space."""
 
     def __init__(self, model: RetrievalModel) -> None:
@@ -44,7 +44,7 @@ class ImageSide(nn.Module):
         return self.model.encode_pixels(pixels)
 
 
-class TextSide(nn.Module):
+class IdsToWords(nn.Module):
     """Token ids to words in the joint space."""
 
     def __init__(self, model: RetrievalModel) -> None:
@@ -137,8 +137,8 @@ def _write_graphs(model: RetrievalModel, folder: Path) -> dict[str, float]:
     tokens = model.vision.num_prefix_tokens + model.vision.num_patches
     words = {0: "text", 1: "word"}
     parts: tuple[tuple[nn.Module, dict[str, Tensor], dict[str, dict[int, str]], list[str]], ...] = (
-        (ImageSide(model), {"pixels": pixels}, {"pixels": {0: "image"}}, ["patches"]),
-        (TextSide(model), {"ids": ids, "mask": mask}, {"ids": words, "mask": words}, ["words", "lengths"]),
+        (PixelsToTokens(model), {"pixels": pixels}, {"pixels": {0: "image"}}, ["patches"]),
+        (IdsToWords(model), {"ids": ids, "mask": mask}, {"ids": words, "mask": words}, ["words", "lengths"]),
         (
             score,
             score_inputs(tokens, model.config.embed_size, descriptions=head.uses_description),
@@ -177,7 +177,4 @@ def _check_free(folder: Path, names: list[str] | tuple[str, ...]) -> None:
         known = [listed[name] for listed in lists if name in listed]
         mine = bool(lists) if name == FACTS else path.is_file() and bool(known) and sha256(path) in known
         if os.path.lexists(path) and not mine:
-            raise ExportError(
-                f"{path} is in the way: no export wrote it, or it was changed since. Nothing was written; move it "
-                "away, or choose another folder."
-            )
+            raise in_the_way(path)

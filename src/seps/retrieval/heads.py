@@ -7,17 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from seps.config import ConfigError, SlimmingConfig
+from seps.nn.checks import InputError
 from seps.nn.guidance import masked_mean
 from seps.nn.precision import float_matmul, without_autocast
 from seps.nn.slimming import PatchSlimming
 from seps.registry import OWN, registered
 from seps.scoring import score_matrix, score_with_gradient
+from seps.training.batches import map_tensors
 
 
 @dataclass
@@ -35,10 +39,8 @@ class ImageFeatures:
 
     def rows(self, start: int, stop: int) -> ImageFeatures:
         """Images `start` to `stop`."""
-        dense = None if self.dense is None else self.dense[start:stop]
-        mask = None if self.dense_mask is None else self.dense_mask[start:stop]
-        guides = None if self.guides is None else {name: rows[start:stop] for name, rows in self.guides.items()}
-        return ImageFeatures(self.tokens[start:stop], dense, mask, guides)
+        part: ImageFeatures = map_tensors(self, itemgetter(slice(start, stop)))
+        return part
 
     @property
     def dense_lengths(self) -> Tensor | None:
@@ -81,6 +83,20 @@ class Scores:
     masks: tuple[Tensor, ...] = ()
 
 
+def checked_scores(head: Head, found: object, images: ImageFeatures, texts: TextFeatures) -> Scores:
+    """What a head's `forward` returned. Raises InputError where that is no `Scores` of these images and texts."""
+    shape = (images.tokens.shape[0], texts.words.shape[0])
+    if isinstance(found, Scores) and isinstance(found.similarity, Tensor) and tuple(found.similarity.shape) == shape:
+        return found
+    came = type(found).__name__
+    if isinstance(found, Scores):
+        came += f" of {tuple(getattr(found.similarity, 'shape', ()))}"
+    raise InputError(
+        f"The head {type(head).__name__} must return a seps.retrieval.heads.Scores with the similarities {shape} of "
+        f"images and texts, and returned a {came}."
+    )
+
+
 class Head(nn.Module):
     """A way to score. `forward` carries gradients; `score` does not and is cut to a memory budget."""
 
@@ -102,9 +118,8 @@ class Head(nn.Module):
         """Similarities (B, T) float32 of every image with every caption."""
         per_image = self.bytes_per_image(images, texts)
         step = max(1, memory // max(1, per_image))
-        blocks = [
-            self(images.rows(start, start + step), texts).similarity for start in range(0, images.tokens.shape[0], step)
-        ]
+        parts = [images.rows(start, start + step) for start in range(0, images.tokens.shape[0], step)]
+        blocks = [checked_scores(self, self(part, texts), part, texts).similarity for part in parts]
         return torch.cat(blocks).float()
 
     def bytes_per_image(self, images: ImageFeatures, texts: TextFeatures) -> int:
@@ -193,8 +208,8 @@ class DescriptionHead(Head):
         """See `Head.forward`. An image without description scores lowest."""
         if images.dense is None or images.dense_mask is None:
             raise ValueError(
-                "head='description' scores the images' descriptions, but none came; give the data descriptions and "
-                "use protocol 'image'."
+                "head='description' scores the images' descriptions, and there are none; give the data descriptions "
+                "and use protocol 'image'."
             )
         words, dense = F.normalize(texts.words.float(), dim=-1), F.normalize(images.dense.float(), dim=-1)
         with without_autocast(words):
@@ -270,9 +285,7 @@ class SlimmingHead(Head):
             precision="half" if images.tokens.is_cuda else "float32",
             memory=memory,
         )
-        if not isinstance(scores, Tensor):
-            raise TypeError("score_matrix without topk returns a tensor")
-        return scores
+        return cast(Tensor, scores)  # not the best alone
 
 
 def make_head(kind: str, num_prefix_tokens: int, slimming: SlimmingConfig) -> Head:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from seps.config import ConfigError
 from seps.encoders import PruneConfig, TextEncoder, VisionEncoder, freeze, text_encoder, vision_encoder
+from seps.encoders.text import several_texts
 from seps.nn.slimming import PatchSlimming
 from seps.registry import OWN
 from seps.retrieval.config import ModelConfig, RunConfig
@@ -123,7 +124,7 @@ class RetrievalModel(nn.Module):
     ) -> TextFeatures:
         """Sentences to words, without gradients, padded to the longest; batches are of similar length."""
         limit = max_words or self.config.max_words
-        tokenized = self.text.tokenize(list(texts))
+        tokenized = self.text.tokenize(several_texts(texts))
         ids, mask = tokenized.ids[:, :limit], tokenized.mask[:, :limit]
         order = torch.argsort(mask.sum(dim=1), stable=True)
         words = torch.zeros(*mask.shape, self.config.embed_size, device=self.device)
@@ -143,7 +144,7 @@ class RetrievalModel(nn.Module):
         self, dense: Sequence[str | None], *, batch_size: int = 128, progress: TextProgress | None = None
     ) -> tuple[Tensor, Tensor]:
         """One description per image, or None, -> words (B, L, C) and mask (B, L), all False where there is none."""
-        present = [i for i, text in enumerate(dense) if text is not None]
+        present = [i for i, text in enumerate(several_texts(dense)) if text is not None]
         features = self.encode_texts(
             [str(dense[i]) for i in present] or ["none"],
             max_words=self.config.max_dense_words,
@@ -173,7 +174,7 @@ class RetrievalModel(nn.Module):
     def set_description_weight(self, weight: float) -> None:
         """Set the weight of the description, in (0, 1). Raises ValueError outside, or where the head has none."""
         if not 0 < weight < 1:
-            raise ValueError(f"The weight of the description must lie between 0 and 1, but {weight!r} came.")
+            raise ValueError(f"The weight of the description must lie between 0 and 1; got {weight!r}.")
         if not (isinstance(self.head, SlimmingHead) and self.head.net.config.dense == "tokens"):
             raise ValueError(f"This model (head {self.config.head!r}) has no weight of the description to set.")
         with torch.no_grad():

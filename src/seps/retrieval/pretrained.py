@@ -223,7 +223,7 @@ def from_pretrained(
     text: TextEncoder | None = None,
     head: Head | None = None,
     network: PatchSlimming | None = None,
-    plugins: Iterable[str | os.PathLike[str]] = (),
+    plugins: Iterable[str | os.PathLike[str]] | str | os.PathLike[str] = (),
 ) -> RetrievalModel:
     """An embedded model, that of a folder written by `save_pretrained`, the best of a training run, or a hub model.
 
@@ -383,12 +383,15 @@ def _load_state(model: RetrievalModel, state: Mapping[str, Tensor], path: Path, 
     if missing or unknown:
         parts = [("lacks", missing), ("has, without a place in the model,", unknown)]
         told = " and ".join(f"{what} {len(names)} tensors (first: {names[0]})" for what, names in parts if names)
-        raise ModelError(
-            f"{path} {told}. {versions_sentence(saved_with)} Install the release it was saved with, or save the model "
-            "again."
-        )
+        remedy = f"{versions_sentence(saved_with)} Install the release it was saved with, or save the model again."
+        raise ModelError(f"{path} {told}. {_changed_ideas(model) or remedy}")
     try:
         model.load_state_dict(state, strict=True)
     except RuntimeError as error:
         told = " ".join(str(error).split())
-        raise ModelError(f"{path} does not fit its configuration: {told}") from error
+        raise ModelError(f"{path} does not fit its configuration: {told} {_changed_ideas(model)}".rstrip()) from error
+
+
+def _changed_ideas(model: RetrievalModel) -> str:
+    names = [f"{kind} {name!r}" for kind, found in own_parts(model).get("ideas", {}).items() for name in found]
+    return f"Its {', '.join(names)} may have changed: load the code with which it was saved." if names else ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, Literal
 
 import torch
@@ -17,12 +18,11 @@ from seps.nn.checks import InputError, check_features
 from seps.nn.image_side import ImageSide
 from seps.nn.known import evaluating, say_readable, why_not_fast
 from seps.nn.slimming import PatchSlimming
-from seps.scoring import triton
 from seps.scoring.blocks import SCORING_MEMORY as SCORING_MEMORY
-from seps.scoring.blocks import scoring_memory
-from seps.scoring.engine import score_rows
-from seps.scoring.inputs import ImageBlock, PairedTexts, Texts, count_images, make_texts
-from seps.scoring.lengths import Lengths
+from seps.scoring.blocks import score_rows, scoring_memory
+from seps.scoring.gpu import fused
+from seps.scoring.inputs import ImageBlock, Lengths, Texts, count_images
+from seps.scoring.pairing import PairedTexts, paired_texts
 from seps.scoring.terms import product_dtype
 from seps.scoring.train import score_readably
 
@@ -81,14 +81,13 @@ def choose_backend(
     if backend == "factored":
         return Choice(backend, "asked for")
     dtype = product_dtype(precision, device)
-    obstacle = triton.why_not_triton(
-        net,
-        device,
-        paired=paired,
-        masked=masked,
-        patches=patches,
-        words=words,
-    )
+    obstacle: str | None
+    if device.type != "cuda":
+        obstacle = f"they run on a GPU, and the features are on {device.type}"
+    elif find_spec("triton") is None:
+        obstacle = "triton is not installed (pip install 'seps[kernels]')"
+    else:
+        obstacle = fused.why_not_triton(net, paired=paired, masked=masked, patches=patches, words=words)
     if backend == "triton":
         if obstacle is not None:
             raise InputError(f"backend='triton' cannot score this: {obstacle}. Use backend='factored' or 'auto'.")
@@ -160,7 +159,10 @@ def score_matrix(
     device = cap_embs.device
     dtype = product_dtype(precision, device)
     memory = scoring_memory(device) if memory is None else memory
-    texts = make_texts(net, cap_embs, cap_lens, paired_dense, paired_dense_lengths, dtype, dense=dense)
+    if paired_dense is None:
+        texts = Texts(cap_embs, cap_lens, dtype=net.aggr_net.scale.dtype, products=dtype)
+    else:
+        texts = paired_texts(net, cap_embs, cap_lens, paired_dense, paired_dense_lengths, dtype, dense=dense)
     blocks: Iterable[ImageBlock | ImageSide]
     total: int | None = None
     if isinstance(img_embs, Tensor):
@@ -283,8 +285,8 @@ def _block_rows(
         yield score_readably(net, block, texts).similarity
         return
     dtype = texts.products
-    fused = triton.scorer(net, dtype) if choice.backend == "triton" else None
-    yield from score_rows(net, block, texts, patches, dtype, memory, fused)
+    scorer = fused.scorer(net, dtype) if choice.backend == "triton" else None
+    yield from score_rows(net, block, texts, patches, dtype, memory, scorer)
 
 
 def score_state(

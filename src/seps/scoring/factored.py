@@ -1,4 +1,4 @@
-"""All pairs of images and texts without a loop over texts and without a token per pair (method, section 7).
+"""All pairs of images and texts without a loop over texts and without a token per pair.
 
 What a caption decides about an image is which patches are kept: D, zeros and ones. With `e_ik = exp(L_ik - c_k)`
 (c_k cancels under the L2 norm) a merged patch of the pair is `u_k = sum_i D_i e_ik v_i`, so that
@@ -11,7 +11,7 @@ H is symmetric: only its upper blocks are kept, those off the diagonal doubled. 
 
 A `BlockScorer` holds some images, ready to meet any number of texts, and scores one block of texts at a time:
 `FactoredScorer` as above, `DualScorer` with two kept sets per merged patch, `DirectScorer` with the merged patches
-built per pair; `train` adds one that recomputes in the backward pass, `triton` one with fused kernels.
+built per pair; `train` adds one that recomputes in the backward pass, `gpu.fused` one with fused kernels.
 
 Shapes: B images, T texts, M words, N patches (Z padded for the products), C width, Q merged patches, P prefix tokens.
 """
@@ -29,54 +29,29 @@ from torch.nn import functional as F
 from seps.nn.aggregation import merge_weights
 from seps.nn.guidance import masked_mean
 from seps.nn.image_side import ImageSide
-from seps.nn.selection import extra_weights, num_kept
+from seps.nn.selection import extra_weights
 from seps.nn.slimming import PatchSlimming
-from seps.scoring.inputs import PackedWords, PairedBlock, TextBlock
+from seps.scoring.inputs import PackedWords, TextBlock
 from seps.scoring.terms import (
     SMALLEST,
     FixedBranch,
     branch_weights,
     depends_on_text,
-    draws_noise,
     fill_rows,
     fixed_branch,
     inverse_norms,
     kept_patches,
     pair_scores,
+    pool_maxima,
     present_branches,
     quadratic,
+    unit_and_scaled,
     upper_blocks,
     weighted_gram,
     zero_dropped,
 )
 
 _FAR = -1e30
-_FLOAT_SPREAD = 40.0
-"""exp(-40) squared is still a normal float32."""
-_HALF_SPREAD = 7.0
-"""With the weights stretched to the range of float16, exp(-7) squared is still a normal float16."""
-
-
-def unsafe_images(net: PatchSlimming, side: ImageSide, dtype: torch.dtype) -> Tensor:
-    """(B,) bool: images in which the kept patches may all weigh next to nothing beside a dropped one.
-
-    K patches are kept, so the best kept logit is at least the K-th lowest of its column.
-    """
-    if draws_noise(net):
-        # D carries a gradient there, also at dropped patches, which the direct form bounds as the network does.
-        return torch.ones(side.patches.shape[0], dtype=torch.bool, device=side.patches.device)
-    limit = _HALF_SPREAD if dtype == torch.float16 else _FLOAT_SPREAD
-    kept = 1
-    if net.config.decision in ("topk", "gumbel", "relaxed") and side.valid is None:
-        kept = num_kept(side.patches.shape[1], net.config.sparse_ratio)
-    unsafe = torch.zeros(side.patches.shape[0], dtype=torch.bool, device=side.patches.device)
-    for logits in side.logits.values():
-        columns = logits.detach().float()
-        high, low = columns.amax(dim=1), columns.amin(dim=1)
-        if kept > 1 and (columns.is_cuda or bool(((high - low) > limit).any())):
-            low = columns.kthvalue(kept, dim=1).values
-        unsafe |= ((high - low) > limit).any(dim=-1)
-    return unsafe
 
 
 @dataclass
@@ -117,13 +92,9 @@ class BlockScorer:
         self, net: PatchSlimming, side: ImageSide, dtype: torch.dtype, text_guides: Collection[str] = ("caption",)
     ) -> None:
         self.net, self.side, self.dtype = net, side, dtype
-        patches = side.patches.float()
-        lengths = patches.detach().norm(dim=-1, keepdim=True)
-        # (B, N, C) float32, without gradient: for the selection.
-        self.unit_patches = patches.detach() / lengths.clamp_min(1e-12)
-        largest = lengths.squeeze(-1).amax(dim=-1).clamp_min(1e-30)
-        scaled = patches / largest[:, None, None]
-        pad = self.padding(patches.shape[1])
+        # (B, N, C) float32; the first for the selection, without gradient.
+        self.unit_patches, scaled = unit_and_scaled(side)
+        pad = self.padding(scaled.shape[1])
         scaled = F.pad(scaled, (0, 0, 0, pad)) if pad else scaled
         self.branches = present_branches(net, side)
         self.fixed: FixedBranch | None = None
@@ -201,8 +172,9 @@ class BlockScorer:
         """The description's part of S, (B, T) or (1, T), with `dense="tokens"`; None without descriptions."""
         if self.net.config.dense != "tokens":
             return None
-        if isinstance(block, PairedBlock):
-            return block.description_scores(self.net)
+        paired = block.description_scores(self.net)
+        if paired is not None:
+            return paired
         words, mask = self.side.dense_words, self.side.dense_mask
         if words is None or mask is None:
             return None
@@ -233,7 +205,7 @@ class BlockScorer:
         LeakyReLU rises, so it commutes with the maxima and is taken of them alone.
         """
         best, across = self.other_maxima(block, extra)
-        return self._pool(torch.maximum(rows, best), torch.cat([columns, across], dim=-1), block.mask, None)
+        return pool_maxima(self.net, torch.maximum(rows, best), torch.cat([columns, across], dim=-1), block.mask)
 
     def other_maxima(self, block: TextBlock, extra: Tensor) -> tuple[Tensor, Tensor]:
         """Both maxima over the prefix tokens and the extra token: (B, T, M) and (B, T, P + 1), float32."""
@@ -257,18 +229,9 @@ class BlockScorer:
             # An image without any token keeps finite values, which its weight of zero then leaves out.
             cosines = cosines.masked_fill(~token_mask & token_mask.any(dim=-1, keepdim=True), lowest)
         best_rows = cosines.amax(dim=-1).permute(2, 0, 1)
-        return self._pool(best_rows, best_columns, block.mask, token_mask)
-
-    def _pool(self, rows: Tensor, columns: Tensor, word_mask: Tensor | None, token_mask: Tensor | None) -> Tensor:
-        """Eq. 5 from the maxima (B, T, M) and (B, T, K)."""
-        hrpa = self.net.hrpa
-        rows, columns = rows.float(), columns.float()
-        if hrpa.scan:
-            rows, columns = F.leaky_relu(rows, 0.1), F.leaky_relu(columns, 0.1)
-        score = hrpa.pool(rows, word_mask)
-        if hrpa.bidirectional:
-            score = score + hrpa.pool(columns, None if token_mask is None else token_mask[:, None])
-        return score
+        return pool_maxima(
+            self.net, best_rows, best_columns, block.mask, None if token_mask is None else token_mask[:, None]
+        )
 
 
 class FactoredScorer(BlockScorer):

@@ -1,15 +1,15 @@
 """What comes into a call: blocks of images, and texts sorted by length and cut into blocks.
 
-Short texts never pay for long ones: a block holds texts of about the same length. `PairedTexts` is the published
-pairing, in which each caption brings a description; all that is special about it is here.
+Short texts never pay for long ones: a block holds texts of about the same length. `pairing` has the texts of the
+published pairing, in which each caption brings a description.
 
 Shapes: B images, T texts, M words of the longest in a block, N patches, C width.
 """
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, TypeVar
 
@@ -17,14 +17,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from seps.config import SlimmingConfig
 from seps.nn.checks import InputError, check_features, check_lengths, check_patch_mask
 from seps.nn.guidance import masked_mean
 from seps.nn.image_side import ImageSide
 from seps.nn.slimming import PatchSlimming
-from seps.scoring.half_pairs import as_left
-from seps.scoring.lengths import Lengths, checked_lengths, cut_by_length, on_device
 
 T = TypeVar("T")
+Lengths = Tensor | Sequence[int] | None
+
+_SLACK = 1.13
+_MANY = 512
+"""Texts that fill a device on their own: from there on a block holds one length alone."""
 
 
 @dataclass
@@ -47,7 +51,7 @@ class ImageBlock:
 
     def part(self, start: int, stop: int) -> ImageBlock:
         """Images `start` to `stop`."""
-        return _map_tensors(self, lambda tensor: tensor[start:stop])
+        return map_tensors(self, lambda tensor: tensor[start:stop])
 
     def check(self, net: PatchSlimming) -> None:
         """Raise `InputError` unless everything that belongs to the images has one row per image.
@@ -62,16 +66,21 @@ class ImageBlock:
             if rows is not None and rows.shape[:1] != (count,):
                 raise InputError(f"{name} has the shape {tuple(rows.shape)} for {count} images; give one row each.")
 
-    def check_values(self, net: PatchSlimming) -> None:
-        """Raise `InputError` as `PatchSlimming.encode_images` does of each part, for all images at once."""
+    def checked(self, net: PatchSlimming) -> ImageBlock:
+        """The block with its lengths on the device of the images.
+
+        Raises `InputError` as `PatchSlimming.encode_images` does of each part, for all images at once.
+        """
         check_features("images", self.images, "images, tokens, width", net.config.embed_size)
         if self.patch_mask is not None:
             check_patch_mask(self.patch_mask, self.images[:, net.prefix_count(self.images.shape[1]) :])
+        lengths = None if self.dense_lengths is None else torch.as_tensor(self.dense_lengths)
         if self.dense is not None and net.config.dense != "none":
             check_features("dense", self.dense, "images, words, width", net.config.embed_size)
-            if self.dense_lengths is not None:
-                lengths = torch.as_tensor(self.dense_lengths)
+            if lengths is not None:
                 check_lengths("dense_lengths", lengths, *self.dense.shape[:2], allow_empty=True)
+        # On the device once: a copy for each part would make the host wait.
+        return replace(self, dense_lengths=None if lengths is None else lengths.to(self.images.device))
 
 
 def count_images(side: ImageSide) -> int:
@@ -81,25 +90,55 @@ def count_images(side: ImageSide) -> int:
 
 def take_images(side: ImageSide, chosen: slice | Tensor) -> ImageSide:
     """The chosen images, by slice (views) or by index tensor (copies)."""
-    return _map_tensors(side, lambda tensor: tensor[chosen])
+    return map_tensors(side, lambda tensor: tensor[chosen])
 
 
-def split_images(side: ImageSide, size: int) -> list[ImageSide]:
-    """Parts of `size` images, in order. `split` hands gradients back in one piece, slices one padded copy each."""
-    columns = _map_tensors(side, lambda tensor: torch.split(tensor, size))
-    return [_map_tensors(columns, operator.itemgetter(position)) for position in range(len(columns.patches))]
+class ReadyImages:
+    """Images, and what the host must know of them before it can score them.
+
+    On a GPU that is copied while other work runs, and waited for when it is asked for.
+
+    Args:
+        side: the images.
+        unsafe: (B,) bool, images that take the direct form; None when all do.
+    """
+
+    def __init__(self, side: ImageSide, unsafe: Tensor | None) -> None:
+        self.side = side
+        facts = torch.zeros(2, dtype=torch.int32, device=side.patches.device)
+        mask = side.dense_mask
+        if side.dense_words is not None and mask is not None:
+            # Padding that all descriptions share, and whether the valid words of each come first.
+            facts = torch.stack([mask.any(dim=0).sum(), (mask[:, 1:] <= mask[:, :-1]).all()]).to(torch.int32)
+        if unsafe is not None:
+            facts = torch.cat([facts, unsafe.to(torch.int32)])
+        self._facts = facts.to("cpu", non_blocking=True)
+        self._copied = torch.cuda.current_stream(facts.device).record_event() if facts.is_cuda else None
+
+    def read(self) -> tuple[ImageSide, list[bool]]:
+        """The images without the columns of padding that all their descriptions share, and which are unsafe."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        used, sorted_words, *unsafe = self._facts.tolist()
+        side, words, mask = self.side, self.side.dense_words, self.side.dense_mask
+        if words is not None and mask is not None and sorted_words:
+            used = max(1, used)
+            side = replace(side, dense_words=words[:, :used], dense_mask=mask[:, :used])
+        return side, [bool(flag) for flag in unsafe]
 
 
-def convert_images(side: ImageSide, dtype: torch.dtype) -> ImageSide:
-    """The state with features of this dtype; the selection's scores are float32 always."""
-    if side.patches.dtype == dtype:
-        return side
-    converted = _map_tensors(side, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
-    converted.fixed_scores = {name: scores.float() for name, scores in side.fixed_scores.items()}
-    return converted
+def one_ahead(items: Iterable[ReadyImages]) -> Iterator[ReadyImages]:
+    """The items, each handed out after the next one is made."""
+    waiting: ReadyImages | None = None
+    for item in items:
+        if waiting is not None:
+            yield waiting
+        waiting = item
+    if waiting is not None:
+        yield waiting
 
 
-def _map_tensors(side: T, change: Callable[[Any], Any]) -> T:
+def map_tensors(side: T, change: Callable[[Any], Any]) -> T:
     """An `ImageSide` or `ImageBlock` with `change` applied to each of its tensors."""
 
     def changed(value: Any) -> Any:
@@ -136,23 +175,17 @@ class TextBlock:
     packed: PackedWords | None = None
     """On the CPU, where texts of several lengths stand in one block, and without gradients."""
     pairs: dict[str, Tensor] = field(default_factory=dict)
-    """What `paired` has made."""
+    """What the fused kernels have made of the block, kept for the next images."""
 
     @property
     def count(self) -> int:
         """T."""
         return self.words.shape[0]
 
-    def paired(self, name: str) -> Tensor:
-        """ "words" (T, M, 3 C) or "mean" (T, 3 C) as the left side of products of pairs, made once."""
-        if name not in self.pairs:
-            self.pairs[name] = as_left(getattr(self, name))
-        return self.pairs[name]
-
     def part(self, start: int, stop: int) -> TextBlock:
         """Texts `start` to `stop` of the block."""
         own = TextBlock(self.index, self.words, self.mask, self.mean, self.lengths)
-        return _map_tensors(own, lambda tensor: tensor[start:stop])
+        return map_tensors(own, lambda tensor: tensor[start:stop])
 
     @property
     def guides(self) -> dict[str, Tensor]:
@@ -163,39 +196,9 @@ class TextBlock:
         """The words that the tokens of a branch are aligned with."""
         return self
 
-
-@dataclass(kw_only=True)
-class PairedBlock(TextBlock):
-    """Captions of the published pairing, each with the description that comes with it."""
-
-    descriptions: TextBlock
-    second_branch: bool
-    """Whether the descriptions' own words are aligned with the tokens of the second branch."""
-
-    def part(self, start: int, stop: int) -> PairedBlock:
-        """Texts `start` to `stop` of the block."""
-        return PairedBlock(
-            **vars(super().part(start, stop)),
-            descriptions=self.descriptions.part(start, stop),
-            second_branch=self.second_branch,
-        )
-
-    @property
-    def guides(self) -> dict[str, Tensor]:
-        """The mean words (T, C) that guide the selection, by the name of the guide."""
-        return {"caption": self.mean, "dense": self.descriptions.mean}
-
-    def words_for(self, branch: str) -> TextBlock:
-        """The words that the tokens of a branch are aligned with."""
-        return self.descriptions if self.second_branch and branch == "dense" else self
-
-    def description_scores(self, net: PatchSlimming) -> Tensor:
-        """S (1, T) of each caption with the words of its description: the same for every image."""
-        words = self.descriptions.words.float()
-        cosines = torch.bmm(self.words.float(), words.transpose(1, 2))
-        aligned = net.hrpa.align(cosines, self.mask, self.descriptions.mask)
-        means = F.normalize(words.sum(dim=1), dim=-1)
-        return (aligned + net.config.pooled * (means * self.mean).sum(dim=-1))[None]
+    def description_scores(self, net: PatchSlimming) -> Tensor | None:
+        """S of the texts with descriptions of their own; None, as descriptions belong to the images."""
+        return None
 
 
 class Texts:
@@ -246,7 +249,7 @@ class Texts:
         return max(self.lengths, default=1)
 
     def unit_nbytes(self, fused: bool = False) -> int:
-        """Bytes that all normalised words take at once, for the `fused` kernels with what `TextBlock.paired` makes."""
+        """Bytes that all normalised words take at once, for the `fused` kernels with their pairs of numbers."""
         copies, words = 1 if self.words.is_cuda else 2, self._word_count()
         values = copies * self.products.itemsize * words
         if fused:
@@ -312,84 +315,73 @@ class Texts:
         return block
 
 
-class PairedTexts(Texts):
-    """The published pairing: description t comes with caption t, and acts on every image.
+@dataclass(frozen=True)
+class Shapes:
+    """What the memory of a call depends on."""
 
-    It hands each query a description of the image it should find; only to reproduce published figures.
-
-    Args:
-        words, lengths, dtype, products: see `Texts`.
-        descriptions: (T, L, C), one per caption; `description_lengths` (T,) valid words of each.
-        second_branch: `dense="branch"`: the second branch's tokens are aligned with the descriptions' own words.
-    """
-
-    guides = frozenset({"caption", "dense"})
-
-    def __init__(
-        self,
-        words: Tensor,
-        lengths: Lengths,
-        descriptions: Tensor,
-        description_lengths: Lengths,
-        *,
-        dtype: torch.dtype,
-        products: torch.dtype = torch.float32,
-        second_branch: bool = False,
-    ) -> None:
-        super().__init__(words, lengths, dtype=dtype, products=products)
-        if descriptions.shape[0] != words.shape[0]:
-            raise InputError(
-                f"paired_dense holds {descriptions.shape[0]} texts for {words.shape[0]} captions; the published "
-                "pairing needs one each."
-            )
-        self.descriptions, self.second_branch = descriptions, second_branch
-        self.description_lengths = checked_lengths("paired_dense", descriptions, description_lengths)
-        self.longest_description = max(self.description_lengths, default=0)
-        if second_branch:  # descriptions cost more than captions there
-            self._sort(self.description_lengths)
-            self._counts = self._sorted_counts(self.lengths)
-        self._description_counts = self._sorted_counts(self.description_lengths)
-
-    def _word_count(self) -> int:
-        return sum(self.lengths) + sum(self.description_lengths)
-
-    def _block(self, start: int, stop: int) -> PairedBlock:
-        part = slice(start, stop)
-        own = self._make(self.descriptions, part, self._description_counts, self.description_lengths)
-        return PairedBlock(**vars(super()._block(start, stop)), descriptions=own, second_branch=self.second_branch)
-
-    def encode(self, net: PatchSlimming, images: ImageBlock) -> ImageSide:
-        """The image-only state with every branch and no description."""
-        # A zero vector guides nothing, but makes both branches appear.
-        nothing = images.images.new_zeros(images.images.shape[0], 1, images.images.shape[-1])
-        side = net.encode_images(images.images, dense=nothing, guides=images.guides, patch_mask=images.patch_mask)
-        return replace(side, dense_words=None, dense_mask=None)
+    patches: int
+    width: int
+    merged: int
+    prefix: int
+    words: int
+    """Words of the longest caption."""
+    description_words: int
+    """Words of the longest description that stands beside the patches."""
+    paired_words: int
+    """Words of the longest description that comes with a caption."""
+    branches: int
+    dual: bool
 
 
-def make_texts(
-    net: PatchSlimming,
-    words: Tensor,
-    lengths: Lengths,
-    paired_dense: Tensor | None,
-    paired_dense_lengths: Lengths,
-    products: torch.dtype = torch.float32,
-    *,
-    dense: Tensor | None,
-) -> Texts:
-    """The texts of a call to `net`, in the published pairing where `paired_dense` came.
-
-    Raises `InputError` where the images have descriptions `dense` as well.
-    """
-    dtype = net.aggr_net.scale.dtype
-    if paired_dense is not None and dense is not None:
-        raise InputError(
-            "Both dense and paired_dense came. A description belongs to its image (dense) or, in the published "
-            "pairing, to a caption (paired_dense); leave one out."
-        )
-    if paired_dense is None:
-        return Texts(words, lengths, dtype=dtype, products=products)
-    check_features("paired_dense", paired_dense[:1], "texts, words, width", net.config.embed_size)
-    branch = net.config.dense == "branch"
-    return PairedTexts(
-        words, lengths, paired_dense, paired_dense_lengths, dtype=dtype, products=products, second_branch=branch
+def shapes_of(config: SlimmingConfig, patches: int, texts: Texts, dense: Tensor | None) -> Shapes:
+    """The shapes of a call; `dense` are the images' own descriptions (B, L, C)."""
+    beside = 0 if dense is None or config.dense != "tokens" or texts.longest_description else dense.shape[1]
+    return Shapes(
+        patches,
+        config.embed_size,
+        config.num_merged,
+        config.num_prefix_tokens,
+        texts.longest,
+        beside,
+        texts.longest_description,
+        len(config.branches),
+        config.aggregation == "dual",
     )
+
+
+def cut_by_length(ordered: Sequence[int], limit: int, least: int = 64) -> list[tuple[int, int]]:
+    """Cut lengths in rising order into runs (start, stop) of at most `limit` texts and little padding.
+
+    A run of fewer than `least` texts ends at `limit` only: small products cost more than some padding.
+    """
+    runs: list[tuple[int, int]] = []
+    start, some = 0, max(1, min(least, limit))
+    while start < len(ordered):
+        # Where the lengths begin that waste too much beside the first, of few texts and of many.
+        wasteful = max(start + some, bisect_right(ordered, _SLACK * ordered[start], start))
+        if wasteful - start >= _MANY:
+            wasteful = max(start + some, start + _MANY, bisect_right(ordered, ordered[start], start))
+        stop = min(start + limit, wasteful, len(ordered))
+        runs.append((start, stop))
+        start = stop
+    return runs
+
+
+def checked_lengths(name: str, words: Tensor, lengths: Lengths) -> list[int]:
+    """Check features and lengths as the network does, a slice at a time, and return the lengths as numbers."""
+    count = max(1, words.shape[0]) if words.dim() == 3 else 1
+    # Each slice makes the caller wait for a GPU, and fits the cache of a CPU.
+    step = count if words.is_cuda else 1024
+    for start in range(0, count, step):
+        check_features(f"{name}_embs", words[start : start + step], "texts, words, width")
+    if lengths is None:
+        return [words.shape[1]] * words.shape[0]
+    values = torch.as_tensor(lengths).cpu() if isinstance(lengths, Tensor) else torch.as_tensor(lengths)
+    check_lengths(f"{name}_lens", values, words.shape[0], words.shape[1])
+    return values.tolist() if isinstance(lengths, Tensor) else [int(value) for value in lengths]
+
+
+def on_device(values: Tensor | Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Whole numbers on the CPU as a tensor on `device`; the caller does not wait until a GPU has come to the copy."""
+    made = values.to(dtype) if isinstance(values, Tensor) else torch.tensor(values, dtype=dtype)
+    return made.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else made.to(device)

@@ -17,6 +17,7 @@ C width, Q merged patches, K tokens, A all texts of the pool.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -27,18 +28,25 @@ from seps.nn.image_side import ImageSide
 from seps.nn.known import evaluating, why_not_fast
 from seps.nn.selection import extra_weights, num_kept
 from seps.nn.slimming import PatchSlimming
-from seps.scoring.factored import unsafe_images
 from seps.scoring.terms import (
     branch_weights,
     fixed_branch,
     inverse_norms,
     kept_patches,
+    pool_maxima,
     present_branches,
     strict_float32,
+    unit_and_scaled,
+    unsafe_images,
 )
 
-AT_ONCE = 8
-"""Images per call that suit a CPU: fewer leave many small operations, more do not stay in the cache of a core."""
+_ON_CPU, _ON_GPU = 8, 64
+"""Images per call. Fewer leave many small operations; on a CPU more do not stay in the cache of a core."""
+
+
+def images_at_once(device: torch.device) -> int:
+    """How many images per call of `score_own_texts` suit a device."""
+    return _ON_CPU if device.type == "cpu" else _ON_GPU
 
 
 class TextPool:
@@ -87,8 +95,21 @@ class _OwnWords:
 
     def times(self, rows_WX: Tensor, matrices_BXY: Tensor) -> Tensor:
         """The rows of each image times its own matrix: (W, X), (B, X, Y) -> (W, Y)."""
+        if rows_WX.is_cuda:
+            return self._times_padded(rows_WX, matrices_BXY)
         parts = zip(torch.split(rows_WX, self.of_image), matrices_BXY, strict=True)
         return torch.cat([rows @ matrix for rows, matrix in parts])
+
+    def _times_padded(self, rows_WX: Tensor, matrices_BXY: Tensor) -> Tensor:
+        """The same as one product, with the rows of the longest for every image: a GPU waits for many small ones."""
+        longest, device = max(self.of_image), rows_WX.device
+        starts = [longest * image - first for image, first in enumerate(accumulate(self.of_image[:-1], initial=0))]
+        counts = torch.tensor(self.of_image, device=device)
+        shift = torch.tensor(starts, device=device).repeat_interleave(counts, output_size=len(rows_WX))
+        places = torch.arange(len(rows_WX), device=device) + shift
+        padded = rows_WX.new_zeros(len(self.of_image) * longest, rows_WX.shape[1]).index_copy_(0, places, rows_WX)
+        found = torch.bmm(padded.view(len(self.of_image), longest, -1), matrices_BXY)
+        return found.flatten(0, 1).index_select(0, places)
 
     def maxima(self, cosines_WK: Tensor) -> tuple[Tensor, Tensor]:
         """Best token of each word (B, T, M), zero at padding, and best word of each token (B, T, K)."""
@@ -106,7 +127,7 @@ def score_own_texts(net: PatchSlimming, side: ImageSide, pool: TextPool, chosen_
     """S (B, T) float32 of image i with the texts `chosen_BT[i]` of the pool, without gradients, as in evaluation.
 
     Also (B,) bool: images whose scores are not to be used, because their logits spread too far for this form (see
-    `factored`). The network must be one that `can_score` knows. About `AT_ONCE` images per call are fastest.
+    `factored`). The network must be one that `can_score` knows. About `images_at_once` images per call are fastest.
     """
     with torch.no_grad(), torch.autocast(side.patches.device.type, enabled=False), strict_float32(), evaluating(net):
         return _scores(net, side, pool, chosen_BT), unsafe_images(net, side, torch.float32)
@@ -120,7 +141,7 @@ def _scores(net: PatchSlimming, side: ImageSide, pool: TextPool, chosen_BT: Tens
         cosines = own.times(own.words, fixed_branch(net, side, branch).tokens.transpose(1, 2))
     else:
         cosines = _merged_cosines(net, side, own, means)
-    patches = _pool(net, *own.maxima(cosines), own.mask) + _pooled(net, side.pooled.float(), means)
+    patches = pool_maxima(net, *own.maxima(cosines), own.mask) + _pooled(net, side.pooled.float(), means)
     words, mask = side.dense_words, side.dense_mask
     if words is None or mask is None:
         return patches
@@ -131,7 +152,7 @@ def _scores(net: PatchSlimming, side: ImageSide, pool: TextPool, chosen_BT: Tens
     padding = ~filled.index_select(0, own.texts // chosen_BT.shape[1])
     rows, _ = own.maxima(cosines.masked_fill(padding, torch.finfo(cosines.dtype).min))
     _, columns = own.maxima(cosines)
-    beside = _pool(net, rows, columns, own.mask, filled[:, None]) + _pooled(net, masked_mean(words, mask), means)
+    beside = pool_maxima(net, rows, columns, own.mask, filled[:, None]) + _pooled(net, masked_mean(words, mask), means)
     return torch.where(described[:, None], patches + net.description_weight * (beside - patches), patches)
 
 
@@ -145,8 +166,7 @@ def _keeps_all(net: PatchSlimming, side: ImageSide) -> bool:
 def _merged_cosines(net: PatchSlimming, side: ImageSide, own: _OwnWords, means_BTC: Tensor) -> Tensor:
     """Cosines (W, Q + P + 1) of the words with the merged patches, the prefix and the extra token of their pair."""
     (branch,) = present_branches(net, side)
-    patches = side.patches.float()
-    unit = patches / patches.norm(dim=-1, keepdim=True).clamp_min(1e-12)
+    unit, scaled = unit_and_scaled(side)
     scores = side.fixed_scores[branch.name].float()
     weight = branch.guides.get("caption", 0.0)
     if weight:
@@ -157,10 +177,9 @@ def _merged_cosines(net: PatchSlimming, side: ImageSide, own: _OwnWords, means_B
     keep = kept_patches(net, side, branch, scores)
     extra = extra_weights(scores, keep, side.valid).transpose(0, 1).contiguous()
     keep = keep.transpose(0, 1).contiguous()
-    scaled = patches / patches.norm(dim=-1).amax(dim=-1).clamp_min(1e-30)[:, None, None]
     prefix = F.normalize(side.prefix.float(), dim=-1)
     both = own.times(own.words, torch.cat([scaled, prefix], dim=1).transpose(1, 2))
-    products, beside = torch.split(both, [patches.shape[1], prefix.shape[1]], dim=1)
+    products, beside = torch.split(both, [scaled.shape[1], prefix.shape[1]], dim=1)
     weights = branch_weights(side.logits[branch.name], 0, torch.float32)
     merged = own.times(products * keep.flatten(0, 1).index_select(0, own.texts), weights)
     rest = (products * extra.flatten(0, 1).index_select(0, own.texts)).sum(dim=-1, keepdim=True)
@@ -176,17 +195,6 @@ def _inverse_lengths(scaled_BNC: Tensor, keep_BTN: Tensor, weights_BNQ: Tensor, 
     sums = torch.cat([merged, extra_BTN[:, :, None]], dim=2).flatten(1, 2)
     squared = (torch.bmm(sums, gram) * sums).sum(dim=-1)
     return inverse_norms(squared).view(keep_BTN.shape[0] * keep_BTN.shape[1], -1)
-
-
-def _pool(
-    net: PatchSlimming, rows: Tensor, columns: Tensor, word_mask: Tensor, token_mask: Tensor | None = None
-) -> Tensor:
-    """Eq. 5 (B, T) from the maxima (B, T, M) and (B, T, K)."""
-    hrpa = net.hrpa
-    if hrpa.scan:
-        rows, columns = F.leaky_relu(rows, 0.1), F.leaky_relu(columns, 0.1)
-    score = hrpa.pool(rows, word_mask)
-    return score + hrpa.pool(columns, token_mask) if hrpa.bidirectional else score
 
 
 def _pooled(net: PatchSlimming, image_BC: Tensor, means_BTC: Tensor) -> Tensor | float:

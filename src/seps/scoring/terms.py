@@ -1,7 +1,7 @@
-"""What the factored form is built from: D of every pair, and e and H of every image (see `factored`).
+"""What the factored form is built from: D of every pair, e and H of every image, and Eq. 5 (see `factored`).
 
 D, which patches each text keeps of each image (Eq. 1-3), is decided in float32 always; e, H and the products with
-them run in the products' dtype. `merged_maxima` is the same for training, with its backward pass written by hand.
+them run in the products' dtype.
 
 Shapes: B images, T texts, M words, N patches (Z padded for the products), C width, Q merged patches (R padded),
 K tokens.
@@ -10,13 +10,12 @@ K tokens.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from seps.config import Branch
@@ -29,6 +28,10 @@ from seps.nn.slimming import PatchSlimming
 from seps.scoring.inputs import TextBlock
 
 Precision = Literal["float32", "half", "bfloat16"]
+_FLOAT_SPREAD = 40.0
+"""exp(-40) squared is still a normal float32."""
+_HALF_SPREAD = 7.0
+"""With the weights stretched to the range of float16, exp(-7) squared is still a normal float16."""
 SLAB = 2**22
 """Values of H that are made in float32 at once."""
 SMALLEST = 1e-36
@@ -50,16 +53,21 @@ def product_dtype(precision: str | None, device: torch.device) -> torch.dtype:
 
 
 @contextmanager
-def strict_float32() -> Iterator[None]:
-    """Float32 products at full precision: TF32 would flip patches at the boundary of the selection."""
+def float32_products(precision: Literal["ieee", "tf32"]) -> Iterator[None]:
+    """Float32 products on a GPU at full precision, or of operands rounded to TF32."""
     settings = torch.backends.cuda.matmul
     name = "fp32_precision" if hasattr(settings, "fp32_precision") else "allow_tf32"
     before = getattr(settings, name)
-    setattr(settings, name, "ieee" if name == "fp32_precision" else False)
+    setattr(settings, name, precision if name == "fp32_precision" else precision == "tf32")
     try:
         yield
     finally:
         setattr(settings, name, before)
+
+
+def strict_float32() -> AbstractContextManager[None]:
+    """Float32 products at full precision: TF32 would flip patches at the boundary of the selection."""
+    return float32_products("ieee")
 
 
 def present_branches(net: PatchSlimming, side: ImageSide) -> list[Branch]:
@@ -75,6 +83,14 @@ def draws_noise(net: PatchSlimming) -> bool:
 def depends_on_text(net: PatchSlimming, branch: Branch, text_guides: Collection[str]) -> bool:
     """Whether another text may lead to another D in this branch; `text_guides` come with a text."""
     return draws_noise(net) or any(name in branch.guides for name in text_guides)
+
+
+def unit_and_scaled(side: ImageSide) -> tuple[Tensor, Tensor]:
+    """Two (B, N, C) float32: patches of length 1, without gradient, and patches over the largest length of an image."""
+    patches = side.patches.float()
+    lengths = patches.detach().norm(dim=-1, keepdim=True)
+    largest = lengths.amax(dim=1, keepdim=True)
+    return patches.detach() / lengths.clamp_min(1e-12), patches / largest.clamp_min(1e-30)
 
 
 def unit_attention(unit_patches: Tensor, mean_TC: Tensor) -> Tensor:
@@ -144,6 +160,39 @@ def fixed_branch(net: PatchSlimming, side: ImageSide, branch: Branch) -> FixedBr
     merged = merge(side.patches, side.logits[branch.name], keep)
     extra = extra_token(side.patches, scores, keep, side.valid)
     return FixedBranch(F.normalize(torch.cat([side.prefix, merged, extra], dim=1).float(), dim=-1), keep)
+
+
+def few_texts(texts: int, patches: int, cuda: bool) -> bool:
+    """Whether so few texts come that making H costs more than it saves; the direct form is taken then.
+
+    H takes N N Q values to write, a text about as many multiplications with it, against N Q C without it.
+    """
+    if cuda:
+        return texts < patches // 4
+    saved = 23.0 / patches - 0.025
+    return saved <= 0 or texts < 0.75 / saved
+
+
+def unsafe_images(net: PatchSlimming, side: ImageSide, dtype: torch.dtype) -> Tensor:
+    """(B,) bool: images in which the kept patches may all weigh next to nothing beside a dropped one.
+
+    K patches are kept, so the best kept logit is at least the K-th lowest of its column.
+    """
+    if draws_noise(net):
+        # D carries a gradient there, also at dropped patches, which the direct form bounds as the network does.
+        return torch.ones(side.patches.shape[0], dtype=torch.bool, device=side.patches.device)
+    limit = _HALF_SPREAD if dtype == torch.float16 else _FLOAT_SPREAD
+    kept = 1
+    if net.config.decision in ("topk", "gumbel", "relaxed") and side.valid is None:
+        kept = num_kept(side.patches.shape[1], net.config.sparse_ratio)
+    unsafe = torch.zeros(side.patches.shape[0], dtype=torch.bool, device=side.patches.device)
+    for logits in side.logits.values():
+        columns = logits.detach().float()
+        high, low = columns.amax(dim=1), columns.amin(dim=1)
+        if kept > 1 and (columns.is_cuda or bool(((high - low) > limit).any())):
+            low = columns.kthvalue(kept, dim=1).values
+        unsafe |= ((high - low) > limit).any(dim=-1)
+    return unsafe
 
 
 def branch_weights(logits: Tensor, pad: int, dtype: torch.dtype) -> Tensor:
@@ -224,7 +273,7 @@ def zero_dropped(values_TMX: Tensor, keep_TX: Tensor) -> Tensor:
     """
     if keep_TX.shape[-1] * keep_TX.itemsize % 8:
         return values_TMX.mul_(keep_TX[:, None])
-    whole = torch.int32 if keep_TX.itemsize == 4 else torch.int16
+    whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[keep_TX.itemsize]
     bits = keep_TX.to(whole).neg_().view(torch.int64)
     values_TMX.view(torch.int64).bitwise_and_(bits[:, None])
     return values_TMX
@@ -259,124 +308,13 @@ def inverse_norms(norms: Tensor) -> Tensor:
     return torch.where(present, norms, 1.0).rsqrt() * present
 
 
-def merged_maxima(
-    words: Tensor, patches: Tensor, weights: Tensor, gram: Tensor, keep: Tensor, mask: Tensor | None, merged: int
-) -> tuple[Tensor, Tensor]:
-    """`max_k A_jk` (B, T, M) and `max_j A_jk` (B, T, Q), float32, differentiable in the first four.
-
-    Args:
-        words: (T, M, C), zero at padding.
-        patches: (B, Z, C) in the products' dtype.
-        weights: e, (B, Z, R) in the products' dtype, zero beyond `merged` = Q.
-        gram: V V^T, (B, Z, Z) float32.
-        keep: D, (T, B, Z) in the products' dtype, zeros and ones.
-        mask: (T, M) bool, True at words.
-    """
-    result: tuple[Tensor, Tensor] = _MergedMaxima.apply(words, patches, weights, gram, keep, mask, merged)  # type: ignore[no-untyped-call]
-    return result
-
-
-def _kept_products(words: Tensor, patches: Tensor, keep: Tensor) -> Tensor:
-    """P * D: (T, M, C), (B, Z, C), (T, B, Z) -> (T * M, B, Z)."""
-    texts, batch, count = keep.shape
-    flat = words.flatten(0, 1) @ patches.flatten(0, 1).T
-    return zero_dropped(flat.view(texts, -1, batch * count), keep.flatten(1)).view(-1, batch, count)
-
-
-def _gram_norms(weights: Tensor, gram: Tensor, keep: Tensor) -> Tensor:
-    """n: (B, Z, Q), (B, Z, Z), (B, T, Z) -> (B, T, Q) float32."""
-    batch, texts, count = keep.shape
-    table = (gram[:, :, None, :] * weights.transpose(1, 2).contiguous()[:, None]).mul_(weights[..., None])
-    rows = torch.bmm(keep, table.flatten(2)).view(batch * texts, -1, count)
-    return row_dots(rows, keep.reshape(batch * texts, count)).view(batch, texts, -1)
-
-
-def _gram_norms_backward(slope: Tensor, weights: Tensor, gram: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
-    """de and dG from dn (B, T, Q); H is symmetric, and so is its gradient."""
-    batch, _, count = keep.shape
-    spread = (slope.to(keep.dtype)[..., None] * keep[:, :, None, :]).flatten(2)
-    table = torch.bmm(keep.transpose(1, 2), spread).view(batch, count, -1, count)
-    table.mul_(weights.transpose(1, 2).contiguous()[:, None])
-    return 2 * torch.matmul(table, gram[..., None]).squeeze(-1), torch.matmul(weights[:, :, None], table).squeeze(2)
-
-
-class _MergedMaxima(torch.autograd.Function):
-    """See `merged_maxima`.
-
-    A score depends on a pair's cosines through its maxima alone: one merged patch per word, one word per merged patch.
-    So the forward pass keeps which those are, D and the norms, and the backward pass is a sparse scatter followed by
-    matrix products. Nothing of the size (words x patches) or (merged x patches) of a pair is kept in between.
-    With X = (P * D) e, n_k = D^T H_k D and A_jk = X_jk / sqrt(n_k) (see `factored`), given dA:
-
-        dX_jk = dA_jk / sqrt(n_k)          dP = (dX e^T) * D       de = (P * D)^T dX
-        dn_k  = -1/2 sum_j dA_jk A_jk / n_k                        dH_k = sum over texts of dn_k D D^T
-        dG    = sum_k e_k dH_k e_k                                 de_k += 2 (dH_k * G) e_k
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        words: Tensor,
-        patches: Tensor,
-        weights: Tensor,
-        gram: Tensor,
-        keep: Tensor,
-        mask: Tensor | None,
-        merged: int,
-    ) -> tuple[Tensor, Tensor]:
-        dtype = patches.dtype
-        texts, batch = keep.shape[:2]
-        by_image = keep.transpose(0, 1).contiguous()
-        norms = _gram_norms(weights[..., :merged], gram.to(dtype), by_image)
-        products = _kept_products(words.to(dtype), patches, keep)
-        cosines = torch.bmm(products.transpose(0, 1), weights).view(batch, texts, -1, weights.shape[-1])
-        del products
-        cosines = cosines[..., :merged].float().mul_(inverse_norms(norms)[:, :, None])
-        rows, of_word = cosines.max(dim=-1)
-        if mask is not None:
-            cosines.masked_fill_(~mask[:, :, None], torch.finfo(torch.float32).min)
-        columns, of_merged = cosines.max(dim=2)
-        small = torch.int16 if max(cosines.shape[2:]) < 2**15 else torch.int32
-        ctx.save_for_backward(
-            words, patches, weights, gram, keep.bool(), norms, rows, columns, of_word.to(small), of_merged.to(small)
-        )
-        return rows, columns
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        # Outside the autocast that the caller may be in: every dtype here was chosen in the forward pass.
-        with torch.autocast(gradients[0].device.type, enabled=False):
-            found = _gradients(ctx.saved_tensors, gradients[0], gradients[1], ctx.needs_input_grad[0])
-            return *found, None, None, None
-
-
-def _gradients(
-    saved: tuple[Tensor, ...], d_rows: Tensor, d_columns: Tensor, want_words: bool
-) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
-    """Gradients of words, patches, weights and Gram matrix from those of both maxima."""
-    words, patches, weights, gram, keep, norms, rows, columns, of_word, of_merged = saved
-    dtype, merged = patches.dtype, norms.shape[-1]
-    keep, of_word, of_merged = keep.to(dtype), of_word.long(), of_merged.long()
-    inverse = inverse_norms(norms)
-    slope = (d_columns * columns).scatter_add_(-1, of_word, d_rows * rows).mul_(inverse.square()).mul_(-0.5)
-    by_image = keep.transpose(0, 1).contiguous()
-    d_weights, d_gram = _gram_norms_backward(slope, weights[..., :merged], gram.to(dtype), by_image)
-    del slope, by_image
-    d_cosines = torch.zeros(*rows.shape, weights.shape[-1], dtype=dtype, device=rows.device)
-    d_cosines.scatter_(-1, of_word[..., None], (d_rows * inverse.gather(-1, of_word)).to(dtype)[..., None])
-    d_cosines[..., :merged].scatter_add_(2, of_merged[:, :, None], (d_columns * inverse).to(dtype)[:, :, None])
-    d_cosines = d_cosines.flatten(1, 2)
-    unit = words.to(dtype)
-    products = _kept_products(unit, patches, keep)
-    d_all = torch.bmm(products.permute(1, 2, 0), d_cosines)
-    d_all[..., :merged] += d_weights
-    # P is needed no more: its gradient takes its place.
-    torch.bmm(d_cosines, weights.transpose(1, 2), out=products.transpose(0, 1))
-    del d_cosines
-    d_products = zero_dropped(products.view(*words.shape[:2], -1), keep.flatten(1)).flatten(0, 1)
-    d_words = None
-    if want_words:
-        d_words = (d_products @ patches.flatten(0, 1)).view_as(words).to(words.dtype)
-    d_patches = (d_products.T @ unit.flatten(0, 1)).view_as(patches)
-    return d_words, d_patches, d_all, d_gram.to(gram.dtype)
+def pool_maxima(
+    net: PatchSlimming, rows: Tensor, columns: Tensor, word_mask: Tensor | None, token_mask: Tensor | None = None
+) -> Tensor:
+    """Eq. 5 (B, T) from the maxima (B, T, M) and (B, T, K); the masks (..., M) and (..., K) are True at values."""
+    hrpa = net.hrpa
+    rows, columns = rows.float(), columns.float()
+    if hrpa.scan:
+        rows, columns = F.leaky_relu(rows, 0.1), F.leaky_relu(columns, 0.1)
+    score = hrpa.pool(rows, word_mask)
+    return score + hrpa.pool(columns, token_mask) if hrpa.bidirectional else score

@@ -8,6 +8,7 @@ Shapes: B images, T texts, M words, N patches, C width, Q merged patches.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,21 +22,21 @@ from seps.nn.image_side import ImageSide
 from seps.nn.known import call_forward, own_forward, say_readable, why_not_fast
 from seps.nn.pairing import score_pairing_texts
 from seps.nn.slimming import PatchSlimming
-from seps.scoring.blocks import Plan, make_plan, shapes_of
-from seps.scoring.factored import DirectScorer, FactoredScorer, Group, factored_scorer, unsafe_images
+from seps.scoring.blocks import Plan, make_plan
+from seps.scoring.factored import DirectScorer, FactoredScorer, Group, factored_scorer
 from seps.scoring.inputs import (
     ImageBlock,
-    PairedTexts,
+    Lengths,
     TextBlock,
     Texts,
-    convert_images,
     count_images,
-    make_texts,
-    split_images,
+    map_tensors,
+    shapes_of,
     take_images,
 )
-from seps.scoring.lengths import Lengths
-from seps.scoring.terms import draws_noise, merged_maxima, product_dtype
+from seps.scoring.maxima import merged_maxima
+from seps.scoring.pairing import PairedTexts, paired_texts
+from seps.scoring.terms import draws_noise, product_dtype, unsafe_images
 
 TRAINING_MEMORY = 5 * 2**29
 _KEPT = 2**24
@@ -81,7 +82,8 @@ def score_with_gradient(
 
     Args:
         images: (B, P + N, C); `words` (T, M, C) with `lengths` (T,); the rest as in `score_matrix`.
-        precision: of the products, float32 also under autocast (None follows it). "bfloat16" is faster on a GPU, but
+        precision: of the products, float32 also under autocast (None follows it); the kernels of a GPU multiply it as
+            pairs of numbers, to 22 bits. "bfloat16" is faster there, but
             where features share a direction its gradients point elsewhere (cosine with float32 down to 0, measured);
             "half" underflows.
         memory: bytes for what lives only within one block of images, forward or backward; what waits for the
@@ -97,7 +99,10 @@ def score_with_gradient(
     check_features("images", images[:1], "images, tokens, width", net.config.embed_size)
     check_features("words", words[:1], "texts, words, width", net.config.embed_size)
     dtype = product_dtype(precision, images.device)
-    texts = make_texts(net, words, lengths, paired_dense, paired_dense_lengths, dense=dense)
+    if paired_dense is None:
+        texts = Texts(words, lengths, dtype=net.aggr_net.scale.dtype)
+    else:
+        texts = paired_texts(net, words, lengths, paired_dense, paired_dense_lengths, dense=dense)
     gallery = ImageBlock(images, dense, dense_lengths, guides, patch_mask)
     gallery.check(net)
     if not len(images) or not texts.count:
@@ -157,7 +162,7 @@ def score_readably(
         paired = (texts.words, texts.lengths, texts.descriptions, texts.description_lengths)
         scored = score_pairing_texts(net, images.images, *paired, images.patch_mask, images.guides)
     else:
-        side = convert_images(images, texts.dtype) if isinstance(images, ImageSide) else texts.encode(net, images)
+        side = _convert_images(images, texts.dtype) if isinstance(images, ImageSide) else texts.encode(net, images)
         pairs = zip(texts.words.to(texts.dtype), length_mask("lengths", texts.lengths, texts.words), strict=True)
         scored = [net.score_text(side, text, valid) for text, valid in pairs]
     masks = zip(*(one.masks for one in scored), strict=True) if want_masks else ()
@@ -168,6 +173,15 @@ def score_readably(
         _side_by_side([one.description for one in scored]),
         None if side is None else side.described,
     )
+
+
+def _convert_images(side: ImageSide, dtype: torch.dtype) -> ImageSide:
+    """The state with features of this dtype; the selection's scores are float32 always."""
+    if side.patches.dtype == dtype:
+        return side
+    converted = map_tensors(side, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
+    converted.fixed_scores = {name: scores.float() for name, scores in side.fixed_scores.items()}
+    return converted
 
 
 def _side_by_side(columns: list[Tensor | None]) -> Tensor | None:
@@ -217,6 +231,12 @@ def _group_texts(blocks: list[TextBlock], limit: int) -> list[list[TextBlock]]:
     return groups
 
 
+def _split_images(side: ImageSide, size: int) -> list[ImageSide]:
+    """Parts of `size` images, in order. `split` hands gradients back in one piece, slices one padded copy each."""
+    columns = map_tensors(side, lambda tensor: torch.split(tensor, size))
+    return [map_tensors(columns, operator.itemgetter(position)) for position in range(len(columns.patches))]
+
+
 @dataclass
 class _Part:
     """Some images, and how they are scored."""
@@ -240,11 +260,11 @@ def _parts(
     if flagged in (0, count):
         direct = bool(flagged)
         size, limit = (few, min(texts, room)) if direct else (plan.images, plan.texts)
-        return None, [_Part(part, direct, limit) for part in split_images(side, size)]
+        return None, [_Part(part, direct, limit) for part in _split_images(side, size)]
     groups = [torch.nonzero(~unsafe).squeeze(-1), torch.nonzero(unsafe).squeeze(-1)]
     safe, far = (take_images(side, chosen) for chosen in groups)
-    parts = [_Part(part, False, plan.texts) for part in split_images(safe, plan.images)]
-    parts += [_Part(part, True, min(texts, room)) for part in split_images(far, few)]
+    parts = [_Part(part, False, plan.texts) for part in _split_images(safe, plan.images)]
+    parts += [_Part(part, True, min(texts, room)) for part in _split_images(far, few)]
     return torch.argsort(torch.cat(groups)), parts
 
 
@@ -295,6 +315,10 @@ class RecomputedScorer(FactoredScorer):
 
     keep_extra = False
     """Keep the extra tokens for the backward pass rather than make them again."""
+
+    def padding(self, count: int) -> int:
+        """The kernels of a GPU read rows of 16 values in float32 too."""
+        return -count % 16 if self.side.patches.is_cuda else super().padding(count)
 
     def make_tables(self, gram: Tensor, weights: dict[str, Tensor]) -> None:
         """Keep G (B, Z, Z): H is made again in the backward pass."""

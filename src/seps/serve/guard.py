@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
@@ -29,6 +30,11 @@ _HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+_PLAIN = {
+    400: "The Range header asks for no part of the file. Write it like bytes=0-99.",
+    416: "The file is shorter than the part of it that was asked for.",
+}
+"""Errors that the libraries below answer themselves, with plain text."""
 _PORTS = {"http": ":80", "https": ":443"}
 log = logging.getLogger("seps.serve")
 
@@ -95,15 +101,24 @@ class Guard:
         if head:
             scope = {**scope, "method": "GET"}
 
+        body: bytes | None = None
+
         async def sending(message: Message) -> None:
-            nonlocal started
+            nonlocal started, body
             if message["type"] == "http.response.start":
                 started = True
                 headers = MutableHeaders(scope=message)
+                if message["status"] >= 400 and headers.get("content-type") != JSONResponse.media_type:
+                    answer = sentence(message["status"], _PLAIN.get(message["status"], "The request failed."))
+                    headers.update(answer.headers)
+                    body = bytes(answer.body)
                 for name, value in _HEADERS.items():
                     headers.setdefault(name, value)
-            elif head and message["type"] == "http.response.body":
-                message = {**message, "body": b""}
+            elif message["type"] == "http.response.body":
+                if body is not None:
+                    message, body = {**message, "body": body}, b""
+                if head:
+                    message = {**message, "body": b""}
             await send(message)
 
         answer: ASGIApp = _refusal(Request(scope), self.token, self.hosts) or self.app
@@ -142,9 +157,10 @@ def _same(given: str, token: str) -> bool:
     return secrets.compare_digest(given.encode("utf-8", "replace"), token.encode("utf-8"))
 
 
-def sentence(status: int, text: str, **more: Any) -> JSONResponse:
+def sentence(status: int, text: str, headers: Mapping[str, str] | None = None, **more: Any) -> JSONResponse:
     """An error as the API answers it."""
-    return JSONResponse({"error": text, **more}, status, {"Retry-After": "2"} if status == 503 else None)
+    waiting = {"Retry-After": "2"} if status == 503 else {}
+    return JSONResponse({"error": text, **more}, status, {**waiting, **(headers or {})})
 
 
 def install_errors(app: FastAPI) -> None:
@@ -155,7 +171,9 @@ def install_errors(app: FastAPI) -> None:
         names = {404: "There is nothing at this address.", 405: "This address does not take that method."}
         if text in ("Not Found", "Method Not Allowed"):
             text = names[status]
-        return sentence(status, text, **({"thumbnail": error.thumbnail} if isinstance(error, AwayError) else {}))
+        headers = error.headers if isinstance(error, HTTPException) else None  # such as Allow, of a method
+        more = {"thumbnail": error.thumbnail} if isinstance(error, AwayError) else {}
+        return sentence(status, text, headers, **more)
 
     async def malformed(_: Request, error: Exception) -> Response:
         faults = error.errors() if isinstance(error, RequestValidationError) else []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -26,9 +26,7 @@ def kept_patches(searcher: Searcher, identity: str, text: str) -> dict[str, Any]
     if not len(images):
         return None
     stored = restore(images, settings, searcher.model.device)
-    query = searcher.encode(text)
-    if not isinstance(query, TextFeatures):
-        raise ValueError("The model of this store selects no patches.")
+    query = cast(TextFeatures, searcher.encode(text))
     with evaluating(scorer.net):
         _, masks = scorer.net.image_tokens(scorer.side(stored), masked_mean(query.words, query.mask))
     cells = torch.zeros(settings.grid[0] * settings.grid[1], dtype=torch.bool)

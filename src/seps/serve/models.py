@@ -154,7 +154,7 @@ class ExplanationAnswer(ImageFacts):
     terms: dict[str, float]
     added: float = Field(0.0, description="What the search adds to the model's score; `terms` has its parts by name")
     found_words: dict[str, float] = Field(
-        default_factory=dict, description="Words of the sentence that stand in the description, and what each adds"
+        default_factory=dict, description="Words of the sentence that occur in the description, and what each adds"
     )
     note: str = Field("", description="What took no part in the score; empty where nothing was left out")
     background: float = Field(0.0, description="What the bank of background queries adds, whatever the sentence")

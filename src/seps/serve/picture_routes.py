@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Annotated, Any
 
-from fastapi import FastAPI, HTTPException, Query, Request
+from fastapi import FastAPI, Query, Request
 from fastapi import Path as InPath
 from fastapi.responses import JSONResponse, Response
 
@@ -39,10 +39,8 @@ def add_pictures(app: FastAPI, service: Service) -> None:
 
     @app.get("/api/upload/{upload}", response_class=Response, responses=jpeg, summary="Thumbnail of a picture sent")
     async def uploaded(request: Request, upload: Annotated[str, InPath(pattern="^[0-9a-f]{32}$")]) -> Response:
-        found = service.uploaded.get(upload)
-        if found is None:
-            raise HTTPException(404, "That picture is not kept any more: the service remembers a few. Send it again.")
-        return _jpeg(request, found.thumbnail, _tag(found.thumbnail), _FOR_EVER)
+        thumbnail = service.uploaded(upload).thumbnail
+        return _jpeg(request, thumbnail, _tag(thumbnail), _FOR_EVER)
 
     @app.get(
         "/api/image/{identity}", response_class=Response, responses=jpeg, summary="The image, at most 1600 pixels wide"

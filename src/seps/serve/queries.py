@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import OrderedDict
+from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 from torch import Tensor
 
@@ -27,6 +28,7 @@ Sort = Literal["score", "newest", "oldest"]
 KEPT_PICTURES = 64
 """Uploaded pictures that are remembered, as the model sees them (about 100 KB each)."""
 _THUMBNAIL = 160
+Kept = TypeVar("Kept")
 
 
 @dataclass(frozen=True)
@@ -67,32 +69,38 @@ class Asked:
         return terms_of(self.sentence if self.sentence or not picture else None, [picture] if picture else [])
 
 
-class UploadedPictures:
-    """The pictures that were uploaded last, so that pages, filters and addresses can name them."""
+class Recent(Generic[Kept]):
+    """A bounded memory, for any number of threads: what was not asked for longest is forgotten first."""
 
-    def __init__(self) -> None:
-        self._kept: OrderedDict[str, PictureQuery] = OrderedDict()
+    def __init__(self, most: int) -> None:
+        self.most = most
+        """The largest sum of the sizes; the newest value is kept even where it is larger by itself."""
+        self._kept: OrderedDict[Hashable, tuple[int, Kept]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def put(self, data: bytes, searcher: Searcher) -> str:
-        """Encode a picture and keep it; its id. Raises UnreadableImage."""
-        upright_size(data, uploads.UPLOAD, uploads.UPLOAD_PIXELS)
-        query, vector = searcher.encode_image(data)
-        identity = hashlib.sha256(data).hexdigest()[:32]
+    def put(self, key: Hashable, value: Kept, size: int = 1) -> None:
+        """Keep a value of this size."""
         with self._lock:
-            self._kept[identity] = PictureQuery(query, vector, resized_jpeg(data, uploads.UPLOAD, _THUMBNAIL))
-            self._kept.move_to_end(identity)
-            while len(self._kept) > KEPT_PICTURES:
+            self._kept.pop(key, None)
+            self._kept[key] = (size, value)
+            while len(self._kept) > 1 and sum(size for size, _ in self._kept.values()) > self.most:
                 self._kept.popitem(last=False)
-        return identity
 
-    def get(self, identity: str) -> PictureQuery | None:
-        """A kept picture; None where it was never sent, or others have taken its place."""
+    def get(self, key: Hashable) -> Kept | None:
+        """A kept value; None where there is none."""
         with self._lock:
-            found = self._kept.get(identity)
-            if found is not None:
-                self._kept.move_to_end(identity)
-            return found
+            if key not in self._kept:
+                return None
+            self._kept.move_to_end(key)
+            return self._kept[key][1]
+
+
+def encode_upload(data: bytes, searcher: Searcher) -> tuple[str, PictureQuery]:
+    """The id of an uploaded picture, and the picture as a query. Raises UnreadableImage."""
+    upright_size(data, uploads.UPLOAD, uploads.UPLOAD_PIXELS)
+    query, vector = searcher.encode_image(data)
+    picture = PictureQuery(query, vector, resized_jpeg(data, uploads.UPLOAD, _THUMBNAIL))
+    return hashlib.sha256(data).hexdigest()[:32], picture
 
 
 def find(searcher: Searcher, asked: Asked, picture: PictureQuery | None) -> list[Hit]:

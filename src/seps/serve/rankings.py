@@ -6,11 +6,8 @@ order, whatever is indexed in between.
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -21,14 +18,9 @@ from seps.retrieval.index.codec import restore
 from seps.retrieval.index.search import Hit, Searcher
 from seps.serve.queries import Sort
 
-KEPT_ROWS = 50_000
-"""Results that are kept over all rankings, about 25 MB."""
 COMPARED = 1000
 """Images of a ranking, from the first, among which near-duplicates are looked for."""
 _AT_ONCE = 200
-_EMPTY = 10
-"""What a ranking takes beside its rows: above all the query, of at most 2,000 letters."""
-Kept = TypeVar("Kept")
 
 
 @dataclass(frozen=True)
@@ -37,31 +29,6 @@ class Entry:
 
     hit: Hit
     folded: tuple[Hit, ...] = ()
-
-
-class Rankings(Generic[Kept]):
-    """Rankings by what was asked, the oldest forgotten first."""
-
-    def __init__(self, most: int = KEPT_ROWS) -> None:
-        self._most = most
-        self._kept: OrderedDict[Hashable, tuple[int, Sequence[Kept]]] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def put(self, key: Hashable, ranking: Sequence[Kept], rows: int) -> None:
-        """Keep a ranking of `rows` images; one without any takes room as well."""
-        with self._lock:
-            self._kept.pop(key, None)
-            self._kept[key] = (rows + _EMPTY, ranking)
-            while len(self._kept) > 1 and sum(size for size, _ in self._kept.values()) > self._most:
-                self._kept.popitem(last=False)
-
-    def get(self, key: Hashable) -> Sequence[Kept] | None:
-        """A kept ranking."""
-        with self._lock:
-            if key not in self._kept:
-                return None
-            self._kept.move_to_end(key)
-            return self._kept[key][1]
 
 
 def in_order(hits: Sequence[Hit], sort: Sort) -> list[Hit]:

@@ -149,7 +149,7 @@ def add_search(app: FastAPI, service: Service) -> None:
         openapi_extra=_BODY,
     )
     async def upload(request: Request) -> dict[str, str]:
-        identity: str = await sent(request, lambda data: service.uploaded.put(data, searcher))
+        identity: str = await sent(request, service.upload)
         return {"upload": identity, "thumbnail": f"/api/upload/{identity}"}
 
     @app.get("/api/pictures", response_model=Listing, summary="Images by date, without a query; the first 10,000")

@@ -8,7 +8,6 @@ import logging
 import os
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -23,15 +22,16 @@ from seps.retrieval.data import ImageSource, UnreadableImage, read_source
 from seps.retrieval.data.dates import local_time
 from seps.retrieval.explain.explanation import Explanation
 from seps.retrieval.explain.stored import explainer_of
-from seps.retrieval.index.rows import TABLE, Filters, StoreError, StoreSettings
+from seps.retrieval.index.connection import made_by as made_by
+from seps.retrieval.index.rows import TABLE, Filters, StoreError
 from seps.retrieval.index.search import Hit, Searcher
 from seps.retrieval.index.store import Store, is_remote
 from seps.serve import browse
 from seps.serve.guard import AwayError
 from seps.serve.kept import kept_patches
 from seps.serve.originals import NoPictureError, original
-from seps.serve.queries import Asked, PictureQuery, Sort, UploadedPictures, explained_sentence, find
-from seps.serve.rankings import COMPARED, Entry, Rankings, fold, in_order, likeness, picture_vectors
+from seps.serve.queries import KEPT_PICTURES, Asked, PictureQuery, Recent, Sort, encode_upload, explained_sentence, find
+from seps.serve.rankings import COMPARED, Entry, fold, in_order, likeness, picture_vectors
 from seps.serve.uploads import Uploads
 
 WAITING = 200
@@ -39,7 +39,15 @@ OVERVIEW_SECONDS = 30.0
 """How long the folders, dates and examples of a store are taken to stay the same."""
 REMEMBERED = 64
 """Searches whose scores are kept, so that an explanation shows the same digits."""
+KEPT_ROWS = 50_000
+"""Results that are kept over all rankings, about 25 MB."""
+EMPTY_ROWS = 10
+"""What a ranking takes beside its rows: above all the query, of at most 2,000 letters."""
 _ROW = 20
+_CHANGED = (
+    "The file was written again after it was indexed: the thumbnail and the scores are those of what was indexed. "
+    "Index the folder again to search for it as it is now."
+)
 log = logging.getLogger("seps.serve")
 Answer = TypeVar("Answer")
 
@@ -47,21 +55,21 @@ Answer = TypeVar("Answer")
 class Service:
     """One store, a few requests at a time on threads of its own."""
 
-    def __init__(self, searcher: Searcher, workers: int = 2, *, local: bool = False) -> None:
+    def __init__(self, searcher: Searcher, *, local: bool = False) -> None:
         self.searcher = searcher
         self.local = local
         """Only this machine can ask: it may see where the files are."""
         self.explainer = explainer_of(searcher)
         # Each thread that computes keeps memory of its own: few threads bound it, whatever the clients do.
-        self.pool = ThreadPoolExecutor(workers, thread_name_prefix="seps-serve")
+        self.pool = ThreadPoolExecutor(2, thread_name_prefix="seps-serve")
         self.quick = ThreadPoolExecutor(2, thread_name_prefix="seps-files")
         self.uploads = Uploads()
         self._waiting = 0
         self._lock = threading.Lock()
-        self._shown: OrderedDict[str, dict[str, float]] = OrderedDict()
-        self.uploaded = UploadedPictures()
-        self._rankings: Rankings[Entry] = Rankings()
-        self._lists: Rankings[str] = Rankings()
+        self._shown: Recent[dict[str, float]] = Recent(REMEMBERED)
+        self._uploaded: Recent[PictureQuery] = Recent(KEPT_PICTURES)
+        self._rankings: Recent[Sequence[Entry]] = Recent(KEPT_ROWS)
+        self._lists: Recent[Sequence[str]] = Recent(KEPT_ROWS)
         self._overview: tuple[float, int, dict[str, Any]] | None = None
 
     async def run(self, work: Callable[[], Answer], *, quick: bool = False) -> Answer:
@@ -143,11 +151,11 @@ class Service:
         if ranking is None:
             hits = in_order(find(self.searcher, asked, self._picture(asked)), asked.sort)
             if len(terms) == 1 and not terms[0].is_image:
-                self._remember(terms[0].text, hits)
+                self._shown.put(terms[0].text, {hit.id: hit.score for hit in hits[:COMPARED]})
             alike = likeness(self.searcher)
             compared = [hit.id for hit in hits[:COMPARED]]
             ranking = fold(hits, picture_vectors(self.searcher, compared) if asked.fold and hits else None, alike)
-            self._rankings.put(asked, ranking, len(hits))
+            self._rankings.put(asked, ranking, len(hits) + EMPTY_ROWS)
         every = [hit for entry in ranking for hit in (entry.hit, *entry.folded)]
         page = ranking[offset : offset + count]
         return {
@@ -166,26 +174,26 @@ class Service:
 
     def search_picture(self, data: bytes, asked: Asked, count: int) -> dict[str, Any]:
         """The best pictures for uploaded bytes, which are remembered as `Asked.upload`. Raises UnreadableImage."""
-        return self.search(replace(asked, upload=self.uploaded.put(data, self.searcher)), 0, count)
+        return self.search(replace(asked, upload=self.upload(data)), 0, count)
+
+    def upload(self, data: bytes) -> str:
+        """Encode a picture and remember it for a while; its id. Raises UnreadableImage."""
+        identity, picture = encode_upload(data, self.searcher)
+        self._uploaded.put(identity, picture)
+        return identity
+
+    def uploaded(self, identity: str) -> PictureQuery:
+        """An uploaded picture. Raises HTTPException 404 where it was never sent, or others have taken its place."""
+        kept = self._uploaded.get(identity)
+        if kept is None:
+            raise HTTPException(404, "That picture is not kept any more: the service remembers a few. Send it again.")
+        return kept
 
     def _picture(self, asked: Asked) -> PictureQuery | None:
         """The picture that is asked with. Raises HTTPException 404 where it is not there."""
         if asked.upload:
-            kept = self.uploaded.get(asked.upload)
-            if kept is None:
-                raise HTTPException(
-                    404, "That picture is not kept any more: the service remembers a few. Send it again."
-                )
-            return kept
+            return self.uploaded(asked.upload)
         return PictureQuery(*self.searcher.encode_image(self.original(asked.like)[0])) if asked.like else None
-
-    def _remember(self, query: str, hits: Sequence[Hit]) -> None:
-        """Keep the scores of a search for explanations."""
-        with self._lock:
-            self._shown[query] = {hit.id: hit.score for hit in hits[:COMPARED]}
-            self._shown.move_to_end(query)
-            while len(self._shown) > REMEMBERED:
-                self._shown.popitem(last=False)
 
     def _found(self, hit: Hit, terms: Sequence[Term] = ()) -> dict[str, Any]:
         """A hit as the API answers it; `terms` are what was asked for."""
@@ -201,7 +209,7 @@ class Service:
         ids = self._lists.get(key) if offset else None
         if ids is None:
             ids = browse.listed(self.searcher, filters, sort)
-            self._lists.put(key, ids, len(ids))
+            self._lists.put(key, ids, len(ids) + EMPTY_ROWS)
         page = browse.shown(self.searcher, list(ids[offset : offset + count]), offset + 1)
         return {
             "total": len(ids),
@@ -249,13 +257,20 @@ class Service:
             raise HTTPException(400, str(error)) from error
 
     def original(self, address: str) -> tuple[bytes, ImageSource, dict[str, Any]]:
-        """The bytes of an image's file, where they came from, and its row. Raises AwayError."""
+        """The bytes of an image's file, where they came from, and its row.
+
+        An address with a tag means the content that was indexed; a bare row id whatever is at that path now. Raises
+        AwayError where the file cannot be read, or holds another content than the address means.
+        """
         row = self.row(address, ("path", "member"))
         source = self.source(row)
         try:
-            return read_source(source), source, row
+            data = read_source(source)
         except UnreadableImage as error:
             raise AwayError(self._why_away(), self.thumbnail_address(row)) from error
+        if len(address) > _ROW and hashlib.sha256(data).hexdigest() != row["sha256"]:
+            raise AwayError(_CHANGED, self.thumbnail_address(row))
+        return data, source, row
 
     def _why_away(self) -> str:
         root = Path(self.searcher.store.settings.root)
@@ -270,10 +285,10 @@ class Service:
         source = self.source(row)
         state, note = "present", ""
         try:
-            if _has_changed(source, row):
-                state = "changed"
-                note = "The file was written again after it was indexed: scores are those of what was indexed."
-        except OSError:
+            # Copying a folder changes the time of its files, not their content.
+            if _has_changed(source, row) and hashlib.sha256(read_source(source)).hexdigest() != row["sha256"]:
+                state, note = "changed", _CHANGED
+        except (OSError, UnreadableImage):
             state, note = "missing", self._why_away()
         return {
             "id": self.address(row["id"], row["sha256"]),
@@ -300,9 +315,8 @@ class Service:
                 "is nothing to explain.",
             )
         identity, text = self.row(address)["id"], explained_sentence(text)
-        with self._lock:
-            shown = self._shown.get(text, {}).get(identity)
-        answer = self.explainer.explain(identity, text, shown)
+        shown = self._shown.get(text) or {}
+        answer = self.explainer.explain(identity, text, shown.get(identity))
         if answer is None:
             raise HTTPException(404, f"There is no image {address} in this store; it may have been removed.")
         found, row = answer
@@ -316,22 +330,6 @@ def _has_changed(source: ImageSource, row: dict[str, Any]) -> bool:
     """Whether the file is another than the one that was indexed, by size and time. Raises OSError."""
     status = os.stat(source.path)
     return (status.st_size, status.st_mtime_ns) != (row["size"], row["mtime"])
-
-
-def made_by(settings: StoreSettings) -> StoreSettings:
-    """What must stay the same while a store is served; its folders, levels, exclusions and calibration may change."""
-    return replace(
-        settings,
-        root="",
-        bank="",
-        calibration={},
-        format=0,
-        more_roots=(),
-        removed_roots=(),
-        dated=False,
-        excluded=0,
-        unreadable={},
-    )
 
 
 def _rounded(found: Explanation) -> dict[str, Any]:

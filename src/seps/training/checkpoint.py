@@ -26,7 +26,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from seps.files import read_json, sha256, sync, write_json
+from seps.files import numbered, read_json, sha256, sync, write_json
 from seps.hub.tensor_names import fitted, renamed
 
 FORMAT = 1
@@ -159,11 +159,8 @@ class CheckpointStore:
         """Rename the (damaged) checkpoints newer than `folder`, so that they do not count as kept ones."""
         for path in self.folders():
             if path.name > folder.name:
-                aside, number = path.with_name(f"damaged-{path.name}"), 1
-                while aside.exists():
-                    number += 1
-                    aside = path.with_name(f"damaged-{path.name}-{number}")
-                path.rename(aside)
+                aside = numbered(path.with_name(f"damaged-{path.name}"))
+                path.rename(next(free for free in aside if not free.exists()))
 
     def save(self, checkpoint: Checkpoint) -> Path:
         """Write a checkpoint, whole or not at all, and drop the oldest.
@@ -187,10 +184,10 @@ class CheckpointStore:
         except (OSError, SafetensorError) as error:
             shutil.rmtree(temporary, ignore_errors=True)
             previous = [path.name for path in self.folders() if path != target]
-            kept = f"{previous[-1]} is intact" if previous else "there is no earlier one"
+            kept = f"The one before it, {previous[-1]}, is intact" if previous else "There is no earlier one"
             raise CheckpointError(
                 f"The checkpoint at step {step} could not be written to {self.folder}: {error}. "
-                f"Of the earlier checkpoints {kept}. Make room, then start the same command to resume."
+                f"{kept}. Make room, then start the same command to resume."
             ) from error
         self._prune()
         return target
@@ -229,7 +226,7 @@ class CheckpointStore:
         if not best:
             return None
         problem = damage(self.folder / str(best.get("checkpoint")))
-        if problem is None and isinstance(best.get("score"), (int, float)):
+        if problem is None and isinstance(best.get("score", 0.0), (int, float)):
             return best
         self._log(f"The best checkpoint of {self.run_dir} is damaged ({problem}) and counts no more.")
         return None
@@ -280,14 +277,25 @@ def find_checkpoint(run_dir: Path | str, which: Literal["best", "last"] = "best"
         if which == "last":
             return newest
         raise CheckpointError(
-            f"The run {run_dir} has not been evaluated yet, so that it has no best checkpoint; its last checkpoint is "
-            "there ('last')."
+            f"The run {run_dir} has no best checkpoint, as it has not been evaluated yet; its last checkpoint is there "
+            "('last'; --which last)."
         )
     path = run_dir / "checkpoints" / str(name)
     problem = damage(path)
     if problem is not None:
-        raise CheckpointError(f"The best checkpoint {path} is damaged ({problem}): take 'last'.")
+        raise CheckpointError(f"The best checkpoint {path} is damaged ({problem}). {_instead(run_dir)}")
     return path
+
+
+def _instead(run_dir: Path) -> str:
+    """What can be used in place of a damaged best checkpoint."""
+    try:
+        newest = CheckpointStore(run_dir, 1, lambda _: None).newest()
+    except CheckpointError:
+        newest = None
+    if newest is None:
+        return "No other checkpoint of the run is whole: train again, into another folder."
+    return f"The newest whole one is {newest.name}: take 'last' (--which last)."
 
 
 def load_weights(folder: Path, averaged: bool = True) -> dict[str, Tensor]:

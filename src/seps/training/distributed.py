@@ -180,7 +180,10 @@ def gather_ragged(tensor: Tensor) -> Tensor:
 
 
 def mean_values(values: Mapping[str, float]) -> dict[str, float]:
-    """The mean over the ranks of named figures (the same names on each); not finite if one of them is not."""
+    """Average named figures over all ranks; every rank passes the same names.
+
+    A figure that is NaN or infinite on one rank is so in the result.
+    """
     if world_size() == 1:
         return dict(values)
     names = sorted(values)
@@ -206,7 +209,10 @@ def broadcast(tensor: Tensor) -> Tensor:
 
 
 def broadcast_json(value: T) -> T:
-    """A JSON value of rank 0, on every rank (no pickle on the way)."""
+    """Send a JSON value from rank 0 to all ranks and return it; what other ranks pass is ignored.
+
+    It travels as JSON text, never as a pickle.
+    """
     if world_size() == 1:
         return value
     text = json.dumps(value).encode() if rank() == 0 else b""

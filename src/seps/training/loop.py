@@ -32,6 +32,7 @@ from seps.training.distributed import DistributedInfo
 from seps.training.gradcache import Forward, cached_forward, plain_forward
 from seps.training.interrupt import InterruptGuard
 from seps.training.nonfinite import nonfinite_error
+from seps.training.one_run import only_run_in
 from seps.training.optim import WeightAverage, build_optimizer, clip_gradients, set_scheduled_rates
 from seps.training.seeding import seed_everything
 from seps.training.task import CachedTask, Figures, Task
@@ -45,9 +46,9 @@ _EVALUATION = 1
 class TrainResult:
     """Where a run stands when `train` returns.
 
-    `interrupted`: it was asked to stop and saved; the same call continues it. `best_score` and
-    `best_checkpoint` are None before the first finite score. `metrics` is the last evaluation of this call
-    (empty without one).
+    `interrupted`: it was asked to stop and saved; the same call continues it. `best_score` and `best_checkpoint` are
+    None before the first finite score; without a dev set the score stays None, and the last checkpoint is the best.
+    `metrics` is the last evaluation of this call (empty without one).
     """
 
     step: int
@@ -82,17 +83,19 @@ def train(
     as how to build the model. SIGINT and SIGTERM end it after the step, saved; a second SIGINT raises
     KeyboardInterrupt.
 
-    Raises ValueError for a task or a run folder that does not fit the configuration, CheckpointError when a
-    checkpoint cannot be written or read, NonFiniteLossError when the loss or gradient is NaN or infinite.
+    Raises ValueError for a task or a run folder that does not fit the configuration, and where another run is training
+    into that folder; CheckpointError when a checkpoint cannot be written or read, NonFiniteLossError when the loss or
+    gradient is NaN or infinite.
     """
     log = log or logging.getLogger("seps.training").info
     run = _Run(task, config, Path(run_dir), distributed or DistributedInfo(), device, log, dict(about or {}))
-    run.restore(resume)
-    with InterruptGuard() as guard:
-        # One bar for all processes.
-        shown = progress if progress is not None and run.info.rank == 0 else SilentProgress()
-        interrupted = run.train(guard, shown)
-    return run.result(interrupted)
+    with only_run_in(run.run_dir):
+        run.restore(resume)
+        with InterruptGuard() as guard:
+            # One bar for all processes.
+            shown = progress if progress is not None and run.info.rank == 0 else SilentProgress()
+            interrupted = run.train(guard, shown)
+        return run.result(interrupted)
 
 
 def _read(figures: Figures) -> dict[str, float]:
@@ -191,10 +194,6 @@ class _Run:
             )
 
     def _read(self, resume: bool) -> Checkpoint | None:
-        try:
-            self.run_dir.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ValueError(f"The run folder {self.run_dir} cannot be made: {error}.") from error
         refuse_foreign(self.run_dir / "metrics.jsonl")
         self.store.refuse_foreign()
         self.store.clean()
@@ -340,24 +339,22 @@ class _Run:
             figures = {name: float(value) for name, value in self.task.evaluate().items()}
         metrics = processes.broadcast_json(figures)
         self.model.train()
-        if "score" not in metrics:
+        if metrics and "score" not in metrics:
             raise ValueError(f"evaluate() of {type(self.task).__name__} gave no 'score', only {sorted(metrics)}.")
-        score = metrics["score"]
-        if not math.isfinite(score):
+        score, before = metrics.get("score"), (self.best or {}).get("score")
+        if score is not None and not math.isfinite(score):
             self.log(f"The score after step {self.step} is {score}: this checkpoint cannot become the best.")
-        is_best = math.isfinite(score) and (self.best is None or score > self.best["score"])
+        # Where nothing is measured (no dev set) the newest weights count.
+        is_best = score is None or (math.isfinite(score) and (before is None or score > before))
         epoch = self.step // self.per_epoch - 1
         if self.metrics_log is not None:
             self.metrics_log.write("eval", self.step, epoch, metrics)
         processes.on_first_rank(lambda: self.store.record_evaluation(self.step, metrics, is_best, self.labels))
         if is_best:
-            self.best = {
-                "checkpoint": self.store.folder_of(self.step).name,
-                "step": self.step,
-                "score": score,
-            }
+            self.best = {"checkpoint": self.store.folder_of(self.step).name, "step": self.step, "score": score}
         self.metrics, self.evaluated_step = metrics, self.step
-        progress.note(f"score {score:.4g}" + (" (best)" if is_best else ""))
+        if score is not None:
+            progress.note(f"score {score:.4g}" + (" (best)" if is_best else ""))
 
     def _save(self) -> None:
         if self.saved_step != self.step:
@@ -372,7 +369,7 @@ class _Run:
             "step": self.step,
             "epoch": self.step // self.per_epoch,
             "steps_per_epoch": self.per_epoch,
-            "best_score": self.best["score"] if self.best else None,
+            "best_score": self.best.get("score") if self.best else None,
             "world": self.info.world,
             "transformers": transformers_version(),
             "config": self.config.to_json(),
@@ -391,7 +388,7 @@ class _Run:
             total_steps=self.total,
             resumed_from=self.resumed_from,
             interrupted=interrupted,
-            best_score=float(best["score"]) if best else None,
+            best_score=best.get("score") if best else None,
             best_checkpoint=self.store.folder / best["checkpoint"] if best else None,
             last_checkpoint=self.store.folder_of(self.saved_step) if self.saved_step >= 0 else None,
             metrics=self.metrics,

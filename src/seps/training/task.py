@@ -52,7 +52,7 @@ class Task(Protocol):
         ...
 
     def evaluate(self) -> dict[str, float]:
-        """Figures on the dev set, among them "score", higher is better.
+        """Figures on the dev set, among them "score", higher is better; none without a dev set: the last weights count.
 
         Called on every rank, with the model in eval mode, without gradients, and on the averaged weights when
         ema_decay is set; it may use collectives to share the work. What rank 0 returns counts.
@@ -62,7 +62,11 @@ class Task(Protocol):
 
 @runtime_checkable
 class CachedTask(Protocol):
-    """What a task adds for cached gradients (`chunk_size` > 0)."""
+    """What a `Task` needs beside its own methods where `train.chunk_size` is set.
+
+    A batch is then encoded in chunks, so that it takes the memory of one chunk alone, with the gradients of the whole
+    batch (`seps.training.gradcache`).
+    """
 
     @property
     def model(self) -> nn.Module: ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import math
@@ -98,7 +99,9 @@ class MetricsLog:
 
     def close(self) -> None:
         """Close the file and TensorBoard."""
-        self._file.close()
+        # Every record is flushed as it is written: what cannot be written now is the record that `write` has told of.
+        with contextlib.suppress(OSError):
+            self._file.close()
         if self._board is not None:
             self._board.close()
 
@@ -112,9 +115,9 @@ def _tensorboard(folder: Path, purge_step: int) -> Any:
 
 
 class Progress(Protocol):
-    """Shown while training.
+    """What shows how far a training run is, such as a progress bar.
 
-    The loop calls `start` once, `update` after each step, `note` at evaluations, `stop`.
+    The loop calls `start` once, `update` after each step, `note` after each evaluation, and `stop` at the end.
     """
 
     def start(self, step: int, total: int) -> None: ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -109,6 +110,12 @@ def test_rgbnt100_leaves_junk_out_and_reports_a_strip_that_does_not_split(tmp_pa
     dataset = load("rgbnt100", root, verify_files=True, on_problem="skip")
     assert dataset.report.junk == 1 and dataset.report.counts == {"wrong_shape": 1}
     assert len(dataset.gallery) == 4
+    # Without that check, reading refuses it: a picture of one sensor among the strips was cut into three.
+    everything = load("rgbnt100", root)
+    odd = next(shot for shot in everything.gallery if shot.camid == 3)
+    for modalities in (everything.modalities, ("NI", "TI")):
+        with pytest.raises(ReidDataError, match=r"0005_c3_0001\.jpg.*700 pixels wide.*verify_files"):
+            read_record(odd, modalities, (16, 8))
 
 
 def test_msvr310_reads_scene_and_view(tmp_path: Path) -> None:
@@ -161,6 +168,12 @@ def test_rows_without_an_image_are_named(tmp_path: Path) -> None:
     assert ["line 3" in told[0], "line 4" in told[1], "line 5" in told[2], "trian" in told[2]] == [True] * 4
     with pytest.raises(ReidDataError, match="no image b in split train"):
         load("generic", tmp_path, labels="labels.csv")
+    # A split that does not exist was told of only where no image had the name; the images were said to have bad names.
+    (tmp_path / "labels.csv").write_text("name,pid,camid,split\na,5,1,Train\na,5,1,query\na,5,1,gallery\n")
+    with pytest.raises(ReidDataError) as caught:
+        load("generic", tmp_path, labels="labels.csv")
+    assert "line 2: there is no split 'Train', only train, query, gallery" in str(caught.value)
+    assert "train/RGB/a.png: no row of labels.csv with this name and split" in str(caught.value)
 
 
 def test_a_folder_that_cannot_be_read_is_not_an_empty_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,6 +250,10 @@ def test_wrong_calls_say_what_to_do(tmp_path: Path) -> None:
         load("generic", root, pattern="(")
     with pytest.raises(ReidDataError, match="generic layout"):
         load("rgbnt100", root, pattern=r"(?P<pid>\d+)")
+    (root / "train" / "notes").mkdir()
+    with pytest.raises(ReidDataError, match=r"query/notes: .*every folder of train/ .*--data\.modalities"):
+        load("generic", root)
+    (root / "train" / "notes").rmdir()
     with pytest.raises(ReidDataError, match="no usable shot"):
         load("generic", root, pattern=r"x(?P<pid>\d+)(?P<camid>\d+)", on_problem="skip")
 
@@ -260,3 +277,6 @@ def test_holdout_takes_whole_identities_that_can_be_matched() -> None:
     for part, message in ((11, "only 10"), (0, "fraction"), (1.5, "fraction"), (True, "fraction")):
         with pytest.raises(ReidDataError, match=message):
             holdout(dataset, part, seed=0)
+    one_camera = replace(dataset, train=shots(dict.fromkeys(range(20), (1, 1))))
+    with pytest.raises(ReidDataError, match=r"only 0 of 20 .* data\.holdout 0 with train\.eval_every 0"):
+        holdout(one_camera, 1, seed=0)

@@ -73,6 +73,20 @@ def test_every_query_has_a_match_from_another_camera(images: int, cameras: int) 
         assert any(s.split == "gallery" and s.identity == query.identity and s.camera != query.camera for s in plan)
 
 
+def test_a_set_is_drawn_by_one_call_at_a_time(tmp_path: Path) -> None:
+    """A second call removed the unfinished files of the first, which then could not write the next one."""
+    refused: list[str] = []
+
+    def again(done: int, count: int) -> None:
+        if not refused:
+            with pytest.raises(ValueError, match="set is being written by process") as caught:
+                make_synthetic(tmp_path / "set", **SMALL)  # type: ignore[arg-type]
+            refused.append(str(caught.value))
+
+    make_synthetic(tmp_path / "set", **SMALL, progress=again)  # type: ignore[arg-type]
+    assert len(refused) == 1 and [path.name for path in tmp_path.iterdir()] == ["set"]
+
+
 def test_a_finished_set_is_kept_and_another_folder_is_not_touched(tmp_path: Path) -> None:
     manifest = make_synthetic(tmp_path / "set", **SMALL)  # type: ignore[arg-type]
     stamp = (tmp_path / "set/manifest.json").stat().st_mtime_ns

@@ -18,6 +18,7 @@ from seps.retrieval.data import (
     ImageSource,
     RetrievalDataset,
     attach_dense,
+    load_data,
     load_jsonl,
     load_published,
     save_jsonl,
@@ -270,6 +271,56 @@ def test_published_caption_ids_follow_their_captions(published: Path) -> None:
         ("21", "22", "23"),
         ("31", "32"),
     ]
+
+
+def test_published_images_may_lack_a_description(published: Path) -> None:
+    write_lines(published / "f30k_test.jsonl", {"text": None}, {"text": " "}, {"text": "THREE"})
+    assert load(published).dense == [None, None, "THREE"]
+    (published / "f30k_test.jsonl").write_text('{"text": NaN}\n' * 3)
+    with pytest.raises(DataError, match=r"line 1: .*must be a text, not float"):
+        load(published)
+
+
+def karpathy(folder: Path, *images: dict[str, Any]) -> Path:
+    """A file of Karpathy's with the images, and those under `folder`/images."""
+    every = []
+    for image in images:
+        file = folder / "images" / image.get("filepath", "") / image["filename"]
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+        every.append({**image, "sentences": [{"raw": text, "sentid": 7} for text in image["sentences"]]})
+    (folder / "dataset_x.json").write_text(json.dumps({"dataset": "x", "images": every}))
+    return folder / "dataset_x.json"
+
+
+def test_karpathys_files_are_read_by_split(tmp_path: Path) -> None:
+    six = [f" caption {number}\n" for number in range(6)]
+    file = karpathy(
+        tmp_path,
+        {"filename": "a.jpg", "split": "test", "sentences": six},
+        {"filename": "COCO_1.jpg", "filepath": "val2014", "cocoid": 1, "split": "restval", "sentences": ["one"]},
+        {"filename": "é 日本.jpg", "split": "train", "sentences": ["two", "three"]},
+    )
+    (record,) = load_data(f"{file}:test").records
+    assert (record.id, record.captions, record.dense) == ("a.jpg", tuple(f"caption {i}" for i in range(5)), None)
+    assert record.source.path == tmp_path.resolve() / "images" / "a.jpg" and not record.caption_ids
+    both = load_data(f"{file}:train+restval")
+    assert [record.id for record in both.records] == ["COCO_1.jpg", "é 日本.jpg"] and both.label == (
+        "dataset_x/train+restval"
+    )
+    assert both.sources[0].path == tmp_path.resolve() / "images" / "val2014" / "COCO_1.jpg"
+    with pytest.raises(DataError, match=r"has the splits restval, test, train: name one of them, as .*json:restval"):
+        load_data(str(file))
+    with pytest.raises(DataError, match="no split 'dev'; its splits are: restval, test, train"):
+        load_data(f"{file}:dev")
+    with pytest.raises(DataError, match="no file of splits"):
+        load_data(f"{write_lines(tmp_path / 'lines.json', {'image': 'a.jpg', 'captions': ['a']})}:test")
+    file.write_text(file.read_text().replace("a.jpg", "../../a.jpg"))
+    with pytest.raises(DataError, match=r"image 1: the path '../../a.jpg' leads out of"):
+        load_data(f"{file}:test")
+    file.write_text('{"images": [{"split": "test", "filename": "a.jpg", "sentences": [{"tokens": []}]}]}')
+    with pytest.raises(DataError, match="image 1: caption 1 must be a text, not NoneType"):
+        load_data(f"{file}:test")
 
 
 def test_published_without_its_jsonl_has_no_dense_text(published: Path) -> None:

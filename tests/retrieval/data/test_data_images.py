@@ -122,6 +122,16 @@ def test_every_mode_becomes_rgb(
     assert (pixels.float().mean((1, 2)) - torch.tensor(expected)).abs().max() <= 3
 
 
+@pytest.mark.parametrize(("mode", "fill"), [("F", 0.5), ("I", 1 << 20), ("I", -1)])
+def test_numbers_of_an_unknown_range_are_refused_and_not_made_white_or_black(
+    tmp_path: Path, mode: str, fill: float
+) -> None:
+    source = saved(tmp_path / "x.tif", encoded(Image.new(mode, (20, 20), fill), "TIFF"))
+    with pytest.raises(UnreadableImage, match=r"its pixels .*Save it with 8 or 16 bits per value") as caught:
+        read_image(source, (5, 5))
+    assert caught.value.kind == "of more than 16 bits"
+
+
 def test_palette_transparency_lies_on_white(tmp_path: Path) -> None:
     image = Image.new("P", (10, 10), 1)
     image.putpalette([0, 0, 0, 9, 9, 9])

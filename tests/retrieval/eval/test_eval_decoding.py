@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tarfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,7 @@ def test_each_picture_is_decoded_once(
     shown = json.loads(capsys.readouterr().out)
     options = {"bank": "--bank" in more, "lexical": "--lexical" in more}
     report = evaluate(from_pretrained(model_folder), load_jsonl(dev_scenes), shown["protocol"], **options)
-    assert shown == {"model": str(model_folder), **report.as_dict()}
+    assert shown == {"model": str(model_folder), **report.as_dict(), "images_left_out": 0}
 
 
 def test_each_picture_is_decoded_once_for_the_extended_figures(
@@ -113,15 +114,81 @@ def test_bad_pictures_are_named_and_left_out_without_a_second_decoding(
     assert main(words) == 0
     shown = capsys.readouterr()
     assert decoded == {name: 1 for name in once(dev_scenes) if name != "dev003.png"}
-    assert "1 of 24 image without their file" in shown.err
+    assert "1 of 24 images without their file" in shown.err and "Left out; check the paths" in shown.err
     assert "dev000.png" in shown.err and "dev013.png" in shown.err and "cannot be decoded" in shown.err
     good = [k for k in range(24) if k not in (0, 3, 13)]
     expected = evaluate(from_pretrained(model_folder), load_jsonl(dev_scenes).subset(good))
     figures = json.loads(shown.out)
     assert (figures["images"], figures["rsum"]) == (21, expected.metrics.rsum)
+    names = {kind: fault["images"] for kind, fault in figures["left_out"].items()}
+    assert names == {"missing": ["dev003.png"], "unreadable": ["dev000.png", "dev013.png"]}
+    assert figures["images_left_out"] == 3 == sum(fault["count"] for fault in figures["left_out"].values())
+    assert main([*words[:4], str(dev_scenes), *words[5:]]) == 0
+    whole = json.loads(capsys.readouterr().out)
+    assert whole["images_left_out"] == 0 and "left_out" not in whole
     assert main([*words, "--strict"]) == 2
     assert "dev003.png" in capsys.readouterr().err
-    for name in once(dev_scenes):
+    first, *others = once(dev_scenes)
+    for name in others:
         (data.parent / name).write_bytes(b"no picture")
+    shutil.copy(dev_scenes.parent / first, data.parent)
+    assert main(words) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["images_left_out"] == 23 and len(figures["left_out"]["unreadable"]["images"]) == 10
+    (data.parent / first).write_bytes(b"no picture")
     assert main(words) == 2
     assert "No usable image is left" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (["--folds", "7"], "24 images cannot be cut into 7 equal folds; choose a divisor of 24."),
+        (["--protocol", "published", "--bank"], "the bank does not go with protocol 'published'"),
+        (["--protocol", "published"], "needs a description of every image, but 24 have none"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_told_before_a_picture_is_decoded(
+    model_folder: Path,
+    dev_scenes: Path,
+    tmp_path: Path,
+    decoded: Counter[str],
+    capsys: pytest.CaptureFixture[str],
+    more: list[str],
+    told: str,
+) -> None:
+    data, lines = dev_scenes, map(json.loads, dev_scenes.read_text().splitlines())
+    if "24 have none" in told:
+        data = tmp_path / "undescribed.jsonl"
+        data.write_text("".join(json.dumps({**line, "dense": None}) + "\n" for line in lines))
+    words = ["eval", "--model", str(model_folder), "--data", str(data), "--images", str(dev_scenes.parent)]
+    assert main([*words, *more]) == 2
+    assert told in capsys.readouterr().err and not decoded
+
+
+def test_folds_that_a_bad_picture_breaks_name_it(
+    model_folder: Path, dev_scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = spoiled(dev_scenes, tmp_path / "data")
+    assert main(["eval", "--model", str(model_folder), "--data", str(data), "--folds", "3"]) == 2
+    assert "23 images cannot be cut into 3 equal folds; choose a divisor of 23, or mend the 1 that were left out" in (
+        capsys.readouterr().err
+    )
+    shutil.copy(dev_scenes.parent / "dev003.png", data.parent)
+    assert main(["eval", "--model", str(model_folder), "--data", str(data), "--folds", "3"]) == 2
+    assert "22 images cannot be cut into 3 equal folds; choose a divisor of 22, or mend the 2 that were left out" in (
+        capsys.readouterr().err
+    )
+
+
+def test_a_compressed_shard_is_named_as_such(
+    model_folder: Path, dev_scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its pictures were "without their file", though it is there."""
+    name = load_jsonl(dev_scenes).records[0].source.path.name
+    with tarfile.open(tmp_path / "s.tar.gz", "w:gz") as shard:
+        shard.add(dev_scenes.parent / name, name)
+    line = {"image": name, "shard": "s.tar.gz", "captions": ["a thing"]}
+    (tmp_path / "data.jsonl").write_text(json.dumps(line) + "\n")
+    assert main(["eval", "--model", str(model_folder), "--data", str(tmp_path / "data.jsonl")]) == 2
+    assert "is not an uncompressed tar file" in capsys.readouterr().err

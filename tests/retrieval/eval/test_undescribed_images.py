@@ -4,6 +4,7 @@ how much the description counts, and teach its part of the loss nothing. And set
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from seps.retrieval.data import load_jsonl
 from seps.retrieval.eval.evaluate import encode_images
 from seps.retrieval.heads import ImageFeatures, Scores
 from seps.retrieval.model import RetrievalModel
+from seps.retrieval.pretrained import save_pretrained
 from seps.retrieval.train import run as training
 from seps.retrieval.train.task import RetrievalTask
 
@@ -89,3 +91,17 @@ def test_a_typo_on_the_command_line_is_a_sentence(tmp_path, capsys):
     said = capsys.readouterr().err
     assert code != 0 and "Traceback" not in said
     assert "sparse_ratoi" in said and "did you mean 'sparse_ratio'" in said
+
+
+def test_the_table_says_that_nothing_was_described(model, dev_scenes, tmp_path, capsys):
+    save_pretrained(model, tmp_path / "model")
+    lines = [json.loads(line) for line in dev_scenes.read_text().splitlines()]
+    bare = [{"image": line["image"], "captions": line["captions"]} for line in lines]
+    (tmp_path / "bare.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in bare))
+    command = ["eval", "--model", str(tmp_path / "model"), "--images", str(dev_scenes.parent), "--data"]
+    assert main([*command, str(tmp_path / "bare.jsonl")]) == 0
+    assert "24 images, none with a description" in capsys.readouterr().out
+    assert main([*command, str(dev_scenes)]) == 0
+    assert "24 images, 24 with a description" in capsys.readouterr().out
+    assert main([*command, str(dev_scenes), "--protocol", "none"]) == 0
+    assert "description" not in capsys.readouterr().out

@@ -7,8 +7,11 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
+import seps
 from seps.cli.main import call
 from seps.retrieval.explain.stored import StoredExplainer, find_image
 from seps.retrieval.index.rows import StoreError, row_id
@@ -113,6 +116,22 @@ def test_the_thumbnail_is_drawn_where_the_file_is_gone(tmp_path: Path, capsys: p
     out = tmp_path / "why.png"
     said = asked(capsys, "explain", "p00.jpg", QUERY, "--store", str(tmp_path / "s"), "-o", str(out))
     assert out.is_file() and "thumbnail is drawn instead" in said
+
+
+def test_an_explanation_is_not_drawn_on_another_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The file was replaced after it was indexed: the parts of the score are those of what was there before."""
+    folder = gallery(tmp_path / "g", 2)
+    index(folder, tmp_path / "s")
+    with Image.open(folder / "p00.jpg") as before:
+        grey = np.asarray(before.convert("L")).mean()
+    words = ["explain", "p00.jpg", QUERY, "--store", str(tmp_path / "s"), "-o", str(tmp_path / "why.png")]
+    assert "changed" not in asked(capsys, *words)
+    Image.new("RGB", (60, 44), (255, 0, 0)).save(folder / "p00.jpg")
+    assert "changed after it was indexed; the store's thumbnail is drawn" in asked(capsys, *words)
+    library = seps.Library(store=tmp_path / "s")
+    why = next(one for one in library.search(QUERY) if one.path.name == "p00.jpg").explain()
+    assert "changed after it was indexed" in why.explanation.note
+    assert abs(np.asarray(why.photo.convert("L")).mean() - grey) < 3
 
 
 def test_names_and_words_do_not_reach_the_terminal_as_commands(

@@ -66,6 +66,24 @@ def test_lines_of_data_sets_and_of_failed_captions_are_no_fault(tmp_path: Path) 
     assert index(folder, tmp_path / "s").description_problems == []
 
 
+def test_one_pattern_or_file_may_come_as_a_text(tmp_path: Path) -> None:
+    """Its letters would be taken for patterns, and '*' of '*.gif' is everything."""
+    folder = gallery(tmp_path / "g", 3, described=2)
+    described = index(folder, tmp_path / "s").described
+    (folder / "data.jsonl").rename(tmp_path / "dense.jsonl")
+    report = index(folder, tmp_path / "s", exclude="*.gif", forget_descriptions="p00.jpg")
+    assert (described, report.described, report.excluded) == (2, 1, 0)
+    options = IndexOptions(workers=1, bank=False)
+    file = str(tmp_path / "dense.jsonl")
+    assert index_folder(folder, tmp_path / "t", model(), model_folder(), dense=file, options=options).described == 2
+
+
+@pytest.mark.parametrize("name", ["batch_size", "workers"])
+def test_numbers_of_options_are_checked(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} of IndexOptions is 0"):
+        IndexOptions(**{name: 0})  # type: ignore[arg-type]
+
+
 def test_a_file_that_is_not_there_stops(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="There is no file"):
         index_with(gallery(tmp_path / "g", 1), tmp_path / "s", tmp_path / "none.jsonl")

@@ -18,7 +18,7 @@ from seps.retrieval.data.ignoring import BY_FILE, BY_OPTION, IGNORE_FILE, option
 from seps.retrieval.index.maintenance import verify
 from seps.retrieval.index.search import Searcher
 from seps.retrieval.index.store import Store
-from stores import gallery, index, model_folder, paint
+from stores import gallery, index, model, model_folder, paint
 
 CASES = json.loads((Path(__file__).parents[2] / "golden" / "gitignore.json").read_text())
 """Files and folders, and lines of an ignore file in one of the folders with the files that git then leaves out."""
@@ -189,3 +189,25 @@ def test_a_picture_that_moves_out_of_an_excluded_folder_is_found(tmp_path: Path)
     os.replace(folder / "sub" / "p01.jpg", folder / "moved.jpg")
     report = index(folder, store)
     assert report.moved == 1 and "moved.jpg" in found_by(store)
+
+
+def test_an_open_searcher_follows_what_others_exclude(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings were those of the start: a service went on finding pictures that had been excluded, and could not open
+    those of a folder that had been added."""
+    from datetime import timedelta
+
+    monkeypatch.setattr("seps.retrieval.index.store._FRESH", timedelta(0))
+    folder, place = gallery(tmp_path / "g", 6), tmp_path / "s"
+    index(folder, place)
+    searcher = Searcher(place, model())
+    assert len(searcher.search("a dog", 20)) == 6
+    index(folder, place, exclude=["sub/*"])
+    kept = {hit.path for hit in searcher.search("a dog", 20)}
+    assert kept and not any(path.startswith("sub/") for path in kept)
+    assert searcher.store.settings.excluded == 6 - len(kept)
+    assert searcher.calibration == Searcher(place, model()).calibration
+    further = gallery(tmp_path / "h", 2)
+    index(further, place, exclude=["sub/*"], add=True)
+    new = [hit for hit in searcher.search("a dog", 20) if hit.path.startswith("/")]
+    assert new and all(searcher.image_source({"path": hit.path, "member": None}).path.is_file() for hit in new)
+    searcher.close()

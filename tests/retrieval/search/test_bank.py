@@ -343,7 +343,8 @@ def test_the_cache_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """Where it cannot be written or another model's is there; old files go."""
     monkeypatch.setattr(bank_module, "cache_folder", lambda: tmp_path / "absent")
     made = fresh_process(monkeypatch)
-    assert bank_of(model()).vectors.shape[0] == 40 and made == [1] and not list(tmp_path.iterdir())
+    with pytest.warns(UserWarning, match="cannot be kept .No such file.*Set HF_HOME"):
+        assert bank_of(model()).vectors.shape[0] == 40 and made == [1] and not list(tmp_path.iterdir())
     monkeypatch.setattr(bank_module, "cache_folder", lambda: tmp_path)
     monkeypatch.setattr(bank_module, "KEPT_FILES", 1)
     monkeypatch.setattr(bank_module, "_MADE", {})
@@ -351,6 +352,17 @@ def test_the_cache_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     os.utime(tmp_path / "older.bank", (1, 1))
     bank_of(model())
     assert made == [1, 1] and "older.bank" not in os.listdir(tmp_path)
+
+
+def test_a_file_in_place_of_the_cache_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`HF_HOME` that leads to a file ended the command."""
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setattr("huggingface_hub.utils._cache_assets.HF_ASSETS_CACHE", str(tmp_path / "file" / "assets"))
+    made = fresh_process(monkeypatch)
+    with pytest.warns(UserWarning, match="cannot be kept .Not a directory.*Set HF_HOME") as told:
+        first = bank_of(model())
+        assert bank_of(model()) is first and made == [1]
+    assert len(told) == 1
 
 
 def test_command_line(photos: Path, searcher: Searcher, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from tests.stores import TEXTS, few_sentences, gallery, index, model
 from seps.retrieval.index.rows import Filters, Row, row_id
 from seps.retrieval.index.search import Hit, Searcher
 from seps.retrieval.index.store import Store
-from seps.retrieval.vector_index import Prior, pool
+from seps.retrieval.table.vector_index import Prior, pool
 
 COPIES = 12
 """Rows that each picture of the gallery gets, with a level and a vector of its own."""
@@ -59,7 +59,7 @@ def test_all_rows_as_candidates_give_what_exhaustive_scoring_gives(
     store.put([row for row in copies(store) if row.bank is not None])
     if indexed:
         monkeypatch.setattr("seps.retrieval.index.store.INDEX_ABOVE", 50)
-        monkeypatch.setattr("seps.retrieval.vector_index.LEAST_PROBES", 1)
+        monkeypatch.setattr("seps.retrieval.table.vector_index.LEAST_PROBES", 1)
         store.tidy(always=True)
         assert store.indexed()
     searcher = Searcher(store, model())
@@ -102,7 +102,7 @@ def test_a_prior_takes_the_first_of_equals_and_the_mean_for_a_missing_level() ->
 
 def test_a_search_while_rows_are_added_sees_whole_commits(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every answer is that of the store after some commit: none of a commit's rows is missing, none is there twice."""
-    monkeypatch.setattr("seps.retrieval.index.store.FRAGMENTS", 3)
+    monkeypatch.setattr("seps.retrieval.table.upkeep.FRAGMENTS", 3)
     monkeypatch.setattr("seps.retrieval.index.store._FRESH", timedelta(0))
     store = Store.open(place)
     commits = [copies(store)[8 * n : 8 * n + 8] for n in range(COPIES)]

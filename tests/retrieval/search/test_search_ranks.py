@@ -81,6 +81,19 @@ def test_all_patches_kept_is_no_slimming(photos: Path, searcher: Searcher, tmp_p
     assert Searcher(tmp_path / "s", model()).search("a dog") == searcher.search("a dog")
 
 
+@pytest.mark.parametrize("pixels", [True, False])
+def test_the_vector_of_a_picture_does_not_depend_on_those_beside_it(
+    pixels: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A picture without description, next to a described one and alone; also where the head sees no pixels."""
+    monkeypatch.setattr(type(model().head), "uses_pixels", pixels)
+    tokens = torch.randn(2, 9, 32)
+    dense, mask = model().encode_descriptions(["a dog runs", None])
+    beside = image_vectors(model(), ImageFeatures(tokens, dense, mask))[1]
+    alone = image_vectors(model(), ImageFeatures(tokens[1:]))[0]
+    assert torch.equal(beside, alone) and bool(alone.any()) == pixels
+
+
 def test_vector_is_the_pooled_part(photos: Path) -> None:
     """The dot product of the vectors, times the weight, is the pooled part of the score."""
     net = model().head.net

@@ -65,9 +65,9 @@ def photos(folder: Path, count: int = 7, described: int = 0) -> Path:
 
 
 def indexed(folder: Path, store: Path, family: str = "clip", **options: Any) -> Searcher:
-    """A store of plain scores: without the bank, unless asked."""
+    """A store of plain scores, unless asked otherwise: without the bank, vectors as whole as the model makes them."""
     model = load_search_model(dual_folder(family))
-    settings = IndexOptions(**{"workers": 1, "bank": False, **options})
+    settings = IndexOptions(**{"workers": 1, "bank": False, "precision": "float32", **options})
     index_folder(folder, store, model, str(dual_folder(family)), options=settings)
     return Searcher(store, model)
 
@@ -188,15 +188,14 @@ def test_a_plain_store_of_a_dual_encoder_gets_its_bank(tmp_path: Path, monkeypat
 
 
 def test_a_small_store_of_a_dual_encoder(tmp_path: Path) -> None:
-    """Vectors in half the bytes, descriptions in codes; the scores hardly change, and the bank may come later."""
+    """Vectors and descriptions in codes; the scores hardly change, and the bank may come later."""
     folder = photos(tmp_path / "photos", described=3)
     usual = indexed(folder, tmp_path / "usual", bank=True)
     small = indexed(folder, tmp_path / "small", precision="int4", bank=True)
     indexed(folder, tmp_path / "later", precision="int4")
     later = indexed(folder, tmp_path / "later", precision="int4", bank=True)
-    kinds = [searcher.store.nearest(np.zeros(searcher.store.settings.vector_width), 1, ["vector"]).vectors().dtype
-             for searcher in (usual, small)]  # fmt: skip
-    assert kinds == [np.float32, np.float16] and verify(small.store) == []
+    assert [searcher.store.settings.vector_codes for searcher in (usual, small)] == [None, "int8"]
+    assert verify(small.store) == []
     for query in QUERIES:
         wanted = {hit.path: hit.score for hit in usual.search(query, 20)}
         found = {hit.path: hit.score for hit in small.search(query, 20)}
@@ -247,7 +246,7 @@ def test_another_model_is_refused_and_nothing_is_lost(tmp_path: Path) -> None:
         indexed(folder, tmp_path / "t", keep_patches=3)
     with pytest.raises(StoreError, match="means is 2, but of this model one vector per image"):
         indexed(folder, tmp_path / "t", means=2)
-    with pytest.raises(StoreError, match=r"keeps one vector and all words .* as float16, not one vector and 5 words"):
+    with pytest.raises(StoreError, match=r"keeps one vector as floats and all words .* as float32, not .* and 5 words"):
         indexed(folder, tmp_path / "s", keep_words=5)
     assert not (tmp_path / "t").exists()
     assert len(Searcher(tmp_path / "s").search("dog", k=20)) == 7
@@ -335,9 +334,6 @@ class Colours:
 
     def text_vectors(self, texts: Any) -> torch.Tensor:
         return F.normalize(torch.tensor([[name in text for name in ("red", "green", "blue")] for text in texts]) + 1e-3)
-
-    def image_tokens(self, prepared: Any) -> None:
-        return None
 
     def cut(self, text: str) -> None:
         return None

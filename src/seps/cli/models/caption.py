@@ -98,7 +98,12 @@ def add_options(parser: Parser) -> None:
     )
     add("--url", help=f"address of a server that speaks the OpenAI chat protocol (default: {LOCAL_URL})")
     add("--api-key-file", type=input_file, metavar="FILE", help="file that holds the server's key")
-    add("--api-key-env", default="OPENAI_API_KEY", metavar="NAME", help="else its variable (default: %(default)s)")
+    add(
+        "--api-key-env",
+        default="OPENAI_API_KEY",
+        metavar="NAME",
+        help="or its environment variable (default: %(default)s)",
+    )
     _add_fields(
         group,
         BackendConfig(),
@@ -122,7 +127,7 @@ def add_options(parser: Parser) -> None:
     )
     _add_fields(group, CaptionConfig(), ("--bad-retries", non_negative, "ask again after a bad answer"))
     add = group.add_argument
-    add("--accept", nargs="+", choices=ACCEPTABLE, default=[], help="bad answers to take all the same")
+    add("--accept", nargs="+", choices=ACCEPTABLE, default=[], help="kinds of bad answers to accept anyway")
     add("--retry-failed", action="store_true", help="try images again that an earlier run set aside")
     add("--mixed", action="store_true", help="allow several models or settings in one file")
 
@@ -258,6 +263,8 @@ def _print(report: dict[str, Any]) -> None:
     for sample in report["samples"]:
         text = printable(" ".join(sample["dense"].split()))
         print(f"{printable(sample['image'])}: {text[:300]}{'...' if len(text) > 300 else ''}")
+    if report["set_aside_before"]:
+        print("Images that an earlier run set aside were not asked for again; --retry-failed does that.")
     if report["failed"]:
         print(f"Images without a description, and why: {printable(report['failed'])}")
     if report["interrupted"]:

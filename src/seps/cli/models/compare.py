@@ -14,6 +14,7 @@ from seps.cli.shared.argtypes import default_device, device, input_file, non_neg
 from seps.cli.shared.errors import EXIT_USER_ERROR
 from seps.cli.shared.parser import FORMER_OPTIONS, Parser, add_plugins
 from seps.cli.shared.text import say
+from seps.files import write_text
 from seps.plugins import load_plugins
 from seps.retrieval.config import RunConfig
 
@@ -52,6 +53,7 @@ def run(options: argparse.Namespace) -> int:
     out.mkdir(parents=True, exist_ok=True)
     failed = 0
     if not options.report:
+        _recipe(options, out)  # also where all is done already: other settings must not show these results
         done = {(result["name"], result["seed"]) for result in finished(out / "results.jsonl")}
         # All entries with the first seed come first, so that a run cut off leaves whole seeds.
         trials = [
@@ -101,18 +103,25 @@ def _recipe(options: argparse.Namespace, out: Path) -> RunConfig:
     # Without a result there is nothing to keep apart: a recipe that failed may be corrected.
     if path.is_file() and finished(out / "results.jsonl"):
         written = json.loads(path.read_text(encoding="utf-8"))
-        if _comparable(written) != _comparable(_settings(options.suite, recipe)):
+        now = _settings(options.suite, recipe)
+        for name in {*now["data"]} - {*written.get("data", {})}:  # a former release did not write the files' names
+            del now["data"][name]
+        if _comparable(written) != _comparable(now):
             raise ValueError(
-                f"{out} holds results of another suite or recipe (see {path}): use the same one, or another --out."
+                f"{out} holds results of another suite or recipe, or of other data (see {path}): use the same, or "
+                "another --out."
             )
     return recipe
 
 
 def _settings(suite: str, recipe: RunConfig) -> dict[str, Any]:
-    """What is written down of a recipe: everything but where the data lies."""
+    """What is written down of a recipe: everything but where the data lies; of its files the names."""
     settings: dict[str, Any] = {"suite": suite, **json.loads(json.dumps(asdict(recipe)))}
-    for place in ("train", "dev", "dense", "images_root"):
-        del settings["data"][place]
+    data = settings["data"]
+    del data["images_root"]
+    data["train"] = Path(data["train"]).name
+    for name in ("dev", "dense"):
+        data[name] = [Path(place).name for place in data[name]]
     return settings
 
 
@@ -155,7 +164,7 @@ def _outcomes(options: argparse.Namespace, trials: Sequence[Trial], out: Path) -
     size = vision_encoder(recipe.model.vision, image_size=recipe.model.image_size, pretrained=False).image_size
     shared = read_data(recipe, sets, size, say, folder=runs)
     written = json.dumps(_settings(options.suite, recipe), indent=1) + "\n"
-    (out / "recipe.json").write_text(written, encoding="utf-8")
+    write_text(out / "recipe.json", written)
     try:
         # Also a single run at a time has a process of its own: if memory runs out the system ends that one alone.
         # The workers share the processor already; a pool of tokenizer threads in each would only be in the way.
@@ -177,7 +186,7 @@ def _report(name: str, out: Path) -> None:
 
     results, suite = finished(out / "results.jsonl"), suite_with_own_rows(name)
     table = markdown(results, suite)
-    (out / "table.md").write_text(table, encoding="utf-8")
+    write_text(out / "table.md", table)
     print(table)
     if plot_differences(results, suite, out / "plot.png"):
         say(f"The differences as a picture: {out / 'plot.png'}")

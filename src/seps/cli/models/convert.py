@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from seps.cli.shared.argtypes import output_folder, positive_fraction
 from seps.cli.shared.parser import Parser
-from seps.cli.shared.text import printable
+from seps.cli.shared.text import printable, typed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
     model = convert_published(options.checkpoint, vision=options.vision, text=options.text)
     save_pretrained(model, options.out, about={"converted_from": options.checkpoint})
     out = printable(options.out)
-    print(f"Wrote {out}. Evaluate it with: seps eval --model {out} --data FILE.jsonl")
+    print(f"Wrote {out}. Evaluate it with: seps eval --model {typed(options.out)} --data FILE.jsonl")
     return 0
 
 
@@ -69,5 +69,6 @@ def _demo(options: argparse.Namespace, state: dict[str, Tensor] | None) -> int:
     for part, count in made.groups().items():
         print(f"  {printable(part)}: {count}")
     branches = "1, 2 or 3" if made.trained.model.sdtps is not None else "1, the original branch"
-    print(f"Wrote {out}; its features are pattern {branches}. Next: seps reid eval {out} --data.root FOLDER")
+    print(f"Wrote {out}; its features are pattern {branches}.")
+    print(f"Next: seps reid eval {typed(options.out)} --data.root FOLDER")
     return 0

@@ -35,7 +35,11 @@ def add_options(parser: Parser) -> None:
         help="'base' (default), 'mini', a model folder, a run of seps train, or a dual encoder by preset "
         "(clip-b-32), hub id or folder",
     )
-    parser.add_argument("--data", required=True, help="JSONL file, or FOLDER:SPLIT[:NAME] of the published layout")
+    parser.add_argument(
+        "--data",
+        required=True,
+        help="JSONL file, FOLDER:SPLIT[:NAME] of the published layout, or FILE.json:SPLIT of Karpathy's files",
+    )
     parser.add_argument("--images", type=input_folder, help="folder the images are in (default: that of the JSONL)")
     parser.add_argument("--dense", type=input_file, help="JSONL of descriptions by image, e.g. from seps caption")
     parser.add_argument(
@@ -56,15 +60,15 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "--lexical",
         action="store_true",
-        help="add what seps search adds for rare words of a caption that stand in a description",
+        help="add what seps search adds for rare words of a caption that occur in a description",
     )
     parser.add_argument(
         "--bank",
         action="store_true",
-        help="correct scores by background queries: photos as seps search does, captions where photos ask for them; "
+        help="correct the scores of photos by background queries, as seps search does, and those of captions likewise; "
         "off for figures that others compare with",
     )
-    parser.add_argument("--folds", type=positive, default=1, help="average over that many parts (COCO 1K: 5)")
+    parser.add_argument("--folds", type=positive, default=1, help="average over this many equal parts (COCO 1K: 5)")
     parser.add_argument(
         "--extended",
         action="store_true",
@@ -92,8 +96,9 @@ def run(options: argparse.Namespace) -> int:
 
     from seps.cli.shared.progress import stage_progress
     from seps.retrieval.data import attach_dense, check_dataset, load_data
+    from seps.retrieval.data.check import left_out
     from seps.retrieval.eval.encoding import encode_readable
-    from seps.retrieval.eval.evaluate import evaluate
+    from seps.retrieval.eval.evaluate import check_evaluation, evaluate
     from seps.retrieval.eval.extended import extended, load_answers
     from seps.retrieval.index.zeroshot import ZeroShotModel, load_search_model
 
@@ -103,17 +108,23 @@ def run(options: argparse.Namespace) -> int:
     if options.dense:
         dataset = attach_dense(dataset, options.dense)
     # Only files and texts are looked at here: the pictures are decoded once, when they are encoded.
-    dataset = _without_faults(dataset, check_dataset(dataset), options.strict)
+    checked = check_dataset(dataset)
+    whole, dataset = len(dataset), _without_faults(dataset, checked, options.strict)
+    wanted = {"folds": options.folds, "bank": options.bank}
+    # What cannot be evaluated is told before the pictures are encoded, which may take hours.
+    check_evaluation(dataset, options.protocol, **wanted, left_out=whole - len(dataset))
     more = None if answers is None else extended(dataset, answers)
     model = load_search_model(options.model, device=options.device or default_device())
     if options.description_weight is not None:
         if isinstance(model, ZeroShotModel):
             raise ValueError("A dual encoder has no weight of the description to set; leave --description-weight out.")
         model.set_description_weight(options.description_weight)
+    check_evaluation(dataset, options.protocol, model=model, **wanted, left_out=whole - len(dataset))
     with stage_progress() as progress:
         tokens, report = encode_readable(model, dataset, progress=progress)
     if report.findings:
         dataset = _without_faults(dataset, report, options.strict)
+        check_evaluation(dataset, options.protocol, **wanted, left_out=whole - len(dataset))
         more = None if answers is None else extended(dataset, answers)
     with stage_progress() as progress:
         result = evaluate(
@@ -129,7 +140,7 @@ def run(options: argparse.Namespace) -> int:
             extended=more,
             progress=progress,
         )
-    figures = {"model": options.model, **result.as_dict()}
+    figures = {"model": options.model, **result.as_dict(), **left_out([checked, report])}
     if result.warning:
         print(f"Warning: {printable(result.warning)}", file=sys.stderr)
     if options.json == "-":
@@ -149,9 +160,10 @@ def _without_faults(dataset: RetrievalDataset, report: CheckReport, strict: bool
     from seps.retrieval.data import drop_bad
 
     report.raise_if(strict)
-    for sentence in report.sentences():
+    left = drop_bad(dataset, report)
+    for sentence in report.sentences(left_out=True):
         print(printable(sentence), file=sys.stderr)
-    return drop_bad(dataset, report)
+    return left
 
 
 def _table(title: str, report: EvaluationReport) -> None:
@@ -168,7 +180,9 @@ def _table(title: str, report: EvaluationReport) -> None:
         table.add_row(name, *(f"{value:.1f}" for value in values))
     console = Console()
     console.print(table)
-    described = f", {report.images_with_description} with a description" if report.images_with_description else ""
+    described = ""
+    if report.protocol == "image":
+        described = f", {report.images_with_description or 'none'} with a description"
     console.print(
         f"rSum [bold]{metrics.rsum:.1f}[/]   {metrics.images} images{described}, {metrics.captions} captions, "
         f"protocol [bold]{report.protocol}[/]"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from seps.bundle import GENERATED, LANGUAGES, STYLES, single_file
 from seps.cli.shared.argtypes import output_file_or_stdout
 from seps.cli.shared.parser import Parser
 from seps.cli.shared.text import printable
+from seps.files import write_text
 
 
 def add_options(parser: Parser) -> None:
@@ -49,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
     path = Path(options.out)
     if not options.force and path.exists() and not _is_ours(path):
         raise ValueError(f"{path} is there and was not written by seps modules. Name another file, or give --force.")
-    path.write_text(text, encoding="utf-8")
+    write_text(Path(os.path.realpath(path)), text)  # a link stays one
     print(
         f"Wrote {printable(str(path))} ({len(text.splitlines())} lines). "
         f"It needs torch alone: from {printable(path.stem)} import SEPSLoss. Run as a program, it tests itself."

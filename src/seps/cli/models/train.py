@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import argparse
 import os
+from typing import TYPE_CHECKING
 
 from seps.cli.shared.argtypes import default_device, device, input_file, output_folder
 from seps.cli.shared.errors import EXIT_INTERRUPTED
 from seps.cli.shared.parser import FORMER_OPTIONS, Parser, add_plugins
-from seps.cli.shared.text import say
+from seps.cli.shared.text import say, typed
 from seps.plugins import load_plugins
 from seps.retrieval.config import RunConfig
+
+if TYPE_CHECKING:
+    from seps.training import TrainResult
 
 
 def add_options(parser: Parser) -> None:
@@ -59,10 +63,19 @@ def run(options: argparse.Namespace) -> int:
             log=say if first else None,
         )
     if first:
-        named = f" under protocol {result.labels['protocol']}" if "protocol" in result.labels else ""
-        print(f"Step {result.step} of {result.total_steps}; best score on dev{named}: {result.best_score}.")
+        print(f"Step {result.step} of {result.total_steps}; {_chosen(result)}.")
         if result.interrupted:
             print(f"Interrupted and saved; run the same command to go on with {options.out}.")
         else:
-            print(f"Evaluate it with: seps eval --model {options.out}/model --data FILE.jsonl")
+            print(f"Evaluate it with: seps eval --model {typed(options.out)}/model --data FILE.jsonl")
     return EXIT_INTERRUPTED if result.interrupted else 0
+
+
+def _chosen(result: TrainResult) -> str:
+    """Which checkpoint is the model, and by which score."""
+    if result.best_score is not None:
+        named = f" under protocol {result.labels['protocol']}" if "protocol" in result.labels else ""
+        return f"best score on dev{named}: {result.best_score:.1f}"
+    if result.best_checkpoint is not None:
+        return "without a dev set (--data.dev) the last checkpoint is the model"
+    return "no score on dev yet"

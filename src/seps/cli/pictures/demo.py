@@ -11,6 +11,7 @@ from seps.cli.shared.argtypes import output_file_anywhere
 from seps.cli.shared.outputs import is_our_picture, save_picture
 from seps.cli.shared.parser import Parser
 from seps.cli.shared.text import printable
+from seps.files import numbered
 from seps.retrieval.config import DEFAULT_MODEL
 
 
@@ -27,7 +28,7 @@ def add_options(parser: Parser) -> None:
         default="out/demo.png",
         help="picture to write (default: %(default)s); a file there that the demo did not write stays",
     )
-    parser.add_argument("--force", action="store_true", help="overwrite such a file")
+    parser.add_argument("--force", action="store_true", help="overwrite a file that the demo did not write")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -64,7 +65,8 @@ def run(options: argparse.Namespace) -> int:
             f"R@5 {metrics.t2i.r5:.0f} %"
         )
     asked = Path(options.out)
-    path = asked if options.force else _free_or_ours(asked)
+    free = (path for path in numbered(asked) if options.force or not path.exists() or is_our_picture(path))
+    path = next(free)
     if path != asked:
         console.print(f"{printable(str(asked))} was not made by seps and stays as it is.", markup=False)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -90,12 +92,3 @@ def _picture(text: str) -> str:
     if Path(text).suffix.lower() not in Image.registered_extensions():
         raise argparse.ArgumentTypeError(f"{text!r} is not the name of a picture: let it end in .png or .jpg")
     return output_file_anywhere(text)
-
-
-def _free_or_ours(path: Path) -> Path:
-    """`path`, or the first of `NAME-2.png`, `NAME-3.png`, ... that is free or a picture of ours."""
-    number, chosen = 1, path
-    while chosen.exists() and not is_our_picture(chosen):
-        number += 1
-        chosen = path.with_stem(f"{path.stem}-{number}")
-    return chosen

@@ -26,10 +26,10 @@ def add_options(parser: Parser) -> None:
         "same (default)",
     )
     parser.add_argument(
-        "--threshold", type=fraction, metavar="T", help="of nearly the same: the least likeness by the model, 0 to 1"
+        "--threshold", type=fraction, metavar="T", help="nearly the same: the least similarity by the model, 0 to 1"
     )
     parser.add_argument(
-        "--within", type=non_negative_real, metavar="SECONDS", help="of nearly the same: files at most so far apart"
+        "--within", type=non_negative_real, metavar="SECONDS", help="nearly the same: most time between two files"
     )
     parser.add_argument("--html", type=output_file, metavar="FILE", help="a page with all groups to look at")
     parser.add_argument("--sheet", type=output_file, metavar="FILE.jpg", help="the first groups as one picture")
@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
     if options.threshold == 0:
         options.parser.error("--threshold must be above 0")
     if options.html:
-        check_page(options.html, "--html")
+        check_page(options.html)
     if options.sheet:
         check_picture(options.sheet, "--sheet")
     from seps.cli.shared.progress import count_progress

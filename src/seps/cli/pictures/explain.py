@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import io
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,13 +48,6 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="print every number as JSON")
 
 
-@dataclass
-class _Explained:
-    explanation: Explanation
-    photo: Image.Image
-    notes: list[str]
-
-
 def run(options: argparse.Namespace) -> int:
     """Explain one pair; writes the picture and prints what each word adds."""
     if options.out and Path(options.out).suffix.lower() not in (".png", ".jpg", ".jpeg"):
@@ -66,12 +59,11 @@ def run(options: argparse.Namespace) -> int:
     if options.store and options.guide:
         raise ValueError("--guide and --store do not go together: a store has its own guides.")
     load_plugins(options.plugin)
-    found = _of_store(options) if options.store else _of_file(options)
-    explanation = found.explanation
+    explanation, photo, notes = _of_store(options) if options.store else _of_file(options)
     if options.out:
         from seps.retrieval.explain.picture import draw
 
-        save_picture(draw(explanation, found.photo), Path(options.out))
+        save_picture(draw(explanation, photo), Path(options.out))
     if options.json:
         print_json(explanation.as_dict(), None)
         return 0
@@ -79,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
         named, others = explanation.shown_words
         words = [(printable(part.word), part.contribution) for part in named]
         words += [("(other words)", sum(part.contribution for part in others))] if others else []
-        words += [("(MLP)", explanation.rest)] if explanation.rest else []
+        words += [("(rest)", explanation.rest)] if explanation.rest else []
         about = f"{sum(explanation.kept)} of {len(explanation.kept)} patches kept"
     else:  # a dual encoder: its sentence is one vector, and has no words of its own
         words = [("patches", sum(explanation.patches)), ("elsewhere", explanation.elsewhere)]
@@ -92,16 +84,16 @@ def run(options: argparse.Namespace) -> int:
     for word, contribution in words:
         print(f"  {word:<{width}}  {contribution:+.3f}")
     for word, value in explanation.found_words.items():
-        print(f"  {printable(word):<{width}}  {value:+.3f}  (it stands in the description, and is rare)")
-    for note in found.notes:
+        print(f"  {printable(word):<{width}}  {value:+.3f}  (a rare word that the description has)")
+    for note in notes:
         print(printable(note))
     if options.out:
         print(f"Written: {printable(options.out)}")
     return 0
 
 
-def _of_file(options: argparse.Namespace) -> _Explained:
-    """A picture by itself: its pixels, and the description that was given."""
+def _of_file(options: argparse.Namespace) -> tuple[Explanation, Image.Image, list[str]]:
+    """A picture by itself, with the description that was given: its explanation, the photo, and notes."""
     import torch
     from PIL import Image
 
@@ -122,21 +114,35 @@ def _of_file(options: argparse.Namespace) -> _Explained:
         explanation = ZeroShotExplainer(model).picture(data, source, options.caption, options.dense)
     else:
         explainer = Explainer(model)
+        _check_guides(model.head.guides, [name for name, _ in options.guide])
         pixels = decode_image(data, source, model.image_size)
         guides = {name: torch.from_numpy(GuideSource(path=Path(file)).read(name)) for name, file in options.guide}
         explanation = explainer.picture(pixels, options.caption, options.dense, guides)
     hint = "Give it with --dense TEXT, or name the store with --store DIR."
     notes = [f"{explanation.note} {hint}"] if explanation.note else []
-    return _Explained(explanation, Image.open(io.BytesIO(resized_jpeg(data, source, 1024))), notes)
+    return explanation, Image.open(io.BytesIO(resized_jpeg(data, source, 1024))), notes
 
 
-def _of_store(options: argparse.Namespace) -> _Explained:
-    """A picture of a store: its stored state and description, and the score of a search for the sentence."""
+def _check_guides(read: Sequence[str], given: Sequence[str]) -> None:
+    """Raise ValueError unless the guides that the model reads are those that were given."""
+    missing = [name for name in read if name not in given]
+    if missing:
+        options = " ".join(f"--guide {name}=FILE" for name in missing)
+        raise ValueError(
+            f"The model reads {', '.join(map(repr, missing))} of each picture, a guide that comes with the data: give "
+            f"it with {options}, or explain a picture of a store, which keeps it, with --store DIR."
+        )
+    unread = [name for name in given if name not in read]
+    if unread:
+        known = ", ".join(map(repr, read)) or "none"
+        raise ValueError(f"The model does not read the guide {unread[0]!r}; leave --guide out. It reads: {known}.")
+
+
+def _of_store(options: argparse.Namespace) -> tuple[Explanation, Image.Image, list[str]]:
+    """The same of a picture of a store, from what the store holds of it, with the score of a search."""
     from PIL import Image
 
-    from seps.retrieval.data import UnreadableImage, read_source
-    from seps.retrieval.data.images import resized_jpeg
-    from seps.retrieval.explain.stored import StoredExplainer, find_image
+    from seps.retrieval.explain.stored import StoredExplainer, find_image, photo_to_draw
     from seps.retrieval.index.search import CANDIDATES, Searcher
 
     searcher = Searcher(options.store, options.model, device=options.device)
@@ -145,16 +151,12 @@ def _of_store(options: argparse.Namespace) -> _Explained:
     # The search itself: its scores differ in the last digit with the pictures that are scored together.
     shown = {hit.id: hit.score for hit in searcher.search(options.caption, CANDIDATES)}
     found = explainer.explain(identity, options.caption, shown.get(identity))
-    row = searcher.store.get(identity, ["thumbnail", "path", "member"])
+    row = searcher.store.get(identity, ["thumbnail", "path", "member", "sha256"])
     if found is None or row is None:
         raise ValueError(f"The picture {options.image!r} was taken out of the store meanwhile.")
     explanation = found[0]
     notes = [explanation.note] if explanation.note else []
-    source = searcher.image_source(row)
-    try:
-        picture = resized_jpeg(read_source(source), source, 1024)
-    except UnreadableImage as error:
-        picture = bytes(row["thumbnail"])
-        if options.out:
-            notes.append(f"The file cannot be read ({error.why.rstrip('.')}); the store's thumbnail is drawn instead.")
-    return _Explained(explanation, Image.open(io.BytesIO(picture)), notes)
+    picture, note = photo_to_draw(searcher, row, 1024)
+    if note and options.out:
+        notes.append(note)
+    return explanation, Image.open(io.BytesIO(picture)), notes

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import argparse
 import csv
+import io
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,7 +29,7 @@ from seps.cli.shared.argtypes import (
 )
 from seps.cli.shared.indexing import tell_left_out
 from seps.cli.shared.parser import Parser, add_plugins
-from seps.cli.shared.text import list_problems, print_json, printable, say
+from seps.cli.shared.text import list_problems, print_for_programs, print_json, printable, say
 from seps.retrieval.config import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -61,7 +63,7 @@ def add_options(parser: Parser) -> None:
         default="score",
         help="order of the photos that were found; date is newest first (default: score)",
     )
-    parser.add_argument("--min-confidence", type=fraction, metavar="C", help="only pictures of this confidence, 0 to 1")
+    parser.add_argument("--min-confidence", type=fraction, metavar="C", help="least confidence of a picture, 0 to 1")
     parser.add_argument("--exact", action="store_true", help="score every picture: slower, nothing can be missed")
     parser.add_argument(
         "--exclude",
@@ -80,7 +82,7 @@ def add_options(parser: Parser) -> None:
         "--copy-to", type=output_folder, metavar="DIR", help="also copy the pictures there; nothing is overwritten"
     )
     parser.add_argument("--no-update", action="store_true", help="search what is indexed, without looking for changes")
-    parser.add_argument("--prune", action="store_true", help="let many pictures go, if their files are gone on purpose")
+    parser.add_argument("--prune", action="store_true", help="let many pictures go whose files were deleted on purpose")
     parser.add_argument(
         "--store", type=store_place, help="store to use (default: one per folder and model, in your data folder)"
     )
@@ -104,7 +106,7 @@ def run(options: argparse.Namespace) -> int:
     terms = terms_of(query, options.image, options.minus_image)
     store, folders = _place(options, folder)
     if options.html:
-        check_page(options.html, "--html")
+        check_page(options.html)
     _check_copies(options.copy_to, folders)
     load_plugins(options.plugin)
     try:
@@ -178,6 +180,8 @@ def _update(options: argparse.Namespace, store: str, folders: Sequence[str]) -> 
         with count_progress("indexing", "images") as progress:
             _tell(index_folder(folders, store, model, name, options=wanted, progress=progress), store)
     except StoreError as error:
+        if known is not None and isinstance(error.__cause__, OSError):
+            raise StoreError(f"{error} To search what is indexed already, add --no-update.") from error
         if known is None or not isinstance(error.__cause__, FileInUse):
             raise
         say(f"{error} So what is indexed already is searched.")
@@ -189,7 +193,7 @@ def _tell(report: IndexReport, store: str) -> None:
     read = report.new + report.changed + report.moved
     if read or report.deleted:
         say(f"Indexed {read} pictures in {report.seconds:.1f} s; {report.deleted} gone.")
-    again = f"seps index --store {store}"
+    again = f"seps index --store {shlex.quote(store)}"
     tell_left_out(report, f"{again} --json", again)
 
 
@@ -198,7 +202,7 @@ def _sorted(hits: Sequence[Hit], order: str) -> list[Hit]:
     if order == "score":
         return list(hits)
     sign = 1 if order == "oldest" else -1
-    return sorted(hits, key=lambda hit: (sign * (hit.mtime if hit.taken is None else hit.taken), hit.rank))
+    return sorted(hits, key=lambda hit: (sign * hit.when, hit.rank))
 
 
 def _print(options: argparse.Namespace, found: Sequence[FoundPicture], terms: Sequence[Term]) -> None:
@@ -207,11 +211,13 @@ def _print(options: argparse.Namespace, found: Sequence[FoundPicture], terms: Se
     elif options.json:
         print_json([_plain(picture, terms) for picture in found])
     elif options.csv:
-        table = csv.DictWriter(sys.stdout, _COLUMNS, extrasaction="ignore", lineterminator="\n")
+        page = io.StringIO()
+        table = csv.DictWriter(page, _COLUMNS, extrasaction="ignore", lineterminator="\n")
         table.writeheader()
         for picture in found:
             row = _plain(picture, terms)
             table.writerow({**row, "path": printable(row["path"])} if sys.stdout.isatty() else row)
+        print_for_programs(page.getvalue())
     else:
         for picture in found:
             hit = picture.hit

@@ -6,6 +6,7 @@ Run it again whenever a folder has changed: only what is new, changed or moved i
 from __future__ import annotations
 
 import argparse
+import shlex
 import signal
 import sys
 import time
@@ -55,7 +56,8 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "--precision",
         choices=get_args(StoredPrecision),
-        help="of the stored state (default: float16)",
+        help="precision of the stored features (default: float16, and 8 or 7 bits for the vectors of a dual encoder; "
+        "of several hundred thousand of these float32 is searched faster)",
     )
     parser.add_argument(
         "--state",
@@ -75,7 +77,7 @@ def add_options(parser: Parser) -> None:
         "--workers", type=positive, help="threads that embed (default: one per core, at most 16); actors of Ray"
     )
     parser.add_argument("--engine", choices=("local", "ray"), default="local", help="ray: a cluster (extra 'dist')")
-    parser.add_argument("--ray-address", default="", help="of the cluster (default: start one on this machine)")
+    parser.add_argument("--ray-address", default="", help="address of the cluster (default: start one on this machine)")
     parser.add_argument("--gpus", type=non_negative_real, default=0.0, help="GPUs of each actor of Ray (default: 0)")
     parser.add_argument("--moved", action="store_true", help="the folder itself has moved to a new place")
     parser.add_argument("--add", action="store_true", help="the folder joins those that the store has")
@@ -88,7 +90,7 @@ def add_options(parser: Parser) -> None:
         "a file .sepsignore in a folder does the same for good",
     )
     parser.add_argument(
-        "--prune", action="store_true", help="let more than a tenth of the store go, if their files are gone on purpose"
+        "--prune", action="store_true", help="let more than a tenth of the pictures go, if they were deleted on purpose"
     )
     parser.add_argument("--strict", action="store_true", help="stop at a line of descriptions that cannot be used")
     parser.add_argument(
@@ -130,18 +132,18 @@ def run(options: argparse.Namespace) -> int:
         _expand_state(options)
     elif options.means is not None and options.patches is not None:
         options.parser.error("give either --means or --patches")
-    is_new = not _has_store(options.store)
-    if not options.folder and is_new:
-        options.parser.error("name the folder of pictures, or give --status, --verify or --compact of a store")
     from seps.ray_cluster import RayConfig
     from seps.retrieval.index.build import IndexOptions
     from seps.retrieval.index.opening import settings_at
+
+    known = settings_at(options.store)
+    if not options.folder and known is None:
+        options.parser.error("name the folder of pictures, or give --status, --verify or --compact of a store")
     from seps.retrieval.index.zeroshot import load_search_model
     from seps.retrieval.model import RetrievalModel
 
     ray = RayConfig(options.ray_address, options.workers or 2, options.gpus) if options.engine == "ray" else None
     device = options.device or ("cpu" if ray is not None else default_device())
-    known = settings_at(options.store)
     options.model = options.model or (DEFAULT_MODEL if known is None else known.model)
     model = load_search_model(options.model, device=device, plugins=options.plugin)
     if options.state is not None and not isinstance(model, RetrievalModel):
@@ -183,11 +185,11 @@ def run(options: argparse.Namespace) -> int:
             there = printable(", ".join(options.folder)) or "the folders of the store"
             print(f"There is no picture in {there} yet, so there is nothing to search.")
         return 0
-    if options.model == DEFAULT_MODEL and is_new:
+    if options.model == DEFAULT_MODEL and known is None:
         _name_stronger()
     if report.encoding > LONG_SECONDS:
         _name_faster(model)
-    print(f'Search it: seps search "a dog on the beach" --store {options.store}')
+    print(f'Search it: seps search "a dog on the beach" --store {shlex.quote(options.store)}')
     return 0
 
 
@@ -244,7 +246,7 @@ def _watch(options: argparse.Namespace, model: RetrievalModel | ZeroShotModel, s
     def update() -> None:
         report = _index(options, model, settings)
         if report.new + report.changed + report.moved + report.deleted or watch.seen is None:
-            _tell(report, "" if watch.seen is None else f"seps index --store {options.store}")
+            _tell(report, "" if watch.seen is None else f"seps index --store {shlex.quote(options.store)}")
 
     asked: list[bool] = []
 
@@ -280,20 +282,9 @@ def _remove(options: argparse.Namespace) -> int:
     kept = "What the store knew of them is deleted" if options.prune else "What the store knows of them is kept aside"
     print(
         f"{count} pictures of {printable(folder)} are not found any more; their files are as they were. {kept}. To "
-        f"have the folder back: seps index {printable(folder)} --store {options.store} --add"
+        f"have the folder back: seps index {printable(shlex.quote(folder))} --store {shlex.quote(options.store)} --add"
     )
     return 0
-
-
-def _has_store(location: str) -> bool:
-    from seps.retrieval.index.rows import StoreError
-    from seps.retrieval.index.store import Store
-
-    try:
-        Store.open(location)
-    except StoreError:
-        return False
-    return True
 
 
 def _name_stronger() -> None:

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from seps.cli.shared.argtypes import date, device, fraction, non_negative, positive
 from seps.cli.shared.parser import Parser, add_plugins
-from seps.cli.shared.text import print_json, printable
+from seps.cli.shared.text import cells, print_json, printable
 from seps.plugins import load_plugins
 
 if TYPE_CHECKING:
     from seps.library.answers import Question
-    from seps.retrieval.index.store import Store
 
 
 def add_options(parser: Parser) -> None:
@@ -32,13 +31,13 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--after", type=date, metavar="DATE", help="only photos of this date or later")
     parser.add_argument("--before", type=date, metavar="DATE", help="only photos before this date")
     parser.add_argument(
-        "--min-size", type=non_negative, metavar="PIXELS", help="only pictures whose shorter side has as many"
+        "--min-size", type=non_negative, metavar="PIXELS", help="only pictures whose shorter side is at least this long"
     )
     parser.add_argument(
         "--min-confidence",
         type=fraction,
         metavar="C",
-        help="only pictures of this confidence, 0 to 1; none at all where nothing fits",
+        help="only pictures of at least this confidence, 0 to 1; none at all where nothing fits",
     )
     parser.add_argument("--model", help="model folder, if it is not where it was when indexing")
     add_plugins(parser)
@@ -56,6 +55,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _by_picture(options: argparse.Namespace) -> int:
+    from seps.library.answers import thumbnails_of
+    from seps.library.places import check_folder
     from seps.retrieval.index.search import Filters, Searcher
 
     load_plugins(options.plugin)
@@ -64,11 +65,8 @@ def _by_picture(options: argparse.Namespace) -> int:
     among: dict[str, Any] = {"candidates": options.candidates, "exact": options.exact, "filters": filters}
     hits = searcher.search_image(options.image, options.k, **among)
     if not hits and options.folder:
-        _check_folder(searcher.store, options.folder)
-    thumbnails = []
-    if _inline_protocol():
-        rows = [searcher.store.get(hit.id, ["thumbnail"]) for hit in hits]
-        thumbnails = [base64.b64encode(row["thumbnail"]).decode() if row else "" for row in rows]
+        check_folder(searcher.store, options.folder)
+    thumbnails = thumbnails_of(searcher, hits) if _inline_protocol() else []
     _tell(options, {"hits": [hit.as_dict() for hit in hits], "good": None, "thumbnails": thumbnails})
     return 0
 
@@ -106,13 +104,14 @@ def _of_service(options: argparse.Namespace, question: Question) -> dict[str, An
 
 def _of_process(options: argparse.Namespace, question: Question) -> dict[str, Any]:
     from seps.library.answers import answer
+    from seps.library.places import check_folder
     from seps.retrieval.index.search import Searcher
 
     load_plugins(options.plugin)
     searcher = Searcher(options.store, options.model, device=options.device)
     found = answer(searcher, question)
     if not found["hits"] and question.folder:
-        _check_folder(searcher.store, question.folder)
+        check_folder(searcher.store, question.folder)
     return found
 
 
@@ -130,27 +129,17 @@ def _tell(options: argparse.Namespace, found: Mapping[str, Any]) -> None:
         _table(found["hits"], found["good"], found["thumbnails"])
 
 
-def _check_folder(store: Store, folder: str) -> None:
-    """Raise ValueError where no picture of the store is below the folder."""
-    from seps.retrieval.index.rows import Filters
-
-    if next(store.scan(["id"], Filters(folder), batch_size=1), None) is None and len(store):
-        there = store.folders()
-        more = ", ..." if len(there) > 10 else ""
-        names = f"Its folders are {', '.join(map(printable, there[:10]))}{more}." if there else "It has no folders."
-        raise ValueError(f"No picture of the store {store.location} is in the folder {folder!r}. {names}")
-
-
 def _table(hits: Sequence[Mapping[str, Any]], good: int | None, thumbnails: Sequence[str]) -> None:
     protocol = _inline_protocol()
-    width = max(len(_name(hit)) for hit in hits)
+    width = max(cells(_name(hit)) for hit in hits)
     sure = "" if hits[0].get("confidence") is None else "  confidence"
     print(f"{'rank':>4}  {'score':>7}{sure}  {'picture':<{width}}  size")
     for place, hit in enumerate(hits):
         if place == good:
             print(f"      --- {'the rest: weaker matches' if place else 'no good match; the nearest are'} ---")
         sure = "" if hit.get("confidence") is None else f"  {hit['confidence']:>10.2f}"
-        print(f"{hit['rank']:>4}  {hit['score']:>7.3f}{sure}  {_name(hit):<{width}}  {hit['width']} x {hit['height']}")
+        name = _name(hit) + " " * (width - cells(_name(hit)))
+        print(f"{hit['rank']:>4}  {hit['score']:>7.3f}{sure}  {name}  {hit['width']} x {hit['height']}")
         if protocol and thumbnails and thumbnails[place]:
             print(_inline(base64.b64decode(thumbnails[place]), protocol))
 

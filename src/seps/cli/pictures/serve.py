@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import errno
+import json
 import os
 import secrets
 import signal
@@ -76,6 +78,31 @@ def _whole_ending() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+def _protocol() -> type[asyncio.Protocol]:
+    """uvicorn's reader of requests, with a sentence for what never becomes one: the application does not see it."""
+    import h11
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    class Reader(H11Protocol):
+        def send_400_response(self, msg: str) -> None:
+            text = "The request cannot be read: it is not HTTP, or its address and headers are longer than 64 KiB."
+            body = json.dumps({"error": text}).encode()
+            headers = [
+                ("Content-Type", "application/json"),
+                ("Content-Length", str(len(body))),
+                ("Connection", "close"),
+            ]
+            for event in (
+                h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
+                h11.Data(data=body),
+                h11.EndOfMessage(),
+            ):
+                self.transport.write(self.conn.send(event))
+            self.transport.close()
+
+    return Reader
+
+
 def run(options: argparse.Namespace) -> int:
     """Serve until interrupted."""
     load_plugins(options.plugin)
@@ -104,7 +131,7 @@ def run(options: argparse.Namespace) -> int:
         log_level="warning",
         timeout_graceful_shutdown=5,
         # The other parser of uvicorn takes in headers and addresses of any length.
-        http="h11",
+        http=_protocol(),
         h11_max_incomplete_event_size=64 * 1024,
         limit_concurrency=CONNECTIONS,
     )

@@ -154,8 +154,8 @@ def output_folder(text: str) -> str:
 
 
 def store_place(text: str) -> str:
-    """As `output_folder`, or the address of object storage."""
-    return text if "://" in text else output_folder(text)
+    """As `output_folder`, or the address of object storage. A store that is there may be one to read alone."""
+    return text if "://" in text or os.path.isdir(text) else output_folder(text)
 
 
 def _first_existing(path: Path) -> Path:

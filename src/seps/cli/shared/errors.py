@@ -29,6 +29,7 @@ _CAUSES = {
     errno.EEXIST: "there is a file or folder of this name already",
     errno.EROFS: "it is on a disk that can only be read",
     errno.ENOSPC: "the disk is full; make room, then run the command again",
+    errno.EFBIG: "the file would be larger than this disk, or your limit (ulimit -f), allows",
     errno.EDQUOT: "your quota on this disk is used up; make room, then run the command again",
     errno.ENAMETOOLONG: "the name is too long",
     errno.EIO: "the disk or network share does not answer properly",
@@ -79,9 +80,11 @@ def tell(command: str, error: Exception, debug: bool) -> bool:
 
 @contextlib.contextmanager
 def warnings_as_sentences(command: str) -> Iterator[None]:
-    """While the context lasts, a UserWarning of seps is one line on standard error; others are shown as Python does."""
+    """While the context lasts, a UserWarning of seps is one line on standard error, once; others are shown as Python
+    does."""
     package = Path(__file__).resolve().parents[2]
     before = warnings.showwarning
+    told: set[str] = set()
 
     def show(
         message: Warning | str,
@@ -92,7 +95,10 @@ def warnings_as_sentences(command: str) -> Iterator[None]:
         line: str | None = None,
     ) -> None:
         if category is UserWarning and Path(filename).is_relative_to(package):
-            print(f"{command}: warning: {printable_lines(str(message))}", file=sys.stderr)
+            text = f"{command}: warning: {printable_lines(str(message))}"
+            if text not in told:  # Python counts per line of code, and several may say the same
+                told.add(text)
+                print(text, file=sys.stderr)
         else:
             before(message, category, filename, lineno, file, line)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seps.cli.shared.argtypes import refuse_same_file
-from seps.files import write_text
+from seps.files import replacing, write_text
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -45,13 +46,13 @@ def write_output(path: Path, value: Mapping[str, Any]) -> None:
     write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
 
-def check_page(path: str | Path, option: str) -> Path:
-    """The path of a page to write. Raises ValueError where it holds something else than an earlier page of ours."""
+def check_page(path: str | Path) -> Path:
+    """The path of a page (--html) to write. Raises ValueError where it holds something else than a page of ours."""
     path = Path(path)
     if path.exists() and path.stat().st_size:
         with path.open("rb") as file:
             if PAGE_MARK.encode() not in file.read(1000):
-                raise ValueError(_foreign(path, option))
+                raise ValueError(_foreign(path, "--html"))
     return path
 
 
@@ -70,18 +71,20 @@ def is_our_picture(path: Path) -> bool:
     try:
         with Image.open(path) as picture:
             comment = picture.info.get("comment", "")
-    except (OSError, ValueError, SyntaxError):
+    except Exception:  # Pillow raises almost anything on broken or huge files
         return False
     return str(comment.decode("latin-1") if isinstance(comment, bytes) else comment).startswith(MADE_BY)
 
 
 def save_picture(picture: Image, path: Path, **options: Any) -> None:
-    """Write a picture with the comment by which `check_picture` knows it."""
+    """Write a picture, whole or not at all, with the comment by which `check_picture` knows it."""
     from PIL.PngImagePlugin import PngInfo
 
     mark = PngInfo()
     mark.add_text("comment", MADE_BY)
-    picture.save(path, pnginfo=mark, comment=MADE_BY, **options)  # each format takes its own
+    path = Path(os.path.realpath(path))  # a link stays one
+    with replacing(path, path.with_name(f".{path.stem}.new{path.suffix}")) as temporary:
+        picture.save(temporary, pnginfo=mark, comment=MADE_BY, **options)  # each format takes its own
 
 
 def _foreign(path: Path, option: str) -> str:

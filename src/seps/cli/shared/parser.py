@@ -28,11 +28,14 @@ class Parser(argparse.ArgumentParser):
     checks them.
     """
 
-    def __init__(self, *words: Any, settings: Any = None, **options: Any) -> None:
+    def __init__(self, *words: Any, settings: Any = None, of_run: Sequence[str] = (), **options: Any) -> None:
         super().__init__(*words, **options)
-        self.settings = settings
+        self.settings, self.of_run = settings, of_run
+        """`of_run`: the settings that a command for a trained model lists; they are those of its run unless given."""
         self.intermixed = False
         """Whether options may stand between the words, as in `seps find "a dog" -k 3 photos`."""
+        self._dashed = ""
+        """The first word with one dash that is no option."""
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse does; see `intermixed`."""
@@ -42,12 +45,19 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError, which `seps.cli.main` prints."""
+        if message.endswith("expected one argument") and self._dashed:
+            message += f"; a value that begins with a dash is written --option={self._dashed}"
+        elif message.startswith("unrecognized arguments: -") and self._dashed:
+            message += f"; a name that begins with a dash is written ./{self._dashed}, and a sentence after --"
         raise UsageError(f"{ended(message)} ({self.prog} --help lists the options.)")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         found: dict[str, str] = {}
         if args is not None and self.settings and not {"-h", "--help"} & {*args}:
             args, found = self._take_settings(args)
+        known = self._option_string_actions
+        dashed = (word for word in args or () if word[:1] == "-" and word[:2] not in ("-", "--") and word not in known)
+        self._dashed = self._dashed or next(dashed, "")
         # A mistyped option first: "--store is required" would not help the one who wrote --sotre.
         if args is not None and self._subparsers is None:
             self._refuse_unknown(args)
@@ -59,6 +69,9 @@ class Parser(argparse.ArgumentParser):
     def format_help(self) -> str:
         """The options, and below them the settings with their defaults."""
         text = super().format_help()
+        if self.of_run:
+            head = "settings (--name value or --name=value); one that is not given is as in the run:"
+            return "\n".join([text, head, *(f"  --{name}" for name in self.of_run), ""])
         if not self.settings:
             return text
         from seps.settings import defaults

@@ -1,64 +1,144 @@
-"""Sub-commands of `seps reid` that put a trained model to use: threshold, export, features."""
+"""Sub-commands of `seps reid` that put a trained model to use (threshold, export, features), and how all load one."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Iterable
+from dataclasses import field, make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seps.cli.shared.argtypes import default_device, inner_fraction, input_folder, non_negative, output_file
-from seps.cli.shared.argtypes import output_folder as _output_folder
-from seps.cli.shared.outputs import check_output, write_output
+from seps.cli.shared.argtypes import (
+    default_device,
+    device,
+    inner_fraction,
+    input_folder,
+    non_negative,
+    output_file,
+    output_folder,
+    positive,
+)
+from seps.cli.shared.outputs import check_output, save_picture, write_output
+from seps.cli.shared.parser import add_plugins
 from seps.cli.shared.text import SHOWN_PROBLEMS, print_json, printable, say
+from seps.reid.config import ReidConfig, ReidDataConfig
 
 if TYPE_CHECKING:
-    from seps.reid.config import ReidConfig
     from seps.reid.data import ReidDataset
     from seps.reid.run import TrainedReid
 
-Load = Callable[[argparse.Namespace], "tuple[TrainedReid, ReidConfig, ReidDataset]"]
+DATA_SETTINGS = make_dataclass("DataSettings", [("data", ReidDataConfig, field(default_factory=ReidDataConfig))])
+"""What may be set beside a trained model: the `data` section alone."""
+READING = (
+    *("data.root", "data.layout", "data.modalities", "data.pattern", "data.labels"),
+    *("data.on_problem", "data.verify_files", "data.threads", "data.cache_mib"),
+)
+"""Those of them that say which shots are read, and how."""
 THRESHOLD, CURVE = "threshold.json", "roc.png"
 _OURS = "asked_false_accept"
 """A key that every threshold.json has."""
 
 
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """The run folder, and how its model is used."""
+    _add_checkpoint(parser)
+    parser.add_argument("--device", type=device, help="cpu, cuda, cuda:1 (default: a GPU if there is one)")
+    parser.add_argument("--batch-size", type=positive, default=64, help="samples at once (default: %(default)s)")
+
+
+def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=Path, help="run folder of seps reid train, or a model folder")
+    parser.add_argument("--which", choices=("best", "last"), default="best", help="checkpoint of a run (default: best)")
+    add_plugins(parser)
+
+
+def add_pattern(parser: argparse.ArgumentParser) -> None:
+    """Which features of the model are taken."""
+    text = "features: 1 original, 2 SDTPS, 3 both (default: the last that the model has)"
+    parser.add_argument("--pattern", type=int, choices=(1, 2, 3), help=text)
+
+
+def refuse_model_settings(given: Iterable[str]) -> None:
+    """Raise ValueError for a setting that belongs to training; a trained model was built with its own."""
+    for name in given:
+        if not name.startswith("data."):
+            raise ValueError(f"--{name}: a trained model takes data settings alone, such as --data.root FOLDER.")
+
+
+def load_model(options: argparse.Namespace) -> tuple[TrainedReid, ReidConfig]:
+    """The trained model, and its settings with the overrides of this call."""
+    from seps import settings
+    from seps.reid.run import load_trained
+
+    refuse_model_settings(options.settings)
+    trained = load_trained(options.run, options.which, options.device or default_device())
+    return trained, settings.load(ReidConfig, overrides={**trained.config.to_json(), **options.settings})
+
+
+def load_run(options: argparse.Namespace) -> tuple[TrainedReid, ReidConfig, ReidDataset]:
+    """As `load_model`, and the data set."""
+    from seps.reid.task import load_dataset
+
+    trained, config = load_model(options)
+    dataset = load_dataset(config.data)
+    say_report(dataset)
+    trained.check(dataset)
+    return trained, config, dataset
+
+
+def say_report(dataset: ReidDataset) -> None:
+    """What was left out of the data set, and identities that are both trained on and asked for."""
+    if dataset.report.problems or dataset.report.shared_identities:
+        say(dataset.report.summary())
+
+
 def _folder(text: str) -> Path:
-    return Path(_output_folder(text))
+    return Path(output_folder(text))
 
 
-def add_commands(
-    commands: Any, add_run: Callable[[argparse.ArgumentParser], None], data_settings: type, load: Load
-) -> None:
-    """Put the sub-commands beside the others; `add_run` and `load` are those of the other ones."""
-    threshold = commands.add_parser("threshold", help="a distance for 'the same one'", settings=data_settings)
+def add_commands(commands: Any) -> None:
+    """Put the sub-commands beside the others."""
+    threshold = commands.add_parser(
+        "threshold",
+        help="the distance up to which two shots count as the same one",
+        settings=DATA_SETTINGS,
+        of_run=[name for name in READING if name != "data.layout"],
+    )
     add_run(threshold)
     threshold.add_argument("--out", type=_folder, required=True, help="folder for threshold.json and roc.png")
     threshold.add_argument(
-        "--false-accept", type=inner_fraction, default=0.01, help="part of other ones accepted (default: %(default)s)"
+        "--false-accept",
+        type=inner_fraction,
+        default=0.01,
+        help="share of pairs of different ones that may be taken for the same (default: %(default)s)",
     )
-    threshold.add_argument("--pattern", type=int, choices=(1, 2, 3), help="1 original, 2 SDTPS, 3 both")
+    add_pattern(threshold)
     threshold.add_argument("--json", action="store_true", help="print the figures as JSON")
-    threshold.set_defaults(action=lambda options: _threshold(options, load))
+    threshold.set_defaults(action=_threshold)
 
     export = commands.add_parser("export", help="write the model as ONNX")
-    export.add_argument("run", type=Path, help="run folder of seps reid train, or a model folder")
-    export.add_argument("--which", choices=("best", "last"), default="best", help="checkpoint (default: best)")
+    _add_checkpoint(export)
     export.add_argument("-o", "--out", type=_folder, required=True, help="folder to write")
-    export.add_argument("--pattern", type=int, choices=(1, 2, 3), help="1 original, 2 SDTPS, 3 both")
-    export.add_argument("--threshold", type=input_folder, help="folder of seps reid threshold, to note its distance")
+    add_pattern(export)
+    export.add_argument(
+        "--threshold", type=input_folder, help="folder of seps reid threshold; its distance goes into export.json"
+    )
     export.set_defaults(action=_export)
 
-    features = commands.add_parser("features", help="features of a folder to a file", settings=data_settings)
+    used = ("data.pattern", "data.on_problem", "data.verify_files", "data.threads")
+    features = commands.add_parser(
+        "features", help="features of a folder to a file", settings=DATA_SETTINGS, of_run=used
+    )
     add_run(features)
-    features.add_argument("folder", type=input_folder, help="holds a folder of pictures for each sensor")
+    features.add_argument("folder", type=input_folder, help="folder that has one folder of pictures per sensor")
     features.add_argument("--out", type=output_file, required=True, help=".npz file to write")
     features.add_argument("--camera", type=non_negative, help="camera of all pictures (default: from their names)")
-    features.add_argument("--pattern", type=int, choices=(1, 2, 3), help="1 original, 2 SDTPS, 3 both")
+    add_pattern(features)
     features.set_defaults(action=_features)
 
 
-def _threshold(options: argparse.Namespace, load: Load) -> int:
+def _threshold(options: argparse.Namespace) -> int:
+    from seps.reid.run import weights_digest
     from seps.reid.task import make_reader
     from seps.reid.verification import calibrate, roc_picture
 
@@ -68,7 +148,7 @@ def _threshold(options: argparse.Namespace, load: Load) -> int:
     check_output(options.out / THRESHOLD, "--out", _OURS)
     if (options.out / CURVE).exists() and not (options.out / THRESHOLD).exists():
         raise ValueError(f"--out {options.out} holds a {CURVE} that this command did not write: choose another folder.")
-    trained, config, dataset = load(options)
+    trained, config, dataset = load_run(options)
     with make_reader(config, dataset) as reader:
         found = calibrate(
             trained,
@@ -79,10 +159,11 @@ def _threshold(options: argparse.Namespace, load: Load) -> int:
             pattern=options.pattern,
             batch_size=options.batch_size,
         )
-    figures = {"checkpoint": str(trained.checkpoint), **found.to_json()}
+    about = {"checkpoint": str(trained.checkpoint), "model_sha256": weights_digest(trained.model)}
+    figures = {**about, **found.to_json()}
     options.out.mkdir(parents=True, exist_ok=True)
     write_output(options.out / THRESHOLD, figures)
-    roc_picture(found).save(options.out / CURVE)
+    save_picture(roc_picture(found), options.out / CURVE)
     if options.json:
         print_json(figures)
         return 0
@@ -100,20 +181,27 @@ def _threshold(options: argparse.Namespace, load: Load) -> int:
 def _export(options: argparse.Namespace) -> int:
     from seps.files import read_json
     from seps.reid.deploy import check_export, export_reid
-    from seps.reid.run import load_trained
+    from seps.reid.run import load_trained, weights_digest
 
     check_export(options.out)
+    trained = load_trained(options.run, options.which)
     distance = None
     if options.threshold is not None:
-        stated = read_json(Path(options.threshold) / THRESHOLD)
+        file = Path(options.threshold) / THRESHOLD
+        stated = read_json(file)
         distance = stated.get("distance")
         if not isinstance(distance, float) or (options.pattern or stated.get("pattern")) != stated.get("pattern"):
             raise ValueError(
-                f"{Path(options.threshold) / THRESHOLD} holds no threshold for these features: make it with "
+                f"{file} holds no threshold for these features: make it with "
                 "seps reid threshold and the same --pattern."
             )
+        # An earlier release did not name the model.
+        if stated.get("model_sha256") not in (None, weights_digest(trained.model)):
+            raise ValueError(
+                f"{file} holds the threshold of another model ({stated.get('checkpoint')}), not of "
+                f"{trained.checkpoint}: run seps reid threshold again."
+            )
         options.pattern = stated["pattern"]
-    trained = load_trained(options.run, options.which)
     difference = export_reid(trained, options.out, pattern=options.pattern, threshold=distance)
     out = printable(options.out)
     print(f"Wrote {out}/model.onnx; largest difference of a feature from torch {difference:.1e}.")
@@ -122,17 +210,14 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _features(options: argparse.Namespace) -> int:
-    from seps import settings
     from seps.cli.shared.progress import count_progress
-    from seps.reid.config import ReidConfig
     from seps.reid.deploy import check_features_file, folder_features
-    from seps.reid.run import load_trained
 
     if Path(options.out).suffix != ".npz":
         raise ValueError(f"--out {options.out}: the features are written as .npz; name a file that ends so.")
+    refuse_model_settings(options.settings)
     check_features_file(options.out)
-    trained = load_trained(options.run, options.which, options.device or default_device())
-    config = settings.load(ReidConfig, overrides={**trained.config.to_json(), **options.settings})
+    trained, config = load_model(options)
     with count_progress("features") as progress:
         found = folder_features(
             trained,

@@ -9,21 +9,18 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 
-class _Refuse(MetaPathFinder, Loader):
-    """Finds one package, and fails to import it.
+class _NoPandas(MetaPathFinder, Loader):
+    """Finds pandas, and fails to import it.
 
     It must not fail where it is only looked for: torch calls `importlib.util.find_spec` for a list of packages and
     expects an answer.
     """
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """The spec of this one package."""
-        return ModuleSpec(name, self) if name == self.name else None
+        return ModuleSpec(name, self) if name == "pandas" else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         """Refuse, as for a package that is not installed."""
@@ -39,4 +36,4 @@ def without_pandas() -> None:
     For a process that runs one short command. Not for one that others' code shares.
     """
     if "pandas" not in sys.modules:
-        sys.meta_path.insert(0, _Refuse("pandas"))
+        sys.meta_path.insert(0, _NoPandas())

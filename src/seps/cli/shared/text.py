@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
+import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,11 +27,22 @@ def printable(text: object) -> str:
     return "".join(letter if _harmless(letter) else _escape(letter) for letter in str(text))
 
 
+def cells(text: str) -> int:
+    """How many columns of a terminal a text takes: letters of East Asia and emoji two, marks above others none."""
+    wide = sum(unicodedata.east_asian_width(letter) in "WF" for letter in text)
+    return len(text) + wide - sum(bool(unicodedata.combining(letter)) or letter in _KEPT for letter in text)
+
+
 def literal(text: object) -> Text:
     """`printable`, as a piece for rich's tables and consoles: brackets are no style there and `:dog:` is no picture."""
     from rich.text import Text
 
     return Text(printable(text))
+
+
+def typed(path: object) -> str:
+    """A path as it is typed in a shell, for commands that we suggest: in quotation marks where it has spaces."""
+    return shlex.quote(printable(path))
 
 
 def printable_json(value: Any, indent: int | None = None) -> str:
@@ -39,8 +52,30 @@ def printable_json(value: Any, indent: int | None = None) -> str:
 
 
 def print_json(value: Any, indent: int | None = 1) -> None:
-    """Print a result as JSON (`printable_json`)."""
-    print(printable_json(value, indent))
+    """Print a result as JSON (`printable_json`); where standard output has not all letters, all in ASCII."""
+    text = printable_json(value, indent)
+    if not _can_be_written(text):
+        # Python's own escapes, \\xe9 and \\U0001f436, are none of JSON's.
+        text = json.dumps(value, indent=indent).replace("\x7f", "\\u007f")
+    print(text)
+
+
+def print_for_programs(text: str) -> None:
+    """Print text as it is; in UTF-8 where standard output has not all its letters, so that no name becomes another."""
+    if _can_be_written(text):
+        sys.stdout.write(text)
+        return
+    sys.stdout.flush()
+    sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
+    sys.stdout.buffer.flush()
+
+
+def _can_be_written(text: str) -> bool:
+    try:
+        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:
+        return not hasattr(sys.stdout, "buffer")
+    return True
 
 
 def say(text: str) -> None:

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from seps.encoders.vision import Preprocessing, TransformersVision, count_prefix
-from seps.hub.tensor_names import common_form
+from seps.hub.tensor_names import Renames, common_form, renamed_by
 
 from .model import Activation, ViT, ViTConfig
 from .pruning import PruneConfig
 
 FAMILIES = ("vit", "deit", "dinov2", "dinov2_with_registers", "clip_vision_model", "siglip_vision_model")
 """Families of transformers whose vision model is a plain transformer that `ViT` computes."""
-_NAMES: tuple[tuple[str, str], ...] = (
+_NAMES: Renames = (
     (r"^(?:encoder\.)?layers\.(\d+)\.", r"blocks.\1."),
     (r"\.(?:layernorm_before|layer_norm1)\.", ".norm1."),
     (r"\.(?:layernorm_after|layer_norm2)\.", ".norm2."),
@@ -98,15 +98,8 @@ def our_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     skipped = (*_SPECIAL, *_POSITIONS, "embeddings.register_tokens", "embeddings.mask_token", "embeddings.position_ids")
     for name, tensor in state.items():
         if name not in skipped and not name.startswith(("pooler.", "head.")):
-            named[_our_name(name)] = tensor
+            named[renamed_by(_NAMES, common_form(name))] = tensor
     return _join_qkv(named)
-
-
-def _our_name(name: str) -> str:
-    name = common_form(name)
-    for pattern, replacement in _NAMES:
-        name = re.sub(pattern, replacement, name)
-    return name
 
 
 def _join_qkv(state: dict[str, Tensor]) -> dict[str, Tensor]:

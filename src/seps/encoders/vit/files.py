@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +15,12 @@ from torch.nn import functional as F
 from seps.encoders.archives import read_tensors
 from seps.encoders.vision import CLIP, HALF, Preprocessing
 from seps.encoders.weights import EncoderUnavailable
+from seps.hub.tensor_names import Renames, renamed_by
 
 from .model import ViT, ViTConfig
 
 Resize = Literal["bilinear", "bicubic"]
-_OPENAI: tuple[tuple[str, str], ...] = (
+_OPENAI: Renames = (
     (r"^transformer\.resblocks\.(\d+)\.", r"blocks.\1."),
     (r"\.ln_([12])\.", r".norm\1."),
     (r"\.attn\.in_proj_(weight|bias)$", r".qkv.\1"),
@@ -31,7 +31,7 @@ _OPENAI: tuple[tuple[str, str], ...] = (
     (r"^ln_pre\.", "norm_before."),
     (r"^ln_post\.", "norm."),
 )
-_TIMM: tuple[tuple[str, str], ...] = (
+_TIMM: Renames = (
     (r"\.attn\.qkv\.", ".qkv."),
     (r"\.attn\.proj\.", ".project."),
     (r"\.mlp\.", "."),
@@ -52,8 +52,8 @@ def vit_from_file(
     """The image encoder of a file, its positions resized to the grid of `image_size`, as TransReID and DeMo do.
 
     `image_size` None is the size it was trained with. CLIP's trained projection comes with it unless `projection` is
-    False. A classifier of ImageNet (`head.`, `pre_logits.`) and CLIP's text encoder
-    are left out. Raises EncoderUnavailable for a file that cannot be read or is no such encoder.
+    False. A classifier of ImageNet (`head.`, `pre_logits.`) and CLIP's text encoder are left out. Raises
+    EncoderUnavailable for a file that cannot be read or is no such encoder.
     """
     state = read_tensors(path)
     try:
@@ -96,7 +96,7 @@ def openai_vit(
         "projection.weight": visual["proj"].T.contiguous(),
     }
     skipped = ("positional_embedding", "class_embedding", "proj", "input_resolution")
-    named |= {_renamed(name, _OPENAI): value for name, value in visual.items() if name not in skipped}
+    named |= {renamed_by(_OPENAI, name): value for name, value in visual.items() if name not in skipped}
     return _config(named, grid, activation="quick_gelu", eps=1e-5), named
 
 
@@ -114,14 +114,8 @@ def timm_vit(state: Mapping[str, Tensor], grid: tuple[int, int] | None = None) -
     skipped = ("pos_embed", "cls_token", "dist_token")
     for name, value in state.items():
         if name not in skipped and not name.startswith(("head.", "head_dist.", "pre_logits.", "fc_norm.")):
-            named[_renamed(name, _TIMM)] = value
+            named[renamed_by(_TIMM, name)] = value
     return _config(named, grid, activation="gelu", eps=1e-6), named
-
-
-def _renamed(name: str, table: tuple[tuple[str, str], ...]) -> str:
-    for pattern, replacement in table:
-        name = re.sub(pattern, replacement, name)
-    return name
 
 
 def _config(

@@ -24,11 +24,15 @@ from seps.reid.data.records import Excludes, Problem, ReidDataError, ReidDataset
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff"})
 Tags = tuple[int, int, int]
 """(pid, camid, sceneid)"""
-Parser = Callable[[str], "Tags | None"]
+NameParser = Callable[[str], "Tags | None"]
 """From a name without suffix to its tags, or None when it has none."""
 OnProblem = Literal["skip", "refuse"]
 Splits: TypeAlias = dict[str, list[ReidRecord]]
 TRIPLE = ("RGB", "NI", "TI")
+RGBNT201_PATTERN = r"(?P<pid>\d{6})_cam(?P<camid>\d+)"
+RGBNT100_PATTERN = r"(?P<pid>-?\d+)_c(?P<camid>\d+)"
+MSVR310_PATTERN = r"(?P<pid>\d{4})_s(?P<sceneid>\d{3})_v(?P<camid>\d+)"
+UNTOLD = "the name tells no identity and camera in this layout"
 GENERIC_PATTERN = r"(?P<pid>-?\d+)_c(?P<camid>\d+)(?:_s(?P<sceneid>\d+))?(?:_|$)"
 
 
@@ -169,8 +173,13 @@ def list_images(folder: Path, split: str, log: ProblemLog) -> dict[str, Path]:
     return found
 
 
-def join_modalities(folders: dict[str, Path], split: str, parse: Parser, log: ProblemLog) -> Iterator[ReidRecord]:
-    """Records of the names present in every modality's folder, in sorted order; the others are reported."""
+def join_modalities(
+    folders: dict[str, Path], split: str, parse: NameParser, log: ProblemLog, untold: str = UNTOLD
+) -> Iterator[ReidRecord]:
+    """Records of the names present in every modality's folder, in sorted order; the others are reported.
+
+    `untold` is what is said of a name from which `parse` takes nothing.
+    """
     listings = {
         modality: list_images(folder, split, log) if folder.is_dir() else {} for modality, folder in folders.items()
     }
@@ -182,21 +191,23 @@ def join_modalities(folders: dict[str, Path], split: str, parse: Parser, log: Pr
             log.add("missing_modality", split, path, f"no {' and no '.join(absent)} image")
             continue
         sources = {modality: Source(paths[modality]) for modality in folders}
-        yield from tag(sources, path, split, parse, log)
+        yield from tag(sources, path, split, parse, log, untold)
 
 
-def tag(sources: dict[str, Source], path: Path, split: str, parse: Parser, log: ProblemLog) -> Iterator[ReidRecord]:
+def tag(
+    sources: dict[str, Source], path: Path, split: str, parse: NameParser, log: ProblemLog, untold: str = UNTOLD
+) -> Iterator[ReidRecord]:
     """One record, or none where the name tells no identity or marks junk (identity -1)."""
     tags = parse(path.stem)
     if tags is None:
-        log.add("unparsable_name", split, path, "the name tells no identity and camera in this layout")
+        log.add("unparsable_name", split, path, untold)
     elif tags[0] == -1:
         log.junk += 1
     else:
         yield ReidRecord(sources, *tags)
 
 
-def by_pattern(expression: re.Pattern[str]) -> Parser:
+def by_pattern(expression: re.Pattern[str]) -> NameParser:
     """Tags from the start of a name by named groups; the scene is -1 where there is no such group."""
 
     def parse(name: str) -> Tags | None:
@@ -214,7 +225,7 @@ def by_pattern(expression: re.Pattern[str]) -> Parser:
 
 def scan_rgbnt201(root: Path, log: ProblemLog) -> tuple[tuple[str, ...], Splits]:
     """RGBNT201: a folder per modality; the test shots are query and gallery."""
-    parse = by_pattern(re.compile(r"(?P<pid>\d{6})_cam(?P<camid>\d+)"))
+    parse = by_pattern(re.compile(RGBNT201_PATTERN))
     splits: Splits = {}
     for split, name in (("train", "train_171"), ("test", "test")):
         folder = require_folder(root / name, f"RGBNT201's {name}/{{RGB,NI,TI}}")
@@ -225,7 +236,7 @@ def scan_rgbnt201(root: Path, log: ProblemLog) -> tuple[tuple[str, ...], Splits]
 
 def scan_rgbnt100(root: Path, log: ProblemLog) -> tuple[tuple[str, ...], Splits]:
     """RGBNT100: RGB, NI and TI are the left, middle and right third of one image."""
-    parse = by_pattern(re.compile(r"(?P<pid>-?\d+)_c(?P<camid>\d+)"))
+    parse = by_pattern(re.compile(RGBNT100_PATTERN))
     base = root / "rgbir" if (root / "rgbir").is_dir() else root
     thirds = [(i / 3, 0.0, (i + 1) / 3, 1.0) for i in range(3)]
     splits: Splits = {}
@@ -240,7 +251,7 @@ def scan_rgbnt100(root: Path, log: ProblemLog) -> tuple[tuple[str, ...], Splits]
 
 def scan_msvr310(root: Path, log: ProblemLog) -> tuple[tuple[str, ...], Splits]:
     """MSVR310: a folder per identity, in it vis, ni and th, here named RGB, NI and TI."""
-    parse = by_pattern(re.compile(r"(?P<pid>\d{4})_s(?P<sceneid>\d{3})_v(?P<camid>\d+)"))
+    parse = by_pattern(re.compile(MSVR310_PATTERN))
     splits: Splits = {}
     for split, name in {**_BOUNDING_BOXES, "query": "query3"}.items():
         folder = require_folder(root / name, f"MSVR310's {name}/ID/{{vis,ni,th}}")
@@ -252,6 +263,8 @@ def scan_msvr310(root: Path, log: ProblemLog) -> tuple[tuple[str, ...], Splits]:
 
 
 _BOUNDING_BOXES = {"train": "bounding_box_train", "query": "query", "gallery": "bounding_box_test"}
+NAMES = {"rgbnt201": RGBNT201_PATTERN, "rgbnt100": RGBNT100_PATTERN, "msvr310": MSVR310_PATTERN}
+"""How names tell identity and camera in each published layout."""
 LAYOUTS: dict[str, Layout] = {
     "rgbnt201": Layout(scan_rgbnt201),
     "rgbnt100": Layout(scan_rgbnt100),
@@ -267,18 +280,24 @@ def generic_layout(modalities: Sequence[str] | None, pattern: str | None, labels
     def scan(root: Path, log: ProblemLog) -> tuple[tuple[str, ...], Splits]:
         expected = "the generic layout's train/{MODALITY}/NAME.jpg"
         names = tuple(modalities) if modalities else discover(require_folder(root / "train", expected))
+        source = "" if modalities else " (every folder of train/ is a sensor, unless --data.modalities names them)"
         together = (root / "test").is_dir() and not (root / "query").is_dir()
         splits: Splits = {}
         rows, found = read_table(root / labels) if labels else [], set[int]()
-        for split in ("train", "test") if together else ("train", "query", "gallery"):
+        wanted = ("train", "test") if together else ("train", "query", "gallery")
+        untold = f"no row of {labels} with this name and split" if labels else UNTOLD
+        for split in wanted:
             require_folder(root / split, f"the generic layout's {split}/{{{','.join(names)}}}")
-            folders = {m: require_folder(root / split / m, f"modality {m} of split {split}") for m in names}
+            folders = {m: require_folder(root / split / m, f"{split} of the sensor {m}{source}") for m in names}
             parse = by_table(root / labels, rows, split, found) if labels else by_pattern(compile_pattern(pattern))
-            splits[split] = list(join_modalities(folders, split, parse, log))
+            splits[split] = list(join_modalities(folders, split, parse, log, untold))
         incomplete = {Path(problem.path).stem for problem in log.problems}
         for row in rows:
-            if row.line not in found and row.stem not in incomplete:
-                missing = f"line {row.line}: no image {row.stem} in split {row.split or 'train, query or gallery'}"
+            if row.split not in ("", *wanted):
+                missing = f"line {row.line}: there is no split {row.split!r}, only {', '.join(wanted)}"
+                log.add("missing_file", row.split, root / str(labels), missing)
+            elif row.line not in found and row.stem not in incomplete:
+                missing = f"line {row.line}: no image {row.stem} in split {row.split or ' or '.join(wanted)}"
                 log.add("missing_file", row.split or "all", root / str(labels), missing)
         if together:
             splits = {"train": splits["train"], "query": splits["test"], "gallery": splits["test"]}
@@ -350,7 +369,7 @@ def _label_row(path: Path, line: int, row: dict[str, str | None]) -> LabelRow:
     return LabelRow(line, row.get("split") or "", stem, tags)
 
 
-def by_table(path: Path, rows: Sequence[LabelRow], split: str, found: set[int]) -> Parser:
+def by_table(path: Path, rows: Sequence[LabelRow], split: str, found: set[int]) -> NameParser:
     """Tags by name for one split; the lines that were asked for go into `found`."""
     table: dict[str, Tags] = {}
     lines: dict[str, list[int]] = {}

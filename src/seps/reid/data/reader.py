@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 Bytes = NDArray[np.uint8]
 
 
+class WrongShape(ValueError):
+    """A side-by-side image that does not divide into its modalities."""
+
+
 def read_record(record: ReidRecord, modalities: Sequence[str], size: tuple[int, int]) -> Tensor:
     """Pixels of one shot: (M, 3, H, W) uint8, bicubic resize to `size` (H, W), grey images on three channels.
 
@@ -44,28 +48,36 @@ def _read_file(path: Path, sources: Sequence[Source], size: tuple[int, int]) -> 
     try:
         with Image.open(path) as opened:
             image = to_rgb(opened)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        parts_of = {source: _part(image, source) for source in sources}
+    except Exception as error:  # Pillow's decoders raise almost anything on broken bytes
         raise ReidDataError(
             f"cannot read {path} ({error}); replace the file, or leave out such shots with --data.on_problem skip "
             "--data.verify_files true"
         ) from error
     parts: dict[Source, Bytes] = {}
-    for source in sources:
-        part = image
-        if source.box is not None:
-            sides = zip(source.box, 2 * (image.width, image.height), strict=True)
-            left, top, right, bottom = (round(fraction * length) for fraction, length in sides)
-            part = image.crop((left, top, right, bottom))
+    for source, part in parts_of.items():
         if part.size != (size[1], size[0]):
             part = part.resize((size[1], size[0]), Image.Resampling.BICUBIC)
         parts[source] = np.asarray(part, dtype=np.uint8)
     return parts
 
 
+def _part(image: Image.Image, source: Source) -> Image.Image:
+    """What a source takes of its image. Raises ValueError where its box does not begin and end at a pixel."""
+    if source.box is None:
+        return image
+    sides = [fraction * length for fraction, length in zip(source.box, 2 * image.size, strict=True)]
+    left, top, right, bottom = (round(side) for side in sides)
+    if max(abs(side - round(side)) for side in sides) > 1e-6:
+        raise WrongShape(f"{image.width} pixels wide do not divide into equal parts, one for each modality")
+    return image.crop((left, top, right, bottom))
+
+
 def to_rgb(image: Image.Image) -> Image.Image:
     """Three channels of a byte; of 16-bit images (thermal cameras) the upper byte.
 
-    Raises ValueError for wider numbers: converted by Pillow, everything above 255 would become white.
+    Raises ValueError for wider numbers (converted by Pillow, everything above 255 would become white), and for bytes in
+    more than 8 bits, of which the upper byte is black.
     """
     if image.mode.startswith("I"):
         from PIL import Image
@@ -73,6 +85,8 @@ def to_rgb(image: Image.Image) -> Image.Image:
         values = np.asarray(image).astype(np.int64)
         if values.min() < 0 or values.max() > 0xFFFF:
             raise ValueError(f"pixels from {values.min()} to {values.max()}: save them as 8 or 16 bits without sign")
+        if 0 < values.max() <= 0xFF:
+            raise ValueError(f"pixels from {values.min()} to {values.max()} in more than 8 bits: save them as 8 bits")
         image = Image.fromarray((values >> 8).astype(np.uint8))
     elif image.mode == "F":
         raise ValueError("pixels are floating point numbers: save them as 8 or 16 bits without sign")
@@ -93,12 +107,14 @@ def fault_of(record: ReidRecord) -> tuple[str, Path, str] | None:
 
     for path, sources in group_by_file(record.sources.values()):
         try:
-            with Image.open(path) as image:
-                width = to_rgb(image).width
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            with Image.open(path) as opened:
+                image = to_rgb(opened)
+            for source in sources:
+                _part(image, source)
+        except WrongShape as error:
+            return "wrong_shape", path, str(error)
+        except Exception as error:  # Pillow's decoders raise almost anything on broken bytes
             return "undecodable", path, f"cannot be decoded ({error})"
-        if len(sources) > 1 and width % len(sources):
-            return "wrong_shape", path, f"{width} pixels wide do not divide into {len(sources)} modalities"
     return None
 
 

@@ -92,7 +92,10 @@ class ReidReport:
         if self.junk:
             lines.append(f"  {self.junk} shots marked as junk (identity -1) left out")
         if self.shared_identities:
-            lines.append(f"  {self.shared_identities} identities occur both in train and in query or gallery")
+            lines.append(
+                f"  {self.shared_identities} identities occur both in train and in query or gallery: figures on them "
+                "say nothing about new ones"
+            )
         for kind, count in self.counts.items():
             lines.append(f"  {count} {PROBLEM_KINDS[kind]}")
             of_kind = [problem for problem in self.problems if problem.kind == kind]
@@ -165,7 +168,8 @@ def holdout(dataset: ReidDataset, part: int | float, seed: int) -> tuple[ReidDat
     if count > len(eligible):
         raise ReidDataError(
             f"cannot hold out {count} identities: only {len(eligible)} of {len(dataset.identities)} training "
-            f"identities were seen by two {dataset.excludes}s; ask for fewer"
+            f"identities were seen by two {dataset.excludes}s; ask for fewer. data.holdout 0 with train.eval_every 0 "
+            "holds none out and takes the last checkpoint"
         )
     if len(dataset.identities) - count < 2:
         raise ReidDataError(

@@ -15,6 +15,8 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, TypeVar
 
+from seps.files import naming
+from seps.locks import FileLock
 from seps.reid.data.records import ReidDataError
 from seps.reid.synthetic.world import Shot, SyntheticConfig, World, plan_shots
 
@@ -57,6 +59,27 @@ def make_synthetic(
     out = Path(out_dir).resolve()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         return _existing(out, config)
+    with _lock(out):
+        return _draw(out, config, workers, progress)
+
+
+def _lock(out: Path) -> FileLock:
+    """What keeps a second call from removing the unfinished files of a living one, as those of a killed one are."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _not_drawn(out, error) from error
+    return FileLock(out.with_name(f".{out.name}.lock"), out)
+
+
+def _not_drawn(out: Path, error: OSError) -> ReidDataError:
+    return ReidDataError(f"no set can be drawn in {out}: {error.strerror or error}; choose another folder")
+
+
+def _draw(
+    out: Path, config: SyntheticConfig, workers: int, progress: Callable[[int, int], None] | None
+) -> dict[str, Any]:
+    """Draw all shots beside `out` and move them there; the manifest."""
     shots = plan_shots(config)
     unfinished = _begin(out)
     digest, done = hashlib.sha256(), 0
@@ -99,9 +122,7 @@ def _begin(out: Path) -> Path:
             for modality in MODALITIES:
                 (unfinished / split / modality).mkdir(parents=True)
     except OSError as error:
-        raise ReidDataError(
-            f"no set can be drawn in {out}: {error.strerror or error}; choose another folder"
-        ) from error
+        raise _not_drawn(out, error) from error
     return unfinished
 
 
@@ -144,7 +165,9 @@ def _write_shots(config: SyntheticConfig, root: Path, shots: Sequence[Shot]) -> 
         for modality, pixels in zip(MODALITIES, world.look(shot).images, strict=True):
             buffer = BytesIO()
             Image.fromarray(pixels).save(buffer, "JPEG", quality=config.quality)
-            (root / shot.split / modality / f"{shot.name}.jpg").write_bytes(buffer.getvalue())
+            file = root / shot.split / modality / f"{shot.name}.jpg"
+            with naming(file):
+                file.write_bytes(buffer.getvalue())
             digest.update(buffer.getvalue())
         written.append((f"{shot.split}/{shot.name}", digest.hexdigest()))
     return written

@@ -44,7 +44,7 @@ class SyntheticConfig:
             if getattr(self, name) < least:
                 raise ReidDataError(f"{name} must be >= {least}, not {getattr(self, name)}")
         if self.kind != "people":
-            raise ReidDataError(f"{self.kind} are not drawn, only people (seps 0.1.0 was the last to draw vehicles)")
+            raise ReidDataError(f"{self.kind} are not drawn, only people")
         if min(self.size) < 16:
             raise ReidDataError(f"size must be at least 16 x 16 pixels, not {self.size}")
         if self.seed < 0 or not 0 <= self.blindness <= 1 or self.clutter < 0:

@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from .images import ImageReader, decode_image
 from .records import DataError, ImageSource, RetrievalDataset
-from .shards import UnreadableImage, read_source, source_exists
+from .shards import UnreadableImage, read_source, why_absent
 
 FaultKind = Literal["missing", "unreadable", "no captions", "duplicate id", "in two splits"]
 Verify = Literal["exists", "decode"]
@@ -59,14 +59,19 @@ class CheckReport:
         """How many images of each data set have each fault."""
         return dict(Counter((finding.dataset, finding.kind) for finding in self.findings))
 
-    def sentences(self) -> list[str]:
-        """One sentence for each data set and fault: how many images, the first of them, what to do."""
+    def sentences(self, *, left_out: bool = False) -> list[str]:
+        """One sentence for each data set and fault: how many images, the first of them, what to do.
+
+        With `left_out` they say that the work goes on without these images.
+        """
         sentences = []
         for (dataset, kind), count in self.counts.items():
             fault, remedy = _TEXT[kind]
+            if left_out:
+                remedy = f"Left out; {remedy[:1].lower()}{remedy[1:]}"
             found = [str(f) for f in self.findings if (f.dataset, f.kind) == (dataset, kind)]
             names = ", ".join(found[:NAMED]) + (f" and {count - NAMED} more" if count > NAMED else "")
-            noun = "image" if count == 1 else "images"
+            noun = "image" if self.sizes[dataset] == 1 else "images"
             sentences.append(f"{dataset}: {count} of {self.sizes[dataset]} {noun} {fault}: {names}. {remedy}.")
         return sentences
 
@@ -74,6 +79,19 @@ class CheckReport:
         """Raise DataError with all sentences if `strict` and anything was found."""
         if strict and self.findings:
             raise DataError("The data has faults.\n" + "\n".join(self.sentences()))
+
+
+def left_out(reports: Sequence[CheckReport]) -> dict[str, Any]:
+    """What checks of one data set took away, for JSON: `images_left_out`, and by fault how many with the first names.
+
+    An image with two faults counts once in the sum.
+    """
+    faults: dict[str, list[str]] = {}
+    for finding in (finding for report in reports for finding in report.findings):
+        faults.setdefault(finding.kind, []).append(finding.image)
+    images = sum(len({finding.index for finding in report.findings}) for report in reports)
+    named = {kind: {"count": len(names), "images": names[:NAMED]} for kind, names in faults.items()}
+    return {"images_left_out": images, **({"left_out": named} if named else {})}
 
 
 def check_dataset(
@@ -129,7 +147,9 @@ def _text_findings(dataset: RetrievalDataset) -> Iterator[DataFault]:
 
 
 def _exists(index: int, source: ImageSource) -> tuple[FaultKind | None, str]:
-    return (None, "") if source_exists(source) else ("missing", str(source))
+    why = why_absent(source)
+    # Of a plain file the path says it all; a shard may be there, and be cut short or compressed.
+    return (None, "") if why is None else ("missing", str(source) if source.member is None else f"{source}: {why}")
 
 
 def _try(number: int, index: int, data: bytes, source: ImageSource) -> None:
@@ -139,8 +159,9 @@ def _try(number: int, index: int, data: bytes, source: ImageSource) -> None:
 
 def _decode(visit: Visit, number: int, index: int, source: ImageSource) -> tuple[FaultKind | None, str]:
     """(fault, its detail), or (None, digest of the bytes)."""
-    if not source_exists(source):
-        return "missing", str(source)
+    fault = _exists(index, source)
+    if fault[0] is not None:
+        return fault
     try:
         data = read_source(source)
         visit(number, index, data, source)

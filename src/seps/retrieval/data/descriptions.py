@@ -20,7 +20,7 @@ from typing import Any
 from seps.retrieval.data import DataError
 from seps.retrieval.data.gallery import Found, Gallery, Problem, shown
 from seps.retrieval.data.guides import GuideSource, parse_guides
-from seps.retrieval.data.lines import Root, read_bytes
+from seps.retrieval.data.lines import Root, is_unicode, read_bytes
 from seps.retrieval.data.readers import is_video
 
 Place = tuple[str, str]
@@ -87,9 +87,7 @@ class Descriptions:
             return None
         if not isinstance(text, str) or not text.strip():
             return f"its {key!r} is not a text with words in it"
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError:
+        if not is_unicode(text):
             return f"its {key!r} holds half of a surrogate pair, which is not a character"
         self._texts[place] = (text.strip(), where)
         self._composed[_composed(place)] = place

@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 
 from seps.retrieval.data import DataError, ImageSource, shard_is_whole, shard_members
 from seps.retrieval.data.ignoring import IGNORE_FILE, Rules, file_rules, option_rules, why_excluded
+from seps.retrieval.data.lines import is_unicode
 from seps.retrieval.data.readers import PLAIN, installed, is_video, reader_of
 from seps.retrieval.data.readers import suffix_of as _suffix
 from seps.retrieval.data.shards import video_frames
@@ -246,17 +247,9 @@ def shown(name: str) -> str:
     return name.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def _is_text(name: str) -> bool:
-    try:
-        name.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def _add(gallery: Gallery, place: str) -> None:
     file = gallery.root / place
-    if not _is_text(place):
+    if not is_unicode(place):
         gallery.problems.append(Problem(shown(place), "its name is not UTF-8 text; rename it"))
         return
     if os.path.islink(file) and not Path(os.path.realpath(file)).is_relative_to(gallery.root):
@@ -286,7 +279,7 @@ def _add_shard(gallery: Gallery, place: str, status: os.stat_result) -> None:
             if reader_of(name) is not None and not is_video(name) and why != HIDDEN:
                 gallery.unread.add(place)
             _skip(gallery, why, f"{place}:{name}")
-        elif not _is_text(name):
+        elif not is_unicode(name):
             gallery.problems.append(Problem(shown(f"{place}:{name}"), "its name in the tar is not UTF-8 text"))
         else:
             gallery.images.append(Found(place, name, status.st_size, status.st_mtime_ns, gallery.base))

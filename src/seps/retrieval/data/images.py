@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -113,6 +114,19 @@ def decode_upright(data: bytes, source: ImageSource, side: int) -> Upright:
     except Exception as error:  # Pillow's decoders raise almost anything on broken bytes
         raise _unreadable(source, error) from error
     raise UnreadableImage(source, too_large(width, height, limit), "too large")
+
+
+def as_file(image: Any) -> bytes:
+    """A Pillow image as the bytes of a file, so that it is seen as its own file is: upright, transparency on white.
+
+    Raises UnreadableImage for pixels that cannot be shown.
+    """
+    out = io.BytesIO()
+    try:
+        _rgb(_upright(image)).save(out, "PNG")
+    except Exception as error:  # a lazily opened file may be broken
+        raise _unreadable(ImageSource(Path("the picture")), error) from error
+    return out.getvalue()
 
 
 def pixels_of(decoded: Upright, source: ImageSource, size: tuple[int, int], mode: Mode | PixelMaker = "model") -> Any:
@@ -220,10 +234,18 @@ def _upright(image: Any) -> Any:
         return image
 
 
+class _WideNumbers(ValueError):
+    """Pixels of a range that nothing says: which value is white is not known."""
+
+
 def _rgb(image: Any) -> Any:
+    if image.mode == "F":
+        raise _WideNumbers("its pixels are floating point numbers")
     if image.mode.startswith("I"):  # 16 bits a pixel: converting clips at 255, nearly all to white
-        values = np.asarray(image).astype(np.float64) / 256
-        image = Image.fromarray(values.clip(0, 255).astype(np.uint8))
+        values = np.asarray(image).astype(np.int64)
+        if values.min() < 0 or values.max() > 0xFFFF:
+            raise _WideNumbers(f"its pixels go from {values.min()} to {values.max()}")
+        image = Image.fromarray((values >> 8).astype(np.uint8))
     if image.has_transparency_data:
         image = image.convert("RGBA")
         white = Image.new("RGBA", image.size, (255, 255, 255, 255))
@@ -235,6 +257,8 @@ def _unreadable(source: ImageSource, error: Exception) -> UnreadableImage:
     """What a decoder raised, as a sentence."""
     if isinstance(error, MissingReader):
         return UnreadableImage(source, f"{error}.", "without a reader")
+    if isinstance(error, _WideNumbers):
+        return UnreadableImage(source, f"{error}. Save it with 8 or 16 bits per value.", "of more than 16 bits")
     if isinstance(error, Image.UnidentifiedImageError):
         why, kind = f"it is not an image in a known format ({', '.join(FORMATS)}).", "in no known format"
     elif isinstance(error, MemoryError):

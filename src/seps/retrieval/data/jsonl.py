@@ -64,7 +64,7 @@ def _record(value: dict[str, Any], root: Root, beside: Root, place: str) -> Imag
     if not isinstance(captions, list):
         raise DataError(f'{place}: "captions" must be a list of texts, like ["a cat on a mat"].')
     texts = tuple(checked_text(text, f"caption {k}", place).strip() for k, text in enumerate(captions, 1))
-    description, guides = _description(value.get("dense"), place), parse_guides(value.get("guides"), beside, place)
+    description, guides = description_text(value.get("dense"), place), parse_guides(value.get("guides"), beside, place)
     caption_ids = _caption_ids(value.get("caption_ids"), len(texts), place)
     return ImageRecord(_id(value.get("id"), image, place), source, texts, description, guides, caption_ids)
 
@@ -89,7 +89,8 @@ def _id(value: object, image: str, place: str) -> str:
     return checked_text(value, '"id"', place)
 
 
-def _description(value: object, place: str) -> str | None:
+def description_text(value: object, place: str) -> str | None:
+    """The description that a line of JSON holds; None for null and for blank text. Raises DataError."""
     # A blank description is what a captioner leaves when it failed: the image then has none.
     if value is None or (isinstance(value, str) and not value.strip()):
         return None
@@ -161,7 +162,7 @@ def attach_dense(dataset: RetrievalDataset, path: str | os.PathLike[str], *, ver
         key = _id(value.get("image", value.get("id")), "", place)
         if not key:
             raise DataError(f'{place}: no "image". Name the image by its id, as in the data set.')
-        text = _description(value.get("dense", value.get("text")), place)
+        text = description_text(value.get("dense", value.get("text")), place)
         if text is None:
             continue
         before, now = hashes.get(key), value.get("sha256")

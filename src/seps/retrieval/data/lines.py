@@ -54,14 +54,21 @@ def json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield place, value
 
 
+def is_unicode(text: str) -> bool:
+    """Whether a text can be written as UTF-8: halves of surrogate pairs, as in names of other encodings, cannot."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def checked_text(value: object, what: str, place: str) -> str:
     """`value` as a text with words in it, left as it is (names may start with a space), or DataError."""
     if not isinstance(value, str):
         raise DataError(f"{place}: {what} must be a text, not {type(value).__name__}.")
-    try:
-        value.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise DataError(f"{place}: {what} holds half of a surrogate pair, which is not a character.") from error
+    if not is_unicode(value):
+        raise DataError(f"{place}: {what} holds half of a surrogate pair, which is not a character.")
     if not value.strip():
         raise DataError(f"{place}: {what} is blank. Write a text or leave the entry out.")
     return value

@@ -5,6 +5,10 @@ SPLIT_ids.txt      an image id per caption; or one per image, for five captions 
 SPLIT_caps.txt     the captions, a line each
 SPLIT_caption_ids.txt  the data set's id of each caption, a line each (optional; not in the published files)
 NAME_SPLIT.jsonl   {"text": ...} per image, in the order in which the ids first appear (optional)
+
+Karpathy's files of the same sets (dataset_flickr30k.json, dataset_coco.json) are read as well:
+
+{"images": [{"filename": ..., "filepath": folder (COCO), "split": "test", "sentences": [{"raw": ...}, ...]}, ...]}
 """
 
 from __future__ import annotations
@@ -13,8 +17,9 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from .jsonl import load_jsonl
+from .jsonl import description_text, load_jsonl
 from .lines import Root, checked_text, json_lines, read_bytes, text_lines
 from .records import DataError, ImageRecord, ImageSource, RetrievalDataset
 
@@ -122,10 +127,9 @@ def _descriptions_by_id(path: Path, ids: list[str]) -> dict[str, str | None]:
         return {}
     texts: list[str | None] = []
     for place, value in json_lines(path):
-        text = value.get("text", value.get("dense"))
-        if not isinstance(text, str):
-            raise DataError(f'{place}: must hold the description as {{"text": "..."}}.')
-        texts.append(checked_text(text, "the description", place).strip() if text.strip() else None)
+        if "text" not in value and "dense" not in value:
+            raise DataError(f'{place}: must hold the description as {{"text": "..."}}; null stands for none.')
+        texts.append(description_text(value.get("text", value.get("dense")), place))
     images = list(dict.fromkeys(ids))
     if len(texts) == len(images):
         return dict(zip(images, texts, strict=True))
@@ -144,14 +148,65 @@ def _descriptions_by_id(path: Path, ids: list[str]) -> dict[str, str | None]:
     return by_id
 
 
+def load_karpathy(path: str | os.PathLike[str], split: str, *, images_dir: str | os.PathLike[str]) -> RetrievalDataset:
+    """Some splits of one of Karpathy's files: `split` is "test", or several as "train+restval".
+
+    An image's id is its file's name. The first five captions of an image count, as in the published layout and its
+    evaluations; COCO has a few more. Raises DataError, naming the splits of the file where it has no such.
+    """
+    path = Path(path)
+    images = _karpathy_images(path)
+    if images is None:
+        raise DataError(f'{path} is no file of splits: it must be one object with a list "images", as Karpathy\'s are.')
+    wanted, present = set(split.split("+")), {str(value.get("split")) for value in images}
+    if wanted - present:
+        named = ", ".join(sorted(present))
+        raise DataError(f"{path} has no split {', '.join(sorted(wanted - present))!r}; its splits are: {named}.")
+    root, records = Root(Path(images_dir)), []
+    for number, value in enumerate(images, start=1):
+        if value.get("split") not in wanted:
+            continue
+        place = f"{path}, image {number}"
+        file = checked_text(value.get("filename"), '"filename"', place)
+        if value.get("filepath"):
+            file = "/".join((checked_text(value["filepath"], '"filepath"', place), file))
+        sentences = value.get("sentences")
+        if not isinstance(sentences, list) or not all(isinstance(one, dict) for one in sentences):
+            raise DataError(f'{place}: "sentences" must be a list of objects like {{"raw": "a cat on a mat"}}.')
+        captions = [
+            checked_text(one.get("raw"), f"caption {k}", place).strip()
+            for k, one in enumerate(sentences[:CAPTIONS], start=1)
+        ]
+        records.append(ImageRecord(str(value["filename"]), ImageSource(root(file, place)), tuple(captions)))
+    return RetrievalDataset(tuple(records), path.stem, split)
+
+
+def _karpathy_images(path: Path) -> list[dict[str, Any]] | None:
+    """The images of one of Karpathy's files; None where the file is something else, such as lines of JSON."""
+    try:
+        value = json.loads(read_bytes(path))
+    except (ValueError, RecursionError):
+        return None
+    images = value.get("images") if isinstance(value, dict) else None
+    return images if isinstance(images, list) and images and all(isinstance(one, dict) for one in images) else None
+
+
 def load_data(name: str, *, images_root: str | None = None) -> RetrievalDataset:
-    """The data set called `name`: a JSONL file, or a split of the published layout as `FOLDER:SPLIT[:NAME]`.
+    """The data set called `name`: a JSONL file, or a split, as `FOLDER:SPLIT[:NAME]` of the published layout or as
+    `FILE.json:SPLIT` of a file of Karpathy's.
 
     `data/f30k:test:f30k` is the test split in `data/f30k` with descriptions from `f30k_test.jsonl`; its images are in
-    `images_root` (default: `FOLDER/images`). Raises DataError for a name that is neither.
+    `images_root` (default: `images` in FOLDER, or beside FILE). Raises DataError for a name that is none of them.
     """
     if Path(name).is_file():
+        images = _karpathy_images(Path(name)) if name.lower().endswith(".json") else None
+        if images is not None:
+            splits = sorted({str(value.get("split")) for value in images})
+            raise DataError(f"{name} has the splits {', '.join(splits)}: name one of them, as {name}:{splits[0]}.")
         return load_jsonl(name, images_root=images_root, split=Path(name).stem)
+    file, _, split = name.rpartition(":")
+    if split and Path(file).is_file():
+        return load_karpathy(file, split, images_dir=images_root or Path(file).parent / "images")
     folder, *rest = name.split(":")
     if rest and len(rest) <= 2 and Path(folder).is_dir():
         return load_published(

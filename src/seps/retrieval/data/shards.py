@@ -55,18 +55,20 @@ def read_source(source: ImageSource) -> bytes:
     return data
 
 
-def source_exists(source: ImageSource) -> bool:
-    """Whether there is a regular file, or a shard with such a member; nothing is decoded."""
+def why_absent(source: ImageSource) -> str | None:
+    """Why there is no such file, member of a shard or frame of a video; None where there is. Nothing is decoded."""
     try:
         if source.member is None:
             _regular_size(source.path)
         elif is_video(source.path):
-            return source.member in video_frames(source.path)
+            return None if source.member in video_frames(source.path) else "the video has no such frame"
         else:
             _locate(source, source.member)
-    except (OSError, ValueError):
-        return False
-    return True
+    except UnreadableImage as error:
+        return error.why.rstrip(".")
+    except (OSError, ValueError) as error:
+        return _reason(error)
+    return None
 
 
 def shard_members(path: Path) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -38,6 +38,7 @@ __all__ = [
     "EvaluationReport",
     "StageProgress",
     "add_lexical",
+    "check_evaluation",
     "encode_guides",
     "encode_images",
     "evaluate",
@@ -60,7 +61,7 @@ class EvaluationReport:
     bank: str = ""
     """The correction by background queries that the figures hold; empty: none, as in others' figures."""
     lexical: bool = False
-    """Whether the scores have what a search adds for rare words that stand in a description."""
+    """Whether the scores have what a search adds for rare words that occur in a description."""
     extended: ExtendedFigures | None = None
     """Figures of COCO's test split with the right answers of ECCV Caption and CxC, where they were asked for."""
 
@@ -89,15 +90,12 @@ def score_zero_shot(
     bank: bool = False,
     progress: StageProgress | None = None,
 ) -> Tensor:
-    """As `score_dataset`, for a dual encoder; the strength of the `bank` is that of `strength_without_labels`.
+    """Similarities (images, captions) of a data set by a dual encoder such as CLIP; the arguments of `score_dataset`.
 
-    `tokens` (B, C) are those of `encode_zero_shot`.
+    `tokens` (B, C) are the vectors of `encode_zero_shot`. How much of an image's level over the bank is subtracted is
+    estimated from the data set's own scores with the bank, without labels (`strength_without_labels`).
     """
-    if seen.query_descriptions is not None:
-        raise ProtocolError(
-            "Protocol 'published' pairs captions with descriptions inside a slimming head; a dual encoder has none. "
-            "Use protocol 'none' or 'image'."
-        )
+    _check_pairing(model, seen, bank)
     if tokens is None:
         tokens = encode_zero_shot(model, dataset, progress=progress)
     query = model.query(seen.captions, described=seen.image_descriptions is not None)
@@ -114,7 +112,10 @@ def score_zero_shot(
 
 
 def add_lexical(scores: Tensor, seen: View, nat: float) -> Tensor:
-    """The scores (images, captions), and what a search adds for rare words of a caption that stand in a description."""
+    """Add to scores (images, captions) what `seps search` adds for rare words of a caption in an image's description.
+
+    `nat` is what a score of the model changes by when a match becomes e times likelier (`nat_of`).
+    """
     texts = InMemory({str(row): text for row, text in enumerate(seen.image_descriptions or [])})
     scores = scores.clone()
     for column, caption in enumerate(seen.captions):
@@ -137,15 +138,21 @@ def score_dataset(
     memory: int | None = None,
     progress: StageProgress | None = None,
 ) -> Tensor:
-    """Similarities (images, captions) with what the view lets each side see.
+    """Similarities (images, captions) of a data set under the protocol that `seen` was made for (`view`).
 
-    `pixels` are images decoded before, `tokens` images encoded before, both as for `encode_images`.
-    `keep_words` merges each image's description to so many words, as an index may. `bank` takes off what an image
-    scores for background queries, as a search does, and how near a caption is to them; both know nothing of the data
-    set. Raises ProtocolError for a bank under a protocol with query-side descriptions.
+    Args:
+        pixels: the images, decoded before (`decode_all`, or a stream); None reads their files.
+        tokens: the images, encoded before (`encode_images`); then `pixels` is not needed.
+        keep_words: merge each image's description to at most this many words, as `seps index --words` does.
+        bank: subtract from each image's scores its level over the bank of background queries, as `seps search` does,
+            and from each caption's scores how close it is to those queries. The bank is fixed and knows nothing of the
+            data set.
+        memory: bytes that the scorer may use; None: a default of the device.
+        progress: called with the stage, how many are done, and of how many.
+
+    Raises ProtocolError for a bank under protocol "published": its queries carry no descriptions.
     """
-    if bank and seen.query_descriptions is not None:
-        raise ProtocolError("Background queries carry no descriptions: the bank does not go with protocol 'published'.")
+    _check_pairing(model, seen, bank)
     report = progress or (lambda stage, done, total: None)
     model.eval()
     guides = encode_guides(model, dataset)
@@ -177,11 +184,7 @@ def _score_leaky(
     model: RetrievalModel, images: ImageFeatures, texts: TextFeatures, query_descriptions: list[str], memory: int | None
 ) -> Tensor:
     """Query-side descriptions: description t comes with caption t. Each distinct text is encoded once."""
-    if not isinstance(model.head, SlimmingHead) or not model.head.uses_description:
-        raise ProtocolError(
-            f"Protocol 'published' pairs captions with descriptions inside a slimming head with descriptions; head "
-            f"{model.config.head!r} takes none. Use protocol 'none' or 'image'."
-        )
+    assert isinstance(model.head, SlimmingHead)  # `_check_pairing`
     distinct = sorted(set(query_descriptions))
     place = {text: i for i, text in enumerate(distinct)}
     features = model.encode_texts(distinct, max_words=model.config.max_dense_words)
@@ -203,10 +206,50 @@ def _score_leaky(
             guides=images.guides,
             memory=memory,
         )
-        if not isinstance(part, Tensor):
-            raise TypeError("score_matrix without topk returns a tensor")
-        scores.append(part)
+        scores.append(cast(Tensor, part))  # not the best alone
     return torch.cat(scores, dim=1)
+
+
+def _check_pairing(model: RetrievalModel | ZeroShotModel, seen: View, bank: bool) -> None:
+    """Raise ProtocolError where queries carry descriptions, and the model or the bank cannot take them."""
+    if seen.query_descriptions is None:
+        return
+    if isinstance(model, ZeroShotModel):
+        raise ProtocolError(
+            "Protocol 'published' pairs captions with descriptions inside a slimming head; a dual encoder has none. "
+            "Use protocol 'none' or 'image'."
+        )
+    if bank:
+        raise ProtocolError("Background queries carry no descriptions: the bank does not go with protocol 'published'.")
+    if not isinstance(model.head, SlimmingHead) or not model.head.uses_description:
+        raise ProtocolError(
+            f"Protocol 'published' pairs captions with descriptions inside a slimming head with descriptions; head "
+            f"{model.config.head!r} takes none. Use protocol 'none' or 'image'."
+        )
+
+
+def check_evaluation(
+    dataset: RetrievalDataset,
+    protocol: Protocol,
+    *,
+    model: RetrievalModel | ZeroShotModel | None = None,
+    folds: int = 1,
+    bank: bool = False,
+    left_out: int = 0,
+) -> View:
+    """What `evaluate` may see of `dataset`; raises what it would raise, before anything is encoded.
+
+    `left_out`: how many images of the data set were taken away, for the message about folds.
+    """
+    seen = view(dataset, protocol)
+    if len(dataset) % folds:
+        mend = f", or mend the {left_out} that were left out" if left_out else ""
+        raise ValueError(
+            f"{len(dataset)} images cannot be cut into {folds} equal folds; choose a divisor of {len(dataset)}{mend}."
+        )
+    if model is not None:
+        _check_pairing(model, seen, bank)
+    return seen
 
 
 def evaluate(
@@ -233,7 +276,7 @@ def evaluate(
     for name, value in (("folds", folds), ("keep_words", keep_words), ("memory", memory)):
         if value is not None and value < 1:
             raise ValueError(f"{name} is {value}; it must be at least 1.")
-    seen = view(dataset, protocol)
+    seen = check_evaluation(dataset, protocol, model=model, folds=folds, bank=bank)
     training = model.training
     try:
         if isinstance(model, ZeroShotModel):

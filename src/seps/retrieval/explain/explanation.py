@@ -38,10 +38,10 @@ class DescriptionPart:
 
 @dataclass
 class WordPart(DescriptionPart):
-    """One word of the caption."""
+    """One word of the caption, and what it adds to the score."""
 
     heat: list[float]
-    """The part of its contribution from each cell of the grid, row by row."""
+    """What of its contribution comes from each cell of the patch grid, row by row."""
 
 
 @dataclass
@@ -70,14 +70,15 @@ class Explanation:
     """Prefix tokens, and patches left out at indexing time; of a dual encoder all that its last attention did not take
     from patches."""
     rest: float
-    """The MLP of Eq. 5, where the model has it; of a dual encoder also the constant of the description's part."""
+    """What belongs to no word: the MLP of Eq. 5, where the model has it, or what an alignment of one's own adds to the
+    means; of a dual encoder the constant of the description's part."""
     terms: dict[str, float]
     """The same score by its terms."""
     added: float = 0.0
     """What a store's search adds to the model's score; `terms` has its parts by name ("lexical",
     "background")."""
     found_words: dict[str, float] = field(default_factory=dict)
-    """Of the lexical term: the words of the caption that stand in the description, and what each adds."""
+    """Of the lexical term: the words of the caption that occur in the description, and what each adds."""
     note: str = ""
     """What took no part in the score, as a sentence; empty where nothing was left out."""
     background: float = 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import unicodedata
@@ -10,6 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from seps.retrieval.data import UnreadableImage, read_source
+from seps.retrieval.data.images import resized_jpeg
 from seps.retrieval.explain.explanation import Explainer, Explanation
 from seps.retrieval.explain.zeroshot import ZeroShotExplainer
 from seps.retrieval.index.codec import restore
@@ -72,6 +75,22 @@ def explainer_of(searcher: Searcher) -> StoredExplainer | None:
         return StoredExplainer(searcher)
     except ValueError:
         return None
+
+
+def photo_to_draw(searcher: Searcher, row: dict[str, Any], longest: int) -> tuple[bytes, str]:
+    """A JPEG to draw an explanation on, and a note: the file's while it is what was indexed, else the thumbnail.
+
+    `row` holds path, member, sha256 and thumbnail.
+    """
+    source = searcher.image_source(row)
+    try:
+        data = read_source(source)
+        if hashlib.sha256(data).hexdigest() == row["sha256"]:
+            return resized_jpeg(data, source, longest), ""
+        why = "The file was changed after it was indexed"
+    except UnreadableImage as error:
+        why = f"The file cannot be read ({error.why.rstrip('.')})"
+    return bytes(row["thumbnail"]), f"{why}; the store's thumbnail is drawn instead."
 
 
 def find_image(store: Store, name: str) -> str:

@@ -12,12 +12,14 @@ Shapes: B images, T sentences, C width.
 
 from __future__ import annotations
 
-import contextlib
 import copy
+import errno
 import functools
 import hashlib
+import os
 import tempfile
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -43,7 +45,8 @@ from seps.retrieval.index.codec import (
 from seps.retrieval.index.rows import Columns, StoreSettings
 from seps.retrieval.index.zeroshot import Query, ZeroShotModel
 from seps.retrieval.model import RetrievalModel
-from seps.scoring.own_texts import AT_ONCE, TextPool, can_score, score_own_texts
+from seps.scoring.own_texts import TextPool, can_score, images_at_once, score_own_texts
+from seps.training.batches import map_tensors
 
 BEST = 10
 """Best scores whose mean is an image's level."""
@@ -119,10 +122,11 @@ class Bank:
         found, left = torch.zeros_like(nearest, dtype=torch.float32), list(range(len(nearest)))
         if net is not None and side is not None and can_score(net):
             left = []
-            for start in range(0, len(nearest), AT_ONCE):
-                some = nearest[start : start + AT_ONCE]
+            step = images_at_once(nearest.device)
+            for start in range(0, len(nearest), step):
+                some = nearest[start : start + step]
                 scores, unsafe = score_own_texts(net, side(start, start + len(some)), self.pool, some)
-                found[start : start + AT_ONCE] = scores
+                found[start : start + step] = scores
                 left += [start + i for i, flag in enumerate(unsafe.tolist()) if flag]
         for i in left:
             found[i] = score(i, _rows(self.texts, nearest[i]))
@@ -137,8 +141,8 @@ class Bank:
     def to(self, device: torch.device | str) -> Bank:
         """The same on another device."""
         moved = copy.copy(self)
-        moved.texts, moved.asked = _to(self.texts, device), _to(self.asked, device)
-        moved.vectors = self.vectors.to(device)
+        for name in ("texts", "asked", "vectors"):
+            setattr(moved, name, map_tensors(getattr(self, name), lambda tensor: tensor.to(device)))
         moved.__dict__.pop("pool", None)
         return moved
 
@@ -167,13 +171,6 @@ def _rows(texts: AnyTexts, rows: Tensor | slice) -> AnyTexts:
     mask = texts.mask[rows]
     longest = int(mask.sum(dim=1).max())
     return TextFeatures(texts.words[:, :longest][rows], mask[:, :longest])
-
-
-def _to(texts: AnyTexts, device: torch.device | str) -> AnyTexts:
-    if isinstance(texts, Query):
-        words = None if texts.words is None else cast(TextFeatures, _to(texts.words, device))
-        return Query(texts.vectors.to(device), words)
-    return TextFeatures(texts.words.to(device), texts.mask.to(device))
 
 
 def bank_of(model: SearchModel, settings: StoreSettings | None = None) -> Bank:
@@ -212,14 +209,17 @@ def _key(model: SearchModel, settings: StoreSettings | None) -> str:
 
 
 def cache_folder() -> Path:
-    """Where encoded banks are kept: in the cache of the model hub (`HF_HOME`), beside the models."""
+    """Where encoded banks are kept: in the cache of the model hub (`HF_HOME`), beside the models. Raises OSError."""
     from huggingface_hub import cached_assets_path
 
-    return cached_assets_path("seps", namespace="bank", subfolder="sentences")
+    try:
+        return cached_assets_path("seps", namespace="bank", subfolder="sentences")
+    except ValueError as error:  # a file where the folder, or one above it, should be
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from error
 
 
 def _write_cache(key: str, found: AnyTexts) -> None:
-    """Keep encoded sentences; a cache that cannot be written is done without."""
+    """Keep encoded sentences; a cache that cannot be written is done without, which is told."""
     from safetensors.torch import save
 
     words = found.words if isinstance(found, Query) else found
@@ -227,7 +227,7 @@ def _write_cache(key: str, found: AnyTexts) -> None:
     if words is not None:
         values |= {"words": words.words[words.mask], "counts": words.mask.sum(dim=1)}
     data = save({name: value.cpu().contiguous() for name, value in values.items()})
-    with contextlib.suppress(OSError):
+    try:
         folder = cache_folder()
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".new-", delete=False) as file:
             try:
@@ -239,6 +239,12 @@ def _write_cache(key: str, found: AnyTexts) -> None:
         kept = sorted(folder.glob("*.bank"), key=lambda path: path.stat().st_mtime)
         for path in kept[:-KEPT_FILES]:
             path.unlink(missing_ok=True)
+    except OSError as error:
+        warnings.warn(
+            f"The encoded background queries cannot be kept ({error.strerror or error}), so that each run encodes them "
+            "again, which takes seconds. Set HF_HOME to a folder that can be written.",
+            stacklevel=2,
+        )
 
 
 def _read_cache(key: str, model: SearchModel) -> AnyTexts | None:
@@ -257,7 +263,8 @@ def _read_cache(key: str, model: SearchModel) -> AnyTexts | None:
     words = torch.zeros(*mask.shape, values["words"].shape[1])
     words[mask] = values["words"]
     texts = TextFeatures(words, mask)
-    return _to(Query(values["vectors"], texts) if isinstance(model, ZeroShotModel) else texts, model.device)
+    found = Query(values["vectors"], texts) if isinstance(model, ZeroShotModel) else texts
+    return cast(AnyTexts, map_tensors(found, lambda tensor: tensor.to(model.device)))
 
 
 def level(scores_BT: Tensor, best: int = BEST) -> Tensor:

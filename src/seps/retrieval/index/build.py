@@ -38,7 +38,7 @@ from seps.retrieval.index.opening import (
     rows_of,
     settings_at,
 )
-from seps.retrieval.index.rows import IndexedFile, Row, StoreSettings
+from seps.retrieval.index.rows import IndexedFile, Row, StoreError, StoreSettings
 from seps.retrieval.index.store import Store, writer_lock
 from seps.retrieval.index.zeroshot import ZeroShotModel
 from seps.retrieval.model import RetrievalModel
@@ -69,7 +69,7 @@ def index_folder(
     model: RetrievalModel | ZeroShotModel,
     model_name: str,
     *,
-    dense: Sequence[str | os.PathLike[str]] = (),
+    dense: Folders = (),
     options: IndexOptions | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> IndexReport:
@@ -94,7 +94,8 @@ def index_folder(
         store, known = open_store(location, survey.galleries, survey.roots, model, model_name, options, guides.widths)
         report.older_pixels = store.settings.pixels != "model"
         work, gone, excluded = survey.compare(known, store.settings, guides, forgotten)
-        _Indexer(store, model, options, known, report).run(work, progress)
+        if work:
+            _Indexer(store, model, options, known, report).run(work, progress)
         store.delete(gone)
         report.deleted += len(gone)
         remember_unreadable(store, survey.galleries, report.unreadable)
@@ -104,7 +105,7 @@ def index_folder(
         if store.settings.bank and shown_rows:
             changed = bool(len(work) > len(report.unreadable) or gone or excluded)
             bring_up_to_date(store, model, changed=changed)
-        store.tidy(always=bool(excluded))  # what is changed leaves a copy of its rows behind
+        store.tidy()
     report.seconds = time.monotonic() - start
     report.own = time.process_time() - cpu
     if options.ray is None:  # a cluster's decoding and encoding is not this process's time
@@ -116,7 +117,7 @@ def up_to_date(
     folder: Folders,
     location: str | os.PathLike[str],
     *,
-    dense: Sequence[str | os.PathLike[str]] = (),
+    dense: Folders = (),
     options: IndexOptions | None = None,
 ) -> IndexReport | None:
     """What `index_folder` would report if it had nothing to do; None where it has. No model is needed to know.
@@ -156,11 +157,12 @@ class _Survey:
         cls,
         folder: Folders,
         location: str | os.PathLike[str],
-        dense: Sequence[str | os.PathLike[str]],
+        dense: Folders,
         options: IndexOptions,
     ) -> _Survey:
         """Walk the folders. Raises DataError and StoreError; one of several that the store has may be away."""
         folders = [folder] if isinstance(folder, str | os.PathLike) else list(folder)
+        dense = [dense] if isinstance(dense, str | os.PathLike) else list(dense)
         roots = roots_to_read(settings_at(location), location, folders, options)
         report = IndexReport()
         galleries = []
@@ -265,7 +267,7 @@ class _Indexer:
         for file in known.values():
             for content in _taken_over(file.sha256, file.description, file.guides):
                 self.same_content.setdefault(content, file.id)
-        self.prepare = Preparer(model, store.settings, frozenset(self.same_content))
+        self.prepare = Preparer(model, store.settings, self.same_content)
         self.pending: list[Row] = []
         self.committed = time.monotonic()
 
@@ -274,17 +276,23 @@ class _Indexer:
         size, done = self.options.batch_size, 0
         batches = [work[start : start + size] for start in range(0, len(work), size)]
         jobs = [[ImageJob(item.source, item.description, item.guides) for item in batch] for batch in batches]
-        # Closed here and not some time later: a cluster must not outlive an interrupted run.
-        with contextlib.closing(self._prepared(jobs)) as prepared_batches:
-            for number, prepared in prepared_batches:
-                self._take(batches[number], prepared.outcomes)
-                self.report.decoding += prepared.decoding
-                self.report.encoding += prepared.encoding
-                if len(self.pending) >= COMMIT_ROWS or time.monotonic() - self.committed > COMMIT_SECONDS:
-                    self._commit()
-                done += len(batches[number])
-                if progress is not None:
-                    progress(done, len(work))
+        try:
+            # Closed here and not some time later: a cluster must not outlive an interrupted run.
+            with contextlib.closing(self._prepared(jobs)) as prepared_batches:
+                for number, prepared in prepared_batches:
+                    self._take(batches[number], prepared.outcomes)
+                    self.report.decoding += prepared.decoding
+                    self.report.encoding += prepared.encoding
+                    if len(self.pending) >= COMMIT_ROWS or time.monotonic() - self.committed > COMMIT_SECONDS:
+                        self._commit()
+                    done += len(batches[number])
+                    if progress is not None:
+                        progress(done, len(work))
+        except StoreError:
+            raise
+        except BaseException:  # above all Ctrl-C: what is computed is kept
+            self._commit()
+            raise
         self._commit()
 
     def _prepared(self, jobs: Sequence[Sequence[ImageJob]]) -> Generator[tuple[int, PreparedBatch]]:

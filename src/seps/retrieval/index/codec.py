@@ -18,6 +18,7 @@ import hashlib
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 import numpy as np
@@ -34,8 +35,10 @@ from seps.nn.slimming import PatchSlimming
 from seps.retrieval.config import StoredPrecision
 from seps.retrieval.heads import ImageFeatures, SlimmingHead, TextFeatures
 from seps.retrieval.model import RetrievalModel
+from seps.retrieval.table.packed_vectors import unpack_vectors
 from seps.scoring import score_state
 from seps.scoring.blocks import scoring_memory
+from seps.training.batches import map_tensors
 
 if TYPE_CHECKING:
     from seps.retrieval.index.rows import Columns, StoreSettings
@@ -183,10 +186,12 @@ def merge_words(words_BLC: Tensor, mask_BL: Tensor, most: int) -> tuple[Tensor, 
 
 
 def image_vectors(model: RetrievalModel, images: ImageFeatures) -> Tensor:
-    """(B, C) float32: the vector of each image."""
+    """(B, C) float32: the vector of each image; zero where the head looks at descriptions alone and it has none."""
     patches = F.normalize(images.tokens[:, model.vision.num_prefix_tokens :].float().mean(dim=1), dim=-1)
-    if images.dense is None or images.dense_mask is None or not model.head.uses_description:
+    if not model.head.uses_description:
         return patches
+    if images.dense is None or images.dense_mask is None:
+        return patches if model.head.uses_pixels else torch.zeros_like(patches)
     described = F.normalize(masked_mean(F.normalize(images.dense.float(), dim=-1), images.dense_mask), dim=-1)
     if not model.head.uses_pixels:
         return described
@@ -234,9 +239,8 @@ class StoredImages:
 
     def rows(self, start: int, stop: int) -> StoredImages:
         """Images `start` to `stop`."""
-        positions = None if self.positions is None else self.positions[start:stop]
-        mean = None if self.mean is None else self.mean[start:stop]
-        return StoredImages(self.features.rows(start, stop), positions, mean)
+        part: StoredImages = map_tensors(self, itemgetter(slice(start, stop)))
+        return part
 
     def without_description(self) -> StoredImages:
         """The same images, their pixels (and guides) alone."""
@@ -258,6 +262,18 @@ def restore(images: Columns, settings: StoreSettings, device: torch.device | str
         return StoredImages(features, None, means)
     places = np.stack([np.frombuffer(blob, "<u2") for blob in images.values("positions")]).astype(np.int64)
     return StoredImages(features, torch.from_numpy(places).to(device), means)
+
+
+def whole_vectors(images: Columns, settings: StoreSettings) -> Array:
+    """(B, `vector_width`) float32 search vectors of images that were read with the columns `vector` and `mean`."""
+    if settings.vector_codes is None:
+        return np.array(images.vectors(), np.float32)
+    found: Array = np.zeros((len(images), settings.vector_width), np.float32)
+    found[:, : settings.width] = images.vectors()
+    for row, part in zip(found, images.values("mean"), strict=True):
+        if part is not None:
+            row[settings.width :] = unpack_vectors(np.frombuffer(part, np.uint8)[None])[0]
+    return found
 
 
 def unpack_guides(

@@ -7,12 +7,13 @@ import importlib
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from seps.locks import FileInUse, FileLock, RemoteLock
-from seps.retrieval.index.rows import TABLE, StoreError
+from seps.retrieval.index.rows import TABLE, StoreError, StoreSettings
 
 ERRORS = (ValueError, RuntimeError, OSError)
 """What Lance and LanceDB raise."""
@@ -28,6 +29,31 @@ def open_dataset(location: str) -> Any:
 def create_dataset(location: str, schema: Any) -> Any:
     """An empty table of a store. Raises StoreError without the packages, and what Lance raises where there is one."""
     return _package("lance").write_dataset(schema.empty_table(), _table_place(location), mode="create")
+
+
+def made_by(settings: StoreSettings) -> StoreSettings:
+    """What must stay the same while a store is open; its folders, levels, exclusions and calibration may change."""
+    return replace(
+        settings,
+        root="",
+        bank="",
+        calibration={},
+        format=0,
+        more_roots=(),
+        removed_roots=(),
+        dated=False,
+        excluded=0,
+        unreadable={},
+    )
+
+
+def newest_settings(dataset: Any, known: StoreSettings, where: str) -> StoreSettings:
+    """What a table says of itself now, where it is still of the same model and state as `known` says; else `known`."""
+    try:
+        found = StoreSettings.from_json(dataset.schema.metadata[b"seps"].decode("utf-8", "replace"), where)
+    except (StoreError, KeyError, TypeError):
+        return known
+    return found if made_by(found) == made_by(known) else known
 
 
 def _table_place(location: str) -> str:

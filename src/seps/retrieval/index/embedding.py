@@ -10,13 +10,14 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Container, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
+import pyarrow as pa
 import torch
 from torch import Tensor
 
@@ -34,9 +35,10 @@ from seps.retrieval.data.images import Picture, read_picture
 from seps.retrieval.heads import ImageFeatures
 from seps.retrieval.index.bank import Bank, bank_of, stored_levels
 from seps.retrieval.index.codec import fixed_patch_scores, image_vectors, mean_grid, merge_words, pack, unpack_guides
-from seps.retrieval.index.rows import StoreSettings, packed_columns
+from seps.retrieval.index.rows import Columns, StoreSettings, schema
 from seps.retrieval.index.zeroshot import ZeroShotModel
 from seps.retrieval.model import RetrievalModel
+from seps.retrieval.table.packed_vectors import unpack_vectors
 
 CPU_BATCH = 2
 """Images a CPU encodes at a time: larger activations make the allocator hand memory back and forth."""
@@ -157,7 +159,7 @@ class Preparer:
         self,
         model: RetrievalModel | ZeroShotModel,
         settings: StoreSettings,
-        known_digests: frozenset[Content] = frozenset(),
+        known_digests: Container[Content] = (),
     ) -> None:
         self.model, self.settings, self.known_digests = model, settings, known_digests
         self.bank: Bank | None = None
@@ -237,18 +239,19 @@ class Preparer:
         if model.device.type == "cuda":  # only a copy from page-locked memory lets the caller go on
             pixels = pixels.pin_memory()
         with self.gpu_lock:
-            kept = kept_features(model, self._features(pixels, descriptions, packed), self.settings)
+            kept = kept_features(model, self._features(model, pixels, descriptions, packed), self.settings)
         states = [{**state, "guides": own} for state, own in zip(kept.packed(self.settings), packed, strict=True)]
         with self.gpu_lock:
             return self._with_levels(states)
 
     def _features(
-        self, pixels: Tensor, descriptions: Sequence[str | None], guides: Sequence[bytes | None]
+        self,
+        model: RetrievalModel,
+        pixels: Tensor,
+        descriptions: Sequence[str | None],
+        guides: Sequence[bytes | None],
     ) -> ImageFeatures:
         """What the model makes of pixels (B, 3, H, W) uint8, on its device."""
-        model = self.model
-        if isinstance(model, ZeroShotModel):
-            raise TypeError("a zero-shot model makes states of its own")
         on_cpu = model.device.type == "cpu"
         parts = torch.split(pixels.to(model.device, non_blocking=True), CPU_BATCH if on_cpu else len(pixels))
         vision = self.vision
@@ -266,10 +269,19 @@ class Preparer:
         if not self.settings.bank:
             return states
         # Of the packed state: the levels of a store that gets its bank later are the same.
-        vectors = torch.from_numpy(np.stack([state["vector"] for state in states]))
+        stacked = np.stack([state["vector"] for state in states])
+        vectors = torch.from_numpy(stacked if self.settings.vector_codes is None else unpack_vectors(stacked))
         packed = packed_columns(states, self.settings)
         levels = stored_levels(self.model, packed, vectors, self.settings, self.bank)
         return [{**state, "bank": own} for state, own in zip(states, levels, strict=True)]
+
+
+def packed_columns(states: Sequence[Mapping[str, Any]], settings: StoreSettings) -> Columns:
+    """States that were packed but not stored yet, as if they had been read with the columns `StoreSettings.state`."""
+    kinds = schema(settings)
+    return Columns(
+        pa.table({name: pa.array([state[name] for state in states], kinds.field(name).type) for name in settings.state})
+    )
 
 
 @dataclass(frozen=True)

@@ -105,3 +105,11 @@ class Hit:
             "date_source": self.date_source,
             **({"terms": {name: round(value, 6) for name, value in self.terms.items()}} if self.terms else {}),
         }
+
+
+def check_text(text: object) -> None:
+    """Raise ValueError for what is no sentence to search by."""
+    if not isinstance(text, str):
+        raise ValueError(f"A query is a text, like 'a dog running on the beach', not {type(text).__name__}.")
+    if not text.strip():
+        raise ValueError("The query is blank. Write what to look for, like 'a dog running on the beach'.")

@@ -42,7 +42,7 @@ _UNSPACED = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u
 """Scripts that are written without spaces: words are found there as pairs of letters."""
 
 
-class Descriptions(Protocol):
+class SearchedTexts(Protocol):
     """Where words are looked up: a store, or descriptions in memory."""
 
     def described(self) -> int:
@@ -112,7 +112,7 @@ def rare(count: int, described: int) -> float:
     return min(1.0, max(0.0, math.log((described + PRIOR) / max(1, count)) - COMMON) / RAMP)
 
 
-def matches(text: str, where: Descriptions) -> Matches:
+def matches(text: str, where: SearchedTexts) -> Matches:
     """What the words of a query add to the images of `where`."""
     asked = words_of(text)
     wanted = {word: share for word in asked if (share := unusual(word)) >= LEAST}

@@ -17,12 +17,13 @@ from seps.retrieval.confidence import REFERENCE, STRENGTH, Calibration
 from seps.retrieval.data import ImageSource, UnreadableImage, read_source
 from seps.retrieval.data.gallery import Problem, shown_place
 from seps.retrieval.index.bank import SearchModel, bank_of, stored_levels, strength_without_labels
-from seps.retrieval.index.codec import PackingError, packed_shape
+from seps.retrieval.index.codec import packed_shape, whole_vectors
 from seps.retrieval.index.opening import stored_root
 from seps.retrieval.index.rows import Columns, StoreError, row_id
 from seps.retrieval.index.search import Searcher
 from seps.retrieval.index.store import Store, writer_lock
 from seps.retrieval.index.zeroshot import ZeroShotModel
+from seps.retrieval.table.packed_vectors import unpack_vectors
 
 AT_ONCE = 256
 """Images whose levels are written in one commit."""
@@ -76,7 +77,7 @@ def bring_up_to_date(store: Store, model: SearchModel, *, changed: bool) -> None
     missing = store.without_level()
     for start in range(0, len(missing), AT_ONCE):
         images = store.select(missing[start : start + AT_ONCE], ["id", "vector", *store.settings.state])
-        vectors = torch.from_numpy(np.asarray(images.values("vector"), np.float32))
+        vectors = torch.from_numpy(np.array(images.vectors(), np.float32))
         levels = zip(images.values("id"), stored_levels(model, images, vectors, store.settings), strict=True)
         store.put_levels({identity: value for identity, value in levels if value is not None})
     known = Calibration.from_dict(store.settings.calibration)
@@ -90,8 +91,6 @@ def bring_up_to_date(store: Store, model: SearchModel, *, changed: bool) -> None
         found = calibrate(searcher, model, count)
         searcher.close()
         store.set_settings(replace(store.settings, calibration={} if found is None else found.as_dict()))
-    if missing:
-        store.tidy(always=True)  # levels that came later leave a copy of their rows behind
 
 
 def _shown(searcher: Searcher) -> Iterator[Columns]:
@@ -115,10 +114,10 @@ def calibrate(searcher: Searcher, model: SearchModel, images: int) -> Calibratio
 def gallery_strength(store: Store, model: ZeroShotModel) -> float:
     """`strength_without_labels` of at most `SAMPLED` images, with the scores of their vectors, nearly the exact."""
     ids = sorted(identity for some in store.scan(["id"], batch_size=8192) for identity in some.values("id"))
-    images = store.select(ids[:: max(1, len(ids) // SAMPLED)][:SAMPLED], ["vector"])
+    images = store.select(ids[:: max(1, len(ids) // SAMPLED)][:SAMPLED], ["vector", "mean"])
     bank = bank_of(model, store.settings)
-    vectors = torch.from_numpy(np.asarray(images.values("vector"), np.float32)).to(bank.vectors.device)
-    return strength_without_labels(vectors.reshape(len(images), -1) @ bank.vectors.T) if len(images) else STRENGTH
+    vectors = torch.from_numpy(whole_vectors(images, store.settings)).to(bank.vectors.device)
+    return strength_without_labels(vectors @ bank.vectors.T) if len(images) else STRENGTH
 
 
 def status(store: Store) -> dict[str, Any]:
@@ -190,7 +189,10 @@ def _faults(store: Store, row: dict[str, Any]) -> list[str]:
         faults.append("its id does not belong to its path")
     try:
         if settings.kind == "vectors":
-            length = np.linalg.norm(row["vector"][: settings.width])
+            vector = np.array(row["vector"])
+            if settings.vector_codes is not None:
+                vector = unpack_vectors(vector[None].astype(np.uint8))[0]
+            length = np.linalg.norm(vector[: settings.width])
             if not abs(length - 1) < 1e-3:
                 faults.append(f"its vector has the length {length:.3f}, not 1; run seps index into another store")
             if row["words"] is not None and packed_shape(row["words"])[1] != settings.words_width:
@@ -203,7 +205,7 @@ def _faults(store: Store, row: dict[str, Any]) -> list[str]:
             faults.append("its description has another width")
         if row["mean"] is not None and packed_shape(row["mean"]) != (1, settings.width):
             faults.append("the mean of its patches has another width")
-    except PackingError as error:
+    except ValueError as error:
         faults.append(f"its state is damaged: {error}")
     if settings.means and row["mean"] is None:
         faults.append("the mean of its patches is missing")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -27,6 +28,7 @@ from seps.retrieval.index.codec import Precision, model_hash
 from seps.retrieval.index.rows import (
     CODES,
     FORMAT,
+    PACKED,
     SEVERAL_ROOTS,
     IndexedFile,
     MissingStoreError,
@@ -39,6 +41,7 @@ from seps.retrieval.index.store import Store
 from seps.retrieval.index.zeroshot import ZeroShotModel, other_words
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import EMBEDDED
+from seps.retrieval.table.packed_vectors import vector_codes
 
 USUAL_PATCHES = 64
 """Patches of an image that a new store keeps: rSum hardly changes, and a picture takes a quarter of 256."""
@@ -51,7 +54,8 @@ class IndexOptions:
     """How to index."""
 
     precision: Precision | None = None
-    """Of the stored state; None: as the store has it, and of a new store float16."""
+    """Of the stored state; None: as the store has it. A new store has float16 then, but packed vectors of a dual
+    encoder, which are floats where this names some."""
     keep_patches: int | None = None
     """Patches kept per image, those that matter most before any caption is known; None: as many as the store has, and
     of a new store `usual_patches`."""
@@ -76,7 +80,16 @@ class IndexOptions:
     add: bool = False
     """A folder that the store does not have joins those that it has."""
     means: int | None = None
-    """Keep a grid of at most so many means of patches, down and across, and no patches; None: as the store does."""
+    """Keep a grid of at most this many means of patches, down and across, and no patches; None: as the store does."""
+
+    def __post_init__(self) -> None:
+        """One pattern may come as a text. Raises ValueError for numbers below 1."""
+        for name in ("forget_descriptions", "exclude"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
+        for name in ("batch_size", "workers"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"{name} of IndexOptions is {value!r}; it must be at least 1.")
 
 
 @dataclass(frozen=True)
@@ -126,10 +139,7 @@ def roots_to_read(
                 )
             return [Root(places[0], "", True)]
         if not options.add:
-            raise StoreError(
-                f"The store {location} holds the folder {', '.join(active)}, not {places[0]}. If the folder was moved, "
-                "say so with --moved; to have both in one store, with --add; for another folder use another store."
-            )
+            raise StoreError(_other_folder(str(location), active, places[0]))
     first = places[0] if settings is None else settings.root
     roots = [
         Root(place, "" if place == first else Path(place).as_posix(), stored_root(place, have) in active)
@@ -137,6 +147,23 @@ def roots_to_read(
     ]
     _check_apart([*roots, *(Root(root, "", True) for root in active)])
     return roots
+
+
+def _other_folder(location: str, active: Sequence[str], place: str) -> str:
+    """What to do about a folder that the store does not have. `seps find` and `Library` say it, too."""
+    store = shlex.quote(location)
+    outer = next((root for root in active if Path(place).is_relative_to(root)), None)
+    if outer is not None:
+        part = shlex.quote(Path(place).relative_to(outer).as_posix())
+        return (
+            f"{place} lies in {outer}, which the store {location} holds as a whole. To bring it up to date: seps index "
+            f'--store {store}. To search this part alone: seps search "a dog" --store {store} --folder {part}'
+        )
+    command = f"seps index {shlex.quote(place)} --store {store}"
+    return (
+        f"The store {location} holds the folder {', '.join(active)}, not {place}. If the folder was moved: {command} "
+        f"--moved. To have both in one store: {command} --add. For another folder use another store."
+    )
 
 
 def stored_root(place: str, have: Iterable[str]) -> str | None:
@@ -156,7 +183,7 @@ def _check_apart(roots: Sequence[Root]) -> None:
 
 
 @dataclass(frozen=True)
-class Missing:
+class MissingRows:
     """Rows of a folder that are not among its images."""
 
     gone: list[str]
@@ -167,14 +194,14 @@ class Missing:
     """How many stay, with those that are excluded."""
 
 
-def missing_from(gallery: Gallery, known: Iterable[IndexedFile], prune: bool) -> Missing:
+def missing_from(gallery: Gallery, known: Iterable[IndexedFile], prune: bool) -> MissingRows:
     """What of the rows `known` of a folder is not in it. With `prune` those that are left out are gone, too."""
     there = {found.id for found in gallery.images}
     rows = [row for row in known if row.id not in there]
     inside = {row.id: row.path.removeprefix(f"{gallery.base}/" if gallery.base else "") for row in rows}
     excluded = {row.id for row in rows if not prune and gallery.is_left_out(inside[row.id], row.member)}
     gone = sorted(row.id for row in rows if gallery.is_absent(inside[row.id]) and row.id not in excluded)
-    return Missing(gone, sorted(excluded), len(rows) - len(gone))
+    return MissingRows(gone, sorted(excluded), len(rows) - len(gone))
 
 
 def rows_of(gallery: Gallery, known: Iterable[IndexedFile], settings: StoreSettings) -> list[IndexedFile]:
@@ -247,6 +274,7 @@ def _settings(
     if options.keep_words is not None and options.keep_words < 1:
         raise StoreError(f"keep_words is {options.keep_words}; a description needs at least one word.")
     name = str(Path(model_name).resolve()) if model_name not in EMBEDDED and Path(model_name).is_dir() else model_name
+    full = (options.precision or "").startswith("float")
     options = _as_stored(options, have)
     precision, words = options.precision or "float16", options.keep_words
     keep, means = options.keep_patches, options.means
@@ -259,14 +287,10 @@ def _settings(
         if keep is not None or means is not None:
             asked = f"keep_patches is {keep}" if means is None else f"means is {means}"
             raise StoreError(f"{asked}, but of this model one vector per image is kept, and no patches.")
-        settings = model.settings(
-            roots[0].folder,
-            name,
-            precision=precision,
-            keep_words=words,
-            bank=bank_name() if options.bank else "",
-        )
-        return replace(settings, dated=True, format=CODES if codes else settings.format)
+        packed = None if full else vector_codes(model.embedder.width) if have is None else have.vector_codes
+        more = {"precision": precision, "vector_codes": packed, "keep_words": words}
+        settings = model.settings(roots[0].folder, name, bank=bank_name() if options.bank else "", **more)
+        return replace(settings, dated=True, format=PACKED if packed else CODES if codes else settings.format)
     whole = grid = model.vision.grid_for(*model.image_size)
     if means is not None:
         grid = min(means, grid[0]), min(means, grid[1])

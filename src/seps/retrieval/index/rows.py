@@ -16,8 +16,10 @@ import numpy as np
 import pyarrow as pa
 
 from seps.retrieval.data import Mode
+from seps.retrieval.data.dates import local_time
 from seps.retrieval.data.gallery import row_id as row_id
 from seps.retrieval.index.codec import Array, Precision
+from seps.retrieval.table.packed_vectors import VectorCodes, unpack_vectors, vector_bytes
 
 FORMAT = 2
 """Of a store with guides, and of one with vectors alone; any other is format 1, which former releases read."""
@@ -25,7 +27,9 @@ SEVERAL_ROOTS = 3
 """Format of a store of several folders: a former release would take the pictures of all but the first for deleted."""
 CODES = 4
 """Format of a store of codes or of means of patches: a former release would misread it."""
-NEWEST = CODES
+PACKED = 5
+"""Format of a store of packed vectors of a dual encoder."""
+NEWEST = PACKED
 TABLE = "images"
 STATE = ("tokens", "positions", "mean", "words")
 StoreKind = Literal["patches", "vectors"]
@@ -70,6 +74,8 @@ class StoreSettings:
     """By name of a guide that comes with the images: the number of its values. Without any there is no such column."""
     kind: StoreKind = "patches"
     """"vectors": of a dual encoder, one vector per image and no tokens; its pixels are made by its own processor."""
+    vector_codes: VectorCodes | None = None
+    """How the vectors of a dual encoder are packed; None: they are floats."""
     words_width: int | None = None
     """C of description words where another model than the pictures' encodes them."""
     words_hash: str = ""
@@ -123,19 +129,23 @@ class StoreSettings:
     @property
     def kept(self) -> str:
         """What is kept per image, in words."""
-        patches = "one vector" if self.kind == "vectors" else f"{self.keep_patches or 'all'} patches"
+        vectors = f"one vector as {self.vector_codes or 'floats'}"
+        patches = vectors if self.kind == "vectors" else f"{self.keep_patches or 'all'} patches"
         if self.means:
             patches = f"{self.grid[0]} x {self.grid[1]} means of patches"
         return f"{patches} and {self.keep_words or 'all'} words of a description as {self.precision}"
 
     @property
-    def half_vectors(self) -> bool:
-        """Whether the search vectors are float16; those of a dual encoder are float32 where size does not matter."""
-        return self.kind == "patches" or self.precision in ("int4", "int2")
+    def vector_type(self) -> pa.DataType:
+        """Of the column `vector`: packed bytes, float16, or for a dual encoder's floats in no small state float32."""
+        if self.vector_codes is not None:
+            return pa.list_(pa.uint8(), vector_bytes(self.width, self.vector_codes))
+        half = self.kind == "patches" or self.precision in ("int4", "int2")
+        return pa.list_(pa.float16() if half else pa.float32(), self.vector_width)
 
     @property
     def vector_width(self) -> int:
-        """Values of a row's vector: that of the picture, and where descriptions have their own width theirs and 1."""
+        """Values of a search vector: that of the picture, and where descriptions have their own width theirs and 1."""
         return self.width if self.words_width is None else self.width + self.words_width + 1
 
     def to_json(self) -> str:
@@ -179,6 +189,8 @@ class StoreSettings:
             raise ValueError(f"means is {self.means!r} beside keep_patches {self.keep_patches!r}")
         if not all(isinstance(width, int) and width > 0 for width in self.guides.values()):
             raise ValueError("the widths of the guides must be positive numbers")
+        if self.vector_codes not in (None, *get_args(VectorCodes)):
+            raise ValueError(f"the vectors are {self.vector_codes!r}")
         if self.kind not in get_args(StoreKind):
             raise ValueError(f"the kind is {self.kind!r}")
         if not isinstance(self.bank, str) or not all(isinstance(value, float) for value in self.calibration.values()):
@@ -202,13 +214,14 @@ class Row:
     height: int
     thumbnail: bytes
     vector: Any
-    """(C,) float16; of the kind "vectors" it is the whole state of the picture, and float32 unless `half_vectors`."""
+    """(C,) float16; of the kind "vectors" it is the whole state of the picture, float32 or packed (`vector_type`)."""
     tokens: bytes
     """(P + N or M, C) prefix tokens and patches; empty in a store of the kind "vectors"."""
     positions: bytes | None
     """(M,) uint16: which patches the tokens are; None: all, or a grid of means, in order."""
     mean: bytes | None
-    """(1, C) the mean of all patches, where some were left out or the tokens are means."""
+    """(1, C) the mean of all patches, where some were left out or the tokens are means. Beside a packed vector: the
+    description's part of the search vector, packed as well."""
     words: bytes | None
     """(L, C) words of the description."""
     dense: str | None
@@ -235,7 +248,7 @@ def schema(settings: StoreSettings) -> pa.Schema:
         "width": pa.int32(),
         "height": pa.int32(),
         "thumbnail": pa.large_binary(),
-        "vector": pa.list_(pa.float16() if settings.half_vectors else pa.float32(), settings.vector_width),
+        "vector": settings.vector_type,
         "tokens": pa.large_binary(),
         "positions": pa.binary(),
         "mean": pa.binary(),
@@ -259,20 +272,12 @@ def to_table(rows: Sequence[Row], settings: StoreSettings) -> pa.Table:
     for column in kinds:
         values = [getattr(row, column.name) for row in rows]
         if column.name == "vector":
-            number = np.float16 if settings.half_vectors else np.float32
+            number = column.type.value_type.to_pandas_dtype()
             flat = np.stack([np.asarray(value, number) for value in values]).ravel()
-            columns.append(pa.FixedSizeListArray.from_arrays(pa.array(flat), settings.vector_width))
+            columns.append(pa.FixedSizeListArray.from_arrays(pa.array(flat), column.type.list_size))
         else:
             columns.append(pa.array(values, column.type))
     return pa.Table.from_arrays(columns, schema=kinds)
-
-
-def packed_columns(states: Sequence[Mapping[str, Any]], settings: StoreSettings) -> Columns:
-    """States that were packed but not stored yet, as if they had been read with the columns `StoreSettings.state`."""
-    kinds = schema(settings)
-    return Columns(
-        pa.table({name: pa.array([state[name] for state in states], kinds.field(name).type) for name in settings.state})
-    )
 
 
 class Columns:
@@ -299,11 +304,13 @@ class Columns:
         return found
 
     def vectors(self, name: str = "vector") -> Array:
-        """(B, C): a column of vectors."""
+        """(B, C): a column of vectors; float32 where they are packed."""
         column = self._arrow.column(name)
         if isinstance(column, pa.ChunkedArray):
             column = column.combine_chunks()
-        return np.asarray(column.flatten()).reshape(len(column), -1)
+        found: Array = np.asarray(column.flatten()).reshape(len(column), column.type.list_size)
+        packed = column.type.value_type == pa.uint8() and len(column) > 0
+        return unpack_vectors(found) if packed else found
 
     def blobs(self, name: str) -> Array | list[bytes]:
         """A column of bytes: (B, size) uint8 without a copy where all have one size, else a list."""
@@ -318,7 +325,7 @@ class Columns:
         return np.frombuffer(column.buffers()[2], np.uint8, count * size, int(offsets[0])).reshape(count, size)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class IndexedFile:
     """What the store knows of an image's file: whether it has changed since, and its description."""
 
@@ -353,6 +360,16 @@ class Filters:
     """Also those that are excluded; `Searcher` leaves them out."""
     first_root: bool = False
     """Only pictures of the store's first folder; `Searcher` sets it where `folder` is that one."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for dates that no picture can have."""
+        if self.folder is not None:
+            object.__setattr__(self, "folder", os.fspath(self.folder))
+        if self.after is not None and self.before is not None and self.after >= self.before:
+            raise ValueError(
+                f"No picture is of {local_time(self.after)} or later and from before {local_time(self.before)}: the "
+                "second date must be later, and is itself left out."
+            )
 
     def clause(self) -> str | None:
         """As a condition in SQL; None without any."""

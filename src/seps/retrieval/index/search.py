@@ -23,14 +23,14 @@ from seps.retrieval.index import lexical
 from seps.retrieval.index.bank import NO_BANK, background, search_vectors
 from seps.retrieval.index.codec import StoredScorer, image_vectors, model_hash, restore, unpack_padded
 from seps.retrieval.index.embedding import computing_threads
-from seps.retrieval.index.hits import SHOWN, Hit, Part
+from seps.retrieval.index.hits import SHOWN, Hit, Part, check_text
 from seps.retrieval.index.lexical import Matches
 from seps.retrieval.index.rows import Columns, Filters, OtherModelError, StoreError
 from seps.retrieval.index.store import Store
 from seps.retrieval.index.zeroshot import Query, ZeroShotModel, load_search_model, nat_of, other_words
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.sentences import sentence_side
-from seps.retrieval.vector_index import Prior
+from seps.retrieval.table.vector_index import Prior
 
 __all__ = ["CANDIDATES", "SHOWN", "Filters", "Hit", "Part", "Searcher", "nanoseconds"]
 
@@ -100,7 +100,7 @@ class Searcher:
         if digest != settings.model_hash:
             raise OtherModelError(
                 f"The store {self.store.location} was made with {settings.model} ({settings.model_hash[:8]}), whose "
-                "weights are not those of the model that came. Use that model, or index again into another store."
+                "weights are not those of the model given here. Use that model, or index again into another store."
             )
         if words is not None and words != settings.words_hash:
             raise OtherModelError(other_words(self.store.location))
@@ -123,10 +123,10 @@ class Searcher:
         `candidates` images are found by their vectors and scored exactly; with `exact` all images are. Hits below
         `min_confidence` are left out. Raises StoreError for it where the store has no bank of background queries.
         """
-        if not isinstance(text, str) or not text.strip():
-            raise ValueError("The query is blank. Write what to look for, like 'a dog running on the beach'.")
+        check_text(text)
         if min_confidence is not None and not 0 <= min_confidence <= 1:
             raise ValueError(f"min_confidence is {min_confidence}; it must lie between 0 and 1.")
+        self.store.version()  # looks for a newer commit: another process may have excluded pictures, or calibrated
         calibration = self.calibration
         if min_confidence is not None and calibration is None:
             raise StoreError(f"There is no confidence to compare with. {self.without_bank}")
@@ -276,9 +276,8 @@ class Searcher:
         """
         if k < 1 or candidates < 1:
             raise ValueError(f"k is {k} and candidates {candidates}; both must be at least 1.")
-        shown = self.shown_columns
+        filters, shown = self.allowed(filters), self.shown_columns
         columns = [*shown, *self.columns]
-        filters = self.allowed(filters)
         images: Iterable[Columns]
         if exact:
             images = self.store.scan(columns, filters)
@@ -310,7 +309,8 @@ class Searcher:
         return facts
 
     def allowed(self, filters: Filters | None) -> Filters:
-        """The filters as this store needs them; what is excluded is not found."""
+        """The filters as this store needs them now; what is excluded is not found."""
+        self.store.version()
         settings, filters = self.store.settings, filters or Filters()
         folder = None if filters.folder is None else settings.stored_folder(filters.folder)
         first = folder == "." and filters.folder != "." and bool(settings.more_roots)
@@ -350,9 +350,8 @@ class Searcher:
         known = set(near.values("id"))
         for found in (part.found for part in parts if part.factor > 0):
             more = [identity for identity in found.best(len(found.found)) if identity not in known]
-            more = self.store.among(more, filters, count) if more else []
-            known.update(more)
-            if more:
+            if more := self.store.among(more, filters, count):
+                known.update(more)
                 yield self.store.select(more, columns)
 
     def terms(self, images: Columns, found: Matches, described: bool = True) -> list[dict[str, float]]:

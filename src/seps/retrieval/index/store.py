@@ -22,7 +22,6 @@ import numpy as np
 import pyarrow as pa
 
 from seps.locks import FileInUse
-from seps.retrieval import vector_index
 from seps.retrieval.data.readers import is_video
 from seps.retrieval.index.connection import (
     ERRORS,
@@ -31,6 +30,7 @@ from seps.retrieval.index.connection import (
     create_dataset,
     first_line,
     is_remote,
+    newest_settings,
     open_dataset,
     writer_lock,
 )
@@ -47,7 +47,8 @@ from seps.retrieval.index.rows import (
     schema,
     to_table,
 )
-from seps.retrieval.vector_index import Prior
+from seps.retrieval.table import upkeep, vector_index
+from seps.retrieval.table.vector_index import Prior
 
 __all__ = ["AT_ONCE", "Store", "connect", "is_remote", "open_dataset", "writer_lock"]
 
@@ -55,10 +56,6 @@ INDEX_ABOVE = 50_000
 """Rows from which an approximate index is worth it; below, comparing with every vector takes milliseconds."""
 RESTARTS = 8
 """How often reading the whole table starts again because a writer removed what was being read."""
-FRAGMENTS = 32
-"""Small parts of the table beyond which they are joined after indexing."""
-JOINED_ROWS = 65_536
-"""Rows of a part that is not joined any more: joining copies whole parts, and must not copy the table each time."""
 AT_ONCE = 1000
 """Ids in one condition."""
 _ID = re.compile(r"[0-9a-f]{20}")
@@ -76,7 +73,7 @@ class Store:
         self.location = location
         self.settings = settings
         self._dataset, self._looked = dataset, time.monotonic()
-        self._described: tuple[int | None, int] = (None, 0)
+        self._described: tuple[int | None, dict[tuple[Any, ...], int]] = (None, {})
 
     @property
     def _newest(self) -> Any:
@@ -101,8 +98,8 @@ class Store:
             found = (dataset.schema.metadata or {})[b"seps"]
         except (KeyError, *ERRORS) as error:
             raise MissingStoreError(
-                f"{place} holds no store that can be read ({first_line(error)}). Make one: seps index FOLDER --store "
-                f"{place}"
+                f"{place} holds no store that can be read ({first_line(error)}). Make one: seps index FOLDER "
+                f"--store {place}"
             ) from error
         return cls(place, dataset, StoreSettings.from_json(found.decode("utf-8", "replace"), place))
 
@@ -125,7 +122,7 @@ class Store:
         columns = ["id", "path", "member", "size", "mtime", "sha256", "dense"]
         columns += ["guides"] if self.settings.guides else []
         columns += ["excluded"] if self.settings.dated else []
-        rows = [row for some in self.scan(columns, batch_size=8192) for row in some.rows()]
+        rows = (row for some in self.scan(columns, batch_size=8192) for row in some.rows())
         return {row["id"]: IndexedFile(description=row.pop("dense"), **row) for row in rows}
 
     def put(self, rows: Sequence[Row]) -> None:
@@ -133,8 +130,9 @@ class Store:
         if not rows:
             return
         with self._failing("added"):
-            merge = self._newest.merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
-            merge.execute(to_table(rows, self.settings))
+            # With the index of ids Lance reads whole rows of every part that it does not cover yet; without, ids alone.
+            merge = self._newest.merge_insert("id").use_index(False)
+            merge.when_matched_update_all().when_not_matched_insert_all().execute(to_table(rows, self.settings))
 
     def set_bank(self, name: str) -> None:
         """Make room for the levels of another bank of background queries; no image has one then."""
@@ -173,6 +171,11 @@ class Store:
     def _set_column(self, name: str, by_id: Mapping[str, Any], kind: pa.DataType) -> None:
         if by_id:
             with self._failing("changed"):
+                # With an index of ids Lance writes this column alone; without, it reads all and copies whole rows.
+                if self.indexed("id"):
+                    upkeep.extend(self._newest, few=True)
+                else:
+                    self._index_ids()
                 values = {"id": pa.array(list(by_id)), name: pa.array(list(by_id.values()), kind)}
                 self._newest.merge_insert("id").when_matched_update_all().execute(pa.table(values))
 
@@ -202,14 +205,17 @@ class Store:
         return found[:most]
 
     def described(self) -> int:
-        """Images with a description, counted once per version: at a million the count takes longer than a search."""
+        """Images with a description, counted once per part of the table: all take longer than a search at a million."""
 
         def count(data: Any) -> int:
-            known, found = self._described
-            if known != data.version:
-                found = int(data.count_rows("dense IS NOT NULL"))
+            version, found = self._described
+            if version != data.version:
+                before, found = found, {}
+                for part in data.get_fragments():
+                    state = (part.fragment_id, part.num_deletions, *(file.path for file in part.data_files()))
+                    found[state] = before[state] if state in before else part.count_rows("dense IS NOT NULL")
                 self._described = (data.version, found)
-            return found
+            return sum(found.values())
 
         return self._read(count)
 
@@ -224,7 +230,6 @@ class Store:
         pattern = "|".join(dict.fromkeys(unicodedata.normalize(form, word) for form in ("NFC", "NFD")))
         edge = "" if is_unspaced(word) else r"\b"
         where = f"regexp_like(dense, '{edge}({pattern}){edge}', 'i')"
-
         asked: dict[str, Any] = {"columns": ["id"], "filter": where}
         if edge and self.indexed("dense"):
             from lance.query import MatchQuery
@@ -251,36 +256,34 @@ class Store:
         filters: Filters | None = None,
         prior: Prior | None = None,
     ) -> Columns:
-        """The `count` images whose vectors have the largest dot product with `vector`, best first.
-
-        With `prior`, of a store with levels: those with the best prior, of several times as many that are near.
-        """
+        """The `count` images whose vectors have the largest dot product with `vector`, best first; with `prior`, of a
+        store with levels, those with the best prior, of several times as many that are near."""
         where = None if filters is None else filters.clause()
         query = np.asarray(vector, np.float32)
-        return Columns(self._read(lambda data: vector_index.nearest(data, query, count, columns, where, prior)))
+        find = vector_index.nearest if self.settings.vector_codes is None else vector_index.nearest_packed
+        return Columns(self._read(lambda data: find(data, query, count, columns, where, prior)))
 
     def scan(self, columns: Sequence[str], filters: Filters | None = None, batch_size: int = 256) -> Iterator[Columns]:
         """Some columns of all images, in batches, each image once.
 
         A writer that joins the table's parts removes the version that is being read: reading then continues in the
-        newest, without the images that came already.
+        newest, without the images that were read already.
         """
         where = None if filters is None else filters.clause()
         asked = list(columns) if "id" in columns else [*columns, "id"]
-        seen: set[str] = set()
+        seen: list[str] = []  # one text per batch: a set of a million ids takes a hundred megabytes
 
         def start(data: Any) -> Any:
             return iter(data.to_batches(columns=asked, filter=where, batch_size=batch_size))
 
         for attempt in range(RESTARTS + 1):
-            batches = self._read(start)
+            batches, known = self._read(start), set(" ".join(seen).split())
             try:
                 for batch in batches:
                     ids = batch.column("id").to_pylist()
-                    if attempt:
-                        fresh = [identity not in seen for identity in ids]
-                        batch = batch.filter(pa.array(fresh))
-                    seen.update(ids)
+                    if known:
+                        batch = batch.filter(pa.array([identity not in known for identity in ids]))
+                    seen.append(" ".join(ids))
                     if batch.num_rows:
                         yield Columns(batch.select(list(columns)))
                 return
@@ -306,35 +309,31 @@ class Store:
         self.settings = settings
 
     def tidy(self, *, always: bool = False) -> None:
-        """Join the table's small parts, drop old versions and index a large store."""
+        """Join the table's small parts, index a large store, bring new rows into its indexes and drop old versions."""
         with self._failing("changed"):
-            small = [part for part in self._newest.get_fragments() if part.physical_rows < JOINED_ROWS]
-            joined = always or len(small) > FRAGMENTS
-            if joined:
-                self._newest.optimize.compact_files(target_rows_per_fragment=JOINED_ROWS)
-            rows = len(self)
-            made = rows >= INDEX_ABOVE and self._index(rows, joined)
-            if joined or made:
+            joined = upkeep.join(self._newest, always=always)
+            made = len(self) >= INDEX_ABOVE and self._index()
+            extended = upkeep.extend(self._newest, few=always or joined)
+            newest = self._newest
+            if always or joined or made or extended or len(newest.versions()) > upkeep.VERSIONS:
                 # Readers open the newest version again when theirs is gone.
-                self._newest.cleanup_old_versions(timedelta(0), delete_unverified=True)
+                newest.cleanup_old_versions(timedelta(0), delete_unverified=True)
 
-    def _index(self, rows: int, joined: bool) -> bool:
-        """Index vectors, words of descriptions and ids as far as they are not; whether anything was done."""
-        missing = [column for column in ("vector", "dense", "id") if not self.indexed(column)]
-        anew = "vector" in missing or self._read(vector_index.is_outdated)
+    def _index(self) -> bool:
+        """Index vectors, words of descriptions and ids where they are not; whether anything was done."""
+        columns = ("vector", "dense", "id") if self.settings.vector_codes is None else ("dense", "id")
+        missing = [column for column in columns if not self.indexed(column)]
+        anew = "vector" in missing or (columns[0] == "vector" and self._read(vector_index.is_outdated))
         if anew:
-            vector_index.build(self._newest, rows)
+            vector_index.build(self._newest, len(self))
         if "dense" in missing:
             self._index_words()
         if "id" in missing:  # every thumbnail of the page is read by its id
-            from lancedb.index import BTree
+            self._index_ids()
+        return bool(missing) or anew
 
-            self._table.create_index("id", config=BTree())
-        present = [f"{column}_idx" for column in ("dense", "id") if column not in missing]
-        if (joined or anew) and present:
-            # Of all indexes it would add a part to that of the vectors, and join its partitions into one.
-            self._newest.optimize.optimize_indices(index_names=present)
-        return bool(missing) or anew or (joined and bool(present))
+    def _index_ids(self) -> None:
+        self._newest.create_scalar_index("id", "BTREE", name="id_idx")
 
     def _index_words(self) -> None:
         """Index the words of the descriptions as they are written: no stemming, no words left out."""
@@ -366,11 +365,13 @@ class Store:
             raise self._unreadable(error) from error
 
     def refresh(self) -> None:
-        """Read the newest version from now on. Raises StoreError where there is none any more."""
-        try:
-            # Another object: a thread may be reading the one that was.
+        """Read the newest version from now on, and its settings. Raises StoreError where there is none any more."""
+        before = self._dataset.version
+        try:  # another object: a thread may be reading the one that was
             self._dataset = self._dataset.checkout_version(self._dataset.latest_version)
             self._looked = time.monotonic()
+            if self._dataset.version != before:
+                self.settings = newest_settings(self._dataset, self.settings, self.location)
         except ERRORS as error:
             raise self._unreadable(error) from error
 

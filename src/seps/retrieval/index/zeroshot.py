@@ -19,9 +19,8 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -38,6 +37,7 @@ from seps.retrieval.index.codec import merge_words, model_hash, pack
 from seps.retrieval.index.rows import FORMAT, StoreSettings
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import EMBEDDED, MINI, ModelError, from_pretrained
+from seps.retrieval.table.packed_vectors import pack_vectors
 
 TEMPERATURE = 0.18
 """Of D of the embedded model: the one with the least cross-entropy over dev is 0.19, over dev-llava 0.16."""
@@ -46,7 +46,7 @@ CENTRE = 0.38
 SLOPE, OFFSET = 3.0, 0.9
 """D is about `SLOPE` times the cosine of both means plus `OFFSET` (correlation 0.99 on dev): it finds candidates."""
 NATS = 25.0
-"""`Head.score_range` of our own models is about so many nats: 28 for the embedded one on dev."""
+"""`Head.score_range` of our own models is about this many nats: 28 for the embedded one on dev."""
 CPU_BATCH = 4
 """Pictures a CPU encodes at a time."""
 
@@ -67,13 +67,11 @@ class ZeroShotModel(nn.Module):
     `image_size` is what its pictures are resized to, for decoding; `prepare` makes what it takes of one.
     """
 
-    def __init__(self, embedder: Embedder, describer: RetrievalModel | None = None) -> None:
+    def __init__(self, embedder: Embedder) -> None:
         super().__init__()
         self.embedder: Embedder = embedder
-        self.describer = describer or from_pretrained(MINI)
-        if not isinstance(self.describer.head, SlimmingHead):
-            raise ModelError("Descriptions are scored by a model with a slimming head.")
-        self.net = self.describer.head.net
+        self.describer = from_pretrained(MINI)
+        self.net = cast(SlimmingHead, self.describer.head).net
         self.eval()
 
     @property
@@ -135,16 +133,19 @@ class ZeroShotModel(nn.Module):
         """What a store keeps of each picture (`seps.retrieval.index.embedding.PreparedImage`)."""
         vectors = self.images(prepared)
         words, mask = self.describer.encode_descriptions(descriptions, batch_size=8)
-        number = np.float16 if settings.half_vectors else np.float32
-        rows = self.index_vectors(vectors, words, mask).cpu().numpy().astype(number)
+        rows = self.index_vectors(vectors, words, mask).cpu().numpy()
+        codes = settings.vector_codes
+        number = settings.vector_type.value_type.to_pandas_dtype()
+        stored = rows.astype(number) if codes is None else pack_vectors(rows[:, : settings.width], codes)
+        parts = None if codes is None else pack_vectors(rows[:, settings.width :], "int8")
         if settings.keep_words is not None:
             words, mask = merge_words(words, mask, settings.keep_words)
         return [
             {
-                "vector": rows[i],
+                "vector": stored[i],
                 "tokens": b"",
                 "positions": None,
-                "mean": None,
+                "mean": None if parts is None or descriptions[i] is None else parts[i].tobytes(),
                 "words": pack(words[i][mask[i]], settings.precision) if descriptions[i] is not None else None,
             }
             for i in range(len(prepared))

@@ -5,7 +5,7 @@ Sets whose decoded photos fit `data.memory` stay in memory; of the others the fi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,7 @@ from seps.retrieval.data import (
 from seps.retrieval.data.images import decode_image
 from seps.retrieval.data.streams import PictureStream, Pixels, rows_to_keep, streaming_sentence
 from seps.retrieval.data.streams.pictures import checksum
-
-Log = Callable[[str], None]
+from seps.training.checkpoint import Log
 
 
 @dataclass(frozen=True)
@@ -46,6 +45,8 @@ class SharedData:
     """The same of each dev set, as the model sees them."""
     files: tuple[Path, ...] = ()
     """The .npy files that hold the photos, the training set's first; none where they are in memory."""
+    image_size: tuple[int, int] | None = None
+    """Of the model that the photos were read for."""
 
     def without_photos(self) -> SharedData:
         """The same, small enough to be sent to another process; `with_photos` maps the files there."""
@@ -99,18 +100,19 @@ def read_data(
     try:
         report = check_dataset(*sets, verify_images="decode", visit=decode)
         report.raise_if(config.data.strict)
-        for sentence in report.sentences():
+        # First: where nothing is left the error names every fault.
+        kept_sets = [drop_bad(part, report) for part in sets]
+        for sentence in report.sentences(left_out=True):
             log(sentence)
         found = [
             _kept_photos(part, report, way, array, sums)
             for part, way, array, sums in zip(sets, ways, arrays, checksums, strict=True)
         ]
-        kept_sets = [drop_bad(part, report) for part in sets]
     except BaseException:
         for path in files:
             path.unlink(missing_ok=True)
         raise
-    return SharedData(config, kept_sets[0], kept_sets[1:], found[0], found[1:], files)
+    return SharedData(config, kept_sets[0], kept_sets[1:], found[0], found[1:], files, image_size)
 
 
 def _kept_photos(

@@ -24,10 +24,11 @@ from seps.retrieval.eval.evaluate import evaluate_each
 from seps.retrieval.heads import Head, ImageFeatures, SlimmingHead
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import begin, check_save, from_pretrained, own_parts, resolved, save_pretrained
-from seps.retrieval.train.data import Log, load_sets, read_data
+from seps.retrieval.train.data import load_sets, read_data
 from seps.retrieval.train.task import RetrievalTask
 from seps.scoring import score_with_gradient
 from seps.training import CheckpointError, DistributedInfo, TrainResult, find_checkpoint, train
+from seps.training.checkpoint import Log
 from seps.training.tracking import Progress
 
 WEIGHTS_TRIED = tuple(i / 20 for i in range(4, 20))
@@ -86,7 +87,10 @@ def train_model(
         best = from_pretrained(run_dir, device=device or "cpu", **own)
         if config.choose_trust and best.description_weight is not None:
             chosen = choose_description_weight(best, data.dev, data.dev_pixels)
-            say(f"The description's weight chosen on dev is {chosen:.2f}.")
+            if chosen is None:
+                say(f"No dev set with descriptions: the description's weight stays {best.description_weight:.2f}.")
+            else:
+                say(f"The description's weight chosen on dev is {chosen:.2f}.")
         figures = [
             report.as_dict()
             for dev, pixels in zip(data.dev, data.dev_pixels, strict=True)
@@ -172,7 +176,11 @@ def _check_descriptions(model: RetrievalModel, sets: Sequence[RetrievalDataset])
 
 
 def honest_protocols(model: RetrievalModel) -> list[Protocol]:
-    """Under which protocols, the leaky one aside, a model can be measured."""
+    """The protocols under which a model can be evaluated without giving a query the answer.
+
+    "none" for a head that reads no descriptions, "image" for one that reads nothing else, and both for the others; see
+    `seps.retrieval.eval.protocol`.
+    """
     if not model.head.uses_description:
         return ["none"]
     return ["none", "image"] if model.head.uses_pixels else ["image"]
@@ -181,12 +189,18 @@ def honest_protocols(model: RetrievalModel) -> list[Protocol]:
 @torch.no_grad()
 def choose_description_weight(
     model: RetrievalModel, dev_sets: list[RetrievalDataset], pixels: Sequence[Pixels] | None = None
-) -> float:
-    """Set the description's weight to the one with the best mean rSum over the dev sets, and return it."""
+) -> float | None:
+    """Set the description's weight to the one with the best mean rSum over the dev sets, and return it.
+
+    None, and the weight stays, where no dev set has a description: all weights would be equally good.
+    """
     if not isinstance(model.head, SlimmingHead):
         raise ValueError(f"head {model.config.head!r} has no weight of the description to choose.")
     totals = dict.fromkeys(WEIGHTS_TRIED, 0.0)
+    compared = False
     for i, data in enumerate(dev_sets):
+        if not any(data.dense):
+            continue
         texts = model.encode_texts(data.captions)
         tokens = encode_images(model, data, pixels=pixels[i] if pixels else None)
         images = ImageFeatures(tokens, *model.encode_descriptions(data.dense), guides=encode_guides(model, data))
@@ -201,12 +215,15 @@ def choose_description_weight(
         )
         if scored.patches is None or scored.description is None:
             continue
+        compared = True
         for weight in WEIGHTS_TRIED:
             mixed = (1 - weight) * scored.patches + weight * scored.description
             if scored.described is not None:
                 # As in the score itself: an image without description is judged by its patches alone.
                 mixed = torch.where(scored.described[:, None], mixed, scored.patches)
             totals[weight] += recall(mixed, data.image_of_caption).rsum
+    if not compared:
+        return None
     best = max(WEIGHTS_TRIED, key=lambda weight: totals[weight])
     model.set_description_weight(best)
     return best

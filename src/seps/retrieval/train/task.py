@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from seps.retrieval.data.batches import BatchIndices, mixed_texts, own_texts
 from seps.retrieval.data.guides import dataset_guides
 from seps.retrieval.data.streams import Pixels
 from seps.retrieval.eval.evaluate import evaluate
-from seps.retrieval.heads import ImageFeatures, Scores, TextFeatures
+from seps.retrieval.heads import ImageFeatures, Scores, TextFeatures, checked_scores
 from seps.retrieval.model import RetrievalModel, freeze_parts
 from seps.training.batches import map_tensors
 from seps.training.distributed import gather_with_gradient
@@ -85,11 +85,8 @@ def _described_pairs(rows: Tensor, ids: Tensor, counts: Array) -> tuple[Tensor, 
 
 
 def _scale(criterion: nn.Module) -> Tensor:
-    """One over the learned temperature of a loss; `RunConfig` lets no other kind of loss be distilled."""
-    loss = criterion.contrastive_loss if isinstance(criterion, SEPSLoss) else criterion
-    if not isinstance(loss, InfoNCELoss):
-        raise TypeError(f"{type(loss).__name__} has no temperature to distil with")
-    return loss.scale
+    """One over the learned temperature of a loss; `RunConfig` lets InfoNCE alone be distilled."""
+    return cast(InfoNCELoss, cast(SEPSLoss, criterion).contrastive_loss).scale
 
 
 def _depth_groups(encoder: nn.Module, lr: float, decay: float) -> list[dict[str, Any]]:
@@ -254,14 +251,11 @@ class RetrievalTask:
         words, mask = model.encode_words(batch.ids, batch.mask)
         tokens = model.encode_pixels(pixels) if model.head.uses_pixels else words[:, :1]
         if batch.description_mask.shape[1] == 1:
-            dense = words.new_zeros(len(words), 1, words.shape[-1])
-        else:
-            # A row without description still needs one token to attend to.
-            shown = batch.description_mask | ~batch.description_mask.any(dim=1, keepdim=True)
-            dense, valid = model.encode_words(batch.description_ids, shown)
-            # Where there is no description, no word of it is valid.
-            return tokens, words, mask, dense, valid & batch.description_mask.any(dim=1, keepdim=True)
-        return tokens, words, mask, dense, batch.description_mask
+            return tokens, words, mask, words.new_zeros(len(words), 1, words.shape[-1]), batch.description_mask
+        described = batch.description_mask.any(dim=1, keepdim=True)
+        # A row without description still needs tokens to attend to; none of them is a valid word of it.
+        dense, valid = model.encode_words(batch.description_ids, batch.description_mask | ~described)
+        return tokens, words, mask, dense, valid & described
 
     def loss(self, batch: StepBatch, epoch: int) -> tuple[Tensor, Figures]:
         """The loss of the whole batch, from this rank's rows and the other ranks' features."""
@@ -275,17 +269,14 @@ class RetrievalTask:
         texts = TextFeatures(gather_with_gradient(words), gather_with_gradient(mask), batch.word_counts.tolist())
         ids = gather_with_gradient(batch.images)
         options: dict[str, Any] = {"want_masks": self.config.loss.ratio_weight > 0 or head.learns_number}
+        images = ImageFeatures(tokens, guides=batch.guides or None)
         if described and self.config.pairing == "published":
-            images = ImageFeatures(tokens, guides=batch.guides or None)
-            counts = batch.description_counts.tolist()
             options["paired"] = TextFeatures(
-                gather_with_gradient(dense), gather_with_gradient(description_mask), counts
+                gather_with_gradient(dense), gather_with_gradient(description_mask), batch.description_counts.tolist()
             )
-        else:
-            images = ImageFeatures(tokens, guides=batch.guides or None)
-            if described:
-                images.dense, images.dense_mask = dense, description_mask
-        scores = head(images, texts, **options)
+        elif described:
+            images.dense, images.dense_mask = dense, description_mask
+        scores = checked_scores(head, head(images, texts, **options), images, texts)
         return self._part_losses(scores, ids, batch.description_counts)
 
     def _part_losses(self, scores: Scores, ids: Tensor, description_counts: Array) -> tuple[Tensor, Figures]:
@@ -333,13 +324,15 @@ class RetrievalTask:
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
-        """rSum on each dev set under the protocol the head is made for; "score" is their mean."""
+        """rSum on each dev set under the protocol the head is made for; "score" is their mean. Nothing without one."""
         model = self.model.model
         figures: dict[str, float] = {}
+        if not self.dev:
+            return figures
         for data, pixels in zip(self.dev, self.dev_pixels, strict=True):
             report = evaluate(model, data, self.protocol, pixels=pixels)
             figures[f"rsum_{data.label}"] = report.metrics.rsum
-        figures["score"] = sum(figures.values()) / max(1, len(figures))
+        figures["score"] = sum(figures.values()) / len(figures)
         if model.description_weight is not None:
             figures["trust"] = model.description_weight
         return figures

@@ -2,7 +2,9 @@
 export const $ = (name) => document.getElementById(name);
 
 export async function ask(path, options) {
-  const response = await fetch(path, options);
+  const response = await fetch(path, options).catch(() => {
+    throw new Error("The service does not answer. Start it again (seps serve), then search again.");
+  });
   const answer = await response.json().catch(() => ({ error: `The service answered ${response.status}.` }));
   if (!response.ok) throw new Error(answer.error || `The service answered ${response.status}.`);
   return answer;

@@ -8,10 +8,12 @@ const PAGES = 10; // loaded by scrolling before a button asks
 let shown = { key: "", next: null, seen: new Set(), pages: 0 };
 let loading = null; // the page of results that is on its way
 let status = { images: 0, explains: false };
+let known = null; // the answer about the service, here or on its way
 let turn = 0;
 
 function go(url, { replace = false } = {}) {
-  if (replace) history.replaceState(history.state, "", url); else history.pushState({ within: true }, "", url);
+  // The same address once more is no further step of the way back.
+  if (replace || url === location.pathname + location.search) history.replaceState(history.state, "", url); else history.pushState({ within: true }, "", url);
   render();
 }
 
@@ -20,7 +22,7 @@ async function render() {
   fillForm(now);
   document.title = now.q ? `${now.q} - SEPS` : "SEPS: search pictures and see why";
   try {
-    await ready;
+    await ready();
     if (!current()) return;
     if (key !== shown.key) {
       if (isQuery(now)) say("Searching...");
@@ -32,7 +34,10 @@ async function render() {
   } catch (error) {
     if (!current()) return;
     detail.shut();
-    if (key !== shown.key) begin(key, now, null);
+    if (key !== shown.key) {
+      begin(key, now, null);
+      shown.key = ""; // asked again as soon as somebody wants to see it
+    }
     say(error.message);
   }
 }
@@ -95,7 +100,8 @@ const observer = new IntersectionObserver((entries) => {
 
 function counted(now, answer) {
   const { results, good, total, pictures, note } = answer;
-  if (!results.length) return isQuery(now) ? "Nothing found." : "No pictures.";
+  const filtered = FILTERS.some((name) => now[name]) ? " with these filters" : "";
+  if (!results.length) return isQuery(now) ? `Nothing found${filtered}.` : `No pictures${filtered}.`;
   if (!isQuery(now)) return `${total} picture${total === 1 ? "" : "s"}.`;
   const order = { newest: "newest first", oldest: "oldest first" }[now.sort] || "best first";
   const folded = pictures - total ? `; ${pictures - total} folded` : "";
@@ -141,7 +147,11 @@ function asked() {
 $("form").addEventListener("submit", (event) => {
   event.preventDefault();
   const next = address({ ...asked(), sort: isQuery(state()) ? $("sort").value : "" });
-  if ($("query").value.trim() || state().like || state().upload) go(next); else say("Write what to look for.");
+  if (!($("query").value.trim() || state().like || state().upload)) { say("Write what to look for."); return; }
+  // Also for the same words: the store may have changed, or the service may be back.
+  shown.key = "";
+  known = null;
+  go(next);
 });
 
 for (const name of [...FILTERS, "sort", "fold", "weight"]) {
@@ -264,12 +274,19 @@ async function look() {
   $("start").hidden = isQuery(state()) || !found.examples.length;
 }
 
+// The service, asked once, and again after it did not answer or a search was sent.
+function ready() {
+  known = known || ask("/api/status").then((found) => {
+    status = found;
+    grid.setKeeps(found.keeps);
+    $("about").textContent = `${found.images} pictures of ${found.folder}, model ${found.model}.`;
+  }).catch((error) => {
+    known = null;
+    throw error;
+  });
+  return known;
+}
+
 addEventListener("popstate", render);
-const ready = ask("/api/status").then((found) => {
-  status = found;
-  grid.setKeeps(found.keeps);
-  $("about").textContent = `${found.images} pictures of ${found.folder}, model ${found.model}.`;
-});
-ready.catch((error) => say(error.message));
 look().catch(() => {}); // without it there is still a search
 render();

@@ -45,16 +45,21 @@ function fill(id, q, facts) {
   $("facts").textContent = `${facts.width} × ${facts.height} pixels${facts.date ? `, ${facts.date.replace("T", " ")}` : ""}`;
   photo.alt = nameOf(facts);
   photo.dataset.id = id;
-  photo.src = facts.original === "missing" ? facts.thumbnail : `/api/image/${here}`;
+  // Under a heat map is the picture that was indexed: its file while that is unchanged, else the store's thumbnail.
+  const indexed = facts.original === "present";
+  photo.src = indexed ? `/api/image/${here}` : facts.thumbnail;
   // Small photos are enlarged to the room there is, so that patches can be told apart.
   const part = matchMedia("(max-width: 760px)").matches ? 46 : 62;
   $("stage").style.width = `min(100%, ${part}dvh * ${facts.width / facts.height})`;
   $("similar").href = address({ q: "", upload: "", like: id, id: "" });
   $("combine").href = address({ upload: "", like: id, id: "" });
-  $("combine").hidden = !q;
+  // A search by the picture needs the file as it was indexed, opening and saving the file as it is.
+  const missing = facts.original === "missing";
+  $("similar").hidden = !indexed;
+  $("combine").hidden = !indexed || !q;
   $("open").href = `/api/original/${here}`;
   $("download").href = `/api/original/${here}?download=true`;
-  $("open").hidden = $("download").hidden = facts.original === "missing";
+  $("open").hidden = $("download").hidden = missing;
 }
 
 // The parts of the state that change how an open picture is shown.
@@ -89,7 +94,7 @@ export function neighbour(step) {
   return next ? next.dataset.id : null;
 }
 
-// Where the file turns out to be no picture any more, the service says so and where the thumbnail is.
+// Where the file turns out to be another or no picture any more, the service says so and where the thumbnail is.
 async function unshown() {
   const photo = $("photo"), id = photo.dataset.id;
   if (!photo.src.includes("/api/image/")) return;

@@ -61,15 +61,15 @@ def test_as_many_as_asked_for_are_found_beside_an_index(indexed: Store) -> None:
 
 
 def test_an_index_keeps_its_partitions_when_rows_are_added(indexed: Store) -> None:
-    """A few new rows are compared one by one; from a tenth on the index is made anew, of all rows."""
+    """New rows join the partitions that there are, in a segment of their own until they are many."""
     names = [f"many/new-{i}" for i in range(2_000)]
     values = 3 * vectors(2_000, 9)
     put(indexed, names[:500], values[:500])
     indexed.tidy(always=True)
-    assert index_facts(indexed) == (1, 109, 500)
+    assert index_facts(indexed) == (2, 109, 0)
     put(indexed, names[500:], values[500:])
     indexed.tidy(always=True)
-    assert index_facts(indexed) == (1, 118, 0)
+    assert index_facts(indexed) == (2, 109, 0)
     for place in (0, 700, 1_999):  # what is nearest to a long vector is that vector
         assert indexed.nearest(3 * values[place].astype(np.float32), 1, ["path"]).values("path") == [names[place]]
     for name in ("few/3", names[0], names[-1]):
@@ -79,7 +79,7 @@ def test_an_index_keeps_its_partitions_when_rows_are_added(indexed: Store) -> No
 
 def test_joining_small_parts_leaves_large_ones_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At a million pictures the other way rewrites many gigabytes for some new photos."""
-    monkeypatch.setattr("seps.retrieval.index.store.JOINED_ROWS", 1000, raising=False)
+    monkeypatch.setattr("seps.retrieval.table.upkeep.SMALL_ROWS", 1000)
     store = make(tmp_path / "s", 3000)
     store.tidy(always=True)
     before = {path.name for path in (tmp_path / "s").rglob("data/*")}
@@ -90,28 +90,3 @@ def test_joining_small_parts_leaves_large_ones_alone(tmp_path: Path, monkeypatch
     assert before <= after
     assert len(after) == len(before) + 1
     assert len(store) == 3040
-
-
-class Counted:
-    """A data set that counts how often its rows are counted."""
-
-    def __init__(self, data: Any) -> None:
-        self.data, self.times = data, 0
-
-    def count_rows(self, *filters: str) -> int:
-        self.times += 1
-        return int(self.data.count_rows(*filters))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.data, name)
-
-
-def test_described_pictures_are_counted_once_per_version(tmp_path: Path) -> None:
-    """At a million pictures that count took as long as the search that asked for it."""
-    store = make(tmp_path / "s", 100)
-    store.refresh()
-    counted = store._dataset = Counted(store._dataset)
-    assert [store.described() for _ in range(3)] == [100] * 3 and counted.times == 1
-    before = store.version()
-    put(store, ["later"], vectors(1, 2))
-    assert store.described() == 101 and store.version() > before and len(store) == 101

@@ -8,18 +8,17 @@ from unittest import mock
 
 import pytest
 import torch
-from scoring_cases import SMALL, make_inputs, make_net
-from test_scoring_kernels import CASES, DEVICE, TINY, fused_scores, on_device
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from kernel_cases import CASES, DEVICE, TINY, fused_scores, on_device
+from scoring_cases import SMALL, make_inputs, make_net
 from seps.config import SlimmingConfig
 from seps.nn.selection import hard_topk
 from seps.scoring import choose_backend
-from seps.scoring import half_pairs as pairs
-from seps.scoring import triton as fused
-from seps.scoring.blocks import SCORING_MEMORY, Plan, block_costs, budget_of, scoring_memory, shapes_of
-from seps.scoring.engine import Engine, one_ahead, score_rows
-from seps.scoring.inputs import ImageBlock, Texts
+from seps.scoring.blocks import SCORING_MEMORY, Engine, Plan, block_costs, budget_of, score_rows, scoring_memory
+from seps.scoring.gpu import fused
+from seps.scoring.gpu import half_pairs as pairs
+from seps.scoring.inputs import ImageBlock, Texts, one_ahead, shapes_of
 from seps.scoring.terms import unit_attention
 
 GIB = 2**30
@@ -105,7 +104,7 @@ def test_ties_of_the_selection_by_pairs_are_those_of_the_network(learned):
 
 
 def test_the_selection_kernel_ends_early_and_keeps_the_same():
-    from seps.scoring import kernels
+    from seps.scoring.gpu import kernels
 
     count, rows = 24, torch.randn(9, 24)
     rows[0], rows[1] = 0.0, -rows[1].abs()
@@ -214,7 +213,7 @@ class Nothing:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("described", [False, True])
 def test_a_block_of_the_kernels_keeps_its_budget(dtype, described, monkeypatch):
-    from seps.scoring import held_kernels, kernels
+    from seps.scoring.gpu import held_kernels, kernels
 
     for name in ("select", "table", "norms", "align"):
         monkeypatch.setattr(kernels, f"{name}_kernel", Nothing())

@@ -46,7 +46,7 @@ def kill_while_indexing(folder: Path, store: Path, chance: random.Random) -> int
 
 
 def test_killed_at_random(tmp_path: Path) -> None:
-    """`SEPS_KILLS=20 pytest tests/retrieval/index/test_store_kill.py` for as many moments."""
+    """`SEPS_KILLS=20 pytest tests/retrieval/store/test_store_kill.py` for as many moments."""
     images = 16 * KILLS  # more than any process gets to
     folder, store = gallery(tmp_path / "g", images), tmp_path / "s"
     chance = random.Random(3)

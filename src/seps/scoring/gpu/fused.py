@@ -2,7 +2,7 @@
 
 What stays with torch: the cosines of the selection, the word-patch products (the vendor's GEMM beats ours by more than
 the writing costs), prefix cosines, and the description's words. In float32 all products are of pairs of half-precision
-numbers (`pairs`); on a GPU the cosines of the selection are so in half precision too.
+numbers (`half_pairs`); on a GPU the cosines of the selection are so in half precision too.
 
 Several blocks of texts are selected and normed at once, a chunk of texts: these kernels take the texts of all lengths,
 and large launches fill a GPU better. Words are multiplied and aligned block by block.
@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -26,11 +25,11 @@ from seps.nn.image_side import ImageSide
 from seps.nn.known import why_not_fast
 from seps.nn.selection import num_kept
 from seps.nn.slimming import PatchSlimming
-from seps.scoring import half_pairs as pairs
-from seps.scoring import launches
 from seps.scoring.factored import BlockScorer
+from seps.scoring.gpu import half_pairs as pairs
+from seps.scoring.gpu import launches
+from seps.scoring.gpu.launches import KernelSizes
 from seps.scoring.inputs import TextBlock, Texts
-from seps.scoring.launches import KernelSizes
 from seps.scoring.terms import branch_weights, inverse_norms, strict_float32, unit_attention
 
 Run = tuple[int, int]
@@ -39,18 +38,13 @@ Run = tuple[int, int]
 
 def why_not_triton(
     net: PatchSlimming,
-    device: torch.device | None,
     *,
     paired: bool = False,
     masked: bool = False,
     patches: int | None = None,
     words: int | None = None,
 ) -> str | None:
-    """Why the fused kernels cannot score this, or None when they can; without a `device`, what no device changes."""
-    if device is not None and device.type != "cuda":
-        return f"they run on a GPU, and the features are on {device.type}"
-    if device is not None and find_spec("triton") is None:
-        return "triton is not installed (pip install 'seps[kernels]')"
+    """Why the fused kernels cannot score this on a GPU, or None when they can."""
     if net.config.aggregation == "dual":
         return "aggregation='dual' needs both softmax denominators, which only the factored form computes"
     unknown = why_not_fast(net)
@@ -81,7 +75,7 @@ def scorer(
 
     Raises `InputError` for a network that the kernels do not know.
     """
-    obstacle = why_not_triton(net, None)
+    obstacle = why_not_triton(net)
     if obstacle is not None:
         raise InputError(f"The fused kernels cannot score this: {obstacle}.")
     mlp = _flat_mlp(net)
@@ -213,7 +207,7 @@ class TritonScorer(BlockScorer):
         if self.unit_pairs is None:
             cosines, scale = unit_attention(self.unit_patches, block.mean), 1.0
         else:
-            cosines, scale = pairs.products(block.paired("mean"), self.unit_pairs), pairs.UNSCALE
+            cosines, scale = pairs.products(_left_pairs(block, "mean"), self.unit_pairs), pairs.UNSCALE
         extra = torch.empty(block.count, images, self.patches.shape[1], dtype=self.dtype, device=cosines.device)
         keep = torch.empty_like(extra, dtype=torch.float16 if self.split else self.dtype)
         launches.select(
@@ -239,7 +233,7 @@ class TritonScorer(BlockScorer):
     def _pair_products(self, block: TextBlock, tokens: Tensor) -> Tensor:
         """Words with tokens `as_right` (B, K, 3 C): (T, M, B, K) float32, without `UNSCALE`."""
         batch, count, width = tokens.shape
-        flat = pairs.products(block.paired("words").view(-1, width), tokens.view(-1, width))
+        flat = pairs.products(_left_pairs(block, "words").view(-1, width), tokens.view(-1, width))
         return flat.view(block.count, -1, batch, count)
 
     def _score_into(self, block: TextBlock, decision: Decision, first: int, out: Tensor, column: int) -> None:
@@ -301,6 +295,13 @@ class TritonScorer(BlockScorer):
             split=self.split,
             sizes=self.sizes,
         )
+
+
+def _left_pairs(block: TextBlock, name: str) -> Tensor:
+    """ "words" (T, M, 3 C) or "mean" (T, 3 C) of the block as the left side of products of pairs, made once."""
+    if name not in block.pairs:
+        block.pairs[name] = pairs.as_left(getattr(block, name))
+    return block.pairs[name]
 
 
 def chunks(runs: Sequence[Run], most: int) -> Iterator[list[Run]]:

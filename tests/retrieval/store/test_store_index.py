@@ -174,6 +174,22 @@ def test_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert index(folder, tmp_path / "s").new == 1
 
 
+@pytest.mark.parametrize("fault", [KeyboardInterrupt, MemoryError])
+def test_what_was_embedded_when_a_run_ends_early_is_kept(tmp_path: Path, fault: type[BaseException]) -> None:
+    folder = gallery(tmp_path / "g", 8)
+
+    def stop(done: int, total: int) -> None:
+        if done == 4:
+            raise fault
+
+    with pytest.raises(fault):
+        settings = IndexOptions(batch_size=2, workers=2, bank=False)
+        index_folder(folder, tmp_path / "s", model(), model_folder(), options=settings, progress=stop)
+    assert len(paths(tmp_path / "s")) == 4 and verify(Store.open(tmp_path / "s")) == []
+    report = index(folder, tmp_path / "s")
+    assert (report.new, report.unchanged) == (4, 4) and len(paths(tmp_path / "s")) == 8
+
+
 def test_other_settings_models_and_folders_are_refused(tmp_path: Path) -> None:
     folder, other = gallery(tmp_path / "g", 2), gallery(tmp_path / "h", 2)
     index(folder, tmp_path / "s")
@@ -270,8 +286,8 @@ def test_large_stores_get_an_index_that_misses_next_to_nothing(tmp_path: Path, m
 
     assert recall() > 0.99
     assert any(place >= 12_200 for place in best.ravel())
-    monkeypatch.setattr("seps.retrieval.vector_index.LEAST_PROBES", 1)
-    monkeypatch.setattr("seps.retrieval.vector_index.PROBED_SHARE", 0.0)
+    monkeypatch.setattr("seps.retrieval.table.vector_index.LEAST_PROBES", 1)
+    monkeypatch.setattr("seps.retrieval.table.vector_index.PROBED_SHARE", 0.0)
     assert recall() < 0.9
 
 

@@ -59,3 +59,17 @@ def make_inputs(
         "paired": torch.randn(texts, dense, width) + 0.3 * common,
         "paired_lengths": torch.randint(1, dense + 1, (texts,)),
     }
+
+
+def make_merging(texts=5, words=4, images=3, patches=7, width=6, merged=3, padded=2):
+    """Words, patches, weights of the merged patches, D and the mask of words, on a GPU where there is one."""
+    torch.manual_seed(texts)
+    lengths = torch.randint(1, words + 1, (texts,))
+    mask = torch.arange(words)[None] < lengths[:, None]
+    spoken = torch.nn.functional.normalize(torch.randn(texts, words, width), dim=-1) * mask[..., None]
+    weights = torch.nn.functional.pad(torch.rand(images, patches, merged), (0, padded))
+    keep = (torch.rand(texts, images, patches) < 0.5).float()
+    keep[..., 0] = 1.0
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    made = spoken, torch.randn(images, patches, width), weights, keep, mask
+    return tuple(tensor.to(device) for tensor in made)

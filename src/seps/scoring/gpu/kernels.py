@@ -25,7 +25,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from seps.scoring import half_pairs as pairs
+from seps.scoring.gpu import half_pairs as pairs
 
 _LOW = tl.constexpr(pairs.LOW)
 _UNSCALE = tl.constexpr(pairs.UNSCALE)

@@ -90,7 +90,7 @@ def fits_slots(patches: int, prefix: int, merged: int, device: torch.device) -> 
     return sixteens(patches + prefix) <= _MOST_HELD and columns <= _MOST_COLUMNS and _large_memory(device)
 
 
-def _announce(name: str, *shape: object) -> None:
+def announce(name: str, *shape: object) -> None:
     """Log, once a process, that a kernel is compiled for a shape, or read from Triton's cache on disk."""
     if (name, *shape) not in _compiled:
         _compiled.add((name, *shape))
@@ -105,12 +105,12 @@ def doubled(gram: Tensor, step: int) -> Tensor:
 
 def table(gram: Tensor, weights: Tensor, dtype: torch.dtype, sizes: KernelSizes, split: bool) -> Tensor:
     """H of all images: (B, Z, Z), (B, Z, Q) -> (B, Z, Q, Z), with `split` (B, Z, 2 Q, Z), without a float32 form."""
-    from seps.scoring import kernels
+    from seps.scoring.gpu import kernels
 
     images, padded, merged = weights.shape
     made = torch.empty(images, padded, merged * (2 if split else 1), padded, dtype=dtype, device=gram.device)
     rows, columns = 16, sizes.table_columns
-    _announce("table", columns, dtype, split)
+    announce("table", columns, dtype, split)
     kernels.table_kernel[(-(-padded // rows), merged, images)](
         gram, weights, made, merged, padded, BI=rows, BJ=columns, SPLIT=split, num_warps=4
     )
@@ -134,11 +134,11 @@ def select(
 
     `scale`, a power of two, times the values is the cosines. D is 1 at `prefix` places after the patches.
     """
-    from seps.scoring import kernels
+    from seps.scoring.gpu import kernels
 
     texts, images, padded = keep.shape
     wide = power(padded)
-    _announce("selection", wide, prefix, learned, extra.dtype)
+    announce("selection", wide, prefix, learned, extra.dtype)
     kernels.select_kernel[(-(-texts // sizes.select_rows), images)](
         cosines,
         fixed,
@@ -161,14 +161,14 @@ def select(
 
 def squared_norms(left: Tensor, tables: Tensor, sizes: KernelSizes) -> Tensor:
     """`left^T table_k left`: (T, B, Z), (B, Z, Q, Z) -> (B, T, Q) float32; the operands share their dtype."""
-    from seps.scoring import kernels
+    from seps.scoring.gpu import kernels
 
     texts, images, padded = left.shape
     merged = tables.shape[2]
     out = torch.empty(images, texts, merged, device=left.device)
     group = min(sizes.norm_group, power(merged))
     single = left.dtype == torch.float32
-    _announce("norms", group, left.dtype)
+    announce("norms", group, left.dtype)
     kernels.norms_kernel[(-(-texts // sizes.norm_rows), images, -(-merged // group))](
         left,
         tables.contiguous(),
@@ -202,7 +202,7 @@ def held_norms(
 
     (T, B, Z), (B, Z, Q, Z), both in half precision.
     """
-    from seps.scoring import held_kernels
+    from seps.scoring.gpu import held_kernels
 
     texts, images, padded = left.shape
     merged = tables.shape[2]
@@ -214,7 +214,7 @@ def held_norms(
     together = 1 if single or not last else max(1, HELD_STEP // last)
     per = -(-merged // (1 if single else sizes.held_splits))
     per += -per % together
-    _announce("held norms", padded, single, inverse)
+    announce("held norms", padded, single, inverse)
     held_kernels.held_norms_kernel[(-(-texts // rows), images, -(-merged // per))](
         left,
         tables,
@@ -260,7 +260,7 @@ def slot_align(
 
     `norms` (B, Q + 1, any) are inverse, those of the texts from `norm_first` on; see `slot_align_kernel`.
     """
-    from seps.scoring import held_kernels
+    from seps.scoring.gpu import held_kernels
 
     texts, longest, images, padded = products.shape
     columns = weights.shape[-1]
@@ -269,7 +269,7 @@ def slot_align(
     whole, last = _column_blocks(padded)
     widths = [HELD_STEP] * whole + ([last] if last else [])
     widths += [0] * (4 - len(widths))
-    _announce("slot alignment", slots, slot, padded, columns, prefix, ragged)
+    announce("slot alignment", slots, slot, padded, columns, prefix, ragged)
     held_kernels.slot_align_kernel[(images, -(-texts // (slots * sizes.slot_tiles)))](
         products,
         keep,
@@ -330,14 +330,14 @@ def align(
     Their squared norms are those from text `first` on of `norms` (B, any, Q), in float32 of both halves, and of
     `extra_norms` (B, any, 1); see `align_kernel`.
     """
-    from seps.scoring import kernels
+    from seps.scoring.gpu import kernels
 
     texts, longest, images, padded = products.shape
     # A wide row of tokens leaves registers for half the words.
     rows = max(sizes.align_rows // (2 if columns > 64 else 1), power(longest))
     per = rows // longest
     out = torch.empty(images, texts, device=products.device)
-    _announce("alignment", rows, columns, prefix, top, products.dtype)
+    announce("alignment", rows, columns, prefix, top, products.dtype)
     kernels.align_kernel[(-(-texts // per), images)](
         products,
         keep,

@@ -10,21 +10,18 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from scoring_cases import SMALL, make_inputs, make_net
-from test_scoring_kernels import DEVICE, TINY, fused_scores, on_device
 from test_scoring_pairs import Live, Nothing, float64_scores
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from kernel_cases import DEVICE, TINY, fused_scores, on_device
+from scoring_cases import SMALL, make_inputs, make_net
 from seps.config import SlimmingConfig
 from seps.nn.checks import values_unchecked
-from seps.scoring import launches
-from seps.scoring import triton as fused
-from seps.scoring.blocks import Plan, block_costs, make_plan, shapes_of
-from seps.scoring.engine import Engine
-from seps.scoring.inputs import ImageBlock, Texts
-from seps.scoring.launches import KernelSizes
-from seps.scoring.lengths import cut_by_length
-from seps.scoring.triton import chunks, joined
+from seps.scoring.blocks import Engine, Plan, block_costs, make_plan
+from seps.scoring.gpu import fused, launches
+from seps.scoring.gpu.fused import chunks, joined
+from seps.scoring.gpu.launches import KernelSizes
+from seps.scoring.inputs import ImageBlock, Texts, cut_by_length, shapes_of
 
 
 def config_of(patches, prefix=1, **options):
@@ -266,7 +263,7 @@ def test_halving_takes_the_chunk_too():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_a_chunk_keeps_its_budget(dtype, monkeypatch):
-    from seps.scoring import held_kernels, kernels
+    from seps.scoring.gpu import held_kernels, kernels
 
     for module, names in (
         (kernels, ("select", "table", "norms", "align")),
@@ -305,7 +302,7 @@ def test_running_out_of_memory_halves_the_chunk_and_changes_no_score(dtype, monk
         return whole(self, block)
 
     monkeypatch.setattr(fused.TritonScorer, "decide", decide)
-    monkeypatch.setattr("seps.scoring.engine.few_texts", lambda *shape: False)
+    monkeypatch.setattr("seps.scoring.blocks.few_texts", lambda *shape: False)
     with torch.no_grad():
         got = engine.rows(engine.ready(texts.encode(net, ImageBlock(data["images"]))))
     assert max(sizes) == 20 and sizes[-1] <= 10

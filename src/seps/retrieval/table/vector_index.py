@@ -1,9 +1,13 @@
-"""How the vectors of a large store are indexed, how a query uses that index, and when it is made anew.
+"""How the vectors of a store are found, and how those of a large store are indexed.
 
-The index is an inverted file with whole vectors (IVF_FLAT): the vectors are clustered into partitions, a query is
-compared with all centres and then with every vector of the nearest partitions. Nothing is rounded, so it loses what
-lies in other partitions and nothing else. One-bit codes (IVF_RQ) take a tenth of the space, but at 200,000 vectors
-they needed four times as many vectors read again from the table, which took three times as long as the whole search.
+**Packed** vectors (`packed_vectors`) are those of dual encoders. Lance searches floats alone, so a query is compared
+with all of them, by this module and exactly: there is no index to miss something, or to keep up.
+
+**Floats** of a large store are indexed. The index is an inverted file with whole vectors (IVF_FLAT): the vectors are
+clustered into partitions, a query is compared with all centres and then with every vector of the nearest partitions.
+Nothing is rounded, so it loses what lies in other partitions and nothing else. One-bit codes (IVF_RQ) take a tenth of
+the space, but at 200,000 vectors they needed four times as many vectors read again from the table, which took three
+times as long as the whole search.
 
 A dot product grows with the length of a vector, and queries are sentences and not pictures: the nearest pictures of a
 sentence lie in more partitions than those of a picture would.
@@ -18,17 +22,22 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from seps.retrieval.table.packed_vectors import packed_products, packed_width
+
 PROBED_SHARE = 1 / 8
 """Partitions that a query looks into, of all; `python -m benchmarks.million` measures the recall of other shares."""
 LEAST_PROBES = 64
 """In a smaller index: the rows of so many partitions are compared in milliseconds, and with 32 of 110 partitions of
 vectors without any clusters the recall fell to 0.94."""
-REBUILT_SHARE = 0.1
-"""New rows, of all, from which the index is made anew. Until then each is compared, so that a query compares at most
-about twice as many vectors as with the index alone."""
+REBUILT_FACTOR = 1.5
+"""The index is made anew when the number of partitions that it should have is so many times what it has, or the other
+way round: when the store has 2.25 times the rows that it had. Until then new rows join the partitions that there are
+(`upkeep`)."""
 POOL = 8
 """Times the square root of the rows: images found by their vectors from which the candidates are chosen by `Prior`. The
 best by the whole score lie among more of the nearest in a larger store, though not among a constant part of them."""
+SCANNED = 8192
+"""Packed vectors that are read at a time."""
 NAME = "vector_idx"
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -62,7 +71,7 @@ def pool(count: int, rows: int) -> int:
 
 
 def partitions(rows: int) -> int:
-    """Partitions of an index of so many rows: the centres to compare with are then as many as the rows of a partition.
+    """Partitions of an index of `rows` rows: the square root, so that centres are as many as the rows of a partition.
 
     The time of a query is that of `partitions + probes * rows / partitions` products, which is least near here.
     """
@@ -74,26 +83,23 @@ def probes(rows: int) -> int:
     return max(LEAST_PROBES, round(PROBED_SHARE * partitions(rows)))
 
 
-def outdated(rows: int, unindexed: int, parts: int, made: int) -> bool:
-    """Whether an index of `made` partitions in `parts` parts is made anew for `rows` rows, `unindexed` of them new.
+def outdated(rows: int, made: Sequence[int]) -> bool:
+    """Whether an index whose segments have `made` partitions each is made anew for `rows` rows.
 
-    Deletions count as well: when half of the rows are gone, so is the reason for so many partitions.
+    Segments of one index share their partitions. Where they do not, another program has changed the index.
     """
     wanted = partitions(rows)
-    return parts != 1 or unindexed > REBUILT_SHARE * rows or not wanted / 1.5 <= made <= wanted * 1.5
+    return len(set(made)) != 1 or not wanted / REBUILT_FACTOR <= made[0] <= wanted * REBUILT_FACTOR
 
 
 def is_outdated(dataset: Any) -> bool:
-    """`outdated` of the index of a Lance dataset. An index that the tables' own upkeep has touched may be in parts, or
-    have a single partition."""
-    facts = dataset.stats.index_stats(NAME)
-    parts = facts["indices"]
-    made = int(parts[0].get("num_partitions", 0)) if parts else 0
-    return outdated(dataset.count_rows(), int(facts["num_unindexed_rows"]), len(parts), made)
+    """`outdated` of the index of a Lance dataset."""
+    segments = dataset.stats.index_stats(NAME)["indices"]
+    return outdated(dataset.count_rows(), [int(segment.get("num_partitions", 0)) for segment in segments])
 
 
 def build(dataset: Any, rows: int) -> None:
-    """Index the vectors of a Lance dataset with so many rows, in the place of an index that is there.
+    """Index the vectors of a Lance dataset of `rows` rows; an index that is there is replaced.
 
     By Lance and not by LanceDB, which takes nine times as long: its build has no fast products of float16.
     """
@@ -116,9 +122,38 @@ def nearest(
     asked["k"] = pool(count, rows)
     near = dataset.to_table(nearest=asked, columns=["bank", "_distance"], with_row_id=True, **more)
     distances, levels = (near.column(name).to_numpy().astype(np.float32) for name in ("_distance", "bank"))
-    chosen = near.column("_rowid").to_numpy()[prior.best(distances, levels, count)].tolist()
-    # Both steps read one version of the table, in which the numbers of rows stay the same.
-    named = f"_rowid IN ({', '.join(map(str, chosen)) or 'NULL'})"
+    return _rows(dataset, near.column("_rowid").to_numpy()[prior.best(distances, levels, count)], columns)
+
+
+def _rows(dataset: Any, chosen: Array, columns: Sequence[str]) -> Any:
+    """An Arrow table of rows by their numbers, in this order. They are those of this version of the table."""
+    named = f"_rowid IN ({', '.join(map(str, chosen.tolist())) or 'NULL'})"
     found = dataset.to_table(columns=list(columns), filter=named, with_row_id=True)
     places = {row: place for place, row in enumerate(found.column("_rowid").to_pylist())}
-    return found.take(pa.array([places[row] for row in chosen], pa.int64())).drop_columns("_rowid")
+    return found.take(pa.array([places[row] for row in chosen.tolist()], pa.int64())).drop_columns("_rowid")
+
+
+def nearest_packed(
+    dataset: Any, query: Array, count: int, columns: Sequence[str], where: str | None, prior: Prior | None = None
+) -> Any:
+    """As `nearest`, where the column `vector` is packed, and `mean` the description's part, packed, or null."""
+    asked = ["vector", "mean", *(["bank"] if prior else [])]
+    numbers, distances, levels = ([np.zeros(0, kind)] for kind in (np.uint64, np.float32, np.float32))
+    for batch in dataset.to_batches(columns=asked, filter=where, batch_size=SCANNED, with_row_id=True):
+        if not batch.num_rows:
+            continue
+        vectors, means = batch.column("vector"), batch.column("mean")
+        packed = np.asarray(vectors.flatten()).reshape(batch.num_rows, -1)
+        width = packed_width(packed)
+        products = packed_products(packed, query[:width])
+        if described := means.drop_null().to_pylist():
+            parts = np.frombuffer(b"".join(described), np.uint8).reshape(len(described), -1)
+            products[np.asarray(means.is_valid())] += packed_products(parts, query[width:])
+        numbers.append(batch.column("_rowid").to_numpy())
+        distances.append(1 - products)
+        levels.append(batch.column("bank").to_numpy(zero_copy_only=False).astype(np.float32) if prior else products)
+    row, distance, level = (np.concatenate(some) for some in (numbers, distances, levels))
+    near = np.argsort(distance, kind="stable")[: count if prior is None else pool(count, dataset.count_rows())]
+    if prior is not None:
+        near = near[prior.best(distance[near], level[near], count)]
+    return _rows(dataset, row[near], columns)

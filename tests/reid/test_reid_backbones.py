@@ -1,0 +1,42 @@
+"""Backbones of the network: patches that overlap, and grids finer than the encoder's own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+
+from seps.encoders.vision import Preprocessing, TransformersVision
+from seps.reid.backbone import OverlappingPatches, build_backbone
+
+
+@pytest.mark.parametrize("family", ["vit", "clip", "dinov2"])
+def test_overlapping_patches(family: str) -> None:
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    settings = {**small, "image_size": 32, "patch_size": 8}
+    models = {
+        "vit": lambda: transformers.ViTModel(transformers.ViTConfig(**settings)),
+        "clip": lambda: transformers.CLIPVisionModel(transformers.CLIPVisionConfig(**settings)),
+        "dinov2": lambda: transformers.Dinov2Model(transformers.Dinov2Config(**settings)),
+    }
+    made = models[family]()
+    tower = getattr(made, "vision_model", made)
+    half = Preprocessing((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+    pixels = torch.rand(2, 3, 48, 24)
+    plain = TransformersVision(tower, half, (32, 32)).eval()
+    expected = plain(pixels)
+    same = OverlappingPatches(plain, 8, (48, 24))
+    torch.testing.assert_close(same(pixels), expected)
+    finer = OverlappingPatches(plain, 6, (48, 24))
+    assert finer.grid == (7, 3) and finer(pixels).shape == (2, 1 + 21, 16)
+    with pytest.raises(ValueError, match="patch size"):
+        OverlappingPatches(plain, 9, (48, 24))
+
+
+def test_embedded_encoder_with_a_finer_grid() -> None:
+    pixels = torch.rand(1, 3, 64, 32)
+    for stride, grid in ((8, (8, 4)), (16, (4, 2)), (32, (2, 1))):
+        encoder = build_backbone("mini", (64, 32), stride, pretrained=False)
+        assert encoder.grid == grid and encoder(pixels).shape == (1, grid[0] * grid[1], 1280)
+    with pytest.raises(ValueError, match="8, 16 or 32"):
+        build_backbone("mini", (64, 32), 12, pretrained=False)
