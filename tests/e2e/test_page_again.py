@@ -36,6 +36,17 @@ def test_a_service_that_is_back_answers_the_same_search(page: Any, address: str)
     assert page.locator("#results a").count() >= 24
 
 
+def test_what_the_last_search_said_goes_when_the_next_one_is_sent(page: Any, address: str) -> None:
+    """Also while the service is asked how it is: "does not answer" stayed above the results of the last search."""
+    search(page, address)
+    until(page, "document.getElementById('more').hidden")
+    page.evaluate("document.getElementById('message').textContent = 'The last search.'")
+    page.route("**/api/status", lambda route: None)
+    page.fill("#query", "a red car")
+    page.keyboard.press("Enter")
+    assert page.locator("#message").inner_text() == "Searching..."
+
+
 def test_the_way_back_asks_again_what_failed(page: Any, address: str) -> None:
     page.goto(address)
     found(page, "32 pictures.")

@@ -22,10 +22,10 @@ async function render() {
   fillForm(now);
   document.title = now.q ? `${now.q} - SEPS` : "SEPS: search pictures and see why";
   try {
+    if (key !== shown.key && isQuery(now)) say("Searching..."); // at once: what stands there is about the last search
     await ready();
     if (!current()) return;
     if (key !== shown.key) {
-      if (isQuery(now)) say("Searching...");
       const answer = await ask(pagePath(now, 0));
       if (!current()) return;
       begin(key, now, answer);
