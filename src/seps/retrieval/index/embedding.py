@@ -356,14 +356,18 @@ def prepare_locally(
         prepare.gpu_lock = threading.Lock()
     waiting: deque[Future[PreparedBatch]] = deque()
     pool = computing_threads(workers, "seps-index", max(1, min(torch.get_num_threads(), cores) // workers))
+    maker = computing_threads(1, "seps-encoder")
     try:
+        if len(batches) > 1:  # of a few pictures perhaps none has to be encoded
+            maker.submit(lambda: prepare.vision)  # while the first batches and the bank are read; it uses one core
         if batches:
-            pool.submit(prepare.load_bank)  # while another thread makes the encoder, for which all have to wait
+            pool.submit(prepare.load_bank)
         for number in range(len(batches)):
             while len(waiting) < workers + 2 and number + len(waiting) < len(batches):
                 waiting.append(pool.submit(prepare, batches[number + len(waiting)]))
             yield number, waiting.popleft().result()
     finally:
+        maker.shutdown(wait=True, cancel_futures=True)
         pool.shutdown(wait=True, cancel_futures=True)
 
 

@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -107,8 +108,10 @@ def calibrate(searcher: Searcher, model: SearchModel, images: int) -> Calibratio
     if images < REFERENCE:
         parts = [searcher.query_scores(part, bank.asked) for part in _shown(searcher)]
         return Calibration.of_scores(torch.cat(parts), searcher.strength)
-    best = [searcher.search_words(text, 1, CANDIDATES)[0].score for text in bank.each_asked()]
-    return Calibration.of(best, images, searcher.strength)
+    # One query leaves cores idle while it reads the table, so some are asked at once.
+    with ThreadPoolExecutor(max(1, torch.get_num_threads()), thread_name_prefix="seps-calibrate") as pool:
+        best = pool.map(lambda text: searcher.search_words(text, 1, CANDIDATES)[0].score, bank.each_asked())
+        return Calibration.of(list(best), images, searcher.strength)
 
 
 def gallery_strength(store: Store, model: ZeroShotModel) -> float:
