@@ -3,11 +3,11 @@
     python benchmarks/token_curve.py --model base --data DEV.jsonl --photos 400 --out curve.jsonl
 
 The first PHOTOS of the data are the gallery, their captions the queries. Ways to keep K of N patches at indexing time:
-the model's own score of a patch without a caption (guided), with the picture's description (described), at random,
-a grid of means, k-means, and merging the most similar patches step by step (ToMe). Scoring is that of a store:
-text-guided selection among what was kept, and the mean of all patches. Each line: way, K, rSum by pixels and with
-descriptions, its difference from all patches with the standard error of a paired bootstrap over the pictures, bytes,
-and time of a query.
+the model's own score of a patch without a caption (guided), with the picture's description (described), as a store does
+without a description (stored: half of them guided, half spread over the rest), at random, a grid of means, k-means,
+and merging the most similar patches step by step (ToMe). Scoring is that of a store: text-guided selection among what
+was kept, and the mean of all patches. Each line: way, K, rSum by pixels and with descriptions, its difference from all
+patches with the standard error of a paired bootstrap over the pictures, bytes, and time of a query.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from seps.nn.selection import rank_patches
 from seps.retrieval.data import load_data
 from seps.retrieval.eval.evaluate import encode_images
 from seps.retrieval.heads import ImageFeatures, SlimmingHead
-from seps.retrieval.index.codec import fewer_patches, fixed_patch_scores, pack
+from seps.retrieval.index.codec import fewer_patches, fixed_patch_scores, pack, patches_to_keep
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import from_pretrained
 from seps.scoring import score_state
@@ -55,6 +55,11 @@ def guided(model: RetrievalModel, images: ImageFeatures, count: int) -> Tensor:
 def described(model: RetrievalModel, images: ImageFeatures, count: int) -> Tensor:
     best = rank_patches(fixed_patch_scores(model, images))[:, :count].sort(dim=1).values
     return chosen(patches_of(model, images), best)
+
+
+def stored(model: RetrievalModel, images: ImageFeatures, count: int) -> Tensor:
+    places = patches_to_keep(model, ImageFeatures(images.tokens), count)
+    return chosen(patches_of(model, images), places)
 
 
 def at_random(model: RetrievalModel, images: ImageFeatures, count: int) -> Tensor:
@@ -93,6 +98,7 @@ def merged(model: RetrievalModel, images: ImageFeatures, count: int) -> Tensor:
 WAYS: dict[str, Way] = {
     "guided": guided,
     "described": described,
+    "stored": stored,
     "random": at_random,
     "grid": grid,
     "k-means": k_means,

@@ -22,6 +22,7 @@ CONFIGS: dict[str, SlimmingConfig] = {
     "dual_sum": SlimmingConfig(dense="guide", aggregation="dual", scoring="sum", **SMALL),
     "no_prefix": SlimmingConfig.paper(num_prefix_tokens=0, **SMALL),
     "three_prefix": SlimmingConfig.open_source(num_prefix_tokens=3, **SMALL),
+    "no_own_guide": SlimmingConfig.default(own_guide=0.0, **SMALL),
     "binary": SlimmingConfig.default(decision="binary", **SMALL),
     "binary_sum": SlimmingConfig.open_source(decision="binary", **SMALL),
     "gumbel": SlimmingConfig.default(decision="gumbel", **SMALL),

@@ -43,8 +43,8 @@ def store(folder: Path) -> Searcher:
             (photos / "copies").mkdir(exist_ok=True)
             Image.open(path).convert("RGB").save(photos / "copies" / path.name, quality=60)
         os.utime(path, (day, day))
-    model = from_pretrained("mini")
-    index_folder(photos, folder / "store", model, "mini")
+    model = from_pretrained("base")
+    index_folder(photos, folder / "store", model, "base")
     return Searcher(folder / "store", model)
 
 

@@ -88,7 +88,9 @@ class SlimmingConfig:
     pooled: float = 2.0
     """Weight of the cosine of mean patch and mean word, added to S. Not in the paper or its code: 0 there."""
     beta: float = 0.25
-    """Weight of one guidance in learned scoring; the image's own counts twice."""
+    """Weight of one guidance in learned scoring."""
+    own_guide: float = 2.0
+    """How often that of the image itself counts in learned scoring: twice in Eq. 3. With 0 it is left out."""
     extra_guides: Mapping[str, float] = field(default_factory=dict)
     """Further guidance vectors by name, with weights: `{"audio": 0.25}`."""
     top_k: int = 5
@@ -136,7 +138,7 @@ class SlimmingConfig:
         )
         named = isinstance(self.extra_guides, Mapping)
         require(named, f"extra_guides is {self.extra_guides!r}; give weights by name, such as {{'audio': 0.2}}.")
-        weights = {"pooled": self.pooled, "beta": self.beta}
+        weights = {"pooled": self.pooled, "beta": self.beta, "own_guide": self.own_guide}
         weights |= {f"extra_guides[{name!r}]": weight for name, weight in self.extra_guides.items()}
         for name, value in weights.items():
             require(0 <= value < math.inf, f"{name} is {value!r}; it must not be negative, and finite.")
@@ -171,7 +173,7 @@ class SlimmingConfig:
         of cosines, or as independent branches, each reads its own.
         """
         unit = self.beta if self.scoring == "learned" else 1.0
-        image = {"image": 2 * unit if self.scoring == "learned" else 1.0}
+        image = {"image": self.own_guide * unit if self.scoring == "learned" else 1.0}
         caption, dense = {"caption": unit}, {"dense": unit}
         extra = dict(self.extra_guides)
         shares = self.dense in ("guide", "tokens") and (self.scoring == "learned" or self.aggregation != "dual")

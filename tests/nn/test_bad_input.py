@@ -61,6 +61,7 @@ def test_network(net, change, sentence):
         ({"extra_guides": {"audio": -0.1}}, r"extra_guides\['audio'\] is -0.1; it must not be negative"),
         ({"extra_guides": {"audio": float("nan")}, "scoring": "sum"}, r"extra_guides\['audio'\] is nan"),
         ({"beta": -0.1}, "beta is -0.1"),
+        ({"own_guide": -1.0}, "own_guide is -1.0"),
         ({"pooled": float("inf")}, "pooled is inf"),
         ({"temperature": 0.0}, "temperature is 0.0; it must be positive"),
         ({"sharpness": float("inf")}, "sharpness is inf; it must be positive and finite"),

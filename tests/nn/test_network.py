@@ -163,6 +163,21 @@ def test_audio_is_a_configuration():
     torch.testing.assert_close(scores, expected)
 
 
+@pytest.mark.parametrize("times", [0.0, 0.5, 2.0])
+def test_the_image_itself_guides_as_often_as_the_configuration_says(times):
+    net = make_net(("learned", "guide", "single", "mean"), own_guide=times, num_prefix_tokens=0)
+    images, caption, dense = torch.randn(2, 12, 16), torch.randn(1, 16), torch.randn(2, 4, 16)
+    side = net.encode_images(images, dense=dense)
+
+    def attention(vector):
+        return min_max(cosine_attention(images, vector))
+
+    expected = 0.5 * net.sparse_net_cap.predict(images) + 0.25 * (
+        attention(caption) + attention(dense.mean(dim=1)) + times * attention(images.mean(dim=1))
+    )
+    torch.testing.assert_close(net.patch_scores(side, net.config.branches[0], caption), expected)
+
+
 def test_published_pairing_is_not_the_native_call():
     net = make_net(("sum", "branch", "single", "mean"))
     inputs = make_inputs(images=4, texts=4)

@@ -30,7 +30,7 @@ from seps.nn.checks import values_unchecked
 from seps.nn.guidance import masked_mean
 from seps.nn.image_side import ImageSide
 from seps.nn.known import evaluating, why_not_fast
-from seps.nn.selection import num_kept
+from seps.nn.selection import num_kept, rank_patches
 from seps.nn.slimming import PatchSlimming
 from seps.retrieval.config import StoredPrecision
 from seps.retrieval.heads import ImageFeatures, SlimmingHead, TextFeatures
@@ -216,6 +216,30 @@ def fixed_patch_scores(model: RetrievalModel, images: ImageFeatures) -> Tensor:
         return side.fixed_scores["caption"]
     patches = images.tokens[:, model.vision.num_prefix_tokens :].float()
     return F.cosine_similarity(patches, patches.mean(dim=1, keepdim=True), dim=-1)
+
+
+def patches_to_keep(model: RetrievalModel, images: ImageFeatures, count: int) -> Tensor:
+    """(B, count) places of the patches that a store keeps, in the order of the grid, before any caption is known.
+
+    The first half of them matter most (`fixed_patch_scores`), the others are spread evenly over the rest of the
+    picture: captions also name what is round a subject (docs/retrieval-results.md).
+    """
+    scores = fixed_patch_scores(model, images)
+    first = rank_patches(scores)[:, : count - count // 2]
+    order = spread(model.vision.grid_for(*model.image_size)).to(scores.device).repeat(len(scores), 1)
+    others = order.scatter_(1, first, 1.0).argsort(dim=1, stable=True)[:, : count // 2]
+    return torch.cat([first, others], dim=1).sort(dim=1).values
+
+
+def spread(grid: tuple[int, int]) -> Tensor:
+    """(cells,) a number in [0, 1) per cell of a grid, row by row: the cells below any bound are spread evenly over it.
+
+    A lattice of the plastic number p (p^3 = p + 1), whose points keep apart in two dimensions: row / p + column / p^2,
+    without the whole part.
+    """
+    rows, columns = (torch.arange(size, dtype=torch.float64) for size in grid)
+    plastic = 1.3247179572447460
+    return ((rows[:, None] / plastic + columns / plastic**2) % 1).flatten()
 
 
 def model_hash(model: RetrievalModel) -> str:

@@ -24,7 +24,6 @@ from torch import Tensor
 from seps.encoders import ViT
 from seps.encoders.compiled import compiled_vision
 from seps.encoders.compiled import multiplies_bfloat16 as multiplies_bfloat16
-from seps.nn.selection import rank_patches
 from seps.retrieval.config import StoredPrecision
 from seps.retrieval.data import DataError, ImageSource, UnreadableImage
 from seps.retrieval.data.dates import date_taken
@@ -34,7 +33,7 @@ from seps.retrieval.data.guides import stacked
 from seps.retrieval.data.images import Picture, read_picture
 from seps.retrieval.heads import ImageFeatures
 from seps.retrieval.index.bank import Bank, bank_of, stored_levels
-from seps.retrieval.index.codec import fixed_patch_scores, image_vectors, mean_grid, merge_words, pack, unpack_guides
+from seps.retrieval.index.codec import image_vectors, mean_grid, merge_words, pack, patches_to_keep, unpack_guides
 from seps.retrieval.index.rows import Columns, StoreSettings, schema
 from seps.retrieval.index.zeroshot import ZeroShotModel
 from seps.retrieval.model import RetrievalModel
@@ -332,7 +331,7 @@ def kept_features(model: RetrievalModel, images: ImageFeatures, settings: StoreS
         cells = mean_grid(tokens[:, prefix:], model.vision.grid_for(*model.image_size), settings.grid)
         tokens = torch.cat([tokens[:, :prefix], cells.to(tokens.dtype)], dim=1)
     if slim:
-        best = rank_patches(fixed_patch_scores(model, images))[:, :keep].sort(dim=1).values
+        best = patches_to_keep(model, images, cast(int, keep))
         chosen = tokens[:, prefix:].gather(1, best[:, :, None].expand(-1, -1, tokens.shape[-1]))
         tokens = torch.cat([tokens[:, :prefix], chosen], dim=1)
     if settings.keep_words is not None and words is not None and mask is not None:
