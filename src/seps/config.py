@@ -90,7 +90,7 @@ class SlimmingConfig:
     beta: float = 0.25
     """Weight of one guidance in learned scoring."""
     own_guide: float = 2.0
-    """How often that of the image itself counts in learned scoring: twice in Eq. 3. With 0 it is left out."""
+    """How often the image's own guidance counts in learned scoring: twice in Eq. 3. With 0 it is left out."""
     extra_guides: Mapping[str, float] = field(default_factory=dict)
     """Further guidance vectors by name, with weights: `{"audio": 0.25}`."""
     top_k: int = 5

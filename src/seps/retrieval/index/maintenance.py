@@ -109,7 +109,7 @@ def calibrate(searcher: Searcher, model: SearchModel, images: int) -> Calibratio
         parts = [searcher.query_scores(part, bank.asked) for part in _shown(searcher)]
         return Calibration.of_scores(torch.cat(parts), searcher.strength)
     # One query leaves cores idle while it reads the table, so some are asked at once.
-    with ThreadPoolExecutor(max(1, torch.get_num_threads()), thread_name_prefix="seps-calibrate") as pool:
+    with ThreadPoolExecutor(max(1, min(8, torch.get_num_threads())), thread_name_prefix="seps-calibrate") as pool:
         best = pool.map(lambda text: searcher.search_words(text, 1, CANDIDATES)[0].score, bank.each_asked())
         return Calibration.of(list(best), images, searcher.strength)
 
