@@ -66,7 +66,7 @@ def add_options(parser: Parser) -> None:
         "--means and --words",
     )
     parser.add_argument(
-        "--patches", type=positive, metavar="M", help="keep only the M patches that matter most (default: 64)"
+        "--patches", type=positive, metavar="M", help="keep only M patches, half by score, half spread (default: 64)"
     )
     parser.add_argument(
         "--means", type=positive, metavar="R", help="keep no patches, but the means of the cells of an R x R grid"
