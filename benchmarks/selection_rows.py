@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -32,7 +33,7 @@ from seps.nn.precision import float_matmul, without_autocast
 from seps.plugins import register_head
 from seps.retrieval.config import PartWeights, RunConfig
 from seps.retrieval.heads import Head, ImageFeatures, Scores, SlimmingHead, TextFeatures
-from seps.retrieval.train.task import RetrievalTask, StepBatch
+from seps.retrieval.train.task import Array, RetrievalTask, StepBatch
 from seps.training.task import Figures
 
 EPOCHS, LARGE_EPOCHS = 10, 6
@@ -84,9 +85,10 @@ class SwappedHead(SlimmingHead):
 
 @register_head("per-word")
 class PerWordHead(Head):
-    """Every word selects its own five patches; their mean cosine, averaged over the words, and the pooled cosine."""
+    """Every word selects its own patches; their mean cosine, averaged over the words, and the pooled cosine."""
 
     score_range = 3.0
+    count = 5
 
     def __init__(self, config: SlimmingConfig) -> None:
         super().__init__()
@@ -96,7 +98,7 @@ class PerWordHead(Head):
         patches, words = images.tokens[:, self.prefix :].float(), texts.words.float()
         with without_autocast(patches):
             cosines = torch.einsum("bnc,tmc->btmn", F.normalize(patches, dim=-1), F.normalize(words, dim=-1))
-        best = cosines.topk(5, dim=-1).values.mean(dim=-1)  # (B, T, M)
+        best = cosines.topk(self.count, dim=-1).values.mean(dim=-1)  # (B, T, M)
         aligned = (best * texts.mask).sum(dim=2) / texts.mask.sum(dim=1)
         means = F.normalize(patches.mean(dim=1), dim=-1)
         pooled = float_matmul(means, F.normalize(masked_mean(words, texts.mask), dim=-1).T)
@@ -105,6 +107,20 @@ class PerWordHead(Head):
 
     def bytes_per_image(self, images: ImageFeatures, texts: TextFeatures) -> int:
         return 3 * super().bytes_per_image(images, texts)
+
+
+@register_head("per-word-1")
+class NearestPatchHead(PerWordHead):
+    """Every word selects the one patch that is nearest to it (MaxSim)."""
+
+    count = 1
+
+
+@register_head("per-word-20")
+class TwentyPatchesHead(PerWordHead):
+    """Every word selects twenty patches."""
+
+    count = 20
 
 
 def object_ids(tokenizer: Any) -> Tensor:
@@ -128,12 +144,16 @@ class SwappingTask(RetrievalTask):
         others = objects[torch.randint(len(objects), place.shape, generator=generator)]
         others = torch.where(found.any(dim=1, keepdim=True), others, batch.ids.gather(1, place))
         swapped = batch.ids.scatter(1, place, others)
-        return replace(batch, ids=torch.cat([batch.ids, swapped]), mask=torch.cat([batch.mask, batch.mask]))
+        # Word for word as many as before; of the images there are half as many as of the captions then.
+        counts = np.concatenate([batch.word_counts, batch.word_counts])
+        ids, mask = torch.cat([batch.ids, swapped]), torch.cat([batch.mask, batch.mask])
+        return replace(batch, ids=ids, mask=mask, word_counts=counts)
 
-    def _part_losses(self, scores: Scores, ids: Tensor) -> tuple[Tensor, Figures]:
+    def _part_losses(self, scores: Scores, ids: Tensor, description_counts: Array) -> tuple[Tensor, Figures]:
         rows = len(scores.similarity)
         own, swapped = scores.similarity[:, :rows], scores.similarity[:, rows:]
-        loss, figures = super()._part_losses(replace(scores, similarity=own, pixels=None, masks=()), ids)
+        alone = replace(scores, similarity=own, pixels=None, masks=())
+        loss, figures = super()._part_losses(alone, ids, description_counts)
         criterion: Any = self.model.criteria["fused"]
         gap = (swapped.diagonal() - own.diagonal()) * criterion.contrastive_loss.scale
         return loss + self.weight * F.softplus(gap).mean(), figures
@@ -141,7 +161,7 @@ class SwappingTask(RetrievalTask):
 
 def pixels(size: int = 224, head: str = "slimming", ratio: Mapping[str, float] = FREE, **slimming: Any) -> Change:
     """One head on the first weights of the encoders, trained by pixels alone."""
-    own = {"dense": "none", **slimming} if head not in ("mean", "per-word") else {}
+    own = {} if head == "mean" or head.startswith("per-word") else {"dense": "none", **slimming}
 
     def change(recipe: RunConfig) -> RunConfig:
         epochs = min(recipe.train.epochs, EPOCHS if size < 300 else LARGE_EPOCHS)
@@ -189,6 +209,8 @@ ROWS: dict[str, Variant] = {
     "swapped": Variant("half, sampled; captions with one object swapped", pixels(head="swapped", decision="gumbel")),
     "salient": Variant("half, patches like CLS before others", pixels(head="salient")),
     "per-word": Variant("five patches per word", pixels(head="per-word")),
+    "per-word-1": Variant("the nearest patch of each word", pixels(head="per-word-1")),
+    "per-word-20": Variant("twenty patches per word", pixels(head="per-word-20")),
     "336-mean": Variant("336 px: mean", pixels(336, head="mean")),
     "336-keep-all": Variant("336 px: no patch is left out", pixels(336, sparse_ratio=1.0)),
     "336-random": Variant("336 px: half at random", pixels(336, scoring="random")),

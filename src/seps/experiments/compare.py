@@ -16,9 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from seps.experiments.suites import suite_with_own_rows
+from seps.metrics import metrics_from_ranks, ranks, rsum_by_image
 from seps.nn.known import evaluating
 from seps.retrieval.config import Protocol, RunConfig
-from seps.retrieval.eval.evaluate import evaluate
+from seps.retrieval.data import RetrievalDataset
+from seps.retrieval.data.streams import Pixels
+from seps.retrieval.eval.evaluate import check_evaluation, score_dataset
 from seps.retrieval.heads import ImageFeatures, SlimmingHead, TextFeatures
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import begin
@@ -98,18 +101,29 @@ def _measure(task: RetrievalTask, run_dir: Path, shared: SharedData, device: tor
     model.to(device).eval()
     if config.choose_trust and model.description_weight is not None:
         choose_description_weight(model, shared.dev, shared.dev_pixels)
-    rsums = {
-        f"{part.split}/{protocol}": evaluate(model, part, protocol, pixels=shown).metrics.rsum
+    found = {
+        f"{part.split}/{protocol}": _rsum(model, part, protocol, shown)
         for part, shown in zip(shared.dev, shared.dev_pixels, strict=True)
         for protocol in protocols_for(model)
     }
     return {
-        "rsum": rsums,
+        "rsum": {key: rsum for key, (rsum, _) in found.items()},
+        "by_image": {key: images for key, (_, images) in found.items()},
         "trust": model.description_weight,
         **summary_of_training(run_dir),
         "gradient": gradient_at_patches(task, device),
         "kept_at_test": kept_at_test(task, device),
     }
+
+
+def _rsum(
+    model: RetrievalModel, part: RetrievalDataset, protocol: Protocol, pixels: Pixels
+) -> tuple[float, list[float]]:
+    """rSum, and what each image adds to it: so that two rows can be compared image by image."""
+    scores = score_dataset(model, part, check_evaluation(part, protocol, model=model), pixels=pixels)
+    i2t, t2i = ranks(scores, part.image_of_caption)
+    images = rsum_by_image(i2t, t2i, part.image_of_caption)
+    return metrics_from_ranks(i2t, t2i).rsum, [round(value, 2) for value in images.tolist()]
 
 
 def gradient_at_patches(task: RetrievalTask, device: torch.device | str) -> dict[str, float] | None:

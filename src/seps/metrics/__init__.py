@@ -8,6 +8,7 @@ from .recall import (
     ranks,
     ranks_chunked,
     recall,
+    rsum_by_image,
 )
 from .reid import ReidMetrics, cmc_map, reid_metrics
 from .rerank import rerank
@@ -28,5 +29,6 @@ __all__ = [
     "reid_metrics",
     "rerank",
     "roc",
+    "rsum_by_image",
     "threshold_at",
 ]

@@ -184,6 +184,20 @@ def five_fold(
     )
 
 
+def rsum_by_image(i2t: Tensor, t2i: Tensor, image_of_caption: Array, *, ks: Sequence[int] = (1, 5, 10)) -> Tensor:
+    """(I,) float64: what each image and its captions add to rSum, scaled so that the mean over the images is rSum.
+
+    i2t (I,), t2i (T,): as `ranks` gives them. For comparing two models image by image. An image without captions adds
+    nothing.
+    """
+    cuts = torch.tensor(list(ks), device=i2t.device)
+    asked = i2t >= 0
+    found = ((i2t[:, None] < cuts).sum(dim=1) * asked).double() * (len(i2t) / max(1, int(asked.sum())))
+    owners = _owners(image_of_caption, len(t2i), len(i2t), t2i.device)
+    hits = (t2i[:, None] < cuts).sum(dim=1).double() * (len(i2t) / len(t2i))
+    return 100 * found.index_add(0, owners, hits)
+
+
 def _owners(image_of_caption: Array, captions: int, images: int, device: torch.device) -> Tensor:
     owners = labels("image_of_caption", image_of_caption, captions, device)
     low, high = int(owners.min()), int(owners.max())
