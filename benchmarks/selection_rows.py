@@ -109,13 +109,6 @@ class PerWordHead(Head):
         return 3 * super().bytes_per_image(images, texts)
 
 
-@register_head("per-word-1")
-class NearestPatchHead(PerWordHead):
-    """Every word selects the one patch that is nearest to it (MaxSim)."""
-
-    count = 1
-
-
 @register_head("per-word-20")
 class TwentyPatchesHead(PerWordHead):
     """Every word selects twenty patches."""
@@ -161,7 +154,7 @@ class SwappingTask(RetrievalTask):
 
 def pixels(size: int = 224, head: str = "slimming", ratio: Mapping[str, float] = FREE, **slimming: Any) -> Change:
     """One head on the first weights of the encoders, trained by pixels alone."""
-    own = {} if head == "mean" or head.startswith("per-word") else {"dense": "none", **slimming}
+    own = {} if head in ("mean", "per-word", "per-word-20") else {"dense": "none", **slimming}
 
     def change(recipe: RunConfig) -> RunConfig:
         epochs = min(recipe.train.epochs, EPOCHS if size < 300 else LARGE_EPOCHS)
@@ -209,7 +202,7 @@ ROWS: dict[str, Variant] = {
     "swapped": Variant("half, sampled; captions with one object swapped", pixels(head="swapped", decision="gumbel")),
     "salient": Variant("half, patches like CLS before others", pixels(head="salient")),
     "per-word": Variant("five patches per word", pixels(head="per-word")),
-    "per-word-1": Variant("the nearest patch of each word", pixels(head="per-word-1")),
+    "maxsim": Variant("the nearest patch of each word (head `maxsim`)", pixels(head="maxsim")),
     "per-word-20": Variant("twenty patches per word", pixels(head="per-word-20")),
     "336-mean": Variant("336 px: mean", pixels(336, head="mean")),
     "336-keep-all": Variant("336 px: no patch is left out", pixels(336, sparse_ratio=1.0)),

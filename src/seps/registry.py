@@ -36,7 +36,7 @@ BUILT_IN: dict[str, tuple[str, ...]] = {
     "aggregation": ("single", "dual"),
     "alignment": ("mean", "topk"),
     "guide": ("image", "caption", "dense"),
-    "head": ("slimming", "mean", "scan-t2i", "scan-i2t", "scan", "description"),
+    "head": ("slimming", "maxsim", "mean", "scan-t2i", "scan-i2t", "scan", "description"),
     "vision encoder": ("mini",),
     "text encoder": ("mini",),
     "row": (),

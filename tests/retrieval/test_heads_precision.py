@@ -9,7 +9,7 @@ import seps
 from seps.retrieval.heads import ImageFeatures, TextFeatures, make_head
 
 
-@pytest.mark.parametrize("kind", ["mean", "scan", "scan-t2i", "scan-i2t", "description"])
+@pytest.mark.parametrize("kind", ["mean", "maxsim", "scan", "scan-t2i", "scan-i2t", "description"])
 def test_baselines_are_the_same_under_autocast(kind):
     head = make_head(kind, 1, seps.SlimmingConfig(embed_size=64, num_patches=9))
     words_valid = torch.arange(5) < torch.tensor([[5], [2], [3]])

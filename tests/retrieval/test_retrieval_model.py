@@ -10,11 +10,12 @@ import torch
 from torch.nn import functional as F
 
 from seps.cli.main import main
+from seps.config import ConfigError, SlimmingConfig
 from seps.metrics import recall
 from seps.retrieval.config import ModelConfig
 from seps.retrieval.data import load_jsonl
 from seps.retrieval.eval.evaluate import encode_images
-from seps.retrieval.heads import DescriptionHead, ImageFeatures, MeanHead, ScanHead, TextFeatures
+from seps.retrieval.heads import DescriptionHead, ImageFeatures, MaxSimHead, MeanHead, ScanHead, TextFeatures
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import ModelError, from_pretrained, pack_delta, save_pretrained, unpack_delta
 
@@ -46,6 +47,10 @@ def slow_scan(patches, words, direction):
     return F.cosine_similarity(a, seen, dim=-1).mean()
 
 
+def maxsim(**options):
+    return MaxSimHead(SlimmingConfig(embed_size=8, num_patches=6, num_prefix_tokens=1, **options))
+
+
 @pytest.mark.parametrize("direction", ["scan-t2i", "scan-i2t", "scan"])
 def test_scan_is_its_definition(direction):
     images, texts = features()
@@ -74,10 +79,73 @@ def test_mean_and_description_are_their_definitions():
             assert described[v, t].item() == pytest.approx(expected.item(), abs=1e-5)
 
 
-@pytest.mark.parametrize("head", [MeanHead(1), ScanHead(1, "scan"), DescriptionHead()])
+@pytest.mark.parametrize("head", [MeanHead(1), maxsim(), maxsim(dense="none"), ScanHead(1, "scan"), DescriptionHead()])
 def test_scores_do_not_depend_on_the_memory_budget(head):
     images, texts = features()
     torch.testing.assert_close(head.score(images, texts, memory=1), head.score(images, texts, memory=2**30))
+
+
+def slow_maxsim(tokens, words, pooled):
+    """One image, one caption: each word's nearest token, and the two means."""
+    nearest = [max(float(F.cosine_similarity(word, token, dim=0)) for token in tokens) for word in words]
+    unit = F.normalize(tokens, dim=-1)
+    return sum(nearest) / len(nearest) + pooled * F.cosine_similarity(unit.mean(0), words.mean(0), dim=0).item()
+
+
+def test_maxsim_is_its_definition():
+    """Also for the description, for an image without one, and for one of which some patches are kept."""
+    images, texts = features()
+    images.tokens[:, 1:] = F.normalize(images.tokens[:, 1:], dim=-1)
+    head = maxsim(pooled=1.5)
+    head.trust.data.fill_(0.4)
+    images.dense_mask[0] = False
+    found = head(images, texts)
+    weight = torch.sigmoid(head.trust).item()
+    for t in range(3):
+        words = texts.words[t][texts.mask[t]]
+        pixels = [slow_maxsim(image[1:], words, 1.5) for image in images.tokens]
+        described = slow_maxsim(images.dense[1], words, 1.5)
+        assert found.pixels[:, t].tolist() == pytest.approx(pixels, abs=1e-5)
+        assert found.description[1, t].item() == pytest.approx(described, abs=1e-5)
+        mixed = (1 - weight) * pixels[1] + weight * described
+        assert found.similarity[:, t].tolist() == pytest.approx([pixels[0], mixed], abs=1e-5)
+    plain = maxsim(dense="none", pooled=1.5)
+    assert plain.description_logit is None and not plain.uses_description
+    torch.testing.assert_close(plain(images, texts).similarity, found.pixels)
+    parts = head.score_parts(images, texts, memory=1)
+    for name in ("similarity", "pixels", "description", "described"):
+        torch.testing.assert_close(getattr(parts, name), getattr(found, name), msg=name)
+
+
+@pytest.mark.parametrize(("head", "pooled"), [(MeanHead(1), 1.0), (maxsim(dense="none", pooled=2.0), 2.0)])
+def test_the_mean_is_that_of_all_patches_where_some_are_kept(head, pooled):
+    images, texts = features()
+    few = ImageFeatures(images.tokens[:, :4])
+    known = replace(few, mean=images.tokens[:, 1:].mean(dim=1))
+    change = MeanHead(1)(images, texts).similarity - MeanHead(1)(few, texts).similarity
+    expected = head(few, texts).similarity + pooled * change
+    torch.testing.assert_close(head(known, texts).similarity, expected)
+
+
+def test_options_that_maxsim_does_not_read_are_refused():
+    for slimming, said in (({"beta": 0.1}, "reads dense and pooled alone"), ({"dense": "guide"}, "'none' or 'tokens'")):
+        with pytest.raises(ConfigError, match=said):
+            config = ModelConfig(head="maxsim", slimming=slimming)
+            MaxSimHead(config.slimming_config(9, 1))
+    with pytest.raises(ConfigError, match="leave it out"):
+        ModelConfig(head="mean", slimming={"pooled": 1.0})
+
+
+def test_a_saved_maxsim_model_comes_back_with_its_weight(encoders, tmp_path):
+    torch.manual_seed(0)
+    config = ModelConfig(**encoders, embed_size=16, head="maxsim", slimming={"pooled": 1.0})
+    model = RetrievalModel(config).eval()
+    model.set_description_weight(0.3)
+    save_pretrained(model, tmp_path / "saved")
+    back = from_pretrained(tmp_path / "saved")
+    assert back.description_weight == pytest.approx(0.3)
+    assert back.head.options == {"dense": "tokens", "pooled": 1.0}
+    assert json.loads((tmp_path / "saved" / "config.json").read_text())["model"]["slimming"] == back.head.options
 
 
 def test_padding_never_changes_a_text(model):

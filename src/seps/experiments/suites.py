@@ -53,6 +53,9 @@ def published_pairing(base: RunConfig) -> RunConfig:
 
 BASELINES: Suite = {
     "mean": Variant("mean patch against mean word (VSE++ style)", whole_score(head="mean")),
+    "maxsim": Variant(
+        "every word chooses its patch (late interaction)", whole_score(head="maxsim", slimming={"dense": "none"})
+    ),
     "scan-t2i": Variant("stacked cross attention, words to patches", whole_score(head="scan-t2i")),
     "scan-i2t": Variant("stacked cross attention, patches to words", whole_score(head="scan-i2t")),
     "scan": Variant("stacked cross attention, both ways", whole_score(head="scan")),

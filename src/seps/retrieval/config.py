@@ -39,7 +39,9 @@ def _size(name: str, value: Sequence[int]) -> tuple[int, int]:
     return value[0], value[1]
 
 
-HeadKind = Literal["slimming", "mean", "scan-t2i", "scan-i2t", "scan", "description"]
+HeadKind = Literal["slimming", "maxsim", "mean", "scan-t2i", "scan-i2t", "scan", "description"]
+HEAD_OPTIONS = {"maxsim": ("dense", "pooled")}
+"""By built-in head other than "slimming" the options of `SlimmingConfig` that it reads."""
 SlimmingPreset = Literal["default", "paper", "open_source"]
 TextSampling = Literal["own", "mixed"]
 Pairing = Literal["image", "published"]
@@ -116,9 +118,12 @@ class ModelConfig:
         if self.image_size is not None:
             object.__setattr__(self, "image_size", _size("image_size", self.image_size))
         require(isinstance(self.slimming, Mapping), f"slimming is {self.slimming!r}; give options by name.")
+        read = HEAD_OPTIONS.get(str(self.head), ())
+        unread = {name: value for name, value in self.slimming.items() if name not in read}
+        only = f" It reads {' and '.join(read)} alone." if read else ""
         require(
-            self.head == "slimming" or not self.slimming or self.head not in BUILT_IN["head"],
-            f"slimming={dict(self.slimming)} has no effect with head={self.head!r}; leave it out.",
+            self.head == "slimming" or self.head not in BUILT_IN["head"] or not unread,
+            f"slimming={unread} has no effect with head={self.head!r}; leave it out.{only}",
         )
         self._check_slimming()
 

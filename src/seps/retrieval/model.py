@@ -167,18 +167,18 @@ class RetrievalModel(nn.Module):
     @property
     def description_weight(self) -> float | None:
         """Weight of the description in the score, where the head has one."""
-        if isinstance(self.head, SlimmingHead) and self.head.net.config.dense == "tokens":
-            return float(self.head.net.description_weight.detach())
-        return None
+        logit = self.head.description_logit
+        return None if logit is None else float(torch.sigmoid(logit.detach().float()))
 
     def set_description_weight(self, weight: float) -> None:
         """Set the weight of the description, in (0, 1). Raises ValueError outside, or where the head has none."""
         if not 0 < weight < 1:
             raise ValueError(f"The weight of the description must lie between 0 and 1; got {weight!r}.")
-        if not (isinstance(self.head, SlimmingHead) and self.head.net.config.dense == "tokens"):
+        logit = self.head.description_logit
+        if logit is None:
             raise ValueError(f"This model (head {self.config.head!r}) has no weight of the description to set.")
         with torch.no_grad():
-            self.head.net.trust.fill_(torch.logit(torch.tensor(weight)).item())
+            logit.fill_(torch.logit(torch.tensor(weight)).item())
 
     trust, set_trust = description_weight, set_description_weight
     """Former names."""

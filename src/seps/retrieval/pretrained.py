@@ -146,10 +146,9 @@ def _save_whole_encoders(model: RetrievalModel, folder: Path) -> dict[str, str]:
 def resolved(model: RetrievalModel) -> dict[str, Any]:
     """The model's configuration with every option of its head spelt out, so that no later default changes it."""
     values = dataclasses.asdict(model.config)
-    if isinstance(model.head, SlimmingHead):
-        options = dataclasses.asdict(model.head.net.config)
-        from_encoder = ("embed_size", "num_patches", "num_prefix_tokens")
-        values["slimming"] = {name: value for name, value in options.items() if name not in from_encoder}
+    from_encoder = ("embed_size", "num_patches", "num_prefix_tokens")
+    if model.head.options:
+        values["slimming"] = {name: value for name, value in model.head.options.items() if name not in from_encoder}
     return values
 
 

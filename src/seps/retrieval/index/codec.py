@@ -350,7 +350,7 @@ class StoredScorer:
             return texts.words.new_full((len(images.features.tokens), len(texts.words)), -self.model.head.score_range)
         memory = scoring_memory(images.features.tokens.device, SCORING_MEMORY)
         if self.net is None:
-            return self.model.score(images.features, texts, memory=memory)
+            return self.model.score(replace(images.features, mean=images.mean), texts, memory=memory)
         if len(texts.words) == 1 and why_not_fast(self.net) is None:
             # `score_state` prepares for many captions; for a single one `score_text` is several times faster.
             length = int(texts.mask[0].sum())

@@ -21,12 +21,12 @@ from seps.retrieval.data import RetrievalDataset
 from seps.retrieval.data.streams import Pixels
 from seps.retrieval.eval.encoding import encode_guides, encode_images
 from seps.retrieval.eval.evaluate import evaluate_each
-from seps.retrieval.heads import Head, ImageFeatures, SlimmingHead
+from seps.retrieval.heads import Head, ImageFeatures
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import begin, check_save, from_pretrained, own_parts, resolved, save_pretrained
 from seps.retrieval.train.data import load_sets, read_data
 from seps.retrieval.train.task import RetrievalTask
-from seps.scoring import score_with_gradient
+from seps.scoring.blocks import scoring_memory
 from seps.training import CheckpointError, DistributedInfo, TrainResult, find_checkpoint, train
 from seps.training.checkpoint import Log
 from seps.training.tracking import Progress
@@ -194,7 +194,7 @@ def choose_description_weight(
 
     None, and the weight stays, where no dev set has a description: all weights would be equally good.
     """
-    if not isinstance(model.head, SlimmingHead):
+    if model.head.description_logit is None:
         raise ValueError(f"head {model.config.head!r} has no weight of the description to choose.")
     totals = dict.fromkeys(WEIGHTS_TRIED, 0.0)
     compared = False
@@ -204,23 +204,15 @@ def choose_description_weight(
         texts = model.encode_texts(data.captions)
         tokens = encode_images(model, data, pixels=pixels[i] if pixels else None)
         images = ImageFeatures(tokens, *model.encode_descriptions(data.dense), guides=encode_guides(model, data))
-        scored = score_with_gradient(
-            model.head.net,
-            images.tokens,
-            texts.words,
-            texts.lengths,
-            dense=images.dense,
-            dense_lengths=images.dense_lengths,
-            guides=images.guides,
-        )
-        if scored.patches is None or scored.description is None:
+        scored = model.head.score_parts(images, texts, memory=scoring_memory(tokens.device))
+        if scored.pixels is None or scored.description is None:
             continue
         compared = True
         for weight in WEIGHTS_TRIED:
-            mixed = (1 - weight) * scored.patches + weight * scored.description
+            mixed = (1 - weight) * scored.pixels + weight * scored.description
             if scored.described is not None:
                 # As in the score itself: an image without description is judged by its patches alone.
-                mixed = torch.where(scored.described[:, None], mixed, scored.patches)
+                mixed = torch.where(scored.described[:, None], mixed, scored.pixels)
             totals[weight] += recall(mixed, data.image_of_caption).rsum
     if not compared:
         return None

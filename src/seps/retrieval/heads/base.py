@@ -1,0 +1,152 @@
+"""What every head takes and gives: features of images and captions, scores, and the class `Head`.
+
+Shapes: B images, T texts, P prefix tokens, N patches, M words, L words of a description, C width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from seps.nn.checks import InputError
+from seps.training.batches import map_tensors
+
+
+@dataclass
+class ImageFeatures:
+    """Images in the joint space, each with its own description (if any)."""
+
+    tokens: Tensor
+    """(B, P + N, C)."""
+    dense: Tensor | None = None
+    """(B, L, C) words of each image's description."""
+    dense_mask: Tensor | None = None
+    """(B, L) bool; a row without any True is an image without description."""
+    guides: Mapping[str, Tensor] | None = None
+    """By name of a guide (`Head.guides`): (B, its width), zeros for an image without it."""
+    mean: Tensor | None = None
+    """(B, C) mean of all patches, where `tokens` hold some of them; None: they hold all."""
+
+    def rows(self, start: int, stop: int) -> ImageFeatures:
+        """Images `start` to `stop`."""
+        part: ImageFeatures = map_tensors(self, itemgetter(slice(start, stop)))
+        return part
+
+    def mean_patch(self, num_prefix_tokens: int) -> Tensor:
+        """(B, C) float32 mean of all patches at length one."""
+        mean = self.tokens[:, num_prefix_tokens:].float().mean(dim=1) if self.mean is None else self.mean.float()
+        return F.normalize(mean, dim=-1)
+
+    @property
+    def dense_lengths(self) -> Tensor | None:
+        """(B,) valid words of each description."""
+        return None if self.dense_mask is None else self.dense_mask.sum(dim=1)
+
+
+@dataclass
+class TextFeatures:
+    """Captions in the joint space. No description is, or can be put, here."""
+
+    words: Tensor
+    """(T, M, C)."""
+    mask: Tensor
+    """(T, M) bool."""
+    counts: Sequence[int] | None = None
+    """Valid words of each as numbers, where the caller knows them: to read them from a GPU is to wait for it."""
+
+    @property
+    def lengths(self) -> Tensor:
+        """(T,) valid words of each caption."""
+        return self.mask.sum(dim=1)
+
+    @property
+    def known_lengths(self) -> Tensor | Sequence[int]:
+        """The same, as numbers where they are known."""
+        return self.lengths if self.counts is None else self.counts
+
+
+@dataclass
+class Scores:
+    """Similarities (B, T), the parts they are made of, and the decisions of a slimming head."""
+
+    similarity: Tensor
+    pixels: Tensor | None = None
+    description: Tensor | None = None
+    """(B, T); rows of images without description (`described`) are computed on padding and mean nothing."""
+    described: Tensor | None = None
+    """(B,) bool; None where no description came, or every image has one."""
+    masks: tuple[Tensor, ...] = ()
+
+
+def checked_scores(head: Head, found: object, images: ImageFeatures, texts: TextFeatures) -> Scores:
+    """What a head's `forward` returned. Raises InputError where that is no `Scores` of these images and texts."""
+    shape = (images.tokens.shape[0], texts.words.shape[0])
+    if isinstance(found, Scores) and isinstance(found.similarity, Tensor) and tuple(found.similarity.shape) == shape:
+        return found
+    came = type(found).__name__
+    if isinstance(found, Scores):
+        came += f" of {tuple(getattr(found.similarity, 'shape', ()))}"
+    raise InputError(
+        f"The head {type(head).__name__} must return a seps.retrieval.heads.Scores with the similarities {shape} of "
+        f"images and texts, and returned a {came}."
+    )
+
+
+class Head(nn.Module):
+    """A way to score. `forward` carries gradients; `score` does not and is cut to a memory budget."""
+
+    uses_pixels = True
+    uses_description = False
+    score_range = 1.0
+    """The largest possible score: losses with a temperature take it relative to this."""
+    learns_number = False
+    """Whether it learns how many patches to keep; that number is then reported while it trains."""
+    guides: tuple[str, ...] = ()
+    """Names of the guides whose vectors come with the images, in `ImageFeatures.guides`."""
+
+    def forward(self, images: ImageFeatures, texts: TextFeatures, *, want_masks: bool = False) -> Scores:
+        """Similarities of every image with every caption, with gradients."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def score(self, images: ImageFeatures, texts: TextFeatures, *, memory: int) -> Tensor:
+        """Similarities (B, T) float32 of every image with every caption."""
+        return torch.cat([scores.similarity for scores in self._blocks(images, texts, memory)]).float()
+
+    @torch.no_grad()
+    def score_parts(self, images: ImageFeatures, texts: TextFeatures, *, memory: int) -> Scores:
+        """`score`, with the parts by pixels and by description beside it."""
+        blocks = list(self._blocks(images, texts, memory))
+
+        def joined(name: str) -> Tensor | None:
+            found = [getattr(block, name) for block in blocks]
+            return None if any(part is None for part in found) else torch.cat(found)
+
+        similarity = torch.cat([block.similarity for block in blocks])
+        return Scores(similarity, joined("pixels"), joined("description"), joined("described"))
+
+    def _blocks(self, images: ImageFeatures, texts: TextFeatures, memory: int) -> Iterator[Scores]:
+        step = max(1, memory // max(1, self.bytes_per_image(images, texts)))
+        for start in range(0, images.tokens.shape[0], step):
+            part = images.rows(start, start + step)
+            yield checked_scores(self, self(part, texts), part, texts)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of `SlimmingConfig` that this head reads, with their values."""
+        return {}
+
+    @property
+    def description_logit(self) -> Tensor | None:
+        """Logit of the description's weight g in S = (1 - g) S_patches + g S_words; None where S has no such parts."""
+        return None
+
+    def bytes_per_image(self, images: ImageFeatures, texts: TextFeatures) -> int:
+        """Memory that one image takes beside all captions."""
+        return 4 * texts.words.shape[0] * texts.words.shape[1] * (images.tokens.shape[1] + 8)
