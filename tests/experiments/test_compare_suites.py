@@ -250,6 +250,11 @@ def test_one_process_gives_what_two_give(shared, encoders, scenes, dev_scenes, t
         (outcome,) = workers.run(trials)
     assert outcome.result is not None and outcome.result["rsum"] == alone["rsum"]
     assert 0 < alone["trust"] < 1 and alone["loss"] == outcome.result["loss"]
+    assert set(alone["by_image"]) == set(alone["rsum"])
+    for key, images in alone["by_image"].items():
+        assert len(images) == len(shared.dev[0]) and sum(images) / len(images) == pytest.approx(
+            alone["rsum"][key], abs=0.01
+        )
 
 
 def test_a_loss_that_is_not_finite_is_a_result(shared, tmp_path, monkeypatch):

@@ -84,13 +84,14 @@ def summarise(results: Sequence[Result], suite: Suite) -> dict[str, dict[str, Fi
     table: dict[str, dict[str, Figure]] = {}
     for name in suite:
         mine = [result for result in results if result["name"] == name]
-        keys = sorted({key for result in mine for key in result["rsum"]}, key=_place)
+        keys = sorted({key for result in mine for key in result["rsum"]}, key=key_order)
         if mine:
             table[name] = {key: Figure({r["seed"]: r["rsum"][key] for r in mine if key in r["rsum"]}) for key in keys}
     return table
 
 
-def _place(key: str) -> tuple[str, int]:
+def key_order(key: str) -> tuple[str, int]:
+    """Where "split/protocol" stands among the columns."""
     split, protocol = key.rsplit("/", 1)
     return split, PROTOCOLS.index(protocol)
 
@@ -118,13 +119,16 @@ def _legend(results: Sequence[Result]) -> str:
 def _plain(table: Mapping[str, Mapping[str, Figure]], suite: Suite) -> str:
     """One line per variant and protocol, one column per data set."""
     splits = sorted({key.rsplit("/", 1)[0] for figures in table.values() for key in figures})
-    lines = [_row(["model", "protocol", *(f"rSum {split}" for split in splits)]), _row(["---"] * (2 + len(splits)))]
+    lines = [
+        table_row(["model", "protocol", *(f"rSum {split}" for split in splits)]),
+        table_row(["---"] * (2 + len(splits))),
+    ]
     for name, figures in table.items():
         for protocol in PROTOCOLS:
             cells = [figures.get(f"{split}/{protocol}") for split in splits]
             if any(cells):
                 shown = [_with_spread(f"{cell.mean:.1f}", cell, " ") if cell else "" for cell in cells]
-                lines.append(_row([f"**{name}**: {suite[name].title}", protocol, *shown]))
+                lines.append(table_row([f"**{name}**: {suite[name].title}", protocol, *shown]))
     return "\n".join(lines) + "\n"
 
 
@@ -141,10 +145,10 @@ def _group(group: str, table: Mapping[str, Mapping[str, Figure]], results: Seque
     names = rows_of(group, table, suite)
     if not names:
         return ""
-    keys = sorted({key for name in names for key in table[name]}, key=_place)
+    keys = sorted({key for name in names for key in table[name]}, key=key_order)
     keys = [key for key in keys if not key.endswith("/published") or _compared(key, names, table, suite)]
     head = ["row", "differs from", *(key.replace("/", ", ") for key in keys), "ms a step", "parameters", "seeds"]
-    lines = [f"### {group}", "", _row(head), _row(["---"] * len(head))]
+    lines = [f"### {group}", "", table_row(head), table_row(["---"] * len(head))]
     for name in names:
         own = suite[name].group == group
         reference = suite[name].reference if own else None
@@ -153,7 +157,7 @@ def _group(group: str, table: Mapping[str, Mapping[str, Figure]], results: Seque
         cells = [_cell(table[name].get(key), against.get(key)) for key in keys]
         step = _mean(mine, lambda result: result.get("step_ms"))
         lines.append(
-            _row(
+            table_row(
                 [
                     f"**{name}**: {suite[name].title}",
                     reference or "",
@@ -205,10 +209,10 @@ def _training(table: Mapping[str, Any], results: Sequence[Result], suite: Suite)
         "ratio loss": lambda mine: _moved(mine, "ratio"),
         "not finite": lambda mine: str(sum(r.get("nonfinite") is not None for r in mine) or ""),
     }
-    lines = ["### what training did", "", _row(["row", *columns]), _row(["---"] * (1 + len(columns)))]
+    lines = ["### what training did", "", table_row(["row", *columns]), table_row(["---"] * (1 + len(columns)))]
     for name in table:
         mine = [result for result in results if result["name"] == name]
-        lines.append(_row([name, *(show(mine) for show in columns.values())]))
+        lines.append(table_row([name, *(show(mine) for show in columns.values())]))
     return "\n".join(lines) + "\n"
 
 
@@ -230,7 +234,8 @@ def _moved(results: Sequence[Result], name: str) -> str:
     return f"{first:.3f} → {last:.3f}"
 
 
-def _row(cells: Sequence[str]) -> str:
+def table_row(cells: Sequence[str]) -> str:
+    """One line of a Markdown table."""
     return f"| {' | '.join(cells)} |"
 
 

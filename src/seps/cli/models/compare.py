@@ -39,11 +39,12 @@ def run(options: argparse.Namespace) -> int:
     load_plugins(options.plugin)
     suite = suite_with_own_rows(options.suite)
     names = options.only or list(suite)
-    unknown = [name for name in names if name not in suite]
-    if unknown:
-        raise ValueError(
-            f"--only {' '.join(unknown)}: suite {options.suite} has no such entry, only {', '.join(suite)}."
-        )
+    for option, given in (("--only", names), ("--against", options.against)):
+        unknown = [name for name in given if name not in suite]
+        if unknown:
+            raise ValueError(
+                f"{option} {' '.join(unknown)}: suite {options.suite} has no such entry, only {', '.join(suite)}."
+            )
     out = Path(options.out)
     if options.report and not any(result["name"] in suite for result in finished(out / "results.jsonl")):
         raise ValueError(
@@ -60,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
             Trial(options.suite, name, seed) for seed in options.seeds for name in names if (name, seed) not in done
         ]
         failed = _run_trials(options, trials, out) if trials else 0
-    _report(options.suite, out)
+    _report(options.suite, out, options.against, names)
     return EXIT_USER_ERROR if failed else 0
 
 
@@ -73,6 +74,13 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--dev", nargs="+", help="JSONL files to measure on")
     parser.add_argument("--out", type=output_folder, required=True, help="folder of the results")
     parser.add_argument("--only", nargs="+", metavar="ENTRY", help="entries to run; default: all of the suite")
+    parser.add_argument(
+        "--against",
+        nargs="+",
+        default=[],
+        metavar="ENTRY",
+        help="entries that those of --only are compared with, image by image, with p of a paired bootstrap",
+    )
     add_plugins(parser)
     parser.add_argument("--seeds", type=non_negative, nargs="+", default=[0, 1, 2])
     parser.add_argument("--processes", type=positive, default=1, help="runs at a time, each in a process of its own")
@@ -180,12 +188,15 @@ def _outcomes(options: argparse.Namespace, trials: Sequence[Trial], out: Path) -
             path.unlink(missing_ok=True)
 
 
-def _report(name: str, out: Path) -> None:
+def _report(name: str, out: Path, others: Sequence[str], rows: Sequence[str]) -> None:
+    from seps.experiments.paired import against
     from seps.experiments.report import finished, markdown, plot_differences
     from seps.experiments.suites import suite_with_own_rows
 
     results, suite = finished(out / "results.jsonl"), suite_with_own_rows(name)
     table = markdown(results, suite)
+    if others:
+        table += "\n" + against(results, rows, others)
     write_text(out / "table.md", table)
     print(table)
     if plot_differences(results, suite, out / "plot.png"):
