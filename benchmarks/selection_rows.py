@@ -218,6 +218,7 @@ ROWS: dict[str, Variant] = {
     "336-top-half": Variant("336 px: the half that image and caption choose", pixels(336)),
     "336-no-own": Variant("336 px: half, without the image's own guide", pixels(336, own_guide=0.0)),
     "336-top-tenth": Variant("336 px: a tenth", pixels(336, sparse_ratio=0.1)),
+    "336-maxsim": Variant("336 px: the nearest patch of each word", pixels(336, head="maxsim")),
     "336-per-word": Variant("336 px: five patches per word", pixels(336, head="per-word")),
     "fast-control": Variant("base, trained on", onward()),
     "fast-196": Variant("base at 196 px", onward(196)),
