@@ -26,7 +26,7 @@ for name, row in ROWS.items():
     config = row.change(RunConfig(model=ModelConfig(**encoders, embed_size=16), train=train))
     size = config.model.image_size
     # The pictures of the tests are small, and so are the encoders.
-    config = replace(config, model=replace(config.model, image_size=(32, 32)))
+    config = replace(config, model=replace(config.model, image_size=(64, 64)))
     torch.manual_seed(0)
     model = RetrievalModel(config.model)
     task = task_of(model, config, load_jsonl(scenes), [])
