@@ -86,10 +86,11 @@ class ModelConfig:
     embed_size: int = 384
     """Width of the joint space."""
     head: HeadKind | str = "slimming"
-    """How images and captions are scored; also the name of a head of your own (`seps.register_head`)."""
+    """How images and captions are scored: "slimming", the method; "maxsim", every word by the patch nearest to it;
+    "mean", "scan-t2i", "scan-i2t", "scan", "description": baselines; or a head of your own (`seps.register_head`)."""
     preset: SlimmingPreset = "default"
     slimming: Mapping[str, Any] = field(default_factory=dict)
-    """Options of `SlimmingConfig` that differ from the preset's (head="slimming")."""
+    """Options of `SlimmingConfig` that differ from the preset's (head="slimming"; "maxsim" reads dense and pooled)."""
     max_words: int = 48
     """Longest caption in tokens; longer ones are cut."""
     max_dense_words: int = 200

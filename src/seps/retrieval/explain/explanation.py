@@ -1,9 +1,9 @@
-"""Explanations of scores: the shares of `seps.nn.attribution` by words of the caption and the description."""
+"""Explanations of scores: shares (`seps.nn.attribution`, `maxsim`) by words of the caption and the description."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -11,9 +11,9 @@ from torch import Tensor
 
 from seps.encoders.text import TextBatch
 from seps.nn.attribution import Shares, shares
-from seps.nn.image_side import ImageSide
 from seps.nn.slimming import PatchSlimming
-from seps.retrieval.heads import ImageFeatures, SlimmingHead
+from seps.retrieval.explain.maxsim import maxsim_shares
+from seps.retrieval.heads import Head, ImageFeatures, MaxSimHead, SlimmingHead
 from seps.retrieval.index.codec import StoredImages, StoredScorer, segment_ids
 from seps.retrieval.index.zeroshot import ZeroShotModel
 from seps.retrieval.model import RetrievalModel
@@ -107,12 +107,12 @@ class Explainer:
     def __init__(self, model: RetrievalModel | ZeroShotModel, scorer: StoredScorer | None = None) -> None:
         if isinstance(model, ZeroShotModel):
             raise ValueError("Scores of a dual encoder are explained by ZeroShotExplainer.")
-        if not isinstance(model.head, SlimmingHead):
+        if not isinstance(model.head, SlimmingHead | MaxSimHead):
             raise ValueError(
-                f"The model's head is {model.config.head!r}, which selects no patches; explanations need 'slimming'."
+                f"The model's head is {model.config.head!r}, which selects no patches; explanations need 'slimming' or "
+                "'maxsim'."
             )
         self.model = model
-        self.net = model.head.net
         self.scorer = scorer
         self.grid = model.vision.grid_for(*model.image_size)
 
@@ -129,10 +129,7 @@ class Explainer:
             features.dense, features.dense_mask = self.model.encode_descriptions([dense])
         if guides:
             features.guides = {name: vector[None].to(self.model.device) for name, vector in guides.items()}
-        side = self.net.encode_images(
-            features.tokens, dense=features.dense, dense_lengths=features.dense_lengths, guides=features.guides
-        )
-        found = self._explain(self.net, side, caption, dense)
+        found = self._explain(self._taken_apart(features), caption, dense)
         if features.dense is None and self.model.head.uses_description:
             found.note = (
                 "No description of the picture took part: a store that holds one gives the picture another score."
@@ -142,17 +139,42 @@ class Explainer:
     @torch.no_grad()
     def stored(self, image: StoredImages, caption: str, description: str | None) -> Explanation:
         """Explain one image of a store, from what the store holds of it."""
-        if self.scorer is None or self.scorer.net is None:
+        if self.scorer is None:
             raise ValueError("This explainer was made without the scorer of a store.")
-        found = self._explain(self.scorer.net, self.scorer.side(image), caption, description, image)
+        found = self._explain(self._taken_apart(image.features, image), caption, description, image)
         if description is None and self.model.head.uses_description:
             found.note = "The store holds no description of this picture: its score is that of its pixels alone."
         return found
 
+    def _taken_apart(self, features: ImageFeatures, image: StoredImages | None = None) -> Callable[[Tensor], Shares]:
+        """From the words (M, C) of a caption to the shares of this image's score; `image` is its state in a store."""
+        head: Head = self.model.head
+        cells = self._cells(image)
+        if isinstance(head, MaxSimHead):
+            seen = features if image is None else replace(features, mean=image.mean)
+            return lambda words: maxsim_shares(head, seen, words, cells)
+        assert isinstance(head, SlimmingHead)
+        net: PatchSlimming = head.net
+        if image is not None and self.scorer is not None and self.scorer.net is not None:
+            net, side = self.scorer.net, self.scorer.side(image)
+        else:
+            side = net.encode_images(
+                features.tokens, dense=features.dense, dense_lengths=features.dense_lengths, guides=features.guides
+            )
+        mean = None if image is None else image.mean
+        length = None if mean is None else cells * float(mean[0].norm())
+        return lambda words: shares(net, side, words, length)
+
+    def _grid(self, image: StoredImages | None) -> tuple[int, int]:
+        return self.grid if image is None or self.scorer is None else self.scorer.grid
+
+    def _cells(self, image: StoredImages | None) -> int:
+        rows, columns = self._grid(image)
+        return rows * columns
+
     def _explain(
         self,
-        net: PatchSlimming,
-        side: ImageSide,
+        taken_apart: Callable[[Tensor], Shares],
         caption: str,
         description: str | None,
         image: StoredImages | None = None,
@@ -163,14 +185,11 @@ class Explainer:
         words = self.model.encode_texts([caption.strip()])
         tokens = _tokens(self.model, batch, self.model.config.max_words)
         length = len(tokens)
-        grid = self.grid if image is None or self.scorer is None else self.scorer.grid
-        cells = grid[0] * grid[1]
-        places, mean_length = torch.arange(cells), None
-        if image is not None and image.mean is not None:
-            mean_length = cells * float(image.mean[0].norm())
+        grid, cells = self._grid(image), self._cells(image)
+        places = torch.arange(cells)
         if image is not None and image.positions is not None:
             places = image.positions[0].cpu()
-        found = shares(net, side, words.words[0, :length], mean_length)
+        found = taken_apart(words.words[0, :length])
         stored = torch.zeros(cells, dtype=torch.bool)
         stored[places] = True
         return Explanation(
