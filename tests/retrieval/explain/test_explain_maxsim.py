@@ -82,3 +82,7 @@ def test_a_store_is_explained_with_the_score_of_its_search(tmp_path: Path, capsy
         tokens = model.encode_pixels(pixels[None].float() / 255)
     score = float(model.score(ImageFeatures(tokens), model.encode_texts([QUERY])))
     assert json.loads(capsys.readouterr().out)["score"] == pytest.approx(score, abs=1e-4)
+    assert call(whole[0], [*whole[1:-1], "-o", str(tmp_path / "why.png")]) == 0
+    said = capsys.readouterr().out
+    assert "of 9 patches chosen by words" in said and "unbelievable" in said and "dual encoder" not in said
+    assert (tmp_path / "why.png").stat().st_size > 1000

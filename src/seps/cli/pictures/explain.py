@@ -67,12 +67,13 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print_json(explanation.as_dict(), None)
         return 0
-    if explanation.groups:
+    if not explanation.whole_sentence:
         named, others = explanation.shown_words
         words = [(printable(part.word), part.contribution) for part in named]
         words += [("(other words)", sum(part.contribution for part in others))] if others else []
         words += [("(rest)", explanation.rest)] if explanation.rest else []
-        about = f"{sum(explanation.kept)} of {len(explanation.kept)} patches kept"
+        how = "kept" if explanation.groups else "chosen by words"
+        about = f"{sum(explanation.kept)} of {len(explanation.kept)} patches {how}"
     else:  # a dual encoder: its sentence is one vector, and has no words of its own
         words = [("patches", sum(explanation.patches)), ("elsewhere", explanation.elsewhere)]
         described = explanation.terms.get("description")

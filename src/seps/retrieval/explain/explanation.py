@@ -59,12 +59,13 @@ class Explanation:
     patches: list[float]
     """What each cell of the grid adds."""
     kept: list[bool]
-    """Cells whose patches the caption kept; of a dual encoder all that it sees."""
+    """Cells whose patches the caption kept, or, with head "maxsim", some word chose; of a dual encoder all that it
+    sees."""
     stored: list[bool]
     """Cells whose patches the store holds; all, unless indexing left some out. Of a dual encoder those that it sees:
     some crop the picture."""
     groups: list[list[float]]
-    """Merge weights of each group over the cells; none of a dual encoder."""
+    """Merge weights of each group over the cells; none where nothing is merged."""
     description: list[DescriptionPart]
     elsewhere: float
     """Prefix tokens, and patches left out at indexing time; of a dual encoder all that its last attention did not take
@@ -84,6 +85,9 @@ class Explanation:
     background: float = 0.0
     """Of `added`: what the bank of background queries adds, the same for every sentence; 0 outside a store, or without
     a bank."""
+
+    whole_sentence: bool = False
+    """Whether the sentence has one vector and no words of its own, as with a dual encoder."""
 
     @property
     def shown_words(self) -> tuple[list[WordPart], list[WordPart]]:

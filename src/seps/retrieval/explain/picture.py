@@ -63,14 +63,13 @@ def make_panels(explanation: Explanation, photo: Image.Image) -> list[Panel]:
     top = sum(part.contribution for part in explanation.words)
     heat = _heat(photo, explanation.patches, explanation)
     whole = Panel("all words", f"patches {sum(explanation.patches):+.3f}", heat)
-    if not explanation.groups:  # a dual encoder: nothing is selected, and the sentence is one
-        seen = Panel("seen patches", f"{kept} of {len(explanation.kept)}", _keep_overlay(explanation, photo))
-        return [seen, replace(whole, title="whole sentence")]
-    panels = [
-        Panel("kept patches", f"{kept} of {len(explanation.kept)}", _keep_overlay(explanation, photo)),
-        Panel("merged groups", f"{len(explanation.groups)} groups", _group_overlay(explanation, photo)),
-        whole,
-    ]
+    chosen = "seen" if explanation.whole_sentence else "kept" if explanation.groups else "chosen"
+    panels = [Panel(f"{chosen} patches", f"{kept} of {len(explanation.kept)}", _keep_overlay(explanation, photo))]
+    if explanation.whole_sentence:
+        return [*panels, replace(whole, title="whole sentence")]
+    if explanation.groups:
+        panels.append(Panel("merged groups", f"{len(explanation.groups)} groups", _group_overlay(explanation, photo)))
+    panels.append(whole)
 
     def panel(title: str, parts: Sequence[WordPart]) -> Panel:
         adds = sum(part.contribution for part in parts)

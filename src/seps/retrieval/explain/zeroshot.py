@@ -124,6 +124,7 @@ class ZeroShotExplainer:
             rest=rest,
             terms=terms,
             note=note,
+            whole_sentence=True,
         )
 
     def _description(self, words: Tensor, described: Tensor, text: str) -> tuple[list[DescriptionPart], float]:
