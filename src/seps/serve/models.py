@@ -158,6 +158,7 @@ class ExplanationAnswer(ImageFacts):
     )
     note: str = Field("", description="What took no part in the score; empty where nothing was left out")
     background: float = Field(0.0, description="What the bank of background queries adds, whatever the sentence")
+    whole_sentence: bool = Field(False, description="Whether the sentence has one vector, and no words of its own")
 
 
 class Picture(ImageFacts):
