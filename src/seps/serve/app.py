@@ -16,6 +16,7 @@ from fastapi.responses import HTMLResponse, Response
 import seps
 from seps.retrieval.index.search import Searcher
 from seps.serve.guard import Guard, install_errors
+from seps.serve.kept import selects_patches
 from seps.serve.models import Status
 from seps.serve.picture_routes import add_pictures
 from seps.serve.search_routes import add_search
@@ -73,7 +74,7 @@ def _add_status(app: FastAPI, service: Service) -> None:
             "grid": settings.grid,
             "version": seps.__version__,
             "explains": service.explainer is not None,
-            "keeps": searcher.scorer is not None and searcher.scorer.net is not None,
+            "keeps": selects_patches(searcher.scorer),
         }
 
 

@@ -1,4 +1,4 @@
-"""Which patches of an image a sentence keeps, without the rest of an explanation."""
+"""Which patches of an image a sentence keeps, or its words choose, without the rest of an explanation."""
 
 from __future__ import annotations
 
@@ -8,9 +8,25 @@ import torch
 
 from seps.nn.guidance import masked_mean
 from seps.nn.known import evaluating
-from seps.retrieval.heads import TextFeatures
-from seps.retrieval.index.codec import restore
+from seps.retrieval.explain.maxsim import chosen_tokens
+from seps.retrieval.heads import MaxSimHead, TextFeatures
+from seps.retrieval.index.codec import StoredImages, StoredScorer, restore
 from seps.retrieval.index.search import Searcher
+
+
+def selects_patches(scorer: StoredScorer | None) -> bool:
+    """Whether the model of a store has patches to show: a slimming head keeps some, with "maxsim" words choose some."""
+    return scorer is not None and (scorer.net is not None or isinstance(scorer.model.head, MaxSimHead))
+
+
+def _kept(scorer: StoredScorer, stored: StoredImages, query: TextFeatures) -> torch.Tensor:
+    """(N,) bool, of the patches that the store holds of one image."""
+    if scorer.net is None:
+        patches = stored.features.tokens[0, scorer.model.vision.num_prefix_tokens :].float()
+        return chosen_tokens(query.words[0][query.mask[0]], patches).any(dim=0)
+    with evaluating(scorer.net):
+        _, masks = scorer.net.image_tokens(scorer.side(stored), masked_mean(query.words, query.mask))
+    return masks[0][0] > 0.5
 
 
 @torch.no_grad()
@@ -20,17 +36,15 @@ def kept_patches(searcher: Searcher, identity: str, text: str) -> dict[str, Any]
     Raises ValueError for a model that selects no patches.
     """
     scorer, settings = searcher.scorer, searcher.store.settings
-    if scorer is None or scorer.net is None:
+    if scorer is None or not selects_patches(scorer):
         raise ValueError("The model of this store selects no patches.")
     images = searcher.store.select([identity], list(settings.state))
     if not len(images):
         return None
     stored = restore(images, settings, searcher.model.device)
     query = cast(TextFeatures, searcher.encode(text))
-    with evaluating(scorer.net):
-        _, masks = scorer.net.image_tokens(scorer.side(stored), masked_mean(query.words, query.mask))
     cells = torch.zeros(settings.grid[0] * settings.grid[1], dtype=torch.bool)
-    kept = masks[0][0].cpu() > 0.5
+    kept = _kept(scorer, stored, query).cpu()
     places = torch.arange(len(kept)) if stored.positions is None else stored.positions[0].cpu()
     cells[places[kept]] = True
     return {"grid": settings.grid, "kept": "".join("1" if cell else "0" for cell in cells.tolist())}

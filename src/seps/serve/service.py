@@ -28,7 +28,7 @@ from seps.retrieval.index.search import Hit, Searcher
 from seps.retrieval.index.store import Store, is_remote
 from seps.serve import browse
 from seps.serve.guard import AwayError
-from seps.serve.kept import kept_patches
+from seps.serve.kept import kept_patches, selects_patches
 from seps.serve.originals import NoPictureError, original
 from seps.serve.queries import KEPT_PICTURES, Asked, PictureQuery, Recent, Sort, encode_upload, explained_sentence, find
 from seps.serve.rankings import COMPARED, Entry, fold, in_order, likeness, picture_vectors
@@ -227,7 +227,7 @@ class Service:
 
     def kept(self, address: str, text: str) -> dict[str, Any]:
         """Which patches of an image a sentence keeps. Raises HTTPException 501 where the model selects none."""
-        if self.searcher.scorer is None or self.searcher.scorer.net is None:
+        if not selects_patches(self.searcher.scorer):
             raise HTTPException(501, "The model of this store selects no patches: there are none to show.")
         found = kept_patches(self.searcher, self.row(address)["id"], explained_sentence(text))
         if found is None:

@@ -20,6 +20,7 @@ from seps.retrieval.index.build import IndexOptions, index_folder
 from seps.retrieval.index.search import Searcher
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import from_pretrained, save_pretrained
+from seps.serve.kept import kept_patches, selects_patches
 from stores import gallery
 
 QUERY = "an unbelievable dog, running!"
@@ -63,6 +64,7 @@ def test_a_store_is_explained_with_the_score_of_its_search(tmp_path: Path, capsy
     options = IndexOptions(workers=2, bank=False, keep_patches=kept)
     index_folder(photos, tmp_path / "s", model, str(tmp_path / "model"), options=options)
     searcher = Searcher(tmp_path / "s", model)
+    assert selects_patches(searcher.scorer)
     hits = searcher.search(QUERY, k=4)
     for hit in hits:
         found = StoredExplainer(searcher).explain(hit.id, QUERY)
@@ -75,6 +77,8 @@ def test_a_store_is_explained_with_the_score_of_its_search(tmp_path: Path, capsy
         assert (words, image) == pytest.approx((hit.score, hit.score), abs=1e-4)
         assert sum(explanation.stored) == (kept or 9) and 1 <= sum(explanation.kept) <= sum(explanation.stored)
         assert not any(k and not s for k, s in zip(explanation.kept, explanation.stored, strict=True))
+        shown = kept_patches(searcher, hit.id, QUERY)
+        assert shown is not None and shown["kept"] == "".join(str(int(cell)) for cell in explanation.kept)
     whole = ["explain", str(photos / "p00.jpg"), QUERY, "--model", str(tmp_path / "model"), "--json"]
     assert call(whole[0], whole[1:]) == 0
     with torch.no_grad():

@@ -23,7 +23,8 @@ def maxsim_shares(head: MaxSimHead, image: ImageFeatures, words_MC: Tensor, patc
     prefix = head.config.num_prefix_tokens
     tokens = image.tokens[0, prefix:].float()  # (N, C)
     mean = tokens.mean(dim=0) if image.mean is None else image.mean[0].float()  # (C,)
-    nearest, chosen = _chosen(words_MC, tokens)  # (M, N), (M, N)
+    nearest = _aligned(words_MC, tokens)  # (M, N)
+    chosen = chosen_tokens(words_MC, tokens)  # (M, N)
     pooled = _pooled(head, words_MC, tokens, patches * mean.norm())  # (M, N)
     caption = F.normalize(words_MC.float().mean(dim=0), dim=-1)  # (C,)
     # What each word adds to the pooled cosine, also through patches that a store left out.
@@ -33,7 +34,7 @@ def maxsim_shares(head: MaxSimHead, image: ImageFeatures, words_MC: Tensor, patc
     if head.trust is not None and image.dense is not None and image.dense_mask is not None and image.dense_mask.any():
         weight = float(torch.sigmoid(head.trust.float()))
         described = F.normalize(image.dense[0, image.dense_mask[0]].float(), dim=-1)  # (L, C)
-        aligned, _ = _chosen(words_MC, described)  # (M, L)
+        aligned = _aligned(words_MC, described)  # (M, L)
         beside = _pooled(head, words_MC, described, len(described) * described.mean(dim=0).norm())  # (M, L)
         description = weight * (aligned + beside)  # (M, L)
         terms = {
@@ -57,12 +58,20 @@ def maxsim_shares(head: MaxSimHead, image: ImageFeatures, words_MC: Tensor, patc
     )
 
 
-def _chosen(words_MC: Tensor, tokens_KC: Tensor) -> tuple[Tensor, Tensor]:
-    """(M, K) what each word adds by the token nearest to it, zero elsewhere; and which that is, as booleans."""
-    cosines = F.normalize(words_MC.float(), dim=-1) @ F.normalize(tokens_KC, dim=-1).T  # (M, K)
-    chosen = torch.zeros_like(cosines, dtype=torch.bool)  # (M, K)
-    chosen[torch.arange(len(cosines)), cosines.max(dim=1).indices] = True
-    return torch.where(chosen, cosines / len(cosines), 0.0), chosen
+def chosen_tokens(words_MC: Tensor, tokens_KC: Tensor) -> Tensor:
+    """(M, K) bool: the token that is nearest to each word; of equal ones the first."""
+    places = _cosines(words_MC, tokens_KC).max(dim=1).indices  # (M,)
+    return torch.arange(len(tokens_KC), device=places.device) == places[:, None]
+
+
+def _aligned(words_MC: Tensor, tokens_KC: Tensor) -> Tensor:
+    """(M, K) what each word adds by the token that it chose, zero elsewhere."""
+    chosen = chosen_tokens(words_MC, tokens_KC)  # (M, K)
+    return torch.where(chosen, _cosines(words_MC, tokens_KC) / len(words_MC), 0.0)
+
+
+def _cosines(words_MC: Tensor, tokens_KC: Tensor) -> Tensor:
+    return F.normalize(words_MC.float(), dim=-1) @ F.normalize(tokens_KC, dim=-1).T  # (M, K)
 
 
 def _pooled(head: MaxSimHead, words_MC: Tensor, tokens_KC: Tensor, mean_length: Tensor) -> Tensor:
