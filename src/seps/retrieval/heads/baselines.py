@@ -5,6 +5,7 @@ Shapes: B images, T texts, P prefix tokens, N patches, M words, K tokens, L word
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -61,31 +62,60 @@ class MaxSimHead(Head):
 
     def forward(self, images: ImageFeatures, texts: TextFeatures, *, want_masks: bool = False) -> Scores:
         """See `Head.forward`."""
+        return self._scores(images, texts, _mean_nearest)
+
+    def _blocks(self, images: ImageFeatures, texts: TextFeatures, memory: int) -> Iterator[Scores]:
+        step = max(1, memory // max(1, self.bytes_per_image(images, texts)))
+        for start in range(0, images.tokens.shape[0], step):
+            yield self._scores(images.rows(start, start + step), texts, _mean_nearest_unpadded)
+
+    def _scores(self, images: ImageFeatures, texts: TextFeatures, align: Alignment) -> Scores:
         prefix = self.config.num_prefix_tokens
-        pixels = self._similarity(images.tokens[:, prefix:], None, images.mean_patch(prefix), texts)
+        pixels = self._similarity(images.tokens[:, prefix:], None, images.mean_patch(prefix), texts, align)
         if self.trust is None or images.dense is None or images.dense_mask is None:
             return Scores(pixels, pixels=pixels)
         described = images.dense_mask.any(dim=1)
         mean = F.normalize(masked_mean(F.normalize(images.dense.float(), dim=-1), images.dense_mask), dim=-1)
-        description = self._similarity(images.dense, images.dense_mask, mean, texts)
+        description = self._similarity(images.dense, images.dense_mask, mean, texts, align)
         mixed = pixels + torch.sigmoid(self.trust.float()) * (description - pixels)
         return Scores(torch.where(described[:, None], mixed, pixels), pixels, description, described)
 
-    def _similarity(self, tokens: Tensor, valid: Tensor | None, mean: Tensor, texts: TextFeatures) -> Tensor:
+    def _similarity(
+        self, tokens: Tensor, valid: Tensor | None, mean: Tensor, texts: TextFeatures, align: Alignment
+    ) -> Tensor:
         """(B, T) of tokens (B, K, C), of which `valid` (B, K) count, and their mean (B, C) at length one."""
-        words = F.normalize(texts.words.float(), dim=-1)
-        with without_autocast(words):
-            cosines = torch.einsum("bkc,tmc->btmk", F.normalize(tokens.float(), dim=-1), words)
-        if valid is not None:
-            cosines = cosines.masked_fill(~valid[:, None, None], -1.0)
-        best = cosines.max(dim=3).values
-        aligned = (best * texts.mask).sum(dim=2) / texts.mask.sum(dim=1)
+        with without_autocast(tokens):
+            aligned = align(F.normalize(tokens.float(), dim=-1), valid, texts)
         caption = F.normalize(masked_mean(texts.words, texts.mask), dim=-1)
         return aligned + self.config.pooled * float_matmul(mean, caption.T)
 
     def bytes_per_image(self, images: ImageFeatures, texts: TextFeatures) -> int:
         """Memory that one image takes beside all captions."""
-        return 2 * super().bytes_per_image(images, texts)
+        return 8 * int(texts.mask.sum()) * (images.tokens.shape[1] + 8)
+
+
+Alignment = Callable[[Tensor, Tensor | None, TextFeatures], Tensor]
+"""From tokens (B, K, C) of length one, those that are valid (B, K), and texts to the mean (B, T) over the words."""
+
+
+def _mean_nearest(tokens: Tensor, valid: Tensor | None, texts: TextFeatures) -> Tensor:
+    """The largest cosine of each word with a token, averaged over the words."""
+    cosines = torch.einsum("bkc,tmc->btmk", tokens, F.normalize(texts.words.float(), dim=-1))
+    if valid is not None:
+        cosines = cosines.masked_fill(~valid[:, None, None], -1.0)
+    best = cosines.max(dim=3).values
+    return (best * texts.mask).sum(dim=2) / texts.mask.sum(dim=1)
+
+
+def _mean_nearest_unpadded(tokens: Tensor, valid: Tensor | None, texts: TextFeatures) -> Tensor:
+    """The same with no product for padding: for many captions of different length, where no gradient is needed."""
+    words = F.normalize(texts.words[texts.mask].float(), dim=-1)  # (W, C): the words of all texts
+    cosines = tokens @ words.T  # (B, K, W)
+    if valid is not None:
+        cosines = cosines.masked_fill(~valid[:, :, None], -1.0)
+    sums = cosines.new_zeros(len(tokens), len(texts.words))
+    sums.index_add_(1, texts.mask.nonzero()[:, 0], cosines.amax(dim=1))
+    return sums / texts.mask.sum(dim=1)
 
 
 class ScanHead(Head):
