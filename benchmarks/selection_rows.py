@@ -12,13 +12,13 @@ what a smaller input or merged patches cost once they are trained for, and what 
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -31,10 +31,11 @@ from seps.experiments import compare as runs
 from seps.experiments.suites import SUITES, Change, Variant
 from seps.nn.guidance import masked_mean
 from seps.nn.precision import float_matmul, without_autocast
+from seps.nn.slimming import PatchSlimming
 from seps.plugins import register_head
 from seps.retrieval.config import PartWeights, RunConfig
 from seps.retrieval.heads import Head, ImageFeatures, Scores, SlimmingHead, TextFeatures
-from seps.retrieval.train.task import Array, RetrievalTask, StepBatch
+from seps.retrieval.train.task import RetrievalTask, StepBatch
 from seps.training.task import Figures
 
 EPOCHS, LARGE_EPOCHS, LONG = 10, 6, 30
@@ -117,6 +118,7 @@ class TwentyPatchesHead(PerWordHead):
     count = 20
 
 
+@functools.cache
 def object_ids(tokenizer: Any) -> Tensor:
     """The token of each of `OBJECTS` that is a single token."""
     tokens = tokenizer(OBJECTS, padding=False)["input_ids"]  # each between [CLS] and [SEP]
@@ -129,6 +131,7 @@ class SwappingTask(RetrievalTask):
     weight = 0.5
 
     def batch(self, epoch: int, step: int, rank: int, world: int) -> StepBatch:
+        """The usual rows, and behind their captions the same with one object swapped."""
         batch = super().batch(epoch, step, rank, world)
         objects = object_ids(self.model.model.text.tokenizer)
         generator = torch.Generator().manual_seed(batch.seed + 1)
@@ -138,19 +141,24 @@ class SwappingTask(RetrievalTask):
         others = objects[torch.randint(len(objects), place.shape, generator=generator)]
         others = torch.where(found.any(dim=1, keepdim=True), others, batch.ids.gather(1, place))
         swapped = batch.ids.scatter(1, place, others)
-        # Word for word as many as before; of the images there are half as many as of the captions then.
-        counts = np.concatenate([batch.word_counts, batch.word_counts])
-        ids, mask = torch.cat([batch.ids, swapped]), torch.cat([batch.mask, batch.mask])
-        return replace(batch, ids=ids, mask=mask, word_counts=counts)
+        return replace(batch, ids=torch.cat([batch.ids, swapped]), mask=torch.cat([batch.mask, batch.mask]))
 
-    def _part_losses(self, scores: Scores, ids: Tensor, description_counts: Array) -> tuple[Tensor, Figures]:
-        rows = len(scores.similarity)
-        own, swapped = scores.similarity[:, :rows], scores.similarity[:, rows:]
-        alone = replace(scores, similarity=own, pixels=None, masks=())
-        loss, figures = super()._part_losses(alone, ids, description_counts)
+    def loss_from_features(self, features: tuple[Tensor, ...], batch: StepBatch, epoch: int) -> tuple[Tensor, Figures]:
+        """The usual loss, and that of each picture with its own two captions: no other pair is scored for it."""
+        tokens, words, mask, dense, described = features
+        rows = len(tokens)
+        usual = tokens, words[:rows], mask[:rows], dense, described
+        loss, figures = super().loss_from_features(usual, batch, epoch)
+        net: PatchSlimming = self.model.model.head.net
+        side = net.encode_images(tokens)
+        own, swapped = (
+            net.score_text(side, words[part].float(), mask[part]).similarity
+            for part in (slice(0, rows), slice(rows, None))
+        )
         criterion: Any = self.model.criteria["fused"]
-        gap = (swapped.diagonal() - own.diagonal()) * criterion.contrastive_loss.scale
-        return loss + self.weight * F.softplus(gap).mean(), figures
+        changed = (batch.ids[:rows] != batch.ids[rows:]).any(dim=1)
+        told = F.softplus((swapped - own) * criterion.contrastive_loss.scale)
+        return loss + self.weight * (told * changed).sum() / changed.sum().clamp_min(1), figures
 
 
 def pixels(
