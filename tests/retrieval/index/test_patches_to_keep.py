@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from seps.retrieval.config import ModelConfig
 from seps.retrieval.heads import ImageFeatures
 from seps.retrieval.index.codec import fixed_patch_scores, patches_to_keep, spread
+from seps.retrieval.model import RetrievalModel
 from stores import model
 
 
@@ -28,6 +30,16 @@ def test_half_are_the_best_and_half_are_spread() -> None:
         assert kept.tolist() == [by_hand(row, order, count) for row in scores.tolist()]
         alone = patches_to_keep(net, ImageFeatures(images.tokens[1:2]), count)
         assert torch.equal(alone, kept[1:2])
+
+
+def test_a_head_without_selection_has_them_spread() -> None:
+    """Whatever the patches are: those most like their mean, by which it once went, are background."""
+    net = RetrievalModel(ModelConfig(image_size=(96, 96), embed_size=32, head="maxsim"))
+    images = ImageFeatures(torch.randn(2, net.vision.num_prefix_tokens + 9, 32))
+    order = spread((3, 3)).tolist()
+    for count in (1, 4, 9):
+        expected = sorted(sorted(range(9), key=lambda place: order[place])[:count])
+        assert patches_to_keep(net, images, count).tolist() == [expected, expected]
 
 
 @pytest.mark.parametrize("grid", [(16, 16), (24, 24), (16, 8), (7, 7), (1, 5)])

@@ -222,11 +222,14 @@ def patches_to_keep(model: RetrievalModel, images: ImageFeatures, count: int) ->
     """(B, count) places of the patches that a store keeps, in the order of the grid, before any caption is known.
 
     The first half of them matter most (`fixed_patch_scores`), the others are spread evenly over the rest of the
-    picture: captions also name what is round a subject (docs/retrieval-results.md).
+    picture: captions also name what is round a subject (docs/retrieval-results.md). Of a head that selects no patches
+    by a score all are spread: those most like their mean, by which one could go, are background.
     """
-    scores = fixed_patch_scores(model, images)
-    first = rank_patches(scores)[:, : count - count // 2]
-    order = spread(model.vision.grid_for(*model.image_size)).to(scores.device).repeat(len(scores), 1)
+    tokens = images.tokens
+    order = spread(model.vision.grid_for(*model.image_size)).to(tokens.device).repeat(len(tokens), 1)
+    if not isinstance(model.head, SlimmingHead):
+        return order.argsort(dim=1, stable=True)[:, :count].sort(dim=1).values
+    first = rank_patches(fixed_patch_scores(model, images))[:, : count - count // 2]
     others = order.scatter_(1, first, 1.0).argsort(dim=1, stable=True)[:, : count // 2]
     return torch.cat([first, others], dim=1).sort(dim=1).values
 
