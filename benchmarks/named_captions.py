@@ -9,9 +9,9 @@ row wins or loses must be read against the other rows on the same file, because 
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
-import sys
 from pathlib import Path
 
 from seps.files import write_text
@@ -39,10 +39,15 @@ def named(record: dict[str, object]) -> dict[str, object]:
 
 def main() -> None:
     """Write the file, and say how many captions name a small thing before and after."""
-    source, target = map(Path, sys.argv[1:3])
-    records = [json.loads(line) for line in source.read_text(encoding="utf-8").splitlines()]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("train", type=Path, help="JSONL file to read")
+    parser.add_argument("named", type=Path, help="JSONL file to write, beside the photos' shards")
+    options = parser.parse_args()
+    if options.named.exists():
+        parser.error(f"{options.named} exists; name another file, it is not overwritten")
+    records = [json.loads(line) for line in options.train.read_text(encoding="utf-8").splitlines()]
     made = [named(record) for record in records]
-    write_text(target, "".join(json.dumps(record) + "\n" for record in made))
+    write_text(options.named, "".join(json.dumps(record) + "\n" for record in made))
     for label, part in (("before", records), ("after", made)):
         captions = [caption for record in part for caption in record["captions"]]
         share = sum(richness(caption)[0] > 0 for caption in captions) / len(captions)

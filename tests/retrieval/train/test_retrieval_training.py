@@ -344,30 +344,6 @@ def test_a_batch_comes_from_its_own_epoch_whatever_other_threads_do(encoders, sc
     )
 
 
-@pytest.mark.parametrize(
-    ("make", "named"),
-    [
-        (lambda: ModelConfig(max_words=0), "max_words is 0"),
-        (lambda: ModelConfig(max_dense_words=True), "max_dense_words is True"),
-        (lambda: ModelConfig(embed_size=8.5), "embed_size is 8.5"),
-        (lambda: ModelConfig(dropout=float("nan")), "dropout is nan"),
-        (lambda: ModelConfig(image_size=(224,)), r"image_size is \(224,\)"),
-        (lambda: ModelConfig(slimming={"sparse_ratoi": 0.8}), "did you mean 'sparse_ratio'"),
-        (lambda: ModelConfig(slimming={"sparse_ratio": "a"}).slimming_config(16, 1), "wrong type"),
-        (lambda: DataConfig(crop_scale=(0.9, 0.5)), "crop_scale is"),
-        (lambda: DataConfig(jitter=-1), "jitter is -1"),
-        (lambda: DataConfig(decode_size=(0, 5)), "decode_size is"),
-        (lambda: PartWeights(pixels=float("inf")), r"parts\.pixels is inf"),
-        (lambda: RunConfig(freeze_text=-2), "freeze_text is -2"),
-        (lambda: RunConfig(text_lr_scale=-1.0), "text_lr_scale is -1"),
-        (lambda: RunConfig(warmup_epochs_sum=-1), "warmup_epochs_sum is -1"),
-    ],
-)
-def test_bad_settings_are_refused_by_name_and_value(make, named):
-    with pytest.raises(ConfigError, match=named):
-        make()
-
-
 def test_encoders_have_rates_of_their_own_and_blocks_fall_behind(encoders, scenes, dev_scenes):
     settings = config(encoders, scenes, dev_scenes, vision_lr=3e-5, text_lr=1e-4, layer_decay=0.5)
     model = RetrievalModel(settings.model)

@@ -135,7 +135,11 @@ class Head(nn.Module):
         step = max(1, memory // max(1, self.bytes_per_image(images, texts)))
         for start in range(0, images.tokens.shape[0], step):
             part = images.rows(start, start + step)
-            yield checked_scores(self, self(part, texts), part, texts)
+            yield checked_scores(self, self._without_gradient(part, texts), part, texts)
+
+    def _without_gradient(self, images: ImageFeatures, texts: TextFeatures) -> object:
+        """`forward` for some images where no gradient is needed; for heads that have a faster way then."""
+        return self(images, texts)
 
     @property
     def options(self) -> dict[str, Any]:

@@ -5,7 +5,7 @@ Shapes: B images, T texts, P prefix tokens, N patches, M words, K tokens, L word
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -64,10 +64,8 @@ class MaxSimHead(Head):
         """See `Head.forward`."""
         return self._scores(images, texts, _mean_nearest)
 
-    def _blocks(self, images: ImageFeatures, texts: TextFeatures, memory: int) -> Iterator[Scores]:
-        step = max(1, memory // max(1, self.bytes_per_image(images, texts)))
-        for start in range(0, images.tokens.shape[0], step):
-            yield self._scores(images.rows(start, start + step), texts, _mean_nearest_unpadded)
+    def _without_gradient(self, images: ImageFeatures, texts: TextFeatures) -> Scores:
+        return self._scores(images, texts, _mean_nearest_unpadded)
 
     def _scores(self, images: ImageFeatures, texts: TextFeatures, align: Alignment) -> Scores:
         prefix = self.config.num_prefix_tokens
