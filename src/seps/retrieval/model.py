@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -182,6 +183,24 @@ class RetrievalModel(nn.Module):
 
     trust, set_trust = description_weight, set_description_weight
     """Former names."""
+
+
+def with_grid(model: RetrievalModel, grid: tuple[int, int]) -> RetrievalModel:
+    """The model for pictures of `grid` patches: itself where its pictures have them, else a copy with another size.
+
+    Weights stay as they are, and so does the number of merged patches, which belongs to them.
+    """
+    if model.vision.grid == grid:
+        return model
+    made = copy.deepcopy(model)
+    rows, columns = made.vision.stride
+    made.vision.image_size, made.vision.grid = (grid[0] * rows, grid[1] * columns), grid
+    if isinstance(made.head, SlimmingHead):
+        config = made.head.net.config
+        patches = grid[0] * grid[1]
+        merged = (config.num_merged + 0.5) / (patches * config.sparse_ratio)
+        made.head.net.config = replace(config, num_patches=patches, aggr_ratio=merged)
+    return made
 
 
 def make_vision(config: ModelConfig, place: str | Path | None = None, *, pretrained: bool = True) -> VisionEncoder:

@@ -18,6 +18,7 @@ from seps.cli.main import call
 from seps.encoders import PruneConfig, ViT, compiled
 from seps.encoders.compiled import CompiledVision, can_compile, compiled_vision, load_openvino
 from seps.encoders.vit import ViTConfig
+from seps.encoders.vit.pruning import PruneKind
 from seps.retrieval.data import ImageSource
 from seps.retrieval.data.images import read_image
 from seps.retrieval.index import embedding
@@ -73,7 +74,7 @@ def test_threads_get_the_tokens_of_their_own_pictures() -> None:
 def test_bfloat16_stays_within_its_rounding() -> None:
     needs_openvino()
     model = from_pretrained("base")
-    images = pixels(1, 224)
+    images = pixels(1, model.image_size[0])
     exact, half = model.encode_pixels(images), model.encode_pixels(images, CompiledVision(model.vision, "bf16"))
     cosines = torch.nn.functional.cosine_similarity(exact, half, dim=-1)
     assert cosines.min() > 0.99 and cosines.mean() > 0.999
@@ -149,7 +150,20 @@ def test_only_encoders_that_were_measured_are_compiled() -> None:
 
     assert can_compile(small_vit()) and can_compile(from_pretrained("mini").vision)
     assert not can_compile(Own(SMALL, (32, 32)))
-    assert not can_compile(small_vit(prune=PruneConfig(0.5, (1,), "merge")))
+    assert can_compile(small_vit(prune=PruneConfig(0.5, (1,), "merge")))
+
+
+@pytest.mark.parametrize("kind", ["merge", "attention"])
+@torch.no_grad()
+def test_patches_that_skip_blocks_do_so_compiled_as_well(kind: PruneKind) -> None:
+    """Tracing such an encoder failed, so that torch encoded."""
+    needs_openvino()
+    vit = small_vit(prune=PruneConfig(0.6, (1,), kind))
+    images = pixels(4)
+    made, expected = CompiledVision(vit, "f32")(images), vit(images)
+    assert (made - expected).abs().max() < 1e-4 * expected.abs().max()
+    vit.prune = None
+    assert (expected - vit(images)).abs().max() > 1e-2
 
 
 def test_without_the_package_torch_encodes_as_before(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ def test_tokens_in_bfloat16_are_those_of_float32_within_its_rounding(monkeypatch
     vision = embedding.half_copy(model)
     assert isinstance(vision, ViT) and vision.patch.weight.dtype == torch.bfloat16
     assert model.vision.patch.weight.dtype == torch.float32
-    pixels = torch.rand(1, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+    pixels = torch.rand(1, 3, *model.image_size, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         exact, half = model.encode_pixels(pixels), model.encode_pixels(pixels, vision)
     assert half.dtype == torch.float32
@@ -95,7 +95,7 @@ def test_the_gpu_is_free_while_a_batch_is_decoded_and_packed(tmp_path: Path, mon
 
 
 def test_a_store_of_base_keeps_the_patches_that_matter(tmp_path: Path) -> None:
-    """A quarter of them unless more are asked for; a store that is there keeps what it has."""
+    """A sixth of them unless more are asked for; a store that is there keeps what it has."""
     photos = tmp_path / "photos"
     photos.mkdir()
     for name in ("coffee-cup.jpg", "rabbit-lawn.jpg"):
@@ -103,7 +103,7 @@ def test_a_store_of_base_keeps_the_patches_that_matter(tmp_path: Path) -> None:
     model = from_pretrained("base")
     index_folder(photos, tmp_path / "usual", model, "base", options=IndexOptions(bank=False))
     assert Store.open(tmp_path / "usual").settings.keep_patches == 64
-    index_folder(photos, tmp_path / "all", model, "base", options=IndexOptions(keep_patches=256, bank=False))
+    index_folder(photos, tmp_path / "all", model, "base", options=IndexOptions(keep_patches=400, bank=False))
     index_folder(photos, tmp_path / "all", model, "base", options=IndexOptions(bank=False))
     assert Store.open(tmp_path / "all").settings.keep_patches is None
     found = Searcher(tmp_path / "usual", model).search("a cup of coffee", 1)

@@ -73,7 +73,7 @@ class PruneConfig:
 def tokens_per_block(patches: int, prune: PruneConfig) -> list[int]:
     """How many patches stay after each of `prune.blocks`: the same part of the rest each time."""
     count = len(prune.blocks)
-    return [max(1, round(patches * prune.keep ** ((stage + 1) / count))) for stage in range(count)]
+    return [max(1, round(int(patches) * prune.keep ** ((stage + 1) / count))) for stage in range(count)]
 
 
 def keep_by_attention(query: Tensor, key: Tensor, prefix: int, count: int) -> Tensor:
@@ -93,8 +93,9 @@ def keep_by_attention(query: Tensor, key: Tensor, prefix: int, count: int) -> Te
 class Merging:
     """Patches merged step by step into the most similar other patch, and the way back to the grid.
 
-    Every second token of those inside offers itself to the others (bipartite matching on the mean key of the heads);
-    the pairs with the highest cosine merge into the mean of their patches. Prefix tokens never merge.
+    Every second token of those inside offers itself to the others (bipartite matching on the keys of all heads); the
+    pairs with the highest cosine merge into the mean of their patches, drawn out to their mean length: a plain mean of
+    patches that differ is shorter than any token the encoder has seen. Prefix tokens never merge.
     """
 
     def __init__(self, tokens: Tensor, prefix: int) -> None:
@@ -112,7 +113,8 @@ class Merging:
             return tokens
         sizes = torch.ones(batch, length, device=tokens.device) if self.sizes is None else self.sizes
         with torch.no_grad():
-            metric = torch.nn.functional.normalize(key.float().mean(dim=1)[:, self.prefix :], dim=-1)
+            every = key.float().transpose(1, 2).flatten(2)[:, self.prefix :]  # (B, N', C)
+            metric = torch.nn.functional.normalize(every, dim=-1)
             offers, others = metric[:, ::2], metric[:, 1::2]
             best, partner = (offers @ others.transpose(1, 2)).max(dim=-1)  # (B, offers)
             order = best.argsort(dim=1, descending=True)
@@ -136,8 +138,11 @@ class Merging:
         weighted = tokens * sizes[:, :, None].to(tokens.dtype)
         summed = torch.zeros(batch, kept.shape[1], width, dtype=tokens.dtype, device=tokens.device)
         summed = summed.scatter_add(1, new_place[:, :, None].expand(-1, -1, width), weighted)
-        self.sizes = torch.zeros(batch, kept.shape[1], device=tokens.device).scatter_add(1, new_place, sizes)
-        return summed / self.sizes[:, :, None].to(tokens.dtype)
+        none = torch.zeros(batch, kept.shape[1], device=tokens.device)
+        self.sizes = none.scatter_add(1, new_place, sizes)
+        lengths = none.scatter_add(1, new_place, tokens.float().norm(dim=-1) * sizes) / self.sizes
+        factor = lengths / summed.float().norm(dim=-1).clamp_min(torch.finfo(torch.float32).tiny)
+        return summed * factor[:, :, None].to(tokens.dtype)
 
     def spread(self, tokens: Tensor) -> Tensor:
         """Each token that came in as the token that holds it now: (B, P + N, C)."""

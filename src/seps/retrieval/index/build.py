@@ -41,7 +41,7 @@ from seps.retrieval.index.opening import (
 from seps.retrieval.index.rows import IndexedFile, Row, StoreError, StoreSettings
 from seps.retrieval.index.store import Store, writer_lock
 from seps.retrieval.index.zeroshot import ZeroShotModel
-from seps.retrieval.model import RetrievalModel
+from seps.retrieval.model import RetrievalModel, with_grid
 
 __all__ = ["IndexOptions", "IndexReport", "index_folder", "up_to_date"]
 
@@ -85,6 +85,9 @@ def index_folder(
     survey = _Survey.of(folder, location, dense, options)
     report, guides = survey.report, FolderGuides()
     if isinstance(model, RetrievalModel):
+        have = settings_at(location)
+        if have is not None and have.kind == "patches" and not have.means:
+            model = with_grid(model, have.grid)  # as the pictures that are there were encoded
         guides = survey.guides(model)
     if options.strict and report.description_problems:
         first, count = report.description_problems[0], len(report.description_problems)

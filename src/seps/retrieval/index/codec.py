@@ -337,7 +337,9 @@ class StoredScorer:
         if isinstance(model.head, SlimmingHead):
             self.net = model.head.net
             if settings.keep_patches is not None or settings.means:
-                self.net = fewer_patches(model.head.net, settings.patches)
+                # Of all patches of the store's pictures, which may be others than the model's are now.
+                whole = None if settings.means else settings.grid[0] * settings.grid[1]
+                self.net = fewer_patches(model.head.net, settings.patches, whole)
 
     def side(self, images: StoredImages) -> ImageSide:
         """What no caption changes, for a slimming head. The mean patch is that of all patches."""
@@ -363,10 +365,10 @@ class StoredScorer:
         return cast(Tensor, scores)  # not the best alone
 
 
-def fewer_patches(net: PatchSlimming, stored: int) -> PatchSlimming:
-    """The network for images with only `stored` patches: it selects as many of them as it would of all."""
+def fewer_patches(net: PatchSlimming, stored: int, whole: int | None = None) -> PatchSlimming:
+    """The network for images with only `stored` patches: it selects as many of them as it would of all, or `whole`."""
     config = net.config
-    kept = min(stored, num_kept(config.num_patches, config.sparse_ratio))
+    kept = min(stored, num_kept(whole or config.num_patches, config.sparse_ratio))
     ratio = kept / stored
     slim = copy.deepcopy(net)
     # The number of merged patches belongs to the weights and stays as it is.
