@@ -46,8 +46,8 @@ MERGES = (
     (0.35, (4, 5, 6, 7)),
 )
 DROPS = ((0.7, (4, 7)), (0.5, (6,)))
-SIZES = (252, 224, 196, 168, 154)
-"""Of smaller inputs, for those of the models that take larger ones."""
+SIZES = (336, 308, 252, 224, 196, 168, 154)
+"""Of other inputs than the model's."""
 FREE_MERGE = PruneConfig(0.7, (4, 7), "merge")
 
 
@@ -68,17 +68,15 @@ class Way:
 def ways(size: int, only: str = "") -> list[Way]:
     """All of them for a model that takes `size` pixels, or those that have `only` in their names, and the first."""
     made = [Way("all patches"), Way("all patches, bf16", half=True), Way("all patches, int8", int8=True)]
-    for smaller in (one for one in SIZES if one < size):
-        made += [
-            Way(f"input of {smaller} px", size=smaller),
-            Way(f"input of {smaller} px, bf16", size=smaller, half=True),
-        ]
+    for other in (one for one in SIZES if one != size):
+        made += [Way(f"input of {other} px{tail}", size=other, half=bool(tail)) for tail in ("", ", bf16")]
     for keep, blocks in MERGES:
         prune = PruneConfig(keep, blocks, "merge")
         made += [Way(f"merge to {keep} in {blocks}{tail}", prune, half=bool(tail)) for tail in ("", ", bf16")]
     made += [Way(f"attention keeps {keep} after {blocks}", PruneConfig(keep, blocks)) for keep, blocks in DROPS]
     made.append(Way("merge to 0.7 in (4, 7), int8", FREE_MERGE, int8=True))
-    return [made[int("bf16" in only)], *(way for way in made[2:] if only in way.name)]
+    first = made[int("bf16" in only)]
+    return [first, *(way for way in made if only in way.name and way != first)]
 
 
 def quantised(vision: ViT) -> nn.Module:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from seps.cli.main import main
 from seps.retrieval.index.build import IndexOptions, index_folder
 from seps.retrieval.index.search import Searcher
 from seps.retrieval.index.store import Store
@@ -45,7 +46,8 @@ def test_pictures_that_come_later_are_encoded_as_those_that_are_there(tmp_path: 
     former: RetrievalModel = with_grid(model(), (4, 4))
     index_folder(folder, tmp_path / "store", former, model_folder(), options=options)
     paint(folder / "later.jpg", 77)
-    index_folder(folder, tmp_path / "store", model(), model_folder(), options=OPTIONS)
+    report = index_folder(folder, tmp_path / "store", model(), model_folder(), options=OPTIONS)
+    assert report.former_size == (128, 128)
     index_folder(folder, tmp_path / "whole", former, model_folder(), options=options)
     assert Store.open(tmp_path / "store").settings.grid == (4, 4)
     assert len(states(tmp_path / "store")) == 4 and states(tmp_path / "store") == states(tmp_path / "whole")
@@ -55,3 +57,12 @@ def test_pictures_that_come_later_are_encoded_as_those_that_are_there(tmp_path: 
         for place, some in (("store", model()), ("whole", former))
     ]
     assert found[0] == found[1]
+
+
+def test_seps_index_says_that_a_new_store_would_find_more(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, store = str(gallery(tmp_path / "pictures", 2)), str(tmp_path / "store")
+    index_folder(folder, store, with_grid(model(), (4, 4)), model_folder(), options=OPTIONS)
+    assert main(["index", folder, "--store", store, "--no-bank"]) == 0
+    assert "encoded with 128 x 128 px" in (said := capsys.readouterr().err) and "takes 96 x 96 px now" in said
+    assert main(["index", folder, "--store", f"{store}-new", "--model", model_folder(), "--no-bank"]) == 0
+    assert "were encoded with" not in capsys.readouterr().err

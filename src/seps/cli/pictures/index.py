@@ -180,6 +180,14 @@ def run(options: argparse.Namespace) -> int:
             f"change over, index into a new store: seps index {' '.join(options.folder) or 'FOLDER'} --store NEW",
             file=sys.stderr,
         )
+    if report.former_size is not None and isinstance(model, RetrievalModel):
+        then, now = (f"{height} x {width}" for height, width in (report.former_size, model.image_size))
+        print(
+            f"The pictures of {options.store} were encoded with {then} px, and so are those that join them. The model "
+            f"takes {now} px now. To change over, index into a new store: seps index "
+            f"{' '.join(options.folder) or 'FOLDER'} --store NEW",
+            file=sys.stderr,
+        )
     if not report.new + report.changed + report.moved + report.unchanged:
         if not is_all_excluded(report):
             there = printable(", ".join(options.folder)) or "the folders of the store"
@@ -220,7 +228,7 @@ def _plain_report(report: IndexReport) -> dict[str, object]:
         "skipped": {reason: len(found) for reason, found in report.skipped.items()},
         "away": report.away,
     }
-    return {**counts, **times, "older_pixels": report.older_pixels, **faults}
+    return {**counts, **times, "older_pixels": report.older_pixels, "former_size": report.former_size, **faults}
 
 
 def _tell(report: IndexReport, again: str = "") -> None:

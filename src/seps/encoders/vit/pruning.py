@@ -142,7 +142,8 @@ class Merging:
         self.sizes = none.scatter_add(1, new_place, sizes)
         lengths = none.scatter_add(1, new_place, tokens.float().norm(dim=-1) * sizes) / self.sizes
         factor = lengths / summed.float().norm(dim=-1).clamp_min(torch.finfo(torch.float32).tiny)
-        return summed * factor[:, :, None].to(tokens.dtype)
+        merged: Tensor = summed * factor[:, :, None].to(tokens.dtype)
+        return merged
 
     def spread(self, tokens: Tensor) -> Tensor:
         """Each token that came in as the token that holds it now: (B, P + N, C)."""

@@ -86,8 +86,9 @@ def index_folder(
     report, guides = survey.report, FolderGuides()
     if isinstance(model, RetrievalModel):
         have = settings_at(location)
-        if have is not None and have.kind == "patches" and not have.means:
+        if have is not None and have.kind == "patches" and not have.means and have.grid != model.vision.grid:
             model = with_grid(model, have.grid)  # as the pictures that are there were encoded
+            report.former_size = model.image_size
         guides = survey.guides(model)
     if options.strict and report.description_problems:
         first, count = report.description_problems[0], len(report.description_problems)

@@ -48,6 +48,8 @@ class IndexReport:
     """Images of the store with a description."""
     older_pixels: bool = False
     """The store's pixels are made in an older way, which it keeps for all of its images."""
+    former_size: tuple[int, int] | None = None
+    """(height, width) that the store's pictures are encoded at, where the model takes others now."""
     problems: list[Problem] = field(default_factory=list)
     kept: int = 0
     """Rows kept although their file could not be read this time, or is in a place that is skipped."""
