@@ -236,7 +236,9 @@ def test_the_bytes_of_the_named_states(name: str, most: int) -> None:
     generator = torch.Generator().manual_seed(0)
     mask = torch.ones(1, 180, dtype=torch.bool)
     images = ImageFeatures(
-        torch.randn(1, 257, 384, generator=generator), torch.randn(1, 180, 384, generator=generator), mask
+        torch.randn(1, 1 + base.vision.num_patches, 384, generator=generator),
+        torch.randn(1, 180, 384, generator=generator),
+        mask,
     )
     kept = StoreSettings(
         "/x", "base", "0" * 32, 384, (size.means, size.means), 1, size.precision, None, size.words, means=True
