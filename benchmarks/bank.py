@@ -3,12 +3,14 @@
     python -m benchmarks.bank --data dev.jsonl [--model mini] [--work DIR]
 
 Four tables. First rSum and, with a random half of the photos described, R@5 of both halves, for several numbers of
-best scores and strengths. Then, with the shipped ones, how well the best hit's confidence tells queries whose photo is
-there from the same queries with their photo taken out, and from the 60 of `nothing_fits.txt`, which are about no photo:
-AUROC, and the part of them that still gets an answer where 95 % of the present ones do. Last the part of each that
-has a best hit of some confidence; a calibrated confidence c gives 1 - c of the queries that were taken out. Then
-the same for random parts of the photos, of several sizes, with the confidence as it is and without its correction for
-small galleries. The strength that `strength_without_labels` gives stands at the end.
+best scores and strengths: with that part of the level taken off, and with all of what descriptions raise the levels by
+(`description_gap`) and that part of the rest, as a search does. Then, with the shipped ones, how well the best hit's
+confidence tells queries whose photo is there from the same queries with their photo taken out, and from the 60 of
+`nothing_fits.txt`, which are about no photo: AUROC, and the part of them that still gets an answer where 95 % of the
+present ones do. Last the part of each that has a best hit of some confidence; a calibrated confidence c gives 1 - c of
+the queries that were taken out. Then the same for random parts of the photos, of several sizes, with the confidence as
+it is and without its correction for small galleries. The strength that `strength_without_labels` gives stands at the
+end.
 `--work` keeps the scores, so that a second call prints at once.
 """
 
@@ -83,19 +85,27 @@ def best_scores(scores: Tensor, owner: Tensor) -> tuple[Tensor, Tensor]:
 
 def recall_table(found: dict[str, Tensor], owner: Tensor, halves: int) -> None:
     """Print rSum and the half-described gallery by number of best scores and strength."""
-    print("| best | strength | rSum, pixels | rSum, descriptions | R@5, undescribed half | R@5, described half |")
-    print("|---|---|---|---|---|---|")
+    halved = ("undescribed half", "described half", "undescribed, gap whole", "described, gap whole")
+    print(
+        "| best | strength | rSum, pixels | rSum, descriptions | "
+        + " | ".join(f"R@5, {name}" for name in halved)
+        + " |"
+    )
+    print("|---" * 8 + "|")
+    bare, full = (found[f"{kind} captions"] for kind in KINDS)
     for best, strength in [(BEST, 0.0), *((k, a) for k in (5, BEST, 20) for a in (0.25, 0.5, 0.75, 1.0))]:
-        bare, full = (
-            found[f"{kind} captions"] - strength * level(found[f"{kind} bank"], best)[:, None] for kind in KINDS
-        )
-        sums = (recall(scores, owner.tolist()).rsum for scores in (bare, full))
-        half = measure(bare, full, owner.tolist(), halves=halves)
-        cells = (*sums, half.undescribed_after, half.described_after)
+        low, high = (level(found[f"{kind} bank"], best) for kind in KINDS)
+        cells = [
+            recall(scores - strength * own[:, None], owner.tolist()).rsum for scores, own in ((bare, low), (full, high))
+        ]
+        for whole in (False, True):
+            corrected = {"levels": (low, high), "strength": strength, "whole_gap": whole}
+            half = measure(bare, full, owner.tolist(), halves=halves, **corrected)  # type: ignore[arg-type]
+            cells += [half.undescribed_after, half.described_after]
         named = best if strength else "-"
         print(f"| {named} | {strength:g} | " + " | ".join(f"{value:.1f}" for value in cells) + " |", flush=True)
         if not strength:
-            print(f"| - | none described: | | | {half.undescribed_before:.1f} | {half.described_before:.1f} |")
+            print(f"| - | none described: | | | {half.undescribed_before:.1f} | {half.described_before:.1f} | | |")
 
 
 def confidence_tables(found: dict[str, Tensor], owner: Tensor) -> None:

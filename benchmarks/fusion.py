@@ -319,7 +319,7 @@ def report(parts: Parts, own: Tensor, other: Parts | None) -> None:
         row(f"- {strength:g} b of the description alone", total - strength * parts.level(said))
     for strength in (0.5, 1.0, 1.5):
         row(f"- {strength:g} c", total - strength * parts.captions[:, 0])
-    for strength in (0.25, 0.5, STRENGTH):
+    for strength in (0.25, STRENGTH, 0.75):
         corrected = total - strength * parts.level(own) - CAPTION_STRENGTH * parts.captions[:, 0]
         row(f"- {strength:g} b - {CAPTION_STRENGTH:g} c", corrected)
     bounds = []

@@ -5,7 +5,8 @@
 By default on the photos that ship with the package. A photo's score depends on its own description and on nothing
 else, so two score matrices (no photo described, all described) hold every partly described gallery: a random part of
 the photos takes its rows from the second. The recall of the other photos is compared with what it was before.
-With `--bank` the scores are those of a search: a part of each photo's level over the background queries is taken off.
+With `--bank` the scores are those of a search: a part of each photo's level over the background queries is taken off,
+and all of what descriptions raise the levels by in that gallery.
 """
 
 from __future__ import annotations
@@ -26,9 +27,12 @@ from seps.retrieval.data.images import decode_all
 from seps.retrieval.demo import gallery_file
 from seps.retrieval.eval.evaluate import encode_images
 from seps.retrieval.heads import ImageFeatures
-from seps.retrieval.index.bank import bank_of, image_levels
+from seps.retrieval.index.bank import background, bank_of, description_gap, image_levels
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import from_pretrained
+
+Levels = tuple[Tensor, Tensor]
+"""(photos,) over the bank: with no photo described, and with all of them."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +60,8 @@ class PartlyDescribed:
 
 
 @torch.no_grad()
-def score_matrices(model: RetrievalModel, dataset: RetrievalDataset, *, bank: bool = False) -> tuple[Tensor, Tensor]:
-    """Scores (photos, captions) with no photo described, and with all of them; `bank` corrects both.
+def score_matrices(model: RetrievalModel, dataset: RetrievalDataset) -> tuple[Tensor, Tensor, Levels]:
+    """Scores (photos, captions) with no photo described, and with all of them; the photos' levels in either case.
 
     Raises ValueError if one cannot be described.
     """
@@ -67,13 +71,8 @@ def score_matrices(model: RetrievalModel, dataset: RetrievalDataset, *, bank: bo
     tokens = encode_images(model, dataset, pixels=decode_all(dataset, model.image_size))
     captions = model.encode_texts(dataset.captions)
     bare, described = ImageFeatures(tokens), ImageFeatures(tokens, *model.encode_descriptions(dataset.dense))
-    scores = model.score(bare, captions), model.score(described, captions)
-    if not bank:
-        return scores
-    own = bank_of(model)
-    levels = (image_levels(model, images, own)[:, None] for images in (bare, described))
-    without, full = (some - STRENGTH * level for some, level in zip(scores, levels, strict=True))
-    return without, full
+    levels = image_levels(model, bare, bank_of(model)), image_levels(model, described, bank_of(model))
+    return model.score(bare, captions), model.score(described, captions), levels
 
 
 def measure(
@@ -84,8 +83,14 @@ def measure(
     part: float = 0.5,
     halves: int = 20,
     cutoff: int = 5,
+    levels: Levels | None = None,
+    strength: float = STRENGTH,
+    whole_gap: bool = True,
 ) -> PartlyDescribed:
-    """Recall before and after a random `part` of the photos is described, over `halves` draws with seeds 0, 1, ..."""
+    """Recall before and after a random `part` of the photos is described, over `halves` draws with seeds 0, 1, ...
+
+    With `levels` scores are corrected as those of a search; without `whole_gap` by `strength` of the level alone.
+    """
     photos, captions = bare.shape
     count = round(part * photos)
     if not 0 < count < photos:
@@ -95,8 +100,13 @@ def measure(
     for seed in range(halves):
         chosen = torch.zeros(photos, dtype=torch.bool)
         chosen[torch.randperm(photos, generator=torch.Generator().manual_seed(seed))[:count]] = True
-        hits_before = _found(bare, target, cutoff)
-        hits_after = _found(torch.where(chosen[:, None], described, bare), target, cutoff)
+        before, after = bare, torch.where(chosen[:, None], described, bare)
+        if levels is not None:
+            own = torch.where(chosen, levels[1], levels[0])
+            gap = description_gap(own[chosen], own[~chosen]) if whole_gap else 0.0
+            before = before + torch.tensor(background(levels[0].tolist(), strength))[:, None]
+            after = after + torch.tensor(background(own.tolist(), strength, chosen.tolist(), gap))[:, None]
+        hits_before, hits_after = (_found(scores, target, cutoff) for scores in (before, after))
         for name, mask in (("bare", ~chosen[target]), ("text", chosen[target])):
             found[f"{name}_before"].append(100 * float(hits_before[mask].float().mean()))
             found[f"{name}_after"].append(100 * float(hits_after[mask].float().mean()))
@@ -121,7 +131,7 @@ def main() -> None:
     parser.add_argument("--bank", action="store_true", help="take off the photos' levels, as seps search does")
     options = parser.parse_args()
     dataset = load_jsonl(options.data or gallery_file())
-    bare, described = score_matrices(from_pretrained(options.model), dataset, bank=options.bank)
+    bare, described, levels = score_matrices(from_pretrained(options.model), dataset)
     found = measure(
         bare,
         described,
@@ -129,6 +139,7 @@ def main() -> None:
         part=options.part,
         halves=options.halves,
         cutoff=options.cutoff,
+        levels=levels if options.bank else None,
     )
     facts = {name: round(value, 2) if isinstance(value, float) else value for name, value in asdict(found).items()}
     print(json.dumps({**facts, "cost": round(found.cost, 2)}))

@@ -17,8 +17,8 @@ from statistics import NormalDist, fmean, pstdev
 
 from torch import Tensor
 
-STRENGTH = 0.75
-"""Part of an image's level that is taken off, chosen on dev with `mini` (docs/search-figures.md)."""
+STRENGTH = 0.5
+"""Part of an image's level that is taken off, chosen on dev with `base` and `mini` (docs/search-figures.md)."""
 REFERENCE = 400
 """Images that confidences in a smaller gallery are computed for, chosen on dev (docs/search-figures.md)."""
 _EULER = 0.5772156649015329
@@ -40,6 +40,8 @@ class Calibration:
     """How many images it was made with."""
     strength: float = STRENGTH
     """Part of the level that searches take off: `STRENGTH`, or what `strength_without_labels` gave."""
+    gap: float = 0.0
+    """How much higher the levels of described images are (`seps.retrieval.index.bank.description_gap`)."""
 
     @classmethod
     def of(cls, best: Sequence[float], images: int, strength: float = STRENGTH, spread: float = 0.0) -> Calibration:
@@ -67,7 +69,7 @@ class Calibration:
     def from_dict(cls, values: Mapping[str, float]) -> Calibration | None:
         """What `as_dict` wrote; None where there is nothing, or what another release wrote."""
         names = {part.name for part in fields(cls)}
-        return cls(**values) if names - {"strength"} <= values.keys() <= names else None
+        return cls(**values) if names - {"strength", "gap"} <= values.keys() <= names else None
 
     def as_dict(self) -> dict[str, float]:
         """Plain values for the store's settings."""

@@ -28,6 +28,7 @@ from seps.retrieval.index.bank import (
     PRIOR,
     background,
     bank_of,
+    description_gap,
     image_levels,
     level,
     sentences,
@@ -79,6 +80,19 @@ def test_levels_by_hand() -> None:
     assert background([None]) == [0.0]
 
 
+def test_what_descriptions_raise_levels_by_is_taken_off_whole() -> None:
+    """Two groups of images whose levels differ by 0.6 on average: after the correction their means are the same."""
+    told = [True, False, True, False]
+    levels = [2.5, 1.9, 2.7, 2.1]
+    found = background(levels, 0.5, told, 0.6)
+    assert found == pytest.approx([-1.25 - 0.3, -0.95, -1.35 - 0.3, -1.05])
+    many, few = torch.tensor([2.5, 2.7] * 500), torch.tensor([1.9, 2.1] * 500)
+    assert description_gap(many, few) == pytest.approx(0.6 * 500 / (500 + PRIOR))
+    # One described image among many says little; none says nothing.
+    assert description_gap(many[:1], few) == pytest.approx(0.5 * (1000 / 1001) / (1000 / 1001 + PRIOR))
+    assert description_gap(many, few[:0]) == description_gap(many[:0], few) == 0.0
+
+
 @pytest.mark.parametrize("exact", [True, False])
 def test_search_takes_off_the_level(searcher: Searcher, photos: Path, exact: bool) -> None:
     """The scores of the evaluation with the bank, up to the level of the caption, which is one number per query."""
@@ -86,12 +100,17 @@ def test_search_takes_off_the_level(searcher: Searcher, photos: Path, exact: boo
     seen = view(dataset, "image")
     plain, with_bank = (score_dataset(model(), dataset, seen, bank=on)[:, 2] for on in (False, True))
     stored = levels_of(searcher.store)
+    told = {record.id: record.dense is not None for record in dataset.records}
+    half = [sum(stored[one] for one in told if told[one] == some) / 6 for some in (False, True)]
+    gap = (half[1] - half[0]) * 3 / (3 + PRIOR)  # six images of each kind count as three pairs of many
+    assert sum(told.values()) == 6 and searcher.store.settings.calibration["gap"] == pytest.approx(gap, abs=1e-6)
     hits = searcher.search(dataset.captions[2], k=12, exact=exact)
     assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
     got = {hit.path: hit.score for hit in hits}
     first = dataset.records[0]
     for i, record in enumerate(dataset.records):
-        assert got[record.id] == pytest.approx(float(plain[i]) - STRENGTH * stored[record.id], abs=2e-5)
+        taken = STRENGTH * stored[record.id] + (1 - STRENGTH) * gap * told[record.id]
+        assert got[record.id] == pytest.approx(float(plain[i]) - taken, abs=2e-5)
         assert got[record.id] - got[first.id] == pytest.approx(float(with_bank[i] - with_bank[0]), abs=1e-3)
 
 
@@ -204,12 +223,18 @@ def test_a_calibration_of_the_last_release_is_made_anew(photos: Path, tmp_path: 
     index(photos, tmp_path / "s", bank=True)
     store = Store.open(tmp_path / "s")
     right = store.settings.calibration
-    older = {name: value for name, value in right.items() if name != "strength"} | {"place": -3.0}
-    store.set_settings(replace(store.settings, calibration=older))
-    before = Searcher(tmp_path / "s", model())
-    assert before.strength == STRENGTH and before.calibration is not None and before.calibration.place == -3.0
-    index(photos, tmp_path / "s", bank=True)
-    assert Store.open(tmp_path / "s").settings.calibration == pytest.approx(right, abs=1e-5)
+    older = {name: value for name, value in right.items() if name not in ("strength", "gap")} | {"place": -3.0}
+    for strength in ({}, {"strength": 0.75}):
+        store.set_settings(replace(store.settings, calibration=older | strength))
+        before = Searcher(tmp_path / "s", model())
+        assert before.strength == strength.get("strength", STRENGTH)
+        assert before.calibration is not None and before.calibration.place == -3.0
+        # Until then its scores are those of that release: the level in part, no gap.
+        hit = before.search("a dog", 1)[0]
+        assert hit.terms["background"] == pytest.approx(-before.strength * levels_of(store)[hit.path], abs=1e-6)
+        index(photos, tmp_path / "s", bank=True)
+        assert Store.open(tmp_path / "s").settings.calibration == pytest.approx(right, abs=1e-5)
+        store = Store.open(tmp_path / "s")
 
 
 def test_confidence_of_hits(searcher: Searcher) -> None:
@@ -218,7 +243,8 @@ def test_confidence_of_hits(searcher: Searcher) -> None:
     scores = torch.tensor([sorted(hit.score for hit in searcher.search(text, 12)) for text in asked]).T
     calibration = searcher.calibration
     assert calibration is not None
-    assert calibration.as_dict() == pytest.approx(Calibration.of_scores(scores).as_dict(), abs=1e-4)
+    expected = replace(Calibration.of_scores(scores), gap=calibration.gap)
+    assert calibration.as_dict() == pytest.approx(expected.as_dict(), abs=1e-4)
     best = [searcher.search(text, 1)[0] for text in asked]
     assert [hit.confidence for hit in best] == [calibration.confidence(hit.score) for hit in best]
     assert all(hit.good == ((hit.confidence or 0) >= GOOD) for hit in best)
@@ -278,14 +304,18 @@ def test_evaluation_takes_levels_off_images_and_captions(photos: Path, monkeypat
         length = math.sqrt(sum(value * value for value in total))
         return [value / length for value in total]
 
+    high = [sum(sorted(row)[-BEST:]) / BEST for row in every.tolist()]
+    told = [record.dense is not None for record in dataset.records]
+    half = [sum(value for value, own in zip(high, told, strict=True) if own == some) / 6 for some in (False, True)]
+    gap = (half[1] - half[0]) * 3 / (3 + PRIOR)
     background_words = [mean_word(text) for text in bank_module.sentences()[:-ASKED]]
     for t, caption in enumerate(seen.captions):
         own = mean_word(caption)
         cosines = sorted(sum(a * b for a, b in zip(own, other, strict=True)) for other in background_words)
         ordinary = sum(cosines[-BEST:]) / BEST
-        for i, row in enumerate(every.tolist()):
-            high = sum(sorted(row)[-BEST:]) / BEST
-            expected = float(plain[i, t]) - STRENGTH * high - CAPTION_STRENGTH * ordinary
+        for i in range(len(high)):
+            taken = STRENGTH * high[i] + (1 - STRENGTH) * gap * told[i]
+            expected = float(plain[i, t]) - taken - CAPTION_STRENGTH * ordinary
             assert float(corrected[i, t]) == pytest.approx(expected, abs=1e-4)
 
 

@@ -159,10 +159,16 @@ def test_the_bank_of_a_dual_encoder(family: str, tmp_path: Path) -> None:
     # Of descriptions the strength sees the vectors alone.
     assert searcher.strength == pytest.approx(bank.strength_without_labels(table), abs=0.1)
     assert searcher.calibration is not None and 0 < searcher.strength == searcher.calibration.strength <= 1
+    told = {
+        row["path"]: row["dense"] is not None for some in plain.store.scan(["path", "dense"]) for row in some.rows()
+    }
+    levels = [torch.tensor([stored[path] for path in stored if told[path] == some]) for some in (True, False)]
+    assert len(levels[0]) == 3 and searcher.calibration.gap == pytest.approx(bank.description_gap(*levels), abs=1e-6)
     wanted = {hit.path: hit.score for hit in plain.search("a red dog", 20)}
     for exact in (False, True):
         for hit in searcher.search("a red dog", 20, exact=exact):
-            assert hit.terms["background"] == pytest.approx(-searcher.strength * stored[hit.path], abs=1e-6)
+            rest = (1 - searcher.strength) * searcher.calibration.gap * told[hit.path]
+            assert hit.terms["background"] == pytest.approx(-searcher.strength * stored[hit.path] - rest, abs=1e-6)
             assert hit.score == pytest.approx(wanted[hit.path] + hit.terms["background"], abs=1e-5)
             assert hit.confidence == searcher.calibration.confidence(hit.score)
     assert "seps index" in plain.without_bank and not searcher.without_bank

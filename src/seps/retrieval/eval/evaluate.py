@@ -20,9 +20,11 @@ from seps.retrieval.eval.protocol import PUBLISHED_WARNING, ProtocolError, View,
 from seps.retrieval.heads import ImageFeatures, SlimmingHead, TextFeatures
 from seps.retrieval.index.bank import (
     CAPTION_STRENGTH,
+    background,
     bank_of,
     bank_words,
     caption_levels,
+    description_gap,
     image_levels,
     strength_without_labels,
     zero_shot_levels,
@@ -108,7 +110,7 @@ def score_zero_shot(
         return scores
     own = bank_of(model)
     strength = strength_without_labels(model.index_vectors(*images) @ own.vectors.T)
-    return scores - strength * zero_shot_levels(model, *images, own)[:, None]
+    return scores + _background(zero_shot_levels(model, *images, own), mask, strength)[:, None]
 
 
 def add_lexical(scores: Tensor, seen: View, nat: float) -> Tensor:
@@ -176,8 +178,15 @@ def score_dataset(
         return scores
     own = bank_of(model)
     # The first ranks images as a search does, the second captions: each is a constant for the other direction.
-    scores = scores - STRENGTH * image_levels(model, images, own, memory=memory)[:, None]
+    scores = scores + _background(image_levels(model, images, own, memory=memory), mask, STRENGTH)[:, None]
     return scores - CAPTION_STRENGTH * caption_levels(texts, own)
+
+
+def _background(levels: Tensor, mask: Tensor | None, strength: float) -> Tensor:
+    """(B,) what a search adds to the scores of images with these levels, and words of descriptions by `mask` (B, L)."""
+    told = torch.zeros(len(levels), dtype=torch.bool) if mask is None else mask.any(dim=1).cpu()
+    gap = description_gap(levels.cpu()[told], levels.cpu()[~told])
+    return torch.tensor(background(levels.tolist(), strength, told.tolist(), gap)).to(levels)
 
 
 def _score_leaky(

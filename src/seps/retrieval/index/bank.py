@@ -2,7 +2,7 @@
 
 Some images score high for every sentence, and a description raises an image's scores for sentences of all kinds. The
 *level* b of an image measures that: the mean of its `BEST` best scores with the sentences of the bank, one number per
-image. A search ranks by `S - strength * b`.
+image. A search ranks by `S - strength * b`; what descriptions raise b by on average is taken off whole (`background`).
 
 The last `ASKED` sentences of the bank are asked of the whole gallery instead. They were written for other photos, so
 their best scores are those of queries whose photo is not there: see `seps.retrieval.confidence`.
@@ -355,11 +355,38 @@ def strength_without_labels(scores_BT: Tensor, best: int = BEST) -> float:
     return (images * slope + PRIOR * STRENGTH) / (images + PRIOR)
 
 
-def background(levels: Sequence[float | None], strength: float = STRENGTH) -> list[float]:
-    """What the bank adds to each image's score: less `strength` times its level.
+def description_gap(described: Tensor, others: Tensor) -> float:
+    """How much higher the levels of described images are than those of the others, on average; 0 without either.
 
-    An image without one, which a release that knows no bank has added, is taken to have the mean level of the others.
+    Where there are few of either the difference is drawn to 0, which counts as `PRIOR` images.
+    """
+    if not len(described) or not len(others):
+        return 0.0
+    counted = len(described) * len(others) / (len(described) + len(others))
+    return float(described.double().mean() - others.double().mean()) * counted / (counted + PRIOR)
+
+
+def background(
+    levels: Sequence[float | None],
+    strength: float = STRENGTH,
+    described: Sequence[bool] | None = None,
+    gap: float = 0.0,
+) -> list[float]:
+    """What the bank adds to each image's score: less `strength` times its level, and the rest of `gap` if `described`.
+
+    So what descriptions raise the levels by on average (`description_gap`) is taken off whole, and `strength` of what
+    else images differ in. An image without a level, which a release that knows no bank has added, is taken to have the
+    mean level of the others.
     """
     known = [value for value in levels if value is not None]
     usual = fmean(known) if known else 0.0
-    return [-strength * (usual if value is None else value) for value in levels]
+    rest = (1 - strength) * gap
+    return [
+        -strength * (usual if value is None else value) - rest * told
+        for value, told in zip(levels, described or [False] * len(levels), strict=True)
+    ]
+
+
+def stored_background(images: Columns, strength: float, gap: float) -> list[float]:
+    """`background` of images of a store, read with `bank` and `words`."""
+    return background(images.values("bank"), strength, [words is not None for words in images.values("words")], gap)

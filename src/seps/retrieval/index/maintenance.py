@@ -17,7 +17,13 @@ import torch
 from seps.retrieval.confidence import REFERENCE, STRENGTH, Calibration
 from seps.retrieval.data import ImageSource, UnreadableImage, read_source
 from seps.retrieval.data.gallery import Problem, shown_place
-from seps.retrieval.index.bank import SearchModel, bank_of, stored_levels, strength_without_labels
+from seps.retrieval.index.bank import (
+    SearchModel,
+    bank_of,
+    description_gap,
+    stored_levels,
+    strength_without_labels,
+)
 from seps.retrieval.index.codec import packed_shape, whole_vectors
 from seps.retrieval.index.opening import stored_root
 from seps.retrieval.index.rows import Columns, StoreError, row_id
@@ -31,7 +37,7 @@ AT_ONCE = 256
 CANDIDATES = 16
 """Images that are scored exactly per background query: the best one alone is wanted."""
 SAMPLED = 1000
-"""Images whose scores with the bank give the strength of a model without measured queries."""
+"""Images whose levels and scores with the bank stand for those of the whole gallery."""
 
 
 @dataclass
@@ -85,15 +91,16 @@ def bring_up_to_date(store: Store, model: SearchModel, *, changed: bool) -> None
         store.put_levels({identity: value for identity, value in levels if value is not None})
     known = Calibration.from_dict(store.settings.calibration)
     count = len(store) - store.settings.excluded
-    older = "strength" not in store.settings.calibration  # of a release that did not look at the gallery's size
+    older = "gap" not in store.settings.calibration  # of a release with another strength, or without a calibration
     if changed or missing or older or known is None or known.images != count:
-        if isinstance(model, ZeroShotModel):
-            calibration = {"strength": gallery_strength(store, model)}
-            store.set_settings(replace(store.settings, calibration=calibration))
+        strength = gallery_strength(store, model) if isinstance(model, ZeroShotModel) else STRENGTH
+        gap = gallery_gap(store)
+        store.set_settings(replace(store.settings, calibration={"strength": strength, "gap": gap}))
         searcher = Searcher(store, model)
         found = calibrate(searcher, model, count)
         searcher.close()
-        store.set_settings(replace(store.settings, calibration={} if found is None else found.as_dict()))
+        calibration = {} if found is None else {**found.as_dict(), "gap": gap}
+        store.set_settings(replace(store.settings, calibration=calibration))
 
 
 def _shown(searcher: Searcher) -> Iterator[Columns]:
@@ -116,13 +123,25 @@ def calibrate(searcher: Searcher, model: SearchModel, images: int) -> Calibratio
         return Calibration.of(list(best), images, searcher.strength)
 
 
+def _sample(store: Store, columns: list[str]) -> Columns:
+    """Some columns of at most `SAMPLED` images, spread over the ids."""
+    ids = sorted(identity for some in store.scan(["id"], batch_size=8192) for identity in some.values("id"))
+    return store.select(ids[:: max(1, len(ids) // SAMPLED)][:SAMPLED], columns)
+
+
 def gallery_strength(store: Store, model: ZeroShotModel) -> float:
     """`strength_without_labels` of at most `SAMPLED` images, with the scores of their vectors, nearly the exact."""
-    ids = sorted(identity for some in store.scan(["id"], batch_size=8192) for identity in some.values("id"))
-    images = store.select(ids[:: max(1, len(ids) // SAMPLED)][:SAMPLED], ["vector", "mean"])
+    images = _sample(store, ["vector", "mean"])
     bank = bank_of(model, store.settings)
     vectors = torch.from_numpy(whole_vectors(images, store.settings)).to(bank.vectors.device)
     return strength_without_labels(vectors @ bank.vectors.T) if len(images) else STRENGTH
+
+
+def gallery_gap(store: Store) -> float:
+    """`description_gap` of at most `SAMPLED` images."""
+    rows = [row for row in _sample(store, ["bank", "dense"]).rows() if row["bank"] is not None]
+    some, others = ([row["bank"] for row in rows if (row["dense"] is not None) == told] for told in (True, False))
+    return description_gap(torch.tensor(some), torch.tensor(others))
 
 
 def status(store: Store) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from seps.retrieval.data.images import decode_image
 from seps.retrieval.data.shards import read_source
 from seps.retrieval.heads import ImageFeatures, TextFeatures
 from seps.retrieval.index import lexical
-from seps.retrieval.index.bank import NO_BANK, background, search_vectors
+from seps.retrieval.index.bank import NO_BANK, search_vectors, stored_background
 from seps.retrieval.index.codec import StoredScorer, image_vectors, model_hash, restore, unpack_padded
 from seps.retrieval.index.embedding import computing_threads
 from seps.retrieval.index.hits import SHOWN, Hit, Part, check_text
@@ -176,10 +176,8 @@ class Searcher:
     @property
     def without_bank(self) -> str:
         """A sentence on what a store lacks that has no bank of background queries; else empty."""
-        settings = self.store.settings
-        if settings.bank:
-            return ""
-        return NO_BANK.format(self.store.location, settings.root, self.store.location)
+        place, settings = self.store.location, self.store.settings
+        return "" if settings.bank else NO_BANK.format(place, settings.root, place)
 
     def encode(self, text: str) -> TextFeatures | Query:
         """One query as the model sees it."""
@@ -362,7 +360,8 @@ class Searcher:
         added = [self.nat * found.of(identity) for identity in images.values("id")]
         terms = [{"lexical": value} if value else {} for value in added]
         if described and self.store.settings.bank:
-            for own, level in zip(terms, background(images.values("bank"), self.strength), strict=True):
+            gap = self.store.settings.calibration.get("gap", 0.0)
+            for own, level in zip(terms, stored_background(images, self.strength, gap), strict=True):
                 own["background"] = level
         return terms
 
