@@ -35,20 +35,41 @@ def load(
     `ignore` names what a file may hold beside the settings. Raises ConfigError for a file that cannot be read, a name
     that does not exist and a value that does not fit.
     """
+    return build(cls, told(cls, files, overrides, ignore))
+
+
+def told(
+    cls: type[T],
+    files: str | Path | Iterable[str | Path] | None = None,
+    overrides: Mapping[str, Any] | Iterable[str] = (),
+    ignore: Collection[str] = (),
+) -> dict[str, Any]:
+    """The settings that are given, without defaults, as nested values of their types; the arguments of `load`."""
     tree: dict[str, Any] = {}
     for path in [files] if isinstance(files, str | Path) else files or ():
         given = {name: value for name, value in read_yaml(Path(path)).items() if name not in ignore}
         _merge(cls, tree, given, "", str(path))
     named = overrides if isinstance(overrides, Mapping) else dict(map(parse_override, overrides))
     _merge(cls, tree, named, "", "the settings")
-    return _build(cls, tree)
+    return tree
+
+
+def build(cls: type[T], tree: Mapping[str, Any]) -> T:
+    """The dataclass of what `told` gave, sections first.
+
+    `cls.complete(tree)`, where there is one, adds what follows from what is given.
+    """
+    complete = getattr(cls, "complete", None)
+    values = complete(tree) if complete is not None else tree
+    hints = get_type_hints(cls)
+    return cls(**{name: build(hints[name], v) if is_dataclass(hints[name]) else v for name, v in values.items()})
 
 
 def from_mapping(cls: type[T], values: Mapping[str, Any], source: str = "the settings") -> T:
     """A dataclass from nested plain values, as `to_plain` gives them; `source` is named where they are wrong."""
     tree: dict[str, Any] = {}
     _merge(cls, tree, values, "", source)
-    return _build(cls, tree)
+    return build(cls, tree)
 
 
 def to_plain(config: Any) -> dict[str, Any]:
@@ -161,14 +182,6 @@ def _wanted(hint: Any) -> str:
     if origin is tuple:
         return f"a list of {len(arguments)}, each {_wanted(arguments[0])}"
     return _KINDS.get(hint, "options by name, such as {name: value}")
-
-
-def _build(cls: type[T], tree: dict[str, Any]) -> T:
-    """The dataclass, sections first. `cls.complete(tree)`, where there is one, adds what follows from what is given."""
-    complete = getattr(cls, "complete", None)
-    values = complete(tree) if complete is not None else tree
-    hints = get_type_hints(cls)
-    return cls(**{name: _build(hints[name], v) if is_dataclass(hints[name]) else v for name, v in values.items()})
 
 
 def _plain(value: Any) -> Any:

@@ -22,6 +22,7 @@ from doc_blocks import ROOT
 
 from seps import settings
 from seps.cli.main import main
+from seps.retrieval.train import start
 
 Words = list[str]
 
@@ -81,6 +82,7 @@ def parsing_only() -> Iterator[None]:
         mock.patch.object(plain, "parse_args", stopping(plain.parse_args)),
         mock.patch.object(plain, "parse_intermixed_args", stopping(plain.parse_intermixed_args)),
         mock.patch.object(settings, "load", stopping(settings.load)),
+        mock.patch.object(start, "load_run", stopping(start.load_run)),
     ):
         yield
 

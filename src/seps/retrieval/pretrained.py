@@ -35,7 +35,7 @@ from seps.retrieval.config import ModelConfig
 from seps.retrieval.deltas import ENCODERS, has_rows, pack_delta, undelta, unpack_delta
 from seps.retrieval.heads import Head, SlimmingHead
 from seps.retrieval.model import RetrievalModel, make_vision
-from seps.training.checkpoint import find_checkpoint, load_weights
+from seps.training.checkpoint import Log, find_checkpoint, load_weights
 
 __all__ = [
     "BASE",
@@ -157,8 +157,7 @@ def embedded_folder(name: str = MINI) -> Path:
     return Path(str(files("seps"))) / "assets" / name
 
 
-mini_folder = embedded_folder
-"""Former name."""
+mini_folder = embedded_folder  # former name
 
 
 def own_parts(model: RetrievalModel) -> dict[str, Any]:
@@ -261,6 +260,7 @@ def begin(
     text: TextEncoder | None = None,
     head: Head | None = None,
     network: PatchSlimming | None = None,
+    log: Log | None = None,
 ) -> RetrievalModel:
     """The model that training begins with: built as `config` says, with the weights of the trained model `start`.
 
@@ -272,6 +272,7 @@ def begin(
         config: of the new model.
         start: as for `from_pretrained`, or empty.
         vision, text, head, network: objects of your own instead of those that `config` names.
+        log: is told which tensors are new.
 
     Raises ConfigError where `config` names other encoders than `start` has, or an image size that they cannot take.
     """
@@ -293,8 +294,11 @@ def begin(
             raise ConfigError(f"start={start!r} takes images of {vision.image_size}; leave model.image_size out.")
     model = RetrievalModel(config, vision, text or first.text, head, network)
     own, known = model.state_dict(), first.state_dict()
-    own.update({name: known[name] for name in own if name in known and known[name].shape == own[name].shape})
-    model.load_state_dict(own)
+    taken = {name: known[name] for name in own if name in known and known[name].shape == own[name].shape}
+    model.load_state_dict({**own, **taken})
+    new = [name for name in own if name not in taken]
+    if new and log is not None:
+        log(f"{len(new)} of {len(own)} tensors are new, as start={start!r} has none of that shape: {', '.join(new)}.")
     return model
 
 

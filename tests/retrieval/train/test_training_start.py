@@ -12,8 +12,10 @@ from seps.cli.main import main
 from seps.config import ConfigError
 from seps.encoders import ViT
 from seps.retrieval.config import DataConfig, ModelConfig, RunConfig
+from seps.retrieval.heads import ImageFeatures
 from seps.retrieval.pretrained import begin, from_pretrained
 from seps.retrieval.train.run import train_model
+from seps.retrieval.train.start import load_run
 from seps.training import TrainConfig
 
 
@@ -64,6 +66,49 @@ def test_base_starts_at_another_size_without_the_package_of_its_first_weights() 
 def test_other_encoders_than_those_it_starts_with_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"start='base' has model.vision='dinov2-s-focus', but 'mini' is set"):
         begin(ModelConfig(), "base")
+
+
+def test_a_run_that_only_says_where_it_starts_begins_with_that_model_as_it_is() -> None:
+    known = from_pretrained("base")
+    config = load_run(overrides={"start": "base", "train.epochs": 2})
+    assert config.train.epochs == 2
+    model, said = begin(config.model, config.start, log=pytest.fail), known.state_dict()
+    assert model.image_size == known.image_size and model.head.options == known.head.options
+    assert all(torch.equal(value, said[name]) for name, value in model.state_dict().items())
+    pixels = torch.rand(1, 3, 280, 280, generator=torch.Generator().manual_seed(0))
+    texts = ["a dog in the snow", "two cups"]
+    scores = [
+        one.eval().score(ImageFeatures(one.encode_pixels(pixels)), one.encode_texts(texts)) for one in (model, known)
+    ]
+    assert torch.equal(*scores)
+
+
+def test_what_is_told_of_the_model_wins_over_what_it_starts_with(tmp_path) -> None:
+    told = load_run(overrides={"start": "base", "model.dropout": "0.3", "model.slimming.own_guide": "2"}).model
+    assert (told.dropout, told.slimming["own_guide"], told.slimming["aggr_ratio"]) == (0.3, 2, 0.256)
+    assert told.vision == "dinov2-s-focus" and not told.special_tokens
+    # A preset, or another head, brings its own options.
+    assert load_run(overrides={"start": "base", "model.preset": "paper"}).model.slimming == {}
+    assert load_run(overrides={"start": "base", "model.head": "maxsim"}).model.slimming == {}
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("start: base\nmodel:\n  head: mean\n", encoding="utf-8")
+    assert load_run(recipe).model.head == "mean"
+    assert load_run(overrides={"train.epochs": 2}).model == ModelConfig()
+
+
+def test_another_size_keeps_the_number_of_merged_patches() -> None:
+    smaller = load_run(overrides={"start": "base", "model.image_size": [224, 224]})
+    begin(smaller.model, "base", log=pytest.fail)
+    news: list[str] = []
+    begin(replace(smaller.model, slimming={"aggr_ratio": 0.2}), "base", log=news.append)
+    assert len(news) == 1 and "tensors are new, as start='base' has none of that shape: head.net." in news[0]
+
+
+def test_train_and_compare_take_a_start_without_a_word_on_the_model(capsys) -> None:
+    assert main(["train", "--start", "base", "--print_config"]) == 0
+    assert "vision: dinov2-s-focus" in capsys.readouterr().out
+    assert main(["train", "--start", "nothing", "--print_config"]) == 2
+    assert "There is no model 'nothing'" in capsys.readouterr().err
 
 
 def test_a_lack_of_memory_names_the_setting_that_helps(first, tmp_path, monkeypatch) -> None:

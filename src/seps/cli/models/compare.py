@@ -102,11 +102,12 @@ def add_options(parser: Parser) -> None:
 def _recipe(options: argparse.Namespace, out: Path) -> RunConfig:
     """The recipe. Raises ValueError where `out` holds results of another one."""
     from seps.experiments.report import finished
-    from seps.settings import load, parse_override
+    from seps.retrieval.train.start import load_run
+    from seps.settings import parse_override
 
     former = dict(map(parse_override, options.set))
     changes = {"data.train": options.data, "data.dev": options.dev, **former, **options.settings}
-    recipe = load(RunConfig, options.config, changes, ignore=FORMER_OPTIONS)
+    recipe = load_run(options.config, changes, ignore=FORMER_OPTIONS)
     path = out / "recipe.json"
     # Without a result there is nothing to keep apart: a recipe that failed may be corrected.
     if path.is_file() and finished(out / "results.jsonl"):

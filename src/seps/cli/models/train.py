@@ -42,9 +42,10 @@ def run(options: argparse.Namespace) -> int:
     if options.out is None and not options.print_config:
         options.parser.error("the following arguments are required: --out")
     load_plugins(options.plugin)
-    from seps.settings import load, to_yaml
+    from seps.retrieval.train.start import load_run
+    from seps.settings import to_yaml
 
-    config = load(RunConfig, options.config, options.settings, ignore=FORMER_OPTIONS)
+    config = load_run(options.config, options.settings, ignore=FORMER_OPTIONS)
     if options.print_config:
         print(to_yaml(config), end="")
         return 0

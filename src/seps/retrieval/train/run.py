@@ -63,7 +63,7 @@ def train_model(
     sets = load_sets(config)
     torch.manual_seed(config.train.seed)
     own: dict[str, Any] = {"vision": vision, "text": text, "head": head, "network": network}
-    model = begin(config.model, config.start, **own)
+    model = begin(config.model, config.start, **own, log=log)
     _check_descriptions(model, sets)
     check_save(model, run_dir / "model")
     data = read_data(config, sets, model.image_size, say)
