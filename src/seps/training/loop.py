@@ -48,6 +48,7 @@ class TrainResult:
 
     `interrupted`: it was asked to stop and saved; the same call continues it. `best_score` and `best_checkpoint` are
     None before the first finite score; without a dev set the score stays None, and the last checkpoint is the best.
+    `best_step` is 0 where no later weights score higher than those a run began with (`Task`: begins_trained).
     `metrics` is the last evaluation of this call (empty without one).
     """
 
@@ -59,6 +60,7 @@ class TrainResult:
     best_checkpoint: Path | None
     last_checkpoint: Path | None
     metrics: dict[str, float]
+    best_step: int | None = None
     labels: dict[str, str] = field(default_factory=dict)
     """What the task says about its figures, such as the protocol they are taken under."""
 
@@ -264,10 +266,11 @@ class _Run:
             raise
 
     def _evaluation_due(self) -> bool:
-        if self.step in (0, self.evaluated_step) or self.step % self.per_epoch:
+        untrained = not self.step and not getattr(self.task, "begins_trained", False)
+        if untrained or self.step == self.evaluated_step or self.step % self.per_epoch:
             return False
         every = self.config.eval_every
-        return self.step == self.total or (every > 0 and (self.step // self.per_epoch) % every == 0)
+        return self.step in (0, self.total) or (every > 0 and (self.step // self.per_epoch) % every == 0)
 
     def _step(self, batch: Any, started: float, guard: InterruptGuard, progress: Progress) -> bool:
         """One optimiser step; returns whether some process was asked to stop meanwhile.
@@ -346,7 +349,7 @@ class _Run:
             self.log(f"The score after step {self.step} is {score}: this checkpoint cannot become the best.")
         # Where nothing is measured (no dev set) the newest weights count.
         is_best = score is None or (math.isfinite(score) and (before is None or score > before))
-        epoch = self.step // self.per_epoch - 1
+        epoch = max(0, self.step // self.per_epoch - 1)
         if self.metrics_log is not None:
             self.metrics_log.write("eval", self.step, epoch, metrics)
         processes.on_first_rank(lambda: self.store.record_evaluation(self.step, metrics, is_best, self.labels))
@@ -389,6 +392,7 @@ class _Run:
             resumed_from=self.resumed_from,
             interrupted=interrupted,
             best_score=best.get("score") if best else None,
+            best_step=best.get("step") if best else None,
             best_checkpoint=self.store.folder / best["checkpoint"] if best else None,
             last_checkpoint=self.store.folder_of(self.saved_step) if self.saved_step >= 0 else None,
             metrics=self.metrics,

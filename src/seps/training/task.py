@@ -22,6 +22,7 @@ class Task(Protocol):
             optim.backbone_groups makes. Without it every parameter of the model gets `lr`.
         begin_epoch(epoch) -> None, called before the first step of an epoch that this process runs (also when
             it resumes in the middle): the place to freeze and unfreeze.
+        begins_trained -> bool, whether the weights are evaluated before the first step: they may stay the best.
     """
 
     @property

@@ -44,6 +44,38 @@ def test_a_run_goes_on_from_the_weights_it_starts_with(first, tmp_path) -> None:
     assert from_pretrained(tmp_path / "run").config.vision == config.model.vision
 
 
+def test_a_run_that_makes_its_start_worse_keeps_it(first, tmp_path, capsys) -> None:
+    """Dev is scored before the first step; no score of a later step is higher, so the model is its start."""
+    config, folder = first
+    wild = {"train.learning_rate": 3.0, "train.epochs": 2, "train.eval_every": 1, "train.clip_norm": 0.0}
+    data = {"data.train": config.data.train, "data.dev": config.data.dev[0]}
+    told = {"start": str(folder / "model"), **data, "train.batch_size": 16, "train.prefetch": 0, **wild}
+    words = [part for name, value in told.items() for part in (f"--{name}", str(value))]
+    assert main(["train", "--out", str(tmp_path / "run"), "--device", "cpu", *words]) == 0
+    assert "that of the model it started with, which stays the best" in capsys.readouterr().out
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    scores = [(line["step"], line["score"]) for line in lines if line["kind"] == "eval"]
+    assert len(scores) == 3 and scores[0][0] == 0 and scores[0][1] > max(score for _, score in scores[1:])
+    known, found = (from_pretrained(one / "model").state_dict() for one in (folder, tmp_path / "run"))
+    assert all(torch.equal(found[name], known[name]) for name in known)
+
+
+def test_a_run_that_ended_before_its_first_step_goes_on(first, tmp_path, monkeypatch) -> None:
+    config, folder = first
+    short = replace(config, start=str(folder / "model"), train=replace(config.train, epochs=1, eval_every=1))
+    result = train_model(short, tmp_path / "whole")
+
+    def lost(*_: object) -> None:
+        raise OSError("the disk is gone")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="the disk is gone"):
+        patch.setattr("seps.retrieval.train.run.RetrievalTask.batch", lost)
+        train_model(short, tmp_path / "run")
+    again = train_model(short, tmp_path / "run")
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+    assert (again.best_score, again.best_step) == (result.best_score, result.best_step)
+
+
 def test_every_tensor_of_the_same_shape_is_taken_over(first) -> None:
     config, folder = first
     known = from_pretrained(folder / "model").state_dict()

@@ -76,7 +76,8 @@ def _chosen(result: TrainResult) -> str:
     """Which checkpoint is the model, and by which score."""
     if result.best_score is not None:
         named = f" under protocol {result.labels['protocol']}" if "protocol" in result.labels else ""
-        return f"best score on dev{named}: {result.best_score:.1f}"
+        first = ", that of the model it started with, which stays the best" if result.best_step == 0 else ""
+        return f"best score on dev{named}: {result.best_score:.1f}{first}"
     if result.best_checkpoint is not None:
         return "without a dev set (--data.dev) the last checkpoint is the model"
     return "no score on dev yet"

@@ -90,7 +90,8 @@ def bank_name() -> str:
 def bank_words(strength: str = f"{STRENGTH:g}", captions: float = 0.0) -> str:
     """The correction in words, for figures; `captions` is the strength of the captions' levels."""
     both = f" - {captions:g} x the mean of the caption's {BEST} largest cosines with them" if captions else ""
-    return f"S - {strength} x the mean of the {BEST} best of {len(sentences()) - ASKED} background queries{both}"
+    gap = ", for described images with all that descriptions raise it by"
+    return f"S - {strength} x the mean of the {BEST} best of {len(sentences()) - ASKED} background queries{gap}{both}"
 
 
 class Bank:

@@ -133,6 +133,11 @@ class RetrievalTask:
         """What every line of the run's log says beside its figures."""
         return {"protocol": self.protocol}
 
+    @property
+    def begins_trained(self) -> bool:
+        """Whether dev is scored before the first step: of a run that starts with a trained model."""
+        return bool(self.config.start and self.dev)
+
     def steps_per_epoch(self, world: int) -> int:
         """Whole batches in the training set. Raises ValueError for a batch that the processes cannot share evenly."""
         size = self.config.train.batch_size
