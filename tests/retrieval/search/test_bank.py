@@ -13,7 +13,7 @@ import torch
 
 from seps.cli.main import call, main
 from seps.retrieval import Searcher
-from seps.retrieval.confidence import REFERENCE, STRENGTH, Calibration, expected_largest
+from seps.retrieval.confidence import STRENGTH
 from seps.retrieval.data import load_jsonl
 from seps.retrieval.eval.evaluate import evaluate, score_dataset
 from seps.retrieval.eval.protocol import ProtocolError, view
@@ -24,7 +24,6 @@ from seps.retrieval.index.bank import (
     ASKED,
     BEST,
     CAPTION_STRENGTH,
-    GOOD,
     PRIOR,
     background,
     bank_of,
@@ -186,73 +185,6 @@ def test_explanations_have_it_as_their_own_term(searcher: Searcher) -> None:
         image = sum(found.patches) + found.elsewhere + sum(part.contribution for part in found.description)
         assert image + found.rest + found.background == pytest.approx(hit.score, abs=1e-5)
         assert sum(found.terms.values()) == pytest.approx(hit.score, abs=1e-5)
-
-
-def test_the_confidence_is_the_part_of_background_queries_below() -> None:
-    """A Gumbel sample gives its own distribution back; a higher score never has a lower confidence."""
-    draws = [0.3 - 0.1 * math.log(-math.log((i + 0.5) / 4000)) for i in range(4000)]
-    found = Calibration.of(draws, 10)
-    for part in (0.1, 0.5, 0.9):
-        assert found.confidence(sorted(draws)[int(part * 4000)]) == pytest.approx(part, abs=0.02)
-    values = [found.confidence(0.1 * step) for step in range(-50, 50)]
-    assert values == sorted(values) and values[0] == 0.0 and values[-1] == 1.0
-    assert Calibration.from_dict(found.as_dict()) == found
-    assert Calibration.from_dict({}) is None and Calibration.from_dict({"other": 1.0}) is None
-    with pytest.raises(ValueError, match="at least one"):
-        Calibration.of([], 3)
-
-
-def test_a_small_gallery_is_as_sure_as_a_large_one() -> None:
-    """The best of few normal scores is raised to that of `REFERENCE`; a gallery of that size is left as it is."""
-    draws = torch.Generator().manual_seed(0)
-    queries = 0.3 * torch.randn(1, 2000, generator=draws)
-    large = Calibration.of_scores(queries + torch.randn(REFERENCE, 2000, generator=draws))
-    plain = Calibration.of((queries + torch.randn(20, 2000, generator=draws)).amax(dim=0).tolist(), 20)
-    assert plain.place < large.place - 0.8  # what was taken for a match among few
-    for images in (5, 20, 100):
-        small = Calibration.of_scores(queries + torch.randn(images, 2000, generator=draws))
-        assert small.place == pytest.approx(large.place, abs=0.15) and small.images == images
-    same = (queries + torch.randn(REFERENCE + 1, 2000, generator=draws)).amax(dim=0).tolist()
-    assert Calibration.of(same, REFERENCE + 1, spread=5.0) == Calibration.of(same, REFERENCE + 1)
-    alone = Calibration.of_scores(torch.randn(1, 2000, generator=draws))
-    assert alone.place > 2  # one image: the spread of the queries stands for that of the images
-    assert [expected_largest(n) for n in (1, 2, 10, 100)] == pytest.approx([0, 0.5642, 1.5388, 2.5076], abs=0.03)
-
-
-def test_a_calibration_of_the_last_release_is_made_anew(photos: Path, tmp_path: Path) -> None:
-    index(photos, tmp_path / "s", bank=True)
-    store = Store.open(tmp_path / "s")
-    right = store.settings.calibration
-    older = {name: value for name, value in right.items() if name not in ("strength", "gap")} | {"place": -3.0}
-    for strength in ({}, {"strength": 0.75}):
-        store.set_settings(replace(store.settings, calibration=older | strength))
-        before = Searcher(tmp_path / "s", model())
-        assert before.strength == strength.get("strength", STRENGTH)
-        assert before.calibration is not None and before.calibration.place == -3.0
-        # Until then its scores are those of that release: the level in part, no gap.
-        hit = before.search("a dog", 1)[0]
-        assert hit.terms["background"] == pytest.approx(-before.strength * levels_of(store)[hit.path], abs=1e-6)
-        index(photos, tmp_path / "s", bank=True)
-        assert Store.open(tmp_path / "s").settings.calibration == pytest.approx(right, abs=1e-5)
-        store = Store.open(tmp_path / "s")
-
-
-def test_confidence_of_hits(searcher: Searcher) -> None:
-    """That of the calibration by hand, from all scores of the background queries; hits are good from `GOOD`."""
-    asked = sentences()[-ASKED:]
-    scores = torch.tensor([sorted(hit.score for hit in searcher.search(text, 12)) for text in asked]).T
-    calibration = searcher.calibration
-    assert calibration is not None
-    expected = replace(Calibration.of_scores(scores), gap=calibration.gap)
-    assert calibration.as_dict() == pytest.approx(expected.as_dict(), abs=1e-4)
-    best = [searcher.search(text, 1)[0] for text in asked]
-    assert [hit.confidence for hit in best] == [calibration.confidence(hit.score) for hit in best]
-    assert all(hit.good == ((hit.confidence or 0) >= GOOD) for hit in best)
-    hits = searcher.search("a dog", 12)
-    limit = hits[4].confidence
-    assert limit is not None and searcher.search("a dog", 12, min_confidence=limit) == hits[:5]
-    with pytest.raises(ValueError, match="between 0 and 1"):
-        searcher.search("a dog", min_confidence=1.5)
 
 
 def test_strength_without_labels() -> None:

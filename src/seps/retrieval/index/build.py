@@ -27,7 +27,7 @@ from seps.retrieval.index.embedding import (
     guides_of_folder,
     prepare_locally,
 )
-from seps.retrieval.index.maintenance import IndexReport, bring_up_to_date
+from seps.retrieval.index.maintenance import UNFINISHED, IndexReport, bring_up_to_date
 from seps.retrieval.index.opening import (
     IndexOptions,
     Root,
@@ -138,7 +138,8 @@ def up_to_date(
     store = Store.open(location)
     work, gone, excluded = survey.compare(store.known(), settings, FolderGuides(), set())
     bad = [item for item in work if _failed_before(settings, item.found)]
-    if len(work) > len(bad) or gone or excluded or (settings.bank and store.without_level()):
+    unfinished = settings.bank and (store.without_level() or settings.calibration.get("images") == UNFINISHED)
+    if len(work) > len(bad) or gone or excluded or unfinished:
         return None
     survey.report.problems += [Problem(str(item.found), BAD_BEFORE, again=True) for item in bad]
     survey.report.older_pixels = settings.pixels != "model"

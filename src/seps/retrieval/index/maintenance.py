@@ -32,6 +32,8 @@ from seps.retrieval.index.store import Store, writer_lock
 from seps.retrieval.index.zeroshot import ZeroShotModel
 from seps.retrieval.table.packed_vectors import unpack_vectors
 
+UNFINISHED = -1.0
+"""Images of a calibration that is being made."""
 AT_ONCE = 256
 """Images whose levels are written in one commit."""
 CANDIDATES = 16
@@ -95,7 +97,9 @@ def bring_up_to_date(store: Store, model: SearchModel, *, changed: bool) -> None
     if changed or missing or older or known is None or known.images != count:
         strength = gallery_strength(store, model) if isinstance(model, ZeroShotModel) else STRENGTH
         gap = gallery_gap(store)
-        store.set_settings(replace(store.settings, calibration={"strength": strength, "gap": gap}))
+        # Until the new one is there the last calibration goes on; if this run ends before, its images are not those.
+        former = {} if known is None else {**known.as_dict(), "images": UNFINISHED}
+        store.set_settings(replace(store.settings, calibration={**former, "strength": strength, "gap": gap}))
         searcher = Searcher(store, model)
         found = calibrate(searcher, model, count)
         searcher.close()
