@@ -283,7 +283,7 @@ def begin(
         have, named = getattr(first.config, part), getattr(config, part)
         if have != named:
             raise ConfigError(
-                f"start={start!r} has model.{part}={have!r}, but {named!r} is set: set {have!r}, or leave start out."
+                f"start={start!r} has model.{part}={have!r}, but {named!r} is set: set {have!r}, or leave one out."
             )
     if vision is None:
         vision = first.vision
