@@ -38,18 +38,6 @@ from seps.retrieval.index.store import Store
 from stores import few_sentences, gallery, index, model, model_folder, paint
 
 
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return gallery(tmp_path_factory.mktemp("photos"), 12, described=6)
-
-
-@pytest.fixture(scope="module")
-def searcher(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Searcher:
-    store = tmp_path_factory.mktemp("stores") / "s"
-    index(photos, store, precision="float32", bank=True)
-    return Searcher(store, model())
-
-
 def levels_of(store: Store) -> dict[str, float]:
     return {row["path"]: row["bank"] for some in store.scan(["path", "bank"]) for row in some.rows()}
 

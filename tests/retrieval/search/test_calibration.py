@@ -14,19 +14,7 @@ from seps.retrieval.confidence import REFERENCE, STRENGTH, Calibration, expected
 from seps.retrieval.index.bank import ASKED, GOOD, sentences
 from seps.retrieval.index.build import up_to_date
 from seps.retrieval.index.store import Store
-from stores import gallery, index, model
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return gallery(tmp_path_factory.mktemp("photos"), 12, described=6)
-
-
-@pytest.fixture(scope="module")
-def searcher(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Searcher:
-    store = tmp_path_factory.mktemp("stores") / "s"
-    index(photos, store, precision="float32", bank=True)
-    return Searcher(store, model())
+from stores import index, model
 
 
 def test_the_confidence_is_the_part_of_background_queries_below() -> None:
