@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from dataclasses import replace
 
 import pytest
 import torch
 
 from seps.cli.main import main
+from seps.cli.models.compare import _recipe
 from seps.config import ConfigError
 from seps.encoders import ViT
 from seps.retrieval.config import DataConfig, ModelConfig, RunConfig
@@ -136,7 +138,11 @@ def test_another_size_keeps_the_number_of_merged_patches() -> None:
     assert len(news) == 1 and "tensors are new, as start='base' has none of that shape: head.net." in news[0]
 
 
-def test_train_and_compare_take_a_start_without_a_word_on_the_model(capsys) -> None:
+def test_train_and_compare_take_a_start_without_a_word_on_the_model(tmp_path, capsys) -> None:
+    options = Namespace(
+        config=[], set=[], settings={"start": "base"}, data="a.jsonl", dev=["b.jsonl"], suite="baselines"
+    )
+    assert _recipe(options, tmp_path).model.vision == "dinov2-s-focus"
     assert main(["train", "--start", "base", "--print_config"]) == 0
     assert "vision: dinov2-s-focus" in capsys.readouterr().out
     assert main(["train", "--start", "nothing", "--print_config"]) == 2
