@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-import sys
 from typing import TYPE_CHECKING, Any
-
-from seps._moved import FormerNames
 
 if TYPE_CHECKING:
     from seps.compat import (
@@ -44,7 +41,6 @@ if TYPE_CHECKING:
     )
 
 __version__ = "0.1.0"
-sys.meta_path.append(FormerNames())
 
 __all__ = [
     "HRPA",

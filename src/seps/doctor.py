@@ -151,9 +151,9 @@ def triton_works() -> str:
 def model_intact(folder: Path | None = None) -> str:
     """Read the embedded model's files and compare them with what they should be."""
     from seps.hub.folder import read_config, read_weights
-    from seps.retrieval.pretrained import mini_folder
+    from seps.retrieval.pretrained import embedded_folder
 
-    folder = folder or mini_folder()
+    folder = folder or embedded_folder()
     config = read_config(folder)
     expect("sha256" in config.get("weights", {}), f"{folder / 'config.json'} does not state the sum of its weights")
     tensors, path = read_weights(folder, config)

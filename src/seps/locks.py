@@ -181,7 +181,7 @@ class RemoteLock:
         """Put our name into a row that is free, or stale. Raises FileInUse."""
         try:
             row = self._row()
-        except _STORAGE_ERRORS:  # earlier releases removed the table when they were done
+        except _STORAGE_ERRORS:  # a row that cannot be read is not free
             row = None
         if row is None:
             raise FileInUse(f"{self._subject} is being written by another process. Wait for it, and run again.")

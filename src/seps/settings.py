@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import types
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -28,27 +28,23 @@ def load(
     cls: type[T],
     files: str | Path | Iterable[str | Path] | None = None,
     overrides: Mapping[str, Any] | Iterable[str] = (),
-    ignore: Collection[str] = (),
 ) -> T:
     """A dataclass from YAML files (later ones win), then overrides: `{"train.epochs": 5}` or `["train.epochs=5"]`.
 
-    `ignore` names what a file may hold beside the settings. Raises ConfigError for a file that cannot be read, a name
-    that does not exist and a value that does not fit.
+    Raises ConfigError for a file that cannot be read, a name that does not exist and a value that does not fit.
     """
-    return build(cls, told(cls, files, overrides, ignore))
+    return build(cls, told(cls, files, overrides))
 
 
 def told(
     cls: type[T],
     files: str | Path | Iterable[str | Path] | None = None,
     overrides: Mapping[str, Any] | Iterable[str] = (),
-    ignore: Collection[str] = (),
 ) -> dict[str, Any]:
     """The settings that are given, without defaults, as nested values of their types; the arguments of `load`."""
     tree: dict[str, Any] = {}
     for path in [files] if isinstance(files, str | Path) else files or ():
-        given = {name: value for name, value in read_yaml(Path(path)).items() if name not in ignore}
-        _merge(cls, tree, given, "", str(path))
+        _merge(cls, tree, read_yaml(Path(path)), "", str(path))
     named = overrides if isinstance(overrides, Mapping) else dict(map(parse_override, overrides))
     _merge(cls, tree, named, "", "the settings")
     return tree

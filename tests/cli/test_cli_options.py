@@ -147,7 +147,7 @@ TEXT = {
     "index": {"--ray-address", "--forget-descriptions", "--exclude", "--remove-root"},
     "serve": {"--host", "--token"},
     "caption": {"--model", "--url", "--api-key-env", "--dtype", "--extra", "--prompt", "--ray-address"},
-    "compare": {"--against", "--only", "--set"},
+    "compare": {"--against", "--only"},
     "convert": {"--vision", "--text"},
     "demo": {"queries"},
     "reid train": {"overrides"},

@@ -19,7 +19,7 @@ from seps.cli import doctor as command
 from seps.cli.main import main
 from seps.doctor import CheckResult, Package, Report, examine, read_requirements
 from seps.retrieval.demo import gallery_file
-from seps.retrieval.pretrained import mini_folder
+from seps.retrieval.pretrained import embedded_folder
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_kernels_are_tried_where_there_is_a_gpu(monkeypatch):
 
 
 def test_a_damaged_model_and_gallery_are_found(tmp_path):
-    model = shutil.copytree(mini_folder(), tmp_path / "mini")
+    model = shutil.copytree(embedded_folder(), tmp_path / "mini")
     assert "sha256 as stated" in doctor.model_intact(model)
     weights = bytearray((model / "model.safetensors").read_bytes())
     weights[len(weights) // 2] ^= 1

@@ -69,7 +69,7 @@ def test_what_a_command_prints_it_reads(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(words) == 0
     printed = capsys.readouterr().out
     assert yaml.safe_load(printed)["train"]["epochs"] == 7
-    (tmp_path / "mine.yaml").write_text(f"out: /tmp/x\ndevice: null\n{printed}")  # as the first release printed it
+    (tmp_path / "mine.yaml").write_text(printed)
     assert main(["train", "--config", str(tmp_path / "mine.yaml"), "--print_config"]) == 0
     assert capsys.readouterr().out == printed
 

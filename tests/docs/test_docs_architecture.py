@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 from doc_blocks import PAGES, ROOT
 
-from seps._moved import present_name
-
 PACKAGE = ROOT / "src/seps"
 _PATH = re.compile(r"`([\w./-]+(?:\.py|\.md|\.json|/))`")
 _FILE = re.compile(r"\b(?:tests|benchmarks|tools|examples|configs)/[\w/-]+\.(?:py|yaml)\b")
@@ -43,6 +41,5 @@ def test_files_named_in_pages_exist() -> None:
 def test_python_names_in_pages_exist() -> None:
     found = {(page.name, name) for page in PAGES for name in _NAME.findall(page.read_text(encoding="utf-8"))}
     assert len(found) > 10
-    for page, name in sorted(found):
+    for _, name in sorted(found):
         pkgutil.resolve_name(name)
-        assert present_name(name) is None, f"{page}: {name} is a former name; give the present one."

@@ -130,10 +130,10 @@ def test_two_processes_a_failure_and_the_resume(encoders, scenes, dev_scenes, tm
         assert main(arguments(encoders, scenes, dev_scenes, out, *words, *more)) == 2
         captured = capsys.readouterr()
         assert "of another suite or recipe, or of other data" in captured.err and not captured.out
-    for words in (["--set", "train.epochs=2"], ["--train.epochs", "2"], ["--train.epochs=2"], ["train.epochs=2"]):
+    for words in (["--train.epochs", "2"], ["--train.epochs=2"], ["train.epochs=2"]):
         assert main(arguments(encoders, scenes, dev_scenes, out, *words)) == 2
         assert "another suite or recipe" in capsys.readouterr().err
-    assert main(arguments(encoders, scenes, dev_scenes, out, "--set", "train.epoch=2")) == 2
+    assert main(arguments(encoders, scenes, dev_scenes, out, "--train.epoch=2")) == 2
     assert "no setting train.epoch; did you mean train.epochs?" in capsys.readouterr().err
 
 
@@ -170,12 +170,12 @@ def test_a_failed_command_can_be_corrected_and_decodes_each_photo_once(
     decoded = []
     prepare = PngImagePlugin.PngImageFile.load_prepare
     monkeypatch.setattr(PngImagePlugin.PngImageFile, "load_prepare", lambda self: decoded.append(self) or prepare(self))
-    assert main(arguments(encoders, scenes, dev_scenes, out, *words, "--set", "train.batch_size=12")) == 0
+    assert main(arguments(encoders, scenes, dev_scenes, out, *words, "train.batch_size=12")) == 0
     assert len(decoded) == 48 + 24
     assert json.loads((out / "recipe.json").read_text())["train"]["batch_size"] == 12
 
     # With a result there, another recipe is refused; settings of the machine are not part of it.
-    more = ["--only", "mean", "--seeds", "1", "--set", "train.batch_size=12"]
+    more = ["--only", "mean", "--seeds", "1", "train.batch_size=12"]
     given = arguments(encoders, scenes, dev_scenes, out, *more, "train.chunk_size=4")
     options = parser_of("compare").parse_args(given[1:])
     assert compare_command._recipe(options, out).train.chunk_size == 4

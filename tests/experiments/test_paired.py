@@ -71,8 +71,8 @@ def test_equal_rows_differ_by_nothing_and_clear_ones_clearly() -> None:
 
 
 def test_the_command_prints_the_table_and_refuses_what_is_not_there(tmp_path: Path, capsys: Any) -> None:
-    former = {"name": "scan", "seed": 0, "rsum": {"dev/none": 1.0}}
-    lines = [result("mean", 0, drawn(40, 1)), result("maxsim", 0, [value + 9 for value in drawn(40, 1)]), former]
+    aborted = {"name": "scan", "seed": 0, "rsum": {"dev/none": 1.0}}
+    lines = [result("mean", 0, drawn(40, 1)), result("maxsim", 0, [value + 9 for value in drawn(40, 1)]), aborted]
     (tmp_path / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     report = ["compare", "--report", "--out", str(tmp_path)]
     assert main([*report, "--against", "mean"]) == 0
@@ -85,5 +85,5 @@ def test_the_command_prints_the_table_and_refuses_what_is_not_there(tmp_path: Pa
     assert "what each image adds to rSum" in capsys.readouterr().err
     assert main([*report, "--against", "nobody"]) == 2
     assert "--against nobody: suite baselines has no such entry" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="former release"):
+    with pytest.raises(ValueError, match="--against scan"):
         against(lines, ["mean"], ["scan"])

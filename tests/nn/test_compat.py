@@ -154,17 +154,3 @@ def test_another_resolution_is_read_as_told():
         net = make_net(has_cls=has_cls).train()
         _, mask = net(*make_inputs(25 + has_cls))
         assert mask.shape == (4, 3, 25) and (mask.sum(dim=-1) == 13).all()
-
-
-def test_the_former_names_of_the_lengths_still_work():
-    net = seps.PatchSlimming(seps.SlimmingConfig(embed_size=WIDTH, num_patches=PATCHES)).eval()
-    images, words, lengths = make_inputs(1 + PATCHES)
-    dense = torch.randn(3, 7, WIDTH)
-    described = {"dense": dense, "dense_lengths": torch.tensor([7, 2, 0])}
-    expected = score_matrix(net, images, words, lengths, **described)
-    torch.testing.assert_close(expected, net(images, words, lengths, **described), atol=1e-5, rtol=1e-5)
-    with pytest.warns(DeprecationWarning, match="dense_lens is now called dense_lengths"):
-        former = score_matrix(net, images, words, lengths, dense=dense, dense_lens=described["dense_lengths"])
-    assert torch.equal(former, expected)
-    with pytest.raises(seps.InputError, match="Both dense_lengths and dense_lens"):
-        score_matrix(net, images, words, lengths, **described, dense_lens=[1, 1, 1])

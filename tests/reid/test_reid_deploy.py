@@ -277,7 +277,7 @@ def test_no_threshold_on_other_shots_than_those_of_the_run(trained: Path, tmp_pa
     assert {shot.pid for shot in after.query} - {shot.pid for shot in before.query}  # trained on, and held out now
     with pytest.raises(ValueError, match="not the training shots that the model was trained on"):
         calibrate(loaded, loaded.config, fewer, reader, 0.25)
-    # The same by a folder of the model, and by one of an earlier release, which tells the number of identities alone.
+    # The same by a folder of the model, and by a converted one, which states the number of identities alone.
     save_pretrained(loaded, tmp_path / "saved")
     saved = from_pretrained(tmp_path / "saved")
     assert calibrate(saved, saved.config, dataset, reader, 0.25) is not None
@@ -318,10 +318,10 @@ def test_a_threshold_of_another_model_is_refused(trained: Path, tmp_path: Path) 
     with pytest.raises(ValueError, match="threshold of another model"):
         call("reid", ["export", str(other), "-o", str(tmp_path / "onnx"), "--threshold", str(out)])
     assert not (tmp_path / "onnx").exists()
-    # The same weights in another place, and a file of an earlier release, which does not name the model, are taken.
+    # The same weights in another place are taken; a file that does not name its model is not.
     save_pretrained(load_trained(trained / "run"), tmp_path / "same")
     export = ["reid", "export", str(tmp_path / "same"), "-o", str(tmp_path / "onnx"), "--threshold", str(out)]
     assert main(export) == 0
     stated = json.loads((out / "threshold.json").read_text())
     (out / "threshold.json").write_text(json.dumps({k: v for k, v in stated.items() if k != "model_sha256"}))
-    assert main(export) == 0
+    assert main(export) == 2

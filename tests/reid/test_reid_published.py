@@ -284,20 +284,20 @@ def test_what_a_plain_vit_cannot_do_is_a_sentence(tmp_path: Path) -> None:
             ReidTask(config, load_dataset(config.data))
 
 
-def test_a_run_of_an_earlier_release_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it did not have was at its default; a preset that changes one is another run."""
+def test_a_run_is_not_continued_with_other_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the files lie may change; what is learned may not."""
     from seps.reid import run
 
     now = {"reid": load_config(None).to_json(), "modalities": [], "cameras": [], "shots": ""}
-    earlier = {section: dict(values) for section, values in now["reid"].items()}  # type: ignore[attr-defined]
-    for section, name in (("data", "sampler"), ("data", "rerank"), ("model", "direct"), ("model", "pixel_mean")):
-        del earlier[section][name]
     monkeypatch.setattr(run, "find_checkpoint", lambda *_: tmp_path)
-    monkeypatch.setattr(run, "read_json", lambda _: {"about": {**now, "reid": earlier}})
-    run._same_run(now, tmp_path)
-    other = {**now, "reid": load_config(None, ["model.direct=false"]).to_json()}
-    with pytest.raises(ValueError, match=r"model\.direct: True -> False"):
-        run._same_run(other, tmp_path)
+    monkeypatch.setattr(run, "read_json", lambda _: {"about": now})
+    run._same_run({**now, "reid": load_config(None, ["data.root=elsewhere"]).to_json()}, tmp_path)
+    for changes, message in (
+        ({"reid": load_config(None, ["model.direct=false"]).to_json()}, r"model\.direct: True -> False"),
+        ({"shots": "others"}, "shots: '' -> 'others'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            run._same_run({**now, **changes}, tmp_path)
 
 
 def test_the_command_trains_a_demo_preset_from_a_file_of_weights(

@@ -23,7 +23,7 @@ from seps.hub import saving as model_saving
 from seps.retrieval.config import ModelConfig
 from seps.retrieval.heads import ImageFeatures
 from seps.retrieval.model import RetrievalModel
-from seps.retrieval.pretrained import ModelError, from_pretrained, mini_folder, save_pretrained
+from seps.retrieval.pretrained import ModelError, embedded_folder, from_pretrained, save_pretrained
 
 TEXTS = ["a red square on the left .", "a blue circle ."]
 
@@ -291,8 +291,8 @@ def test_changed_weights_are_noticed(encoders, tmp_path):
 
 
 def test_the_embedded_model_states_its_own_weights():
-    config = model_folder.read_config(mini_folder())
-    assert config["weights"] == model_folder.describe_weights(mini_folder() / "model.safetensors")
+    config = model_folder.read_config(embedded_folder())
+    assert config["weights"] == model_folder.describe_weights(embedded_folder() / "model.safetensors")
 
 
 def test_a_vision_transformer_of_our_own_is_saved_whole_in_8_bits(encoders, tmp_path):

@@ -258,23 +258,24 @@ def test_the_description_weight_moves_the_score_between_its_parts(model, dev_sce
     with torch.no_grad():
         parts = model.head(ImageFeatures(encode_images(model, data), description, mask), texts)
     expected = {}
-    for weight, option in ((0.00001, "--trust"), (0.3, "--description-weight"), (0.99999, "--description-weight")):
-        assert main([*words, option, str(weight)]) == 0
+    for weight in (0.00001, 0.3, 0.99999):
+        assert main([*words, "--description-weight", str(weight)]) == 0
         mixed = (1 - weight) * parts.pixels + weight * parts.description
         expected[weight] = recall(mixed, data.image_of_caption).rsum
         assert json.loads(capsys.readouterr().out)["rsum"] == pytest.approx(expected[weight], abs=1e-9)
     assert len(set(expected.values())) == 3
-    assert main([*words, "--trust", "2"]) == 2
-    assert "--trust: 2 is not a number between 0 and 1" in capsys.readouterr().err
+    assert main([*words, "--description-weight", "2"]) == 2
+    assert "--description-weight: 2 is not a number between 0 and 1" in capsys.readouterr().err
     again = from_pretrained(tmp_path / "model")
-    again.set_trust(0.25)  # the former names
-    assert again.trust == again.description_weight == pytest.approx(0.25)
+    again.set_description_weight(0.25)
+    assert again.description_weight == pytest.approx(0.25)
 
 
 def test_eval_with_merged_descriptions(model, dev_scenes, tmp_path, capsys):
     """More words than there are change nothing, one word does; a description cannot have none."""
     save_pretrained(model, tmp_path / "model")
-    words = ["eval", "--model", str(tmp_path / "model"), "--data", str(dev_scenes), "--trust", "0.99", "--json", "-"]
+    words = ["eval", "--model", str(tmp_path / "model"), "--data", str(dev_scenes), "--json", "-"]
+    words += ["--description-weight", "0.99"]
     figures = []
     for extra in ([], ["--words", "200"], ["--words", "1"]):
         assert main([*words, *extra]) == 0

@@ -8,8 +8,6 @@ from .images import Item, list_images
 from .quality import answer_problem
 from .run import caption_images
 
-fault_of = answer_problem  # its former name
-
 __all__ = [
     "Answer",
     "Backend",
@@ -20,6 +18,5 @@ __all__ = [
     "Sampling",
     "answer_problem",
     "caption_images",
-    "fault_of",
     "list_images",
 ]

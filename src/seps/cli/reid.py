@@ -58,8 +58,6 @@ def add_options(parser: Parser) -> None:
         ("workers", positive, 2, "processes that draw"),
     ):
         synth.add_argument(f"--{name}", type=kind, default=default, help=f"{text} (default: %(default)s)")
-    kinds = ("people", "vehicles")
-    synth.add_argument("--kind", choices=kinds, default="people", help="people; vehicles are no longer drawn")
     synth.add_argument(
         "--blindness",
         type=fraction,
@@ -120,7 +118,6 @@ def _synth(options: argparse.Namespace) -> int:
             options.images,
             options.cameras,
             options.seed,
-            options.kind,
             (options.height, options.width),
             blindness=options.blindness,
             workers=options.workers,

@@ -55,14 +55,14 @@ def _has(result: Result, name: str, key: str) -> bool:
 def against(results: Sequence[Result], rows: Sequence[str], others: Sequence[str]) -> str:
     """One table per figure: those of `rows` that have results, and how much higher each is than each of `others`.
 
-    Raises ValueError where a row of `others` has no result image by image, as those of former releases have none.
+    Raises ValueError where a row of `others` has no result image by image.
     """
     known = {result["name"] for result in results if result.get("by_image")}
     missing = [name for name in others if name not in known]
     if missing:
         raise ValueError(
-            f"--against {' '.join(missing)}: there is no result of it that says what each image adds to rSum (results "
-            "of a former release do not). Train it, or name another row."
+            f"--against {' '.join(missing)}: there is no result of it that says what each image adds to rSum. "
+            "Train it, or name another row."
         )
     keys = sorted({key for result in results for key in result.get("by_image", {})}, key=key_order)
     return "\n".join([_LEGEND, *(_table(results, rows, others, key) for key in keys)])

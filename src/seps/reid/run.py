@@ -118,23 +118,18 @@ def _same_run(about: Mapping[str, Any], run_dir: Path) -> None:
     except CheckpointError:
         return
     stated, now = before.get("reid") or {}, about["reid"]
-    # A setting that the earlier release did not have was at what is now its default.
-    defaults = ReidConfig().to_json()
-    settings = {section: {**defaults[section], **values} for section, values in stated.items() if section in defaults}
     # Where the files lie and how fast they are read does not change what is learned.
     free = {"root", "threads", "cache_mib", "verify_files"}
     changed = [
-        f"{section}.{name}: {settings[section].get(name)!r} -> {value!r}"
+        f"{section}.{name}: {stated.get(section, {}).get(name)!r} -> {value!r}"
         for section in ("data", "model", "loss")
-        if section in settings
         for name, value in now[section].items()
-        if name not in free and settings[section].get(name) != value
+        if name not in free and stated.get(section, {}).get(name) != value
     ]
-    # Runs of earlier versions did not note the shots.
     changed += [
-        f"{name}: {before[name]!r} -> {about[name]!r}"
+        f"{name}: {before.get(name)!r} -> {about[name]!r}"
         for name in ("modalities", "cameras", "shots")
-        if name in before and before[name] != about[name]
+        if before.get(name) != about[name]
     ]
     if changed:
         raise ConfigError(

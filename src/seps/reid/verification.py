@@ -107,7 +107,7 @@ def calibrate(
             "trained on: train with data.holdout 0.1 or so"
         )
     others = trained.shots is not None and trained.shots != shots_digest(dataset)
-    # Models of earlier releases and converted ones do not state their shots, but how many identities they know.
+    # Converted models do not state their shots, but how many identities they know.
     if others or len(fit.identities) != trained.model.identities:
         raise ReidDataError(
             f"the shots in {dataset.report.root or 'the data set'} are not the training shots that the model was "

@@ -181,9 +181,6 @@ class RetrievalModel(nn.Module):
         with torch.no_grad():
             logit.fill_(torch.logit(torch.tensor(weight)).item())
 
-    trust, set_trust = description_weight, set_description_weight
-    """Former names."""
-
 
 def with_grid(model: RetrievalModel, grid: tuple[int, int]) -> RetrievalModel:
     """The model for pictures of `grid` patches: itself where its pictures have them, else a copy with another size.

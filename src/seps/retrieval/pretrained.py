@@ -46,7 +46,6 @@ __all__ = [
     "check_save",
     "embedded_folder",
     "from_pretrained",
-    "mini_folder",
     "pack_delta",
     "resolved",
     "save_pretrained",
@@ -155,9 +154,6 @@ def resolved(model: RetrievalModel) -> dict[str, Any]:
 def embedded_folder(name: str = MINI) -> Path:
     """Where an embedded model is."""
     return Path(str(files("seps"))) / "assets" / name
-
-
-mini_folder = embedded_folder  # former name
 
 
 def own_parts(model: RetrievalModel) -> dict[str, Any]:

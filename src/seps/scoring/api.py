@@ -5,7 +5,6 @@ Shapes: B images, T texts, P prefix tokens, N patches, M words, C width.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -117,8 +116,6 @@ def score_matrix(
     topk: int | None = None,
     query: Literal["text", "image"] = "text",
     progress: Callable[[int, int | None], None] | None = None,
-    dense_lens: Lengths = None,
-    paired_dense_lens: Lengths = None,
 ) -> Tensor | TopK:
     """Score every image against every text, exactly, without gradients.
 
@@ -143,7 +140,6 @@ def score_matrix(
         topk: return only the best `topk` images per text (`query="text"`) or texts per image (`query="image"`);
             the matrix is never held.
         progress: called with (images done, images in all or None).
-        dense_lens, paired_dense_lens: former names of `dense_lengths` and `paired_dense_lengths`.
 
     Returns:
         (B, T) float32, or `TopK`; without any image or text it is empty along that axis.
@@ -151,10 +147,6 @@ def score_matrix(
     Raises:
         InputError: for inputs that do not fit, an impossible `memory` (with the smallest possible) or backend.
     """
-    dense_lengths = _renamed("dense_lens", dense_lens, "dense_lengths", dense_lengths)
-    paired_dense_lengths = _renamed(
-        "paired_dense_lens", paired_dense_lens, "paired_dense_lengths", paired_dense_lengths
-    )
     _check_call(net, img_embs, cap_embs, dense, guides, patch_mask, paired_dense, out, topk, query)
     device = cap_embs.device
     dtype = product_dtype(precision, device)
@@ -188,18 +180,6 @@ def score_matrix(
                     if progress is not None:
                         progress(done, total)
     return sink.result()
-
-
-def _renamed(old: str, old_value: Lengths, new: str, value: Lengths) -> Lengths:
-    """The value of an argument that may still come by its former name."""
-    if old_value is None:
-        return value
-    if value is not None:
-        raise InputError(f"Both {new} and {old}, its former name, came; pass {new} alone.")
-    warnings.warn(
-        f"{old} is now called {new}; the former name goes with the next major release.", DeprecationWarning, 3
-    )
-    return old_value
 
 
 def _check_call(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from seps.cli.shared.argtypes import default_device, device, input_file, non_negative, output_folder, positive
 from seps.cli.shared.errors import EXIT_USER_ERROR
-from seps.cli.shared.parser import FORMER_OPTIONS, Parser, add_plugins
+from seps.cli.shared.parser import Parser, add_plugins
 from seps.cli.shared.text import say
 from seps.files import write_text
 from seps.plugins import load_plugins
@@ -84,13 +84,6 @@ def add_options(parser: Parser) -> None:
     add_plugins(parser)
     parser.add_argument("--seeds", type=non_negative, nargs="+", default=[0, 1, 2])
     parser.add_argument("--processes", type=positive, default=1, help="runs at a time, each in a process of its own")
-    parser.add_argument(
-        "--set",
-        nargs="+",
-        default=[],
-        metavar="NAME=VALUE",
-        help="the former way to write --train.epochs 4",
-    )
     parser.add_argument("--device", type=device, help="cpu, cuda, ...; default: a GPU if there is one")
     parser.add_argument(
         "--scratch", type=output_folder, help="folder for checkpoints and decoded photos; default: OUT/runs"
@@ -103,19 +96,13 @@ def _recipe(options: argparse.Namespace, out: Path) -> RunConfig:
     """The recipe. Raises ValueError where `out` holds results of another one."""
     from seps.experiments.report import finished
     from seps.retrieval.train.start import load_run
-    from seps.settings import parse_override
 
-    former = dict(map(parse_override, options.set))
-    changes = {"data.train": options.data, "data.dev": options.dev, **former, **options.settings}
-    recipe = load_run(options.config, changes, ignore=FORMER_OPTIONS)
+    recipe = load_run(options.config, {"data.train": options.data, "data.dev": options.dev, **options.settings})
     path = out / "recipe.json"
     # Without a result there is nothing to keep apart: a recipe that failed may be corrected.
     if path.is_file() and finished(out / "results.jsonl"):
         written = json.loads(path.read_text(encoding="utf-8"))
-        now = _settings(options.suite, recipe)
-        for name in {*now["data"]} - {*written.get("data", {})}:  # a former release did not write the files' names
-            del now["data"][name]
-        if _comparable(written) != _comparable(now):
+        if _comparable(written) != _comparable(_settings(options.suite, recipe)):
             raise ValueError(
                 f"{out} holds results of another suite or recipe, or of other data (see {path}): use the same, or "
                 "another --out."

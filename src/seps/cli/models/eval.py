@@ -47,9 +47,8 @@ def add_options(parser: Parser) -> None:
     )
     parser.add_argument(
         "--description-weight",
-        "--trust",
         type=inner_fraction,
-        help="weight of the description in (0, 1) instead of the model's own (--trust: its former name)",
+        help="weight of the description in (0, 1) instead of the model's own",
     )
     parser.add_argument(
         "--words",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from seps.cli.shared.argtypes import default_device, device, input_file, output_folder
 from seps.cli.shared.errors import EXIT_INTERRUPTED
-from seps.cli.shared.parser import FORMER_OPTIONS, Parser, add_plugins
+from seps.cli.shared.parser import Parser, add_plugins
 from seps.cli.shared.text import say, typed
 from seps.plugins import load_plugins
 from seps.retrieval.config import RunConfig
@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
     from seps.retrieval.train.start import load_run
     from seps.settings import to_yaml
 
-    config = load_run(options.config, options.settings, ignore=FORMER_OPTIONS)
+    config = load_run(options.config, options.settings)
     if options.print_config:
         print(to_yaml(config), end="")
         return 0

@@ -11,8 +11,6 @@ from typing import Any, NoReturn
 
 from seps.cli.shared.argtypes import input_file
 
-FORMER_OPTIONS = ("out", "device")
-"""What settings that `--print_config` of the first release wrote hold beside them."""
 _OVERRIDE = re.compile(r"\w+(\.\w+)+=.*", re.DOTALL)
 
 

@@ -195,8 +195,7 @@ def _export(options: argparse.Namespace) -> int:
                 f"{file} holds no threshold for these features: make it with "
                 "seps reid threshold and the same --pattern."
             )
-        # An earlier release did not name the model.
-        if stated.get("model_sha256") not in (None, weights_digest(trained.model)):
+        if stated.get("model_sha256") != weights_digest(trained.model):
             raise ValueError(
                 f"{file} holds the threshold of another model ({stated.get('checkpoint')}), not of "
                 f"{trained.checkpoint}: run seps reid threshold again."

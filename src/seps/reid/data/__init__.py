@@ -1,7 +1,5 @@
 """Re-identification data: layouts, reading, sampling, augmentation."""
 
-from typing import Any
-
 from seps.reid.data.layouts import LAYOUTS, load
 from seps.reid.data.published import PublishedBatches
 from seps.reid.data.reader import ReidReader, read_record
@@ -27,12 +25,3 @@ __all__ = [
     "load",
     "read_record",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    """`make_synthetic` under its former name, loaded on first use: training does not need the drawing code."""
-    if name == "make_synthetic":
-        from seps.reid.synthetic import make_synthetic
-
-        return make_synthetic
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -33,7 +33,6 @@ def make_synthetic(
     images_per_identity: int = 16,
     cameras: int = 4,
     seed: int = 0,
-    kind: str = "people",
     size: tuple[int, int] = (256, 128),
     *,
     test_fraction: float = 0.4,
@@ -53,7 +52,7 @@ def make_synthetic(
     holds anything else.
     """
     config = SyntheticConfig(
-        identities, images_per_identity, cameras, seed, kind, (size[0], size[1]), test_fraction, scenes,
+        identities, images_per_identity, cameras, seed, (size[0], size[1]), test_fraction, scenes,
         blindness, clutter, quality,
     )  # fmt: skip
     out = Path(out_dir).resolve()

@@ -25,13 +25,12 @@ _CODES, _CAMERAS, _SCENES, _PLAN, _SHOTS, _STRANGERS = range(6)
 
 @dataclass(frozen=True)
 class SyntheticConfig:
-    """Parameters of a set; see `make_synthetic`. `kind` is always "people": manifests of earlier versions have it."""
+    """Parameters of a set; see `make_synthetic`."""
 
     identities: int
     images_per_identity: int
     cameras: int
     seed: int
-    kind: str
     size: tuple[int, int]
     test_fraction: float
     scenes: int
@@ -43,8 +42,6 @@ class SyntheticConfig:
         for name, least in (("identities", 4), ("images_per_identity", 3), ("cameras", 2), ("scenes", 1)):
             if getattr(self, name) < least:
                 raise ReidDataError(f"{name} must be >= {least}, not {getattr(self, name)}")
-        if self.kind != "people":
-            raise ReidDataError(f"{self.kind} are not drawn, only people")
         if min(self.size) < 16:
             raise ReidDataError(f"size must be at least 16 x 16 pixels, not {self.size}")
         if self.seed < 0 or not 0 <= self.blindness <= 1 or self.clutter < 0:

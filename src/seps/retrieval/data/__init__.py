@@ -9,9 +9,6 @@ from .published import load_data, load_published
 from .records import DataError, ImageRecord, ImageSource, RetrievalDataset
 from .shards import UnreadableImage, read_source, shard_is_whole, shard_members
 
-Batch, Finding = BatchIndices, DataFault
-"""Former names."""
-
 __all__ = [
     "BatchIndices",
     "CheckReport",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,13 @@ from seps.settings import build, told
 def load_run(
     files: str | Path | Iterable[str | Path] | None = None,
     overrides: Mapping[str, Any] | Iterable[str] = (),
-    ignore: Collection[str] = (),
 ) -> RunConfig:
     """`seps.settings.load` for a run: with `start` set, settings of `model` that are not told are those of that model.
 
     So `{"start": "base"}` alone trains on from `base` as it is: its encoders, image size and head.
     Raises ConfigError, and ModelError where there is no such model.
     """
-    tree = told(RunConfig, files, overrides, ignore)
+    tree = told(RunConfig, files, overrides)
     if tree.get("start"):
         # Imported here: without a model to start with settings need no torch.
         from seps.retrieval.pretrained import from_pretrained, resolved
