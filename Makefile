@@ -43,7 +43,7 @@ format: $(STAMP)
 	$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 
 bench: $(STAMP)
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks.speed
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache

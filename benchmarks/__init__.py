@@ -1,1 +1,1 @@
-"""Measurements, side by side in one run: `python -m benchmarks`."""
+"""What guards the figures of the pages, in rooms: `python -m benchmarks list`."""

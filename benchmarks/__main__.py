@@ -1,59 +1,54 @@
-"""`python -m benchmarks`: every backend beside the reference loop, as a table and as JSON."""
+"""`python -m benchmarks list`: every benchmark, what it measures, how long it takes and what it needs."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import sys
+import ast
 from pathlib import Path
-from typing import Any
 
-import torch
+HERE = Path(__file__).parent
+RUNS: dict[str, tuple[str, str]] = {
+    "on_gpu": ("ten minutes", "GPU"),
+    "page": ("seconds", "CPU"),
+    "speed": ("minutes", "GPU or CPU"),
+    "speed.defaults": ("minutes", "GPU"),
+    "speed.gradient_precision": ("a minute", "GPU or CPU"),
+    "speed.kernel_tests": ("minutes", "GPU"),
+    "speed.options": ("minutes", "CPU"),
+    "speed.real": ("minutes", "CPU, data"),
+    "speed.streaming": ("minutes", "CPU, 0.4 GB of disk"),
+    "search.cold_start": ("minutes", "CPU"),
+    "search.gallery": ("an hour", "CPU, data"),
+    "search.million": ("hours", "CPU, data, 13 GB of disk"),
+    "search.plain_vectors": ("an hour", "CPU, data"),
+    "search.serving": ("two minutes", "CPU, a store"),
+    "index.indexing": ("minutes", "GPU or CPU"),
+    "index.indexing_cpu": ("hours", "one CPU thread, data"),
+    "index.kills": ("a quarter of an hour", "CPU, data"),
+    "quality.bank": ("minutes", "CPU, data"),
+    "quality.duplicates": ("minutes", "CPU, data"),
+    "quality.faithful": ("minutes", "CPU, data"),
+    "quality.faithful_dual": ("minutes", "CPU, data"),
+    "quality.partly_described": ("minutes", "CPU, data"),
+    "quality.words": ("an hour", "CPU, data"),
+}
+"""By module: the order of magnitude of its time on two CPU cores or one H200, and what it needs."""
 
-from benchmarks import machine, profiling, scoring, training, tuning
 
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="small sizes, a few seconds on a CPU")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--out", type=Path, help="write the measurements here as JSON")
-    parser.add_argument(
-        "--only", nargs="*", choices=["scoring", "training", "tune", "profile"], default=["scoring", "training"]
-    )
-    parser.add_argument("--shapes", nargs="*", choices=sorted(scoring.SHAPES), default=["vit224", "swin224", "vit384"])
-    parser.add_argument("--size", choices=sorted(scoring.SIZES), help="images x captions: f30k 1K, coco 5K, or small")
-    parser.add_argument("--branches", nargs="*", choices=scoring.TEXTS, default=["caption"])
-    parser.add_argument("--precision", nargs="*", default=None, help="float32, half, bfloat16")
-    parser.add_argument("--backends", nargs="*", default=None, help="factored, triton")
-    parser.add_argument("--memory", type=float, default=1536, help="budget in MiB")
-    parser.add_argument("--batch", type=int, nargs="*", default=None, help="batch sizes of the training step")
-    parser.add_argument("--threads", type=int, help="CPU threads")
-    return parser.parse_args()
+def what(name: str) -> str:
+    """The first line of a benchmark's docstring; the module is not imported."""
+    path = HERE / name.replace(".", "/")
+    path = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
+    return (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").partition("\n")[0]
 
 
 def main() -> None:
-    """Run what was asked for, print each row as it is measured, and write the JSON."""
-    arguments = _arguments()
-    if arguments.threads:
-        torch.set_num_threads(arguments.threads)
-    device = torch.device(arguments.device)
-    report: dict[str, Any] = {"machine": machine.describe(device), "limits": machine.limits(device, arguments.quick)}
-    print(json.dumps(report, indent=1), flush=True)
-    rows: list[dict[str, Any]] = []
-    if "scoring" in arguments.only:
-        rows += scoring.run(arguments, device, report["limits"])
-    if "training" in arguments.only:
-        rows += training.run(arguments, device)
-    if "tune" in arguments.only:
-        rows += tuning.run(arguments, device)
-    if "profile" in arguments.only:
-        rows += profiling.run(arguments, device)
-    report["rows"] = rows
-    if arguments.out is not None:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps(report, indent=1) + "\n")
-        print(f"written to {arguments.out}", file=sys.stderr)
+    """Print the list."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("command", nargs="?", choices=["list"], default="list")
+    parser.parse_args()
+    for name, (time, needs) in RUNS.items():
+        print(f"python -m benchmarks.{name}\n    {what(name)}\n    {time}; {needs}")
 
 
 if __name__ == "__main__":

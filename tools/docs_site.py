@@ -15,13 +15,20 @@ from latex2mathml.converter import convert
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parent.parent
+STUDY_FILES = {".md", ".json", ".jsonl", ".txt", ".gz"}
+"""What the site takes of a study: its page and its raw files."""
 REPOSITORY_PAGES = {
     "ARCHITECTURE.md": "architecture.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "src/seps/assets/mini/README.md": "model-card.md",
+    **{
+        str(path.relative_to(ROOT)): str(path.relative_to(ROOT))
+        for path in sorted((ROOT / "lab").rglob("*"))
+        if path.suffix in STUDY_FILES
+    },
 }
-"""Files outside docs/ that are pages of the site as well; links to them are led to those pages."""
+"""Files outside docs/ that are part of the site as well; links to them are led to their place in the site."""
 
 _CODE = re.compile(r"(^```.*?^```\s*?$|`[^`\n]+`)", re.DOTALL | re.MULTILINE)
 _MATH = re.compile(r"\$\$(.+?)\$\$|\\\((.+?)\\\)", re.DOTALL)
@@ -42,7 +49,7 @@ def on_files(files: Any, config: Any) -> Any:
     """Add the pages that live outside docs/."""
     for source, page in REPOSITORY_PAGES.items():
         if (ROOT / source).is_file():
-            files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
+            files.append(File.generated(config, page, abs_src_path=str(ROOT / source)))
     return files
 
 

@@ -225,7 +225,7 @@ def kernel_tests(files: Results) -> str:
         return table(
             head,
             [[NOT_RECORDED, "", "", "", "", ""]],
-            f"`python -m benchmarks.kernel_tests` records a run ({link(raw)}).",
+            f"`python -m benchmarks.speed.kernel_tests` records a run ({link(raw)}).",
         )
     run = runs[-1]
     cells = [

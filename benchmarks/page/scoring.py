@@ -85,7 +85,7 @@ def coco(files: Results) -> str:
 
 
 def peers(files: Results, name: str) -> dict[str, dict[str, Any]]:
-    """Rows of plain MaxSim in a file of `benchmarks.defaults`, by what is told of them; the last of each kind."""
+    """Rows of plain MaxSim in a file of `benchmarks.speed.defaults`, by what is told of them; the last of each kind."""
     found = {}
     for line in files.lines(name):
         if "peer" in line:

@@ -130,7 +130,7 @@ def test_costs_are_those_of_the_benchmark() -> None:
 
 def test_parameters_are_counted_today(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(ROOT), *sys.path])
-    spec = importlib.util.spec_from_file_location("catalogue_benchmark", ROOT / "benchmarks/options.py")
+    spec = importlib.util.spec_from_file_location("catalogue_benchmark", ROOT / "benchmarks/speed/options.py")
     assert spec is not None and spec.loader is not None
     benchmark = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(benchmark)
@@ -141,7 +141,7 @@ def test_parameters_are_counted_today(monkeypatch: pytest.MonkeyPatch) -> None:
 def measured_figures() -> dict[str, set[str]]:
     """The figures of each row of the ablation's tables, and of the table of the variants across sensors."""
     found: dict[str, set[str]] = {}
-    for page in ("paper-versus-code.md", "results/reid-synthetic.md"):
+    for page in ("paper-versus-code.md", "../lab/reid-synthetic/reid-synthetic.md"):
         for line in (ROOT / "docs" / page).read_text(encoding="utf-8").splitlines():
             name = re.match(r"\| (?:\*\*)?([\w.-]+)", line)
             if name is not None:

@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from benchmarks import kernel_tests, on_gpu
+from benchmarks import on_gpu
 from benchmarks.page.__main__ import PAGE, RESULTS, TABLES, rewritten, tables
+from benchmarks.speed import kernel_tests
 from doc_blocks import ROOT
 
 _ANSWERS = {"**yes**", "yes, but for the model", "no", "—"}

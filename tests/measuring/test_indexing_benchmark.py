@@ -1,4 +1,4 @@
-"""What `benchmarks.indexing` says of a run: the steady part without what was read ahead, and where the time goes."""
+"""What `benchmarks/index/indexing.py` says of a run: the steady part without reading ahead, and the steps."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from benchmarks import indexing
-from benchmarks.watching import STEPS, Spans, Timed, WatchedLock, steady_window
+from benchmarks.index import indexing
+from benchmarks.index.watching import STEPS, Spans, Timed, WatchedLock, steady_window
 
 from seps.retrieval.index.embedding import Preparer
 from stores import few_sentences, gallery, model, model_folder

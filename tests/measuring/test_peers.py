@@ -1,4 +1,4 @@
-"""Plain MaxSim beside our scorer in `benchmarks.defaults`: computed right, optional, never in the way."""
+"""Plain MaxSim beside our scorer in `benchmarks.speed.defaults`: computed right, optional, never in the way."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks import defaults, peers
+from benchmarks.speed import defaults, peers
 from torch import Tensor
 
 

@@ -11,7 +11,7 @@ import torch
 # Benchmarks are no part of the installed package.
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from benchmarks.partly_described import Levels, PartlyDescribed, measure, score_matrices
+from benchmarks.quality.partly_described import Levels, PartlyDescribed, measure, score_matrices
 
 from seps.retrieval.config import ModelConfig
 from seps.retrieval.data import load_jsonl

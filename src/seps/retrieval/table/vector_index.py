@@ -25,7 +25,7 @@ import pyarrow as pa
 from seps.retrieval.table.packed_vectors import packed_products, packed_width
 
 PROBED_SHARE = 1 / 8
-"""Partitions that a query looks into, of all; `python -m benchmarks.million` measures the recall of other shares."""
+"""Partitions that a query looks into, of all; `benchmarks.search.million` measures the recall of other shares."""
 LEAST_PROBES = 64
 """In a smaller index: the rows of so many partitions are compared in milliseconds, and with 32 of 110 partitions of
 vectors without any clusters the recall fell to 0.94."""

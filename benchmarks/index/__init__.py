@@ -1,0 +1,1 @@
+"""Indexing: photos per second, and kills."""

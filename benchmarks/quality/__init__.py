@@ -1,0 +1,1 @@
+"""How good: recall, confidences, explanations, duplicates."""

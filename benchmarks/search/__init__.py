@@ -1,0 +1,1 @@
+"""Searching: one query, large stores, the service."""

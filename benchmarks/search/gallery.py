@@ -1,0 +1,333 @@
+"""Index and search, measured on real photos, and on a large gallery made from their features.
+
+    python -m benchmarks.search.gallery FOLDER --work DIR [--precision int8] [--large 100000] [--out FILE.json]
+
+FOLDER holds pictures (or shards) and a JSONL whose captions are the queries. Four parts, each printed as it is done:
+
+- index: images a second, how busy the cores are, and where the processor time goes;
+- states: what each smaller state costs, as the overlap of the exact ten best with those of float32;
+- search: milliseconds of every stage, recall of the ten best against `--exact`;
+- large: the same photos again and again, each copy with noise of its own on every patch and word, and a shift of all
+  of them together, so that its vector moves. It is built as `seps index` builds it, thumbnails left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+
+from seps.retrieval.data.lines import json_lines
+from seps.retrieval.heads import ImageFeatures, TextFeatures
+from seps.retrieval.index.build import IndexOptions, index_folder
+from seps.retrieval.index.codec import Precision, restore, text_vectors
+from seps.retrieval.index.embedding import computing_threads, packed_states
+from seps.retrieval.index.maintenance import status
+from seps.retrieval.index.rows import STATE, Row, row_id
+from seps.retrieval.index.search import CANDIDATES, SHOWN, Searcher
+from seps.retrieval.index.store import Store
+from seps.retrieval.pretrained import from_pretrained
+
+Facts = dict[str, Any]
+TEN = 10
+COUNTS = (10, 25, 50, 100, 200, 400, 800)
+STATES: tuple[tuple[Precision, int | None, int | None], ...] = (
+    ("float16", None, None),
+    ("int8", None, None),
+    ("int8", None, 24),
+    ("int8", None, 16),
+    ("int8", None, 8),
+    ("int8", 48, None),
+    ("int8", 32, None),
+)
+"""Precision, patches kept of an image, words that a description is merged to."""
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.search.gallery", description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--work", type=Path, required=True, help="scratch folder; its stores are removed again")
+    parser.add_argument("--model", default="mini")
+    parser.add_argument("--precision", default="float16", choices=("float32", "float16", "int8"))
+    parser.add_argument("--large", type=int, default=0, metavar="IMAGES", help="size of the large gallery; 0: none")
+    parser.add_argument("--noise", type=float, default=0.5, help="on each patch and word, in standard deviations")
+    parser.add_argument("--shift", type=float, default=0.5, help="on all patches, or words, of a copy together")
+    parser.add_argument("--queries", type=int, default=40)
+    parser.add_argument("--exact", type=int, default=2, help="queries on which scoring everything is timed at large")
+    parser.add_argument("--states", action="store_true", help="compare the precisions and numbers of patches")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    model = from_pretrained(options.model)
+    captions = [
+        str(line["captions"][0]) for file in sorted(options.folder.glob("*.jsonl")) for _, line in json_lines(file)
+    ]
+    queries = captions[:: max(1, len(captions) // options.queries)][: options.queries]
+    report: Facts = {"cores": os.cpu_count(), "queries": len(queries)}
+    small = options.work / "small"
+    shutil.rmtree(small, ignore_errors=True)
+
+    def tell(name: str, facts: Facts) -> None:
+        report[name] = facts
+        print(name, json.dumps(facts, indent=1), flush=True)
+
+    try:
+        first = "float32" if options.states else options.precision
+        tell("index", index_facts(options.folder, small, model, options.model, first))
+        if options.states:
+            tell("states", state_facts(Store.open(small), options.work / "state", model, queries))
+        searcher = Searcher(small, model)
+        tell("search", {**stage_facts(searcher, queries), **recall_facts(searcher, queries)})
+        if options.large:
+            large = options.work / "large"
+            tell("build", enlarge(searcher, large, options.large, options.noise, options.shift))
+            searcher = Searcher(large, model)
+            tell("large", {**stage_facts(searcher, queries), **recall_facts(searcher, queries)})
+            tell("exact", exact_facts(searcher, queries[: options.exact], report["large"]["total"]))
+    finally:
+        for name in ("small", "state", "large"):
+            shutil.rmtree(options.work / name, ignore_errors=True)
+        if options.out:
+            options.out.write_text(json.dumps(report, indent=1) + "\n")
+
+
+class Demand:
+    """How much processor time this process's threads used or waited for: what they would use on a quiet machine."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, int] = {}
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Demand:
+        self._look()
+        self._before, self._start = sum(self._seen.values()), time.monotonic()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+        self.cores = (sum(self._seen.values()) - self._before) / 1e9 / (time.monotonic() - self._start)
+
+    def _watch(self) -> None:
+        while not self._done.wait(0.2):
+            self._look()
+
+    def _look(self) -> None:
+        for task in Path("/proc/self/task").glob("*/schedstat"):
+            with contextlib.suppress(OSError, ValueError):
+                running, waiting, _ = map(int, task.read_text().split())
+                self._seen[task.parent.name] = running + waiting
+
+
+def index_facts(folder: Path, place: Path, model: Any, name: str, precision: Any) -> Facts:
+    """Index once. Shares are of the processor time; `busy` is that time over wall time and cores.
+
+    `wanted` counts the time that threads waited for a core as well, which others had.
+    """
+    with Demand() as demand:
+        done = index_folder(folder, place, model, name, options=IndexOptions(precision))
+    spent = done.decoding + done.encoding + done.own
+    held = status(Store.open(place))
+    return {
+        "images": done.new,
+        "seconds": round(done.seconds, 1),
+        "images_per_second": round(done.new / done.seconds, 1),
+        "busy": round(spent / done.seconds / (os.cpu_count() or 1), 3),
+        "wanted": round(demand.cores / (os.cpu_count() or 1), 3),
+        "decoding": round(done.decoding / spent, 3),
+        "encoding": round(done.encoding / spent, 3),
+        "own": round(done.own / spent, 3),
+        **disk(held),
+    }
+
+
+def disk(held: Facts) -> Facts:
+    """Bytes of an image, thumbnail aside."""
+    return {
+        "precision": held["precision"],
+        "patches": held["patches"],
+        "bytes_without_thumbnail": held["disk_bytes_per_image"] - held["thumbnail_bytes_per_image"],
+    }
+
+
+def stage_facts(searcher: Searcher, queries: Sequence[str]) -> Facts:
+    """Median milliseconds of each stage with the default candidates; the first query warms up.
+
+    `rerank_processor` is processor time of all cores: beside it, `rerank` tells how busy the machine was otherwise.
+    """
+    times: dict[str, list[float]] = {name: [] for name in ("text", "nearest", "fetch", "rerank", "total")}
+    busy: list[float] = []
+    for query in queries:
+        marks = [time.perf_counter()]
+        words = searcher.encode(query)
+        vector = text_vectors(words)[0].numpy()
+        marks.append(time.perf_counter())
+        searcher.store.nearest(vector, CANDIDATES, ["id"])
+        marks.append(time.perf_counter())
+        table = searcher.store.nearest(vector, CANDIDATES, [*SHOWN, *STATE])
+        marks.append(time.perf_counter())
+        spent = time.process_time()
+        searcher.scores(table, words)
+        busy.append((time.process_time() - spent) * 1e3)
+        marks.append(time.perf_counter())
+        searcher.search(query, TEN)
+        marks.append(time.perf_counter())
+        text, nearest, both, rerank, total = np.diff(marks) * 1e3
+        for name, value in zip(times, (text, nearest, both - nearest, rerank, total), strict=True):
+            times[name].append(float(value))
+    times["rerank_processor"] = busy
+    return {name: round(median(values[1:]), 1) for name, values in times.items()}
+
+
+def recall_facts(searcher: Searcher, queries: Sequence[str]) -> Facts:
+    """Part of the exact ten best among so many candidates, the mean over the queries."""
+    best = exact_best(searcher, queries)
+    found: dict[int, list[float]] = {count: [] for count in sorted({*COUNTS, CANDIDATES})}
+    for query, wanted in zip(queries, best, strict=True):
+        vector = text_vectors(searcher.encode(query))[0].numpy()
+        ids = searcher.store.nearest(vector, max(found), ["id"]).values("id")
+        for count, values in found.items():
+            values.append(len(wanted & set(ids[:count])) / TEN)
+    return {"default_candidates": CANDIDATES, "recall": {n: round(float(np.mean(v)), 4) for n, v in found.items()}}
+
+
+def exact_best(searcher: Searcher, queries: Sequence[str]) -> list[set[str]]:
+    """Ids of the exact ten best of each query: every image is scored, with all queries at once."""
+    texts = searcher.model.encode_texts(list(queries))
+    scores, names = [], []
+    for ids, part in _scored(searcher, texts):
+        names += ids
+        scores.append(part)
+    order = np.argsort(-np.concatenate(scores), axis=0, kind="stable")[:TEN]
+    return [{names[row] for row in column} for column in order.T]
+
+
+def _scored(searcher: Searcher, texts: TextFeatures) -> Iterator[tuple[list[str], Any]]:
+    pool = computing_threads(os.cpu_count() or 1, "exact")
+
+    def work(batch: Any) -> tuple[list[str], Any]:
+        images = restore(batch, searcher.store.settings)
+        return batch.values("id"), searcher.scorer.score(images, texts).numpy()
+
+    waiting = []
+    for batch in searcher.store.scan(["id", *STATE], batch_size=64):
+        waiting.append(pool.submit(work, batch))
+        if len(waiting) > 8:
+            yield waiting.pop(0).result()
+    for job in waiting:
+        yield job.result()
+    pool.shutdown()
+
+
+def exact_facts(searcher: Searcher, queries: Sequence[str], two_stage: float) -> Facts:
+    """Milliseconds of scoring everything for one query, and how many times longer that is."""
+    times = []
+    for query in queries:
+        start = time.perf_counter()
+        searcher.search(query, TEN, exact=True)
+        times.append((time.perf_counter() - start) * 1e3)
+    return {
+        "milliseconds": round(median(times)),
+        "queries": len(times),
+        "times_two_stage": round(median(times) / two_stage),
+    }
+
+
+def state_facts(store: Store, place: Path, model: Any, queries: Sequence[str]) -> Facts:
+    """Bytes of smaller states, and the overlap of their exact ten best with those of the float32 store given."""
+    wanted = exact_best(Searcher(store, model), queries)
+    facts = {}
+    for precision, patches, words in STATES:
+        shutil.rmtree(place, ignore_errors=True)
+        settings = replace(store.settings, precision=precision, keep_patches=patches, keep_words=words)
+        small = Store.create(place, settings)
+        for rows, features in _rows(store):
+            states = packed_states(model, features, settings)
+            small.put([replace(row, **state) for row, state in zip(rows, states, strict=True)])
+        small.tidy(always=True)
+        best = exact_best(Searcher(small, model), queries)
+        overlap = float(np.mean([len(a & b) / TEN for a, b in zip(best, wanted, strict=True)]))
+        facts[f"{precision}, {patches or 'all'} patches, {words or 'all'} words"] = {
+            "top10_overlap": round(overlap, 4),
+            "bytes_without_thumbnail": disk(status(small))["bytes_without_thumbnail"],
+        }
+    return facts
+
+
+def _rows(store: Store, size: int = 128) -> Iterator[tuple[list[Row], ImageFeatures]]:
+    """Rows and their features, some at a time."""
+    ids = sorted(store.known())
+    for start in range(0, len(ids), size):
+        rows = store.rows(ids[start : start + size])
+        images = store.select(list(rows), ["id", *STATE])
+        yield [rows[identity] for identity in images.values("id")], restore(images, store.settings).features
+
+
+def enlarge(searcher: Searcher, place: Path, count: int, noise: float, shift: float) -> Facts:
+    """Fill a store with noisy copies of the rows of a small one, and index it as `seps index` would."""
+    shutil.rmtree(place, ignore_errors=True)
+    start, threads = time.perf_counter(), torch.get_num_threads()
+    torch.set_num_threads(1)  # many small operations
+    large = Store.create(place, searcher.store.settings)
+    originals = list(_rows(searcher.store))
+    chance = torch.Generator().manual_seed(0)
+    pool = torch.randn(2**24, generator=chance)
+
+    def some(shape: tuple[int, ...]) -> torch.Tensor:
+        size = int(np.prod(shape))
+        offset = int(torch.randint(len(pool) - size, (1,), generator=chance))
+        return pool[offset : offset + size].reshape(shape)
+
+    def noisy(values: torch.Tensor) -> torch.Tensor:
+        together, each = some((len(values), 1, values.shape[-1])), some(tuple(values.shape))
+        return values + values.std() * (shift * together + noise * each)
+
+    written = copy = 0
+    pending: list[Row] = []
+    while written < count:
+        for rows, images in originals:
+            features = ImageFeatures(
+                noisy(images.tokens), None if images.dense is None else noisy(images.dense), images.dense_mask
+            )
+            states = packed_states(searcher.model, features, large.settings)
+            for row, state in list(zip(rows, states, strict=True))[: count - written]:
+                path = f"{copy}/{row.path}"
+                facts: Facts = {"id": row_id(path, row.member), "path": path, "thumbnail": b"\xff\xd8"}
+                pending.append(replace(row, **facts, **state))
+                written += 1
+            if len(pending) >= 2000 or written >= count:
+                large.put(pending)
+                pending = []
+            if written >= count:
+                break
+        copy += 1
+    filled = time.perf_counter()
+    torch.set_num_threads(threads)
+    large.tidy()
+    return {
+        "images": len(large),
+        "noise": noise,
+        "shift": shift,
+        "approximate_index": large.indexed(),
+        "fill_seconds": round(filled - start),
+        "tidy_seconds": round(time.perf_counter() - filled),
+        **disk(status(large)),
+    }
+
+
+if __name__ == "__main__":
+    main()

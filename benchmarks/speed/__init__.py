@@ -1,0 +1,1 @@
+"""How fast: all pairs, training steps, options."""
