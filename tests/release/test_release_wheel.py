@@ -38,7 +38,7 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         if path.is_file():
             shutil.copy(path, tree)
     # What a working tree also has, and what must stay at home.
-    for name in ("runs/a/secret.json", "carry/b.py", "out/demo.png", "docs/x.md", "benchmarks/y.py"):
+    for name in ("runs/a/secret.json", "carry/b.py", "out/demo.png", "docs/x.md", "benchmarks/y.py", "lab/z/y.py"):
         (tree / name).parent.mkdir(parents=True)
         (tree / name).write_text("left behind")
     build = "from setuptools import build_meta; build_meta.build_sdist('dist')"
@@ -74,7 +74,7 @@ def test_the_source_archive_leaves_runs_and_tests_at_home(archives: tuple[Path, 
         names = {name.partition("/")[2] for name in source.getnames()}
     tops = {name.split("/")[0] for name in names if name}
     assert {"CHANGELOG.md", "LICENSE", "README.md", "configs/mini.yaml", "examples/custom_encoder.py"} <= names
-    assert not tops & {"tests", "runs", "out", "carry", "docs", "benchmarks", "dist", "build", ".venv"}
+    assert not tops & {"tests", "runs", "out", "carry", "docs", "benchmarks", "lab", "dist", "build", ".venv"}
     assert not [name for name in names if "__pycache__" in name or name.endswith(".pyc")]
     assert archives[0].stat().st_size < 50e6
 
