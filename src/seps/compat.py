@@ -36,15 +36,19 @@ class CrossSparseAggrNet(PatchSlimming):
         sparse_ratio, aggr_ratio: parts kept and merged.
         use_paper_version: learned scoring, both texts guiding, mean + top-k MLP, plain cosine.
         top_k: how many of the best relevances the MLP of Eq. 5 reads.
-        use_gumbel_softmax, gumbel_tau: D carries the gradient of the Gumbel relaxation at that temperature; the kept
-            set is the plain top-K, so that the forward pass is deterministic (`decision="relaxed"`; the native network
-            also has "gumbel", which samples).
+        use_gumbel_softmax, gumbel_tau: D carries the gradient of the Gumbel relaxation of
+            `(score + noise) / gumbel_tau`; the kept set is the plain top-K, so that the forward pass is deterministic
+            (`decision="relaxed"` with a sharpness of 1; the native network has 10, and "gumbel", which samples).
         use_dual_aggr: two weight matrices (Eq. 4), with `use_paper_version`.
         beta: b of Eq. 3.
         has_cls: whether the first token is CLS. None reads it from the number of tokens in each call: N tokens
             are patches alone, N + 1 are CLS and patches, any other number is refused.
         detach_patches: cut kept patches off from training as the published code does.
+        check_num_patches: refuse images without exactly `num_patches` patches. With False any number works (images of
+            several sizes), and `num_patches` only sets N_c; `has_cls` must then be given.
     """
+
+    count_remedy = "Pass the right num_patches and has_cls."
 
     def __init__(
         self,
@@ -60,6 +64,7 @@ class CrossSparseAggrNet(PatchSlimming):
         beta: float = 0.25,
         has_cls: bool | None = None,
         detach_patches: bool = False,
+        check_num_patches: bool = True,
     ) -> None:
         if not isinstance(embed_size, int):
             embed_size, num_patches, sparse_ratio, aggr_ratio = _read_options(embed_size)
@@ -73,9 +78,11 @@ class CrossSparseAggrNet(PatchSlimming):
             aggregation="dual" if use_paper_version and use_dual_aggr else "single",
             decision="relaxed" if use_gumbel_softmax else "topk",
             temperature=gumbel_tau,
+            sharpness=1.0,
             beta=beta,
             top_k=top_k,
             detach_patches=detach_patches,
+            check_num_patches=check_num_patches,
         )
         super().__init__(config)
         self.has_cls = has_cls
@@ -106,23 +113,17 @@ class CrossSparseAggrNet(PatchSlimming):
     def prefix_count(self, num_tokens: int) -> int:
         """0 or 1: whether the first of `num_tokens` tokens is CLS, by `has_cls` or else by `num_patches`.
 
-        Raises `InputError` for a number that contradicts both.
+        Raises `InputError` where neither decides it.
         """
+        if self.has_cls is not None:
+            return int(self.has_cls)
         patches = self.config.num_patches
-        if self.has_cls is None:
-            if num_tokens not in (patches, patches + 1):
-                raise InputError(
-                    f"{num_tokens} tokens came for num_patches={patches}, and has_cls was not given: {patches} tokens "
-                    f"are patches alone, {patches + 1} are CLS and patches. Pass has_cls, or the right num_patches."
-                )
-            return num_tokens - patches
-        if num_tokens == patches + (not self.has_cls):
-            came = "no CLS token" if self.has_cls else "a CLS token"
+        if num_tokens not in (patches, patches + 1):
             raise InputError(
-                f"{num_tokens} tokens came for num_patches={patches}, which is {patches} patches and {came}, but "
-                f"has_cls={self.has_cls}. Pass has_cls={not self.has_cls}, or the right num_patches."
+                f"{num_tokens} tokens came for num_patches={patches}, and has_cls was not given: {patches} tokens "
+                f"are patches alone, {patches + 1} are CLS and patches. Pass has_cls, or the right num_patches."
             )
-        return int(self.has_cls)
+        return num_tokens - patches
 
     def encode_images(
         self,

@@ -98,6 +98,9 @@ class SlimmingConfig:
     """Temperature of the relaxation in the "gumbel", "relaxed" and "binary" decisions."""
     sharpness: float = 10.0
     """Scale from scores (about 0 to 1.5) to the logits of those decisions."""
+    check_num_patches: bool = True
+    """Refuse images without exactly `num_patches` patches. With False any number works (images of several sizes), and
+    `num_patches` only sets the number of merged patches."""
     detach_patches: bool = False
     """Cut kept patches off from training, as the published code does. For reproduction only."""
 
@@ -139,7 +142,7 @@ class SlimmingConfig:
         named = isinstance(self.extra_guides, Mapping)
         require(named, f"extra_guides is {self.extra_guides!r}; give weights by name, such as {{'audio': 0.2}}.")
         weights = {"pooled": self.pooled, "beta": self.beta, "own_guide": self.own_guide}
-        weights |= {f"extra_guides[{name!r}]": weight for name, weight in self.extra_guides.items()}
+        weights.update({f"extra_guides[{name!r}]": weight for name, weight in self.extra_guides.items()})
         for name, value in weights.items():
             require(0 <= value < math.inf, f"{name} is {value!r}; it must not be negative, and finite.")
         reserved = {"image", "caption", "dense"} & set(self.extra_guides)

@@ -28,7 +28,7 @@ def test_the_file_passes_its_own_test(tmp_path: Path) -> None:
     """As a program and without a warning; tests/bundle/test_bundle_alone.py runs all four."""
     done = run_file(tmp_path, text_of("annotated-en"))
     assert (done.returncode, done.stderr) == (0, "")
-    for part in ("device ", "291 parameters", "1198 parameters", "(2, 2, 16)", "128 -> 64 -> 25 + 1", "10 of 10"):
+    for part in ("device ", "291 parameters", "1198 parameters", "(2, 2, 16)", "128 -> 64 -> 25 + 1", "14 of 14"):
         assert part in done.stdout
 
 
@@ -37,7 +37,7 @@ def test_exit_status_is_1_where_a_figure_is_changed(tmp_path: Path) -> None:
     assert text.count("[[0.4722238,") == 1
     done = run_file(tmp_path, text.replace("[[0.4722238,", "[[0.4722538,"))
     assert (done.returncode, done.stderr) == (1, "")
-    assert "FAILED  code figures: AssertionError: similarity" in done.stdout and "9 of 10" in done.stdout
+    assert "FAILED  code figures: AssertionError: similarity" in done.stdout and "13 of 14" in done.stdout
 
 
 CHANGES = [
@@ -50,6 +50,18 @@ CHANGES = [
     ("paper training", "return pooled + float_apply(mlp, top)", "return pooled + math.nan * float_apply(mlp, top)"),
     ("sensors", "int(num_patches * aggr_ratio * sparse_ratio)", "int(num_patches * aggr_ratio)"),
     ("loss", "0.86753416", "0.87753416"),
+    ("gumbel", "return hard + (soft - soft.detach())", "return hard"),
+    ("gumbel", 'decision or ("relaxed" if use_gumbel else "topk")', 'decision or "topk"'),
+    ("gumbel", 'if use_gumbel and self.decision == "topk"', "if False"),
+    ("gumbel", 'decision="relaxed" if use_gumbel_softmax else "topk"', 'decision="topk"'),
+    ("relaxation", "slope = probability * (1 - probability)", "slope = probability"),
+    ("relaxation", "slope = (keep * leave).sum", "slope = keep.sum"),
+    ("relaxation", "+ (share * (logits - logits.detach())).sum(dim=-1, keepdim=True)", ""),
+    ("paper selection", '{"image": 2 * beta,', '{"image": beta,'),
+    ("code selection", 'combine_scores(attentions, {"image": 1.0,', 'combine_scores(attentions, {"image": 0.5,'),
+    ("sensors", "self.own_guide * self.beta if", "self.own_guide / 2 * self.beta if"),
+    ("sensors", "self.predictor_weight = 1 - (len(modalities) - 1) * beta", "self.predictor_weight = 1.0"),
+    ("sensors", "[merged, extra_token(own, scores, keep)]", "[merged, 0 * extra_token(own, scores, keep)]"),
 ]
 
 
@@ -130,6 +142,73 @@ def aligned(net, paper: bool, words: Tensor, tokens: Tensor) -> float:
             top = best.sort(descending=True).values[:5]
             total += net.hrpa.relevance_mlp(F.pad(top, (0, 5 - len(top)))).item()
     return total
+
+
+def trace(rows: Tensor) -> list[float]:
+    weights = selftest._pattern(9.0, rows[0].numel()).double()
+    return [float(row.detach().flatten() @ weights) / row.numel() for row in rows]
+
+
+def selected(patches: Tensor, score: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The kept patches, best first, the extra token and D of one image that keeps half of its patches."""
+    order = score.argsort(descending=True)
+    half = len(order) // 2
+    assert float((score[order[half - 1]] - score[order[half]]).detach()) > 1e-5
+    weights = score[order[half:]].softmax(dim=0)
+    decision = torch.zeros_like(score)
+    decision[order[:half]] = 1.0
+    return patches[order[:half]], (weights @ patches[order[half:]])[None], decision
+
+
+def scaled(values: Tensor) -> Tensor:
+    return (values - values.min()) / (values.max() - values.min() + 1e-8)
+
+
+@pytest.mark.parametrize("mode", ["code", "paper"])
+def test_the_selection_agrees_with_a_plain_computation(mode: str) -> None:
+    net, inputs = selftest._tiny_selection(mode)
+    patches, own, caption, dense = (tensor[0].double() for tensor in inputs)
+    score = own + caption
+    if mode == "paper":
+        predicted = copy.deepcopy(net).double().score_predictor(patches)[:, 0]
+        score = 0.5 * predicted + 0.25 * (scaled(caption) + scaled(dense) + 2 * scaled(own))
+    found = [trace(part[None])[0] for part in selected(patches, score)]
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(selftest._SELECTED[mode]), rtol=0, atol=1e-6)
+
+
+def test_the_sensors_agree_with_a_plain_computation() -> None:
+    net = selftest._tiny_sensors().double()
+    shots = [tensor.double() for tensor in selftest._tiny_shots()]
+    for place, (name, expected) in enumerate(zip(net.modalities, selftest._SENSORS, strict=True)):
+        select, merge = getattr(net, f"{name}_sparse"), getattr(net, f"{name}_aggr")
+        tokens = []
+        for sample, patches in enumerate(shots[place]):
+            fit = [scaled(F.cosine_similarity(patches, vectors[sample][None])) for vectors in shots[3:]]
+            score = 0.5 * select.score_predictor(patches)[:, 0] + 0.25 * (sum(fit) + fit[place])
+            kept, extra, _ = selected(patches, score)
+            weights = (merge.weight(kept) * merge.scale[0, 0, 0]).softmax(dim=0)
+            tokens.append(torch.cat([weights.T @ kept, extra]))
+        torch.testing.assert_close(torch.tensor(trace(torch.stack(tokens))), torch.tensor(expected), rtol=0, atol=1e-6)
+
+
+def test_the_relaxation_agrees_with_a_plain_computation() -> None:
+    """theta by halving; the gradient by moving each logit a little."""
+
+    def relaxed(logits: Tensor, count: float) -> Tensor:
+        low, high = logits.min() - 40, logits.max() + 40
+        for _ in range(200):
+            middle = (low + high) / 2
+            low, high = (middle, high) if float(torch.sigmoid((logits - middle) / 0.7).sum()) > count else (low, middle)
+        return torch.sigmoid((logits - low) / 0.7)
+
+    step, rows = 1e-4, []
+    for logits, count in zip(3 * selftest._pattern(1.0, 2, 10).double(), (3.0, 6.0), strict=True):
+        ends = [
+            [trace(relaxed(logits + sign * move, count)[None])[0] for sign in (1, -1)] for move in step * torch.eye(10)
+        ]
+        slope = torch.tensor([[(up - down) / (2 * step) for up, down in ends]], dtype=torch.float64)
+        rows.append([trace(relaxed(logits, count)[None])[0], trace(slope)[0]])
+    torch.testing.assert_close(torch.tensor(rows).T, torch.tensor(selftest._RELAXED), rtol=0, atol=2e-6)
 
 
 def test_loss_and_counts_are_those_of_the_golden_files(golden) -> None:

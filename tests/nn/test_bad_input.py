@@ -24,7 +24,7 @@ GOOD = {"images": torch.ones(2, 10, 16), "words": torch.ones(3, 4, 16), "lengths
         ({"images": torch.ones(2, 10, 8)}, r"images must be 16 wide .* \(2, 10, 8\)"),
         ({"words": torch.ones(3, 4, 32)}, r"words must be 16 wide .* \(3, 4, 32\)"),
         ({"images": torch.ones(10, 16)}, r"images must have 3 axes .* \(10, 16\)"),
-        ({"images": "picture.jpg"}, "images must be a tensor .* a str came"),
+        ({"images": "picture.jpg"}, "images must be a tensor .* got a str"),
         ({"images": torch.ones(2, 10, 16, dtype=torch.long)}, "images must hold floating point .* torch.int64"),
         ({"images": torch.full((2, 10, 16), float("nan"))}, "images holds NaN"),
         ({"words": torch.full((3, 4, 16), float("inf"))}, "words holds NaN or infinite"),
@@ -34,6 +34,8 @@ GOOD = {"images": torch.ones(2, 10, 16), "words": torch.ones(3, 4, 16), "lengths
         ({"lengths": torch.tensor([1.0, 2.0, 3.0])}, "lengths must hold whole numbers"),
         ({"words": torch.ones(3, 0, 16)}, "words must not be empty"),
         ({"images": torch.ones(2, 1, 16)}, "no patch is left"),
+        ({"lengths": [[1], [2, 3]]}, r"lengths must hold 3 whole numbers.*\[\[1\]"),
+        ({"patch_mask": [[True] * 9] * 2}, "patch_mask must be a tensor .* list"),
         ({"dense": torch.ones(3, 4, 16)}, "dense holds 3 descriptions for 2 images"),
         ({"patch_mask": torch.ones(2, 3, dtype=torch.bool)}, r"patch_mask must be a bool tensor .* \(2, 9\)"),
         ({"patch_mask": (torch.arange(2) == 0)[:, None].expand(2, 9)}, "patch_mask leaves row 1 without any valid"),
@@ -144,3 +146,46 @@ def test_one_value_that_is_not_finite_is_found(value, dtype):
     features[1, 2, 3] = value
     with pytest.raises(InputError, match="NaN or infinite"):
         check_features("images", features, "images, tokens, width")
+
+
+def sensors(samples: int = 2, patches: int = 12) -> list[torch.Tensor]:
+    return [torch.randn(samples, patches, 16)] * 3 + [torch.randn(samples, 16)] * 3
+
+
+@pytest.mark.parametrize("what", [None, [1.0], "tensor"])
+@pytest.mark.parametrize(("place", "name"), [(0, "rgb patches"), (4, "nir global vector")])
+def test_what_is_no_tensor_is_named(what, place, name):
+    inputs = sensors()
+    inputs[place] = what
+    with pytest.raises(seps.InputError, match=f"{name} must be a tensor.* {type(what).__name__}"):
+        seps.MultiModalSDTPS(16, 12)(*inputs)
+
+
+def test_parts_of_the_network_name_what_is_no_tensor():
+    tokens, scores = torch.ones(2, 9, 16), torch.ones(2, 9)
+    select, aggregate = seps.TokenSparse(16), seps.TokenAggregation(16, 3)
+    calls = {
+        "tokens": lambda: select(None, scores, scores),
+        "attention_x": lambda: select(tokens, None, scores),
+        "attention_y": lambda: select(tokens, scores, [1.0]),
+        "patches": lambda: aggregate([tokens]),
+        "decision D": lambda: aggregate(tokens, [1.0]),
+        "tokens_dense": lambda: seps.DualTokenAggregation(16, 3)(tokens, [tokens]),
+        "img_mask": lambda: seps.HRPA(16)(tokens, tokens, [1.0]),
+        "scores": lambda: seps.ContrastiveLoss()(None),
+        "img_ids": lambda: seps.InfoNCELoss()(torch.ones(2, 2), [1, 2]),
+        "score_mask": lambda: seps.RatioLoss()(None),
+    }
+    for name, call in calls.items():
+        with pytest.raises(seps.InputError, match=f"{name} must be a tensor"):
+            call()
+
+
+def test_no_sample_is_selected_and_no_pair_has_no_loss():
+    assert [tuple(part.shape) for part in seps.MultiModalSDTPS(16, 12)(*sensors(0))] == [(0, 3, 16)] * 3 + [(0, 12)] * 3
+    for loss in (seps.ContrastiveLoss(), seps.ContrastiveLoss(0.2, True), seps.InfoNCELoss(), seps.SigmoidLoss()):
+        with pytest.raises(seps.InputError, match=r"scores must hold one pair .*\(0, 0\)"):
+            loss(torch.ones(0, 0))
+    words = torch.ones(0, 4, 16)
+    with pytest.raises(seps.InputError, match="words holds no caption"):
+        seps.CrossSparseAggrNet(16, 12, 0.5, 0.5, has_cls=True)(torch.ones(2, 13, 16), words, None, words)

@@ -170,3 +170,69 @@ def test_relaxed_noise_is_in_the_gradient_alone(seps: Any) -> None:
         gradients.append(torch.autograd.grad((keep * torch.arange(10.0)).sum(), scores)[0])
     assert not torch.equal(*gradients) and all(g.abs().max() > 0 for g in gradients)
     assert not module.eval().decide(scores).requires_grad
+
+
+@pytest.mark.parametrize("kind", [SimpleNamespace, dict])
+def test_the_loss_takes_the_published_options(seps: Any, kind: Any) -> None:
+    scores, ids = torch.randn(4, 4), torch.tensor([0, 0, 1, 2])
+    plain = seps.ContrastiveLoss(0.3, True)
+    for repeats, expected in ((True, plain(scores, ids)), (False, plain(scores))):
+        loss = seps.ContrastiveLoss(opt=kind(margin=0.1, mask_repeat=repeats), margin=0.3, max_violation=True)
+        assert torch.equal(loss(scores, ids), expected)
+    assert torch.equal(
+        seps.ContrastiveLoss(opt=kind(), margin=0.3, max_violation=True)(scores, ids), plain(scores, ids)
+    )
+    with pytest.raises(seps.InputError, match="opt=opt"):
+        seps.ContrastiveLoss(kind(mask_repeat=True), 0.2)
+
+
+def test_a_checkpoint_of_several_gpus_loads(seps: Any) -> None:
+    for make in (
+        lambda: seps.MultiModalSDTPS(16, 12),
+        lambda: seps.CrossSparseAggrNet(**OPTIONS, use_paper_version=True),
+        lambda: seps.PatchSlimming(seps.SlimmingConfig(**OPTIONS)),
+    ):
+        saved, net = torch.nn.DataParallel(make()).state_dict(), make()
+        assert all(name.startswith("module.") for name in saved)
+        assert str(net.load_state_dict(saved)) == "<All keys matched successfully>"
+        assert all(torch.equal(value, saved[f"module.{name}"]) for name, value in net.state_dict().items())
+        with pytest.raises(RuntimeError, match="Missing key"):
+            net.load_state_dict(dict(list(saved.items())[1:]))
+        # Names of which some alone begin so are read as they are.
+        assert (
+            "module.more" in net.load_state_dict({**net.state_dict(), "module.more": 0}, strict=False).unexpected_keys
+        )
+
+
+@pytest.mark.parametrize("tau", [0.5, 2.0])
+def test_gumbel_tau_divides_the_score_and_its_noise_as_theirs(seps: Any, tau: float) -> None:
+    """Their logits are `(score + noise) / tau`: the relaxation sees scores of the scale they have."""
+    tokens, first, second = patches_and_attentions()
+    select = seps.TokenSparse(32, 0.5).train()
+    first.requires_grad_()
+    torch.manual_seed(3)
+    mask = select(tokens, first, second, use_gumbel=True, gumbel_tau=tau)[2]
+    weights = torch.randn(3, 16)
+    (found,) = torch.autograd.grad((mask * weights).sum(), first)
+    torch.manual_seed(3)
+    noise = -torch.log(-torch.log(torch.rand(3, 16).clamp(1e-6, 1 - 1e-6)))
+    logits = (first + second + noise).detach().double()
+    low, high = logits.amin(1, keepdim=True) - 40 * tau, logits.amax(1, keepdim=True) + 40 * tau
+    for _ in range(100):
+        middle = (low + high) / 2
+        above = torch.sigmoid((logits - middle) / tau).sum(1, keepdim=True) > 8
+        low, high = torch.where(above, middle, low), torch.where(above, high, middle)
+    soft = torch.sigmoid((logits - low) / tau)
+    slope = soft * (1 - soft) / tau
+    expected = slope * (weights - (slope * weights).sum(1, keepdim=True) / slope.sum(1, keepdim=True))
+    torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=1e-5)
+
+
+def test_the_compatible_networks_have_that_scale_too(seps: Any) -> None:
+    net = seps.CrossSparseAggrNet(**OPTIONS, use_paper_version=True, use_gumbel_softmax=True, gumbel_tau=0.5)
+    sensors = seps.MultiModalSDTPS(16, 12, use_gumbel=True, gumbel_tau=0.5)
+    for part in (net.sparse_net_cap, net.sparse_net_long, sensors.rgb_sparse, sensors.tir_sparse):
+        assert (part.decision, part.temperature, part.sharpness) == ("relaxed", 0.5, 1.0)
+    natively = seps.MultiModalSDTPS(16, 12, decision="gumbel", sharpness=5.0)
+    assert (natively.nir_sparse.decision, natively.nir_sparse.sharpness) == ("gumbel", 5.0)
+    assert seps.MultiModalSDTPS(16, 12, decision="gumbel").nir_sparse.sharpness == 10.0

@@ -1,8 +1,8 @@
 """Self test of the single file, which runs where the file is run as a program.
 
-It compares counts, shapes, figures, a training step and a loss with what stands here, and ends with status 0, or 1.
-Inputs and weights follow a formula, so that no random generator has a part in the figures, which hold to 1e-5. The
-similarities behind the loss were measured on a dual-mode version of the published code.
+It compares counts, shapes, figures, a training step, gradients and a loss with what stands here, and ends with status
+0, or 1. Inputs and weights follow a formula, so that no random generator has a part in the figures, which hold to 1e-5.
+The similarities behind the loss were measured on a dual-mode version of the published code.
 
 Shapes: B images, T texts, N patches, M words of a caption, L words of a description, C width, Q merged patches.
 """
@@ -20,6 +20,8 @@ from seps.compat import CrossSparseAggrNet
 from seps.losses.combined import SEPSLoss
 from seps.losses.triplet import ContrastiveLoss
 from seps.nn.multimodal import MultiModalSDTPS
+from seps.nn.relaxation import soft_topk
+from seps.nn.selection import TokenSparse
 
 _PARAMETERS = {"code": 291, "paper": 1198}
 """Of the network at embed 32, 16 patches, 0.5 / 0.5."""
@@ -30,6 +32,12 @@ _SIMILARITY = {
 """(B, T) for the inputs and weights of the formula."""
 _KEPT = {"code": [0, 1, 2, 3, 9, 11, 14, 15], "paper": [0, 1, 2, 3, 9, 10, 11, 12]}
 """Places of the patches that caption 0 alone, without descriptions, keeps in image 0."""
+_SELECTED = {"code": [-0.0107082, -0.0454655, -0.1516673], "paper": [-0.0212890, -0.0861183, -0.0285302]}
+"""`_trace` of the kept patches, the extra token and D of one call of `TokenSparse`."""
+_SENSORS = [[0.0004457, 0.0034273], [0.0012383, 0.0006364], [0.0048000, 0.0022736]]
+"""`_trace` of each sample's tokens, by sensor."""
+_RELAXED = [[-0.0545070, 0.0384207], [0.0067662, 0.0090247]]
+"""`_trace` of each row of the relaxation, and of the gradient of its trace."""
 _MEASURED = [
     [0.86753416, 1.02308166, 0.95797390, 1.02218628, 0.80907696],
     [1.00429130, 0.99303079, 0.94877064, 0.86714303, 0.97175562],
@@ -47,13 +55,44 @@ def _pattern(shift: float, *shape: int) -> Tensor:
     return torch.sin(0.37 * k**1.5 + shift).float().reshape(shape)
 
 
-def _tiny_net(mode: str) -> CrossSparseAggrNet:
-    """The network at embed 32, 16 patches, 0.5 / 0.5 with the weights of the formula."""
-    net = CrossSparseAggrNet(32, 16, 0.5, 0.5, use_paper_version=mode == "paper", has_cls=True)
+def _trace(tensor: Tensor) -> Tensor:
+    """A mean of each row with the formula as weights, (B, ...) -> (B,): almost any change of a row changes it."""
+    rows = tensor.flatten(1)
+    return (rows * _pattern(9.0, *rows.shape[1:]).to(rows.device)).mean(dim=1)
+
+
+def _fill(module: nn.Module) -> None:
+    """Put the formula into all weights."""
     with torch.no_grad():
-        for i, (_, weight) in enumerate(sorted(net.named_parameters())):
+        for i, (_, weight) in enumerate(sorted(module.named_parameters())):
             weight.copy_(0.5 * _pattern(i, *weight.shape))
+
+
+def _tiny_net(mode: str, gumbel: bool = False) -> CrossSparseAggrNet:
+    """The network at embed 32, 16 patches, 0.5 / 0.5 with the weights of the formula."""
+    paper = mode == "paper"
+    net = CrossSparseAggrNet(32, 16, 0.5, 0.5, use_paper_version=paper, use_gumbel_softmax=gumbel, has_cls=True)
+    _fill(net)
     return net
+
+
+def _tiny_sensors(gumbel: bool = False) -> MultiModalSDTPS:
+    """The sensors' module at width 32 and 128 patches with the weights of the formula."""
+    net = MultiModalSDTPS(embed_dim=32, num_patches=128, use_gumbel=gumbel)
+    _fill(net)
+    return net
+
+
+def _tiny_shots() -> list[Tensor]:
+    """Three patch tensors (2, 128, 32) and three global vectors (2, 32)."""
+    return [*(_pattern(float(i), 2, 128, 32) for i in range(3)), *(_pattern(float(i), 2, 32) for i in range(3, 6))]
+
+
+def _tiny_selection(mode: str) -> tuple[TokenSparse, list[Tensor]]:
+    """`TokenSparse` at width 32 with the weights of the formula, patches (2, 16, 32) and three attentions (2, 16)."""
+    net = TokenSparse(32, 0.5, use_paper_version=mode == "paper")
+    _fill(net)
+    return net, [_pattern(1.0, 2, 16, 32), *(_pattern(float(i), 2, 16) for i in range(4, 7))]
 
 
 def _tiny_batch() -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -125,16 +164,59 @@ def _check_training(mode: str, device: torch.device) -> str:
     return _expect(losses[1] < losses[0], told)
 
 
+def _check_selection(mode: str, device: torch.device) -> str:
+    net, inputs = _tiny_selection(mode)
+    chosen = net.to(device).select(*(tensor.to(device) for tensor in inputs))
+    found = torch.stack([_trace(part)[0] for part in (chosen.tokens, chosen.extra, chosen.mask)])
+    _expect(_close(found, _SELECTED[mode]), f"kept, extra and D {found.tolist()}, {_SELECTED[mode]} expected")
+    return "kept patches, extra token and D as recorded"
+
+
+def _check_relaxation(device: torch.device) -> str:
+    logits = (3 * _pattern(1.0, 2, 10)).to(device).requires_grad_()
+    soft = soft_topk(logits, torch.tensor([[3], [6]], device=device), 0.7)
+    (slope,) = torch.autograd.grad(_trace(soft).sum(), logits)
+    found = torch.stack([_trace(soft), _trace(slope)])
+    _expect(_close(found, _RELAXED), f"relaxation and gradient {found.tolist()}, {_RELAXED} expected")
+    return "probabilities that sum to K, and their gradient, as recorded"
+
+
+def _check_gumbel(device: torch.device) -> str:
+    """In training, D is that of the plain top-K, and its gradient reaches the predictor beside that without Gumbel."""
+    net, inputs = _tiny_selection("paper")
+    inputs = [tensor.to(device) for tensor in inputs]
+    net.to(device).train()
+    plain, relaxed = (net(*inputs, use_gumbel=gumbel)[2] for gumbel in (False, True))
+    _expect(torch.equal(plain, relaxed.detach()), "use_gumbel changes which patches TokenSparse keeps")
+    _expect(relaxed.requires_grad, "D of TokenSparse has no gradient with use_gumbel")
+    makes: list[tuple[Callable[[bool], nn.Module], list[Tensor], str]] = [
+        (partial(_tiny_net, "paper"), list(_tiny_batch()), "sparse_net_cap"),
+        (_tiny_sensors, _tiny_shots(), "rgb_sparse"),
+    ]
+    for make, batch, name in makes:
+        values, gradients = [], []
+        for gumbel in (False, True):
+            module = make(gumbel).to(device).train()
+            values.append(module(*(tensor.to(device) for tensor in batch))[0])
+            weight = module.get_parameter(f"{name}.score_predictor.0.weight")
+            gradients.append(torch.autograd.grad(_trace(values[-1]).sum(), weight)[0])
+        _expect(torch.equal(*values), f"Gumbel changes the forward pass of {type(module).__name__}")
+        apart = float((gradients[0] - gradients[1]).abs().max())
+        told = f"with Gumbel the gradient at the predictor of {type(module).__name__} moves by {apart:.1e}"
+        _expect(math.isfinite(apart) and apart > 1e-6, told)
+    return "kept patches of the plain top-K; the gradient of D reaches the predictors"
+
+
 def _check_sensors(device: torch.device) -> str:
-    net: nn.Module = MultiModalSDTPS(embed_dim=32, num_patches=128).to(device)
-    patches = [_pattern(float(i), 2, 128, 32).to(device) for i in range(3)]
-    vectors = [part.mean(dim=1) for part in patches]
-    *tokens, rgb, nir, tir = net(*patches, *vectors)
+    net: nn.Module = _tiny_sensors().to(device)
+    *tokens, rgb, nir, tir = net(*(tensor.to(device) for tensor in _tiny_shots()))
     kept = {int(count) for mask in (rgb, nir, tir) for count in mask.sum(dim=-1)}
     shapes = {tuple(part.shape) for part in tokens}
     told = f"128 -> {sorted(kept)} -> {sorted(shapes)}, 128 -> 64 -> 25 + 1 expected"
     _expect(kept == {64} and shapes == {(2, 26, 32)}, told)
-    return "128 -> 64 -> 25 + 1 tokens for each of three sensors"
+    found = torch.stack([_trace(part) for part in tokens])
+    _expect(_close(found, _SENSORS), f"tokens {found.tolist()}, {_SENSORS} expected")
+    return "128 -> 64 -> 25 + 1 tokens for each of three sensors, as recorded"
 
 
 def _check_loss(device: torch.device) -> str:
@@ -151,10 +233,16 @@ def self_test(write: Callable[[str], object]) -> int:
         checks += [
             (f"{mode} parameters", partial(_check_parameters, mode)),
             (f"{mode} shapes", partial(_check_shapes, mode, device)),
+            (f"{mode} selection", partial(_check_selection, mode, device)),
             (f"{mode} figures", partial(_check_figures, mode, device)),
             (f"{mode} training", partial(_check_training, mode, device)),
         ]
-    checks += [("sensors", partial(_check_sensors, device)), ("loss", partial(_check_loss, device))]
+    checks += [
+        ("sensors", partial(_check_sensors, device)),
+        ("relaxation", partial(_check_relaxation, device)),
+        ("gumbel", partial(_check_gumbel, device)),
+        ("loss", partial(_check_loss, device)),
+    ]
     failed = 0
     for name, run in checks:
         try:

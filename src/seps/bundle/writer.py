@@ -1,5 +1,8 @@
 """Put the modules named in `MODULES` into one file that needs torch alone; nothing is written twice by hand.
 
+The file runs on Python 3.8 and torch 1.13, which other projects have; the package needs newer ones. The writer replaces
+what Python 3.8 lacks (`_for_python_3_8`). What torch 1.13 lacks has a fallback in `nn/checks.py` and `nn/precision.py`.
+
 Two styles: "annotated" has the heads, docstrings and comments of the sources; "plain" has the code, one-line heads and
 docstrings. Two languages: "en", that of the sources, and "zh" (`seps.bundle.language`).
 """
@@ -50,6 +53,7 @@ _FRONT = "bundle/contents"
 """The translation of this name holds the words of the front matter."""
 _TITLE = """Semantic-Enhanced Patch Slimming (arXiv 2511.01390) in one file that needs torch alone.
 
+It runs on Python 3.8 to 3.13 and torch 1.13 or newer.
 {generated} from seps {version}; change it there, not here. Licence: Apache-2.0.
 Test it with `python` and the name of this file: the exit status is 0, or 1 where a check fails."""
 _HEADER = '''"""{title}
@@ -84,6 +88,11 @@ def _shorten(source: str) -> str:
             text = first_sentence(text.removeprefix('"""').removesuffix('"""'))
             lines[first : last + 1] = [f'{" " * node.col_offset}"""{text}"""\n', *[""] * (last - first)]
     return "".join(lines)
+
+
+def _for_python_3_8(source: str) -> str:
+    """The source without `zip(strict=True)`; all lengths agree, as every test of the package shows."""
+    return source.replace(", strict=True)", ")")
 
 
 def _split(source: str, name: str) -> tuple[list[ast.stmt], str, list[str]]:
@@ -122,7 +131,9 @@ def _merge_imports(imports: list[ast.stmt]) -> str:
         if isinstance(node, ast.Import):
             plain |= {ast.unparse(ast.Import([alias])) for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            names.setdefault(node.module or "", set()).update(ast.unparse(alias) for alias in node.names)
+            # Those of collections.abc take no brackets at run time before Python 3.9.
+            module = "typing" if node.module == "collections.abc" else node.module or ""
+            names.setdefault(module, set()).update(ast.unparse(alias) for alias in node.names)
     listed = [f"from {module} import {', '.join(sorted(parts))}" for module, parts in sorted(names.items())]
     return "\n".join([*sorted(plain), *listed])
 
@@ -162,7 +173,7 @@ def _compose(root: Path, style: Style, language: Language, translations: Mapping
     owner: dict[str, str] = {}
     heads: dict[str, str] = {}
     for name in MODULES:
-        source = (root / f"{name}.py").read_text(encoding="utf-8")
+        source = _for_python_3_8((root / f"{name}.py").read_text(encoding="utf-8"))
         if name in translations:
             source = translated(source, translations[name])
         heads[name] = ast.get_docstring(ast.parse(source)) or ""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from seps.config import RatioForm
-from seps.nn.checks import InputError
+from seps.nn.checks import InputError, check_tensor
 
 
 def ratio_loss(
@@ -98,7 +98,9 @@ class RatioLoss(nn.Module):
 
     def forward(self, score_mask: Tensor | Sequence[Tensor]) -> Tensor:
         """D, or a tuple (D_s, D_d), each (..., N) with 1 at kept patches -> scalar loss."""
-        masks = [score_mask] if isinstance(score_mask, Tensor) else list(score_mask)  # each (..., N)
+        masks = list(score_mask) if isinstance(score_mask, (list, tuple)) else [score_mask]  # each (..., N)
+        for mask in masks:
+            check_tensor("score_mask", mask, "texts, images, patches")
         if not self._checked:
             fixed = number_is_fixed(masks)
             self._checked = fixed is not None

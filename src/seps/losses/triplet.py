@@ -5,18 +5,25 @@ Shapes: B pairs of image and text.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
-from seps.nn.checks import InputError
+from seps.nn.checks import InputError, check_tensor
 
 
 def check_square(scores: Tensor, img_ids: Tensor | None) -> None:
-    """Raise `InputError` unless `scores` is (B, B), pair i on the diagonal, with B image ids if any."""
+    """Raise `InputError` unless `scores` is (B, B), B at least 1, pair i on the diagonal, with B image ids if any."""
+    check_tensor("scores", scores, "images, texts")
     if scores.dim() != 2 or scores.shape[0] != scores.shape[1]:
         raise InputError(
             f"scores must be square, image i and text i being a pair, but its shape is {tuple(scores.shape)}."
         )
+    if not len(scores):
+        raise InputError("scores must hold one pair of image and text or more, but its shape is (0, 0).")
+    if img_ids is not None:
+        check_tensor("img_ids", img_ids, "images")
     if img_ids is not None and tuple(img_ids.shape) != (scores.shape[0],):
         raise InputError(f"img_ids must hold {scores.shape[0]} ids, but its shape is {tuple(img_ids.shape)}.")
 
@@ -59,10 +66,18 @@ class ContrastiveLoss(nn.Module):
     Args:
         margin: by how much a right pair must score above a wrong one.
         max_violation: use the hardest negative alone; switch with `max_violation_on()` / `max_violation_off()`.
+        opt: the published options, of which `mask_repeat` is read: with False image ids are ignored.
     """
 
-    def __init__(self, margin: float = 0.2, max_violation: bool = False) -> None:
+    def __init__(self, margin: float = 0.2, max_violation: bool = False, *, opt: object = None) -> None:
         super().__init__()
+        if not isinstance(margin, (int, float)):
+            raise InputError(
+                f"margin must be a number, but got a {type(margin).__name__}; pass the published options by name: "
+                "ContrastiveLoss(opt=opt, margin=..., max_violation=...)."
+            )
+        options = opt if isinstance(opt, Mapping) else vars(opt) if opt is not None else {}
+        self.mask_repeat = bool(options.get("mask_repeat", True))
         self.margin = margin
         self.max_violation = max_violation
 
@@ -76,4 +91,5 @@ class ContrastiveLoss(nn.Module):
 
     def forward(self, scores: Tensor, img_ids: Tensor | None = None) -> Tensor:
         """(B, B) similarities, image i and text i being a pair -> scalar loss, summed over the batch."""
-        return triplet_loss(scores, img_ids, margin=self.margin, hardest=self.max_violation)
+        ids = img_ids if self.mask_repeat else None
+        return triplet_loss(scores, ids, margin=self.margin, hardest=self.max_violation)

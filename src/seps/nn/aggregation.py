@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from seps.nn.checks import InputError
+from seps.nn.checks import InputError, check_features, check_tensor
 from seps.nn.precision import float_apply, float_matmul
 
 
@@ -25,6 +25,7 @@ def merge_weights(logits_BNQ: Tensor, keep_BN: Tensor | None = None) -> Tensor:
     logits = logits_BNQ.float()  # (B, N, Q)
     if keep_BN is None:
         return torch.softmax(logits, dim=1)  # (B, N, Q)
+    check_tensor("the decision D", keep_BN, "images, patches")
     if keep_BN.shape != logits.shape[:2]:
         raise InputError(
             f"the decision D must have the shape (images, patches) = {tuple(logits.shape[:2])}, but its shape is "
@@ -52,6 +53,7 @@ def _weight_mlp(dim: int, keeped_patches: int, dim_ratio: float) -> nn.Sequentia
 
 def _scaled_logits(mlp: nn.Module, scale: Tensor, x: Tensor) -> Tensor:
     """`L = scale * MLP(v)` in float32: (B, N, C) -> (B, N, Q)."""
+    check_features("patches", x, "images, patches, width", values=False)
     return float_apply(mlp, x) * scale.float()  # (B, N, C) -> (B, N, Q)
 
 
@@ -130,6 +132,7 @@ class DualTokenAggregation(nn.Module):
             if mask_dense is not None:
                 raise InputError("mask_dense came without tokens_dense; pass the patches it belongs to.")
             return sparse
+        check_tensor("tokens_dense", tokens_dense, "images, patches, width")
         if tokens_sparse.shape[0] != tokens_dense.shape[0]:
             raise InputError(
                 f"tokens_sparse holds {tokens_sparse.shape[0]} images and tokens_dense {tokens_dense.shape[0]}; both "

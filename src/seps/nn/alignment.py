@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from seps.nn.checks import InputError, check_features, check_rows_hold_one
+from seps.nn.checks import InputError, check_features, check_rows_hold_one, check_tensor
 from seps.nn.precision import float_apply, float_matmul
 
 
@@ -106,8 +106,10 @@ def mask_xattn_one_text(
             "words once per image."
         )
     similarity = float_matmul(cap_i_expand, img_embs.transpose(1, 2))  # (B, M, C), (B, K, C) -> (B, M, K)
-    token_mask = None if img_mask is None else img_mask > 0.5  # (B, K)
-    if token_mask is not None:
+    token_mask = None
+    if img_mask is not None:
+        check_tensor("img_mask", img_mask, "images, tokens")
+        token_mask = img_mask > 0.5  # (B, K)
         if token_mask.shape != img_embs.shape[:2]:
             raise InputError(
                 f"img_mask must have the shape (images, tokens) = {tuple(img_embs.shape[:2])}, but its shape is "

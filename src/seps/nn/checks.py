@@ -6,9 +6,10 @@ Shapes: R rows (texts), L positions in each.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,9 +35,21 @@ def values_unchecked() -> Iterator[None]:
         _looking.reset(token)
 
 
+def unwrapped(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A state dict without the `module.` that `DataParallel` and its kin put before every name."""
+    if not all(name.startswith("module.") for name in state):
+        return state
+    return {name[len("module.") :]: value for name, value in state.items()}
+
+
+def is_compiling() -> bool:
+    """Whether a compiler or an exporter traces the call; torch before 2.1 cannot."""
+    return hasattr(torch, "compiler") and torch.compiler.is_compiling()
+
+
 def _inspectable() -> bool:
     """Whether values may be read: not while a compiler or an exporter traces the call."""
-    return not torch.compiler.is_compiling() and _looking.get()
+    return not is_compiling() and _looking.get()
 
 
 def _all_finite(tensor: Tensor) -> bool:
@@ -44,13 +57,18 @@ def _all_finite(tensor: Tensor) -> bool:
     return not tensor.numel() or all(map(math.isfinite, torch.stack(torch.aminmax(tensor.detach())).tolist()))
 
 
-def check_features(name: str, tensor: Tensor, dims: str, width: int | None = None) -> None:
+def check_tensor(name: str, value: object, dims: str) -> None:
+    """Raise `InputError` unless `value` is a tensor; `dims` names the axes it should have."""
+    if not isinstance(value, Tensor):
+        raise InputError(f"{name} must be a tensor of shape ({dims}), but got a {type(value).__name__}.")
+
+
+def check_features(name: str, tensor: Tensor, dims: str, width: int | None = None, *, values: bool = True) -> None:
     """Check that `tensor` is a finite float tensor with the axes named in `dims`, e.g. "images, patches, width".
 
-    Raises `InputError` otherwise.
+    Raises `InputError` otherwise. With `values=False` the values may be anything.
     """
-    if not isinstance(tensor, Tensor):
-        raise InputError(f"{name} must be a tensor of shape ({dims}), but a {type(tensor).__name__} came.")
+    check_tensor(name, tensor, dims)
     expected = dims.count(",") + 1
     shape = tuple(tensor.shape)
     if len(shape) != expected:
@@ -64,7 +82,7 @@ def check_features(name: str, tensor: Tensor, dims: str, width: int | None = Non
         )
     if not tensor.is_floating_point():
         raise InputError(f"{name} must hold floating point features, but its dtype is {tensor.dtype}.")
-    if _inspectable() and not _all_finite(tensor):
+    if values and _inspectable() and not _all_finite(tensor):
         raise InputError(f"{name} holds NaN or infinite values; check the encoder that made it.")
 
 
@@ -79,7 +97,10 @@ def length_mask(
     rows, longest = tensor.shape[0], tensor.shape[1]
     if lengths is None:
         return torch.ones(rows, longest, dtype=torch.bool, device=tensor.device)  # (R, L)
-    values = torch.as_tensor(lengths)  # (R,)
+    try:
+        values = torch.as_tensor(lengths)  # (R,)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"{name} must hold {rows} whole numbers, one per text, but got {lengths!r}.") from error
     check_lengths(name, values, rows, longest, allow_empty=allow_empty)
     return torch.arange(longest, device=tensor.device)[None, :] < values.to(tensor.device)[:, None]  # (R, L)
 
@@ -107,12 +128,26 @@ def check_rows_hold_one(name: str, mask: Tensor) -> None:
 
 def check_patch_mask(mask: Tensor, patches: Tensor) -> None:
     """Raise `InputError` unless `mask` is bool, (B, N) as the patches (B, N, C) are, with a patch in each row."""
+    check_tensor("patch_mask", mask, "images, patches")
     if mask.shape != patches.shape[:2] or mask.dtype != torch.bool:
         raise InputError(
             f"patch_mask must be a bool tensor of shape (images, patches) = {tuple(patches.shape[:2])}, but a "
             f"{mask.dtype} tensor of shape {tuple(mask.shape)} came."
         )
     check_rows_hold_one("patch_mask", mask)
+
+
+def check_patch_count(name: str, tensor: Tensor, prefix: int, wanted: int, remedy: str) -> None:
+    """Raise `InputError` unless the tokens (B, P + N, C) are `prefix` prefix tokens and `wanted` patches."""
+    tokens = tensor.shape[1]
+    if tokens == prefix + wanted:
+        return
+    expected = f"{wanted} patches" + (f" behind {prefix} prefix token" + "s" * (prefix > 1) if prefix else "")
+    hint = {1: " Is a CLS token left in? Then cut it off.", -prefix: " Is the CLS token missing?"}
+    raise InputError(
+        f"{name} must hold {expected} (num_patches={wanted}), but its shape is {tuple(tensor.shape)}."
+        f"{hint.get(tokens - prefix - wanted, '')} {remedy} For images of several sizes pass check_num_patches=False."
+    )
 
 
 def check_one_each(dense: Tensor, batch: int) -> None:

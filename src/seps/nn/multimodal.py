@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
 from seps.config import DecisionKind, GuideKind
 from seps.nn.aggregation import TokenAggregation, merge
-from seps.nn.checks import InputError, check_features, check_ratio, values_unchecked
+from seps.nn.checks import InputError, check_features, check_patch_count, check_ratio, check_tensor, unwrapped
 from seps.nn.guidance import combine_scores, cosine_attention
 from seps.nn.selection import TokenSparse, extra_token
 
@@ -32,18 +32,21 @@ class MultiModalSDTPS(nn.Module):
 
     Args:
         embed_dim: width C.
-        num_patches: N, from which Q = int(N * aggr_ratio * sparse_ratio) follows.
+        num_patches: N of each sensor, from which Q = int(N * aggr_ratio * sparse_ratio) follows.
         sparse_ratio, aggr_ratio: parts kept and merged.
-        use_gumbel, gumbel_tau: D carries the gradient of the Gumbel relaxation at that temperature; the kept set stays
-            the plain top-K (`decision="relaxed"`).
+        use_gumbel, gumbel_tau: D carries the gradient of the Gumbel relaxation of `(score + noise) / gumbel_tau`; the
+            kept set stays the plain top-K (`decision="relaxed"` with a sharpness of 1).
         beta: b of Eq. 3.
         modalities: names of the sensors, in the order of the arguments of `forward`.
         decision: overrides `use_gumbel`: "topk", "gumbel" (samples), "relaxed" or "binary".
+        sharpness: of `decision`, the scale from scores to logits: `(sharpness * score + noise) / gumbel_tau`.
         dim_ratio: hidden width of the aggregation's MLP as a part of `embed_dim`.
         cross_attn_type, cross_attn_heads: of DeMo's versions. "cosine", which has no heads, is what this module
             computes; others are refused.
         own_guide: w, the weight of a sensor's own global vector. With 0 only the others guide: the vector of a sensor
             that is blinded by glare contains the glare, and would select more of it.
+        check_num_patches: refuse a sensor without exactly `num_patches` patches. With False any number works (images of
+            several sizes), and `num_patches` only sets Q.
         guides: how another sensor guides. "vector", as published, compares its global vector with this sensor's
             patches; that is meaningful only while both share one feature space, and no gradient keeps them there.
             "position" compares its global vector with its own patch at the same place; for sensors that see the
@@ -65,8 +68,10 @@ class MultiModalSDTPS(nn.Module):
         *,
         modalities: Sequence[str] = ("rgb", "nir", "tir"),
         decision: DecisionKind | None = None,
+        sharpness: float = 10.0,
         own_guide: float = 2.0,
         guides: GuideKind = "vector",
+        check_num_patches: bool = True,
     ) -> None:
         super().__init__()
         check_ratio("sparse_ratio", sparse_ratio)
@@ -79,7 +84,7 @@ class MultiModalSDTPS(nn.Module):
             raise InputError(f"own_guide must be a finite number, 0 or more, but {own_guide} came.")
         if guides not in get_args(GuideKind):
             raise InputError(f"guides must be one of {get_args(GuideKind)}, but {guides!r} came.")
-        self.embed_dim = embed_dim
+        self.embed_dim, self.num_patches, self.check_num_patches = embed_dim, num_patches, check_num_patches
         self.beta, self.own_guide, self.guides = beta, own_guide, guides
         self.modalities = tuple(modalities)
         self.predictor_weight = 1 - (len(modalities) - 1) * beta
@@ -96,11 +101,18 @@ class MultiModalSDTPS(nn.Module):
                 "Leave cross_attn_type and cross_attn_heads out."
             )
         chosen: DecisionKind = decision or ("relaxed" if use_gumbel else "topk")
+        scale = sharpness if decision else 1.0
         for name in self.modalities:
-            sparse = TokenSparse(embed_dim, sparse_ratio, True, decision=chosen, temperature=gumbel_tau)
+            sparse = TokenSparse(
+                embed_dim, sparse_ratio, True, decision=chosen, temperature=gumbel_tau, sharpness=scale
+            )
             self.add_module(f"{name}_sparse", sparse)
             merged = int(num_patches * aggr_ratio * sparse_ratio)
             self.add_module(f"{name}_aggr", TokenAggregation(embed_dim, merged, dim_ratio))
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **options: Any) -> Any:
+        """As `nn.Module.load_state_dict`; a checkpoint saved from `DataParallel` loads as well."""
+        return super().load_state_dict(unwrapped(state_dict), *args, **options)
 
     def slim(
         self,
@@ -128,6 +140,8 @@ class MultiModalSDTPS(nn.Module):
                 f"features of {name} must have the shape of its patches, {tuple(patches[name].shape)}, but "
                 f"{tuple(own.shape)} came."
             )
+        if keep is not None:
+            check_tensor(f"keep of {name}", keep, "samples, patches")
         if keep is not None and keep.shape != own.shape[:2]:
             raise InputError(f"keep of {name} must be {tuple(own.shape[:2])}, but {tuple(keep.shape)} came.")
         aggregate: TokenAggregation = getattr(self, f"{name}_aggr")
@@ -185,16 +199,21 @@ class MultiModalSDTPS(nn.Module):
         """Raise `InputError`, naming the sensor and the shapes, unless the tensors of all sensors fit each other."""
         given: dict[str, Mapping[str, Tensor]] = {"patches": patches, "global vector": vectors}
         for what, of in {**given, **({} if present is None else {"presence": present})}.items():
-            if set(of) != set(self.modalities):
-                raise InputError(f"{what}: this module has the sensors {self.modalities}, but {tuple(of)} came.")
-        first, device = self.modalities[0], next(self.parameters()).device
-        samples, count = patches[first].shape[:2] if patches[first].ndim == 3 else (0, 0)
+            if not isinstance(of, Mapping) or set(of) != set(self.modalities):
+                came = tuple(of) if isinstance(of, Mapping) else f"a {type(of).__name__}"
+                raise InputError(f"{what}: this module has the sensors {self.modalities}, but {came} came.")
         for name in self.modalities:
             for what, of in given.items():
                 dims = "samples, patches, width" if what == "patches" else "samples, width"
                 # Shapes alone: an absent sensor may hold anything.
-                with values_unchecked():
-                    check_features(f"{name} {what}", of[name], dims, self.embed_dim)
+                check_features(f"{name} {what}", of[name], dims, self.embed_dim, values=False)
+            if self.check_num_patches:
+                remedy = "Set num_patches to what the backbone gives."
+                check_patch_count(f"{name} patches", patches[name], 0, self.num_patches, remedy)
+        first, device = self.modalities[0], next(self.parameters()).device
+        samples, count = patches[first].shape[:2]
+        for name in self.modalities:
+            for what, of in given.items():
                 told = f"{name} {what} {tuple(of[name].shape)} and {first} patches {tuple(patches[first].shape)}"
                 if of[name].shape[0] != samples:
                     raise InputError(f"{told} must have the same number of samples: give every sensor of each sample.")
@@ -205,6 +224,8 @@ class MultiModalSDTPS(nn.Module):
                     f"{name} patches {tuple(patches[name].shape)} and {first} patches {tuple(patches[first].shape)} "
                     "must have the same number of patches: guides='position' compares the sensors place by place."
                 )
+            if present is not None:
+                check_tensor(f"the presence of {name}", present[name], "samples")
             if present is not None and (present[name].shape != (samples,) or present[name].dtype != torch.bool):
                 raise InputError(
                     f"the presence of {name} must be ({samples},) of torch.bool, one value a sample, but "
@@ -229,8 +250,10 @@ class MultiModalSDTPS(nn.Module):
                 f"{count} patch tensors and {count} global vectors are needed for {self.modalities}, but "
                 f"{len(inputs)} tensors came."
             )
-        flat = [vector[:, 0] if vector.ndim == 3 and vector.shape[1] == 1 else vector for vector in inputs[count:]]
-        vectors = dict(zip(self.modalities, flat, strict=True))  # each (B, C)
+        vectors: dict[str, Tensor] = {}
+        for name, vector in zip(self.modalities, inputs[count:], strict=True):
+            check_tensor(f"{name} global vector", vector, "samples, width")
+            vectors[name] = vector[:, 0] if vector.ndim == 3 and vector.shape[1] == 1 else vector  # (B, C)
         patches_of = dict(zip(self.modalities, inputs[:count], strict=True))  # each (B, N, C)
         self._check_sensors(patches_of, vectors, None)
         for name in self.modalities:

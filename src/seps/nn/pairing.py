@@ -55,6 +55,8 @@ def score_pairing_texts(
             f"paired_dense holds {paired_dense.shape[0]} texts for {words.shape[0]} captions; the published pairing "
             "needs one each."
         )
+    if not len(words):
+        raise InputError("words holds no caption; the published pairing needs one or more, each with its dense text.")
     word_mask = length_mask("lengths", lengths, words)  # (T, M)
     dense_mask = length_mask("paired_dense_lengths", paired_dense_lengths, paired_dense)  # (T, L)
     batch = images.shape[0]

@@ -9,9 +9,15 @@ Shapes: R rows, I inputs, S columns, O outputs.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+
+if TYPE_CHECKING or hasattr(torch, "func"):
+    from torch.func import functional_call
+else:  # before torch 2.0
+    from torch.nn.utils.stateless import functional_call
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -20,7 +26,14 @@ def without_autocast(tensor: Tensor) -> AbstractContextManager[object]:
     """A context in which autocast is off for the device of `tensor`; does nothing where it is off already."""
     kind = tensor.device.type
     # An exporter records a region of autocast as an operator of its own, so none is opened without need.
-    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+    return torch.autocast(kind, enabled=False) if _autocast_is_on(kind) else nullcontext()
+
+
+def _autocast_is_on(kind: str) -> bool:
+    """Whether autocast is on for devices of a kind; before torch 2.4 each kind has a function of its own."""
+    if hasattr(torch, "get_autocast_dtype"):
+        return torch.is_autocast_enabled(kind)
+    return torch.is_autocast_cpu_enabled() if kind == "cpu" else torch.is_autocast_enabled()
 
 
 def float_matmul(left: Tensor, right: Tensor) -> Tensor:
@@ -35,7 +48,7 @@ def float_apply(network: nn.Module, inputs: Tensor) -> Tensor:
     with without_autocast(inputs):
         if weight.dtype in _HALF:
             wide = {name: parameter.float() for name, parameter in network.named_parameters()}
-            result: Tensor = torch.func.functional_call(network, wide, inputs.float())  # (..., I) -> (..., O)
+            result: Tensor = functional_call(network, wide, inputs.float())  # (..., I) -> (..., O)
         else:
             result = network(inputs.to(weight.dtype))  # (..., I) -> (..., O)
         return result.float()  # (..., O)

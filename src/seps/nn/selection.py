@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from seps.config import DecisionKind
-from seps.nn.checks import InputError, check_ratio
+from seps.nn.checks import InputError, check_features, check_ratio, check_tensor
 from seps.nn.guidance import combine_scores, min_max, score_predictor
 from seps.nn.precision import float_apply, float_matmul
 from seps.nn.relaxation import FAR, soft_topk
@@ -313,8 +313,8 @@ class TokenSparse(nn.Module):
             attention_y: (B, N) cosines with the caption, `a_st`.
             attention_y_dense: (B, N) cosines with the dense text, `a_dt`; learned scoring only.
             beta: b of Eq. 3.
-            use_gumbel, gumbel_tau: in this call D carries the gradient of the Gumbel relaxation at that temperature;
-                the kept set is that of the plain top-K ("relaxed").
+            use_gumbel, gumbel_tau: in this call D carries the gradient of the Gumbel relaxation of
+                `(score + noise) / gumbel_tau`, as published; the kept set is that of the plain top-K ("relaxed").
 
         Raises:
             InputError: for attentions that do not fit, and where the number kept differs between images.
@@ -330,7 +330,7 @@ class TokenSparse(nn.Module):
                 scores,
                 self.sparse_ratio,
                 temperature=gumbel_tau,
-                sharpness=self.sharpness,
+                sharpness=1.0,
                 training=self.training,
                 sample=False,
             )
@@ -342,9 +342,13 @@ class TokenSparse(nn.Module):
         self, tokens: Tensor, attention_x: Tensor, attention_y: Tensor, attention_y_dense: Tensor | None, beta: float
     ) -> Tensor:
         """s of Eq. 3, or the sum of the cosines: (B, N, C), attentions (B, N) -> (B, N)."""
+        check_features("tokens", tokens, "images, patches, width", self.embed_dim, values=False)
         given = {"attention_x": attention_x, "attention_y": attention_y, "attention_y_dense": attention_y_dense}
         for name, attention in given.items():
-            if attention is not None and attention.shape != tokens.shape[:2]:
+            if attention is None and name == "attention_y_dense":
+                continue
+            check_tensor(name, attention, "images, patches")
+            if attention.shape != tokens.shape[:2]:
                 raise InputError(
                     f"{name} must have the shape (images, patches) of tokens, {tuple(tokens.shape[:2])}, but its "
                     f"shape is {tuple(attention.shape)}."

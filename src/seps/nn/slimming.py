@@ -20,7 +20,16 @@ from torch.nn import functional as F
 from seps.config import Branch, SlimmingConfig
 from seps.nn.aggregation import DualTokenAggregation, TokenAggregation, merge
 from seps.nn.alignment import HRPA
-from seps.nn.checks import InputError, check_features, check_one_each, check_patch_mask, length_mask
+from seps.nn.checks import (
+    InputError,
+    check_features,
+    check_one_each,
+    check_patch_count,
+    check_patch_mask,
+    is_compiling,
+    length_mask,
+    unwrapped,
+)
 from seps.nn.guidance import combine_scores, cosine_attention, masked_mean, min_max
 from seps.nn.ideas import Guides, IdeaPart, OwnAggregation, OwnAlignment, check_decision, checked_result, own_part
 from seps.nn.image_side import ImageSide, TextScore
@@ -51,6 +60,9 @@ class PatchSlimming(nn.Module):
         scoring, decision, aggregation, alignment: ideas of your own, as objects: what `seps.register_scoring` and the
             others take, a function or a module ready to be called. The option of the configuration is then "own".
     """
+
+    count_remedy = "Set num_patches and num_prefix_tokens to what the encoder gives."
+    """What the error about a wrong number of tokens advises."""
 
     def __init__(
         self,
@@ -87,6 +99,10 @@ class PatchSlimming(nn.Module):
         self.guides = Guides(config)
         if config.dense == "tokens":
             self.trust = nn.Parameter(torch.zeros(()))
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **options: Any) -> Any:
+        """As `nn.Module.load_state_dict`; a checkpoint saved from `DataParallel` loads as well."""
+        return super().load_state_dict(unwrapped(state_dict), *args, **options)
 
     def _own(self, kind: str, given: IdeaPart | None) -> IdeaPart | None:
         """The idea that stands for an option, None for a built-in one; its form goes to `forms`."""
@@ -180,6 +196,8 @@ class PatchSlimming(nn.Module):
                 f"images holds {images.shape[1]} tokens, of which {count} are prefix tokens; no patch is left. "
                 "Check num_prefix_tokens."
             )
+        if self.config.check_num_patches:
+            check_patch_count("images", images, count, self.config.num_patches, self.count_remedy)
         patches = images[:, count:]  # (B, N, C)
         return images[:, :count], patches.detach() if self.config.detach_patches else patches  # (B, P, C), (B, N, C)
 
@@ -256,7 +274,7 @@ class PatchSlimming(nn.Module):
     def decide(self, side: ImageSide, branch: Branch, scores: Tensor) -> Tensor:
         """D (B, N) for the scores (B, N) of one branch."""
         keep = self._branch_net(branch.name).decide(scores, side.valid, side.full_score)  # (..., N)
-        if self.forms.get("decision") is not None and not self.training and not torch.compiler.is_compiling():
+        if self.forms.get("decision") is not None and not self.training and not is_compiling():
             check_decision(self.config.decision, keep)
         return keep
 
@@ -277,7 +295,8 @@ class PatchSlimming(nn.Module):
     def image_tokens(self, side: ImageSide, caption_BC: Tensor) -> tuple[list[Tensor], tuple[Tensor, ...]]:
         """The tokens that are aligned with the words, L2-normalised, and D of each branch.
 
-        One (B, P + Q + 1, C) tensor, or two where `dense="branch"` keeps the branches apart.
+        One (B, P + Q + 1, C) tensor, or two where `dense="branch"` keeps the branches apart. With two kept sets in one
+        tensor (`aggregation="dual"`) the merged patches are added, and the extra token is the mean of both.
         """
         prefix, patches = side.prefix.float(), side.patches.float()  # (B, P, C), (B, N, C)
         merged, extras, masks = [], [], []
