@@ -98,9 +98,9 @@ class RatioLoss(nn.Module):
 
     def forward(self, score_mask: Tensor | Sequence[Tensor]) -> Tensor:
         """D, or a tuple (D_s, D_d), each (..., N) with 1 at kept patches -> scalar loss."""
-        masks = list(score_mask) if isinstance(score_mask, (list, tuple)) else [score_mask]  # each (..., N)
-        for mask in masks:
-            check_tensor("score_mask", mask, "texts, images, patches")
+        if not isinstance(score_mask, Sequence):
+            check_tensor("score_mask", score_mask, "texts, images, patches")
+        masks = [score_mask] if isinstance(score_mask, Tensor) else list(score_mask)  # each (..., N)
         if not self._checked:
             fixed = number_is_fixed(masks)
             self._checked = fixed is not None

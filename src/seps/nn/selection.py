@@ -343,10 +343,10 @@ class TokenSparse(nn.Module):
     ) -> Tensor:
         """s of Eq. 3, or the sum of the cosines: (B, N, C), attentions (B, N) -> (B, N)."""
         check_features("tokens", tokens, "images, patches, width", self.embed_dim, values=False)
-        given = {"attention_x": attention_x, "attention_y": attention_y, "attention_y_dense": attention_y_dense}
+        given = {"attention_x": attention_x, "attention_y": attention_y}
+        if attention_y_dense is not None:
+            given["attention_y_dense"] = attention_y_dense
         for name, attention in given.items():
-            if attention is None and name == "attention_y_dense":
-                continue
             check_tensor(name, attention, "images, patches")
             if attention.shape != tokens.shape[:2]:
                 raise InputError(
