@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from torch import Tensor
 
-from seps.metrics import five_fold, metrics_from_ranks, ranks, ranks_chunked, recall
+from seps.metrics import five_fold, metrics_from_ranks, ranks, ranks_chunked, recall, rsum_by_image
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "retrieval_metrics.safetensors"
 recall_module = importlib.import_module("seps.metrics.recall")
@@ -71,6 +71,35 @@ def test_stream_in_any_order_equals_the_matrix(rows: int) -> None:
 
     for got, want in zip(ranks_chunked(blocks, owners), loop_ranks(sims, owners), strict=True):
         assert got.tolist() == want
+
+
+@pytest.mark.parametrize("first", [torch.float16, torch.bfloat16, torch.float64])
+def test_blocks_of_several_dtypes_are_ranked_by_what_they_hold(first: torch.dtype) -> None:
+    """A caption's own score is compared as it is, not rounded to the dtype of another block."""
+    # Own scores that lie between two numbers of half precision, each with a wrong image just below or above.
+    sims = torch.tensor([[0.5, 0.1, 0.2], [0.7, 1.0003, 0.2], [0.25, 1.0002, 0.9]], dtype=torch.float64)
+    owners, kinds = [0, 1, 2], [first, torch.float32, torch.float64]
+
+    def blocks() -> Iterator[tuple[int, Tensor]]:
+        for row, kind in enumerate(kinds):
+            yield row, sims[row : row + 1].to(kind)
+
+    held = torch.cat([block.double() for _, block in blocks()])
+    assert [part.tolist() for part in ranks_chunked(blocks, owners)] == list(loop_ranks(held, torch.tensor(owners)))
+
+
+@pytest.mark.parametrize("ks", [(1.5,), (1, True), (0,), (), ("5",), (1, 5.0), 5])
+def test_cut_offs_are_whole_numbers(ks: object) -> None:
+    sims, owners = random_case(4, 8, 12, 3)
+    i2t, t2i = ranks(sims, owners)
+    for call in (
+        lambda: recall(sims, owners, ks=ks),
+        lambda: five_fold(sims, owners, 1, ks=ks),
+        lambda: metrics_from_ranks(i2t, t2i, ks=ks),
+        lambda: rsum_by_image(i2t, t2i, owners, ks=ks),
+    ):
+        with pytest.raises(ValueError, match="ks must"):
+            call()
 
 
 def test_small_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +176,7 @@ def test_refusals() -> None:
         recall(sims, owners.float())
     with pytest.raises(ValueError, match="must lie in 0 to 5"):
         recall(sims, owners.clone().fill_(6))
-    with pytest.raises(ValueError, match="at least one cut-off"):
+    with pytest.raises(ValueError, match="ks must be"):
         recall(sims, owners, ks=())
     with pytest.raises(ValueError, match="equal folds"):
         five_fold(sims, owners)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
@@ -42,6 +43,13 @@ def labels(name: str, values: Array, length: int, device: torch.device) -> Tenso
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
         raise ValueError(f"{name} must hold whole numbers; its type is {tensor.dtype}.")
     return tensor.to(device=device, dtype=torch.long)
+
+
+def check_cut_offs(ks: Sequence[int]) -> None:
+    """Raise ValueError unless `ks` holds one whole number or more, each at least 1."""
+    whole = isinstance(ks, Sequence) and all(isinstance(k, int) and not isinstance(k, bool) and k >= 1 for k in ks)
+    if not whole or not ks:
+        raise ValueError(f"ks must be one or more whole numbers, each 1 or more, such as (1, 5, 10); got {ks!r}.")
 
 
 def refuse_nan(name: str, block: Tensor, first_row: int = 0) -> None:

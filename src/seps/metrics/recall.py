@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ._checks import labels, matrix, refuse_nan
+from ._checks import check_cut_offs, labels, matrix, refuse_nan
 
 if TYPE_CHECKING:
     from ._checks import Array
@@ -122,7 +122,9 @@ def ranks_chunked(blocks: Blocks, image_of_caption: Array) -> tuple[Tensor, Tens
         own = owners[None, :] == torch.arange(start, start + len(block), device=block.device)[:, None]
         seen[start] = _image_ranks(block, own)
         mine = own.any(dim=0)
-        own_score[mine] = block[owners[mine] - start, mine.nonzero().squeeze(1)]
+        # Blocks may differ in dtype; rounding a score to another's would make or break ties.
+        own_score = own_score.to(torch.promote_types(own_score.dtype, block.dtype))
+        own_score[mine] = block[owners[mine] - start, mine.nonzero().squeeze(1)].to(own_score.dtype)
     images = _covered({start: len(part) for start, part in seen.items()})
     if own_score is None:
         raise ValueError("There are no score blocks: at least one image is needed.")
@@ -152,10 +154,9 @@ def metrics_from_ranks(i2t: Tensor, t2i: Tensor, *, ks: Sequence[int] = (1, 5, 1
     """Recall at each k of `ks`, median and mean rank of both directions, from ranks that are counted from 0.
 
     i2t (I,), t2i (T,): as `ranks` and `ranks_chunked` give them. Images of rank -1, which have no captions, are not
-    counted. Raises ValueError for `ks` without a number of at least 1.
+    counted. Raises ValueError for `ks` that are not whole numbers of at least 1.
     """
-    if not ks or min(ks) < 1:
-        raise ValueError(f"ks must name at least one cut-off, each 1 or more; got {tuple(ks)}.")
+    check_cut_offs(ks)
     return RetrievalMetrics(_summary(i2t[i2t >= 0], ks), _summary(t2i, ks), images=len(i2t), captions=len(t2i))
 
 
@@ -188,8 +189,9 @@ def rsum_by_image(i2t: Tensor, t2i: Tensor, image_of_caption: Array, *, ks: Sequ
     """(I,) float64: what each image and its captions add to rSum, scaled so that the mean over the images is rSum.
 
     i2t (I,), t2i (T,): as `ranks` gives them. For comparing two models image by image. An image without captions adds
-    nothing.
+    nothing. Raises ValueError for `ks` that are not whole numbers of at least 1.
     """
+    check_cut_offs(ks)
     cuts = torch.tensor(list(ks), device=i2t.device)
     asked = i2t >= 0
     found = ((i2t[:, None] < cuts).sum(dim=1) * asked).double() * (len(i2t) / max(1, int(asked.sum())))
