@@ -253,7 +253,8 @@ class MultiModalSDTPS(nn.Module):
         vectors: dict[str, Tensor] = {}
         for name, vector in zip(self.modalities, inputs[count:], strict=True):
             check_tensor(f"{name} global vector", vector, "samples, width")
-            vectors[name] = vector[:, 0] if vector.ndim == 3 and vector.shape[1] == 1 else vector  # (B, C)
+            flat = vector[:, 0] if vector.ndim == 3 and vector.shape[1] == 1 else vector  # (B, C)
+            vectors[name] = flat
         patches_of = dict(zip(self.modalities, inputs[:count], strict=True))  # each (B, N, C)
         self._check_sensors(patches_of, vectors, None)
         for name in self.modalities:
