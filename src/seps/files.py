@@ -1,15 +1,43 @@
-"""Files that appear whole or not at all, their digests, JSON in them, and names that are free."""
+"""Files that appear whole or not at all, their digests, bounded reading of them, JSON in them, and free names."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import itertools
 import json
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+from seps.parsing import parse_json
+
+MAX_SETTINGS_BYTES = 64 * 2**20
+"""Of a file of settings, a model's configuration or its tokenizer's: each is read whole."""
+
+
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+    """A regular file, opened to read. Raises OSError for a pipe, which would block for ever, a device or a folder."""
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", os.fspath(path))
+        return os.fdopen(handle, "rb")
+    except BaseException:
+        os.close(handle)
+        raise
+
+
+def read_regular(path: str | os.PathLike[str], limit: int = MAX_SETTINGS_BYTES) -> bytes:
+    """The bytes of a regular file. Raises OSError, also for one of more than `limit` bytes."""
+    with open_regular(path) as file:
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise OSError(errno.EFBIG, f"it is larger than {limit:,} bytes", os.fspath(path))
+    return data
 
 
 def sha256(path: Path) -> str:
@@ -80,10 +108,20 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     write_text(path, json.dumps(value, indent=1))
 
 
+def load_json(path: Path, *, finite: bool = True) -> dict[str, Any]:
+    """The JSON object in a regular file. Raises OSError, and ValueError for anything else in it.
+
+    With `finite`, numbers like NaN and 1e999 are errors.
+    """
+    value = parse_json(read_regular(path).decode("utf-8"), finite=finite)
+    if not isinstance(value, dict):
+        raise ValueError(f"it must hold an object like {{...}}, not a {type(value).__name__}")
+    return value
+
+
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; empty when the file is not there or is not one."""
+    """The JSON object in a regular file, in which figures may be NaN; empty where there is no such file or object."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        return load_json(path, finite=False)
     except (OSError, ValueError):
         return {}
-    return value if isinstance(value, dict) else {}

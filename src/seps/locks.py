@@ -65,8 +65,12 @@ class FileLock:
                 self._handle = handle
             else:  # its holder removed the file after we opened it and before we locked it
                 os.close(handle)
-        os.ftruncate(self._handle, 0)
-        os.write(self._handle, f"{_this_process()}\n".encode())
+        try:
+            os.ftruncate(self._handle, 0)
+            os.write(self._handle, f"{_this_process()}\n".encode())
+        except BaseException:  # a full disk: `with` calls no `__exit__` for it, and the lock would last
+            self.__exit__()
+            raise
         return self
 
     def _enter_marker(self) -> None:
@@ -87,16 +91,18 @@ class FileLock:
         return FileInUse(f"{self.subject} is being written by {holder}. Wait for it, stop it, or choose another place.")
 
     def __exit__(self, *_: object) -> None:
-        if sys.platform == "win32" and self._handle >= 0:  # an open file cannot be removed there
-            os.close(self._handle)
-            self._handle = -1
-        self.path.unlink(missing_ok=True)
-        if self._marker is not None:
-            self._marker.release()
-            self._marker = None
-        elif self._handle >= 0:
-            os.close(self._handle)
-            self._handle = -1
+        handle, self._handle = self._handle, -1
+        marker, self._marker = self._marker, None
+        if sys.platform == "win32" and handle >= 0:  # an open file cannot be removed there
+            os.close(handle)
+            handle = -1
+        try:
+            self.path.unlink(missing_ok=True)
+        finally:
+            if marker is not None:
+                marker.release()
+            elif handle >= 0:
+                os.close(handle)
 
 
 def _this_process() -> str:

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import os
+import re
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields, is_dataclass
@@ -19,7 +21,13 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from seps.config import ConfigError
+from seps.files import read_regular
 
+MAX_YAML_BYTES = 2**20
+MAX_NESTED = 1000
+"""Characters of a text that may begin a list in a list: jsonargparse's YAML reader crashes on tens of thousands."""
+_CLOCK = re.compile(r"[-+]?[0-9]+(:[0-9]+)+(\.[0-9]*)?")
+"""A text that YAML 1.1 takes for a number to the base 60."""
 T = TypeVar("T")
 _KINDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", type(None): "null"}
 
@@ -89,16 +97,16 @@ def defaults(cls: Any) -> dict[str, Any]:
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file. Raises ConfigError for a missing file and for anything else in it."""
     # Loaded here: settings that come from no file need no YAML.
-    import yaml
+    from seps.yaml_text import parse_yaml
 
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = parse_yaml(read_regular(path, MAX_YAML_BYTES).decode("utf-8"))
     except OSError as error:
         raise ConfigError(f"The settings {path} cannot be read: {error.strerror or error}.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}.") from error
+    except ValueError as error:
+        raise ConfigError(f"{path} is not valid YAML: {error}.") from error
     if not isinstance(values, dict | None):
-        raise ConfigError(f"{path} must hold sections with names and values, not {values!r}.")
+        raise ConfigError(f"{path} must hold sections with names and values, not {values!r:.200}.")
     return values or {}
 
 
@@ -114,7 +122,7 @@ def _merge(cls: Any, tree: dict[str, Any], given: Mapping[Any, Any], section: st
     """Put `given` into the nested `tree`, each value as the type of its field; names may be dotted."""
     if not isinstance(given, Mapping):
         what = f"the section {section[:-1]} of {source}" if section else source
-        raise ConfigError(f"{what[:1].upper()}{what[1:]} must hold names and values, not {given!r}.")
+        raise ConfigError(f"{what[:1].upper()}{what[1:]} must hold names and values, not {given!r:.200}.")
     hints = {part.name: get_type_hints(cls)[part.name] for part in fields(cls)}
     for key, value in given.items():
         name, _, rest = str(key).partition(".")
@@ -136,12 +144,10 @@ def _merge(cls: Any, tree: dict[str, Any], given: Mapping[Any, Any], section: st
 def _section(value: Any) -> Any:
     """A whole section: empty in a file (None), or on a command line as the name of a file or as YAML."""
     if isinstance(value, str):
-        import yaml
-
-        try:
-            return read_yaml(Path(value)) if Path(value).is_file() else yaml.safe_load(value)
-        except yaml.YAMLError:
-            return value
+        if os.path.isfile(value):
+            return read_yaml(Path(value))
+        listed = _list_or_mapping(value)
+        return value if listed is None else listed
     return {} if value is None else value
 
 
@@ -155,15 +161,47 @@ def _meant(name: str, cls: Any, section: str) -> str:
 
 
 def _convert(value: Any, hint: Any, name: str) -> Any:
+    problem = f"{name} is {value!r:.200}; give {_wanted(hint)}."
+    if isinstance(value, str) and hint is not str:
+        if sum(map(value.count, "[{-?")) > MAX_NESTED:
+            raise ConfigError(problem)
+        listed = _list_or_mapping(value)
+        if listed is not None:
+            try:
+                return _convert(listed, hint, name)
+            except ConfigError:
+                if str not in get_args(hint):
+                    raise
     # Imported here, so that programs that make their settings in Python need no jsonargparse.
     from jsonargparse import ArgumentParser
 
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--value", type=hint)
     try:
-        return parser.parse_object({"value": value})["value"]
+        converted = parser.parse_object({"value": value})["value"]
     except argparse.ArgumentError as error:
-        raise ConfigError(f"{name} is {value!r}; give {_wanted(hint)}.") from error
+        raise ConfigError(problem) from error
+    if any(map(_CLOCK.fullmatch, _texts(value) - _texts(converted))):
+        raise ConfigError(problem)
+    return converted
+
+
+def _list_or_mapping(text: str) -> list[Any] | dict[Any, Any] | None:
+    """What a text is in YAML, where that is a list or a mapping."""
+    from seps.yaml_text import parse_yaml
+
+    try:
+        value = parse_yaml(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, list | dict) else None
+
+
+def _texts(value: Any) -> set[str]:
+    """The texts in nested lists."""
+    if isinstance(value, str):
+        return {value}
+    return set().union(*map(_texts, value)) if isinstance(value, list | tuple) else set()
 
 
 def _wanted(hint: Any) -> str:

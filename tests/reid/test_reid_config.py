@@ -60,7 +60,7 @@ def test_mistakes_are_sentences(override: str, sentence: str) -> None:
 
 
 def test_bad_files(tmp_path: Path) -> None:
-    for text, sentence in (("- 1\n", "sections"), ("model: 3\n", "names and values"), ("a: [", "not YAML")):
+    for text, sentence in (("- 1\n", "sections"), ("model: 3\n", "names and values"), ("a: [", "valid YAML")):
         path = tmp_path / "settings.yaml"
         path.write_text(text)
         with pytest.raises(ValueError, match=sentence):

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from seps.files import sync
 from seps.locks import FileLock
+from seps.parsing import parse_json
 from seps.retrieval.data import DataError
 
 Line = dict[str, Any]
@@ -125,8 +126,8 @@ class LineFile:
         """Complete or cut off a last line without its line feed. Raises DataError for one that is not ours."""
         start = b'{"image": "'
         try:
-            json.loads(torn)
-        except (ValueError, RecursionError):
+            parse_json(torn)
+        except ValueError:
             ours = torn.startswith(start) or start.startswith(torn) or not torn.strip(b"\0")
             if not ours:
                 raise DataError(self._foreign(offset)) from None
@@ -150,8 +151,8 @@ class LineFile:
 
     def _parse(self, raw: bytes, offset: int) -> Line:
         try:
-            value = json.loads(raw)
-        except (ValueError, RecursionError) as error:
+            value = parse_json(raw)
+        except ValueError as error:
             raise DataError(self._foreign(offset)) from error
         if not isinstance(value, dict) or not all(isinstance(value.get(key), str) for key in self.keys):
             raise DataError(self._foreign(offset))

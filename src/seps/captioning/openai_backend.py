@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import email.utils
-import json
 import random
 import ssl
 import threading
@@ -23,6 +22,7 @@ from urllib.parse import urlsplit
 import openai
 import tenacity
 
+from seps.parsing import parse_json
 from seps.retrieval.data import ImageSource
 
 from .backends import Answer, FatalError, Finish, Health, RejectedError, RetryableError, Stopped
@@ -107,8 +107,8 @@ class OpenAIBackend:
             cause = error.__cause__ or error
             raise RetryableError(f"{url} cannot be reached ({str(cause) or type(cause).__name__}).") from error
         try:
-            value = json.loads(data)
-        except (ValueError, RecursionError) as error:
+            value = parse_json(data)
+        except ValueError as error:
             raise RetryableError(f"{url} sent something that is not JSON ({data[:80]!r}).") from error
         if not isinstance(value, dict):
             raise RetryableError(f"{url} sent JSON that is not an object ({data[:80]!r}).")

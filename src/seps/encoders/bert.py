@@ -19,6 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from seps.files import load_json
+
 from .weights import EncoderUnavailable, first_line
 
 
@@ -46,9 +48,9 @@ class BertConfig:
         """From a folder's `config.json`. Raises EncoderUnavailable for one that is not a plain BERT's."""
         path = folder / "config.json"
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
+            values = load_json(path)
             found = cls(**{part.name: values[part.name] for part in dataclasses.fields(cls) if part.name in values})
-        except (OSError, ValueError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, TypeError) as error:
             raise EncoderUnavailable(f"{path} is not the configuration of a BERT ({error}).") from error
         plain = values.get("position_embedding_type", "absolute") == "absolute" and not values.get("is_decoder")
         if (found.model_type, found.hidden_act, plain) != ("bert", "gelu", True):

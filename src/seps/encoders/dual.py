@@ -9,7 +9,6 @@ Shapes: B pictures, T sentences, N patches of a picture, C width.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import threading
 from collections.abc import Sequence
@@ -20,6 +19,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from seps.files import read_json
 
 from .parts import PatchParts, cls_parts, probe_parts
 from .text import load_tokenizer, longest_text, several_texts, whole_characters
@@ -229,11 +230,8 @@ def is_dual(folder: Path) -> bool:
 
     That it has two towers is checked when it is loaded (`dual_encoder`).
     """
-    try:
-        values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        return isinstance(values, dict) and "model_type" in values and "format" not in values
-    except (OSError, ValueError):
-        return False
+    values = read_json(folder / "config.json")
+    return "model_type" in values and "format" not in values
 
 
 def refuse_other_kind(folder: Path) -> Any:

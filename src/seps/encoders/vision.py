@@ -6,7 +6,6 @@ Shapes: B images, H x W pixels, P prefix tokens (CLS, registers), N = h * w patc
 from __future__ import annotations
 
 import inspect
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from seps.files import load_json
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
@@ -300,9 +301,9 @@ def _stated(folder: Path | None) -> dict[str, Any]:
         path = folder / name if folder else None
         if path and path.is_file():
             try:
-                stated = json.loads(path.read_text(encoding="utf-8"))
+                stated = load_json(path)
             except ValueError as error:
-                raise ValueError(f"{path} is not JSON ({error}): repair it, or delete it.") from error
+                raise ValueError(f"{path} is not valid JSON ({error}). Repair it, or delete it.") from error
             return dict(stated.get("image_processor", stated))
     return {}
 

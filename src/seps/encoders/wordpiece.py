@@ -5,12 +5,13 @@ It takes the calls of transformers' tokenizers that this library makes (tests/en
 
 from __future__ import annotations
 
-import json
 import shutil
 import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
+
+from seps.files import load_json
 
 from .weights import EncoderUnavailable
 
@@ -41,7 +42,7 @@ class WordPieceTokenizer:
             raise EncoderUnavailable(f"The folder {folder} has no tokenizer ({path.name}).")
         try:
             self._inner = Tokenizer.from_file(str(path))
-            stated = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+            stated = load_json(folder / "tokenizer_config.json", finite=False)
             self.model_max_length = int(stated["model_max_length"])
         except Exception as error:  # tokenizers raises plain Exception
             raise EncoderUnavailable(

@@ -6,7 +6,6 @@ Figures with spread, their difference to the row they change, and what training 
 from __future__ import annotations
 
 import importlib
-import json
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from seps.experiments.suites import Suite
+from seps.parsing import parse_json
 from seps.retrieval.config import PROTOCOLS
 
 Result = Mapping[str, Any]
@@ -68,8 +68,8 @@ def finished(path: Path) -> list[dict[str, Any]]:
     results = {}
     for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
         try:
-            result = json.loads(line)
-        except json.JSONDecodeError:
+            result = parse_json(line)
+        except ValueError:
             continue
         if not isinstance(result, dict) or not {"name", "seed", "rsum"} <= set(result):
             raise ValueError(

@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -19,7 +18,7 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor
 
-from seps.files import sha256
+from seps.files import load_json, sha256
 from seps.hub.download import HubError, hub_folder
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
@@ -72,7 +71,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The `config.json` of a model folder. Raises ModelError for one that is none, or of a newer release."""
     path = folder / CONFIG
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = load_json(path)
         if int(config["format"]) > FORMAT:
             raise ModelError(
                 f"{path} was written by a newer release (format {config['format']}); this one reads up to {FORMAT}. "
@@ -82,9 +81,9 @@ def read_config(folder: Path) -> dict[str, Any]:
             raise TypeError(f"encoders is {config['encoders']!r}, not places by name")
     except ModelError:
         raise
-    except (OSError, KeyError, TypeError, AttributeError, ValueError) as error:
+    except (OSError, KeyError, TypeError, ValueError) as error:
         raise ModelError(f"{path} is not the configuration of a seps model ({error}).") from error
-    return dict(config)
+    return config
 
 
 def read_weights(folder: Path, config: Mapping[str, Any]) -> tuple[dict[str, Tensor], Path]:

@@ -26,7 +26,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from seps.files import numbered, sha256, unfinished, write_json
+from seps.files import load_json, numbered, sha256, unfinished, write_json
 from seps.hub.folder import CARD, CONFIG, FORMAT, WEIGHTS, ModelError, describe_weights, inside, read_config
 
 PLAN, OLD_CARD = "seps-plan.json", "card-before.md"
@@ -192,7 +192,7 @@ def _unchanged(folder: Path, name: str, digest: str) -> bool:
 def _settle(folder: Path, staged: Path) -> None:
     """Finish the save that `staged` belongs to if it replaced `config.json`, else undo it; remove `staged`."""
     try:
-        plan = json.loads((staged / PLAN).read_text(encoding="utf-8"))
+        plan = load_json(staged / PLAN)
         before, after, config = dict(plan["before"]), dict(plan["after"]), plan["config"]
     except (OSError, ValueError, KeyError, TypeError):
         before, after, config = {}, {}, ""

@@ -24,6 +24,7 @@ from seps.config import ConfigError
 from seps.encoders import TextEncoder, VisionEncoder, ViT, text_encoder
 from seps.encoders.saved import has_text_files, has_vision_files, save_text_files, save_vision_files
 from seps.encoders.vit import build_vit, describe_vit
+from seps.files import read_json
 from seps.hub.folder import CONFIG, ModelError, find_folder, inside, read_config, read_weights
 from seps.hub.saving import check_folder, write_folder
 from seps.hub.tensor_names import fitted, transformers_version, versions_sentence
@@ -358,7 +359,7 @@ def _refuse_path(name: str, folder: Path, remote: bool) -> None:
 
 def _load_run(folder: Path, averaged: bool, own: dict[str, Any]) -> RetrievalModel:
     checkpoint = find_checkpoint(folder, "best")
-    state = json.loads((checkpoint / "state.json").read_text())
+    state = read_json(checkpoint / "state.json")
     about = state.get("about")
     _check_own_parts(about if isinstance(about, dict) else {}, folder, own)
     try:

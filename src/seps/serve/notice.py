@@ -16,9 +16,11 @@ from typing import Any
 
 import seps
 from seps.files import read_json, unfinished
+from seps.parsing import parse_json
 
 FILE = "serving.json"
 CONNECT_SECONDS, ANSWER_SECONDS = 0.25, 10.0
+MAX_ANSWER_BYTES = 64 * 2**20
 _LOOPBACK = {"127.0.0.1": "127.0.0.1", "localhost": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::1": "::1", "::": "::1"}
 """Where a service that listens on an address can be reached from this machine; others are not asked."""
 
@@ -67,8 +69,8 @@ def ask(store: str, question: Mapping[str, Any]) -> dict[str, Any] | None:
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
         connection.request("POST", "/api/shell", json.dumps(question), headers)
         response = connection.getresponse()
-        body = response.read()
-        found = json.loads(body) if response.status == 200 else None
+        body = response.read(MAX_ANSWER_BYTES)
+        found = parse_json(body) if response.status == 200 else None
     except (OSError, ValueError, http.client.HTTPException):
         return None
     finally:

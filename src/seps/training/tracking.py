@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
 from seps.files import write_text
+from seps.parsing import parse_json
 
 Kind = Literal["train", "eval"]
 
@@ -23,7 +24,7 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
     with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
             try:
-                value = json.loads(line)
+                value = parse_json(line)
             except ValueError:
                 continue
             if isinstance(value, dict) and line.endswith("\n"):

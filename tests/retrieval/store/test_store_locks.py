@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from full_disk import full_disk
 from seps import locks
 from seps.cli.main import main
 from seps.locks import FREE, LOCK_TABLE, FileInUse, FileLock, RemoteLock
@@ -66,6 +67,45 @@ def test_a_killed_holder_frees_the_lock(tmp_path: Path, monkeypatch: pytest.Monk
         process.wait()
         if process.stdout is not None:
             process.stdout.close()
+
+
+@pytest.mark.parametrize("kind", ["flock", "marker"])
+def test_a_disk_that_is_full_for_a_while_leaves_no_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    if kind == "marker":
+        no_flock(monkeypatch)
+    lock = FileLock(tmp_path / "lock", tmp_path)
+    with full_disk(0), pytest.raises(OSError, match="large"):
+        lock.__enter__()
+    assert not (tmp_path / "lock.held").exists()
+    with FileLock(tmp_path / "lock", tmp_path), pytest.raises(FileInUse):
+        lock.__enter__()
+    with lock:
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_file_that_cannot_be_removed_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    lock = FileLock(tmp_path / "lock", tmp_path).__enter__()
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "unlink", refuse)
+        with pytest.raises(OSError, match="ead-only"):
+            lock.__exit__()
+    with FileLock(tmp_path / "lock", tmp_path):
+        pass
+
+
+def test_a_store_can_be_written_once_the_disk_has_room(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = gallery(tmp_path / "g", 1)
+    arguments = ["index", str(folder), "--model", model_folder(), "--store", str(tmp_path / "s")]
+    with full_disk(0):
+        assert main(arguments) == 2
+    assert "[Errno" not in capsys.readouterr().err
+    assert main(arguments) == 0
 
 
 @pytest.mark.parametrize("number", [errno.ENOTSUP, errno.ENOSYS, errno.ENOLCK])

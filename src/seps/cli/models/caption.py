@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -40,6 +39,7 @@ from seps.cli.shared.outputs import check_output, write_output
 from seps.cli.shared.parser import Parser
 from seps.cli.shared.progress import bar
 from seps.cli.shared.text import list_problems, list_skipped, printable
+from seps.parsing import parse_json
 from seps.training.interrupt import InterruptGuard
 
 EXIT_UNFINISHED = 1
@@ -194,7 +194,7 @@ def _proxies(url: str) -> dict[str, str]:
 
 def _extra(text: str) -> dict[str, Any]:
     try:
-        value = json.loads(text)
+        value = parse_json(text)
     except ValueError as error:
         raise ValueError(f"--extra is not JSON ({error}).") from error
     if not isinstance(value, dict):

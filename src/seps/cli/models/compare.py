@@ -14,7 +14,7 @@ from seps.cli.shared.argtypes import default_device, device, input_file, non_neg
 from seps.cli.shared.errors import EXIT_USER_ERROR
 from seps.cli.shared.parser import Parser, add_plugins
 from seps.cli.shared.text import say
-from seps.files import write_text
+from seps.files import read_json, write_text
 from seps.plugins import load_plugins
 from seps.retrieval.config import RunConfig
 
@@ -101,8 +101,7 @@ def _recipe(options: argparse.Namespace, out: Path) -> RunConfig:
     path = out / "recipe.json"
     # Without a result there is nothing to keep apart: a recipe that failed may be corrected.
     if path.is_file() and finished(out / "results.jsonl"):
-        written = json.loads(path.read_text(encoding="utf-8"))
-        if _comparable(written) != _comparable(_settings(options.suite, recipe)):
+        if _comparable(read_json(path)) != _comparable(_settings(options.suite, recipe)):
             raise ValueError(
                 f"{out} holds results of another suite or recipe, or of other data (see {path}): use the same, or "
                 "another --out."

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seps.cli.shared.argtypes import refuse_same_file
-from seps.files import replacing, write_text
+from seps.files import read_json, replacing, write_text
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -27,16 +27,10 @@ def check_output(path: str | Path, option: str, ours: str, inputs: Iterable[str 
     the command reads.
     """
     path = Path(path)
-    if path.exists() and path.stat().st_size:
-        try:
-            value = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            value = None
-        if not isinstance(value, dict) or ours not in value:
-            raise ValueError(
-                f"{option} {path} exists and was not written by this command; it was left as it is. Choose "
-                "another file."
-            )
+    if path.exists() and path.stat().st_size and ours not in read_json(path):
+        raise ValueError(
+            f"{option} {path} exists and was not written by this command; it was left as it is. Choose another file."
+        )
     refuse_same_file(option, str(path), inputs)
     return path
 

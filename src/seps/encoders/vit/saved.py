@@ -9,6 +9,7 @@ from typing import Any
 
 from seps.encoders.vision import Preprocessing
 from seps.encoders.weights import EncoderUnavailable
+from seps.files import load_json
 
 from .model import ViT, ViTConfig
 from .pruning import PruneConfig
@@ -39,8 +40,8 @@ def load_vit(
     """The encoder of `save_vit`, with random weights. Raises EncoderUnavailable for a file that cannot be read."""
     path = folder / VIT_FILE
     try:
-        return build_vit(json.loads(path.read_text(encoding="utf-8")), image_size, prune=prune, drop_path=drop_path)
-    except (ValueError, KeyError, TypeError) as error:
+        return build_vit(load_json(path), image_size, prune=prune, drop_path=drop_path)
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise EncoderUnavailable(f"{path} is not the file of a vision transformer: {error}.") from error
 
 

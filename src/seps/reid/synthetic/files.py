@@ -15,7 +15,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, TypeVar
 
-from seps.files import naming
+from seps.files import load_json, naming
 from seps.locks import FileLock
 from seps.reid.data.records import ReidDataError
 from seps.reid.synthetic.world import Shot, SyntheticConfig, World, plan_shots
@@ -132,7 +132,7 @@ def _plain(config: SyntheticConfig) -> dict[str, Any]:
 def _existing(out: Path, config: SyntheticConfig) -> dict[str, Any]:
     """The manifest of the finished set in `out` if it is the one asked for."""
     try:
-        manifest: dict[str, Any] = json.loads((out / "manifest.json").read_text(encoding="utf-8"))
+        manifest = load_json(out / "manifest.json")
     except (OSError, ValueError) as error:
         raise ReidDataError(f"{out} is not empty and holds no synthetic set; choose another folder") from error
     if manifest.get("version") != VERSION or manifest.get("parameters") != _plain(config):

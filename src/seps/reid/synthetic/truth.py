@@ -5,13 +5,13 @@ Shapes: S shots, M = 3 sensors, (H, W) pixels.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from seps.files import load_json
 from seps.reid.data.records import ReidDataError
 from seps.reid.synthetic.files import VERSION, in_chunks
 from seps.reid.synthetic.sensors import Bytes
@@ -26,7 +26,7 @@ def read_parameters(root: str | Path) -> SyntheticConfig:
     """The parameters of the synthetic set in `root`. Raises ReidDataError where there is none of this version."""
     path = Path(root) / "manifest.json"
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        manifest = load_json(path)
         values = {**manifest["parameters"], "size": tuple(manifest["parameters"]["size"])}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ReidDataError(f"{path} does not describe a synthetic set of `seps reid synth` ({error})") from error

@@ -10,13 +10,13 @@ remembered with their reason; the others count.
 from __future__ import annotations
 
 import fnmatch
-import json
 import os
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from seps.parsing import parse_json
 from seps.retrieval.data import DataError
 from seps.retrieval.data.gallery import Found, Gallery, Problem, shown
 from seps.retrieval.data.guides import GuideSource, parse_guides
@@ -53,10 +53,10 @@ class Descriptions:
     def _take(self, line: bytes, where: str, root: Root) -> str | None:
         """Read one line; returns why it cannot be used."""
         try:
-            value = json.loads(line.decode("utf-8"))
+            value = parse_json(line.decode("utf-8"))
         except UnicodeDecodeError:
             return "not UTF-8 text"
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             return f"not valid JSON ({error})"
         if not isinstance(value, dict):
             return "not a JSON object like {...}"

@@ -145,15 +145,39 @@ def walk(folder: str | os.PathLike[str], exclude: Iterable[str] = (), base: str 
     if not root.is_dir():
         raise DataError(f"There is no folder {folder}. Name the folder that holds the pictures.")
     gallery = Gallery(root, base)
-    _walk(gallery, "", option_rules(exclude))
+    _walk(gallery, option_rules(exclude))
     if "" in gallery.unread:
         why = next((problem.why for problem in gallery.problems if problem.name == "."), "it cannot be read")
         raise DataError(f"{folder} was not read: {why}. Is the disk there, and may you read it? Nothing was changed.")
     return gallery
 
 
-def _walk(gallery: Gallery, folder: str, rules: Rules) -> None:
-    """Take in one folder, then the folders in it, each in the order of its names."""
+def _walk(gallery: Gallery, rules: Rules) -> None:
+    """Add the root, then the folders in it, each before the next of its names. Without recursion: folders are deep."""
+    waiting: list[tuple[str, Rules]] = [("", rules)]
+    while waiting:
+        folder, rules = waiting.pop()
+        if _is_walked(gallery, folder, rules):
+            waiting += reversed(_read_folder(gallery, folder, rules))
+
+
+def _is_walked(gallery: Gallery, folder: str, rules: Rules) -> bool:
+    """Whether a folder is looked into; what is left out is noted."""
+    name = os.path.basename(folder)
+    why = HIDDEN if is_hidden(name) else why_excluded(rules, folder, True) if rules and folder else None
+    if why is not None:
+        gallery.left_out.add(folder)
+        _skip(gallery, why, folder)
+        return False
+    if folder and os.path.islink(gallery.root / folder):
+        gallery.problems.append(Problem(shown(folder), "a link to a folder; such links are not followed"))
+        gallery.unread.add(folder)
+        return False
+    return not name.endswith(".lance")
+
+
+def _read_folder(gallery: Gallery, folder: str, rules: Rules) -> list[tuple[str, Rules]]:
+    """Add the files of a folder; returns the folders in it, in the order of their names, with their rules."""
     folders: list[str] = []
     files: list[str] = []
     try:
@@ -167,22 +191,12 @@ def _walk(gallery: Gallery, folder: str, rules: Rules) -> None:
         files.remove(IGNORE_FILE)
         more = _read_rules(gallery, folder)
         if more is None:
-            return
+            return []
         rules += more
     for name in sorted(files):
         place = f"{folder}/{name}" if folder else name
         _take(gallery, place, why_excluded(rules, place, False) if rules else None)
-    for name in sorted(folders):
-        place = f"{folder}/{name}" if folder else name
-        why = HIDDEN if is_hidden(name) else why_excluded(rules, place, True) if rules else None
-        if why is not None:
-            gallery.left_out.add(place)
-            _skip(gallery, why, place)
-        elif os.path.islink(gallery.root / place):
-            gallery.problems.append(Problem(shown(place), "a link to a folder; such links are not followed"))
-            gallery.unread.add(place)
-        elif not name.endswith(".lance"):
-            _walk(gallery, place, rules)
+    return [(f"{folder}/{name}" if folder else name, rules) for name in sorted(folders)]
 
 
 def _read_rules(gallery: Gallery, folder: str) -> Rules | None:

@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from seps.files import read_regular
+
 from .records import DataError
 
 IGNORE_FILE = ".sepsignore"
@@ -70,7 +72,7 @@ def file_rules(folder: Path, base: str) -> tuple[Rules, list[str]]:
     Raises OSError for a file that is there and cannot be read.
     """
     try:
-        text = (folder / IGNORE_FILE).read_text(encoding="utf-8-sig", errors="surrogateescape")
+        text = read_regular(folder / IGNORE_FILE).decode("utf-8-sig", "surrogateescape")
     except FileNotFoundError:
         return (), []
     rules, bad = [], []

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from seps.parsing import parse_json
 
 from .records import DataError
 
@@ -46,8 +47,8 @@ def json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             continue
         place = f"{path}, line {number}"
         try:
-            value = json.loads(line)
-        except (ValueError, RecursionError) as error:
+            value = parse_json(line)
+        except ValueError as error:
             raise DataError(f"{place}: not valid JSON ({error}). Each line must be one JSON object.") from error
         if not isinstance(value, dict):
             raise DataError(f"{place}: must be a JSON object like {{...}}, not a {type(value).__name__}.")

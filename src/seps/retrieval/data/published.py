@@ -13,11 +13,12 @@ Karpathy's files of the same sets (dataset_flickr30k.json, dataset_coco.json) ar
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from seps.parsing import parse_json
 
 from .jsonl import description_text, load_jsonl
 from .lines import Root, checked_text, json_lines, read_bytes, text_lines
@@ -110,8 +111,8 @@ def _caption_ids(path: Path, captions: int) -> list[str]:
 def _file_names(path: Path) -> dict[str, str]:
     data = read_bytes(path)
     try:
-        mapping = json.loads(data)
-    except (ValueError, RecursionError) as error:
+        mapping = parse_json(data)
+    except ValueError as error:
         raise DataError(f"{path}: not valid JSON ({error}).") from error
     if not isinstance(mapping, dict):
         raise DataError(f'{path}: must be one object like {{"51": "101362133.jpg"}}.')
@@ -184,8 +185,8 @@ def load_karpathy(path: str | os.PathLike[str], split: str, *, images_dir: str |
 def _karpathy_images(path: Path) -> list[dict[str, Any]] | None:
     """The images of one of Karpathy's files; None where the file is something else, such as lines of JSON."""
     try:
-        value = json.loads(read_bytes(path))
-    except (ValueError, RecursionError):
+        value = parse_json(read_bytes(path))
+    except ValueError:
         return None
     images = value.get("images") if isinstance(value, dict) else None
     return images if isinstance(images, list) and images and all(isinstance(one, dict) for one in images) else None

@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import pyarrow as pa
 
+from seps.parsing import parse_json
 from seps.retrieval.data import Mode
 from seps.retrieval.data.dates import local_time
 from seps.retrieval.data.gallery import row_id as row_id
@@ -156,7 +157,7 @@ class StoreSettings:
     def from_json(cls, text: str, where: str) -> StoreSettings:
         """Read `to_json`'s line. Raises StoreError for damaged settings and for those of a newer release."""
         try:
-            values = json.loads(text)
+            values = parse_json(text, finite=True)
             if int(values.get("format", 0)) <= NEWEST:
                 known = {part.name for part in dataclasses.fields(cls)}
                 values = {name: value for name, value in values.items() if name in known}
@@ -166,7 +167,7 @@ class StoreSettings:
                 settings = cls(**{"pixels": "resize", **values, "grid": (rows, columns)})
                 settings._check()
                 return settings
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise StoreError(
                 f"The settings of the store {where} are damaged ({error}). Copy the store again from where it is "
                 "whole, or index the folder into another store."
