@@ -19,6 +19,8 @@ from .weights import EncoderUnavailable, quiet, transformers_module
 
 _WORD = re.compile(r"\w+(?:['\u2019\-]\w+)*|[^\w\s]")
 _PIECE_MARKS = re.compile(r"^(?:##|▁+|Ġ)|</w>$")
+MAX_CHARACTERS = 20_000
+"""Of one text. A model reads a few hundred tokens; a tokenizer takes memory for every character it gets."""
 Span = tuple[int, int]
 T = TypeVar("T")
 
@@ -56,12 +58,12 @@ class TextEncoder(nn.Module):
         self.max_length = max_length or longest
 
     def tokenize(self, texts: Sequence[str]) -> TextBatch:
-        """Texts to a padded batch, cut at `max_length` tokens.
+        """Texts to a padded batch, cut at `MAX_CHARACTERS` characters and at `max_length` tokens.
 
         Raises ValueError without texts or tokens, for one text that is not in a list, and for a text that is not
         valid Unicode.
         """
-        texts = [whole_characters(text) for text in several_texts(texts)]
+        texts = [whole_characters(text)[:MAX_CHARACTERS] for text in several_texts(texts)]
         if not texts:
             raise ValueError("tokenize takes a list of one or more texts.")
         fast = bool(getattr(self.tokenizer, "is_fast", False))

@@ -75,15 +75,14 @@ def test_an_ignore_file_that_cannot_be_read_shows_nothing_of_its_folder(
     assert {image.path for image in found.images} >= {"sub/p01.jpg"}  # a folder is no ignore file
     (folder / "sub" / IGNORE_FILE).rmdir()
     (folder / "sub" / IGNORE_FILE).write_text("private/\n")
-    real = Path.read_text
 
-    def read(path: Path, *arguments: str, **options: str) -> str:
-        if path.name == IGNORE_FILE:
+    def read(path: Path) -> bytes:
+        if path.exists():
             raise PermissionError(13, "Permission denied", str(path))
-        return real(path, *arguments, **options)  # type: ignore[arg-type]
+        raise FileNotFoundError(2, "No such file", str(path))
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "read_text", read)
+        patch.setattr("seps.retrieval.data.ignoring.read_regular", read)
         report = index(folder, store)
     assert (report.deleted, report.kept, report.excluded) == (0, 6, 0)
     assert [problem.name for problem in report.problems] == [f"sub/{IGNORE_FILE}"]

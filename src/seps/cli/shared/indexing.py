@@ -27,7 +27,7 @@ def tell_left_out(report: IndexReport, option: str, again: str = "") -> None:
     if known := len(report.problems) - len(told.problems):
         has, them = ("has", "it") if known == 1 else ("have", "them")
         say(f"{known} could not be read before and {has} not changed; {again} tries again and lists {them}.")
-    list_problems(report.description_problems, "descriptions were not used, or may be out of date", option)
+    list_problems(report.description_problems, "descriptions were not used, were cut, or may be out of date", option)
     list_skipped(report.skipped)
     if is_all_excluded(report):
         say(

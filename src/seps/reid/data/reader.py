@@ -12,12 +12,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from seps.files import open_regular
 from seps.reid.data.records import ReidDataError, ReidRecord, Source
 
 # Pillow is loaded where a file is read: drawn sets are trained on without it.
 if TYPE_CHECKING:
     from PIL import Image
 
+MAX_PIXELS = 89_478_485
+"""Of one file, as Pillow bounds it."""
 Bytes = NDArray[np.uint8]
 
 
@@ -46,8 +49,7 @@ def _read_file(path: Path, sources: Sequence[Source], size: tuple[int, int]) -> 
     from PIL import Image
 
     try:
-        with Image.open(path) as opened:
-            image = to_rgb(opened)
+        image = _opened_rgb(path)
         parts_of = {source: _part(image, source) for source in sources}
     except Exception as error:  # Pillow's decoders raise almost anything on broken bytes
         raise ReidDataError(
@@ -60,6 +62,18 @@ def _read_file(path: Path, sources: Sequence[Source], size: tuple[int, int]) -> 
             part = part.resize((size[1], size[0]), Image.Resampling.BICUBIC)
         parts[source] = np.asarray(part, dtype=np.uint8)
     return parts
+
+
+def _opened_rgb(path: Path) -> Image.Image:
+    """The image in a regular file. Raises ValueError for one of more than `MAX_PIXELS`, and what Pillow raises."""
+    from PIL import Image
+
+    with open_regular(path) as file, Image.open(file) as opened:
+        if opened.width * opened.height > MAX_PIXELS:
+            raise ValueError(
+                f"it has {opened.width} x {opened.height} pixels, and more than {MAX_PIXELS:,} are not read"
+            )
+        return to_rgb(opened)
 
 
 def _part(image: Image.Image, source: Source) -> Image.Image:
@@ -82,7 +96,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):
         from PIL import Image
 
-        values = np.asarray(image).astype(np.int64)
+        values = np.asarray(image)
         if values.min() < 0 or values.max() > 0xFFFF:
             raise ValueError(f"pixels from {values.min()} to {values.max()}: save them as 8 or 16 bits without sign")
         if 0 < values.max() <= 0xFF:
@@ -103,12 +117,9 @@ def group_by_file(sources: Iterable[Source]) -> list[tuple[Path, list[Source]]]:
 
 def fault_of(record: ReidRecord) -> tuple[str, Path, str] | None:
     """(kind, file, detail) of the first file of the record that does not decode or split, else None."""
-    from PIL import Image
-
     for path, sources in group_by_file(record.sources.values()):
         try:
-            with Image.open(path) as opened:
-                image = to_rgb(opened)
+            image = _opened_rgb(path)
             for source in sources:
                 _part(image, source)
         except WrongShape as error:

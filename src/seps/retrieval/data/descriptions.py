@@ -2,7 +2,7 @@
 
 One JSON object per line: {"image": "sub/cat.jpg", "dense": "A tabby cat ..."}. `image` is the path in the folder, or
 the name of a member of a tar, then with "shard": "a.tar" where several tars hold that name, or "c.mp4 @ 00:01:20" for a
-frame of a video. `text` is read like
+frame of a video. A shard that is not in the folder is ignored: its pictures may lie there loose. `text` is read like
 `dense`, and `id` like `image`; `guides` are those of `seps.retrieval.data.guides`. Lines that cannot be used are
 remembered with their reason; the others count.
 """
@@ -20,7 +20,7 @@ from seps.parsing import parse_json
 from seps.retrieval.data import DataError
 from seps.retrieval.data.gallery import Found, Gallery, Problem, shown
 from seps.retrieval.data.guides import GuideSource, parse_guides
-from seps.retrieval.data.lines import Root, is_unicode, read_bytes
+from seps.retrieval.data.lines import TOO_LONG, Root, cut_text, is_unicode, raw_lines
 from seps.retrieval.data.readers import is_video
 
 Place = tuple[str, str]
@@ -32,26 +32,28 @@ _OTHER_KINDS = ("captions", "caption", "reason", "guides")
 class Descriptions:
     """Texts and guides by image, and the lines that could not be used."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.problems: list[Problem] = []
         self._texts: dict[Place, tuple[str, str]] = {}
         self._guides: dict[Place, dict[str, GuideSource]] = {}
         self._composed: dict[Place, Place] = {}
         self._ids: dict[str, Place] = {}
+        self._unpacked: dict[str, Place] = {}
+        """Of pictures whose line names a shard that is not in the folder, by name: they may lie there loose."""
 
     def read(self, file: Path) -> None:
         """Take over the texts of a JSONL file; later files and lines count. Raises DataError where there is none."""
-        lines = read_bytes(file).removeprefix(b"\xef\xbb\xbf").split(b"\n")
         root = Root(file.parent)
-        for number, line in enumerate(lines, start=1):
+        for number, line in enumerate(raw_lines(file), start=1):
             where = f"{shown(file.name)}, line {number}"
-            if line.strip():
-                why = self._take(line, where, root)
+            if line is None or line.strip():
+                why = TOO_LONG if line is None else self._take(line, where, root)
                 if why:
                     self.problems.append(Problem(where, why))
 
     def _take(self, line: bytes, where: str, root: Root) -> str | None:
-        """Read one line; returns why it cannot be used."""
+        """Read one line; returns why it cannot be used, or not all of it."""
         try:
             value = parse_json(line.decode("utf-8"))
         except UnicodeDecodeError:
@@ -66,6 +68,8 @@ class Descriptions:
         if not isinstance(image, str) or not isinstance(shard, str) or not image:
             return "it names no picture under the key 'image'"
         place = self._ids.get(image) or (shard, image.removeprefix("./"))
+        if shard and not os.path.isfile(self.folder / shard):
+            self._unpacked[place[1]] = place
         if value.get("id") is not None and "image" in value:
             self._ids[str(value["id"])] = place
         if value.get("guides") is not None:
@@ -89,9 +93,10 @@ class Descriptions:
             return f"its {key!r} is not a text with words in it"
         if not is_unicode(text):
             return f"its {key!r} holds half of a surrogate pair, which is not a character"
-        self._texts[place] = (text.strip(), where)
+        text, notice = cut_text(text.strip())
+        self._texts[place] = (text, where)
         self._composed[_composed(place)] = place
-        return None
+        return notice
 
     @property
     def has_guides(self) -> bool:
@@ -110,7 +115,7 @@ class Descriptions:
 
     def _place(self, image: Found, table: Mapping[Place, Any]) -> Place | None:
         if image.member is None:
-            wanted = [("", image.path)]
+            wanted = [("", image.path), self._unpacked.get(image.path, ("", image.path))]
         else:  # a time code alone would be a frame of every video
             wanted = [(image.path, image.member), ("", str(image) if is_video(image.path) else image.member)]
         for place in wanted:
@@ -137,7 +142,7 @@ def _composed(place: Place) -> Place:
 
 def read_descriptions(root: Path, extra: Iterable[str | os.PathLike[str]] = ()) -> Descriptions:
     """Descriptions from `root`'s own JSONL files, then from the files named. Raises DataError for one not there."""
-    texts = Descriptions()
+    texts = Descriptions(root)
     try:
         files = sorted(root.glob("*.jsonl"))
     except OSError as error:

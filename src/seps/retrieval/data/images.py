@@ -51,7 +51,30 @@ _TURNED_BY_DECODER = ("HEIF", "JXL")
 MAX_PIXELS = 89_478_485  # Pillow's own default: a quarter of a gigabyte of RGB
 MAX_JPEG_PIXELS = 3 * MAX_PIXELS
 """Of a JPEG file that is decoded at a half or less: its bytes must still be read, though its pixels are never held."""
+MAX_DECODED_BYTES = 768 * 2**20
+"""Memory of one decoding, beside the bytes of the file: a HEIC picture of 67 million pixels, a JPEG 2000 of 40."""
+STRIP_PIXELS = 2**20
+"""Pixels that are brought to RGB at once."""
+_PIXEL_BYTES = {"1": 1, "L": 1, "P": 1, "I": 4}
+"""As Pillow holds a pixel, by mode; four for all others."""
+_DECODER_BYTES = {"WEBP": 10, "AVIF": 6, "HEIF": 4, "JXL": 8}
+"""What the decoder of a format holds of a pixel beside the image, as measured."""
 _ORIENTATION = 0x0112
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""By EXIF orientation."""
+_SWAPPING = {_TURNS[number] for number in (5, 6, 7, 8)}
+_TOP_STAYS_FIRST = {_TURNS[number] for number in (2, 5, 8)}
+"""Turns after which the upper strips of an image are its upper strips, or its left ones."""
+_EXIF_KEYS = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif")
+"""Where Pillow keeps how an image is turned."""
 THUMBNAIL = 160
 LEAST_SIDE = 320
 """A JPEG is never decoded smaller than this for a model, so that one decoding serves the thumbnail too."""
@@ -97,7 +120,8 @@ def side_for(size: tuple[int, int], mode: Mode | PixelMaker) -> int:
 def decode_upright(data: bytes, source: ImageSource, side: int) -> Upright:
     """Decode once, whatever is made of it. A JPEG is decoded smaller where both its sides stay above `side`.
 
-    Raises UnreadableImage for broken bytes, and for more than `MAX_PIXELS` pixels to decode.
+    Raises UnreadableImage for broken bytes, and before decoding for more than `MAX_PIXELS` pixels or
+    `MAX_DECODED_BYTES` of memory.
     """
     if not data:
         raise UnreadableImage(source, "the file is empty. Replace it or take it out of the data.", "empty")
@@ -108,12 +132,18 @@ def decode_upright(data: bytes, source: ImageSource, side: int) -> Upright:
         whole = image.size == (width, height) or bool(image.info.get("progressive"))
         limit = MAX_PIXELS if whole else MAX_JPEG_PIXELS
         if width * height <= limit:
-            image.load()
-            size = (height, width) if _turned(image) else (width, height)
-            return Upright(_rgb(_upright(image)), *size)
+            needed = _bytes_to_decode(image, width, height)
+            if needed <= MAX_DECODED_BYTES:
+                image.load()
+                size = (height, width) if _turned(image) else (width, height)
+                return Upright(_upright_rgb(image), *size)
+            most = f"{needed >> 20} MiB of memory, and more than {MAX_DECODED_BYTES >> 20} MiB are not used"
+            why = f"its {width} x {height} pixels take {most}."
+        else:
+            why = f"it has {width} x {height} pixels, and more than {limit:,} pixels are not decoded."
     except Exception as error:  # Pillow's decoders raise almost anything on broken bytes
         raise _unreadable(source, error) from error
-    raise UnreadableImage(source, too_large(width, height, limit), "too large")
+    raise UnreadableImage(source, f"{why} Make it smaller.", "too large")
 
 
 def as_file(image: Any) -> bytes:
@@ -123,7 +153,7 @@ def as_file(image: Any) -> bytes:
     """
     out = io.BytesIO()
     try:
-        _rgb(_upright(image)).save(out, "PNG")
+        _upright_rgb(image).save(out, "PNG")
     except Exception as error:  # a lazily opened file may be broken
         raise _unreadable(ImageSource(Path("the picture")), error) from error
     return out.getvalue()
@@ -183,11 +213,6 @@ def opened(data: bytes, source: ImageSource | None = None) -> Any:
     raise Image.UnidentifiedImageError("cannot identify the image")
 
 
-def too_large(width: int, height: int, limit: int) -> str:
-    """Why an image is refused."""
-    return f"it has {width} x {height} pixels, and more than {limit:,} pixels are not decoded. Make it smaller."
-
-
 def _checked_size(size: tuple[int, int], mode: str) -> tuple[int, int]:
     if len(size) != 2 or min(size) < 1:
         raise DataError(f"The image size must be (height, width), both at least 1, not {size!r}.")
@@ -225,24 +250,46 @@ def _turned(image: Any) -> bool:
         return False
 
 
-def _upright(image: Any) -> Any:
-    if image.format in _TURNED_BY_DECODER:
-        return image
-    try:
-        return ImageOps.exif_transpose(image)
-    except Exception:  # a broken EXIF block says nothing about the pixels
-        return image
-
-
 class _WideNumbers(ValueError):
     """Pixels of a range that nothing says: which value is white is not known."""
+
+
+def _upright_rgb(image: Any) -> Any:
+    """A loaded image upright, as RGB, on white. Made strip by strip, so that it takes no third copy of the pixels."""
+    turn = _turn(image)
+    if image.mode == "RGB" and turn is None and not image.has_transparency_data:
+        return image
+    width, height = image.size
+    made = None
+    for top in range(0, height, max(1, STRIP_PIXELS // width)):
+        bottom = min(height, top + max(1, STRIP_PIXELS // width))
+        strip = _rgb(image.crop((0, top, width, bottom)))
+        if made is None:
+            made = Image.new("RGB", (height, width) if turn in _SWAPPING else (width, height))
+            made.info = {name: value for name, value in strip.info.items() if name not in _EXIF_KEYS}
+        if turn is None:
+            made.paste(strip, (0, top))
+        else:
+            along = top if turn in _TOP_STAYS_FIRST else height - bottom
+            made.paste(strip.transpose(turn), (along, 0) if turn in _SWAPPING else (0, along))
+    return made
+
+
+def _turn(image: Any) -> Any:
+    """How an image is turned upright by its EXIF orientation; None where it is upright."""
+    if image.format in _TURNED_BY_DECODER:
+        return None
+    try:
+        return _TURNS.get(image.getexif().get(_ORIENTATION, 1))
+    except Exception:  # a broken EXIF block says nothing about the pixels
+        return None
 
 
 def _rgb(image: Any) -> Any:
     if image.mode == "F":
         raise _WideNumbers("its pixels are floating point numbers")
     if image.mode.startswith("I"):  # 16 bits a pixel: converting clips at 255, nearly all to white
-        values = np.asarray(image).astype(np.int64)
+        values = np.asarray(image)
         if values.min() < 0 or values.max() > 0xFFFF:
             raise _WideNumbers(f"its pixels go from {values.min()} to {values.max()}")
         image = Image.fromarray((values >> 8).astype(np.uint8))
@@ -251,6 +298,22 @@ def _rgb(image: Any) -> Any:
         white = Image.new("RGBA", image.size, (255, 255, 255, 255))
         image = Image.alpha_composite(white, image)
     return image.convert("RGB")
+
+
+def _bytes_to_decode(image: Any, width: int, height: int) -> int:
+    """Memory that decoding an opened image takes, from its head: its pixels, their RGB, and what the decoder holds.
+
+    `width` and `height` are those of the file, of which a JPEG may be decoded smaller.
+    """
+    pixels = image.size[0] * image.size[1] * (_PIXEL_BYTES.get(image.mode.partition(";")[0], 4) + 4)
+    held = _DECODER_BYTES.get(image.format, 0)
+    if image.info.get("progressive"):  # two bytes of every value of the whole picture
+        held = 2 * len(image.getbands())
+    elif image.format == "JPEG2000":
+        held = 4 * len(image.getbands())
+    elif image.format == "TIFF":  # the whole picture may be one strip; 258: bits of each value
+        held = (sum(image.tag_v2.get(258, (8,))) + 7) // 8
+    return int(pixels + width * height * held)
 
 
 def _unreadable(source: ImageSource, error: Exception) -> UnreadableImage:

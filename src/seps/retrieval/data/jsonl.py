@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import Any
 from seps.files import write_text
 
 from .guides import GuideSource, parse_guides
-from .lines import Root, checked_member, checked_text, json_lines
+from .lines import Root, checked_member, checked_text, cut_text, json_lines
 from .records import DataError, ImageRecord, ImageSource, RetrievalDataset
 from .shards import UnreadableImage, read_source
 
@@ -94,7 +95,10 @@ def description_text(value: object, place: str) -> str | None:
     # A blank description is what a captioner leaves when it failed: the image then has none.
     if value is None or (isinstance(value, str) and not value.strip()):
         return None
-    return checked_text(value, '"dense" (one text, the image\'s own)', place).strip()
+    text, notice = cut_text(checked_text(value, '"dense" (one text, the image\'s own)', place).strip())
+    if notice is not None:
+        warnings.warn(f"{place}: the description was cut: {notice}.", stacklevel=2)
+    return text
 
 
 def save_jsonl(

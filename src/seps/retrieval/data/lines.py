@@ -7,9 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from seps.encoders.text import MAX_CHARACTERS
+from seps.files import open_regular
 from seps.parsing import parse_json
 
 from .records import DataError
+
+MAX_LINE_BYTES = 16 * 2**20
+TOO_LONG = f"longer than {MAX_LINE_BYTES >> 20} MiB, and not read"
+_UTF8_MARK = b"\xef\xbb\xbf"
 
 
 def read_bytes(path: Path) -> bytes:
@@ -22,27 +28,53 @@ def read_bytes(path: Path) -> bytes:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
 
 
+def raw_lines(path: Path) -> Iterator[bytes | None]:
+    """The lines of a regular file with their ends, one at a time; None for one of more than `MAX_LINE_BYTES`.
+
+    Raises DataError where there is no such file or it cannot be read. A mark of UTF-8 at the start is left out.
+    """
+    if not path.is_file():
+        raise DataError(f"There is no file {path}. Check the path.")
+    try:
+        with open_regular(path) as file:
+            if file.read(len(_UTF8_MARK)) != _UTF8_MARK:
+                file.seek(0)
+            while line := file.readline(MAX_LINE_BYTES + 1):
+                if len(line) <= MAX_LINE_BYTES:
+                    yield line
+                    continue
+                while line and not line.endswith(b"\n"):
+                    line = file.readline(2**20)
+                yield None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
+
+
 def text_lines(path: Path) -> list[str]:
     """The lines of a UTF-8 file without their ends.
 
     Only line feeds (after an optional carriage return) end a line: captions hold other characters that
     `str.splitlines` would split at, and one split line shifts every caption after it.
     """
-    lines = read_bytes(path).removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    if lines and not lines[-1].strip():
-        lines.pop()
-    texts = []
-    for number, line in enumerate(lines, start=1):
+    return list(_texts(path))
+
+
+def _texts(path: Path) -> Iterator[str]:
+    """`text_lines`, one at a time."""
+    for number, line in enumerate(raw_lines(path), start=1):
+        if line is None:
+            raise DataError(f"{path}, line {number}: {TOO_LONG}.")
+        if not line.endswith(b"\n") and not line.strip():
+            return
         try:
-            texts.append(line.removesuffix(b"\r").decode("utf-8"))
+            yield line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
         except UnicodeDecodeError as error:
             raise DataError(f"{path}, line {number}: not UTF-8 text. Save the file as UTF-8.") from error
-    return texts
 
 
 def json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """(place, object) for every non-blank line of a JSONL file; `place` names file and line in messages."""
-    for number, line in enumerate(text_lines(path), start=1):
+    for number, line in enumerate(_texts(path), start=1):
         if not line.strip():
             continue
         place = f"{path}, line {number}"
@@ -73,6 +105,13 @@ def checked_text(value: object, what: str, place: str) -> str:
     if not value.strip():
         raise DataError(f"{place}: {what} is blank. Write a text or leave the entry out.")
     return value
+
+
+def cut_text(text: str) -> tuple[str, str | None]:
+    """A description, at most the `MAX_CHARACTERS` that a model may get, and where it was longer a notice of that."""
+    if len(text) <= MAX_CHARACTERS:
+        return text, None
+    return text[:MAX_CHARACTERS], f"it has {len(text):,} characters, of which the first {MAX_CHARACTERS:,} are used"
 
 
 class Root:
