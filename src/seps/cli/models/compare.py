@@ -100,12 +100,12 @@ def _recipe(options: argparse.Namespace, out: Path) -> RunConfig:
     recipe = load_run(options.config, {"data.train": options.data, "data.dev": options.dev, **options.settings})
     path = out / "recipe.json"
     # Without a result there is nothing to keep apart: a recipe that failed may be corrected.
-    if path.is_file() and finished(out / "results.jsonl"):
-        if _comparable(read_json(path)) != _comparable(_settings(options.suite, recipe)):
-            raise ValueError(
-                f"{out} holds results of another suite or recipe, or of other data (see {path}): use the same, or "
-                "another --out."
-            )
+    has_results = path.is_file() and finished(out / "results.jsonl")
+    if has_results and _comparable(read_json(path)) != _comparable(_settings(options.suite, recipe)):
+        raise ValueError(
+            f"{out} holds results of another suite or recipe, or of other data (see {path}): use the same, or "
+            "another --out."
+        )
     return recipe
 
 
