@@ -74,7 +74,7 @@ def address(served: Path) -> Iterator[str]:
     # The untrained model of the tests takes all pictures for nearly the same.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rankings, "NEAR", 0.999)
-        with serving(create_app(Searcher(served / "s", model()), hosts=LOOPBACK)) as place:
+        with serving(create_app(Searcher(served / "s", model()), hosts=LOOPBACK, local=True)) as place:
             yield place
 
 

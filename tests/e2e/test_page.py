@@ -147,7 +147,7 @@ def test_accessible(page: Any, address: str, tmp_path: Path, scheme: str) -> Non
     scroll(page, 30)
     page.locator(".folding").first.click()
     assert violations(page) == [] and fits(page)
-    page.goto(f"{address}/api")
+    page.goto(f"{address}/docs")
     assert violations(page) == [] and fits(page)
     page.evaluate("document.documentElement.removeAttribute('lang')")
     assert [fault.split(":")[0] for fault in violations(page)] == ["html-has-lang"]  # it does look

@@ -190,7 +190,7 @@ def test_theme(page: Any, address: str) -> None:
     page.get_by_label("Theme").select_option(other)
     chosen = page.evaluate(colour)
     assert {system, chosen} == {"rgb(255, 255, 255)", "rgb(19, 19, 22)"}
-    for path in ("/", "/api"):
+    for path in ("/", "/docs"):
         page.goto(address + path)
         assert page.evaluate(colour) == chosen
     page.goto(address)
@@ -264,7 +264,7 @@ def test_other_sites_cannot_look(browser: Any, address: str) -> None:
         for host in ("localhost", "127.0.0.1"):  # another site, and the same one on another port
             page.goto(f"http://{host}:{server.server_address[1]}/")
             assert page.evaluate(LOOK, values) == ["failed"] * 7
-        page.goto(f"{address}/api")
+        page.goto(f"{address}/docs")
         assert page.evaluate(LOOK, values) == ["loaded", "loaded", "loaded", *["answered"] * 4]
     finally:
         page.close()

@@ -80,7 +80,7 @@ def test_filters(tmp_path: Path) -> None:
             found = client.post(f"/api/search-image?{chosen}", content=data).json()["results"]
             assert len(found) == count, chosen
         assert client.post("/api/search-image?after=soon", content=data).status_code == 422
-        documented = client.get("/api").text
+        documented = client.get("/docs").text
         assert "after" in documented and "before" in documented
 
 
@@ -197,12 +197,21 @@ def test_a_row_that_leads_outside_is_not_read(tmp_path: Path) -> None:
 
 def test_token(searcher: Searcher) -> None:
     with TestClient(service.create_app(searcher, token="sesame"), base_url="http://photos.example") as client:
-        for path in ("/", QUERY, "/api/status", "/static/app.js", "/api", "/?token=wrong", QUERY + "&token=sesame"):
+        for path in (
+            "/",
+            QUERY,
+            "/api/status",
+            "/static/app.js",
+            "/docs",
+            "/openapi.json",
+            "/?token=wrong",
+            QUERY + "&token=sesame",
+        ):
             assert client.get(path).status_code == 401
         assert client.get(QUERY, headers={"Authorization": "Bearer sesame"}).status_code == 200
         assert client.get(QUERY, headers={"Authorization": "Bearer sésame".encode()}).status_code == 401
         answer = client.get("/?token=sesame&q=a+dog", follow_redirects=False)
-        assert answer.status_code == 303 and answer.headers["location"] == "/?q=a+dog"
+        assert answer.status_code == 303 and answer.headers["location"] == "./?q=a+dog"
         assert "HttpOnly" in answer.headers["set-cookie"] and "SameSite=strict" in answer.headers["set-cookie"]
         assert client.get(QUERY).status_code == 200  # the cookie
 
@@ -211,6 +220,8 @@ def test_other_host_names_are_refused(client: TestClient) -> None:
     assert client.get("/", headers={"Host": "evil.example"}).status_code == 400
     assert client.get("/", headers={"Host": "127.0.0.1:8000"}).status_code == 200
     assert host_name("[::1]:80") == "::1" and host_name("[::1]") == "::1" and host_name("a") == "a"
+    for header in ("[localhost]evil.com", "[::1]evil.com", "localhost:80:evil.com", "localhost:evil.com", "[::1", ""):
+        assert host_name(header) == "" and client.get("/", headers={"Host": header}).status_code == 400, header
 
 
 def test_page_and_documentation(client: TestClient) -> None:
@@ -221,11 +232,11 @@ def test_page_and_documentation(client: TestClient) -> None:
         assert client.get(f"/static/{name}").headers["content-type"].startswith(kind)
     for name in service.FILES:  # works without any other machine
         assert not re.search(r"https?://|//[a-z]+\.", (service.STATIC / name).read_text())
-    documented = client.get("/api").text
-    for path in client.get("/api/openapi.json").json()["paths"]:
+    documented = client.get("/docs").text
+    for path in client.get("/openapi.json").json()["paths"]:
         assert path in documented
     assert {"/api/search", "/api/search-image", "/api/image/{identity}", "/api/explain/{identity}"} <= set(
-        client.get("/api/openapi.json").json()["paths"]
+        client.get("/openapi.json").json()["paths"]
     )
     assert client.get("/api/status").json()["images"] == 6
 

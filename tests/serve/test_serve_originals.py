@@ -137,9 +137,16 @@ def test_a_path_out_of_the_folder_is_not_followed(folder: Path) -> None:
 
 def test_the_full_path_is_for_this_machine_alone(folder: Path) -> None:
     inner = row_id("shard.tar", "deep/inner.jpg")
-    for options, start in (({"hosts": LOOPBACK}, str(folder)), ({}, "g"), ({"token": "t"}, "g")):
+    local = {"hosts": LOOPBACK, "local": True}
+    for options, more, start in (
+        (local, {}, str(folder)),
+        (local, {"X-Forwarded-For": "192.0.2.7"}, "g"),  # a proxy on this machine, a client elsewhere
+        (local, {"Via": "1.1 proxy"}, "g"),
+        ({"hosts": LOOPBACK}, {}, "g"),
+        ({"token": "t"}, {}, "g"),
+    ):
         with app(folder, **options) as client:
-            headers = {"Authorization": "Bearer t"}
+            headers = {"Authorization": "Bearer t", **more}
             facts = client.get(f"/api/picture/{row_id('p00.jpg', None)}", headers=headers).json()
             assert facts["full_path"] == f"{start}/p00.jpg" and facts["date"]
             facts = client.get(f"/api/picture/{inner}", headers=headers).json()

@@ -173,8 +173,8 @@ def test_rankings_without_a_result_are_bounded(client: TestClient, monkeypatch: 
     """There is no end of queries that find nothing."""
     sizes: list[int] = []
     monkeypatch.setattr(queries.Recent, "put", lambda self, key, value, size=1: sizes.append(size))
-    assert client.get(f"{QUERY}&folder=nowhere").json()["results"] == []
-    assert client.get("/api/pictures?folder=nowhere").json()["results"] == []
+    assert client.get(f"{QUERY}&min_size=9999").json()["results"] == []
+    assert client.get("/api/pictures?min_size=9999").json()["results"] == []
     assert [size for size in sizes if size != 1] == [service.EMPTY_ROWS, service.EMPTY_ROWS]
 
 
@@ -243,7 +243,7 @@ def test_pictures_without_a_query(client: TestClient, searcher: Searcher) -> Non
     ]
     assert len(pages(client, "/api/pictures?before=2024-05-03", 5)) == 2
     assert client.get(newest[0]["thumbnail"]).status_code == 200
-    assert client.get("/api/pictures?folder=none").json() == {"total": 0, "offset": 0, "next": None, "results": []}
+    assert client.get("/api/pictures?min_size=9999").json() == {"total": 0, "offset": 0, "next": None, "results": []}
 
 
 def test_overview(client: TestClient) -> None:

@@ -37,7 +37,7 @@ class Running:
 
     def __init__(self, store: Path, token: str | None = None) -> None:
         self.store, self.asked = store, 0
-        inner = create_app(Searcher(store, model()), token=token, hosts=LOOPBACK)
+        inner = create_app(Searcher(store, model()), token=token, hosts=LOOPBACK, local=True)
 
         async def counted(scope: Any, receive: Any, send: Any) -> None:
             self.asked += scope["type"] == "http"

@@ -10,14 +10,16 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI, HTTPException
+from fastapi import Depends, FastAPI, HTTPException
 from fastapi.responses import HTMLResponse, Response
+from fastapi.routing import APIRoute
 
 import seps
 from seps.retrieval.index.search import Searcher
 from seps.serve.guard import Guard, install_errors
 from seps.serve.kept import selects_patches
-from seps.serve.models import Status
+from seps.serve.models import Health, Status, documentation_page
+from seps.serve.openapi import ERRORS, describe_token, only_known_parameters
 from seps.serve.picture_routes import add_pictures
 from seps.serve.search_routes import add_search
 from seps.serve.service import Service
@@ -31,9 +33,21 @@ FILES = {
 }
 
 
-def create_app(searcher: Searcher, *, token: str | None = None, hosts: tuple[str, ...] | None = None) -> FastAPI:
-    """The application. With `token` every request must carry it; `hosts` are the names it answers to."""
-    service = Service(searcher, local=hosts is not None)
+def create_app(
+    searcher: Searcher,
+    *,
+    token: str | None = None,
+    hosts: tuple[str, ...] | None = None,
+    root_path: str = "",
+    local: bool = False,
+) -> FastAPI:
+    """The application.
+
+    With `token` every request must carry it. `hosts` are the names that it answers to (None: all), `root_path` is the
+    prefix of its addresses behind a proxy. With `local` it listens on this machine alone: such clients see where files
+    are.
+    """
+    service = Service(searcher, local=local, root_path=root_path)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> Any:
@@ -41,23 +55,34 @@ def create_app(searcher: Searcher, *, token: str | None = None, hosts: tuple[str
         for pool in (service.pool, service.quick):
             pool.shutdown(wait=True, cancel_futures=True)
 
-    # FastAPI's own documentation pages load scripts from elsewhere; /api is ours.
+    def name_of(route: APIRoute) -> str:
+        return route.name
+
+    # FastAPI's own documentation pages load scripts from elsewhere; /docs is ours.
     app = FastAPI(
         title="SEPS",
         version=seps.__version__,
         description="Search pictures by sentence or picture, and see why.",
         docs_url=None,
         redoc_url=None,
-        openapi_url="/api/openapi.json",
+        openapi_url="/openapi.json",
+        servers=[{"url": root_path}] if root_path else None,
+        # A redirect would name the address that the proxy asked for, not that of the browser.
+        redirect_slashes=False,
+        generate_unique_id_function=name_of,
+        responses=ERRORS,
+        dependencies=[Depends(only_known_parameters)],
         lifespan=lifespan,
     )
-    install_errors(app)
-    app.add_middleware(Guard, token=token, hosts=hosts)
+    install_errors(app, service.without_places)
+    app.add_middleware(Guard, token=token, hosts=hosts, root_path=root_path)
     add_search(app, service)
     add_pictures(app, service)
     _add_status(app, service)
     _add_page(app)
     add_shell(app, service)
+    if token is not None:
+        describe_token(app)
     return app
 
 
@@ -77,6 +102,11 @@ def _add_status(app: FastAPI, service: Service) -> None:
             "keeps": selects_patches(searcher.scorer),
         }
 
+    @app.get("/health", response_model=Health, summary="Whether the service and its store are there; needs no token")
+    async def health() -> dict[str, str]:
+        await service.run(lambda: None, quick=True)
+        return {"status": "ok"}
+
 
 def _add_page(app: FastAPI) -> None:
     def static(name: str) -> Response:
@@ -92,8 +122,6 @@ def _add_page(app: FastAPI) -> None:
             raise HTTPException(404, "There is no such file.")
         return static(name)
 
-    @app.get("/api", include_in_schema=False)
+    @app.get("/docs", include_in_schema=False)
     async def documentation() -> HTMLResponse:
-        from seps.serve.models import documentation_page
-
         return HTMLResponse(documentation_page(app.openapi()))

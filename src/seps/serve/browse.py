@@ -13,6 +13,7 @@ from typing import Any
 from seps.retrieval.data.dates import local_time
 from seps.retrieval.index.rows import Filters
 from seps.retrieval.index.search import Hit, Searcher
+from seps.serve.places import shown_path
 from seps.serve.queries import Sort
 
 LISTED = 10_000
@@ -71,7 +72,7 @@ def overview(searcher: Searcher) -> dict[str, Any]:
         first = min(times) if first is None else min(first, *times)
         last = max(times) if last is None else max(last, *times)
         for path, member in zip(some.values("path"), some.values("member"), strict=True):
-            counts.update(_folders(path, member))
+            counts.update(_folders(shown_path(searcher.store.settings, path), member))
     folders = sorted(heapq.nsmallest(FOLDERS, counts, key=lambda name: (-counts[name], name)))
     return {
         "images": images,
@@ -87,7 +88,7 @@ def _folders(path: str, member: str | None) -> Iterator[str]:
     place = path if member is not None else posixpath.dirname(path)
     while place:
         yield place
-        place = posixpath.dirname(place).rstrip("/")  # those of a further folder of the store begin with "/"
+        place = posixpath.dirname(place)
 
 
 def examples(searcher: Searcher) -> list[str]:

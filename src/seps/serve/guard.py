@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
@@ -13,14 +14,19 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, RedirectResponse, Response
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from seps.retrieval.index.rows import StoreError
 
 COOKIE = "seps_token"
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-PAGES = ("/", "/api")
+PAGES = ("/", "/docs")
 """What a link on another site may open: documents that hold nothing of the store."""
+OPEN = ("/health",)
+"""What programs may ask without a token and by any name: it says nothing of the store."""
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]]+)(?::\d*)?", re.I)
+_FORWARDED = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip")
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
@@ -48,10 +54,14 @@ class AwayError(HTTPException):
 
 
 def host_name(header: str) -> str:
-    """The name in a Host header, without its port: `[::1]:80` -> `::1`."""
-    if header.startswith("["):
-        return header[1:].split("]")[0]
-    return header.rsplit(":", 1)[0] if ":" in header else header
+    """The name in a Host header, without its port: `[::1]:80` -> `::1`; empty for what is no such header."""
+    parts = _HOST.fullmatch(header)
+    return parts[1].strip("[]").lower() if parts else ""
+
+
+def forwarded(request: Request) -> bool:
+    """Whether a proxy passed the request on: its client may be on another machine."""
+    return any(name in request.headers for name in _FORWARDED)
 
 
 def from_elsewhere(request: Request) -> bool:
@@ -61,7 +71,7 @@ def from_elsewhere(request: Request) -> bool:
     beyond this machine), `Origin` or `Referer` must name the host that was asked; programs send none of the three.
     """
     headers = request.headers
-    opening = request.method in ("GET", "HEAD") and request.url.path in PAGES
+    opening = request.method in ("GET", "HEAD") and request.scope["path"] in PAGES
     site = headers.get("sec-fetch-site")
     if site is not None:
         document = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
@@ -89,8 +99,8 @@ class Guard:
     as GET without a body.
     """
 
-    def __init__(self, app: ASGIApp, token: str | None, hosts: tuple[str, ...] | None) -> None:
-        self.app, self.token, self.hosts = app, token, hosts
+    def __init__(self, app: ASGIApp, token: str | None, hosts: tuple[str, ...] | None, root_path: str = "") -> None:
+        self.app, self.token, self.hosts, self.root_path = app, token, hosts, root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -100,6 +110,16 @@ class Guard:
         head, started = scope["method"] == "HEAD", False
         if head:
             scope = {**scope, "method": "GET"}
+        # A proxy may take the prefix away, or leave it.
+        prefix, path = self.root_path, scope["path"]
+        if prefix and path.startswith(f"{prefix}/"):
+            scope = {**scope, "path": path[len(prefix) :]}
+        elif prefix and path == prefix:
+            # The addresses of the page begin where the page is, so its address needs the last slash.
+            query = scope["query_string"].decode("latin-1")
+            moved = f"{prefix}/{f'?{query}' if query else ''}"
+            await RedirectResponse(moved, 308, {**_HEADERS})(scope, receive, send)
+            return
 
         body: bytes | None = None
 
@@ -121,9 +141,11 @@ class Guard:
                     message = {**message, "body": b""}
             await send(message)
 
-        answer: ASGIApp = _refusal(Request(scope), self.token, self.hosts) or self.app
+        answer: ASGIApp = _refusal(Request(scope), self.token, self.hosts, prefix) or self.app
         try:
             await answer(scope, receive, sending)
+        except ClientDisconnect:
+            return  # nobody is there to answer
         except Exception as error:
             log.error("%s %r failed", scope["method"], scope["path"], exc_info=error)
             if started:
@@ -131,22 +153,32 @@ class Guard:
             await sentence(500, "The service failed on this request; its log says why.")(scope, receive, sending)
 
 
-def _refusal(request: Request, token: str | None, hosts: tuple[str, ...] | None) -> Response | None:
-    if hosts is not None and host_name(request.headers.get("host", "")).lower() not in hosts:
-        return sentence(400, f"This service answers to {', '.join(hosts)} only.")
+def _refusal(request: Request, token: str | None, hosts: tuple[str, ...] | None, root_path: str) -> Response | None:
+    path = request.scope["path"]
+    if hosts is not None and path not in OPEN and host_name(request.headers.get("host", "")) not in hosts:
+        text = f"This service answers to {', '.join(hosts)} only. For another name start it with --allow-host NAME."
+        return sentence(400, text)
     header = request.headers.get("authorization", "")
     if token is not None and header.startswith("Bearer ") and _same(header.removeprefix("Bearer "), token):
         return None  # no page of another site can send this header
     if from_elsewhere(request):
         return sentence(403, "The request came from a page of another site. Open this service's own page.")
-    if token is None:
+    if token is None or path in OPEN:
         return None
     given = request.query_params.get("token")
-    if given is not None and _same(given, token) and request.url.path == "/":
+    if given is not None and _same(given, token) and path == "/":
         # The page's address keeps no secret: the token moves into a cookie that scripts cannot read.
         rest = [(name, value) for name, value in request.query_params.multi_items() if name != "token"]
-        answer = RedirectResponse("/" + ("?" + urlencode(rest) if rest else ""), 303)
-        answer.set_cookie(COOKIE, token, httponly=True, samesite="strict", max_age=30 * 86400)
+        answer = RedirectResponse("./" + ("?" + urlencode(rest) if rest else ""), 303)
+        answer.set_cookie(
+            COOKIE,
+            token,
+            path=root_path or "/",
+            secure=request.url.scheme == "https",
+            httponly=True,
+            samesite="strict",
+            max_age=30 * 86400,
+        )
         return answer
     if _same(request.cookies.get(COOKIE, ""), token):
         return None
@@ -163,8 +195,8 @@ def sentence(status: int, text: str, headers: Mapping[str, str] | None = None, *
     return JSONResponse({"error": text, **more}, status, {**waiting, **(headers or {})})
 
 
-def install_errors(app: FastAPI) -> None:
-    """Answer every error with `{"error": sentence}`."""
+def install_errors(app: FastAPI, without_places: Callable[[str], str]) -> None:
+    """Answer every error with `{"error": sentence}`; `without_places` takes the paths of this machine out of it."""
 
     async def refused(_: Request, error: Exception) -> Response:
         status, text = (error.status_code, str(error.detail)) if isinstance(error, HTTPException) else (500, "")
@@ -182,7 +214,7 @@ def install_errors(app: FastAPI) -> None:
 
     def told(status: int) -> Any:
         async def answer(_: Request, error: Exception) -> Response:
-            return sentence(status, str(error))
+            return sentence(status, without_places(str(error)))
 
         return answer
 

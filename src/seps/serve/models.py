@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 from html import escape
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
+
+DateSource = Literal["exif", "file"]
+Grid = Annotated[list[int], Field(min_length=2, max_length=2, description="Rows and columns")]
+
+
+class Failure(BaseModel):
+    """Why a request was not answered."""
+
+    error: str = Field(description="A sentence: what was wrong, and what to do")
+    thumbnail: str | None = Field(None, description="Of a picture whose file cannot be shown: its thumbnail")
+
+
+class Health(BaseModel):
+    """The service answers and its store is there."""
+
+    status: Literal["ok"]
 
 
 class ImageFacts(BaseModel):
     """An image of the store."""
 
     id: str
-    path: str
+    path: str = Field(description="Below the indexed folder; of a store of several folders, from a folder's name on")
     member: str | None
     width: int
     height: int
@@ -33,7 +49,7 @@ class Result(BaseModel):
     confidence: float | None = Field(
         None, description="0 to 1: part of queries about other pictures whose best score is lower; null: not known"
     )
-    path: str = Field(description="Relative to the indexed folder")
+    path: str = Field(description="Below the indexed folder; of a store of several folders, from a folder's name on")
     member: str | None = Field(None, description="Member of the tar shard `path`")
     id: str = Field(description="Address of the image in this API: its row in the store, and a tag of its content")
     width: int
@@ -48,7 +64,8 @@ class Result(BaseModel):
         default_factory=list, description="Of a query of several parts what each adds to the score; else empty"
     )
     good: bool | None = Field(None, description="Whether it is a good match and not one of the rest; null: not known")
-    date: str = Field("", description="When the file was last written, local time")
+    date: str = Field("", description="When the photo was taken, or else when its file was last written; local time")
+    date_source: DateSource = Field("file", description="`exif`: when the photo was taken; `file`: of its file")
 
 
 class FoldedResult(Result):
@@ -81,7 +98,8 @@ class ListedPicture(ImageFacts):
     """An image of the store, without a query."""
 
     member: str | None = None
-    date: str = Field(description="When the file was last written, local time")
+    date: str = Field(description="When the photo was taken, or else when its file was last written; local time")
+    date_source: DateSource = Field(description="`exif`: when the photo was taken; `file`: of its file")
     thumbnail: str
 
 
@@ -118,7 +136,7 @@ class Uploaded(BaseModel):
 class KeptPatches(BaseModel):
     """Which patches of an image a sentence keeps."""
 
-    grid: tuple[int, int] = Field(description="Rows and columns")
+    grid: Grid
     kept: str = Field(description="Per cell, row by row, 1 where its patch is kept and 0 where it is not")
 
 
@@ -142,7 +160,7 @@ class ExplanationAnswer(ImageFacts):
 
     caption: str
     score: float
-    grid: tuple[int, int]
+    grid: Grid
     words: list[Word]
     patches: list[float]
     kept: list[bool]
@@ -167,7 +185,8 @@ class Picture(ImageFacts):
     full_path: str = Field(
         description="Where the file is; for other machines than this one, from the indexed folder's name on"
     )
-    date: str = Field(description="When the file was last written at indexing time, local time")
+    date: str = Field(description="When the photo was taken, or else when its file was last written; local time")
+    date_source: DateSource = Field(description="`exif`: when the photo was taken; `file`: of its file")
     original: Literal["present", "missing", "changed"] = Field(description="The file, compared with what was indexed")
     note: str = Field(description="What is wrong with the file, as a sentence; empty where nothing is")
     thumbnail: str
@@ -179,7 +198,7 @@ class Status(BaseModel):
     images: int
     folder: str
     model: str
-    grid: tuple[int, int]
+    grid: Grid
     version: str
     explains: bool
     keeps: bool = Field(description="Whether the model selects patches, so that those kept can be shown")
@@ -188,7 +207,7 @@ class Status(BaseModel):
 def documentation_page(openapi: dict[str, Any]) -> str:
     """The endpoints as plain HTML."""
     parts = [f"<h1>{escape(openapi['info']['title'])} API</h1><p>{escape(openapi['info']['description'])}</p>"]
-    parts.append('<p>Machine-readable: <a href="/api/openapi.json">/api/openapi.json</a>. Errors are ')
+    parts.append('<p>Machine-readable: <a href="openapi.json">openapi.json</a>. Errors are ')
     parts.append("<code>{&quot;error&quot;: sentence}</code> with a 4xx or 5xx status.</p>")
     for path, methods in openapi["paths"].items():
         for method, about in methods.items():
@@ -205,7 +224,7 @@ def documentation_page(openapi: dict[str, Any]) -> str:
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>SEPS API</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<link rel="icon" href="data:,"><link rel="stylesheet" href="/static/style.css">'
-        '<script src="/static/theme.js"></script></head>'
+        '<link rel="icon" href="data:,"><link rel="stylesheet" href="static/style.css">'
+        '<script src="static/theme.js"></script></head>'
         f'<body><main class="text">{"".join(parts)}</main></body></html>'
     )

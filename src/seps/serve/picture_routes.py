@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse, Response
 
 from seps.retrieval.data import UnreadableImage
 from seps.retrieval.data.images import resized_jpeg
-from seps.serve.guard import AwayError
+from seps.serve.guard import AwayError, forwarded
 from seps.serve.models import ExplanationAnswer, KeptPatches, Picture
 from seps.serve.search_routes import Identity, Sentence
 from seps.serve.service import Service
@@ -27,8 +27,9 @@ def add_pictures(app: FastAPI, service: Service) -> None:
     @app.get(
         "/api/picture/{identity}", response_model=Picture, summary="An image's facts, and whether its file is there"
     )
-    async def picture(identity: Identity) -> dict[str, Any]:
-        return await service.run(lambda: service.picture(identity), quick=True)
+    async def picture(request: Request, identity: Identity) -> dict[str, Any]:
+        local = not forwarded(request)
+        return await service.run(lambda: service.picture(identity, local=local), quick=True)
 
     @app.get("/api/thumb/{identity}", response_class=Response, responses=jpeg, summary="Thumbnail")
     async def thumb(request: Request, identity: Identity) -> Response:

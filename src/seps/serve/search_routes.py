@@ -54,7 +54,14 @@ def chosen(folder: Folder = None, after: After = None, before: Before = None, mi
 
 
 Chosen = Annotated[Filters, Depends(chosen)]
-_BODY = {"requestBody": {"content": {"image/*": {"schema": {"type": "string", "format": "binary"}}}}}
+_FILE = {"type": "string", "format": "binary"}
+_FORM = {"type": "object", "properties": {"file": _FILE}, "required": ["file"]}
+_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {"image/*": {"schema": _FILE}, "multipart/form-data": {"schema": _FORM}},
+    }
+}
 
 
 def add_search(app: FastAPI, service: Service) -> None:
@@ -113,7 +120,7 @@ def add_search(app: FastAPI, service: Service) -> None:
     async def sent(request: Request, work: Any) -> Any:
         """`work` on the picture in the body of a request."""
         with service.uploads.place():
-            data = await uploads.bounded_body(request)
+            data = uploads.picture_in(await uploads.bounded_body(request), request.headers.get("content-type", ""))
 
             def careful() -> Any:
                 try:
@@ -126,7 +133,7 @@ def add_search(app: FastAPI, service: Service) -> None:
     @app.post(
         "/api/search-image",
         response_model=Results,
-        summary="Images like an uploaded picture (the request's body is the picture's bytes)",
+        summary="Images like an uploaded picture (the body is its bytes, or a form with one file)",
         openapi_extra=_BODY,
     )
     async def search_image(
@@ -145,12 +152,12 @@ def add_search(app: FastAPI, service: Service) -> None:
     @app.post(
         "/api/upload",
         response_model=Uploaded,
-        summary="Send a picture to search by (the request's body is its bytes); the service remembers the last 64",
+        summary="Send a picture to search by, as for /api/search-image; the service remembers the last 64",
         openapi_extra=_BODY,
     )
     async def upload(request: Request) -> dict[str, str]:
         identity: str = await sent(request, service.upload)
-        return {"upload": identity, "thumbnail": f"/api/upload/{identity}"}
+        return {"upload": identity, "thumbnail": f"{service.root_path}/api/upload/{identity}"}
 
     @app.get("/api/pictures", response_model=Listing, summary="Images by date, without a query; the first 10,000")
     async def pictures(filters: Chosen, k: Count = 24, offset: Offset = 0, sort: ByDate = "newest") -> dict[str, Any]:

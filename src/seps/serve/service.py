@@ -26,7 +26,7 @@ from seps.retrieval.index.connection import made_by as made_by
 from seps.retrieval.index.rows import TABLE, Filters, StoreError
 from seps.retrieval.index.search import Hit, Searcher
 from seps.retrieval.index.store import Store, is_remote
-from seps.serve import browse
+from seps.serve import browse, places
 from seps.serve.guard import AwayError
 from seps.serve.kept import kept_patches, selects_patches
 from seps.serve.originals import NoPictureError, original
@@ -37,6 +37,8 @@ from seps.serve.uploads import Uploads
 WAITING = 200
 OVERVIEW_SECONDS = 30.0
 """How long the folders, dates and examples of a store are taken to stay the same."""
+NAMED_FOLDERS = 10
+"""Folders that an error names."""
 REMEMBERED = 64
 """Searches whose scores are kept, so that an explanation shows the same digits."""
 KEPT_ROWS = 50_000
@@ -55,10 +57,12 @@ Answer = TypeVar("Answer")
 class Service:
     """One store, a few requests at a time on threads of its own."""
 
-    def __init__(self, searcher: Searcher, *, local: bool = False) -> None:
+    def __init__(self, searcher: Searcher, *, local: bool = False, root_path: str = "") -> None:
         self.searcher = searcher
         self.local = local
         """Only this machine can ask: it may see where the files are."""
+        self.root_path = root_path
+        """What stands before the addresses of this API, behind a proxy."""
         self.explainer = explainer_of(searcher)
         # Each thread that computes keeps memory of its own: few threads bound it, whatever the clients do.
         self.pool = ThreadPoolExecutor(2, thread_name_prefix="seps-serve")
@@ -127,7 +131,40 @@ class Service:
 
     def thumbnail_address(self, row: dict[str, Any]) -> str:
         """Where the thumbnail of a row is."""
-        return f"/api/thumb/{self.address(row['id'], row['sha256'])}"
+        return f"{self.root_path}/api/thumb/{self.address(row['id'], row['sha256'])}"
+
+    def shown_path(self, path: str) -> str:
+        """The path of a row as clients see it."""
+        return places.shown_path(self.searcher.store.settings, path)
+
+    def without_places(self, text: str) -> str:
+        """A message without the paths of this machine."""
+        store = self.searcher.store
+        return places.without_places(store.settings, store.location, text)
+
+    def _below(self, filters: Filters) -> Filters:
+        """The filters with the folder as the store has it. Raises HTTPException 404 for a folder that it has not."""
+        if filters.folder is None:
+            return filters
+        folder = places.stored_folder(self.searcher.store.settings, filters.folder)
+        if folder is None:
+            raise self._no_folder(filters.folder)
+        return replace(filters, folder=folder)
+
+    def _check_folder(self, shown: Filters, below: Filters) -> None:
+        """Raise HTTPException 404 where nothing was found because the folder has no pictures."""
+        if shown.folder is None:
+            return
+        store, among = self.searcher.store, self.searcher.allowed(Filters(below.folder))
+        if next(store.scan(["id"], among, batch_size=1), None) is None and len(store):
+            raise self._no_folder(shown.folder)
+
+    def _no_folder(self, name: str) -> HTTPException:
+        names = [folder["path"] for folder in self.overview()["folders"]]
+        names.sort(key=lambda path: (path.count("/"), path))
+        more = " and others" if len(names) > NAMED_FOLDERS else ""
+        there = f"Its folders are {', '.join(names[:NAMED_FOLDERS])}{more}." if names else "It has no folders."
+        return HTTPException(404, f"No picture of this store is in the folder {name!r}. {there}")
 
     def row(self, address: str, columns: Sequence[str] = ()) -> dict[str, Any]:
         """`id`, `sha256` and some more columns of an image, by its address or its bare row id.
@@ -147,9 +184,12 @@ class Service:
         The first page looks at the store as it is now; further ones are parts of the same ranking while it is kept.
         """
         terms = asked.terms()
+        below = replace(asked, filters=self._below(asked.filters))
         ranking = self._rankings.get(asked) if offset else None
         if ranking is None:
-            hits = in_order(find(self.searcher, asked, self._picture(asked)), asked.sort)
+            hits = in_order(find(self.searcher, below, self._picture(asked)), asked.sort)
+            if not hits:
+                self._check_folder(asked.filters, below.filters)
             if len(terms) == 1 and not terms[0].is_image:
                 self._shown.put(terms[0].text, {hit.id: hit.score for hit in hits[:COMPARED]})
             alike = likeness(self.searcher)
@@ -198,7 +238,8 @@ class Service:
     def _found(self, hit: Hit, terms: Sequence[Term] = ()) -> dict[str, Any]:
         """A hit as the API answers it; `terms` are what was asked for."""
         address = self.address(hit.id, hit.sha256)
-        more = {"id": address, "thumbnail": f"/api/thumb/{address}", "good": hit.good}
+        thumbnail = f"{self.root_path}/api/thumb/{address}"
+        more = {"id": address, "path": self.shown_path(hit.path), "thumbnail": thumbnail, "good": hit.good}
         names = ["picture" if term.is_image else str(term) for term in terms]
         parts = [{"part": name, "score": round(score, 6)} for name, score in zip(names, hit.parts, strict=False)]
         return {**hit.as_dict(), **more, "parts": parts}
@@ -208,7 +249,10 @@ class Service:
         key = (filters, sort)
         ids = self._lists.get(key) if offset else None
         if ids is None:
-            ids = browse.listed(self.searcher, filters, sort)
+            below = self._below(filters)
+            ids = browse.listed(self.searcher, below, sort)
+            if not ids:
+                self._check_folder(filters, below)
             self._lists.put(key, ids, len(ids) + EMPTY_ROWS)
         page = browse.shown(self.searcher, list(ids[offset : offset + count]), offset + 1)
         return {
@@ -247,14 +291,14 @@ class Service:
             why = "The file is not an image any more. Only the thumbnail can be shown."
             raise AwayError(why, self.thumbnail_address(row)) from error
         except (OSError, UnreadableImage) as error:
-            raise AwayError(self._why_away(), self.thumbnail_address(row)) from error
+            raise AwayError(self._why_away(row), self.thumbnail_address(row)) from error
 
     def source(self, row: dict[str, Any]) -> ImageSource:
         """Where the file of a row is. Raises HTTPException 400 for a path out of the folder."""
         try:
             return self.searcher.image_source(row)
         except StoreError as error:
-            raise HTTPException(400, str(error)) from error
+            raise HTTPException(400, self.without_places(str(error))) from error
 
     def original(self, address: str) -> tuple[bytes, ImageSource, dict[str, Any]]:
         """The bytes of an image's file, where they came from, and its row.
@@ -267,19 +311,22 @@ class Service:
         try:
             data = read_source(source)
         except UnreadableImage as error:
-            raise AwayError(self._why_away(), self.thumbnail_address(row)) from error
+            raise AwayError(self._why_away(row), self.thumbnail_address(row)) from error
         if len(address) > _ROW and hashlib.sha256(data).hexdigest() != row["sha256"]:
             raise AwayError(_CHANGED, self.thumbnail_address(row))
         return data, source, row
 
-    def _why_away(self) -> str:
-        root = Path(self.searcher.store.settings.root)
+    def _why_away(self, row: dict[str, Any]) -> str:
+        root = Path(self.searcher.store.settings.root_of(row["path"]))
         if not root.is_dir():
             return f"The folder {root.name} is away: not mounted, renamed or moved. Only the thumbnail can be shown."
         return "The file is gone or cannot be read. Only the thumbnail can be shown."
 
-    def picture(self, address: str) -> dict[str, Any]:
-        """The facts of an image, and whether its file is still the one that was indexed."""
+    def picture(self, address: str, *, local: bool) -> dict[str, Any]:
+        """The facts of an image, and whether its file is still the one that was indexed.
+
+        With `local` the client is on this machine, and gets the whole path of the file.
+        """
         dated = ("taken",) if self.searcher.store.settings.dated else ()
         row = self.row(address, ("path", "member", "width", "height", "size", "mtime", *dated))
         source = self.source(row)
@@ -289,21 +336,27 @@ class Service:
             if _has_changed(source, row) and hashlib.sha256(read_source(source)).hexdigest() != row["sha256"]:
                 state, note = "changed", _CHANGED
         except (OSError, UnreadableImage):
-            state, note = "missing", self._why_away()
+            state, note = "missing", self._why_away(row)
         return {
             "id": self.address(row["id"], row["sha256"]),
-            **{name: row[name] for name in ("path", "member", "width", "height")},
-            "full_path": self._full_path(source, row),
+            "path": self.shown_path(row["path"]),
+            **{name: row[name] for name in ("member", "width", "height")},
+            "full_path": self._full_path(source, row, local),
             "date": local_time(browse.when(row)),
+            "date_source": "file" if row.get("taken") is None else "exif",
             "original": state,
             "note": note,
             "thumbnail": self.thumbnail_address(row),
         }
 
-    def _full_path(self, source: ImageSource, row: dict[str, Any]) -> str:
-        """Where the file is; elsewhere than on this machine, from the indexed folder's name on."""
-        root = Path(self.searcher.store.settings.root)
-        path = str(source.path) if self.local else f"{root.name}/{row['path']}"
+    def _full_path(self, source: ImageSource, row: dict[str, Any], local: bool) -> str:
+        """Where the file is; for a client elsewhere from the indexed folder's name on."""
+        settings = self.searcher.store.settings
+        path = self.shown_path(row["path"])
+        if local and self.local:
+            path = str(source.path)
+        elif not settings.more_roots:
+            path = f"{places.folder_names(settings)[settings.root]}/{path}"
         return f"{path}:{source.member}" if source.member is not None else path
 
     def explain(self, address: str, text: str) -> dict[str, Any]:
@@ -320,7 +373,8 @@ class Service:
         if answer is None:
             raise HTTPException(404, f"There is no image {address} in this store; it may have been removed.")
         found, row = answer
-        facts = {name: row[name] for name in ("path", "member", "width", "height")}
+        facts = {name: row[name] for name in ("member", "width", "height")}
+        facts["path"] = self.shown_path(row["path"])
         # The same digits as in the results of a search.
         address = self.address(row["id"], row["sha256"])
         return {"id": address, **facts, **_rounded(found), "score": round(found.score, 6)}

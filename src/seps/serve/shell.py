@@ -11,26 +11,36 @@ from fastapi import FastAPI, HTTPException, Request
 import seps
 from seps.library.answers import Question, answer
 from seps.retrieval.index.store import Store
+from seps.serve.guard import forwarded
 from seps.serve.service import Service, made_by
 
 LONGEST = 64 * 1024
 """Bytes of a question."""
+_LARGEST = 2**62
+"""Numbers of a question; beyond it the store has no place for them."""
 
 
 def add_shell(app: FastAPI, service: Service) -> None:
-    """Answer POST /api/shell, a `Question` as JSON."""
+    """Answer POST /api/shell, a `Question` as JSON, from this machine: answers hold the paths of files."""
 
     @app.post("/api/shell", include_in_schema=False)
     async def shell(request: Request) -> dict[str, Any]:
+        if not service.local or forwarded(request):
+            raise HTTPException(404, "There is nothing at this address.")
         body = bytearray()
         async for part in request.stream():
             body += part
             if len(body) > LONGEST:
                 raise HTTPException(413, "The question is too long.")
         try:
-            question = Question.from_dict(json.loads(bytes(body)))
+            values = json.loads(bytes(body))
+            if not all(abs(value) < _LARGEST for value in values.values() if isinstance(value, int | float)):
+                raise ValueError("a number is too large")
+            question = Question.from_dict(values)
+        except RecursionError as error:
+            raise HTTPException(400, "This is no question (it is nested too deeply).") from error
         except (ValueError, TypeError, AttributeError) as error:
-            raise HTTPException(422, f"This is no question ({error}).") from error
+            raise HTTPException(400, f"This is no question ({str(error)[:200]}).") from error
 
         def work() -> dict[str, Any]:
             newest(service)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +14,7 @@ UPLOAD_BYTES, UPLOAD_PIXELS = 20 * 2**20, 50_000_000
 UPLOADS = 8
 """Pictures in memory at once; what comes beyond is refused before it is read."""
 UPLOAD_SECONDS = 30.0
+_HEAD = 4096
 
 
 class Uploads:
@@ -33,6 +35,9 @@ class Uploads:
             self._held -= 1
 
 
+_BOUNDARY = re.compile(r'multipart/form-data\s*;.*?boundary=(?:"([^"]{1,70})"|([^\s;"]{1,70}))', re.I | re.S)
+
+
 class _Upload:
     """Stands for an uploaded picture in messages."""
 
@@ -46,7 +51,7 @@ UPLOAD: Any = _Upload()
 async def bounded_body(request: Request) -> bytes:
     """The body of a request.
 
-    Raises HTTPException 413 as soon as it is known to be too long, 408 if it takes too long, 400 if it is empty.
+    Raises HTTPException 413 as soon as it is known to be too long, 408 if it takes too long, 400 for a false length.
     """
     limit = f"The picture is larger than {UPLOAD_BYTES // 2**20} MiB. Make it smaller."
     try:
@@ -68,6 +73,40 @@ async def bounded_body(request: Request) -> bytes:
         data = await asyncio.wait_for(read(), UPLOAD_SECONDS)
     except asyncio.TimeoutError:
         raise HTTPException(408, f"The picture took longer than {UPLOAD_SECONDS:.0f} s to come. Try again.") from None
-    if not data:
-        raise HTTPException(400, "The request holds no picture. Send its bytes as the request's body.")
     return data
+
+
+def picture_in(body: bytes, content_type: str) -> bytes:
+    """The picture in a request's body: the whole body, or the first file of a form.
+
+    Raises HTTPException 400 where there is none.
+    """
+    data = body
+    if content_type.lower().startswith("multipart/"):
+        boundary = _BOUNDARY.match(content_type)
+        if boundary is None:
+            raise HTTPException(400, "The form has no boundary. Send it as multipart/form-data; boundary=...")
+        data = _file_in(body, (boundary[1] or boundary[2]).encode("latin-1", "replace"))
+    if not data:
+        raise HTTPException(
+            400, "The request holds no picture. Send its bytes as the request's body, or a form's file."
+        )
+    return data
+
+
+def _file_in(body: bytes, boundary: bytes) -> bytes:
+    """The content of the first part of a form that has a file name; empty where none has."""
+    mark = b"\r\n--" + boundary
+    form = b"\r\n" + body
+    start = form.find(mark)
+    while start >= 0:
+        start += len(mark)
+        head_end = form.find(b"\r\n\r\n", start)
+        end = form.find(mark, start)
+        if head_end < 0 or end < 0:
+            break
+        head = form[start : min(head_end, start + _HEAD)].lower()
+        if head_end < end and b"content-disposition:" in head and b"filename" in head:
+            return form[head_end + 4 : end]
+        start = end
+    return b""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import errno
-import json
 import os
+import re
 import secrets
 import signal
 import socket
@@ -19,9 +18,6 @@ from seps.cli.shared.argtypes import device, port
 from seps.cli.shared.parser import Parser, add_plugins
 from seps.plugins import load_plugins
 
-CONNECTIONS = 512
-"""Open at once; more are answered 503."""
-
 
 def add_options(parser: Parser) -> None:
     """The options of `seps serve`."""
@@ -29,9 +25,56 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine alone)")
     parser.add_argument("--port", type=port, default=8000, help="default: 8000; 0 takes a free one")
     parser.add_argument("--token", help="secret that every request must carry (or SEPS_TOKEN)")
+    parser.add_argument(
+        "--allow-host",
+        type=host_name,
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="answer requests to this name as well, such as that of a reverse proxy (can be repeated)",
+    )
+    parser.add_argument(
+        "--root-path",
+        type=root_path,
+        default="",
+        metavar="PATH",
+        help="prefix of all addresses behind a reverse proxy, such as /photos (default: none)",
+    )
     parser.add_argument("--model", help="model folder, if it is not where it was when indexing")
     add_plugins(parser)
     parser.add_argument("--device", type=device, default="cpu", help="cpu (default), cuda, ...")
+
+
+def host_name(text: str) -> str:
+    """A name for `--allow-host`."""
+    name = text.lower()
+    if not re.fullmatch(r"[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?|[0-9a-f:.]+", name):
+        raise argparse.ArgumentTypeError(f"{text!r} is no name of a host. Give it without http:// and without a port.")
+    return name
+
+
+def root_path(text: str) -> str:
+    """A prefix for `--root-path`."""
+    path = "/" + text.strip("/")
+    if not re.fullmatch(r"(/[\w.~-]+)*/?", path, re.ASCII) or {".", ".."} & set(path.split("/")):
+        raise argparse.ArgumentTypeError(f"{text!r} is no path of an address. Write it like /photos.")
+    return path.rstrip("/")
+
+
+def reached_at(host: str) -> list[str]:
+    """The addresses of this machine by which a service that listens on `host` is reached, the best for others first.
+
+    Nothing is sent: the system only chooses the address from which it would.
+    """
+    every = {"0.0.0.0": (socket.AF_INET, "192.0.2.1", "127.0.0.1"), "::": (socket.AF_INET6, "2001:db8::1", "::1")}
+    if host not in every:
+        return [host]
+    family, elsewhere, here = every[host]
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((elsewhere, 9))
+        own = probe.getsockname()[0]
+        return [own, here] if own != here else [here]
+    return [here]
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -78,31 +121,6 @@ def _whole_ending() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _protocol() -> type[asyncio.Protocol]:
-    """uvicorn's reader of requests, with a sentence for what never becomes one: the application does not see it."""
-    import h11
-    from uvicorn.protocols.http.h11_impl import H11Protocol
-
-    class Reader(H11Protocol):
-        def send_400_response(self, msg: str) -> None:
-            text = "The request cannot be read: it is not HTTP, or its address and headers are longer than 64 KiB."
-            body = json.dumps({"error": text}).encode()
-            headers = [
-                ("Content-Type", "application/json"),
-                ("Content-Length", str(len(body))),
-                ("Connection", "close"),
-            ]
-            for event in (
-                h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
-                h11.Data(data=body),
-                h11.EndOfMessage(),
-            ):
-                self.transport.write(self.conn.send(event))
-            self.transport.close()
-
-    return Reader
-
-
 def run(options: argparse.Namespace) -> int:
     """Serve until interrupted."""
     load_plugins(options.plugin)
@@ -110,41 +128,45 @@ def run(options: argparse.Namespace) -> int:
         import uvicorn
 
         from seps.serve.app import create_app
+        from seps.serve.connections import server_config
     except ImportError as error:
         raise ValueError(f"The service needs FastAPI and uvicorn ({error}): pip install 'seps[serve]'") from error
     from seps.retrieval.index.search import Searcher
     from seps.serve.guard import LOOPBACK
     from seps.serve.notice import posted
 
-    local = options.host in LOOPBACK
+    on_loopback = options.host in LOOPBACK
     token = options.token or os.environ.get("SEPS_TOKEN")
-    if not local and not token:
+    if not on_loopback and not token:
         token = secrets.token_urlsafe(24)
         print(f"Listening beyond this machine, so a token is needed. This run's: {token}", file=sys.stderr)
+    if on_loopback and options.allow_host and not token:
+        print("There is no --token: whoever reaches the proxy can search.", file=sys.stderr)
     # The address first: it fails at once, the model takes seconds to load.
     listening = bind(options.host, options.port)
+    port = listening.getsockname()[1]
     searcher = Searcher(options.store, options.model, device=options.device)
     searcher.model  # noqa: B018  all of it is read now, not by the first request
-    app = create_app(searcher, token=token, hosts=LOOPBACK if local else None)
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        timeout_graceful_shutdown=5,
-        # The other parser of uvicorn takes in headers and addresses of any length.
-        http=_protocol(),
-        h11_max_incomplete_event_size=64 * 1024,
-        limit_concurrency=CONNECTIONS,
+    places = reached_at(options.host)
+    hosts = tuple(dict.fromkeys([*LOOPBACK, *(places if not on_loopback else ()), *options.allow_host]))
+    app = create_app(
+        searcher,
+        token=token,
+        # Beyond this machine the token protects, by whatever name the service is reached.
+        hosts=hosts if on_loopback or options.allow_host else None,
+        root_path=options.root_path,
+        local=on_loopback and not options.allow_host and not options.root_path,
     )
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(server_config(app))
     listening.listen(2048)  # from here on a client waits and is not refused
-    name = f"[{options.host}]" if ":" in options.host else options.host
-    address = f"http://{name}:{listening.getsockname()[1]}/"
-    print(
-        f"{len(searcher.store)} images. Open {address}{f'?token={token}' if token else ''}  (Ctrl-C stops)", flush=True
-    )
-    print(f"The API is documented at {address}api", flush=True)
+    addresses = [f"http://{f'[{place}]' if ':' in place else place}:{port}/" for place in places]
+    secret = f"?token={token}" if token else ""
+    print(f"{len(searcher.store)} images. Open {addresses[0]}{secret}  (Ctrl-C stops)", flush=True)
+    for address in addresses[1:]:
+        print(f"On this machine also {address}{secret}", flush=True)
+    print(f"The API is documented at {addresses[0]}docs", flush=True)
     # Ctrl-C is how it is meant to end; the server has stopped by then.
-    notice = posted(options.store, options.host, listening.getsockname()[1], token)
+    notice = posted(options.store, options.host, port, token)
     with contextlib.suppress(KeyboardInterrupt), _whole_ending(), notice:
         server.run(sockets=[listening])
     return 0

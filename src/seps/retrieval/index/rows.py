@@ -341,6 +341,10 @@ class IndexedFile:
     excluded: bool | None = False
 
 
+_MOST_PIXELS = 2**31 - 1
+"""What the columns `width` and `height` can hold."""
+
+
 @dataclass(frozen=True)
 class Filters:
     """Which images a search may find: those that fit all fields that are not None.
@@ -388,7 +392,8 @@ class Filters:
         if self.before is not None:
             parts.append(f"{date} < {int(self.before)}")
         if self.min_size:
-            parts.append(f"(width >= {int(self.min_size)} AND height >= {int(self.min_size)})")
+            size = min(max(int(self.min_size), 0), _MOST_PIXELS)
+            parts.append(f"(width >= {size} AND height >= {size})")
         if self.first_root:
             parts.append("NOT starts_with(path, '/')")
         if self.dated and not self.all_rows:
