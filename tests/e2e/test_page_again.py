@@ -89,10 +89,16 @@ def test_a_page_opened_before_the_service_was_ready(page: Any, address: str) -> 
 
 
 def test_filters_that_leave_nothing_are_named(page: Any, address: str) -> None:
-    page.goto(f"{address}/?q=dog&folder=nowhere")
+    page.goto(f"{address}/?q=dog&size=9999")
     found(page, "Nothing found with these filters.")
-    page.goto(f"{address}/?folder=nowhere")
+    page.goto(f"{address}/?size=9999")
     found(page, "No pictures with these filters.")
+
+
+def test_a_wrong_folder_names_those_there_are(page: Any, address: str) -> None:
+    for query in ("q=dog&", ""):
+        page.goto(f"{address}/?{query}folder=nowhere")
+        found(page, "Its folders are copies, sub.")
 
 
 def test_the_picture_under_an_explanation_is_the_one_that_was_indexed(page: Any, address: str, served: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import json
+import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -141,8 +143,50 @@ def test_nothing_of_the_page_is_absolute() -> None:
     from seps.serve.app import FILES, STATIC
 
     for name in FILES:
-        text = Path(STATIC, name).read_text()
-        for start in ('"/', "`/", "'/", "(/api", "(/static"):
-            lines = [line for line in text.splitlines() if start in line]
-            # A key of the keyboard is no address.
-            assert [line for line in lines if 'event.key === "/"' not in line] == [], (name, start)
+        text = Path(STATIC, name).read_text().replace('photo.src.includes("/api/image/")', "")
+        found = re.findall(
+            r"""(?:(?:href|src) ?= ?|ask\(|fetch\(|url\()["'`]/.*|["'`(]/(?:api|static|docs|\?).*""", text
+        )
+        assert found == [], name
+
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def deployed() -> list[list[str]]:
+    """The words of each `seps serve` and `seps index` in the container file and on the page about it."""
+    page = (ROOT / "docs/deploy.md").read_text()
+    lines = re.findall(r"^ExecStart=/opt/seps/bin/seps (.*)$", page, re.MULTILINE)
+    lines += re.findall(r"^docker run .* seps ((?:serve|index) .*)$", page, re.MULTILINE)
+    lines += re.findall(r"`(serve --store .*)`", page)
+    container = (ROOT / "Dockerfile").read_text()
+    command = json.loads(re.findall(r"^CMD (.*)$", container, re.MULTILINE)[0])
+    return [*(line.split() for line in lines), command]
+
+
+def test_the_commands_of_the_deployment_are_understood() -> None:
+    from seps.cli.main import parser_of
+
+    found = deployed()
+    assert [words[0] for words in found] == ["serve", "index", "serve", "serve"]
+    for words in found:
+        parser_of(words[0]).parse_args(words[1:])
+
+
+def test_the_limits_on_the_page_are_those_of_the_code() -> None:
+    from seps.serve import connections, service, uploads
+
+    page = (ROOT / "docs/deploy.md").read_text()
+    rows = dict(re.findall(r"^\| ([^|]+) \| ([^|]+) \|[^|]*\|?$", page.split("## Limits")[1], re.MULTILINE))
+    assert rows["connections"] == str(connections.CONNECTIONS)
+    assert rows["connections whose client has still to send or to read"] == str(connections.WAITING)
+    assert rows["time to send the head of a request"] == f"{connections.SECONDS['head']:.0f} s"
+    times = {connections.SECONDS["body"], connections.SECONDS["answer"]}
+    assert {rows["time to send its body, or to read the answer"]} == {f"{seconds:.0f} s" for seconds in times}
+    pixels = uploads.UPLOAD_PIXELS // 10**6
+    picture = f"{uploads.UPLOAD_BYTES // 2**20} MiB, {pixels} megapixels, {uploads.UPLOAD_SECONDS:.0f} s"
+    assert rows["an uploaded picture"] == picture
+    assert (rows["pictures processed at once"], rows["requests that wait"]) == (
+        str(uploads.UPLOADS),
+        str(service.WAITING),
+    )

@@ -29,7 +29,7 @@ STATIC = Path(__file__).parent / "static"
 FILES = {
     "index.html": "text/html",
     "style.css": "text/css",
-    **dict.fromkeys(("theme.js", "app.js", "api.js", "grid.js", "detail.js"), "text/javascript"),
+    **dict.fromkeys(("theme.js", "app.js", "api.js", "grid.js", "detail.js", "viewer.js"), "text/javascript"),
 }
 
 

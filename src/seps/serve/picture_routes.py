@@ -16,7 +16,7 @@ from seps.serve.models import ExplanationAnswer, KeptPatches, Picture
 from seps.serve.search_routes import Identity, Sentence
 from seps.serve.service import Service
 
-SHOWN_PIXELS = 1600
+SHOWN_PIXELS, LARGE_PIXELS = 1600, 4096
 _FOR_EVER = "max-age=31536000, immutable"
 
 
@@ -46,15 +46,21 @@ def add_pictures(app: FastAPI, service: Service) -> None:
     @app.get(
         "/api/image/{identity}", response_class=Response, responses=jpeg, summary="The image, at most 1600 pixels wide"
     )
-    async def image(request: Request, identity: Identity) -> Response:
+    async def image(
+        request: Request,
+        identity: Identity,
+        large: Annotated[bool, Query(description="At most 4096 pixels, to look closely")] = False,
+    ) -> Response:
+        pixels = LARGE_PIXELS if large else SHOWN_PIXELS
+
         def work() -> Response:
             data, source, row = service.original(identity)
-            tag = _tag(data, SHOWN_PIXELS)
+            tag = _tag(data, pixels)
             if _known(request, tag):
                 return _jpeg(request, b"", tag, "no-cache")
             try:
                 # Never the file's own bytes: what is sent is a JPEG, whatever the file holds.
-                return _jpeg(request, resized_jpeg(data, source, SHOWN_PIXELS), tag, "no-cache")
+                return _jpeg(request, resized_jpeg(data, source, pixels), tag, "no-cache")
             except UnreadableImage as error:
                 why = "The file is not an image any more. Only the thumbnail can be shown."
                 raise AwayError(why, service.thumbnail_address(row)) from error

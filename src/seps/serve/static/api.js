@@ -25,7 +25,7 @@ export function address(changes) {
   if (!next.q || !(next.like || next.upload)) next.weight = "";
   if (!next.id) next.plain = next.kept = "";
   const parts = [...ASKED, ...SHOWN].filter((name) => next[name]);
-  return parts.length ? `/?${parts.map((name) => `${name}=${encodeURIComponent(next[name])}`).join("&")}` : "/";
+  return parts.length ? `?${parts.map((name) => `${name}=${encodeURIComponent(next[name])}`).join("&")}` : "./";
 }
 
 // What is asked for and in which order: results of the same key are the same.
@@ -33,21 +33,24 @@ export const keyOf = (now) => JSON.stringify(ASKED.map((name) => now[name]));
 
 export const isQuery = (now) => Boolean(now.q || now.like || now.upload);
 
-const PAGE = 24;
+const PAGE = 24, MOST = 192;
 
-// The path of one page of results.
-export function pagePath(now, offset) {
-  const params = new URLSearchParams({ k: PAGE, offset });
+// Addresses of the service: relative to that of the page, which may lie below a prefix.
+export const apiPath = (kind, id) => `api/${kind}/${encodeURIComponent(id)}`;
+
+// The path of one page of results, of at least `count` of them as far as the service gives so many at once.
+export function pagePath(now, offset, count = PAGE) {
+  const params = new URLSearchParams({ k: Math.min(MOST, Math.ceil(Math.max(count, 1) / PAGE) * PAGE), offset });
   const names = { folder: "folder", after: "after", before: "before", size: "min_size" };
   for (const [name, parameter] of Object.entries(names)) if (now[name]) params.set(parameter, now[name]);
   if (!isQuery(now)) {
     if (now.sort) params.set("sort", now.sort);
-    return `/api/pictures?${params}`;
+    return `api/pictures?${params}`;
   }
   for (const name of ["q", "like", "upload", "weight", "sort"]) if (now[name]) params.set(name, now[name]);
   if (now.depth) params.set("candidates", now.depth);
   params.set("fold", now.fold !== "0");
-  return `/api/search?${params}`;
+  return `api/search?${params}`;
 }
 
 // Which patches a sentence keeps of a picture, asked for once.
@@ -57,7 +60,7 @@ export function keptPatches(id, q) {
   const key = `${id} ${q}`;
   if (!kept.has(key)) {
     if (kept.size >= 500) kept.delete(kept.keys().next().value);
-    kept.set(key, ask(`/api/kept/${encodeURIComponent(id)}?q=${encodeURIComponent(q)}`).catch(() => {
+    kept.set(key, ask(`${apiPath("kept", id)}?q=${encodeURIComponent(q)}`).catch(() => {
       kept.delete(key);
       return null;
     }));
@@ -74,6 +77,8 @@ export function make(tag, className, text) {
 
 export const say = (text) => { $("message").textContent = text; };
 export const nameOf = (hit) => (hit.member ? `${hit.path}: ${hit.member}` : hit.path);
+// The day of a picture. That of a file is not that of the photo: copying or editing it makes a new one.
+export const dayOf = (hit, digits = 10) => `${hit.date_source === "exif" ? "" : "file date "}${hit.date.slice(0, digits).replace("T", " ")}`;
 export const shortName = (hit) => (hit.member || hit.path).split("/").pop();
 export const plainClick = (event) => !(event.ctrlKey || event.metaKey || event.shiftKey || event.button);
 export const typing = () => document.activeElement.matches("input:not([type=checkbox]), select, textarea");

@@ -1,21 +1,37 @@
 // The page: its state is the address, and every change of the address is rendered here.
-import { $, address, ask, isQuery, keyOf, make, pagePath, plainClick, say, state, typing } from "./api.js";
+import { $, address, apiPath, ask, isQuery, keyOf, make, pagePath, plainClick, say, state, typing } from "./api.js";
 import * as detail from "./detail.js";
 import * as grid from "./grid.js";
+import * as viewer from "./viewer.js";
 
 const DEPTHS = [200, 1000, 5000]; // how many pictures are scored exactly, from one "Look further" to the next
 const PAGES = 10; // loaded by scrolling before a button asks
-let shown = { key: "", next: null, seen: new Set(), pages: 0 };
+let shown = { key: "", next: null, seen: new Set(), count: 0, pages: 0 };
 let loading = null; // the page of results that is on its way
 let status = { images: 0, explains: false };
 let known = null; // the answer about the service, here or on its way
 let turn = 0;
 
 function go(url, { replace = false } = {}) {
+  keepPlace();
   // The same address once more is no further step of the way back.
-  if (replace || url === location.pathname + location.search) history.replaceState(history.state, "", url); else history.pushState({ within: true }, "", url);
+  if (replace || new URL(url, location).href === location.href) history.replaceState(history.state, "", url);
+  else history.pushState({ within: true, place: history.state && history.state.place }, "", url);
   render();
 }
+
+// How far was scrolled and loaded, kept beside the address: loading the page again, or the way back, comes there again.
+history.scrollRestoration = "manual";
+let keeping = 0;
+
+function keepPlace() {
+  clearTimeout(keeping);
+  keeping = 0;
+  if (shown.key) history.replaceState({ ...history.state, place: { key: shown.key, count: shown.count, top: scrollY } }, "");
+}
+
+addEventListener("scroll", () => { keeping = keeping || setTimeout(keepPlace, 300); }, { passive: true });
+addEventListener("pagehide", keepPlace);
 
 async function render() {
   const mine = ++turn, now = state(), key = keyOf(now), current = () => mine === turn;
@@ -26,9 +42,14 @@ async function render() {
     await ready();
     if (!current()) return;
     if (key !== shown.key) {
-      const answer = await ask(pagePath(now, 0));
+      const place = history.state && history.state.place;
+      const kept = place && place.key === key ? place : { count: 0, top: 0 };
+      const answer = await ask(pagePath(now, 0, kept.count));
       if (!current()) return;
       begin(key, now, answer);
+      while (shown.count < kept.count && shown.next !== null && await more());
+      if (!current()) return;
+      scrollTo(0, kept.top);
     }
     if (now.id) await detail.open(now, current, status.explains); else detail.shut();
   } catch (error) {
@@ -44,7 +65,9 @@ async function render() {
 
 // The first page of other results than before.
 function begin(key, now, answer) {
-  shown = { key, next: null, seen: new Set(), pages: 0 };
+  shown = { key, next: null, seen: new Set(), count: 0, pages: 0 };
+  clearTimeout(keeping);
+  keeping = 0;
   loading = null;
   grid.clear();
   scrollTo(0, 0);
@@ -65,23 +88,27 @@ function add(answer) {
   const fresh = answer.results.filter((hit) => !shown.seen.has(hit.id));
   fresh.forEach((hit) => shown.seen.add(hit.id));
   grid.append(fresh);
+  shown.count += fresh.length;
   shown.next = answer.next;
   $("more").hidden = answer.next === null;
 }
 
+// Whether more results came.
 async function more() {
-  if (shown.next === null || loading) return;
+  if (shown.next === null || loading) return false;
   const now = state(), key = shown.key, offset = shown.next;
-  if (keyOf(now) !== key) return;
+  if (keyOf(now) !== key) return false;
   loading = ask(pagePath(now, offset));
   try {
     const answer = await loading;
-    if (key !== shown.key || offset !== shown.next) return;
+    if (key !== shown.key || offset !== shown.next) return false;
     add(answer);
     loading = null;
     watch();
+    return true;
   } catch (error) {
     if (key === shown.key) say(error.message);
+    return false;
   } finally {
     loading = null;
   }
@@ -124,7 +151,7 @@ function fillForm(now) {
   $("filters-title").textContent = count ? `Filters (${count})` : "Filters";
   if (count) $("filters").open = true;
   $("clear").hidden = !count;
-  const picture = now.upload ? `/api/upload/${encodeURIComponent(now.upload)}` : now.like && `/api/thumb/${encodeURIComponent(now.like)}`;
+  const picture = now.upload ? apiPath("upload", now.upload) : now.like && apiPath("thumb", now.like);
   $("with").hidden = !picture;
   if (picture && $("with-picture").getAttribute("src") !== picture) $("with-picture").src = picture;
   $("weighing").hidden = !now.q;
@@ -170,7 +197,7 @@ async function send(file) {
   if (!file) return;
   say("Searching...");
   try {
-    const { upload } = await ask("/api/upload", { method: "POST", body: file });
+    const { upload } = await ask("api/upload", { method: "POST", body: file });
     go(address({ q: $("query").value.trim(), like: "", upload, depth: "", id: "" }));
   } catch (error) {
     say(error.message);
@@ -211,26 +238,32 @@ function beside(step) {
 }
 
 const show = (changes) => go(address(changes), { replace: true });
-const explaining = () => show({ plain: state().plain === "1" ? "" : "1" });
-const keeping = () => show({ kept: state().kept === "1" ? "" : "1" });
+const explaining = () => show({ plain: detail.detailed(state(), status.explains) ? "1" : "0" });
+const marking = () => show({ kept: state().kept === "1" ? "" : "1" });
 
 $("close").addEventListener("click", leave);
 $("detail").addEventListener("cancel", (event) => { event.preventDefault(); leave(); });
-$("detail").addEventListener("click", (event) => { if (event.target === $("detail")) leave(); });
 $("previous").addEventListener("click", () => beside(-1));
 $("following").addEventListener("click", () => beside(1));
-$("explained").addEventListener("change", explaining);
-$("kept").addEventListener("change", keeping);
+$("details").addEventListener("click", explaining);
+$("kept").addEventListener("change", marking);
+$("larger").addEventListener("click", () => viewer.zoom(1.5));
+$("smaller").addEventListener("click", () => viewer.zoom(1 / 1.5));
+$("fit").addEventListener("click", viewer.fit);
+viewer.onSwipe(beside);
 
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   const arrow = event.key.startsWith("Arrow");
   if (detail.isOpen()) {
-    const possible = !$("switches").hidden;
-    if (event.key === "ArrowLeft") beside(-1);
+    if (arrow && event.shiftKey) viewer.pan(event.key);
+    else if (event.key === "ArrowLeft") beside(-1);
     else if (event.key === "ArrowRight") beside(1);
-    else if (event.key === "e" && possible) explaining();
-    else if (event.key === "k" && possible) keeping();
+    else if (event.key === "+" || event.key === "=") viewer.zoom(1.5);
+    else if (event.key === "-") viewer.zoom(1 / 1.5);
+    else if (event.key === "0") viewer.fit();
+    else if (event.key === "e") explaining();
+    else if (event.key === "k" && !$("switches").hidden) marking();
     else return;
     event.preventDefault();
   } else if (document.activeElement === $("query") && event.key === "ArrowDown") {
@@ -260,7 +293,7 @@ $("theme").addEventListener("change", () => {
 
 // What the store holds: shown before the first query, and where filters are chosen.
 async function look() {
-  const found = await ask("/api/overview");
+  const found = await ask("api/overview");
   $("folders").replaceChildren(...found.folders.map(({ path, images }) => {
     const option = make("option", "", `${images} picture${images === 1 ? "" : "s"}`);
     option.value = path;
@@ -268,7 +301,7 @@ async function look() {
   }));
   $("examples").replaceChildren(...found.examples.map((text) => {
     const link = make("a", "chip", text);
-    link.href = `/?q=${encodeURIComponent(text)}`;
+    link.href = `?q=${encodeURIComponent(text)}`;
     return link;
   }));
   $("start").hidden = isQuery(state()) || !found.examples.length;
@@ -276,7 +309,7 @@ async function look() {
 
 // The service, asked once, and again after it did not answer or a search was sent.
 function ready() {
-  known = known || ask("/api/status").then((found) => {
+  known = known || ask("api/status").then((found) => {
     status = found;
     grid.setKeeps(found.keeps);
     $("about").textContent = `${found.images} pictures of ${found.folder}, model ${found.model}.`;

@@ -1,6 +1,7 @@
 // One picture: the photo, its path, and what its score is made of.
-import { $, address, ask, cells, make, nameOf, state, veil } from "./api.js";
+import { $, address, apiPath, ask, cells, dayOf, make, nameOf, state, veil } from "./api.js";
 import { isKeeping, links } from "./grid.js";
+import * as viewer from "./viewer.js";
 
 let explanation = null;
 let pressed = null; // the word that stays lit
@@ -12,7 +13,7 @@ export async function open(now, current, explains) {
   const { id, q } = now;
   const key = JSON.stringify([id, q]);
   if (key !== opened || !isOpen()) {
-    const facts = await ask(`/api/picture/${encodeURIComponent(id)}`);
+    const facts = await ask(apiPath("picture", id));
     if (!current()) return;
     explanation = null;
     pressed = null;
@@ -25,7 +26,7 @@ export async function open(now, current, explains) {
   view(now, explains);
   if (!isOpen()) $("detail").showModal();
   if (!q || !explains || explanation) return;
-  const found = await ask(`/api/explain/${encodeURIComponent(id)}?q=${encodeURIComponent(q)}`);
+  const found = await ask(`${apiPath("explain", id)}?q=${encodeURIComponent(q)}`);
   if (!current()) return;
   explanation = found;
   // Of a sum the first sentence that is looked for is explained.
@@ -38,41 +39,42 @@ export async function open(now, current, explains) {
 }
 
 function fill(id, q, facts) {
-  const here = encodeURIComponent(id), photo = $("photo");
+  const photo = $("photo");
   $("detail-title").textContent = nameOf(facts);
   $("photo-note").textContent = facts.note;
   $("full-path").textContent = facts.full_path;
-  $("facts").textContent = `${facts.width} × ${facts.height} pixels${facts.date ? `, ${facts.date.replace("T", " ")}` : ""}`;
+  $("facts").textContent = `${facts.width} × ${facts.height} pixels${facts.date ? `, ${dayOf(facts, 19)}` : ""}`;
   photo.alt = nameOf(facts);
   photo.dataset.id = id;
   // Under a heat map is the picture that was indexed: its file while that is unchanged, else the store's thumbnail.
   const indexed = facts.original === "present";
-  photo.src = indexed ? `/api/image/${here}` : facts.thumbnail;
-  // Small photos are enlarged to the room there is, so that patches can be told apart.
-  const part = matchMedia("(max-width: 760px)").matches ? 46 : 62;
-  $("stage").style.width = `min(100%, ${part}dvh * ${facts.width / facts.height})`;
+  photo.src = apiPath(indexed ? "image" : "thumb", id);
+  viewer.begin(facts, indexed ? `${apiPath("image", id)}?large=true` : "");
   $("similar").href = address({ q: "", upload: "", like: id, id: "" });
   $("combine").href = address({ upload: "", like: id, id: "" });
   // A search by the picture needs the file as it was indexed, opening and saving the file as it is.
   const missing = facts.original === "missing";
   $("similar").hidden = !indexed;
   $("combine").hidden = !indexed || !q;
-  $("open").href = `/api/original/${here}`;
-  $("download").href = `/api/original/${here}?download=true`;
+  $("open").href = apiPath("original", id);
+  $("download").href = `${apiPath("original", id)}?download=true`;
   $("open").hidden = $("download").hidden = missing;
 }
+
+// Whether the details stand beside the picture: they do where it is explained, unless the address says otherwise.
+export const detailed = (now, explains) => (now.plain ? now.plain === "0" : Boolean(now.q) && explains);
 
 // The parts of the state that change how an open picture is shown.
 function view(now, explains) {
   const possible = Boolean(now.q) && explains;
-  $("why").hidden = !possible || now.plain === "1";
-  $("detail").classList.toggle("plain", $("why").hidden);
-  $("switches").hidden = !possible;
-  $("kept").closest("label").hidden = !isKeeping();
+  $("why").hidden = !possible;
+  $("side").hidden = !detailed(now, explains);
+  $("detail").classList.toggle("plain", $("side").hidden);
+  $("details").setAttribute("aria-expanded", String(!$("side").hidden));
+  $("switches").hidden = !possible || !isKeeping();
   $("kept").checked = isKeeping() && now.kept === "1";
-  $("explained").checked = now.plain !== "1";
   $("caption-note").textContent = "";
-  if ($("why").hidden && pressed !== null) press(pressed);
+  if (($("why").hidden || $("side").hidden) && pressed !== null) press(pressed);
   const all = links(), here = all.findIndex((link) => link.dataset.id === now.id);
   $("previous").disabled = here <= 0;
   $("following").disabled = here < 0 || here === all.length - 1;
@@ -102,7 +104,7 @@ async function unshown() {
   const answer = await response.json().catch(() => ({}));
   if (photo.dataset.id !== id) return;
   $("photo-note").textContent = answer.error || `The service answered ${response.status}.`;
-  if (answer.thumbnail) photo.src = answer.thumbnail;
+  photo.src = apiPath("thumb", id);
 }
 
 // The words that a picture can show, and the others ("the", "of", marks) as one: the encoder writes the meaning of a
@@ -120,15 +122,14 @@ function shownWords(all) {
 
 function words(found) {
   found.shown = shownWords(found.words);
-  // The others are a sum over several words: their number alone, so that the bars compare words.
-  const largest = Math.max(...found.shown.map((part) => (part.title ? 0 : Math.abs(part.contribution))), 1e-9);
+  const largest = Math.max(...found.shown.map((part) => Math.abs(part.contribution)), 1e-9);
   $("words").replaceChildren(...found.shown.map((part, index) => {
     const button = make("button");
     button.type = "button";
     if (part.title) button.title = part.title;
     button.setAttribute("aria-pressed", "false");
     const track = make("span", "track"), fill = make("span", "fill");
-    fill.style.width = part.title ? "0" : `${Math.max(0, 100 * part.contribution / largest)}%`;
+    fill.style.width = `${Math.max(0, 100 * part.contribution / largest)}%`;
     track.append(fill);
     button.append(make("span", part.special ? "word special" : "word", part.word), track,
       make("span", "number", part.contribution.toFixed(3)));

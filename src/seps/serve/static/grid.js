@@ -1,9 +1,10 @@
 // The grid of results: cards, the line behind good matches, folded near-duplicates, kept patches on hover.
-import { $, address, cells, keptPatches, make, nameOf, shortName, state, veil } from "./api.js";
+import { $, address, apiPath, cells, dayOf, isQuery, keptPatches, make, nameOf, shortName, state, veil } from "./api.js";
 
 const HOVER = 150; // milliseconds before kept patches are asked for
 let keeps = false; // whether the model selects patches
 let lined = null; // the last card that was a good match or not
+let numbered = 0; // cards so far, folded ones not among them
 
 export const setKeeps = (value) => { keeps = value; };
 export const isKeeping = () => keeps;
@@ -11,6 +12,7 @@ export const links = () => [...$("results").querySelectorAll("a")];
 
 export function clear() {
   lined = null;
+  numbered = 0;
   $("results").replaceChildren();
 }
 
@@ -20,26 +22,26 @@ export function append(results) {
   for (const hit of results) {
     if (lined === true && hit.good === false) items.push(make("li", "line", "The rest: weaker matches"));
     lined = hit.good;
-    const item = card(hit);
+    const item = card(hit, ++numbered);
     items.push(item);
     if (hit.folded && hit.folded.length) item.append(folding(item, hit.folded));
   }
   $("results").append(...items);
 }
 
-function card(hit) {
+// `number` is the place among the results, where their order is that of their scores.
+function card(hit, number = 0) {
   const item = make("li"), link = make("a"), frame = make("div", "frame"), image = make("img"), facts = make("div", "facts");
   link.href = address({ id: hit.id, plain: "", kept: "" });
   link.dataset.id = hit.id;
   link.title = nameOf(hit);
-  image.src = hit.thumbnail;
+  image.src = apiPath("thumb", hit.id);
   image.alt = nameOf(hit);
   image.loading = "lazy";
   frame.append(image);
-  const day = hit.date ? hit.date.slice(0, 10) : "";
-  const ranked = typeof hit.rank === "number";
-  facts.append(make("span", "name", ranked ? `${hit.rank}. ${shortName(hit)}` : shortName(hit)));
-  facts.append(make("span", "score", ranked && !state().sort ? hit.score.toFixed(2) : day));
+  const now = state(), scored = isQuery(now) && !now.sort;
+  facts.append(make("span", "name", scored && number ? `${number}. ${shortName(hit)}` : shortName(hit)));
+  facts.append(make("span", scored ? "score" : "day", scored ? hit.score.toFixed(2) : hit.date ? dayOf(hit) : ""));
   if (typeof hit.confidence === "number") link.title += `, confidence ${hit.confidence.toFixed(2)}`;
   link.append(frame, facts);
   hovering(link, frame, hit);
