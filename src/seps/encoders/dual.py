@@ -30,6 +30,8 @@ UNMASKED = ("siglip", "siglip2")
 """Families that were trained on texts padded to their full length, without a mask, in lower case."""
 FAMILIES = ("clip", "siglip", "siglip2", "chinese_clip", "altclip")
 """`model_type` of the models that can be used."""
+ENGLISH_TOKENS = 100_000
+"""A vocabulary of fewer tokens is that of a CLIP or SigLIP trained on English."""
 LONGEST = 16
 _TOKENIZING = threading.Lock()
 """A tokenizer keeps padding and limit as a state, which calls from several threads would change for each other."""
@@ -70,6 +72,8 @@ class Embedder(Protocol):
     """C."""
     side: int
     """Pixels of the longest side that `prepare` resizes to; pictures may be decoded at twice that."""
+    languages: tuple[str, ...]
+    """Languages that it reads, as ISO 639 codes; empty: not known, or many."""
     scale: float
     """The model's logit scale: a cosine that is larger by 1 / `scale` makes a match e times likelier."""
 
@@ -110,6 +114,10 @@ class DualEncoder(nn.Module):
         self.processor, self.tokenizer = processor, tokenizer
         self.side = max([*_sizes(processor), 224])
         self.max_length = longest_text(config.text_config, tokenizer)
+        # SigLIP 2 of one image size is a "siglip" with the 256,000 tokens of many languages; Chinese-CLIP and AltCLIP
+        # read several as well.
+        english = self.family in ("clip", "siglip") and len(tokenizer) < ENGLISH_TOKENS
+        self.languages: tuple[str, ...] = ("en",) if english else ()
         self.scale = math.exp(float(getattr(model, "logit_scale").detach()))  # noqa: B009
         self.width = int(self.text_vectors(["a"]).shape[1])
 

@@ -39,6 +39,11 @@ def _size(name: str, value: Sequence[int]) -> tuple[int, int]:
     return value[0], value[1]
 
 
+def is_language(code: object) -> bool:
+    """Whether a value looks like a code of ISO 639."""
+    return isinstance(code, str) and len(code) in (2, 3) and code.isascii() and code.isalpha() and code.islower()
+
+
 HeadKind = Literal["slimming", "maxsim", "mean", "scan-t2i", "scan-i2t", "scan", "description"]
 HEAD_OPTIONS = {"maxsim": ("dense", "pooled")}
 """By built-in head other than "slimming" the options of `SlimmingConfig` that it reads."""
@@ -104,6 +109,8 @@ class ModelConfig:
     """Probability, in training, that an image skips the last block of a plain vision transformer; earlier ones less."""
     special_tokens: bool = True
     """Whether [CLS], [SEP] and their like are words of a text: aligned, and part of its mean."""
+    languages: tuple[str, ...] = ()
+    """Languages that it reads, as ISO 639 codes like "en"; empty: not stated."""
 
     def __post_init__(self) -> None:
         for name in ("vision", "text"):
@@ -116,6 +123,9 @@ class ModelConfig:
         _require_below_1("dropout", self.dropout)
         _require_below_1("drop_path", self.drop_path)
         require(isinstance(self.prune, Mapping), f"prune is {self.prune!r}; give settings by name.")
+        named = isinstance(self.languages, list | tuple) and all(map(is_language, self.languages))
+        require(named, f"languages is {self.languages!r}; give ISO 639 codes in a list, like ['en'].")
+        object.__setattr__(self, "languages", tuple(self.languages))
         if self.image_size is not None:
             object.__setattr__(self, "image_size", _size("image_size", self.image_size))
         require(isinstance(self.slimming, Mapping), f"slimming is {self.slimming!r}; give options by name.")

@@ -78,6 +78,20 @@ class RetrievalModel(nn.Module):
         """(height, width) of the pictures it takes."""
         return self.vision.image_size
 
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """Languages that it reads, as ISO 639 codes; empty: not stated."""
+        return self.config.languages
+
+    def cut(self, text: str) -> tuple[int, int] | None:
+        """Tokens of a query and how many the model reads, where these are fewer; else None."""
+        count, most = int(self.text.tokenize([text]).mask.sum()), self.config.max_words
+        return (count, most) if count > most else None
+
+    def pieces(self, word: str) -> int:
+        """How many tokens a word has; one of the vocabulary has one."""
+        return sum(place is not None for place in self.text.tokenize([word]).word_of_token[0])
+
     def encode_pixels(self, pixels: Tensor, vision: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """(B, 3, H, W) float in [0, 1] -> tokens (B, P + N, C) float32; `vision`: the encoder in another form."""
         seen: Tensor = self.vision(pixels) if vision is None else vision(pixels).to(self.project_words.weight.dtype)

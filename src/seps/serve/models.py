@@ -47,7 +47,7 @@ class Result(BaseModel):
     rank: int
     score: float = Field(description="Exact score; higher fits better")
     confidence: float | None = Field(
-        None, description="0 to 1: part of queries about other pictures whose best score is lower; null: not known"
+        None, description="0 to 1: how sure it is that the picture is what was asked for; null: not known"
     )
     path: str = Field(description="Below the indexed folder; of a store of several folders, from a folder's name on")
     member: str | None = Field(None, description="Member of the tar shard `path`")

@@ -20,6 +20,8 @@ from seps.serve.queries import Sort
 
 COMPARED = 1000
 """Images of a ranking, from the first, among which near-duplicates are looked for."""
+RELEVANT = 24
+"""Best results that are put into an order of dates, good matches or not: those of the page's first view."""
 _AT_ONCE = 200
 
 
@@ -32,11 +34,16 @@ class Entry:
 
 
 def in_order(hits: Sequence[Hit], sort: Sort) -> list[Hit]:
-    """Hits, best first, in another order. By date the good matches stay before the rest."""
+    """Hits, best first, in another order.
+
+    By date only the relevant ones are ordered: the good matches, then the rest of the `RELEVANT` best. Those after
+    them keep the order of their scores, so that no recent picture of something else comes before what was asked for.
+    """
     if sort == "score":
         return list(hits)
     sign = -1 if sort == "newest" else 1
-    return sorted(hits, key=lambda hit: (hit.good is False, sign * hit.when, hit.rank))
+    cut = max(RELEVANT, sum(bool(hit.good) for hit in hits))
+    return [*sorted(hits[:cut], key=lambda hit: (hit.good is False, sign * hit.when, hit.rank)), *hits[cut:]]
 
 
 def fold(hits: Sequence[Hit], vectors: np.ndarray | None, alike: float) -> list[Entry]:

@@ -32,7 +32,7 @@ Candidates = Annotated[
     int, Query(ge=1, le=_MOST, description="How many images are scored exactly; no more can be found")
 ]
 Exact = Annotated[bool, Query(description="Score every image")]
-Order = Annotated[Sort, Query(description="By score, or by file date: good matches first, then the rest")]
+Order = Annotated[Sort, Query(description="By score, or by date: the good matches, then the rest of the 24 best")]
 ByDate = Annotated[Literal["newest", "oldest"], Query(description="newest or oldest first")]
 Fold = Annotated[bool, Query(description="Put near-duplicates among the results behind the best of them")]
 Folder = Annotated[str | None, Query(max_length=1000, description="Only below this folder, or in this shard")]

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from seps.cli.main import call, main
-from seps.retrieval import Searcher
+from seps.retrieval import Searcher, text_cache
 from seps.retrieval.confidence import STRENGTH
 from seps.retrieval.data import load_jsonl
 from seps.retrieval.eval.evaluate import evaluate, score_dataset
@@ -260,7 +260,7 @@ def fresh_process(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_encoded_once_per_process(searcher: Searcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bank_module, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(text_cache, "cache_folder", lambda: tmp_path)
     made = fresh_process(monkeypatch)
     bank = bank_of(model())
     (tmp_path / os.listdir(tmp_path)[0]).unlink()
@@ -269,7 +269,7 @@ def test_encoded_once_per_process(searcher: Searcher, tmp_path: Path, monkeypatc
 
 def test_encoded_once_per_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next process reads what the first one encoded, bit by bit; a damaged or cut file is made anew."""
-    monkeypatch.setattr(bank_module, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(text_cache, "cache_folder", lambda: tmp_path)
     made = fresh_process(monkeypatch)
     first = bank_of(model())
     (kept,) = tmp_path.iterdir()
@@ -291,12 +291,12 @@ def flipped(data: bytes) -> bytes:
 
 def test_the_cache_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where it cannot be written or another model's is there; old files go."""
-    monkeypatch.setattr(bank_module, "cache_folder", lambda: tmp_path / "absent")
+    monkeypatch.setattr(text_cache, "cache_folder", lambda: tmp_path / "absent")
     made = fresh_process(monkeypatch)
     with pytest.warns(UserWarning, match="cannot be kept .No such file.*Set HF_HOME"):
         assert bank_of(model()).vectors.shape[0] == 40 and made == [1] and not list(tmp_path.iterdir())
-    monkeypatch.setattr(bank_module, "cache_folder", lambda: tmp_path)
-    monkeypatch.setattr(bank_module, "KEPT_FILES", 1)
+    monkeypatch.setattr(text_cache, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(text_cache, "KEPT_FILES", 1)
     monkeypatch.setattr(bank_module, "_MADE", {})
     (tmp_path / "older.bank").write_bytes(b"of another model")
     os.utime(tmp_path / "older.bank", (1, 1))

@@ -13,16 +13,11 @@ Shapes: B images, T sentences, C width.
 from __future__ import annotations
 
 import copy
-import errno
 import functools
 import hashlib
-import os
-import tempfile
 import threading
-import warnings
 from collections.abc import Callable, Sequence
 from importlib.resources import files
-from pathlib import Path
 from statistics import fmean
 from typing import cast
 
@@ -31,6 +26,7 @@ from torch import Tensor
 
 from seps.nn.image_side import ImageSide
 from seps.nn.slimming import PatchSlimming
+from seps.retrieval import text_cache
 from seps.retrieval.confidence import STRENGTH
 from seps.retrieval.heads import ImageFeatures, SlimmingHead, TextFeatures
 from seps.retrieval.index.codec import (
@@ -64,11 +60,9 @@ NO_BANK = (
     "The store {} was made without the bank of background queries, so its results have no confidence and described "
     "pictures rank too high beside undescribed ones. To add it, run once more: seps index {} --store {}"
 )
+ARTICLES = ("a", "an", "the")
 KEPT_BANKS = 2
 """Encoded banks that a process keeps: 70 MB each at width 384."""
-KEPT_FILES = 8
-"""Encoded banks in the user's cache, 30 MB each at width 384; the oldest go."""
-_DIGEST = hashlib.sha256().digest_size
 SearchModel = RetrievalModel | ZeroShotModel
 AnyTexts = TextFeatures | Query
 _LOCK = threading.Lock()
@@ -154,7 +148,11 @@ class Bank:
 
 def encode_sentences(model: SearchModel) -> AnyTexts:
     """All sentences of the bank as queries of the model."""
-    texts = list(sentences())
+    return encode(model, list(sentences()))
+
+
+def encode(model: SearchModel, texts: list[str]) -> AnyTexts:
+    """Texts as queries of the model."""
     return model.query(texts) if isinstance(model, ZeroShotModel) else model.encode_texts(texts)
 
 
@@ -179,7 +177,7 @@ def bank_of(model: SearchModel, settings: StoreSettings | None = None) -> Bank:
 
     `settings` of a store of the model, where there is one: they hold its digests, which are computed otherwise.
     """
-    key = _key(model, settings)
+    key = _key(model, settings, bank_name())
     with _LOCK:
         made = _MADE.get((key, str(model.device)))
         if made is None:
@@ -197,8 +195,8 @@ _MADE: dict[tuple[str, str], Bank] = {}
 """Banks of this process, by key of the model and device."""
 
 
-def _key(model: SearchModel, settings: StoreSettings | None) -> str:
-    """What the encodings depend on: sentences, weights, and settings of the model."""
+def _key(model: SearchModel, settings: StoreSettings | None, texts: str) -> str:
+    """What encodings depend on: the tag of their `texts`, weights, and settings of the model."""
     own = model.describer if isinstance(model, ZeroShotModel) else model
     if settings is not None:
         digests = [settings.model_hash, settings.words_hash]
@@ -206,59 +204,23 @@ def _key(model: SearchModel, settings: StoreSettings | None) -> str:
         digests = [model.embedder.digest(), model_hash(own)]
     else:
         digests = [model_hash(own), ""]
-    return hashlib.sha256("\n".join([bank_name(), *digests, repr(own.config)]).encode()).hexdigest()[:32]
-
-
-def cache_folder() -> Path:
-    """Where encoded banks are kept: in the cache of the model hub (`HF_HOME`), beside the models. Raises OSError."""
-    from huggingface_hub import cached_assets_path
-
-    try:
-        return cached_assets_path("seps", namespace="bank", subfolder="sentences")
-    except ValueError as error:  # a file where the folder, or one above it, should be
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from error
+    return hashlib.sha256("\n".join([texts, *digests, repr(own.config)]).encode()).hexdigest()[:32]
 
 
 def _write_cache(key: str, found: AnyTexts) -> None:
-    """Keep encoded sentences; a cache that cannot be written is done without, which is told."""
-    from safetensors.torch import save
-
+    """Keep encoded sentences."""
     words = found.words if isinstance(found, Query) else found
     values = {"vectors": found.vectors} if isinstance(found, Query) else {}
     if words is not None:
         values |= {"words": words.words[words.mask], "counts": words.mask.sum(dim=1)}
-    data = save({name: value.cpu().contiguous() for name, value in values.items()})
-    try:
-        folder = cache_folder()
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=".new-", delete=False) as file:
-            try:
-                file.write(hashlib.sha256(data).digest() + data)
-                file.close()
-                Path(file.name).replace(folder / f"{key}.bank")
-            finally:
-                Path(file.name).unlink(missing_ok=True)
-        kept = sorted(folder.glob("*.bank"), key=lambda path: path.stat().st_mtime)
-        for path in kept[:-KEPT_FILES]:
-            path.unlink(missing_ok=True)
-    except OSError as error:
-        warnings.warn(
-            f"The encoded background queries cannot be kept ({error.strerror or error}), so that each run encodes them "
-            "again, which takes seconds. Set HF_HOME to a folder that can be written.",
-            stacklevel=2,
-        )
+    text_cache.write(f"{key}.bank", values)
 
 
 def _read_cache(key: str, model: SearchModel) -> AnyTexts | None:
     """What `_write_cache` kept under the key; None where there is nothing, or it is not whole."""
-    from safetensors.torch import load
-
-    try:
-        whole = (cache_folder() / f"{key}.bank").read_bytes()
-    except OSError:
+    values = text_cache.read(f"{key}.bank")
+    if values is None:
         return None
-    if hashlib.sha256(whole[_DIGEST:]).digest() != whole[:_DIGEST]:
-        return None
-    values = load(whole[_DIGEST:])
     counts = values["counts"]
     mask = torch.arange(int(counts.max())) < counts[:, None]
     words = torch.zeros(*mask.shape, values["words"].shape[1])
@@ -266,6 +228,39 @@ def _read_cache(key: str, model: SearchModel) -> AnyTexts | None:
     texts = TextFeatures(words, mask)
     found = Query(values["vectors"], texts) if isinstance(model, ZeroShotModel) else texts
     return cast(AnyTexts, map_tensors(found, lambda tensor: tensor.to(model.device)))
+
+
+@functools.cache
+def nouns() -> tuple[str, ...]:
+    """Things that a picture may show, each with its article where it takes one, for confidences of words."""
+    lines = (files("seps") / "assets" / "nouns.txt").read_text(encoding="utf-8").splitlines()
+    return tuple(line for line in lines if line and not line.startswith("#"))
+
+
+def has_article(text: str) -> bool:
+    """Whether a query or a noun begins with one."""
+    return text.split(maxsplit=1)[0].lower() in ARTICLES
+
+
+def noun_vectors(model: SearchModel, settings: StoreSettings | None = None) -> Tensor:
+    """(2, T, C): search vectors of the nouns with their articles, and without. Encoded once per model and user."""
+    texts = [*nouns(), *(noun.split(maxsplit=1)[1] if has_article(noun) else noun for noun in nouns())]
+    key = _key(model, settings, hashlib.sha256("\n".join(texts).encode()).hexdigest())
+    place = key, str(model.device)
+    with _LOCK:
+        if place not in _NOUNS:
+            values = text_cache.read(f"{key}.nouns")
+            if values is None:
+                values = {"vectors": search_vectors(model, encode(model, texts))}
+                text_cache.write(f"{key}.nouns", values)
+            while len(_NOUNS) >= KEPT_BANKS:
+                del _NOUNS[next(iter(_NOUNS))]
+            _NOUNS[place] = values["vectors"].to(model.device).reshape(2, len(nouns()), -1)
+        return _NOUNS[place]
+
+
+_NOUNS: dict[tuple[str, str], Tensor] = {}
+"""Vectors of nouns of this process, by key of the model and device: 1.5 MB each at width 384."""
 
 
 def level(scores_BT: Tensor, best: int = BEST) -> Tensor:

@@ -1,19 +1,26 @@
-"""What a search is made of and what it finds: the parts of a query, and hits."""
+"""What a search is made of and what it finds: the parts of a query, and hits with their confidences."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
+from seps.retrieval.confidence import falling, sentence_share, word_confidence
 from seps.retrieval.data.dates import local_time
 from seps.retrieval.heads import TextFeatures
 from seps.retrieval.index import lexical
-from seps.retrieval.index.bank import GOOD
+from seps.retrieval.index.bank import GOOD, has_article, level, noun_vectors
+from seps.retrieval.index.codec import whole_vectors
 from seps.retrieval.index.lexical import Matches
+from seps.retrieval.index.store import AT_ONCE, Store
 from seps.retrieval.index.zeroshot import Query
+
+if TYPE_CHECKING:
+    from seps.retrieval.index.search import Searcher
 
 SHOWN = ("id", "path", "member", "width", "height", "mtime", "sha256")
 """Columns of the store that a `Hit` has; `taken` where the store has it."""
@@ -105,6 +112,35 @@ class Hit:
             "date_source": self.date_source,
             **({"terms": {name: round(value, 6) for name, value in self.terms.items()}} if self.terms else {}),
         }
+
+
+@torch.no_grad()
+def confidences(searcher: Searcher, text: str, part: Part, hits: Sequence[Hit]) -> list[float] | None:
+    """Of the best hits for one sentence, in the order of ranks, which they fall with; None without a calibration."""
+    calibration = searcher.calibration
+    if calibration is None:
+        return None
+    whole = [calibration.confidence(hit.score) for hit in hits]
+    share = sentence_share(text)
+    if share == 1 or not hits:
+        return whole
+    vectors = _vectors(searcher.store, [hit.id for hit in hits]).to(part.vector)
+    others = noun_vectors(searcher.reader, searcher.store.settings)[0 if has_article(text) else 1].to(part.vector)
+    better = (vectors @ part.vector - level(vectors @ others.T)) * searcher.slope
+    added = [hit.terms.get("lexical", 0.0) for hit in hits]
+    fits = [(value + more) / searcher.nat for value, more in zip(better.tolist(), added, strict=True)]
+    words = map(word_confidence, falling(fits))
+    return [share * one + (1 - share) * other for one, other in zip(whole, words, strict=True)]
+
+
+def _vectors(store: Store, ids: Sequence[str]) -> torch.Tensor:
+    """(B, C) search vectors of pictures; zeros for one that is gone."""
+    columns = ["id", "vector", *(["mean"] if store.settings.kind == "vectors" else [])]
+    rows: dict[str, np.ndarray] = {}
+    for start in range(0, len(ids), AT_ONCE):
+        images = store.select(ids[start : start + AT_ONCE], columns)
+        rows.update(zip(images.values("id"), whole_vectors(images, store.settings), strict=True))
+    return torch.from_numpy(np.stack([rows.get(one, np.zeros(store.settings.vector_width)) for one in ids])).float()
 
 
 def check_text(text: object) -> None:

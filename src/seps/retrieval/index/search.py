@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from seps.retrieval.confidence import STRENGTH, Calibration
+from seps.retrieval.confidence import STRENGTH, Calibration, ranked
 from seps.retrieval.data import ImageSource
 from seps.retrieval.data.dates import nanoseconds
 from seps.retrieval.data.images import decode_image
@@ -23,11 +23,12 @@ from seps.retrieval.index import lexical
 from seps.retrieval.index.bank import NO_BANK, search_vectors, stored_background
 from seps.retrieval.index.codec import StoredScorer, image_vectors, model_hash, restore, unpack_padded
 from seps.retrieval.index.embedding import computing_threads
-from seps.retrieval.index.hits import SHOWN, Hit, Part, check_text
+from seps.retrieval.index.hits import SHOWN, Hit, Part, check_text, confidences
 from seps.retrieval.index.lexical import Matches
 from seps.retrieval.index.rows import Columns, Filters, OtherModelError, StoreError
 from seps.retrieval.index.store import Store
 from seps.retrieval.index.zeroshot import Query, ZeroShotModel, load_search_model, nat_of, other_words
+from seps.retrieval.languages import language_note
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.sentences import sentence_side
 from seps.retrieval.table.vector_index import Prior
@@ -131,12 +132,13 @@ class Searcher:
         if min_confidence is not None and calibration is None:
             raise StoreError(f"There is no confidence to compare with. {self.without_bank}")
         with self._running:
-            query = self.encode(text)
-            hits = self.search_words(query, k, candidates, exact, filters, lexical.matches(text, self.store))
-        if calibration is None:
-            return hits
-        hits = [replace(hit, confidence=calibration.confidence(hit.score)) for hit in hits]
-        return [hit for hit in hits if min_confidence is None or (hit.confidence or 0.0) >= min_confidence]
+            depth = k if calibration is None else ranked(k, None if exact else max(k, candidates))
+            part = self.part_of_text(text)
+            hits = self.search_parts([part], depth, max(k, candidates), exact, filters)
+            sure = confidences(self, text, part, hits)
+        if sure is not None:
+            hits = [replace(hit, confidence=value) for hit, value in zip(hits, sure, strict=True)]
+        return [hit for hit in hits[:k] if min_confidence is None or (hit.confidence or 0.0) >= min_confidence]
 
     def search_words(
         self,
@@ -186,15 +188,10 @@ class Searcher:
         return self._pool.submit(self.reader.encode_texts, [text.strip()]).result()
 
     def note(self, text: str) -> str:
-        """A sentence where the model does not read the whole query; else an empty text."""
-        if isinstance(self.reader, ZeroShotModel):
-            cut = self.reader.embedder.cut(text.strip())
-        else:
-            count = int(self.reader.text.tokenize([text.strip()]).mask.sum())
-            most = self.reader.config.max_words
-            cut = (count, most) if count > most else None
-        if cut is None:
-            return ""
+        """A sentence where the model does not read the query, or not the whole of it; else an empty text."""
+        cut, other = self.reader.cut(text.strip()), language_note(self.reader, text, self.store.settings)
+        if cut is None or other:
+            return other
         return f"The model reads the first {cut[1]} tokens of a query, and this one has more: its end was not used."
 
     @property
@@ -333,9 +330,13 @@ class Searcher:
         with it), minus the level over the bank times `sentences`, the sum of their factors."""
         if not sentences or not self.store.settings.bank:
             return None
+        return Prior(self.slope, -self.strength * sentences)
+
+    @property
+    def slope(self) -> float:
+        """About what a score gains where the product of the vectors gains 1."""
         net = None if self.scorer is None else self.scorer.net
-        slope = 1.0 if net is None else 2 * net.config.pooled or 1.0
-        return Prior(slope, -self.strength * sentences)
+        return 1.0 if net is None else 2 * net.config.pooled or 1.0
 
     def _candidates(
         self, parts: Sequence[Part], count: int, columns: Sequence[str], filters: Filters

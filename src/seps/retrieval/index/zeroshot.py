@@ -85,6 +85,19 @@ class ZeroShotModel(nn.Module):
         return 1.0 / self.embedder.scale
 
     @property
+    def languages(self) -> tuple[str, ...]:
+        """Languages that it reads; empty: not known, or many."""
+        return tuple(getattr(self.embedder, "languages", ()))
+
+    def pieces(self, word: str) -> int:
+        """How many tokens a word has in the embedded model, whose vocabulary is English."""
+        return self.describer.pieces(word)
+
+    def cut(self, text: str) -> tuple[int, int] | None:
+        """Tokens of a text and how many the dual encoder reads, where these are fewer; else None."""
+        return self.embedder.cut(text)
+
+    @property
     def image_size(self) -> tuple[int, int]:
         """(height, width), square: the longest side that the model's processor resizes to."""
         return self.embedder.side, self.embedder.side

@@ -1,0 +1,91 @@
+"""Whether a sentence is in another language than English, so that a model of English captions does not read it.
+
+A sentence is in another language if most of its letters are of another script, or if all of this holds:
+
+- no word is one of `ENGLISH`, the frequent words of English that other languages lack;
+- a word is a frequent one of another language (`assets/other_languages.txt`), or two are and may be names as well;
+- more than half of the words are such, or outside the vocabulary: the tokenizer cuts them into several pieces.
+
+Names and misspelt words are outside the vocabulary as well, so they alone prove nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import unicodedata
+from collections.abc import Callable
+from importlib.resources import files
+from typing import Protocol
+
+_LISTED = """
+the of with and is are at from to this that his her their its my our your by for into near while wearing it he she they
+them who what where when two three it's not
+"""
+ENGLISH = frozenset(_LISTED.split())
+MANY_LANGUAGES = "siglip2-b-16"
+"""The smallest preset that reads many languages."""
+_WORD = re.compile(r"[^\W\d_]+")
+
+
+class QueryReader(Protocol):
+    """What reads queries."""
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """Languages that it reads, as ISO 639 codes; empty: not known, or many."""
+        ...
+
+    def pieces(self, word: str) -> int:
+        """How many tokens a word has; one of the vocabulary has one."""
+        ...
+
+
+class IndexedBy(Protocol):
+    """Settings of a store."""
+
+    @property
+    def model(self) -> str:
+        """The name of its model."""
+        ...
+
+    @property
+    def root(self) -> str:
+        """The folder that it was made of."""
+        ...
+
+
+@functools.cache
+def frequent_words() -> tuple[frozenset[str], frozenset[str]]:
+    """Words of other languages that prove one, and those that are names or English words as well."""
+    text = (files("seps") / "assets" / "other_languages.txt").read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    sure = {word for line in lines if not line.startswith("?") for word in line.split()}
+    unsure = {word for line in lines if line.startswith("?") for word in line.split()[1:]}
+    return frozenset(sure), frozenset(unsure - sure)
+
+
+def is_not_english(text: str, pieces: Callable[[str], int]) -> bool:
+    """Whether a query is in another language; `pieces` counts the tokens of a word."""
+    letters = [letter for letter in text if letter.isalpha()]
+    other = sum(not unicodedata.name(letter, "").startswith("LATIN ") for letter in letters)
+    if 2 * other > len(letters):
+        return True
+    words = [word.casefold() for word in _WORD.findall(text)]
+    sure, unsure = frequent_words()
+    frequent = 2 * sum(word in sure for word in words) + sum(word in unsure for word in words)
+    if frequent < 2 or not ENGLISH.isdisjoint(words):
+        return False
+    strange = sum(word in sure or word in unsure or pieces(word) > 1 for word in words)
+    return 2 * strange > len(words)
+
+
+def language_note(model: QueryReader, text: str, store: IndexedBy) -> str:
+    """A sentence where a store's model reads English alone and a query is in another language; else an empty text."""
+    if tuple(model.languages) != ("en",) or not is_not_english(text, model.pieces):
+        return ""
+    return (
+        f"The model {store.model} reads English, and this query seems to be in another language: its results are "
+        f"arbitrary. Write it in English, or use a model of many languages: seps index {store.root} --store ANOTHER "
+        f"--model {MANY_LANGUAGES}"
+    )
