@@ -123,6 +123,18 @@ def test_good_matches_stay_before_the_rest_by_date() -> None:
     assert [one.rank for one in rankings.in_order(unknown, "newest")] == [3, 2, 1, 4]
 
 
+def test_by_date_what_is_less_relevant_stays_behind() -> None:
+    """Without a good match everything was put into an order of dates, and what fits best left the first page."""
+    none_good = [hit(rank, 0.2, rank) for rank in range(1, 201)]
+    for unsure in (none_good, [replace(one, confidence=None) for one in none_good]):
+        assert [one.rank for one in rankings.in_order(unsure, "newest")] == [*range(24, 0, -1), *range(25, 201)]
+    many_good = [hit(rank, 0.9 if rank <= 60 else 0.1, rank) for rank in range(1, 201)]
+    assert [one.rank for one in rankings.in_order(many_good, "newest")] == [*range(60, 0, -1), *range(61, 201)]
+    few_good = [hit(rank, 0.9 if rank <= 3 else 0.1, rank) for rank in range(1, 201)]
+    found = [one.rank for one in rankings.in_order(few_good, "newest")]
+    assert found == [3, 2, 1, *range(24, 3, -1), *range(25, 201)]
+
+
 @given(st.lists(st.lists(st.integers(-2, 2), min_size=3, max_size=3), max_size=12), st.integers(0, 12))
 def test_folding_against_its_slow_form(values: list[list[int]], compared: int) -> None:
     hits = [hit(place, None, 0) for place in range(len(values))]
