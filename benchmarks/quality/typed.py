@@ -1,0 +1,182 @@
+"""What people type: confidences of words, results by date, and queries in other languages, asked of a store.
+
+    seps index FOLDER --store STORE                 # the photos of --data, without their descriptions
+    python -m benchmarks.quality.typed --store STORE --data dev.jsonl
+
+The nouns of `typed_nouns.txt`, each as it is and with its article. A hit is right where a caption of its photo has the
+noun or its plural. Of the ten best: the part that is right, of the right ones those that are good matches, of the good
+ones those that are right, and queries without a good match; beside the page's confidence that of the score alone, as
+sentences have it. By date: the right ones among the 24 of the first page. Nouns of `seps.retrieval.index.bank.nouns`
+that no caption has stand for words of which there is no photo. Sentences: the first caption of `--sentences` photos
+with the photo there and taken out, and `nothing_fits.txt`, by AUROC. Last, the queries of `typed_languages.txt`, and
+all captions and their words, that are taken for another language. Photos get dates by chance, from their contents.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from benchmarks.quality.bank import NOTHING, auroc
+from seps.retrieval import Searcher
+from seps.retrieval.data import load_jsonl
+from seps.retrieval.index.bank import GOOD, nouns
+from seps.retrieval.index.search import CANDIDATES, Hit
+from seps.retrieval.languages import is_not_english
+from seps.serve.queries import Sort
+from seps.serve.rankings import RELEVANT, in_order
+
+NOUNS, LANGUAGES = (Path(__file__).with_name(f"typed_{name}.txt") for name in ("nouns", "languages"))
+CHOSEN = 20
+"""Nouns at the beginning of the list that are a choice of plain ones."""
+LEAST = 10
+"""Photos that a noun of the second group has at least."""
+SORTS: tuple[Sort, ...] = ("score", "newest", "oldest")
+Sure = Callable[[Hit], float]
+
+
+def words(text: str) -> set[str]:
+    """The words of a text in lower case."""
+    return set(re.findall(r"[a-z]+", text.lower()))
+
+
+def bare(noun: str) -> str:
+    """Without its article."""
+    return re.sub("^an? ", "", noun)
+
+
+def name(hit: Hit) -> str:
+    """The file of a photo, in a shard or not."""
+    return hit.member or Path(hit.path).name
+
+
+def noun_rows(searcher: Searcher, said: dict[str, set[str]]) -> None:
+    """Print the tables of nouns."""
+    lines = [line.split("\t") for line in NOUNS.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+    forms = [(noun, {bare(noun), plural}) for noun, plural in lines]
+    often = [sum(not form.isdisjoint(text) for text in said.values()) >= LEAST for _, form in forms]
+    groups = {
+        "20 plain nouns": forms[:CHOSEN],
+        f"nouns of {LEAST} photos": [form for form, many in zip(forms, often, strict=True) if many],
+    }
+    score_alone = by_score(searcher)
+    found = {text: searcher.search(text, CANDIDATES) for noun, _ in forms for text in (noun, bare(noun))}
+    print(
+        "| queries | number | right of ten | good of the right | right of the good | no good match | by score alone |"
+    )
+    print("|---" * 7 + "|")
+    for group, some in groups.items():
+        for form in (bare, str):
+            asked = [(found[form(noun)], either) for noun, either in some]
+            cells = [rates(asked, said, sure) for sure in (confidence, score_alone)]
+            old = f"{cells[1][1]:.0f} %, {cells[1][2]:.0f} %, {cells[1][3]}"
+            kind = f'{group}, "{form("a dog")}"'
+            print(
+                f"| {kind} | {len(some)} | {cells[0][0]:.0f} % | {cells[0][1]:.0f} % | {cells[0][2]:.0f} % | "
+                f"{cells[0][3]} | {old} |"
+            )
+    print(f"\n| queries | right of the first {RELEVANT} by score | newest first | oldest first |\n|---|---|---|---|")
+    either = dict(forms)
+    for noun, group in [("a bike", [("a bike", either["a bike"])]), *groups.items()]:
+        counts = []
+        for sort in SORTS:
+            pages = [(in_order(dated(found[bare(text)]), sort)[:RELEVANT], form) for text, form in group]
+            counts.append(sum(right(hit, form, said) for page, form in pages for hit in page) / len(pages))
+        print(f"| {bare(noun)} | " + " | ".join(f"{count:.1f}" for count in counts) + " |")
+    known = set().union(*said.values())
+    absent = [
+        noun for noun in nouns() if not any({w, w + "s", w.rstrip("s")} & known for w in words(noun) - {"a", "an"})
+    ]
+    best = [searcher.search(text, 1)[0] for noun in absent for text in (noun, bare(noun))]
+    share, old = (100 * sum(sure(hit) >= GOOD for hit in best) / len(best) for sure in (confidence, score_alone))
+    print(
+        f"\nWords of which no caption speaks: {len(absent)}; with a good match {share:.1f} %, "
+        f"by score alone {old:.1f} %"
+    )
+
+
+def dated(hits: Sequence[Hit]) -> list[Hit]:
+    """The hits with dates that have nothing to do with their rank."""
+    return [replace(hit, taken=int(hit.sha256[:12], 16)) for hit in hits]
+
+
+def confidence(hit: Hit) -> float:
+    """That of the page."""
+    return hit.confidence or 0.0
+
+
+def by_score(searcher: Searcher) -> Sure:
+    """The confidence that a sentence of that score has."""
+    calibration = searcher.calibration
+    assert calibration is not None, searcher.without_bank
+    return lambda hit: calibration.confidence(hit.score)
+
+
+def right(hit: Hit, form: set[str], said: dict[str, set[str]]) -> bool:
+    """Whether a caption of the photo has one of the words."""
+    return not form.isdisjoint(said[name(hit)])
+
+
+def rates(asked: Sequence[tuple[list[Hit], set[str]]], said: dict[str, set[str]], sure: Sure) -> tuple[float, ...]:
+    """Per cent right, of the right good, of the good right; queries without a good match."""
+    marks = [(right(hit, form, said), sure(hit) >= GOOD) for hits, form in asked for hit in hits[:10]]
+    both = sum(fits and good for fits, good in marks)
+    fitting, goods = sum(fits for fits, _ in marks), sum(good for _, good in marks)
+    none = sum(sure(hits[0]) < GOOD for hits, _ in asked)
+    return 100 * fitting / len(marks), 100 * both / fitting, 100 * both / max(1, goods), none
+
+
+def sentence_rows(searcher: Searcher, captions: dict[str, str]) -> None:
+    """Print the table of sentences."""
+    rows = []
+    for photo, caption in captions.items():
+        hits = searcher.search(caption, 10)
+        rows.append((hits[0], next(hit for hit in hits if name(hit) != photo)))
+    nothing = [searcher.search(text, 1)[0] for text in NOTHING.read_text(encoding="utf-8").splitlines()]
+    print("\n| sentences by | AUROC, photo taken out | AUROC, about nothing | good: there | taken out | nothing |")
+    print("|---" * 6 + "|")
+    for kind, sure in (("confidence", confidence), ("score alone", by_score(searcher))):
+        # A caption's photo is "there" whatever its rank: the best hit counts.
+        parts = [torch.tensor([sure(hit) for hit in part]) for part in (*zip(*rows, strict=True), nothing)]
+        good = " | ".join(f"{100 * float((part >= GOOD).double().mean()):.1f} %" for part in parts)
+        print(f"| {kind} | {auroc(parts[0], parts[1]):.3f} | {auroc(parts[0], parts[2]):.3f} | {good} |")
+
+
+def language_rows(searcher: Searcher, captions: Sequence[str]) -> None:
+    """Print what is taken for another language."""
+
+    def taken(texts: Sequence[str]) -> int:
+        return sum(is_not_english(text, searcher.reader.pieces) for text in texts)
+
+    print("\n| queries | number | taken for another language |\n|---|---|---|")
+    for part in re.split(r"^\[", LANGUAGES.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
+        title, *texts = part.strip().splitlines()
+        print(f"| {title.rstrip(']')} | {len(texts)} | {taken(texts)} |")
+    each = sorted(set().union(*map(words, captions)))
+    print(
+        f"| captions | {len(captions)} | {taken(captions)} |\n| their words, each alone | {len(each)} | {taken(each)} |"
+    )
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.quality.typed", description=__doc__)
+    parser.add_argument("--store", required=True, help="store of the photos of --data")
+    parser.add_argument("--data", type=Path, required=True, help="JSONL with captions")
+    parser.add_argument("--sentences", type=int, default=200, help="photos whose first caption is a sentence")
+    options = parser.parse_args()
+    dataset, searcher = load_jsonl(options.data), Searcher(options.store)
+    texts = {record.id: [*record.captions, record.dense or ""] for record in dataset.records}
+    print(f"{searcher.store.settings.model} on {options.data.name}: {len(texts)} photos\n")
+    noun_rows(searcher, {photo: words(" ".join(every)) for photo, every in texts.items()})
+    sentence_rows(searcher, {photo: texts[photo][0] for photo in list(texts)[: options.sentences]})
+    language_rows(searcher, dataset.captions)
+
+
+if __name__ == "__main__":
+    main()
