@@ -145,7 +145,7 @@ TEXT = {
     "explain": {"caption", "--dense", "--guide"},
     "find": {"query", "--since", "--until", "--exclude"},
     "index": {"--ray-address", "--forget-descriptions", "--exclude", "--remove-root"},
-    "serve": {"--host", "--token"},
+    "serve": {"--host", "--token", "--allow-host", "--root-path"},
     "caption": {"--model", "--url", "--api-key-env", "--dtype", "--extra", "--prompt", "--ray-address"},
     "compare": {"--against", "--only"},
     "convert": {"--vision", "--text"},
