@@ -41,8 +41,8 @@ def test_the_line_between_good_matches_and_the_rest(
     with serving(create_app(searcher)) as place:
         page = browser.new_page(viewport={"width": 1000, "height": 800})
         for good in (2, 5, 0, 6):
-            with_good(searcher, f"a dog {good}", good)
-            page.goto(f"{place}/?q=a%20dog%20{good}")
+            with_good(searcher, f"a dog runs over the wet sand {good}", good)
+            page.goto(f"{place}/?q=a%20dog%20runs%20over%20the%20wet%20sand%20{good}")
             page.wait_for_selector("#results a")
             kinds = page.evaluate(
                 "[...document.querySelectorAll('#results > li')].map((item) => item.querySelector('a') ? 1 : 0)"
