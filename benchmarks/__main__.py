@@ -9,8 +9,8 @@ from pathlib import Path
 HERE = Path(__file__).parent
 RUNS: dict[str, tuple[str, str]] = {
     "on_gpu": ("ten minutes", "GPU"),
-    "page": ("seconds", "CPU"),
     "speed": ("minutes", "GPU or CPU"),
+    "speed.cores": ("two minutes", "CPU"),
     "speed.defaults": ("minutes", "GPU"),
     "speed.gradient_precision": ("a minute", "GPU or CPU"),
     "speed.kernel_tests": ("minutes", "GPU"),

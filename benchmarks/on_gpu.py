@@ -61,7 +61,7 @@ def main() -> None:
             elif not adds:
                 target.write_bytes(made.read_bytes())
     if options.results.resolve() == ROOT / "docs/results":
-        subprocess.run([sys.executable, "-m", "benchmarks.page"], cwd=ROOT, env={**os.environ, "PYTHONPATH": paths})
+        subprocess.run([sys.executable, "tools/printed.py", "write"], cwd=ROOT, env={**os.environ, "PYTHONPATH": paths})
     parser.exit(1 if failed else 0, f"Failed: {', '.join(failed)}.\n" if failed else "All parts are done.\n")
 
 

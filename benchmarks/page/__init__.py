@@ -1,1 +1,24 @@
-"""The tables of docs/performance.md, made from the raw files in docs/results."""
+"""The tables of the pages: functions here, sections with references in tables/*.md; tools/printed.py writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from benchmarks.page import jobs, scoring, studies
+from benchmarks.page.raw import Results
+
+TABLES: dict[str, Callable[[Results], str]] = {
+    "coco": scoring.coco,
+    "kernels": scoring.kernels,
+    "flickr": scoring.flickr,
+    "cores": scoring.cores,
+    "real": scoring.real,
+    "training": jobs.training,
+    "gradients": jobs.gradients,
+    "indexing": jobs.indexing,
+    "indexing-steps": jobs.indexing_steps,
+    "searching": jobs.searching,
+    "cold-start": jobs.cold_start,
+    "kernel-tests": jobs.kernel_tests,
+    "ablation": studies.ablation,
+}

@@ -1,9 +1,8 @@
-"""docs/performance.md is what `python -m benchmarks.page` makes of docs/results; tests on a GPU are recorded."""
+"""The tables of docs/performance.md are made of docs/results; tests on a GPU are recorded."""
 
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -11,31 +10,24 @@ from pathlib import Path
 
 import pytest
 from benchmarks import on_gpu
-from benchmarks.page.__main__ import PAGE, RESULTS, TABLES, rewritten, tables
+from benchmarks.page import TABLES
+from benchmarks.page.raw import Results
 from benchmarks.speed import kernel_tests
 from doc_blocks import ROOT
 
 _ANSWERS = {"**yes**", "yes, but for the model", "no", "—"}
 
 
-def test_the_page_is_what_its_raw_files_make() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    assert rewritten(text, tables()) == text, "run python -m benchmarks.page"
+RESULTS = ROOT / "docs/results"
 
 
-def test_a_changed_raw_file_changes_the_page(tmp_path: Path) -> None:
-    shutil.copytree(RESULTS, tmp_path / "results")
-    path = tmp_path / "results/cold-start-cpu.json"
-    facts = json.loads(path.read_text())
-    facts["rows"]["search, base"]["median_wall"] = 77.77
-    path.write_text(json.dumps(facts))
-    made, before = tables(tmp_path / "results"), tables()
-    assert [name for name in made if made[name] != before[name]] == ["cold-start"]
-    assert "77.77" in made["cold-start"]
+def tables(folder: Path = RESULTS) -> dict[str, str]:
+    """The tables of this page."""
+    return {name: make(Results(folder)) for name, make in TABLES.items() if name != "ablation"}
 
 
 def test_every_row_says_whether_it_is_the_default_call() -> None:
-    jobs = [name for name in TABLES if name not in ("kernels", "gradients", "indexing-steps", "kernel-tests")]
+    jobs = [name for name in tables() if name not in ("kernels", "gradients", "indexing-steps", "kernel-tests")]
     for name, made in tables().items():
         lines = [
             [cell.strip() for cell in line.strip("|").split(" | ")] for line in made.splitlines() if line[:1] == "|"
@@ -44,20 +36,6 @@ def test_every_row_says_whether_it_is_the_default_call() -> None:
             place = lines[0].index("default call?")
             assert len(lines) > 3 and {line[place] for line in lines[2:]} <= _ANSWERS, name
             assert all(len(line) == len(lines[0]) for line in lines), name
-
-
-def test_a_page_without_a_place_for_a_table_is_refused() -> None:
-    with pytest.raises(ValueError, match="places for"):
-        rewritten("# Performance\n\n<!-- page:coco -->\n<!-- /page:coco -->\n", tables())
-
-
-def test_times_stand_in_tables_alone() -> None:
-    """A figure in the text has no raw file that could prove it wrong."""
-    text = re.sub(r"<!-- page:([\w-]+) -->.*?<!-- /page:\1 -->", "", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
-    prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
-    found = re.findall(r"\d[\d.,]* (?:s|ms|us|MiB|%|times|photos)\b", prose)
-    # Goals and settings, not measurements.
-    assert found == ["2 s", "8 s", "3 times", "512 MiB", "512 MiB"]
 
 
 def test_a_report_of_pytest_is_counted_and_recorded(tmp_path: Path) -> None:

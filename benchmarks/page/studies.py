@@ -1,0 +1,16 @@
+"""The tables of the ablation."""
+
+from __future__ import annotations
+
+from benchmarks.page.raw import Results
+
+
+def ablation(files: Results) -> str:
+    """The tables of `seps compare --suite ablation --report`, with the row that was run again."""
+    from seps.experiments import report
+    from seps.experiments.suites import ABLATION
+
+    found = {}
+    for name in ("ablation.jsonl", "ablation-cpu.jsonl"):
+        found.update({(run["name"], run["seed"]): run for run in files.lines(name)})
+    return report.markdown(list(found.values()), ABLATION)
