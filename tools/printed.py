@@ -11,8 +11,9 @@ Pages are README.md, docs/*.md and docs/zh/*.md. The markers in them are HTML co
     <!-- figures: NAME --> ... <!-- /figures -->   a table of benchmarks/page: a function, or a section of tables/*.md
     <!-- figure: REFERENCE -->5.9<!-- / -->        one figure in a sentence
     <!-- fixed: REASON -->                         before a table or text block that holds no measured figure
-    <!-- by hand: 3.10 0.25 -->                    figures of this page's sentences that nothing generates: versions,
-                                                   settings, and measurements whose output was not kept
+    <!-- repeated: 12.3 4.5 -->                    figures of this page's sentences that a generated part has as well
+    <!-- by hand: 3.10 0.25 -->                    those that nothing generates: versions, settings, and measurements
+                                                   whose output was not kept
 
 A part is a text: the lines that contain it (`TEXT +2`: the first of them and the two after it). `...` is a line of its
 own. Without parts all lines are shown. `printed slow:` marks a command that the tests do not run again.
@@ -23,9 +24,9 @@ contains these words (`#3`: the third). PATH leads to a number: `rsum > dev/none
 of text. FORMAT is that of Python, after `mean`, `median` or `deviation` over the lines, and after `* 100` where the
 unit differs; without one the number of a text stands on the page as it is.
 
-A figure in a sentence (a number with a point, or with %, s, ms or points) stands in a generated part of its page as
-well, of the English page of one in docs/zh, or of a study of lab to which the page leads; or it has one of the two
-markers for it.
+A figure in a sentence is a number with a point, or with %, s, ms, MB, points or times. Each has a `figure` marker or
+is in one of the lists, as often as it stands there, so that no digit changes unseen. A repeated one stands in a
+generated part of its page (of the English page for docs/zh) or in a study of lab to which the page leads.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import islice, zip_longest
@@ -64,11 +66,10 @@ _FIGURE = re.compile(r"<!-- figure: (?P<reference>.*?) -->(?P<text>.*?)<!-- / --
 _FIXED = re.compile(rf"^ *<!-- fixed: [^\n]*? -->\n+(?:{_FENCE}|(?:^ *\|[^\n]*\n)+)", re.M | re.S)
 _BARE = re.compile(rf"^ *```text\n(?P<block>.*?)^ *```$|{_FENCE}|(?P<table>(?:^ *\|[^\n]*\n)+)", re.M | re.S)
 _SECTION = re.compile(r"^<!-- figures: ([\w-]+) -->\n", re.M)
-_HAND = re.compile(r"^<!-- by hand: (?P<figures>[^>]*?) -->\n?", re.M)
+_LISTED = re.compile(r"^<!-- (?P<kind>repeated|by hand): (?P<figures>[^>]*?) -->\n?", re.M)
 _NO_SENTENCE = re.compile(r"^ *```.*?^ *```$|\$\$.*?\$\$|`[^`\n]*`|\]\([^)]*\)|https?://\S+|^\|[^\n]*$", re.M | re.S)
-_CLAIM = re.compile(
-    r"(?<![\w.])\d[\d,]*\.\d+(?:e-?\d+)?(?![\w.]*\d)|(?<![\w.,])\d[\d,]*(?= ?(?:%|ms\b|points\b|photos a second|s\b))"
-)
+_UNIT = r"%|个百分点|秒|倍|points\b|times\b|photos a second|(?:[mu]?s|[KMG]i?B)\b"
+_CLAIM = re.compile(rf"(?<![\w.])\d[\d,]*\.\d+(?:e-?\d+)?(?![\w.]*\d)|(?<![\w.,])\d[\d,]*(?= ?(?:{_UNIT}))")
 _NUMBER = re.compile(r"[-+]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[-+]?\d+)?")
 
 
@@ -286,9 +287,9 @@ def rendered(text: str, results: Results, made: dict[str, str]) -> str:
 
 def unmarked(text: str) -> list[str]:
     """Markers that cover nothing; first lines of the text blocks, and of the tables with numbers, that none covers."""
-    for pattern in (_PRINTED, _FIGURES, _FIXED, _FIGURE, _HAND):
+    for pattern in (_PRINTED, _FIGURES, _FIXED, _FIGURE, _LISTED):
         text = pattern.sub("", text)
-    found = re.findall(r"<!-- /?(?:printed|figures?|fixed|by hand| -->)[^\n]*", text)
+    found = re.findall(r"<!-- /?(?:printed|figures?|fixed|by hand|repeated| -->)[^\n]*", text)
     for match in _BARE.finditer(text):
         table = re.sub(r"`[^`]*`|\]\([^)]*\)", "", match["table"] or "")
         if match["block"] or re.search(r"\d", table):
@@ -296,25 +297,41 @@ def unmarked(text: str) -> list[str]:
     return found
 
 
-def claims(text: str) -> tuple[set[str], set[str]]:
-    """The figures of a page's sentences that no marker covers, and all numbers of its generated parts."""
-    generated = [match["text"] for pattern in (_PRINTED, _FIGURES) for match in pattern.finditer(text)]
-    for pattern in (_PRINTED, _FIGURES, _FIXED, _FIGURE, _HAND, _NO_SENTENCE):
-        text = pattern.sub(" ", text)
-    return set(_CLAIM.findall(text)), {number.lstrip("+-") for part in generated for number in _NUMBER.findall(part)}
+def sentences(text: str) -> str:
+    """A page with spaces in place of all that is no sentence, or has a marker."""
+    for pattern in (_PRINTED, _FIGURES, _FIXED, _FIGURE, _LISTED, _NO_SENTENCE):
+        text = pattern.sub(lambda match: " " * len(match[0]), text)
+    return text
+
+
+def claims(text: str) -> Counter[str]:
+    """The figures of a page's sentences that no marker covers, and how often each stands there."""
+    return Counter(_CLAIM.findall(sentences(text)))
+
+
+def proofs(page: Path, text: str) -> set[str]:
+    """The numbers of the generated parts of a page, of the English page, and of the studies to which it leads."""
+    parts = [match["text"] for pattern in (_PRINTED, _FIGURES) for match in pattern.finditer(text)]
+    for study in set(re.findall(r"\]\((?:\.\./)*lab/([\w-]+)/README\.md", text)):
+        parts.append((LAB / study / "README.md").read_text(encoding="utf-8"))
+    english = page.parent.parent / page.name
+    numbers = {number.lstrip("+-") for part in parts for number in _NUMBER.findall(part)}
+    if page.parent.name == "zh" and english.exists():
+        numbers |= proofs(english, english.read_text(encoding="utf-8"))
+    return numbers
 
 
 def unproved(page: Path, text: str) -> list[str]:
-    """Figures of sentences that nothing generates, and those said to be written by hand that are not there."""
-    said, generated = claims(text)
-    for study in set(re.findall(r"\]\((?:\.\./)*lab/([\w-]+)/README\.md", text)):
-        generated |= {number.lstrip("+-") for number in _NUMBER.findall((LAB / study / "README.md").read_text("utf-8"))}
-    if page.parent.name == "zh" and (page.parent.parent / page.name).exists():
-        generated |= claims((page.parent.parent / page.name).read_text(encoding="utf-8"))[1]
-    hand = {figure for match in _HAND.finditer(text) for figure in match["figures"].split()}
+    """What is wrong with the lists of the figures in a page's sentences."""
+    listed = {"repeated": Counter[str](), "by hand": Counter[str]()}
+    for match in _LISTED.finditer(text):
+        listed[match["kind"]].update(match["figures"].split())
+    said, every = claims(text), listed["repeated"] + listed["by hand"]
+    numbers = proofs(page, text)
     return [
-        *(f"{figure} stands in a sentence, and nothing generates it." for figure in sorted(said - generated - hand)),
-        *(f"{figure} is listed as written by hand, and is in no sentence." for figure in sorted(hand - said)),
+        *(f"{figure} stands in a sentence, and in no list (tools/printed.py says which)." for figure in said - every),
+        *(f"{figure} is in a list of figures, and in no sentence." for figure in every - said),
+        *(f"{figure} is listed as repeated, and nothing generates it." for figure in {*listed["repeated"]} - numbers),
     ]
 
 

@@ -7,7 +7,6 @@ import random
 import re
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,7 @@ PART = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 SAMPLE = 12
-"""Digits that are changed on each page."""
+"""Digits that are changed on each page, in its generated parts and in its sentences."""
 
 
 @pytest.fixture(scope="module")
@@ -39,18 +38,21 @@ def test_the_pages_are_what_their_commands_and_files_give() -> None:
     assert printed.problems() == []
 
 
-def digits(text: str) -> Iterator[int]:
-    """The places of all digits in text blocks, tables and figures that are generated."""
+def digits(text: str) -> tuple[list[int], list[int]]:
+    """The places of all digits in generated text blocks, tables and figures, and of those in figures of sentences."""
+    generated = []
     for part in PART.finditer(text):
         group = 1 if part[1] is not None else 2
-        yield from (part.start(group) + found.start() for found in re.finditer(r"\d", part[group]))
+        generated += [part.start(group) + found.start() for found in re.finditer(r"\d", part[group])]
+    said = printed._CLAIM.finditer(printed.sentences(text))
+    return generated, [match.start() + found.start() for match in said for found in re.finditer(r"\d", match[0])]
 
 
 @pytest.mark.parametrize("page", printed.PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_changed_digit_is_found(page: Path, results: printed.Results, made: dict[str, str]) -> None:
     text, chance = page.read_text(encoding="utf-8"), random.Random(page.name)
-    places = list(digits(text))
-    for place in chance.sample(places, min(SAMPLE, len(places))):
+    places = [place for part in digits(text) for place in chance.sample(part, min(SAMPLE, len(part)))]
+    for place in places:
         other = chance.choice([digit for digit in "0123456789" if digit != text[place]])
         changed = text[:place] + other + text[place + 1 :]
         assert printed.page_problems(page, changed, results, made), text[place - 40 : place + 10]
