@@ -4,6 +4,7 @@
     python tools/printed.py check     write nothing; exit with status 1 where a page differs
     python tools/printed.py run       run the commands, record their outputs, then write
                                       (`--only TEXT`: those that contain it; slow ones need this)
+    python tools/printed.py lists     write the lists of the figures in sentences anew: look at the diff
 
 Pages are README.md, docs/*.md and docs/zh/*.md. The markers in them are HTML comments:
 
@@ -43,6 +44,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -329,10 +331,23 @@ def unproved(page: Path, text: str) -> list[str]:
     said, every = claims(text), listed["repeated"] + listed["by hand"]
     numbers = proofs(page, text)
     return [
-        *(f"{figure} stands in a sentence, and in no list (tools/printed.py says which)." for figure in said - every),
+        *(f"{figure} stands in a sentence, and in no list: python tools/printed.py lists" for figure in said - every),
         *(f"{figure} is in a list of figures, and in no sentence." for figure in every - said),
         *(f"{figure} is listed as repeated, and nothing generates it." for figure in {*listed["repeated"]} - numbers),
     ]
+
+
+def listed_anew(page: Path, text: str) -> str:
+    """A page whose lists, below its title, hold the figures of its sentences."""
+    text = _LISTED.sub("", text)
+    numbers, lists = proofs(page, text), dict[str, list[str]]()
+    for figure in sorted(claims(text).elements()):
+        lists.setdefault("repeated" if figure in numbers else "by hand", []).append(figure)
+    made = [
+        textwrap.fill(f"<!-- {kind}: {' '.join(figures)} -->", 150) + "\n" for kind, figures in sorted(lists.items())
+    ]
+    title, rest = text.split("\n", 1)
+    return "".join([title, "\n", "\n" * bool(made), *made, "\n" if made else "", rest.lstrip("\n") if made else rest])
 
 
 def page_problems(page: Path, text: str, results: Results, made: dict[str, str]) -> list[str]:
@@ -363,7 +378,7 @@ def problems(results: Results | None = None) -> list[str]:
 def main() -> None:
     """Write, check or run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("do", choices=["write", "check", "run"])
+    parser.add_argument("do", choices=["write", "check", "run", "lists"])
     parser.add_argument("--only", help="run the commands that contain this text, slow ones as well")
     options = parser.parse_args()
     sys.path.insert(0, str(ROOT))
@@ -383,7 +398,8 @@ def main() -> None:
         for page in PAGES:
             text = page.read_text(encoding="utf-8")
             with contextlib.suppress(ValueError):  # which the check below names
-                page.write_text(rendered(text, results, made), encoding="utf-8")
+                text = rendered(text, results, made)
+            page.write_text(listed_anew(page, text) if options.do == "lists" else text, encoding="utf-8")
     wrong = problems()
     print("\n".join(wrong))
     sys.exit(bool(wrong))

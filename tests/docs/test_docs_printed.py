@@ -101,3 +101,12 @@ def test_outputs_are_alike_but_for_rounding() -> None:
     assert printed.alike(["score 1.213, 64 of 400"], ["score 1.215, 64 of 400"])
     assert not printed.alike(["score 1.213"], ["score 0.639"])
     assert not printed.alike(["score 1.213"], ["points 1.213"])
+
+
+def test_lists_written_anew_hold_each_figure_of_the_sentences() -> None:
+    page = printed.ROOT / "docs/made-up.md"
+    text = "# Title\n\nIt takes 1.5 s, twice 1.5 s, with 20 %.\n"
+    made = printed.listed_anew(page, text)
+    assert "<!-- by hand: 1.5 1.5 20 -->" in made and printed.unproved(page, made) == []
+    assert printed.listed_anew(page, made) == made
+    assert len(printed.unproved(page, made.replace("1.5 s, twice", "1.6 s, twice"))) == 2
