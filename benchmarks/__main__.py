@@ -20,7 +20,6 @@ RUNS: dict[str, tuple[str, str]] = {
     "search.cold_start": ("minutes", "CPU"),
     "search.gallery": ("an hour", "CPU, data"),
     "search.million": ("hours", "CPU, data, 13 GB of disk"),
-    "search.plain_vectors": ("an hour", "CPU, data"),
     "search.serving": ("two minutes", "CPU, a store"),
     "index.indexing": ("minutes", "GPU or CPU"),
     "index.indexing_cpu": ("hours", "one CPU thread, data"),

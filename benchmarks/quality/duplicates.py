@@ -5,8 +5,8 @@
 
 The first takes photos of a tar, saves some of them again in the ways of `CHANGES`, indexes all, and prints per way the
 part that is in one group with its original, by kind of group, and the groups that hold photos of different originals;
-then how alike the vectors are: each changed photo and its original, and different originals. By this cosine alone the
-page of `seps serve` folds results (`seps.library.duplicates.NEAR`).
+then how alike the vectors are: each changed photo and its original, and different originals. By this cosine the
+threshold of a model is set (`seps.library.likeness.NEAR_DUPLICATE_COSINES`).
 
 The second times the search for groups in made-up rows, without a store.
 """
@@ -80,14 +80,16 @@ def write_photos(tar: Path, folder: Path, photos: int, changed: int) -> None:
 
 def measure(folder: Path, location: Path, model_name: str) -> list[str]:
     """Index the photos and print what is found; returns the lines of the report."""
-    from seps.library.duplicates import KINDS, NEAR, group, read_gallery
+    from seps.library.duplicates import KINDS, group, read_gallery
+    from seps.library.likeness import near_duplicate_cosine
     from seps.retrieval.index.build import IndexOptions, index_folder
     from seps.retrieval.index.store import Store
     from seps.retrieval.index.zeroshot import load_search_model
 
     index_folder(folder, location, load_search_model(model_name), model_name, options=IndexOptions(bank=False))
-    gallery = read_gallery(Store.open(location))
-    groups = group(gallery, "near", NEAR)
+    store = Store.open(location)
+    gallery, near = read_gallery(store), near_duplicate_cosine(store.settings.model_hash)
+    groups = group(gallery, "near", near)
     joined: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
     mixed = []
     for found in groups:
@@ -113,7 +115,7 @@ def measure(folder: Path, location: Path, model_name: str) -> list[str]:
     lines += [
         f"  {found.kind}: " + ", ".join(f"{copy} ({copy.likeness:.3f})" for copy in found.pictures) for found in mixed
     ]
-    return lines + cosines({row["path"]: place for place, row in enumerate(gallery.facts)}, gallery.vectors, NEAR)
+    return lines + cosines({row["path"]: place for place, row in enumerate(gallery.facts)}, gallery.vectors, near)
 
 
 def cosines(places: dict[str, int], vectors: np.ndarray, near: float) -> list[str]:
@@ -133,7 +135,7 @@ def cosines(places: dict[str, int], vectors: np.ndarray, near: float) -> list[st
 
 def time_rows(count: int, width: int = 384) -> str:
     """Seconds for made-up rows, of which a tenth are copies of others."""
-    from seps.library.duplicates import NEAR, ComparedPictures, group
+    from seps.library.duplicates import ComparedPictures, group
     from seps.library.likeness import SIDE, Looks
 
     draw = np.random.default_rng(0)
@@ -151,7 +153,7 @@ def time_rows(count: int, width: int = 384) -> str:
     looks = Looks(hashes, pixels, means, deviations, np.zeros(count, np.float32))
     gallery = ComparedPictures(facts, looks, vectors, np.full(count, -1))
     start, cpu = time.perf_counter(), time.process_time()
-    groups = group(gallery, "near", NEAR)
+    groups = group(gallery, "near", 0.9)
     wall, cpu = time.perf_counter() - start, time.process_time() - cpu
     return f"{count:,} rows, vectors of {width}: {len(groups):,} groups in {wall:.1f} s ({cpu:.1f} s of processor time)"
 

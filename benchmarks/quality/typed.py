@@ -151,7 +151,7 @@ def language_rows(searcher: Searcher, captions: Sequence[str]) -> None:
     """Print what is taken for another language."""
 
     def taken(texts: Sequence[str]) -> int:
-        return sum(is_not_english(text, searcher.reader.pieces) for text in texts)
+        return sum(is_not_english(text, searcher.model.pieces) for text in texts)
 
     print("\n| queries | number | taken for another language |\n|---|---|---|")
     for part in re.split(r"^\[", LANGUAGES.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:

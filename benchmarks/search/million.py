@@ -204,7 +204,7 @@ def filter_facts(searcher: Searcher, queries: Sequence[str]) -> Facts:
 
 def recall_facts(searcher: Searcher, queries: Sequence[str]) -> Facts:
     """Part of the exact ten best that is found; exact: every picture scored, for a search with what rare words add."""
-    texts = searcher.reader.encode_texts(list(queries))
+    texts = searcher.model.encode_texts(list(queries))
     matches = [lexical.matches(query, searcher.store) for query in queries]
 
     def scores(some: Columns) -> torch.Tensor:
@@ -214,7 +214,7 @@ def recall_facts(searcher: Searcher, queries: Sequence[str]) -> Facts:
 
     found, seconds = exhaustive(searcher.store, scores, 2 * len(queries), TEN)
     best, whole = found[: len(queries)], found[len(queries) :]
-    vectors = search_vectors(searcher.reader, texts).numpy()
+    vectors = search_vectors(searcher.model, texts).numpy()
 
     def recall(count: int, prior: Any) -> float:
         found = [searcher.store.nearest(vector, count, ["id"], None, prior).values("id") for vector in vectors]

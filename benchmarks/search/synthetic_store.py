@@ -79,7 +79,6 @@ def store_settings(model: RetrievalModel, name: str, patches: int, words: int, p
         keep_patches=None if patches >= model.vision.num_patches else patches,
         keep_words=words,
         bank=bank_name(),
-        dated=True,
     )
 
 

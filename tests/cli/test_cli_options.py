@@ -143,7 +143,7 @@ PATHS = {
 TEXT = {
     "search": {"query", "--folder", "--after", "--before"},
     "explain": {"caption", "--dense", "--guide"},
-    "find": {"query", "--since", "--until", "--exclude"},
+    "find": {"query", "--after", "--before", "--exclude"},
     "index": {"--ray-address", "--forget-descriptions", "--exclude", "--remove-root"},
     "serve": {"--host", "--token", "--allow-host", "--root-path"},
     "caption": {"--model", "--url", "--api-key-env", "--dtype", "--extra", "--prompt", "--ray-address"},

@@ -48,3 +48,14 @@ def test_counts_and_stages(monkeypatch: pytest.MonkeyPatch, yes: bool) -> None:
         stage("encoding", 2, 7)
     for part in ("indexing", "3/4", "encoding", "2/7"):
         assert (part in terminal.text) == yes
+
+
+def test_a_pipe_gets_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal, now = Terminal(False), [0.0]
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    with progress.count_progress("indexing", "images") as count:
+        for done in range(1, 21):
+            now[0] += 1
+            count(done, 20)
+    assert terminal.text.splitlines() == [f"indexing: {done} of 20 images" for done in (5, 10, 15, 20)]

@@ -19,10 +19,14 @@ from seps.library import duplicates as module
 from seps.library import likeness
 from seps.library.contact_sheet import SHEET_GROUPS, sheet, thumbnails
 from seps.library.duplicates import ComparedPictures, CopyKind, find_duplicates, group, read_gallery
+from seps.library.folding import Entry, fold, unfolded
 from seps.library.likeness import Looks, looks_of
+from seps.retrieval.index.build import IndexOptions, index_folder
 from seps.retrieval.index.rows import StoreError
+from seps.retrieval.index.search import Searcher
 from seps.retrieval.index.store import Store
-from stores import index
+from seps.retrieval.pretrained import EMBEDDED, embedded_folder, from_pretrained
+from stores import TEXTS, index
 
 ASSETS = Path(module.__file__).parents[1] / "assets" / "gallery"
 PHOTOS = sorted(ASSETS.glob("*.jpg"))
@@ -243,3 +247,54 @@ def test_bad_input_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main(["duplicates", "--store", str(tmp_path / "s")]) == 0
     assert "0 groups" in capsys.readouterr().out
     assert sheet([], thumbnails(store, [])).size[0] > 0 and SHEET_GROUPS == 60
+
+
+def as_paths(groups: Sequence[module.Group]) -> list[list[str]]:
+    return [[copy.path for copy in found.pictures] for found in groups]
+
+
+def test_descriptions_and_the_name_of_the_model_change_no_group(tmp_path: Path) -> None:
+    """Only pixels count, and the threshold is that of the weights."""
+    folder = tmp_path / "g"
+    folder.mkdir()
+    for number, photo in enumerate(PHOTOS[:3]):
+        image = Image.open(photo).convert("RGB")
+        width, height = image.size
+        image.save(folder / f"{number}.jpg", quality=90)
+        image.crop((0, 0, round(width * 0.93), round(height * 0.93))).save(folder / f"{number}-cut.jpg", quality=90)
+    mini, plain = from_pretrained("mini"), IndexOptions(bank=False, workers=1)
+    wanted = [[f"{i}.jpg", f"{i}-cut.jpg"] for i in range(3)]
+    index_folder(folder, tmp_path / "plain", mini, "mini", options=plain)
+    assert as_paths(find_duplicates(Store.open(tmp_path / "plain"))) == wanted
+    lines = [json.dumps({"image": f"{i}-cut.jpg", "dense": TEXTS[i]}) for i in range(3)]
+    (folder / "data.jsonl").write_text("\n".join(lines) + "\n")
+    index_folder(folder, tmp_path / "described", mini, "/models/another-name", options=plain)
+    store = Store.open(tmp_path / "described")
+    assert store.described() == 3 and as_paths(find_duplicates(store)) == wanted
+    before, after = (read_gallery(Store.open(tmp_path / name)).vectors for name in ("plain", "described"))
+    assert after == pytest.approx(before, abs=1e-3)
+    # The page and the commands fold by the same relation; the first of the ranking stands for the others.
+    hits = Searcher(store, mini).search("a photo")
+    entries = fold(store, hits)
+    assert [[entry.hit, *entry.folded] for entry in entries] == [
+        [hit for hit in hits if hit.path[0] == number] for number in dict.fromkeys(hit.path[0] for hit in hits)
+    ]
+    assert [len(entry.folded) for entry in entries] == [1, 1, 1] and unfolded(hits) == [Entry(hit) for hit in hits]
+    assert fold(store, []) == []
+
+
+def test_measured_thresholds_are_those_of_the_shipped_weights() -> None:
+    """After a change of a shipped model, measure again: python -m benchmarks.duplicates."""
+    stated = [json.loads((embedded_folder(name) / "sentences.json").read_text()) for name in EMBEDDED]
+    assert {entry["model_hash"] for entry in stated} == set(likeness.NEAR_DUPLICATE_COSINES)
+
+
+def test_excluded_pictures_are_no_duplicates(tmp_path: Path) -> None:
+    folder = tmp_path / "g"
+    (folder / "old").mkdir(parents=True)
+    for name in ("a.jpg", "old/b.jpg"):
+        shutil.copy(PHOTOS[0], folder / name)
+    index(folder, tmp_path / "s")
+    assert len(find_duplicates(Store.open(tmp_path / "s"))) == 1
+    index(folder, tmp_path / "s", exclude=("old/",))
+    assert find_duplicates(Store.open(tmp_path / "s")) == []

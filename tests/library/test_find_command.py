@@ -7,8 +7,10 @@ import errno
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -56,15 +58,18 @@ def test_the_first_call_makes_a_store_and_the_next_ones_index_what_is_new(
     said = capsys.readouterr()
     store = default_store(data, folder, model_folder())
     assert "for the first time" in said.err and str(store) in said.err and "Indexed 2 pictures" in said.err
-    lines = said.out.splitlines()
-    assert len(lines) == 2 and all(line.split()[-1].startswith(str(folder)) for line in lines)
+    head, *lines = said.out.splitlines()
+    assert head.split() == ["rank", "score", "confidence", "date", "picture", "size"]
     expected = Searcher(store, model_folder()).search("a dog")
-    assert [line.split()[0] for line in lines] == [f"{hit.score:.3f}" for hit in expected]
+    good = sum(bool(hit.good) for hit in expected)
+    assert len(lines) == 3 - (good == 2) and (good == 2 or "---" in lines.pop(good))  # the line of seps search
+    assert [line.split()[1] for line in lines] == [f"{hit.score:.3f}" for hit in expected]
+    assert all(str(folder / hit.path) in line for line, hit in zip(lines, expected, strict=True))
     paint(folder / "new.jpg", 50)
     (folder / "p00.jpg").unlink()
     assert find("a dog", folder, "--paths") == 0
     said = capsys.readouterr()
-    assert "Indexed 1 pictures" in said.err and "1 gone" in said.err
+    assert "Indexed 1 picture in" in said.err and "1 gone" in said.err
     assert set(said.out.splitlines()) == {str(folder / "new.jpg"), str(folder / "sub" / "p01.jpg")}
 
 
@@ -115,6 +120,27 @@ def test_a_damaged_file_is_read_once(
     for _ in range(2):
         assert find("a dog", folder, "--paths") == 0
     assert len(calls) == 4 and str(folder / "p00.jpg") in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["bad.mp4", "bad.tar"])
+def test_a_damaged_video_or_shard_is_named_once(
+    folder: Path, data: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if name.endswith(".tar"):
+        with tarfile.open(folder / name, "w") as tar:
+            tar.add(paint(tmp_path / "in.jpg", 9), "in.jpg")
+        (folder / name).write_bytes((folder / name).read_bytes()[:900])
+    else:
+        (folder / name).write_bytes(b"no video")
+    store = default_store(data, folder, model_folder())
+    for _ in range(3):
+        assert find("a dog", folder, "--paths") == 0
+    told = capsys.readouterr().err
+    assert told.count(f"  {name}: ") == 1 and told.count(f"has not changed; seps index --store {store}") == 2
+    with (folder / name).open("ab") as file:
+        file.write(b"more")  # another file now
+    assert find("a dog", folder, "--paths") == 0
+    assert capsys.readouterr().err.count(f"  {name}: ") == 1
 
 
 def test_a_store_of_another_model_says_what_to_do(
@@ -253,7 +279,7 @@ def test_sums_with_pictures(folder: Path, capsys: pytest.CaptureFixture[str]) ->
         (["a", "--store", "{new}"], "name the folder"),
         (["a", "{folder}", "--copy-to", "{folder}/sub/new"], "found the next time"),
         (["a", "{folder}", "--html", "{folder}/p00.jpg"], "was not made by seps"),
-        (["a", "{folder}", "--since", "soon"], "cannot be read"),
+        (["a", "{folder}", "--after", "soon"], "cannot be read"),
         (["a", "{folder}", "--exclude", ""], "names nothing"),
         (["a", "{folder}", "--json", "--csv"], "not allowed"),
     ],
@@ -284,8 +310,33 @@ def test_sorting_and_dates(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     best = json.loads(out(capsys))
     assert {value["rank"] for value in best} == {1, 2}  # the two best, then their order
     assert all(value["date_source"] == "exif" for value in best)
-    assert find("a dog", folder, "--paths", "--since", "2011-01-01", "--until", "2013-01-01") == 0
+    assert find("a dog", folder, "--paths", "--after", "2011-01-01", "--before", "2013-01-01") == 0
     assert set(out(capsys).splitlines()) == set(by_age[1:3])
+
+
+def test_copies_are_folded_here_and_in_a_store(
+    folder: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(folder / "p02.jpg", folder / "copy.jpg")
+    assert find("a dog", folder, "--json") == 0
+    answer = json.loads(out(capsys))
+    (entry,) = [hit for hit in answer if "folded" in hit]
+    both = {str(folder / "p02.jpg"), str(folder / "copy.jpg")}
+    assert {entry["path"], *(copy["path"] for copy in entry["folded"])} == both
+    assert [hit["rank"] for hit in answer] == [1, 2, 3, 4, 5, 6]
+    assert find("a dog", folder, "--paths", "-k", "6") == 0
+    assert len(both & set(paths := out(capsys).splitlines())) == 1 and len(paths) == 6  # six pictures, not five
+    assert find("a dog", folder, "--paths", "--no-fold") == 0
+    assert both < set(out(capsys).splitlines())
+    assert find("a dog", folder) == 0
+    assert out(capsys).count("(and 1 copy)") == 1
+    search = ["--store", str(default_store(data, folder, model_folder())), "--json"]
+    for words in (["a dog"], ["--image", str(folder / "p04.jpg")]):
+        assert call("search", [*words, *search]) == 0
+        found = json.loads(out(capsys))
+        assert [len(hit.get("folded", ())) for hit in found].count(1) == 1 and len(found) == 6
+        assert call("search", [*words, *search, "--no-fold"]) == 0
+        assert len(json.loads(out(capsys))) == 7
 
 
 def test_copies_never_overwrite(folder: Path, tmp_path: Path) -> None:
@@ -334,7 +385,7 @@ def test_exclusions_are_counted_and_take_nothing_away(folder: Path, capsys: pyte
     assert find("a dog", folder, "--paths", "--exclude", "sub/") == 0
     said = capsys.readouterr()
     assert len(said.out.splitlines()) == 3
-    assert "3 pictures of the store are excluded: they are kept, and not found." in said.err
+    assert "3 pictures of the store are excluded" in said.err
     assert "1 excluded by --exclude (sub)" in said.err
     assert find("a dog", folder, "--paths") == 0
     assert len(out(capsys).splitlines()) == 6
@@ -370,7 +421,7 @@ def test_a_store_of_several_folders_as_it_is(tmp_path: Path, capsys: pytest.Capt
     assert call("index", [str(a), str(b), "--store", str(store), "--model", model_folder(), "--precision", "int8", "--no-bank"]) == 0  # fmt: skip  # noqa: E501
     paint(b / "new.jpg", 60)
     capsys.readouterr()
-    assert call("find", ["a dog", "--store", str(store), "--paths"]) == 0
+    assert call("find", ["a dog", "--store", str(store), "--paths", "--no-fold"]) == 0
     assert set(out(capsys).splitlines()) == {str(path) for place in (a, b) for path in place.rglob("*.jpg")}
     assert Store.open(store).settings.precision == "int8" and not Store.open(store).settings.bank
     for place in (a, b):  # one of its folders alone

@@ -26,7 +26,7 @@ from seps.library.shown import Explained, Hits
 from seps.retrieval.index.opening import IndexOptions
 from seps.retrieval.index.rows import StoreError
 from seps.retrieval.index.search import Filters, Searcher
-from stores import TEXTS, gallery, model, model_folder, paint
+from stores import TEXTS, gallery, index, model, model_folder, paint
 
 PLAIN = IndexOptions(bank=False)
 
@@ -258,4 +258,42 @@ def test_duplicates_are_those_of_the_store(library: Library, monkeypatch: pytest
     fake = ModuleType("seps.library.duplicates")
     fake.find_duplicates = lambda store, **options: asked.append((store, options)) or ["group"]  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, fake.__name__, fake)
-    assert library.duplicates(near=0.9) == ["group"] and asked == [(library.searcher.store, {"near": 0.9})]
+    assert library.duplicates(near=0.9) == ["group"]
+    assert asked == [(library.searcher.store, {"filters": library.scope(), "near": 0.9})]
+
+
+def test_every_door_of_a_store_of_two_folders_gives_paths_that_are_there(tmp_path: Path) -> None:
+    first, second = gallery(tmp_path / "a", 3), gallery(tmp_path / "b", 4)
+    store = tmp_path / "s"
+    index(first, store)
+    index(second, store, add=True)
+    for folder, names in ((first, {first}), (second, {second}), (None, {first, second})):
+        with Library(folder, store=store) as library:
+            wanted = {file for name in names for file in name.rglob("*.jpg")}
+            hits = library.search("a dog", 20)
+            assert set(hits.paths) == wanted and len(library) == len(wanted)
+            assert {one.path for one in library.similar(hits[0], 20)} == wanted
+            assert {Path(one.as_dict()["path"]) for one in hits} == wanted
+            assert hits[-1].explain().path == hits[-1].path and hits[-1].image().size == (60, 44)
+            assert library.export(tmp_path / "v.npz") == len(wanted)
+            assert set(np.load(tmp_path / "v.npz")["path"].tolist()) == set(map(str, wanted))
+            assert library.search("a dog", folder="sub").paths or folder != first
+            both = {copy.path for found in library.duplicates(kind="file") for copy in found.pictures}
+            assert bool(both) == (folder is None)  # the same pictures are in both folders
+
+
+def test_with_nothing_new_no_model_is_loaded_for_pictures(
+    made: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("seps.retrieval.index.zeroshot.load_search_model", lambda *_, **__: pytest.fail("not needed"))
+    with Library(made[0], store=made[1], options=PLAIN) as library:
+        assert len(library.search("a dog")) == 8 and library.update().unchanged == 8
+
+
+def test_excluded_pictures_are_not_exported(tmp_path: Path) -> None:
+    folder = gallery(tmp_path / "photos", 4)
+    with Library(folder, model=model_folder(), store=tmp_path / "s", options=PLAIN) as library:
+        assert library.export(tmp_path / "v.npz") == len(library) == 4
+    hiding = replace(PLAIN, exclude=("sub/",))
+    with Library(folder, model=model_folder(), store=tmp_path / "s", options=hiding) as library:
+        assert library.export(tmp_path / "v.npz") == len(library) == len(library.search("a dog")) == 2

@@ -209,7 +209,7 @@ def test_guides_reach_index_search_and_explanation(encoders, dev_scenes, tmp_pat
 
     assert index().new == 24
     settings = Store.open(store).settings
-    assert settings.guides == {"audio": 16} and settings.format == 2
+    assert settings.guides == {"audio": 16}
     data, guides = load_jsonl(path), true_guides(path)
     caption = "a red square on the left"
     names = [record.source.path.name for record in data.records]
@@ -257,7 +257,7 @@ def test_guides_reach_index_search_and_explanation(encoders, dev_scenes, tmp_pat
     assert main(["index", "--store", str(store), "--verify"]) == 0
 
 
-def test_an_index_without_guides_is_that_of_former_releases(encoders, dev_scenes, tmp_path):
+def test_an_index_without_guides_has_no_column_for_them(encoders, dev_scenes, tmp_path):
     model = RetrievalModel(model_config(encoders)).eval()
     save_pretrained(model, tmp_path / "model")
     index_folder(
@@ -268,7 +268,7 @@ def test_an_index_without_guides_is_that_of_former_releases(encoders, dev_scenes
         options=IndexOptions(workers=1, bank=False),
     )
     store = Store.open(tmp_path / "store")
-    assert store.settings.format == 1 and "guides" not in store._table.schema.names
+    assert "guides" not in store._table.schema.names
     guided = RetrievalModel(model_config(encoders, **GUIDED)).eval()
     with pytest.raises(DataError, match="reads the guide 'audio', and no image of"):
         index_folder(

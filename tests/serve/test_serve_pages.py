@@ -13,16 +13,14 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from stores import gallery, index, model
 
 pytest.importorskip("fastapi")
 from starlette.testclient import TestClient
 
+from seps.library import folding
 from seps.retrieval.index.search import Hit, Searcher
 from seps.serve import browse, queries, rankings, service
 from seps.serve.app import create_app
@@ -135,26 +133,8 @@ def test_by_date_what_is_less_relevant_stays_behind() -> None:
     assert found == [3, 2, 1, *range(24, 3, -1), *range(25, 201)]
 
 
-@given(st.lists(st.lists(st.integers(-2, 2), min_size=3, max_size=3), max_size=12), st.integers(0, 12))
-def test_folding_against_its_slow_form(values: list[list[int]], compared: int) -> None:
-    hits = [hit(place, None, 0) for place in range(len(values))]
-    rows = np.array(values, np.float32).reshape(len(values), 3)
-    vectors = (rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-9))[:compared]
-    groups: list[list[int]] = []
-    for place in range(len(hits)):
-        for group in groups:
-            if max(place, group[0]) < len(vectors) and float(vectors[group[0]] @ vectors[place]) >= 0.9:
-                group.append(place)
-                break
-        else:
-            groups.append([place])
-    found = rankings.fold(hits, vectors, 0.9)
-    assert [[entry.hit.rank, *(one.rank for one in entry.folded)] for entry in found] == groups
-
-
 def test_near_duplicates_are_folded(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """The copies have no description and the first has one: only the pixels count."""
-    monkeypatch.setattr(rankings, "NEAR", 0.99)
     same = {"p00.jpg", "copies/a.jpg", "copies/deep/b.jpg"}
     whole = paths(pages(client, QUERY, 200))
     found = pages(client, f"{QUERY}&fold=true", 5)
@@ -165,7 +145,7 @@ def test_near_duplicates_are_folded(client: TestClient, monkeypatch: pytest.Monk
     answer = client.get(f"{QUERY}&fold=true").json()
     assert (answer["total"], answer["pictures"]) == (12, 14)
     assert not any(hit["folded"] for hit in pages(client, QUERY, 200))
-    monkeypatch.setattr(service, "COMPARED", 1)
+    monkeypatch.setattr(folding, "COMPARED", 1)
     assert len(pages(client, f"{QUERY}&fold=true", 14)) == 14
 
 
@@ -306,13 +286,12 @@ def test_examples_are_of_the_store(tmp_path: Path) -> None:
     assert browse.examples(Searcher(tmp_path / "s", model())) == ["a red boat on a lake"]
 
 
-def test_a_store_of_a_dual_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_of_a_dual_encoder(tmp_path: Path) -> None:
     """Its vectors fold copies, descriptions aside; a sentence and a picture combine; no patches are kept."""
     from duals import dual_folder
     from seps.retrieval.index.build import IndexOptions, index_folder
     from seps.retrieval.index.zeroshot import load_search_model
 
-    monkeypatch.setattr(rankings, "NEAR_OTHER_MODELS", 0.99999)
     folder = gallery(tmp_path / "g", 4, described=4)
     shutil.copy(folder / "p00.jpg", folder / "copy.jpg")
     clip = load_search_model(dual_folder("clip"))

@@ -29,6 +29,7 @@ COMMANDS = {
     "demo": "run the main job on the photos that ship with the package",
     "reid": "re-identification over RGB / NIR / TIR: synth, train, eval, show, threshold, export, features",
     "doctor": "what is installed, which parts work, what is missing and how to get it",
+    "completion": "print a script that completes commands and options in bash, zsh or fish",
     "modules": "write seps_modules.py, the method in one file that needs torch alone",
 }
 _ROOMS = {

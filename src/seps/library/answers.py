@@ -30,12 +30,20 @@ class Question:
     min_confidence: float | None = None
     thumbnails: bool = False
     """Whether the answer holds the pictures' thumbnails."""
+    fold: bool = False
+    """Whether near-duplicates are folded under the best of them."""
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Question:
         """What `as_dict` wrote. Raises ValueError for anything else."""
         kinds: dict[str, tuple[type, ...]] = {"text": (str,), "folder": (str, type(None)), "exact": (bool,)}
-        kinds |= {"thumbnails": (bool,), "k": (int,), "candidates": (int,), "min_confidence": (int, float, type(None))}
+        kinds |= {
+            "thumbnails": (bool,),
+            "fold": (bool,),
+            "k": (int,),
+            "candidates": (int,),
+            "min_confidence": (int, float, type(None)),
+        }
         for field in dataclasses.fields(cls):
             if field.name not in values:
                 raise ValueError(f"The question lacks {field.name}.")
@@ -51,20 +59,23 @@ class Question:
 
 
 def answer(searcher: Searcher, question: Question) -> dict[str, Any]:
-    """`hits` (`Hit.as_dict`), how many of them are `good` (None: not known), `note`, `warning` and `thumbnails`."""
+    """`hits` (`Entry.as_dict`), how many of them are `good` (None: not known), `note`, `warning` and `thumbnails`."""
+    from seps.library.folding import best_entries
     from seps.library.query import has_signs
     from seps.retrieval.index.search import Filters
 
     hits = searcher.search(
         question.text,
-        question.k,
+        max(question.k, question.candidates) if question.fold else question.k,
         candidates=question.candidates,
         exact=question.exact,
         filters=Filters(question.folder, question.after, question.before, question.min_size),
         min_confidence=question.min_confidence,
     )
+    entries = best_entries(searcher.store, hits, question.k, folded=question.fold)
+    hits = [entry.hit for entry in entries]
     return {
-        "hits": [hit.as_dict() for hit in hits],
+        "hits": [entry.as_dict() for entry in entries],
         "good": None if any(hit.good is None for hit in hits) else sum(bool(hit.good) for hit in hits),
         "note": " ".join(filter(None, (searcher.note(question.text), SIGNS * has_signs(question.text)))),
         "warning": searcher.without_bank,

@@ -48,7 +48,7 @@ def html_page(groups: Sequence[Group], pictures: Mapping[str, bytes]) -> str:
     for number, group in enumerate(groups, 1):
         cells = "".join(_cell(copy, pictures.get(copy.id, b"")) for copy in group.pictures)
         parts.append(f"<section><h2>{number}. {escape(TITLES[group.kind])}</h2><ul>{cells}</ul></section>")
-    head = f"{len(groups)} groups; nothing was deleted. The first of each has the most pixels."
+    head = f"{len(groups)} group{'s' * (len(groups) != 1)}; nothing was deleted. The first of each has the most pixels."
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Duplicates</title>'
         '<meta name="generator" content="seps duplicates">'

@@ -10,25 +10,22 @@ n small pictures. Nothing is deleted, and no file is read.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
 
-from seps.library.likeness import Array, Looks, looks_of
+from seps.library.likeness import Array, Looks, looks_of, near_duplicate_cosine
 from seps.retrieval.data.gallery import shown_place
 from seps.retrieval.data.readers import is_video
-from seps.retrieval.index.rows import Columns, StoreError
+from seps.retrieval.index.codec import appearance
+from seps.retrieval.index.rows import Columns, Filters, StoreError, StoreSettings
 from seps.retrieval.index.store import Store
 
 CopyKind = Literal["file", "picture", "near"]
 """Why pictures are in one group: the same bytes; the same picture, encoded or sized again; nearly the same picture."""
 KINDS: tuple[CopyKind, ...] = get_args(CopyKind)
-NEAR = 0.9
-"""Least cosine of the vectors of nearly equal pictures, by the embedded models (docs/formats-and-duplicates.md)."""
-NEAR_OTHER_MODELS = 0.95
-"""The same for other models, whose vectors of different photos are closer; not measured."""
 LAYOUT = 0.4
 """Least correlation of the small pictures of nearly equal ones: models find two dogs on two lawns much alike."""
 NEAR_SHAPE = 0.3
@@ -87,12 +84,12 @@ class Group:
 
 @dataclass(frozen=True)
 class ComparedPictures:
-    """The pictures of a store, best first, and what is compared of them."""
+    """Pictures, best first, and what is compared of them."""
 
     facts: Sequence[dict[str, Any]]
     looks: Looks
     vectors: Array
-    """(n, C) float32 of length 1."""
+    """(n, C) float32 of length 1, of the pixels alone (`appearance`)."""
     videos: Array
     """(n,) int64: the number of the video that a frame is of; -1 for what is no frame."""
 
@@ -103,13 +100,14 @@ def find_duplicates(
     kind: CopyKind = "near",
     threshold: float | None = None,
     within: float | None = None,
+    filters: Filters | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Group]:
     """Groups of the same file, then of the same picture, then of nearly the same; each group once, by its first.
 
-    `kind` is the loosest to look for. `threshold` is the least cosine of vectors for "near" (default: `NEAR`, or
-    `NEAR_OTHER_MODELS`), `within` the most seconds between the files' times for it. Frames of one video are not
-    compared with each other. Raises StoreError for a kind or a number that is none.
+    `kind` is the loosest to look for. `threshold` is the least cosine of vectors for "near" (default: that of the
+    model, `near_duplicate_cosine`), `within` the most seconds between the files' times for it. Frames of one video are
+    not compared with each other. Raises StoreError for a kind or a number that is none.
     """
     if kind not in KINDS:
         raise StoreError(f"The kind of duplicates is {kind!r}; it must be one of {', '.join(KINDS)}.")
@@ -117,36 +115,45 @@ def find_duplicates(
         raise StoreError(f"The threshold is {threshold}; it must be above 0 and at most 1.")
     if within is not None and not within >= 0:
         raise StoreError(f"The time between two pictures is {within} s; it must be 0 or more.")
-    least = threshold or (NEAR if store.settings.model in ("mini", "base") else NEAR_OTHER_MODELS)
-    return group(read_gallery(store), kind, least, within, progress)
+    least = threshold or near_duplicate_cosine(store.settings.model_hash)
+    return group(read_gallery(store, filters), kind, least, within, progress)
 
 
-def read_gallery(store: Store) -> ComparedPictures:
-    """What is compared, from the store; thumbnails are decoded on all cores and not kept."""
+def read_gallery(store: Store, filters: Filters | None = None) -> ComparedPictures:
+    """The pictures of a store that can be found, best first."""
+    columns = [*_FACTS, "thumbnail", *store.settings.appearance]
+    gallery = compared(store.scan(columns, store.allowed(filters), batch_size=1024), store.settings)
+    order = np.array(sorted(range(len(gallery.facts)), key=lambda place: _rank(gallery.facts[place])), np.int64)
+    facts = [gallery.facts[place] for place in order]
+    return ComparedPictures(facts, gallery.looks.part(order), gallery.vectors[order], gallery.videos[order])
+
+
+def read_pictures(store: Store, ids: Sequence[str]) -> ComparedPictures:
+    """The pictures with these ids, in their order; those that are gone are left out. Frames count as photos."""
+    columns = [*_FACTS, "thumbnail", *store.settings.appearance]
+    parts = (store.select(ids[start : start + AT_ONCE], columns) for start in range(0, len(ids), AT_ONCE))
+    gallery = compared(parts, store.settings)
+    places = {row["id"]: place for place, row in enumerate(gallery.facts)}
+    order = np.array([places[identity] for identity in ids if identity in places], np.int64)
+    facts = [gallery.facts[place] for place in order]
+    return ComparedPictures(facts, gallery.looks.part(order), gallery.vectors[order], np.full(len(order), -1))
+
+
+def compared(parts: Iterable[Columns], settings: StoreSettings) -> ComparedPictures:
+    """What is compared of pictures, as they come; thumbnails are decoded on all cores and not kept."""
     facts: list[dict[str, Any]] = []
-    vectors: list[Array] = []
+    vectors: list[Array] = [np.zeros((0, settings.width), np.float32)]
 
     def thumbnails() -> Iterator[list[bytes]]:
-        for images in store.scan([*_FACTS, "thumbnail", "vector"], batch_size=1024):
+        for images in parts:
             facts.extend(images.rows(_FACTS))
-            vectors.append(_unit(images, store.settings.width))
+            vectors.append(appearance(images, settings))
             yield images.values("thumbnail")
 
     looks = looks_of(thumbnails(), lambda: [(row["width"], row["height"]) for row in facts])
-    order = sorted(range(len(facts)), key=lambda place: _rank(facts[place]))
-    places = np.array(order, np.int64)
     numbers: dict[str, int] = {}
-    ordered = [facts[place] for place in order]
-    videos = [numbers.setdefault(row["path"], len(numbers)) if _is_frame(row) else -1 for row in ordered]
-    stacked = np.concatenate(vectors) if vectors else np.zeros((0, store.settings.width), np.float32)
-    return ComparedPictures(ordered, looks.part(places), stacked[places], np.array(videos, np.int64))
-
-
-def _unit(images: Columns, width: int) -> Array:
-    vectors = np.asarray(images.vectors()[:, :width], np.float32)
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    found: Array = vectors / np.maximum(lengths, 1e-12)
-    return found
+    videos = [numbers.setdefault(row["path"], len(numbers)) if _is_frame(row) else -1 for row in facts]
+    return ComparedPictures(facts, looks, np.concatenate(vectors), np.array(videos, np.int64))
 
 
 def _is_frame(row: dict[str, Any]) -> bool:
@@ -167,13 +174,33 @@ def group(
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Group]:
     """As `find_duplicates`, of what was read already."""
+    return _sorted(
+        [
+            Group(
+                (
+                    _copy(gallery.facts[first], None, 1.0),
+                    *(_copy(gallery.facts[place], *why) for place, why in others.items()),
+                )
+            )
+            for first, others in joined(gallery, kind, threshold, within, progress)
+        ]
+    )
+
+
+def joined(
+    gallery: ComparedPictures,
+    kind: CopyKind,
+    threshold: float,
+    within: float | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Iterator[tuple[int, dict[int, tuple[CopyKind, float]]]]:
+    """Places of the first picture of each group, and of the others with their kind and likeness, in order."""
     total = len(gallery.facts)
     taken = np.zeros(total, bool)
     same_bytes: dict[str, list[int]] = defaultdict(list)
     for place, facts in enumerate(gallery.facts):
         same_bytes[facts["sha256"]].append(place)
     times = np.array([facts["mtime"] for facts in gallery.facts], np.int64)
-    groups = []
     for start in range(0, total, AT_ONCE):
         block = np.flatnonzero(~taken[start : start + AT_ONCE]) + start
         cosines = gallery.vectors[block] @ gallery.vectors[start:].T if kind == "near" else None
@@ -200,11 +227,9 @@ def group(
             ]
             if others:
                 taken[[one, *others]] = True
-                copies = [_copy(gallery.facts[place], *found[place]) for place in others]
-                groups.append(Group((_copy(gallery.facts[one], None, 1.0), *copies)))
+                yield one, {place: found[place] for place in others}
         if progress is not None:
             progress(min(total, start + AT_ONCE), total)
-    return _sorted(groups)
 
 
 def _add(found: dict[int, tuple[CopyKind, float]], kind: CopyKind, places: Array, likeness: Array) -> None:

@@ -28,10 +28,8 @@ from seps.library.shown import Explained, Found, Hits
 from seps.retrieval.config import DEFAULT_MODEL
 from seps.retrieval.data import UnreadableImage, read_source
 from seps.retrieval.data.images import as_file
-from seps.retrieval.index.codec import whole_vectors
-from seps.retrieval.index.rows import MissingStoreError, StoreError
+from seps.retrieval.index.rows import StoreError
 from seps.retrieval.index.search import CANDIDATES, Filters, Hit, Searcher, nanoseconds
-from seps.retrieval.index.store import Store
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -51,7 +49,8 @@ class Library:
     """The pictures of a folder, searched by a sentence or a picture.
 
     Args:
-        folder: the pictures. Without it `store` must be there already, and its folder is taken.
+        folder: the pictures; of a store of several folders those of this one. Without it `store` must be there
+            already, and all of its folders are searched.
         model: "mini", "base", a dual encoder's name, a model folder, or a model; default: the store's, else "base".
         store: where the index is kept; default: a place of this folder and model in the user's data folder.
         update: index what is new or changed before the first search; False takes the store as it is.
@@ -103,28 +102,32 @@ class Library:
     @property
     def model(self) -> RetrievalModel | ZeroShotModel:
         """The model, whole."""
+        self.searcher.load_vision()
         return self.searcher.model
+
+    def scope(self, folder: str | os.PathLike[str] | None = None, **filters: Any) -> Filters:
+        """Filters of the pictures below a folder; default: the library's, all of the store where none was named."""
+        chosen = folder if folder is not None else self._folder
+        if chosen is not None and folder is None:
+            chosen = os.path.realpath(chosen)  # as the store has it
+        return Filters(None if chosen is None else os.fspath(chosen), **filters)
 
     def update(self) -> IndexReport:
         """Index what is new, changed or gone below the folder; says what was done."""
-        from seps.retrieval.index.build import index_folder
-        from seps.retrieval.index.zeroshot import load_search_model
+        from seps.library.updating import update_store
 
-        name = self._model if isinstance(self._model, str) else self._known_model()
-        model = self._model
-        if model is None or isinstance(model, str):
-            model = load_search_model(name, device=self._device)
-        report = index_folder(self.folder, self.store, model, name, options=self._options, progress=self._progress)
-        self.close()
-        self._searcher = Searcher(self.store, model, device=self._device)
-        return report
-
-    def _known_model(self) -> str:
-        """The name of the model that the store was made with, or is to be."""
-        try:
-            return Store.open(self.store).settings.model
-        except MissingStoreError:
-            return DEFAULT_MODEL if self._model is None else "a model of one's own"
+        done = update_store(
+            [str(self.folder)],
+            self.store,
+            self._model,
+            options=self._options,
+            device=self._device,
+            progress=self._progress,
+        )
+        if done.model is not None:
+            self.close()
+            self._searcher = Searcher(self.store, done.model, device=self._device)
+        return done.report
 
     def add(self, path: str | os.PathLike[str]) -> IndexReport:
         """Index a file or folder that came to the library's folder.
@@ -163,11 +166,11 @@ class Library:
             min_confidence: only pictures of this confidence, 0 to 1; none at all where nothing fits.
             candidates: how many are scored exactly; with `exact` all are.
         """
-        chosen = _filters(folder, after, before, min_size)
+        chosen = self.scope(folder, **_facts(after, before, min_size))
         hits = self.searcher.search(
             text, k, candidates=candidates, exact=exact, filters=chosen, min_confidence=min_confidence
         )
-        self._check_found(hits, chosen)
+        self._check_found(hits, folder)
         return self._found(hits, text, self.searcher.note(text))
 
     def similar(
@@ -194,20 +197,20 @@ class Library:
                 f"A picture is a file, its bytes, a Pillow image or a hit, not {type(picture).__name__}. Of an array "
                 "of bytes (height, width, 3) PIL.Image.fromarray(array) makes one."
             )
-        chosen = _filters(folder, after, before, min_size)
+        chosen = self.scope(folder, **_facts(after, before, min_size))
         hits = self.searcher.search_image(picture, k, exact=exact, filters=chosen)
-        self._check_found(hits, chosen)
+        self._check_found(hits, folder)
         return self._found(hits, "", "")
 
-    def _check_found(self, hits: list[Hit], chosen: Filters) -> None:
-        """Raise ValueError where nothing was found because no picture is in the folder that was asked for."""
-        if not hits and chosen.folder is not None:
-            check_folder(self.searcher.store, chosen.folder)
+    def _check_found(self, hits: list[Hit], folder: str | os.PathLike[str] | None) -> None:
+        """Raise ValueError where nothing was found because no picture is in the folder."""
+        if not hits and folder is not None:
+            check_folder(self.searcher.store, os.fspath(folder))
 
     def duplicates(self, **options: Any) -> list[Any]:
         """Groups of pictures that are the same file, the same picture or nearly so; nothing is ever deleted."""
         found: list[Any] = importlib.import_module("seps.library.duplicates").find_duplicates(
-            self.searcher.store, **options
+            self.searcher.store, filters=self.scope(), **options
         )
         return found
 
@@ -220,14 +223,19 @@ class Library:
         if target.suffix not in (".npz", ".parquet"):
             raise ValueError(f"{target} must end in .npz or .parquet: vectors are written as one of these.")
         rows: dict[str, list[Any]] = {name: [] for name in _EXPORTED}
-        for some in self.searcher.store.scan([*_EXPORTED, "mean"], batch_size=1024):
+        store = self.searcher.store
+        for some in store.scan(_EXPORTED, store.allowed(self.scope()), batch_size=1024):
             for name in _EXPORTED[:-1]:
                 rows[name] += some.values(name)
-            rows["vector"] += list(whole_vectors(some, self.searcher.store.settings))
-        rows["path"] = [str(self.folder / name) for name in rows["path"]]
+            rows["vector"] += list(some.vectors())
+        rows["path"] = [str(store.settings.file(name)) for name in rows["path"]]
         with replacing(target) as part:
             _write(part, rows, target.suffix)
         return len(rows["id"])
+
+    def file(self, path: str) -> Path:
+        """The file of a picture, absolute, by its path in the store."""
+        return self.searcher.store.settings.file(path)
 
     def thumbnail(self, identity: str) -> bytes:
         """The small JPEG of a picture, by its id. Raises StoreError where the store has none."""
@@ -262,7 +270,7 @@ class Library:
         row = self._row(identity, "path", "member", "sha256", "thumbnail")
         picture, note = photo_to_draw(self.searcher, row, 1600)
         explanation = replace(found[0], note=" ".join(filter(None, (found[0].note, note))))
-        return Explained(explanation, Image.open(io.BytesIO(picture)), self.folder / found[1]["path"])
+        return Explained(explanation, Image.open(io.BytesIO(picture)), self.file(found[1]["path"]))
 
     def close(self) -> None:
         """Let go of the threads of the search; the next call opens it again."""
@@ -279,7 +287,8 @@ class Library:
         self.close()
 
     def __len__(self) -> int:
-        return len(self.searcher.store)
+        store = self.searcher.store
+        return store.count(store.allowed(self.scope()))
 
     def __repr__(self) -> str:
         return f"<Library of {len(self)} pictures in {self.folder}, model {self.searcher.store.settings.model}>"
@@ -316,11 +325,9 @@ def _default_store(folder: str | os.PathLike[str], model: str) -> Path:
     return default_store(data_folder(os.environ, sys.platform, Path.home()), Path(folder).expanduser(), model)
 
 
-def _filters(
-    folder: str | os.PathLike[str] | None, after: Day | None, before: Day | None, min_size: int | None
-) -> Filters:
+def _facts(after: Day | None, before: Day | None, min_size: int | None) -> dict[str, int | None]:
     first, last = (None if day is None else nanoseconds(str(day)) for day in (after, before))
-    return Filters(None if folder is None else os.fspath(folder), first, last, min_size)
+    return {"after": first, "before": last, "min_size": min_size}
 
 
 def _write(path: Path, rows: dict[str, list[Any]], kind: str) -> None:

@@ -26,8 +26,18 @@ SHAPE = 0.08
 """Largest difference of the logarithms of width / height."""
 FLAT = 6.0
 """Deviation of the pixels, of 255, below which a picture is one colour; then colours are compared, not shapes."""
+NEAR_DUPLICATE_COSINES = {"372f27f596e269b735150eacc732d480": 0.9, "4282d7f6c9891374769bf2f26a811a21": 0.9}
+"""By digest of a model's weights: the least cosine of nearly equal pictures, measured (docs/formats-and-duplicates.md).
+These are `mini` and `base`."""
+UNMEASURED_COSINE = 0.95
+"""The same for other models, whose vectors of different photos may be closer."""
 _HASH_SIDE, _LOW = 32, 8
 Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def near_duplicate_cosine(model_hash: str) -> float:
+    """The least cosine of the vectors of two nearly equal pictures, by the model with this digest."""
+    return NEAR_DUPLICATE_COSINES.get(model_hash, UNMEASURED_COSINE)
 
 
 def _cosines() -> Array:

@@ -172,7 +172,7 @@ def standardised(searcher: Searcher, parts: Sequence[Part], weights: Sequence[fl
 
 def _sample(searcher: Searcher, parts: Sequence[Part]) -> Iterator[Columns]:
     """The pictures nearest to each part, and those whose descriptions have most of its rare words; each once."""
-    store, every = searcher.store, searcher.allowed(None)
+    store, every = searcher.store, searcher.store.allowed(None)
     ids: set[str] = set()
     for part in parts:
         prior = searcher.prior() if part.described else None

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from seps.files import numbered, write_text
+from seps.library.folding import Entry
 from seps.retrieval.data import ImageSource, UnreadableImage, read_source
 from seps.retrieval.index.search import Hit, Searcher
 
@@ -39,6 +40,8 @@ class FoundPicture:
 
     hit: Hit
     source: ImageSource
+    folded: tuple[FoundPicture, ...] = ()
+    """Its near-duplicates."""
 
     @property
     def path(self) -> str:
@@ -46,9 +49,14 @@ class FoundPicture:
         return str(self.source.path) if self.source.member is None else f"{self.source.path}:{self.source.member}"
 
 
-def with_sources(searcher: Searcher, hits: Sequence[Hit]) -> list[FoundPicture]:
-    """The hits with their files, whose paths are absolute. Raises StoreError for a path out of the store's folders."""
-    return [FoundPicture(hit, searcher.image_source({"path": hit.path, "member": hit.member})) for hit in hits]
+def with_sources(searcher: Searcher, entries: Sequence[Entry]) -> list[FoundPicture]:
+    """Results with their files, whose paths are absolute. Raises StoreError for a path out of the store's folders."""
+
+    def found(hit: Hit, folded: Sequence[Hit] = ()) -> FoundPicture:
+        source = searcher.image_source({"path": hit.path, "member": hit.member})
+        return FoundPicture(hit, source, tuple(found(copy) for copy in folded))
+
+    return [found(entry.hit, entry.folded) for entry in entries]
 
 
 def write_page(path: Path, title: str, found: Sequence[FoundPicture], thumbnails: Mapping[str, bytes]) -> None:

@@ -34,7 +34,7 @@ class Found:
     @property
     def path(self) -> Path:
         """Its file, absolute; of a picture in a tar shard the shard."""
-        return self.library.folder / self.hit.path
+        return self.library.file(self.hit.path)
 
     @property
     def member(self) -> str | None:

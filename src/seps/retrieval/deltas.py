@@ -48,8 +48,8 @@ def undelta(base: dict[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str,
     places = renamed(bare.values(), base)
     for name, stem in bare.items():
         place = places[stem]
-        if place not in base:
-            state[place] = tensors[name]
+        if place not in base or tensors[name].shape != base[place].shape:
+            state[place] = tensors[name]  # never broadcast: what loads the state names it
         elif name != stem:
             scale = tensors.get(f"scale.{stem}", torch.ones(()))
             start = torch.zeros((), dtype=base[place].dtype) if name.startswith("int8.") else base[place]

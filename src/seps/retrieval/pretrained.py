@@ -385,11 +385,15 @@ def _load_state(model: RetrievalModel, state: Mapping[str, Tensor], path: Path, 
         told = " and ".join(f"{what} {len(names)} tensors (first: {names[0]})" for what, names in parts if names)
         remedy = f"{versions_sentence(saved_with)} Install the release it was saved with, or save the model again."
         raise ModelError(f"{path} {told}. {_changed_ideas(model) or remedy}")
-    try:
-        model.load_state_dict(state, strict=True)
-    except RuntimeError as error:
-        told = " ".join(str(error).split())
-        raise ModelError(f"{path} does not fit its configuration: {told} {_changed_ideas(model)}".rstrip()) from error
+    # torch itself takes a vector for a number, and its first value.
+    shapes = [name for name, value in sorted(state.items()) if value.shape != own[name].shape]
+    if shapes:
+        name, count = shapes[0], len(shapes)
+        raise ModelError(
+            f"{path} does not fit its configuration: the shape of {count} tensors is another (first: {name} is "
+            f"{tuple(state[name].shape)}, not {tuple(own[name].shape)}). {_changed_ideas(model)}".rstrip()
+        )
+    model.load_state_dict(state, strict=True)
 
 
 def _changed_ideas(model: RetrievalModel) -> str:

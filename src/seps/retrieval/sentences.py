@@ -58,7 +58,11 @@ def sentence_side(name: str, device: torch.device | str = "cpu") -> tuple[Retrie
             preprocessing=Preprocessing(*HALF),
         )
         model = RetrievalModel(settings, vision=vision)
-        model.load_state_dict(undelta(model.state_dict(), tensors), assign=True)
+        own = model.state_dict()
+        state = undelta(own, tensors)
+        if any(value.shape != own[name].shape for name, value in state.items() if name in own):
+            return None
+        model.load_state_dict(state, assign=True)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError):
         return None
     if checksum(model) != stated["checksum"]:

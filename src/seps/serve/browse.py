@@ -12,7 +12,7 @@ from typing import Any
 
 from seps.retrieval.data.dates import local_time
 from seps.retrieval.index.rows import Filters
-from seps.retrieval.index.search import Hit, Searcher
+from seps.retrieval.index.search import SHOWN, Hit, Searcher
 from seps.serve.places import shown_path
 from seps.serve.queries import Sort
 
@@ -39,15 +39,10 @@ def listed(searcher: Searcher, filters: Filters, sort: Sort) -> list[str]:
     """Ids of at most `LISTED` images, newest (or oldest) first; those of one time by id."""
     sign = 1 if sort == "oldest" else -1
     best: list[tuple[int, str]] = []
-    for some in searcher.store.scan(["id", *_times(searcher)], searcher.allowed(filters), batch_size=8192):
+    for some in searcher.store.scan(["id", "mtime", "taken"], searcher.store.allowed(filters), batch_size=8192):
         pairs = ((sign * when(row), row["id"]) for row in some.rows())
         best = heapq.nsmallest(LISTED, [*best, *pairs])
     return [identity for _, identity in best]
-
-
-def _times(searcher: Searcher) -> tuple[str, ...]:
-    """The columns that say when a picture was taken."""
-    return ("mtime", "taken") if searcher.store.settings.dated else ("mtime",)
 
 
 def when(row: Mapping[str, Any]) -> int:
@@ -57,8 +52,7 @@ def when(row: Mapping[str, Any]) -> int:
 
 def shown(searcher: Searcher, ids: list[str], first: int) -> list[Hit]:
     """The images with these ids, in order, as hits without a score; those that are gone are left out."""
-    columns = searcher.shown_columns
-    rows = {row["id"]: row for row in searcher.store.select(ids, columns).rows(columns)} if ids else {}
+    rows = {row["id"]: row for row in searcher.store.select(ids, SHOWN).rows(SHOWN)} if ids else {}
     return [Hit(first + place, 0.0, **rows[identity]) for place, identity in enumerate(ids) if identity in rows]
 
 
@@ -66,7 +60,9 @@ def overview(searcher: Searcher) -> dict[str, Any]:
     """Number of pictures, the folders with most of them, the span of dates, and sentences to try."""
     counts: Counter[str] = Counter()
     images, first, last = 0, None, None
-    for some in searcher.store.scan(["path", "member", *_times(searcher)], searcher.allowed(None), batch_size=8192):
+    for some in searcher.store.scan(
+        ["path", "member", "mtime", "taken"], searcher.store.allowed(None), batch_size=8192
+    ):
         times = [when(row) for row in some.rows()]
         images += len(times)
         first = min(times) if first is None else min(first, *times)
@@ -95,7 +91,7 @@ def examples(searcher: Searcher) -> list[str]:
     """Sentences to try: the beginnings of some descriptions, the same ones each time."""
     found: dict[str, str] = {}
     looked = 0
-    for some in searcher.store.scan(["id", "dense"], searcher.allowed(None)):
+    for some in searcher.store.scan(["id", "dense"], searcher.store.allowed(None)):
         looked += len(some)
         for identity, text in zip(some.values("id"), some.values("dense"), strict=True):
             phrase = beginning(text or "")

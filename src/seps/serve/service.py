@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from fastapi import HTTPException
 from fastapi.responses import Response
 
+from seps.library.folding import COMPARED, Entry, fold, unfolded
 from seps.library.query import Term
 from seps.retrieval.data import ImageSource, UnreadableImage, read_source
 from seps.retrieval.data.dates import local_time
@@ -31,7 +32,7 @@ from seps.serve.guard import AwayError
 from seps.serve.kept import kept_patches, selects_patches
 from seps.serve.originals import NoPictureError, original
 from seps.serve.queries import KEPT_PICTURES, Asked, PictureQuery, Recent, Sort, encode_upload, explained_sentence, find
-from seps.serve.rankings import COMPARED, Entry, fold, in_order, likeness, picture_vectors
+from seps.serve.rankings import in_order
 from seps.serve.uploads import Uploads
 
 WAITING = 200
@@ -155,8 +156,8 @@ class Service:
         """Raise HTTPException 404 where nothing was found because the folder has no pictures."""
         if shown.folder is None:
             return
-        store, among = self.searcher.store, self.searcher.allowed(Filters(below.folder))
-        if next(store.scan(["id"], among, batch_size=1), None) is None and len(store):
+        store = self.searcher.store
+        if next(store.scan(["id"], store.allowed(Filters(below.folder)), batch_size=1), None) is None and len(store):
             raise self._no_folder(shown.folder)
 
     def _no_folder(self, name: str) -> HTTPException:
@@ -192,9 +193,7 @@ class Service:
                 self._check_folder(asked.filters, below.filters)
             if len(terms) == 1 and not terms[0].is_image:
                 self._shown.put(terms[0].text, {hit.id: hit.score for hit in hits[:COMPARED]})
-            alike = likeness(self.searcher)
-            compared = [hit.id for hit in hits[:COMPARED]]
-            ranking = fold(hits, picture_vectors(self.searcher, compared) if asked.fold and hits else None, alike)
+            ranking = fold(self.searcher.store, hits) if asked.fold else unfolded(hits)
             self._rankings.put(asked, ranking, len(hits) + EMPTY_ROWS)
         every = [hit for entry in ranking for hit in (entry.hit, *entry.folded)]
         page = ranking[offset : offset + count]
@@ -327,8 +326,7 @@ class Service:
 
         With `local` the client is on this machine, and gets the whole path of the file.
         """
-        dated = ("taken",) if self.searcher.store.settings.dated else ()
-        row = self.row(address, ("path", "member", "width", "height", "size", "mtime", *dated))
+        row = self.row(address, ("path", "member", "width", "height", "size", "mtime", "taken"))
         source = self.source(row)
         state, note = "present", ""
         try:

@@ -23,9 +23,7 @@ from seps.retrieval.data import ImageSource, RetrievalDataset, UnreadableImage, 
 from seps.retrieval.data.augment import _sample
 from seps.retrieval.data.images import decode_image, decode_picture, stored_size, upright_size
 from seps.retrieval.eval.evaluate import encode_images
-from seps.retrieval.index.rows import StoreSettings
 from seps.retrieval.index.search import Searcher
-from seps.retrieval.index.store import Store
 from seps.retrieval.train.data import load_sets, read_data
 from seps.retrieval.train.task import RetrievalTask
 from stores import index, model, model_folder
@@ -153,41 +151,6 @@ def test_pixels_of_another_size_are_refused_and_not_resized(folder: Path) -> Non
     data = load_jsonl(folder / "data.jsonl")
     with pytest.raises(ValueError, match="109 x 109, and the model takes 96 x 96"):
         encode_images(model(), data, pixels=decode_all(data, stored_size(SIZE)))
-
-
-def test_an_old_store_keeps_its_way(
-    folder: Path, tmp_path: Path, seen: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    pictures = tmp_path / "pictures"
-    pictures.mkdir()
-    (pictures / "odd.png").write_bytes((folder / "odd.png").read_bytes())
-    write = StoreSettings.to_json
-
-    def without(self: StoreSettings) -> str:
-        values = json.loads(write(self))
-        del values["pixels"]
-        return json.dumps(values)
-
-    store = tmp_path / "store"
-    with monkeypatch.context() as old:
-        old.setattr(StoreSettings, "to_json", without)
-        index(pictures, store)
-    assert Store.open(store).settings.pixels == "resize"
-
-    seen.clear()
-    (pictures / "grey.png").write_bytes((folder / "grey.png").read_bytes())
-    words = ["index", str(pictures), "--store", str(store), "--model", model_folder()]
-    assert main(words) == 0
-    told = capsys.readouterr().err
-    assert "made the old way" in told and f"seps index {pictures} --store NEW" in told
-    source = ImageSource(pictures / "grey.png")
-    assert digests(seen) == digests([read_image(source, SIZE, "resize")]) != digests([read_image(source, SIZE)])
-    seen.clear()
-    hits = Searcher(store, model()).search_image(source.path)
-    assert hits[0].path == "grey.png" and digests(seen) == digests([read_image(source, SIZE, "resize")])
-
-    assert main(["index", str(pictures), "--store", str(tmp_path / "new"), "--model", model_folder()]) == 0
-    assert "old way" not in capsys.readouterr().err
 
 
 def test_a_picture_is_decoded_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

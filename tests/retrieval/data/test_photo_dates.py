@@ -19,7 +19,7 @@ from seps.retrieval.data.dates import date_of, date_taken, local_time, nanosecon
 from seps.retrieval.index.rows import Filters
 from seps.retrieval.index.search import Searcher
 from seps.retrieval.index.store import Store
-from stores import gallery, index, model_folder
+from stores import index, model_folder
 
 ORIGINAL, OFFSET, PARTS, DIGITIZED, CHANGED = 0x9003, 0x9011, 0x9291, 0x9004, 0x0132
 DAY = 86_400 * 10**9
@@ -136,45 +136,6 @@ def test_a_moved_photo_keeps_its_date(tmp_path: Path) -> None:
         row for some in Store.open(tmp_path / "s").scan(["path", "taken"]) for row in some.rows() if "/" in row["path"]
     ]
     assert row["taken"] == nanoseconds("2001-06-01T12:00:00")
-
-
-def test_a_store_of_the_last_release_opens_and_gets_its_dates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, store = dated_gallery(tmp_path / "g"), tmp_path / "s"
-    gallery(folder, 2)
-    _index_as_before(monkeypatch, folder, store)
-    assert "taken" not in Store.open(store)._table.schema.names
-    searcher = Searcher(store, model_folder())
-    before = searcher.search("a dog")
-    assert {hit.date_source for hit in before} == {"file"} and len(before) == 6
-    assert len(searcher.search("a dog", filters=Filters(after=0))) == 6
-    report = index(folder, store)
-    assert (report.unchanged, report.new, report.changed) == (6, 0, 0)
-    after = Searcher(store, model_folder()).search("a dog")
-    assert [(hit.path, hit.score) for hit in after] == [(hit.path, hit.score) for hit in before]
-    assert sorted(hit.date_source for hit in after) == ["exif"] * 3 + ["file"] * 3
-
-
-def _index_as_before(monkeypatch: pytest.MonkeyPatch, folder: Path, store: Path) -> None:
-    """As the last release did: no columns for dates and exclusions, no names of these in the settings."""
-    from seps.retrieval.index import opening, rows
-
-    made, write = opening._settings, rows.StoreSettings.to_json
-
-    def old(*arguments: object) -> object:
-        from dataclasses import replace
-
-        return replace(made(*arguments), dated=False)  # type: ignore[arg-type]
-
-    def old_json(settings: rows.StoreSettings) -> str:
-        import json
-
-        new = ("more_roots", "removed_roots", "dated", "excluded")
-        return json.dumps({name: value for name, value in json.loads(write(settings)).items() if name not in new})
-
-    with monkeypatch.context() as patch:
-        patch.setattr(opening, "_settings", old)
-        patch.setattr(rows.StoreSettings, "to_json", old_json)
-        index(folder, store)
 
 
 def test_the_bytes_of_a_date_are_read_once_decoded(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_explanations_of_a_store_sum_to_the_score(family: str, tmp_path: Path) -
     searcher = indexed(photos(tmp_path / "photos"), tmp_path / "s", family, **more)
     explainer, embedder = StoredExplainer(searcher), searcher.model.embedder  # type: ignore[union-attr]
     text = embedder.text_vectors([QUERY])[0]
-    off = 1e-5 if searcher.store.settings.vector_codes is None else 5e-3  # what packing changes counts as elsewhere
+    off = 1e-3  # what the rounding of the stored vector changes counts as elsewhere
     for hit in searcher.search(QUERY, 4):
         answer = explainer.explain(hit.id, QUERY, hit.score)
         assert answer is not None

@@ -14,7 +14,7 @@ from seps.retrieval.data import DataError
 from seps.retrieval.explain.stored import find_image
 from seps.retrieval.index.build import IndexOptions, IndexReport, index_folder, up_to_date
 from seps.retrieval.index.maintenance import remove_root, status, verify
-from seps.retrieval.index.rows import SEVERAL_ROOTS, Filters, StoreError
+from seps.retrieval.index.rows import Filters, StoreError
 from seps.retrieval.index.search import Searcher
 from seps.retrieval.index.store import Store
 from stores import gallery, model, model_folder, paint
@@ -116,14 +116,8 @@ def test_a_store_of_one_folder_is_what_it_was(tmp_path: Path) -> None:
     folder = gallery(tmp_path / "g", 2)
     index([folder], tmp_path / "s")
     settings = Store.open(tmp_path / "s").settings
-    assert (settings.format, settings.root, settings.more_roots) == (1, str(folder), ())
+    assert (settings.root, settings.more_roots) == (str(folder), ())
     assert {row.path for row in Store.open(tmp_path / "s").known().values()} == {"p00.jpg", "sub/p01.jpg"}
-
-
-def test_a_former_release_refuses_a_store_of_several_folders(tmp_path: Path) -> None:
-    """It would take the pictures of all folders but the first for deleted ones."""
-    *_, store = two(tmp_path)
-    assert Store.open(store).settings.format == SEVERAL_ROOTS > 2
 
 
 def test_a_folder_joins_where_it_is_asked_to(tmp_path: Path) -> None:
@@ -194,7 +188,7 @@ def test_a_root_removed_by_mistake_comes_back_as_it_was(
     command = ["index", "--store", str(store), "--model", model_folder()]
     assert main([*command, "--remove-root", str(gone)]) == 0
     said = capsys.readouterr().out
-    assert f"{count} pictures of {gone} are not found any more; their files are as they were" in said
+    assert f"{count} pictures of {gone} hidden from search" in said
     assert f"seps index {gone} --store {store} --add" in said
     assert found_by(store) == files_of(left) and len(files_of(gone)) == count
     assert verify(Store.open(store)) == []

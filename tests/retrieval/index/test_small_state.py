@@ -22,11 +22,10 @@ from seps.cli.shared.parser import UsageError
 from seps.retrieval.config import STATE_SIZES
 from seps.retrieval.data import ImageSource
 from seps.retrieval.heads import ImageFeatures
-from seps.retrieval.index import rows as store_rows
 from seps.retrieval.index.codec import PackingError, Precision, fewer_patches, mean_grid, pack, packed_shape, unpack
 from seps.retrieval.index.embedding import ImageJob, Preparer, packed_states
 from seps.retrieval.index.maintenance import status, verify
-from seps.retrieval.index.rows import CODES, StoreError, StoreSettings
+from seps.retrieval.index.rows import StoreError, StoreSettings
 from seps.retrieval.index.search import Searcher
 from seps.retrieval.index.store import Store
 from seps.retrieval.pretrained import from_pretrained
@@ -176,18 +175,10 @@ def test_a_worker_elsewhere_makes_the_same_codes(tmp_path: Path) -> None:
         assert (outcome.state["tokens"], outcome.state["mean"], outcome.state["words"]) == stored[name][:3]
 
 
-def test_a_former_release_says_that_the_store_is_newer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = gallery(tmp_path / "g", 2)
-    for number, options in enumerate(({"precision": "int2"}, {"means": 2})):
-        index(folder, tmp_path / f"{number}", **options)
-        assert Store.open(tmp_path / f"{number}").settings.format == CODES
-    index(folder, tmp_path / "usual", precision="int8", means=9)  # more cells than patches: all patches
+def test_a_grid_of_means_as_fine_as_the_patches_is_all_patches(tmp_path: Path) -> None:
+    index(gallery(tmp_path / "g", 2), tmp_path / "usual", precision="int8", means=9)
     usual = Store.open(tmp_path / "usual").settings
-    assert (usual.format, usual.means, usual.patches) == (1, False, 9)
-    monkeypatch.setattr(store_rows, "NEWEST", CODES - 1)
-    with pytest.raises(StoreError, match="newer release"):
-        Store.open(tmp_path / "0")
-    Store.open(tmp_path / "usual")
+    assert (usual.means, usual.patches) == (False, 9)
 
 
 def test_verify_finds_damaged_codes(tmp_path: Path) -> None:
@@ -213,7 +204,7 @@ def test_verify_finds_damaged_codes(tmp_path: Path) -> None:
 
 
 def test_damaged_settings_are_a_sentence(tmp_path: Path) -> None:
-    good = json.loads(StoreSettings("/x", "mini", "0" * 32, 32, (2, 2), 0, "int4", means=True, format=CODES).to_json())
+    good = json.loads(StoreSettings("/x", "mini", "0" * 32, 32, (2, 2), 0, "int4", means=True).to_json())
     assert StoreSettings.from_json(json.dumps(good), "here").patches == 4
     for wrong in ({"means": "yes"}, {"keep_patches": 3}, {"precision": "int3"}):
         with pytest.raises(StoreError, match="here are damaged"):

@@ -9,12 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from seps.cli.main import call
 from seps.retrieval import Searcher
-from seps.retrieval.confidence import REFERENCE, STRENGTH, Calibration, expected_largest
+from seps.retrieval.confidence import REFERENCE, Calibration, expected_largest
+from seps.retrieval.index import bank
 from seps.retrieval.index.bank import ASKED, GOOD, sentences
 from seps.retrieval.index.build import up_to_date
+from seps.retrieval.index.rows import OutdatedStoreError
 from seps.retrieval.index.store import Store
-from stores import index, model
+from stores import index, model, model_folder
 
 
 def test_the_confidence_is_the_part_of_background_queries_below() -> None:
@@ -48,23 +51,30 @@ def test_a_small_gallery_is_as_sure_as_a_large_one() -> None:
     assert [expected_largest(n) for n in (1, 2, 10, 100)] == pytest.approx([0, 0.5642, 1.5388, 2.5076], abs=0.03)
 
 
-def test_a_calibration_of_the_last_release_is_made_anew(photos: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("constant", ["STRENGTH", "BEST"])
+def test_scores_made_in_another_way_are_refused_until_they_are_made_again(
+    photos: Path, tmp_path: Path, constant: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The strength is part of a calibration, the number of best scores also of every level."""
     index(photos, tmp_path / "s", bank=True)
-    store = Store.open(tmp_path / "s")
-    right = store.settings.calibration
-    older = {name: value for name, value in right.items() if name not in ("strength", "gap")} | {"place": -3.0}
-    for strength in ({}, {"strength": 0.75}):
-        store.set_settings(replace(store.settings, calibration=older | strength))
-        before = Searcher(tmp_path / "s", model())
-        assert before.strength == strength.get("strength", STRENGTH)
-        assert before.calibration is not None and before.calibration.place == -3.0
-        # Until then its scores are those of that release: the level in part, no gap.
-        hit = before.search("a dog", 1)[0]
-        level = next(iter(store.select([hit.id], ["bank"]).values("bank")))
-        assert hit.terms["background"] == pytest.approx(-before.strength * level, abs=1e-6)
-        index(photos, tmp_path / "s", bank=True)
-        assert Store.open(tmp_path / "s").settings.calibration == pytest.approx(right, abs=1e-5)
-        store = Store.open(tmp_path / "s")
+    right = Store.open(tmp_path / "s").settings.calibration
+    names = (bank.bank_name, bank.calibration_name)
+    with monkeypatch.context() as patch:
+        patch.setattr(bank, constant, getattr(bank, constant) * 2)
+        for name in names:
+            name.cache_clear()
+        assert up_to_date(photos, tmp_path / "s") is None
+        with pytest.raises(OutdatedStoreError, match=f"seps index --store {tmp_path}/s"):
+            Searcher(tmp_path / "s", model())
+        assert call("index", ["--store", str(tmp_path / "s"), "--model", model_folder()]) == 0
+        assert "0 changed" in (told := capsys.readouterr().out) and "12 of them" in told
+        assert Searcher(tmp_path / "s", model()).search("a dog", 1)[0].confidence is not None
+        assert up_to_date(photos, tmp_path / "s") is not None
+    for name in names:
+        name.cache_clear()
+    assert index(photos, tmp_path / "s", bank=True).rescored == 12
+    assert Store.open(tmp_path / "s").settings.calibration == pytest.approx(right, abs=1e-5)
+    assert index(photos, tmp_path / "s", bank=True).rescored == 0
 
 
 def test_a_run_that_ends_while_it_calibrates_leaves_confidences_and_is_made_up_for(
@@ -73,7 +83,7 @@ def test_a_run_that_ends_while_it_calibrates_leaves_confidences_and_is_made_up_f
     index(photos, tmp_path / "s", bank=True)
     store = Store.open(tmp_path / "s")
     right = store.settings.calibration
-    store.set_settings(replace(store.settings, calibration={n: v for n, v in right.items() if n != "gap"}))
+    store.set_settings(replace(store.settings, calibrated="another way"))
 
     def killed(*_: object) -> None:
         raise KeyboardInterrupt

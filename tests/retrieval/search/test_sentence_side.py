@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from seps.retrieval.explain.explanation import Explainer
+from seps.retrieval.explain.stored import StoredExplainer
 from seps.retrieval.index.build import index_folder
 from seps.retrieval.index.codec import model_hash
 from seps.retrieval.index.opening import IndexOptions
@@ -55,14 +57,18 @@ def test_the_files_beside_the_models_are_theirs(name: str, whole: RetrievalModel
 
 def test_it_finds_what_the_whole_model_finds(store: Path, whole: RetrievalModel) -> None:
     quick, slow = Searcher(store), Searcher(store, whole)
-    assert isinstance(quick.reader, RetrievalModel) and isinstance(quick.reader.vision, AbsentVision)
+    explainer = StoredExplainer(quick)
+    kept = quick.model
+    assert isinstance(kept, RetrievalModel) and isinstance(kept.vision, AbsentVision)
     for query in ("a dog", "a cup of coffee on a table", "the sea"):
         assert quick.search(query) == slow.search(query) and quick.note(query) == slow.note(query)
     assert quick.search("a dog", exact=True) == slow.search("a dog", exact=True)
-    assert isinstance(quick.reader.vision, AbsentVision)
+    assert isinstance(kept.vision, AbsentVision)
     photo = files("seps") / "assets" / "gallery" / PHOTOS[0]
     assert quick.search_image(str(photo)) == slow.search_image(str(photo))
-    assert isinstance(quick.model, RetrievalModel) and not isinstance(quick.model.vision, AbsentVision)
+    # The vision encoder joins the model: what holds the model, as the explainer of the page does, holds the same one.
+    assert quick.model is kept and not isinstance(kept.vision, AbsentVision)
+    assert isinstance(explainer.explainer, Explainer) and explainer.explainer.model is kept
     assert quick.search("a dog") == slow.search("a dog")
 
 

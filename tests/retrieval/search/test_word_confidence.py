@@ -86,7 +86,7 @@ def test_the_fit_by_hand(shipped: Searcher) -> None:
         rows = shipped.store.select([hit.id for hit in hits], ["id", "vector"])
         known = dict(zip(rows.values("id"), whole_vectors(rows, shipped.store.settings), strict=True))
         vectors = torch.stack([torch.from_numpy(known[hit.id]) for hit in hits])
-        nouns = bank.noun_vectors(shipped.reader, shipped.store.settings)
+        nouns = bank.noun_vectors(shipped.model, shipped.store.settings)
         assert nouns.shape == (2, len(bank.nouns()), 384)
         largest = (vectors @ nouns[form].T).sort(dim=1, descending=True).values[:, :10].mean(dim=1)
         better = vectors @ shipped.search_vector(shipped.encode(text)) - largest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import subprocess
@@ -19,8 +20,9 @@ import pytest
 from seps.retrieval.index import build as indexing
 from seps.retrieval.index import embedding
 from seps.retrieval.index.build import IndexOptions, index_folder
+from seps.retrieval.index.connection import open_dataset
 from seps.retrieval.index.maintenance import status, verify
-from seps.retrieval.index.rows import Row, StoreError, StoreSettings, row_id
+from seps.retrieval.index.rows import FORMAT, OutdatedStoreError, Row, StoreError, StoreSettings, row_id
 from seps.retrieval.index.store import Filters, Store, writer_lock
 from stores import gallery, index, model, model_folder, paint
 
@@ -208,13 +210,15 @@ def test_other_settings_models_and_folders_are_refused(tmp_path: Path) -> None:
         index(tmp_path / "nowhere", tmp_path / "t")
 
 
-def test_newer_store_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("other", [1, FORMAT - 1, FORMAT + 1])
+def test_a_store_of_another_format_is_indexed_again(tmp_path: Path, other: int) -> None:
+    """Its values mean something else: nothing is converted, and the command that makes it again is named."""
     folder = gallery(tmp_path / "g", 2)
     index(folder, tmp_path / "s")
-    store = Store.open(tmp_path / "s")
-    store.set_settings(store.settings.__class__(**{**store.settings.__dict__, "format": 99}))
+    settings = {**json.loads(Store.open(tmp_path / "s").settings.to_json()), "format": other, "vector_codes": "int8"}
+    open_dataset(str(tmp_path / "s")).update_schema_metadata({"seps": json.dumps(settings)})
     for work in (lambda: Store.open(tmp_path / "s"), lambda: index(folder, tmp_path / "s")):
-        with pytest.raises(StoreError, match=r"newer release of seps \(format 99"):
+        with pytest.raises(OutdatedStoreError, match=rf"format {other};.* seps index {folder} --store {tmp_path}/s"):
             work()
 
 

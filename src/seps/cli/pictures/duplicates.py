@@ -11,7 +11,7 @@ from pathlib import Path
 from seps.cli.shared.argtypes import fraction, non_negative_real, output_file
 from seps.cli.shared.outputs import check_page, check_picture, save_picture
 from seps.cli.shared.parser import Parser
-from seps.cli.shared.text import print_json, printable
+from seps.cli.shared.text import counted, print_json, printable
 from seps.files import write_text
 
 
@@ -70,7 +70,8 @@ def run(options: argparse.Namespace) -> int:
         for copy in group.pictures:
             print(f"   {'keep ' if copy.kind is None else '     '} {printable(copy)}  ({contact_sheet.told(copy)})")
     others = sum(len(group.others) for group in groups)
-    print(f"{len(groups)} groups with {others} pictures beside those to keep, of {len(store)}. Nothing was deleted.")
+    beside = f"{counted(others, 'picture')} beside {'that' if len(groups) == 1 else 'those'} to keep"
+    print(f"{counted(len(groups), 'group')} with {beside}, of {len(store)}. Nothing was deleted.")
     for name in filter(None, (options.html, options.sheet)):
         print(f"Written: {printable(name)}")
     return 0

@@ -12,7 +12,6 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,14 +28,16 @@ from seps.cli.shared.argtypes import (
 )
 from seps.cli.shared.indexing import tell_left_out
 from seps.cli.shared.parser import Parser, add_plugins
-from seps.cli.shared.text import list_problems, print_for_programs, print_json, printable, say
+from seps.cli.shared.results import print_results
+from seps.cli.shared.text import counted, list_problems, print_for_programs, print_json, printable, say
 from seps.retrieval.config import DEFAULT_MODEL
 
 if TYPE_CHECKING:
+    from seps.library.folding import Entry
     from seps.library.query import Term
     from seps.library.results import FoundPicture
     from seps.retrieval.index.build import IndexReport
-    from seps.retrieval.index.search import Hit, Searcher
+    from seps.retrieval.index.search import Searcher
     from seps.retrieval.index.zeroshot import ZeroShotModel
     from seps.retrieval.model import RetrievalModel
 
@@ -45,7 +46,7 @@ _COLUMNS = ("rank", "score", "confidence", "path", "member", "date", "date_sourc
 
 def add_options(parser: Parser) -> None:
     """The options of `seps find`."""
-    parser.intermixed = True
+    parser.intermixed = parser.sentence = True
     parser.add_argument("query", nargs="?", help="what to look for: 'a dog on the beach', 'horse + stripes - grass'")
     parser.add_argument("folder", nargs="?", help="where (default: the current folder, or all folders of --store)")
     parser.add_argument(
@@ -55,8 +56,8 @@ def add_options(parser: Parser) -> None:
         "--minus-image", type=input_file, action="append", default=[], metavar="FILE", help="subtract this picture"
     )
     parser.add_argument("-k", type=positive, default=10, help="how many to show (default: 10)")
-    parser.add_argument("--since", type=date, metavar="DATE", help="only photos of this date or later")
-    parser.add_argument("--until", type=date, metavar="DATE", help="only photos before this date")
+    parser.add_argument("--after", type=date, metavar="DATE", help="only photos of this date or later")
+    parser.add_argument("--before", type=date, metavar="DATE", help="only photos before this date")
     parser.add_argument(
         "--sort",
         choices=("score", "date", "newest", "oldest"),
@@ -64,6 +65,7 @@ def add_options(parser: Parser) -> None:
         help="order of the photos that were found; date is newest first (default: score)",
     )
     parser.add_argument("--min-confidence", type=fraction, metavar="C", help="least confidence of a picture, 0 to 1")
+    parser.add_argument("--no-fold", action="store_true", help="list near-duplicates one by one (default: fold them)")
     parser.add_argument("--exact", action="store_true", help="score every picture: slower, nothing can be missed")
     parser.add_argument(
         "--exclude",
@@ -97,11 +99,12 @@ def run(options: argparse.Namespace) -> int:
     if folder is None and query is not None and (options.image or options.minus_image) and os.path.isdir(query):
         query, folder = None, query  # `seps find --image a.jpg FOLDER`
     from seps.cli.shared.outputs import check_page
+    from seps.library.folding import best_entries
     from seps.library.query import search_terms, terms_of
     from seps.library.results import with_sources
     from seps.plugins import load_plugins
     from seps.retrieval.index.rows import OtherModelError, StoreError
-    from seps.retrieval.index.search import Filters, Searcher
+    from seps.retrieval.index.search import CANDIDATES, Filters, Searcher
 
     terms = terms_of(query, options.image, options.minus_image)
     store, folders = _place(options, folder)
@@ -119,14 +122,15 @@ def run(options: argparse.Namespace) -> int:
     hits = search_terms(
         searcher,
         terms,
-        options.k,
+        options.k if options.no_fold else max(options.k, CANDIDATES),
         exact=options.exact,
-        filters=Filters(os.path.realpath(folders[0]) if folders else None, options.since, options.until),
+        filters=Filters(os.path.realpath(folders[0]) if folders else None, options.after, options.before),
         min_confidence=options.min_confidence,
     )
     for note in {searcher.note(term.text) for term in terms if not term.is_image} - {""}:
         say(note)
-    found = with_sources(searcher, _sorted(hits, options.sort))
+    entries = best_entries(searcher.store, hits, options.k, folded=not options.no_fold)
+    found = with_sources(searcher, _sorted(entries, options.sort))
     _print(options, found, terms)
     _write(options, searcher, found, terms)
     return 0
@@ -137,7 +141,11 @@ def _place(options: argparse.Namespace, folder: str | None) -> tuple[str, list[s
     from seps.library.places import data_folder, default_store
 
     if folder is not None and not os.path.isdir(folder):
-        raise ValueError(f"There is no folder {folder}. Name the folder that holds the pictures.")
+        words = shlex.quote(f"{options.query} {folder}")
+        raise ValueError(
+            f"There is no folder {folder}. Name the folder that holds the pictures; a sentence of several words goes "
+            f"into quotes: seps find {words}"
+        )
     if options.store is not None:
         return options.store, [] if folder is None else [folder]
     folder = "." if folder is None else folder
@@ -157,52 +165,52 @@ def _check_copies(copies: str | None, folders: Sequence[str]) -> None:
 def _update(options: argparse.Namespace, store: str, folders: Sequence[str]) -> RetrievalModel | ZeroShotModel | None:
     """Index what is new; the model, where it was needed for that."""
     from seps.cli.shared.progress import count_progress
+    from seps.library.updating import update_store
     from seps.locks import FileInUse
-    from seps.retrieval.index.build import IndexOptions, index_folder, up_to_date
-    from seps.retrieval.index.opening import roots_to_read, settings_at
+    from seps.retrieval.index.build import IndexOptions
+    from seps.retrieval.index.opening import settings_at
     from seps.retrieval.index.rows import StoreError
-    from seps.retrieval.index.zeroshot import load_search_model
 
     wanted = IndexOptions(prune=options.prune, exclude=tuple(options.exclude))
-    known = settings_at(store)
-    roots_to_read(known, store, folders, wanted)  # says what is wrong with them before anything is loaded
-    report = up_to_date(folders, store, options=wanted) if known is not None else None
-    if report is not None:
-        _tell(report, store)
-        return None
-    if known is not None:  # as the store is
-        wanted = replace(wanted, bank=bool(known.bank))
-    name = options.model or (DEFAULT_MODEL if known is None else known.model)
-    model = load_search_model(name, device=options.device or default_device(), plugins=options.plugin)
-    if known is None:
-        say(f"Indexing {', '.join(folders)} for the first time, into {store}.")
     try:
         with count_progress("indexing", "images") as progress:
-            _tell(index_folder(folders, store, model, name, options=wanted, progress=progress), store)
+            done = update_store(
+                folders,
+                store,
+                options.model,
+                options=wanted,
+                device=lambda: options.device or default_device(),
+                plugins=options.plugin,
+                first=lambda: say(f"Indexing {', '.join(folders)} for the first time, into {store}."),
+                progress=progress,
+            )
     except StoreError as error:
-        if known is not None and isinstance(error.__cause__, OSError):
+        there = settings_at(store) is not None
+        if there and isinstance(error.__cause__, OSError):
             raise StoreError(f"{error} To search what is indexed already, add --no-update.") from error
-        if known is None or not isinstance(error.__cause__, FileInUse):
+        if not there or not isinstance(error.__cause__, FileInUse):
             raise
         say(f"{error} So what is indexed already is searched.")
-    return model
+        return None
+    _tell(done.report, store)
+    return done.model
 
 
 def _tell(report: IndexReport, store: str) -> None:
     """Say on standard error what has changed and what is left out."""
     read = report.new + report.changed + report.moved
     if read or report.deleted:
-        say(f"Indexed {read} pictures in {report.seconds:.1f} s; {report.deleted} gone.")
+        say(f"Indexed {counted(read, 'picture')} in {report.seconds:.1f} s; {report.deleted} gone.")
     again = f"seps index --store {shlex.quote(store)}"
     tell_left_out(report, f"{again} --json", again)
 
 
-def _sorted(hits: Sequence[Hit], order: str) -> list[Hit]:
-    """The hits by score, or by date; equal dates by score."""
+def _sorted(entries: Sequence[Entry], order: str) -> list[Entry]:
+    """The results by score, or by date; equal dates by score."""
     if order == "score":
-        return list(hits)
+        return list(entries)
     sign = 1 if order == "oldest" else -1
-    return sorted(hits, key=lambda hit: (sign * hit.when, hit.rank))
+    return sorted(entries, key=lambda entry: (sign * entry.hit.when, entry.hit.rank))
 
 
 def _print(options: argparse.Namespace, found: Sequence[FoundPicture], terms: Sequence[Term]) -> None:
@@ -218,11 +226,13 @@ def _print(options: argparse.Namespace, found: Sequence[FoundPicture], terms: Se
             row = _plain(picture, terms)
             table.writerow({**row, "path": printable(row["path"])} if sys.stdout.isatty() else row)
         print_for_programs(page.getvalue())
-    else:
-        for picture in found:
-            hit = picture.hit
-            sure = "" if hit.confidence is None else f"  {hit.confidence:.2f}"
-            print(f"{hit.score:>7.3f}{sure}  {hit.date[:10]} {hit.date_source}  {printable(picture.path)}")
+    elif found:
+        known = [picture.hit.good for picture in found]
+        by_score = options.sort == "score" and None not in known
+        hits = [_plain(picture, terms) for picture in found]
+        print_results(
+            hits, [picture.path for picture in found], sum(map(bool, known)) if by_score else None, dates=True
+        )
     if not found:
         say("Nothing found: there is no picture, or the dates and the confidence leave nothing.")
 
@@ -242,7 +252,8 @@ def _plain(picture: FoundPicture, terms: Sequence[Term]) -> dict[str, Any]:
     parts = [
         {"part": str(term), "score": round(value, 6)} for term, value in zip(terms, picture.hit.parts, strict=False)
     ]
-    return {**picture.hit.as_dict(), "path": str(picture.source.path), **({"parts": parts} if parts else {})}
+    copies = {"folded": [_plain(copy, ()) for copy in picture.folded]} if picture.folded else {}
+    return {**picture.hit.as_dict(), "path": str(picture.source.path), **({"parts": parts} if parts else {}), **copies}
 
 
 def _write(
@@ -257,5 +268,5 @@ def _write(
         say(f"Written: {options.html}")
     if options.copy_to:
         copies, problems = copy_to(Path(options.copy_to), found)
-        say(f"Copied {len(copies)} pictures to {options.copy_to}.")
+        say(f"Copied {counted(len(copies), 'picture')} to {options.copy_to}.")
         list_problems(problems, "could not be copied", "seps index --verify")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, get_args
 from seps.cli.shared.argtypes import default_device, device, non_negative_real, positive, positive_real
 from seps.cli.shared.indexing import is_all_excluded, tell_left_out
 from seps.cli.shared.parser import Parser, add_plugins
-from seps.cli.shared.text import list_problems, print_json, printable, say
+from seps.cli.shared.text import counted, list_problems, print_json, printable, say
 from seps.retrieval.config import DEFAULT_MODEL, STATE_SIZES, StoredPrecision
 
 if TYPE_CHECKING:
@@ -173,13 +173,6 @@ def run(options: argparse.Namespace) -> int:
         print_json(_plain_report(report))
         return 0
     _tell(report)
-    if report.older_pixels:
-        print(
-            f"The pictures of {options.store} were made the old way, stretched to the model's size at once, and so are "
-            "those that join them and pictures to search by. The new way finds more (docs/retrieval-results.md). To "
-            f"change over, index into a new store: seps index {' '.join(options.folder) or 'FOLDER'} --store NEW",
-            file=sys.stderr,
-        )
     if report.former_size is not None and isinstance(model, RetrievalModel):
         then, now = (f"{height} x {width}" for height, width in (report.former_size, model.image_size))
         print(
@@ -218,7 +211,7 @@ def _index(options: argparse.Namespace, model: RetrievalModel | ZeroShotModel, s
 
 
 def _plain_report(report: IndexReport) -> dict[str, object]:
-    names = ("new", "changed", "moved", "unchanged", "deleted", "kept", "described", "excluded")
+    names = ("new", "changed", "moved", "unchanged", "deleted", "kept", "described", "excluded", "rescored")
     counts = {name: getattr(report, name) for name in names}
     times = {name: round(getattr(report, name), 2) for name in ("seconds", "decoding", "encoding", "own")}
     faults = {
@@ -228,7 +221,7 @@ def _plain_report(report: IndexReport) -> dict[str, object]:
         "skipped": {reason: len(found) for reason, found in report.skipped.items()},
         "away": report.away,
     }
-    return {**counts, **times, "older_pixels": report.older_pixels, "former_size": report.former_size, **faults}
+    return {**counts, **times, "former_size": report.former_size, **faults}
 
 
 def _tell(report: IndexReport, again: str = "") -> None:
@@ -240,6 +233,8 @@ def _tell(report: IndexReport, again: str = "") -> None:
         f"{report.unchanged} unchanged; {report.described} with a description ({report.seconds:.1f} s{speed}).",
         flush=True,
     )
+    if report.rescored:
+        print(f"Another version of seps had scored {report.rescored} of them; their scores are up to date now.")
     tell_left_out(report, "--json", again)
 
 
@@ -289,7 +284,7 @@ def _remove(options: argparse.Namespace) -> int:
     folder, count = remove_root(options.store, options.remove_root, prune=options.prune)
     kept = "What the store knew of them is deleted" if options.prune else "What the store knows of them is kept aside"
     print(
-        f"{count} pictures of {printable(folder)} are not found any more; their files are as they were. {kept}. To "
+        f"{counted(count, 'picture')} of {printable(folder)} hidden from search; no file was touched. {kept}. To "
         f"have the folder back: seps index {printable(shlex.quote(folder))} --store {shlex.quote(options.store)} --add"
     )
     return 0
@@ -327,7 +322,7 @@ def _maintain(options: argparse.Namespace) -> int:
         before = store.disk_bytes()
         with writer_lock(store.location):
             store.tidy(always=True)
-        print(f"{len(store)} images; {_size(before)} before, {_size(store.disk_bytes())} now.")
+        print(f"{counted(len(store), 'image')}; {_size(before)} before, {_size(store.disk_bytes())} now.")
         return 0
     from seps.cli.shared.progress import count_progress
     from seps.retrieval.index.maintenance import verify
@@ -337,7 +332,7 @@ def _maintain(options: argparse.Namespace) -> int:
     if options.json:
         print_json(_plain_values(problems))
     else:
-        print(f"{len(store)} images checked, {len(problems)} problems.")
+        print(f"{counted(len(store), 'image')} checked, {counted(len(problems), 'problem')}.")
         list_problems(problems, "are not as they should be", "--json")
     return 1 if problems else 0
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import base64
-import io
-import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from seps.cli.shared.argtypes import date, device, fraction, non_negative, positive
 from seps.cli.shared.parser import Parser, add_plugins
-from seps.cli.shared.text import cells, print_json, printable
+from seps.cli.shared.results import inline_protocol, print_results
+from seps.cli.shared.text import print_json, printable
 from seps.plugins import load_plugins
 
 if TYPE_CHECKING:
@@ -21,6 +19,7 @@ if TYPE_CHECKING:
 
 def add_options(parser: Parser) -> None:
     """The options of `seps search`."""
+    parser.sentence = True
     parser.add_argument("query", nargs="?", help='what to look for, like "a dog running on the beach"')
     parser.add_argument("--store", required=True, help="a store made by seps index")
     parser.add_argument("--image", metavar="FILE", help="look for pictures like this one instead")
@@ -39,6 +38,7 @@ def add_options(parser: Parser) -> None:
         metavar="C",
         help="only pictures of at least this confidence, 0 to 1; none at all where nothing fits",
     )
+    parser.add_argument("--no-fold", action="store_true", help="list near-duplicates one by one (default: fold them)")
     parser.add_argument("--model", help="model folder, if it is not where it was when indexing")
     add_plugins(parser)
     parser.add_argument("--device", type=device, default="cpu", help="cpu (default), cuda, ...")
@@ -56,6 +56,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _by_picture(options: argparse.Namespace) -> int:
     from seps.library.answers import thumbnails_of
+    from seps.library.folding import best_entries
     from seps.library.places import check_folder
     from seps.retrieval.index.search import Filters, Searcher
 
@@ -63,11 +64,13 @@ def _by_picture(options: argparse.Namespace) -> int:
     searcher = Searcher(options.store, options.model, device=options.device)
     filters = Filters(options.folder, options.after, options.before, options.min_size)
     among: dict[str, Any] = {"candidates": options.candidates, "exact": options.exact, "filters": filters}
-    hits = searcher.search_image(options.image, options.k, **among)
+    deep = options.k if options.no_fold else max(options.k, options.candidates)
+    hits = searcher.search_image(options.image, deep, **among)
     if not hits and options.folder:
         check_folder(searcher.store, options.folder)
-    thumbnails = thumbnails_of(searcher, hits) if _inline_protocol() else []
-    _tell(options, {"hits": [hit.as_dict() for hit in hits], "good": None, "thumbnails": thumbnails})
+    entries = best_entries(searcher.store, hits, options.k, folded=not options.no_fold)
+    thumbnails = thumbnails_of(searcher, [entry.hit for entry in entries]) if inline_protocol() else []
+    _tell(options, {"hits": [entry.as_dict() for entry in entries], "good": None, "thumbnails": thumbnails})
     return 0
 
 
@@ -85,7 +88,8 @@ def _by_sentence(options: argparse.Namespace) -> int:
         options.before,
         options.min_size,
         options.min_confidence,
-        bool(_inline_protocol()),
+        bool(inline_protocol()),
+        not options.no_fold,
     )
     _tell(options, _of_service(options, question) or _of_process(options, question))
     return 0
@@ -126,52 +130,13 @@ def _tell(options: argparse.Namespace, found: Mapping[str, Any]) -> None:
         fits = f", or nothing fits with confidence {options.min_confidence:g}" if options.min_confidence else ""
         print(f"Nothing found: the store is empty, or the filters leave nothing{fits}.", file=sys.stderr)
     else:
-        _table(found["hits"], found["good"], found["thumbnails"])
-
-
-def _table(hits: Sequence[Mapping[str, Any]], good: int | None, thumbnails: Sequence[str]) -> None:
-    protocol = _inline_protocol()
-    width = max(cells(_name(hit)) for hit in hits)
-    sure = "" if hits[0].get("confidence") is None else "  confidence"
-    print(f"{'rank':>4}  {'score':>7}{sure}  {'picture':<{width}}  size")
-    for place, hit in enumerate(hits):
-        if place == good:
-            print(f"      --- {'the rest: weaker matches' if place else 'no good match; the nearest are'} ---")
-        sure = "" if hit.get("confidence") is None else f"  {hit['confidence']:>10.2f}"
-        name = _name(hit) + " " * (width - cells(_name(hit)))
-        print(f"{hit['rank']:>4}  {hit['score']:>7.3f}{sure}  {name}  {hit['width']} x {hit['height']}")
-        if protocol and thumbnails and thumbnails[place]:
-            print(_inline(base64.b64decode(thumbnails[place]), protocol))
+        names = [_name(hit) for hit in found["hits"]]
+        print_results(found["hits"], names, found["good"], thumbnails=found["thumbnails"])
 
 
 def _name(hit: Mapping[str, Any]) -> str:
     if hit.get("member") is None:
-        return printable(hit["path"])
+        return str(hit["path"])
     from seps.retrieval.data.gallery import shown_place  # imports torch, which a running service spares
 
-    return printable(shown_place(hit["path"], hit.get("member")))
-
-
-def _inline_protocol() -> str | None:
-    """How this terminal shows pictures, if it can."""
-    if not sys.stdout.isatty():
-        return None
-    if "kitty" in os.environ.get("TERM", "") or os.environ.get("TERM_PROGRAM") == "ghostty":
-        return "kitty"
-    return "iterm" if os.environ.get("TERM_PROGRAM") in ("iTerm.app", "WezTerm", "vscode") else None
-
-
-def _inline(jpeg: bytes, protocol: str) -> str:
-    """The escape sequence that shows a thumbnail."""
-    if protocol == "iterm":
-        return f"\033]1337;File=inline=1;height=6:{base64.b64encode(jpeg).decode()}\a"
-    from PIL import Image
-
-    png = io.BytesIO()
-    Image.open(io.BytesIO(jpeg), formats=("JPEG",)).save(png, "PNG")
-    data = base64.b64encode(png.getvalue()).decode()
-    parts = [data[start : start + 4096] for start in range(0, len(data), 4096)]
-    head = "a=T,f=100,r=6,"
-    return "".join(
-        f"\033_G{head if i == 0 else ''}m={int(i < len(parts) - 1)};{part}\033\\" for i, part in enumerate(parts)
-    )
+    return shown_place(hit["path"], hit.get("member"))

@@ -146,7 +146,7 @@ def run(options: argparse.Namespace) -> int:
     listening = bind(options.host, options.port)
     port = listening.getsockname()[1]
     searcher = Searcher(options.store, options.model, device=options.device)
-    searcher.model  # noqa: B018  all of it is read now, not by the first request
+    searcher.load_vision()  # now, not by the first request
     places = reached_at(options.host)
     hosts = tuple(dict.fromkeys([*LOOPBACK, *(places if not on_loopback else ()), *options.allow_host]))
     app = create_app(

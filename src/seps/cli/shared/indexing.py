@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from seps.cli.shared.text import list_problems, list_skipped, say
+from seps.cli.shared.text import counted, list_problems, list_skipped, say
 
 if TYPE_CHECKING:
     from seps.retrieval.index.build import IndexReport
@@ -17,7 +17,8 @@ def tell_left_out(report: IndexReport, option: str, again: str = "") -> None:
     Files that could not be read before either are counted alone where `again`, a command that lists them, is given.
     """
     if report.excluded:
-        say(f"{report.excluded} pictures of the store are excluded: they are kept, and not found.")
+        verb = "is" if report.excluded == 1 else "are"
+        say(f"{counted(report.excluded, 'picture')} of the store {verb} excluded: hidden from search, still stored.")
     if report.kept > report.excluded:
         say(f"{report.kept - report.excluded} of the store are kept although their files could not be read.")
     for folder in report.away:
@@ -27,7 +28,10 @@ def tell_left_out(report: IndexReport, option: str, again: str = "") -> None:
     if known := len(report.problems) - len(told.problems):
         has, them = ("has", "it") if known == 1 else ("have", "them")
         say(f"{known} could not be read before and {has} not changed; {again} tries again and lists {them}.")
-    list_problems(report.description_problems, "descriptions were not used, were cut, or may be out of date", option)
+    what = "description was not used, was cut, or may be out of date"
+    if len(report.description_problems) != 1:
+        what = what.replace("description was", "descriptions were").replace(", was", ", were")
+    list_problems(report.description_problems, what, option)
     list_skipped(report.skipped)
     if is_all_excluded(report):
         say(

@@ -6,6 +6,7 @@ import argparse
 import difflib
 import json
 import re
+import shlex
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
@@ -32,6 +33,10 @@ class Parser(argparse.ArgumentParser):
         """`of_run`: the settings that a command for a trained model lists; they are those of its run unless given."""
         self.intermixed = False
         """Whether options may stand between the words, as in `seps find "a dog" -k 3 photos`."""
+        self.sentence = False
+        """Whether the first word is a sentence, which is put into quotes where it has several words."""
+        self._words: list[str] = []
+        """What was typed."""
         self._dashed = ""
         """The first word with one dash that is no option."""
 
@@ -47,10 +52,14 @@ class Parser(argparse.ArgumentParser):
             message += f"; a value that begins with a dash is written --option={self._dashed}"
         elif message.startswith("unrecognized arguments: -") and self._dashed:
             message += f"; a name that begins with a dash is written ./{self._dashed}, and a sentence after --"
+        elif message.startswith("unrecognized arguments: ") and self.sentence:
+            typed = shlex.quote(self._sentence())
+            message += f"; a sentence of several words goes into quotes: {self.prog} {typed}"
         raise UsageError(f"{ended(message)} ({self.prog} --help lists the options.)")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         found: dict[str, str] = {}
+        self._words = self._words or list(args or ())
         if args is not None and self.settings and not {"-h", "--help"} & {*args}:
             args, found = self._take_settings(args)
         known = self._option_string_actions
@@ -102,6 +111,17 @@ class Parser(argparse.ArgumentParser):
                 takes_value = action is not None and action.nargs != 0
                 rest.append(word)
         return rest, found
+
+    def _sentence(self) -> str:
+        """The first words that belong together: those between two options, without an option's value."""
+        runs: list[list[str]] = [[]]
+        for word in self._words:
+            if word.startswith("-"):
+                action = self._option_string_actions.get(word)
+                runs.append([] if action is None or action.nargs == 0 else [word])
+            else:
+                runs[-1].append(word)
+        return " ".join(max((run[2:] if run[:1] and run[0][0] == "-" else run for run in runs), key=len))
 
     def _refuse_unknown(self, words: Sequence[str]) -> None:
         known = list(self._option_string_actions)

@@ -1,9 +1,10 @@
-"""Progress bars of the commands, on standard error; nothing where that is no terminal."""
+"""Progress of the commands, on standard error: bars on a terminal, elsewhere a line now and then for counts."""
 
 from __future__ import annotations
 
 import math
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -24,6 +25,10 @@ Count = Callable[[int, "int | None"], None]
 StageProgress = Callable[[str, int, "int | None"], None]
 
 
+LINE_SECONDS = 5.0
+"""Seconds between two lines where standard error is no terminal."""
+
+
 class _Speed(ProgressColumn):
     def __init__(self, unit: str) -> None:
         super().__init__()
@@ -41,10 +46,27 @@ def bar(*columns: ProgressColumn, width: int = 0, transient: bool = True) -> Pro
     return Progress(*shown, console=console, disable=not console.is_terminal, transient=transient)
 
 
+def _lines(title: str, unit: str) -> Count:
+    """Prints a line every `LINE_SECONDS`, the first after as long: a short run prints none."""
+    last = time.monotonic()
+
+    def report(done: int, total: int | None) -> None:
+        nonlocal last
+        if time.monotonic() - last >= LINE_SECONDS:
+            last = time.monotonic()
+            of = "" if total is None else f" of {total}"
+            print(f"{title}: {done}{of} {unit}".rstrip(), file=sys.stderr, flush=True)
+
+    return report
+
+
 @contextmanager
 def count_progress(title: str, unit: str = "") -> Iterator[Count]:
     """One bar, with the speed in `unit` where one is named; call it with what is done and the total."""
     with bar(*([_Speed(unit)] if unit else [])) as display:
+        if display.disable:
+            yield _lines(title, unit)
+            return
         task = display.add_task(title, total=None)
         yield lambda done, total: display.update(task, completed=done, total=total)
 

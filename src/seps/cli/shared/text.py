@@ -27,6 +27,11 @@ def printable(text: object) -> str:
     return "".join(letter if _harmless(letter) else _escape(letter) for letter in str(text))
 
 
+def counted(count: int, what: str, several: str = "") -> str:
+    """A number and its noun: "1 picture", "2 pictures"; `several` where the plural is not made with an s."""
+    return f"{count} {what if count == 1 else several or what + 's'}"
+
+
 def cells(text: str) -> int:
     """How many columns of a terminal a text takes: letters of East Asia and emoji two, marks above others none."""
     wide = sum(unicodedata.east_asian_width(letter) in "WF" for letter in text)
@@ -100,7 +105,8 @@ def list_skipped(skipped: Mapping[str, Sequence[str]]) -> None:
 
     counted = {reason: names for reason, names in skipped.items() if reason != OTHER}
     if counted:
-        say(f"\n{sum(map(len, counted.values()))} were skipped:")
+        number = sum(map(len, counted.values()))
+        say(f"\n{number} {'was' if number == 1 else 'were'} skipped:")
     for reason, names in sorted(counted.items()):
         more = ", ..." if len(names) > SHOWN_SKIPPED else ""
         say(f"  {len(names)} {reason} ({', '.join(map(printable, names[:SHOWN_SKIPPED]))}{more})")

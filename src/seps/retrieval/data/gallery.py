@@ -98,6 +98,8 @@ class Problem:
     """The reason in a few words, for counting."""
     again: bool = False
     """The store knew that this file could not be read, and the file has not changed since."""
+    id: str = ""
+    """Of a video or shard that could not be opened: as `Gallery.unreadable` names it."""
 
     def __str__(self) -> str:
         return f"{self.name}: {self.why}"
@@ -114,6 +116,8 @@ class Gallery:
     problems: list[Problem] = field(default_factory=list)
     skipped: dict[str, list[str]] = field(default_factory=dict)
     """Names of what is left out on purpose, by reason."""
+    unreadable: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Size and time of videos and shards that could not be opened, by `row_id`."""
     unread: set[str] = field(default_factory=set)
     """Folders ("" is the root), shards and files that could not be read to their end."""
     left_out: set[str] = field(default_factory=set)
@@ -270,6 +274,7 @@ def _add(gallery: Gallery, place: str) -> None:
         gallery.problems.append(Problem(place, "a link that leads out of the folder; it is not followed"))
         gallery.unread.add(place)
         return
+    status: os.stat_result | None = None
     try:
         status = file.stat()
         if _suffix(place) == ".tar":
@@ -282,7 +287,17 @@ def _add(gallery: Gallery, place: str) -> None:
     except (OSError, DataError) as error:
         gallery.unread.add(place)
         kind = "not readable" if isinstance(error, OSError) else "damaged or cut short"
-        gallery.problems.append(Problem(place, getattr(error, "strerror", None) or str(error), kind))
+        why = getattr(error, "strerror", None) or str(error)
+        gallery.problems.append(
+            Problem(place, why, kind) if status is None else _broken(gallery, place, status, why, kind)
+        )
+
+
+def _broken(gallery: Gallery, place: str, status: os.stat_result, why: str, kind: str) -> Problem:
+    """The problem of a video or shard, which is remembered with the state of the file."""
+    identity = Found(place, None, status.st_size, status.st_mtime_ns, gallery.base).id
+    gallery.unreadable[identity] = status.st_size, status.st_mtime_ns
+    return Problem(place, why, kind, id=identity)
 
 
 def _add_shard(gallery: Gallery, place: str, status: os.stat_result) -> None:
@@ -299,10 +314,5 @@ def _add_shard(gallery: Gallery, place: str, status: os.stat_result) -> None:
             gallery.images.append(Found(place, name, status.st_size, status.st_mtime_ns, gallery.base))
     if not shard_is_whole(file):
         gallery.unread.add(place)
-        gallery.problems.append(
-            Problem(
-                place,
-                "the tar ends too early: what is after the cut is not seen; copy it again",
-                "damaged or cut short",
-            )
-        )
+        why = "the tar ends too early: what is after the cut is not seen; copy it again"
+        gallery.problems.append(_broken(gallery, place, status, why, "damaged or cut short"))

@@ -34,10 +34,10 @@ class StoredExplainer:
     def __init__(self, searcher: Searcher) -> None:
         self.searcher = searcher
         self.explainer: Explainer | ZeroShotExplainer
-        if isinstance(searcher.reader, ZeroShotModel):
-            self.explainer = ZeroShotExplainer(searcher.reader)
+        if isinstance(searcher.model, ZeroShotModel):
+            self.explainer = ZeroShotExplainer(searcher.model)
         else:
-            self.explainer = Explainer(searcher.reader, searcher.scorer)
+            self.explainer = Explainer(searcher.model, searcher.scorer)
 
     def explain(
         self, identity: str, text: str, shown: float | None = None
@@ -56,7 +56,7 @@ class StoredExplainer:
         if isinstance(self.explainer, ZeroShotExplainer):
             found = self.explainer.stored(self.searcher, images, row, text)
         else:
-            stored = restore(images, self.searcher.store.settings, self.searcher.reader.device)
+            stored = restore(images, self.searcher.store.settings, self.searcher.model.device)
             found = self.explainer.stored(stored, text, row["dense"])
         words = matches(text, self.searcher.store)
         (terms,) = self.searcher.terms(images, words)

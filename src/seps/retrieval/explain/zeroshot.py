@@ -77,7 +77,7 @@ class ZeroShotExplainer:
             why = error.why.rstrip(".")
             note = f"The file cannot be used ({why}): what patches add is that of the store's thumbnail."
             found = self._see(bytes(row["thumbnail"]), source)
-        vector = torch.from_numpy(images.vectors()[0, : settings.width].copy()).to(self.model.device)
+        vector = torch.from_numpy(images.vectors()[0, : settings.width]).to(self.model.device)
         words, mask = unpack_padded(images.values("words"), settings.words_width or settings.width)
         described = words[0, mask[0]].to(self.model.device)
         if not len(described):

@@ -17,6 +17,7 @@ import functools
 import hashlib
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from importlib.resources import files
 from statistics import fmean
 from typing import cast
@@ -27,7 +28,7 @@ from torch import Tensor
 from seps.nn.image_side import ImageSide
 from seps.nn.slimming import PatchSlimming
 from seps.retrieval import text_cache
-from seps.retrieval.confidence import STRENGTH
+from seps.retrieval.confidence import REFERENCE, STRENGTH, Calibration
 from seps.retrieval.heads import ImageFeatures, SlimmingHead, TextFeatures
 from seps.retrieval.index.codec import (
     StoredScorer,
@@ -39,7 +40,7 @@ from seps.retrieval.index.codec import (
     unpack_padded,
 )
 from seps.retrieval.index.rows import Columns, StoreSettings
-from seps.retrieval.index.zeroshot import Query, ZeroShotModel
+from seps.retrieval.index.zeroshot import Query, ZeroShotModel, words_digest
 from seps.retrieval.model import RetrievalModel
 from seps.scoring.own_texts import TextPool, can_score, images_at_once, score_own_texts
 from seps.training.batches import map_tensors
@@ -61,6 +62,12 @@ NO_BANK = (
     "pictures rank too high beside undescribed ones. To add it, run once more: seps index {} --store {}"
 )
 ARTICLES = ("a", "an", "the")
+OUTDATED = (
+    "The store {} was scored by another version of seps: its background queries or its calibration are others, so its "
+    "scores do not compare. To bring them up to date, run once more: seps index --store {}"
+)
+CALIBRATION = 1
+"""Version of the formulas of a calibration."""
 KEPT_BANKS = 2
 """Encoded banks that a process keeps: 70 MB each at width 384."""
 SearchModel = RetrievalModel | ZeroShotModel
@@ -78,7 +85,22 @@ def sentences() -> tuple[str, ...]:
 @functools.cache
 def bank_name() -> str:
     """A tag of the sentences and of how a level is made of them: levels under one tag can be compared."""
-    return hashlib.sha256("\n".join([f"{BEST} {ASKED}", *sentences()]).encode()).hexdigest()[:16]
+    return hashlib.sha256("\n".join([f"{BEST} {NEAR} {ASKED}", *sentences()]).encode()).hexdigest()[:16]
+
+
+@functools.cache
+def calibration_name() -> str:
+    """A tag of how a calibration is made. Raise `CALIBRATION` where a formula changes and no constant does."""
+    names = sorted(part.name for part in fields(Calibration))
+    made = [CALIBRATION, STRENGTH, REFERENCE, PRIOR, ASKED, *names]
+    return hashlib.sha256("\n".join(map(str, made)).encode()).hexdigest()[:16]
+
+
+def is_outdated(settings: StoreSettings) -> bool:
+    """Whether the levels or the calibration of a store are made in another way than this version makes them."""
+    if not settings.bank:
+        return False
+    return settings.bank != bank_name() or bool(settings.calibration and settings.calibrated != calibration_name())
 
 
 def bank_words(strength: str = f"{STRENGTH:g}", captions: float = 0.0) -> str:
@@ -201,7 +223,7 @@ def _key(model: SearchModel, settings: StoreSettings | None, texts: str) -> str:
     if settings is not None:
         digests = [settings.model_hash, settings.words_hash]
     elif isinstance(model, ZeroShotModel):
-        digests = [model.embedder.digest(), model_hash(own)]
+        digests = [model.embedder.digest(), words_digest(own)]
     else:
         digests = [model_hash(own), ""]
     return hashlib.sha256("\n".join([texts, *digests, repr(own.config)]).encode()).hexdigest()[:32]

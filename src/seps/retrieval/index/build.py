@@ -16,6 +16,7 @@ from seps.retrieval.data import DataError, ImageSource
 from seps.retrieval.data.descriptions import Descriptions, named_by, read_descriptions, unusable
 from seps.retrieval.data.gallery import Found, Gallery, Problem, walk
 from seps.retrieval.data.images import Picture
+from seps.retrieval.index.bank import is_outdated
 from seps.retrieval.index.embedding import (
     Content,
     FolderGuides,
@@ -95,8 +96,8 @@ def index_folder(
         raise DataError(f"{count} lines of descriptions cannot be used; the first: {first}. Nothing was changed.")
     forgotten = named_by(options.forget_descriptions, survey.images)
     with writer_lock(str(location)):
+        before = settings_at(location)
         store, known = open_store(location, survey.galleries, survey.roots, model, model_name, options, guides.widths)
-        report.older_pixels = store.settings.pixels != "model"
         work, gone, excluded = survey.compare(known, store.settings, guides, forgotten)
         if work:
             _Indexer(store, model, options, known, report).run(work, progress)
@@ -107,6 +108,7 @@ def index_folder(
             store.put_excluded(excluded)
         shown_rows = len(store) - store.settings.excluded
         if store.settings.bank and shown_rows:
+            report.rescored = len(known) if before is not None and is_outdated(before) else 0
             changed = bool(len(work) > len(report.unreadable) or gone or excluded)
             bring_up_to_date(store, model, changed=changed)
         store.tidy()
@@ -130,7 +132,7 @@ def up_to_date(
     """
     options = options or IndexOptions()
     settings = settings_at(location)
-    if settings is None or not settings.dated or options.forget_descriptions:
+    if settings is None or options.forget_descriptions:
         return None
     survey = _Survey.of(folder, location, dense, options)
     if not all(root.known for root in survey.roots) or any(text.has_guides for text in survey.texts):
@@ -138,11 +140,14 @@ def up_to_date(
     store = Store.open(location)
     work, gone, excluded = survey.compare(store.known(), settings, FolderGuides(), set())
     bad = [item for item in work if _failed_before(settings, item.found)]
-    unfinished = settings.bank and (store.without_level() or settings.calibration.get("images") == UNFINISHED)
-    if len(work) > len(bad) or gone or excluded or unfinished:
+    broken = {name: facts for gallery in survey.galleries for name, facts in gallery.unreadable.items()}
+    unfinished = settings.bank and (
+        is_outdated(settings) or store.without_level() or settings.calibration.get("images") == UNFINISHED
+    )
+    news = len(work) > len(bad) or any(settings.unreadable.get(name) != facts for name, facts in broken.items())
+    if news or gone or excluded or unfinished:
         return None
     survey.report.problems += [Problem(str(item.found), BAD_BEFORE, again=True) for item in bad]
-    survey.report.older_pixels = settings.pixels != "model"
     return survey.report
 
 
@@ -168,7 +173,9 @@ class _Survey:
         """Walk the folders. Raises DataError and StoreError; one of several that the store has may be away."""
         folders = [folder] if isinstance(folder, str | os.PathLike) else list(folder)
         dense = [dense] if isinstance(dense, str | os.PathLike) else list(dense)
-        roots = roots_to_read(settings_at(location), location, folders, options)
+        settings = settings_at(location)
+        known = {} if settings is None else settings.unreadable
+        roots = roots_to_read(settings, location, folders, options)
         report = IndexReport()
         galleries = []
         for root in roots:
@@ -179,7 +186,10 @@ class _Survey:
         if not galleries:
             raise DataError(f"None of the folders {', '.join(report.away)} is there. Nothing was changed.")
         for gallery in galleries:
-            report.problems += gallery.problems
+            report.problems += [
+                replace(problem, again=bool(problem.id) and known.get(problem.id) == gallery.unreadable[problem.id])
+                for problem in gallery.problems
+            ]
             for reason, names in gallery.skipped.items():
                 report.skipped.setdefault(reason, []).extend(names)
         texts = [read_descriptions(gallery.root, dense) for gallery in galleries]

@@ -35,7 +35,6 @@ from seps.nn.slimming import PatchSlimming
 from seps.retrieval.config import StoredPrecision
 from seps.retrieval.heads import ImageFeatures, SlimmingHead, TextFeatures
 from seps.retrieval.model import RetrievalModel
-from seps.retrieval.table.packed_vectors import unpack_vectors
 from seps.scoring import score_state
 from seps.scoring.blocks import scoring_memory
 from seps.training.batches import map_tensors
@@ -291,15 +290,18 @@ def restore(images: Columns, settings: StoreSettings, device: torch.device | str
     return StoredImages(features, torch.from_numpy(places).to(device), means)
 
 
-def whole_vectors(images: Columns, settings: StoreSettings) -> Array:
-    """(B, `vector_width`) float32 search vectors of images that were read with the columns `vector` and `mean`."""
-    if settings.vector_codes is None:
-        return np.array(images.vectors(), np.float32)
-    found: Array = np.zeros((len(images), settings.vector_width), np.float32)
-    found[:, : settings.width] = images.vectors()
-    for row, part in zip(found, images.values("mean"), strict=True):
-        if part is not None:
-            row[settings.width :] = unpack_vectors(np.frombuffer(part, np.uint8)[None])[0]
+def appearance(images: Columns, settings: StoreSettings) -> Array:
+    """(B, C) float32 vectors of length one of the pixels alone, of images read with `StoreSettings.appearance`.
+
+    The mean patch, or the vector of a dual encoder. Not the column `vector`, in which descriptions take part.
+    """
+    if settings.kind == "vectors":
+        means: Array = images.vectors()[:, : settings.width]
+    elif settings.appearance == ("mean",):
+        means = np.concatenate([unpack(blob) for blob in images.values("mean")])
+    else:
+        means = unpack_all(images.blobs("tokens"))[:, settings.num_prefix_tokens :].mean(axis=1)
+    found: Array = means / np.maximum(np.linalg.norm(means, axis=1, keepdims=True), 1e-12)
     return found
 
 

@@ -38,10 +38,9 @@ def made_by(settings: StoreSettings) -> StoreSettings:
         root="",
         bank="",
         calibration={},
-        format=0,
+        calibrated="",
         more_roots=(),
         removed_roots=(),
-        dated=False,
         excluded=0,
         unreadable={},
     )

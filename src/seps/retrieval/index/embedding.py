@@ -30,14 +30,13 @@ from seps.retrieval.data.dates import date_taken
 from seps.retrieval.data.descriptions import Descriptions
 from seps.retrieval.data.gallery import Gallery, Problem
 from seps.retrieval.data.guides import stacked
-from seps.retrieval.data.images import Picture, read_picture
+from seps.retrieval.data.images import Mode, Picture, PixelMaker, read_picture
 from seps.retrieval.heads import ImageFeatures
 from seps.retrieval.index.bank import Bank, bank_of, stored_levels
 from seps.retrieval.index.codec import image_vectors, mean_grid, merge_words, pack, patches_to_keep, unpack_guides
 from seps.retrieval.index.rows import Columns, StoreSettings, schema
 from seps.retrieval.index.zeroshot import ZeroShotModel
 from seps.retrieval.model import RetrievalModel
-from seps.retrieval.table.packed_vectors import unpack_vectors
 
 CPU_BATCH = 2
 """Images a CPU encodes at a time: larger activations make the allocator hand memory back and forth."""
@@ -211,7 +210,7 @@ class Preparer:
 
     def _read(self, job: ImageJob) -> PreparedImage | Unread:
         model = self.model
-        mode = model.embedder.prepare if isinstance(model, ZeroShotModel) else self.settings.pixels
+        mode: Mode | PixelMaker = model.embedder.prepare if isinstance(model, ZeroShotModel) else "model"
         try:
             picture = read_picture(job.source, model.image_size, mode)
             return PreparedImage(picture, None, date_taken(job.source))
@@ -268,8 +267,7 @@ class Preparer:
         if not self.settings.bank:
             return states
         # Of the packed state: the levels of a store that gets its bank later are the same.
-        stacked = np.stack([state["vector"] for state in states])
-        vectors = torch.from_numpy(stacked if self.settings.vector_codes is None else unpack_vectors(stacked))
+        vectors = torch.from_numpy(np.stack([state["vector"] for state in states]))
         packed = packed_columns(states, self.settings)
         levels = stored_levels(self.model, packed, vectors, self.settings, self.bank)
         return [{**state, "bank": own} for state, own in zip(states, levels, strict=True)]

@@ -14,7 +14,6 @@ from seps.retrieval.data.dates import local_time
 from seps.retrieval.heads import TextFeatures
 from seps.retrieval.index import lexical
 from seps.retrieval.index.bank import GOOD, has_article, level, noun_vectors
-from seps.retrieval.index.codec import whole_vectors
 from seps.retrieval.index.lexical import Matches
 from seps.retrieval.index.store import AT_ONCE, Store
 from seps.retrieval.index.zeroshot import Query
@@ -22,8 +21,8 @@ from seps.retrieval.index.zeroshot import Query
 if TYPE_CHECKING:
     from seps.retrieval.index.search import Searcher
 
-SHOWN = ("id", "path", "member", "width", "height", "mtime", "sha256")
-"""Columns of the store that a `Hit` has; `taken` where the store has it."""
+SHOWN = ("id", "path", "member", "width", "height", "mtime", "sha256", "taken")
+"""Columns of the store that a `Hit` has."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +124,7 @@ def confidences(searcher: Searcher, text: str, part: Part, hits: Sequence[Hit]) 
     if share == 1 or not hits:
         return whole
     vectors = _vectors(searcher.store, [hit.id for hit in hits]).to(part.vector)
-    others = noun_vectors(searcher.reader, searcher.store.settings)[0 if has_article(text) else 1].to(part.vector)
+    others = noun_vectors(searcher.model, searcher.store.settings)[0 if has_article(text) else 1].to(part.vector)
     better = (vectors @ part.vector - level(vectors @ others.T)) * searcher.slope
     added = [hit.terms.get("lexical", 0.0) for hit in hits]
     fits = [(value + more) / searcher.nat for value, more in zip(better.tolist(), added, strict=True)]
@@ -135,11 +134,11 @@ def confidences(searcher: Searcher, text: str, part: Part, hits: Sequence[Hit]) 
 
 def _vectors(store: Store, ids: Sequence[str]) -> torch.Tensor:
     """(B, C) search vectors of pictures; zeros for one that is gone."""
-    columns = ["id", "vector", *(["mean"] if store.settings.kind == "vectors" else [])]
+    columns = ["id", "vector"]
     rows: dict[str, np.ndarray] = {}
     for start in range(0, len(ids), AT_ONCE):
         images = store.select(ids[start : start + AT_ONCE], columns)
-        rows.update(zip(images.values("id"), whole_vectors(images, store.settings), strict=True))
+        rows.update(zip(images.values("id"), images.vectors(), strict=True))
     return torch.from_numpy(np.stack([rows.get(one, np.zeros(store.settings.vector_width)) for one in ids])).float()
 
 

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,17 +19,18 @@ from seps.retrieval.data.gallery import Problem, shown_place
 from seps.retrieval.index.bank import (
     SearchModel,
     bank_of,
+    calibration_name,
     description_gap,
+    is_outdated,
     stored_levels,
     strength_without_labels,
 )
-from seps.retrieval.index.codec import packed_shape, whole_vectors
+from seps.retrieval.index.codec import packed_shape
 from seps.retrieval.index.opening import stored_root
 from seps.retrieval.index.rows import Columns, StoreError, row_id
 from seps.retrieval.index.search import Searcher
 from seps.retrieval.index.store import Store, writer_lock
 from seps.retrieval.index.zeroshot import ZeroShotModel
-from seps.retrieval.table.packed_vectors import unpack_vectors
 
 UNFINISHED = -1.0
 """Images of a calibration that is being made."""
@@ -54,8 +54,6 @@ class IndexReport:
     deleted: int = 0
     described: int = 0
     """Images of the store with a description."""
-    older_pixels: bool = False
-    """The store's pixels are made in an older way, which it keeps for all of its images."""
     former_size: tuple[int, int] | None = None
     """(height, width) that the store's pictures are encoded at, where the model takes others now."""
     problems: list[Problem] = field(default_factory=list)
@@ -71,6 +69,8 @@ class IndexReport:
     """Folders of the store that are not there; their pictures stay."""
     unreadable: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Size and time of pictures that could not be read, by id."""
+    rescored: int = 0
+    """Images whose levels and calibration another version of seps had made; they are made again."""
     seconds: float = 0.0
     decoding: float = 0.0
     encoding: float = 0.0
@@ -88,18 +88,18 @@ def bring_up_to_date(store: Store, model: SearchModel, *, changed: bool) -> None
     missing = store.without_level()
     for start in range(0, len(missing), AT_ONCE):
         images = store.select(missing[start : start + AT_ONCE], ["id", "vector", *store.settings.state])
-        vectors = torch.from_numpy(np.array(images.vectors(), np.float32))
+        vectors = torch.from_numpy(images.vectors())
         levels = zip(images.values("id"), stored_levels(model, images, vectors, store.settings), strict=True)
         store.put_levels({identity: value for identity, value in levels if value is not None})
     known = Calibration.from_dict(store.settings.calibration)
     count = len(store) - store.settings.excluded
-    older = "gap" not in store.settings.calibration  # of a release with another strength, or without a calibration
-    if changed or missing or older or known is None or known.images != count:
+    if changed or missing or is_outdated(store.settings) or known is None or known.images != count:
         strength = gallery_strength(store, model) if isinstance(model, ZeroShotModel) else STRENGTH
         gap = gallery_gap(store)
         # Until the new one is there the last calibration goes on; if this run ends before, its images are not those.
         former = {} if known is None else {**known.as_dict(), "images": UNFINISHED}
-        store.set_settings(replace(store.settings, calibration={**former, "strength": strength, "gap": gap}))
+        making = {**former, "strength": strength, "gap": gap}
+        store.set_settings(replace(store.settings, calibration=making, calibrated=calibration_name()))
         searcher = Searcher(store, model)
         found = calibrate(searcher, model, count)
         searcher.close()
@@ -109,7 +109,7 @@ def bring_up_to_date(store: Store, model: SearchModel, *, changed: bool) -> None
 
 def _shown(searcher: Searcher) -> Iterator[Columns]:
     """The images that can be found, with what their scores need."""
-    return searcher.store.scan(["id", *searcher.columns], searcher.allowed(None))
+    return searcher.store.scan(["id", *searcher.columns], searcher.store.allowed(None))
 
 
 def calibrate(searcher: Searcher, model: SearchModel, images: int) -> Calibration | None:
@@ -135,9 +135,9 @@ def _sample(store: Store, columns: list[str]) -> Columns:
 
 def gallery_strength(store: Store, model: ZeroShotModel) -> float:
     """`strength_without_labels` of at most `SAMPLED` images, with the scores of their vectors, nearly the exact."""
-    images = _sample(store, ["vector", "mean"])
+    images = _sample(store, ["vector"])
     bank = bank_of(model, store.settings)
-    vectors = torch.from_numpy(whole_vectors(images, store.settings)).to(bank.vectors.device)
+    vectors = torch.from_numpy(images.vectors()).to(bank.vectors.device)
     return strength_without_labels(vectors @ bank.vectors.T) if len(images) else STRENGTH
 
 
@@ -170,7 +170,6 @@ def status(store: Store) -> dict[str, Any]:
         "patches": 0 if settings.kind == "vectors" else settings.patches,
         "means": settings.means,
         "words": settings.keep_words,
-        "pixels": settings.pixels,
         "kind": settings.kind,
         "bank": bool(settings.bank),
         "approximate_index": store.indexed(),
@@ -217,10 +216,7 @@ def _faults(store: Store, row: dict[str, Any]) -> list[str]:
         faults.append("its id does not belong to its path")
     try:
         if settings.kind == "vectors":
-            vector = np.array(row["vector"])
-            if settings.vector_codes is not None:
-                vector = unpack_vectors(vector[None].astype(np.uint8))[0]
-            length = np.linalg.norm(vector[: settings.width])
+            length = np.linalg.norm(np.array(row["vector"], np.float32)[: settings.width])
             if not abs(length - 1) < 1e-3:
                 faults.append(f"its vector has the length {length:.3f}, not 1; run seps index into another store")
             if row["words"] is not None and packed_shape(row["words"])[1] != settings.words_width:
@@ -252,7 +248,7 @@ def _file_faults(store: Store, row: dict[str, Any]) -> list[str]:
     if store.settings.root_of(row["path"]) in store.settings.removed_roots:
         return []
     try:
-        data = read_source(ImageSource(Path(store.settings.root) / row["path"], row["member"]))
+        data = read_source(ImageSource(store.settings.file(row["path"]), row["member"]))
     except UnreadableImage as error:
         return [f"{error.why} Run seps index again."]
     if hashlib.sha256(data).hexdigest() != row["sha256"]:

@@ -11,25 +11,19 @@ import hashlib
 import os
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from seps.nn.known import why_not_fast
 from seps.ray_cluster import RayConfig
-from seps.retrieval.data import ImageSource, UnreadableImage, read_source
-from seps.retrieval.data.dates import date_taken
+from seps.retrieval.data import UnreadableImage, read_source
 from seps.retrieval.data.gallery import Gallery
 from seps.retrieval.data.guides import stacked
 from seps.retrieval.data.readers import is_video
 from seps.retrieval.heads import SlimmingHead
-from seps.retrieval.index.bank import bank_name
+from seps.retrieval.index import bank
 from seps.retrieval.index.codec import Precision, model_hash
 from seps.retrieval.index.rows import (
-    CODES,
-    FORMAT,
-    PACKED,
-    SEVERAL_ROOTS,
     IndexedFile,
     MissingStoreError,
     OtherModelError,
@@ -41,7 +35,6 @@ from seps.retrieval.index.store import Store
 from seps.retrieval.index.zeroshot import ZeroShotModel, other_words
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import EMBEDDED
-from seps.retrieval.table.packed_vectors import vector_codes
 
 USUAL_PATCHES = 64
 """Patches of an image that a new store keeps: rSum hardly changes, and a picture takes a quarter of 256."""
@@ -54,8 +47,7 @@ class IndexOptions:
     """How to index."""
 
     precision: Precision | None = None
-    """Of the stored state; None: as the store has it. A new store has float16 then, but packed vectors of a dual
-    encoder, which are floats where this names some."""
+    """Of the stored state; None: as the store has it, and of a new store float16."""
     keep_patches: int | None = None
     """Patches kept per image, those that matter most before any caption is known; None: as many as the store has, and
     of a new store `usual_patches`."""
@@ -274,7 +266,6 @@ def _settings(
     if options.keep_words is not None and options.keep_words < 1:
         raise StoreError(f"keep_words is {options.keep_words}; a description needs at least one word.")
     name = str(Path(model_name).resolve()) if model_name not in EMBEDDED and Path(model_name).is_dir() else model_name
-    full = (options.precision or "").startswith("float")
     options = _as_stored(options, have)
     precision, words = options.precision or "float16", options.keep_words
     keep, means = options.keep_patches, options.means
@@ -282,15 +273,12 @@ def _settings(
         raise StoreError(f"means is {means} and keep_patches {keep}; give one of them, a whole number from 1.")
     if have is None and keep is None and means is None and isinstance(model, RetrievalModel):
         keep = usual_patches(model)
-    codes = precision in ("int4", "int2")
     if isinstance(model, ZeroShotModel):
         if keep is not None or means is not None:
             asked = f"keep_patches is {keep}" if means is None else f"means is {means}"
             raise StoreError(f"{asked}, but of this model one vector per image is kept, and no patches.")
-        packed = None if full else vector_codes(model.embedder.width) if have is None else have.vector_codes
-        more = {"precision": precision, "vector_codes": packed, "keep_words": words}
-        settings = model.settings(roots[0].folder, name, bank=bank_name() if options.bank else "", **more)
-        return replace(settings, dated=True, format=PACKED if packed else CODES if codes else settings.format)
+        more = {"precision": precision, "keep_words": words}
+        return model.settings(roots[0].folder, name, bank=bank.bank_name() if options.bank else "", **more)
     whole = grid = model.vision.grid_for(*model.image_size)
     if means is not None:
         grid = min(means, grid[0]), min(means, grid[1])
@@ -307,10 +295,8 @@ def _settings(
         keep_patches=None if keep == grid[0] * grid[1] else keep,
         keep_words=words,
         means=grid != whole,
-        format=CODES if codes or grid != whole else FORMAT if guides else 1,
         guides=guides,
-        bank=bank_name() if options.bank else "",
-        dated=True,
+        bank=bank.bank_name() if options.bank else "",
     )
 
 
@@ -342,8 +328,6 @@ def open_store(
         store.set_settings(placed)
     if options.bank and store.settings.bank != settings.bank:
         store.set_bank(settings.bank)
-    if not store.settings.dated:
-        store.add_dates(_dates(known.values(), store.settings))
     return store, known
 
 
@@ -353,26 +337,18 @@ def _with_roots(settings: StoreSettings, roots: Sequence[Root]) -> StoreSettings
     more = tuple(dict.fromkeys([*settings.more_roots, *(root.base for root in roots if root.base)]))
     named = {root.base or root.folder for root in roots}
     removed = tuple(root for root in settings.removed_roots if root not in named)
-    number = max(settings.format, SEVERAL_ROOTS) if more else settings.format
-    return replace(settings, root=first, more_roots=more, removed_roots=removed, format=number)
+    return replace(settings, root=first, more_roots=more, removed_roots=removed)
 
 
 def remember_unreadable(store: Store, galleries: Sequence[Gallery], failed: Mapping[str, tuple[int, int]]) -> None:
     """Keep which files could not be read, so that a search need not read them again to know that nothing is new."""
     before = store.settings.unreadable
-    seen = {found.id for gallery in galleries for found in gallery.images}
+    broken = {name: facts for gallery in galleries for name, facts in gallery.unreadable.items()}
+    seen = {found.id for gallery in galleries for found in gallery.images} | broken.keys()
     others = before if len(galleries) < len(store.settings.roots) else {}
-    now = {**{name: facts for name, facts in others.items() if name not in seen}, **failed}
+    now = {**{name: facts for name, facts in others.items() if name not in seen}, **broken, **failed}
     if now != before:
         store.set_settings(replace(store.settings, unreadable=dict(list(now.items())[:MOST_UNREADABLE])))
-
-
-def _dates(rows: Iterable[IndexedFile], settings: StoreSettings) -> dict[str, int]:
-    """When the photos of a store of a former release were taken, by id."""
-    rows = list(rows)
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="seps-dates") as pool:
-        dates = pool.map(lambda row: date_taken(ImageSource(Path(settings.root) / row.path, row.member)), rows)
-        return {row.id: date for row, date in zip(rows, dates, strict=True) if date is not None}
 
 
 def _check_same(store: Store, wanted: StoreSettings) -> None:

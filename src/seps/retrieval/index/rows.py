@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import posixpath
+import shlex
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,21 +17,12 @@ import numpy as np
 import pyarrow as pa
 
 from seps.parsing import parse_json
-from seps.retrieval.data import Mode
 from seps.retrieval.data.dates import local_time
 from seps.retrieval.data.gallery import row_id as row_id
 from seps.retrieval.index.codec import Array, Precision
-from seps.retrieval.table.packed_vectors import VectorCodes, unpack_vectors, vector_bytes
 
-FORMAT = 2
-"""Of a store with guides, and of one with vectors alone; any other is format 1, which former releases read."""
-SEVERAL_ROOTS = 3
-"""Format of a store of several folders: a former release would take the pictures of all but the first for deleted."""
-CODES = 4
-"""Format of a store of codes or of means of patches: a former release would misread it."""
-PACKED = 5
-"""Format of a store of packed vectors of a dual encoder."""
-NEWEST = PACKED
+FORMAT = 6
+"""Of the columns and settings. A store of any other format is refused: its pictures are indexed again."""
 TABLE = "images"
 STATE = ("tokens", "positions", "mean", "words")
 StoreKind = Literal["patches", "vectors"]
@@ -42,6 +34,10 @@ class StoreError(ValueError):
 
 class OtherModelError(StoreError):
     """A store that was made with other weights."""
+
+
+class OutdatedStoreError(StoreError):
+    """A store of another format, or whose scores were made in another way: its folders are indexed again."""
 
 
 class MissingStoreError(StoreError):
@@ -68,15 +64,11 @@ class StoreSettings:
     """Words kept per description, merged; None: all."""
     means: bool = False
     """The tokens are means of the patches in each cell of `grid`, which is coarser than the model's."""
-    pixels: Mode = "model"
-    """How pixels were made; "resize" for a store of a release that did not write this down."""
-    format: int = 1
+    format: int = FORMAT
     guides: Mapping[str, int] = field(default_factory=dict)
     """By name of a guide that comes with the images: the number of its values. Without any there is no such column."""
     kind: StoreKind = "patches"
     """"vectors": of a dual encoder, one vector per image and no tokens; its pixels are made by its own processor."""
-    vector_codes: VectorCodes | None = None
-    """How the vectors of a dual encoder are packed; None: they are floats."""
     words_width: int | None = None
     """C of description words where another model than the pictures' encodes them."""
     words_hash: str = ""
@@ -85,12 +77,12 @@ class StoreSettings:
     """Tag of the background queries that the images' levels are made with; without any there is no such column."""
     calibration: Mapping[str, float] = field(default_factory=dict)
     """What scores are worth in this gallery: see `seps.retrieval.confidence.Calibration`. Empty: not known."""
+    calibrated: str = ""
+    """Tag of how that was made (`seps.retrieval.index.bank.calibration_name`)."""
     more_roots: tuple[str, ...] = ()
     """Further folders. The paths of their pictures are absolute, and begin with the folder."""
     removed_roots: tuple[str, ...] = ()
     """Those of the folders that were removed. Their rows are kept, excluded, until they are pruned."""
-    dated: bool = False
-    """There are columns `taken` and `excluded`; a store of a former release has none until it is indexed again."""
     excluded: int = 0
     """Rows that are excluded."""
     unreadable: Mapping[str, tuple[int, int]] = field(default_factory=dict)
@@ -111,6 +103,10 @@ class StoreSettings:
         """The folder of a row's path."""
         return self.base_of(path) or self.root
 
+    def file(self, path: str) -> Path:
+        """The file of a row's path, absolute. It is not checked to lie in its folder (`Searcher.image_source`)."""
+        return Path(self.root) / path
+
     def stored_folder(self, folder: str) -> str:
         """A folder as the rows' paths begin with it: one of the first root may be given absolutely, too."""
         if not os.path.isabs(folder) or not Path(folder).is_relative_to(self.root):
@@ -123,6 +119,13 @@ class StoreSettings:
         return (*STATE, "guides") if self.guides else STATE
 
     @property
+    def appearance(self) -> tuple[str, ...]:
+        """The columns from which a vector of an image's pixels alone is made (`codec.appearance`)."""
+        if self.kind == "vectors":
+            return ("vector",)
+        return ("mean",) if self.keep_patches is not None or self.means else ("tokens",)
+
+    @property
     def patches(self) -> int:
         """Patches, or means of them, that are kept per image."""
         return self.keep_patches or self.grid[0] * self.grid[1]
@@ -130,19 +133,15 @@ class StoreSettings:
     @property
     def kept(self) -> str:
         """What is kept per image, in words."""
-        vectors = f"one vector as {self.vector_codes or 'floats'}"
-        patches = vectors if self.kind == "vectors" else f"{self.keep_patches or 'all'} patches"
+        patches = "one vector" if self.kind == "vectors" else f"{self.keep_patches or 'all'} patches"
         if self.means:
             patches = f"{self.grid[0]} x {self.grid[1]} means of patches"
         return f"{patches} and {self.keep_words or 'all'} words of a description as {self.precision}"
 
     @property
     def vector_type(self) -> pa.DataType:
-        """Of the column `vector`: packed bytes, float16, or for a dual encoder's floats in no small state float32."""
-        if self.vector_codes is not None:
-            return pa.list_(pa.uint8(), vector_bytes(self.width, self.vector_codes))
-        half = self.kind == "patches" or self.precision in ("int4", "int2")
-        return pa.list_(pa.float16() if half else pa.float32(), self.vector_width)
+        """Of the column `vector`."""
+        return pa.list_(pa.float16(), self.vector_width)
 
     @property
     def vector_width(self) -> int:
@@ -158,13 +157,11 @@ class StoreSettings:
         """Read `to_json`'s line. Raises StoreError for damaged settings and for those of a newer release."""
         try:
             values = parse_json(text, finite=True)
-            if int(values.get("format", 0)) <= NEWEST:
-                known = {part.name for part in dataclasses.fields(cls)}
-                values = {name: value for name, value in values.items() if name in known}
+            if int(values.get("format", 0)) == FORMAT:
                 rows, columns = map(int, values["grid"])
                 values |= {name: tuple(values.get(name, ())) for name in ("more_roots", "removed_roots")}
                 values["unreadable"] = {name: tuple(facts) for name, facts in values.get("unreadable", {}).items()}
-                settings = cls(**{"pixels": "resize", **values, "grid": (rows, columns)})
+                settings = cls(**{**values, "grid": (rows, columns)})
                 settings._check()
                 return settings
         except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -172,9 +169,10 @@ class StoreSettings:
                 f"The settings of the store {where} are damaged ({error}). Copy the store again from where it is "
                 "whole, or index the folder into another store."
             ) from error
-        raise StoreError(
-            f"The store {where} was written by a newer release of seps (format {values['format']}; this one reads up "
-            f"to {NEWEST}). Update seps, or index the folder into another store."
+        raise OutdatedStoreError(
+            f"The store {where} was written by another version of seps (format {values['format']}; this one reads "
+            f"{FORMAT}), which keeps and scores pictures in another way. Delete it, or name another place, and index "
+            f"again: seps index {shlex.quote(str(values.get('root', 'FOLDER')))} --store {shlex.quote(where)}"
         )
 
     def _check(self) -> None:
@@ -190,8 +188,6 @@ class StoreSettings:
             raise ValueError(f"means is {self.means!r} beside keep_patches {self.keep_patches!r}")
         if not all(isinstance(width, int) and width > 0 for width in self.guides.values()):
             raise ValueError("the widths of the guides must be positive numbers")
-        if self.vector_codes not in (None, *get_args(VectorCodes)):
-            raise ValueError(f"the vectors are {self.vector_codes!r}")
         if self.kind not in get_args(StoreKind):
             raise ValueError(f"the kind is {self.kind!r}")
         if not isinstance(self.bank, str) or not all(isinstance(value, float) for value in self.calibration.values()):
@@ -215,14 +211,13 @@ class Row:
     height: int
     thumbnail: bytes
     vector: Any
-    """(C,) float16; of the kind "vectors" it is the whole state of the picture, float32 or packed (`vector_type`)."""
+    """(C,) float16; of the kind "vectors" it is the whole state of the picture."""
     tokens: bytes
     """(P + N or M, C) prefix tokens and patches; empty in a store of the kind "vectors"."""
     positions: bytes | None
     """(M,) uint16: which patches the tokens are; None: all, or a grid of means, in order."""
     mean: bytes | None
-    """(1, C) the mean of all patches, where some were left out or the tokens are means. Beside a packed vector: the
-    description's part of the search vector, packed as well."""
+    """(1, C) the mean of all patches, where some were left out or the tokens are means."""
     words: bytes | None
     """(L, C) words of the description."""
     dense: str | None
@@ -257,7 +252,8 @@ def schema(settings: StoreSettings) -> pa.Schema:
         "dense": pa.string(),
         **({"guides": pa.binary()} if settings.guides else {}),
         **({"bank": pa.float32()} if settings.bank else {}),
-        **({"taken": pa.int64(), "excluded": pa.bool_()} if settings.dated else {}),
+        "taken": pa.int64(),
+        "excluded": pa.bool_(),
     }
     # Rounded values use 7.4 of their 8 bits on average, codes of 4 bits 3.8: coding them takes 6 % off, without loss.
     coded = {"lance-encoding:compression": "zstd", "lance-encoding:compression-level": "1"}
@@ -305,13 +301,12 @@ class Columns:
         return found
 
     def vectors(self, name: str = "vector") -> Array:
-        """(B, C): a column of vectors; float32 where they are packed."""
+        """(B, C) float32: a column of vectors."""
         column = self._arrow.column(name)
         if isinstance(column, pa.ChunkedArray):
             column = column.combine_chunks()
-        found: Array = np.asarray(column.flatten()).reshape(len(column), column.type.list_size)
-        packed = column.type.value_type == pa.uint8() and len(column) > 0
-        return unpack_vectors(found) if packed else found
+        found: Array = np.array(column.flatten(), np.float32).reshape(len(column), column.type.list_size)
+        return found
 
     def blobs(self, name: str) -> Array | list[bytes]:
         """A column of bytes: (B, size) uint8 without a copy where all have one size, else a list."""
@@ -349,7 +344,7 @@ _MOST_PIXELS = 2**31 - 1
 class Filters:
     """Which images a search may find: those that fit all fields that are not None.
 
-    `folder`, `after` <= date < `before` and `min_size` are for callers; `Searcher` sets the other fields.
+    `folder`, `after` <= date < `before` and `min_size` are for callers; `Store.allowed` sets the other fields.
     """
 
     folder: str | None = None
@@ -359,12 +354,10 @@ class Filters:
     """Nanoseconds since 1970; the date is when the photo was taken or, where that is not known, its file's time."""
     min_size: int | None = None
     """Pixels of the shorter side."""
-    dated: bool = False
-    """The store has the columns `taken` and `excluded` (`StoreSettings.dated`); `Searcher` sets it."""
     all_rows: bool = True
-    """Also those that are excluded; `Searcher` leaves them out."""
+    """Also those that are excluded; `Store.allowed` leaves them out."""
     first_root: bool = False
-    """Only pictures of the store's first folder; `Searcher` sets it where `folder` is that one."""
+    """Only pictures of the store's first folder; `Store.allowed` sets it where `folder` is that one."""
 
     def __post_init__(self) -> None:
         """Raises ValueError for dates that no picture can have."""
@@ -386,17 +379,16 @@ class Filters:
             if (self.folder or "").startswith("/"):
                 names |= {f"/{name}": None for name in names}
             parts.append("(" + " OR ".join(f"starts_with(path, '{name}/') OR path = '{name}'" for name in names) + ")")
-        date = "COALESCE(taken, mtime)" if self.dated else "mtime"
         if self.after is not None:
-            parts.append(f"{date} >= {int(self.after)}")
+            parts.append(f"COALESCE(taken, mtime) >= {int(self.after)}")
         if self.before is not None:
-            parts.append(f"{date} < {int(self.before)}")
+            parts.append(f"COALESCE(taken, mtime) < {int(self.before)}")
         if self.min_size:
             size = min(max(int(self.min_size), 0), _MOST_PIXELS)
             parts.append(f"(width >= {size} AND height >= {size})")
         if self.first_root:
             parts.append("NOT starts_with(path, '/')")
-        if self.dated and not self.all_rows:
+        if not self.all_rows:
             parts.append("(excluded IS NULL OR NOT excluded)")
         return " AND ".join(parts) or None
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import heapq
 import os
+import shlex
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import torch
 
 from seps.retrieval.confidence import STRENGTH, Calibration, ranked
@@ -20,17 +20,17 @@ from seps.retrieval.data.images import decode_image
 from seps.retrieval.data.shards import read_source
 from seps.retrieval.heads import ImageFeatures, TextFeatures
 from seps.retrieval.index import lexical
-from seps.retrieval.index.bank import NO_BANK, search_vectors, stored_background
+from seps.retrieval.index.bank import NO_BANK, OUTDATED, is_outdated, search_vectors, stored_background
 from seps.retrieval.index.codec import StoredScorer, image_vectors, model_hash, restore, unpack_padded
 from seps.retrieval.index.embedding import computing_threads
 from seps.retrieval.index.hits import SHOWN, Hit, Part, check_text, confidences
 from seps.retrieval.index.lexical import Matches
-from seps.retrieval.index.rows import Columns, Filters, OtherModelError, StoreError
+from seps.retrieval.index.rows import Columns, Filters, OtherModelError, OutdatedStoreError, StoreError
 from seps.retrieval.index.store import Store
-from seps.retrieval.index.zeroshot import Query, ZeroShotModel, load_search_model, nat_of, other_words
+from seps.retrieval.index.zeroshot import Query, ZeroShotModel, load_search_model, nat_of, other_words, words_digest
 from seps.retrieval.languages import language_note
 from seps.retrieval.model import RetrievalModel
-from seps.retrieval.sentences import sentence_side
+from seps.retrieval.sentences import AbsentVision, sentence_side
 from seps.retrieval.table.vector_index import Prior
 
 __all__ = ["CANDIDATES", "SHOWN", "Filters", "Hit", "Part", "Searcher", "nanoseconds"]
@@ -46,7 +46,8 @@ class Searcher:
         searcher = Searcher("store")
         for hit in searcher.search("a dog on the beach", k=10): ...
 
-    Raises StoreError for a store that is not there, or was made with other weights than `model` has.
+    Raises StoreError for a store that is not there, was made with other weights than `model` has, or was scored by
+    another version of seps.
     """
 
     def __init__(
@@ -57,15 +58,17 @@ class Searcher:
         device: torch.device | str = "cpu",
     ) -> None:
         self.store = store if isinstance(store, Store) else Store.open(store)
+        if is_outdated(self.store.settings):
+            raise OutdatedStoreError(OUTDATED.format(self.store.location, shlex.quote(self.store.location)))
         self._device, self._loading = device, threading.Lock()
         self._name = model if isinstance(model, str) else self.store.settings.model
-        self._model = None if isinstance(model, str) else model
-        side = sentence_side(self._name, device) if self._model is None else None
+        side = sentence_side(self._name, device) if model is None or isinstance(model, str) else None
         if side is not None:
             self._check(side[1])
-        self.reader: RetrievalModel | ZeroShotModel = self._whole() if side is None else side[0]
-        """What reads sentences and scores images: the model, or of an embedded one the part that does so."""
-        self.scorer = self._scorer()
+        self.model: RetrievalModel | ZeroShotModel = self._whole(model) if side is None else side[0]
+        """It reads sentences and scores images; an embedded one has no vision encoder before `load_vision`."""
+        scores = isinstance(self.model, RetrievalModel)
+        self.scorer = StoredScorer(cast(RetrievalModel, self.model), self.store.settings) if scores else None
         # One query already uses every core; more than two at a time only use memory.
         self._running = threading.BoundedSemaphore(2)
         self._pool = computing_threads(max(1, torch.get_num_threads()), "seps-search")
@@ -74,25 +77,22 @@ class Searcher:
         """End its threads; it cannot search any more."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    @property
-    def model(self) -> RetrievalModel | ZeroShotModel:
-        """The whole model; of an embedded one the vision encoder is read when this is asked for first.
+    def load_vision(self) -> None:
+        """Read the vision encoder of an embedded model, which sentences do not need; once.
 
         Raises StoreError for weights that are not those of the store.
         """
         with self._loading:
-            if self._model is None:
-                self.reader = self._whole()
-                self.scorer = self._scorer()
-            return self.reader
+            if isinstance(self.model, RetrievalModel) and isinstance(self.model.vision, AbsentVision):
+                self.model.vision = cast(RetrievalModel, self._whole(self._name)).vision
 
-    def _whole(self) -> RetrievalModel | ZeroShotModel:
+    def _whole(self, model: RetrievalModel | ZeroShotModel | str | None) -> RetrievalModel | ZeroShotModel:
         """The model with all of its weights, checked."""
-        model = self._model or load_search_model(self._name, device=self._device)
+        if model is None or isinstance(model, str):
+            model = load_search_model(self._name, device=self._device)
         model.eval()
         digest = model.embedder.digest() if isinstance(model, ZeroShotModel) else model_hash(model)
-        self._check(digest, model_hash(model.describer) if isinstance(model, ZeroShotModel) else None)
-        self._model = model
+        self._check(digest, words_digest(model.describer) if isinstance(model, ZeroShotModel) else None)
         return model
 
     def _check(self, digest: str, words: str | None = None) -> None:
@@ -105,9 +105,6 @@ class Searcher:
             )
         if words is not None and words != settings.words_hash:
             raise OtherModelError(other_words(self.store.location))
-
-    def _scorer(self) -> StoredScorer | None:
-        return None if isinstance(self.reader, ZeroShotModel) else StoredScorer(self.reader, self.store.settings)
 
     def search(
         self,
@@ -161,7 +158,7 @@ class Searcher:
 
     def search_vector(self, query: TextFeatures | Query) -> torch.Tensor:
         """The vector that finds the candidates of an encoded sentence."""
-        return search_vectors(self.reader, query)[0]
+        return search_vectors(self.model, query)[0]
 
     @property
     def calibration(self) -> Calibration | None:
@@ -172,7 +169,7 @@ class Searcher:
     def strength(self) -> float:
         """Part of an image's level over the bank that is taken off its scores."""
         # A dual encoder's is made of the whole gallery: until that is done, its scores stay plain.
-        usual = 0.0 if isinstance(self.reader, ZeroShotModel) else STRENGTH
+        usual = 0.0 if isinstance(self.model, ZeroShotModel) else STRENGTH
         return self.store.settings.calibration.get("strength", usual)
 
     @property
@@ -183,13 +180,13 @@ class Searcher:
 
     def encode(self, text: str) -> TextFeatures | Query:
         """One query as the model sees it."""
-        if isinstance(self.reader, ZeroShotModel):
-            return self._pool.submit(self.reader.query, [text.strip()]).result()
-        return self._pool.submit(self.reader.encode_texts, [text.strip()]).result()
+        if isinstance(self.model, ZeroShotModel):
+            return self._pool.submit(self.model.query, [text.strip()]).result()
+        return self._pool.submit(self.model.encode_texts, [text.strip()]).result()
 
     def note(self, text: str) -> str:
         """A sentence where the model does not read the query, or not the whole of it; else an empty text."""
-        cut, other = self.reader.cut(text.strip()), language_note(self.reader, text, self.store.settings)
+        cut, other = self.model.cut(text.strip()), language_note(self.model, text, self.store.settings)
         if cut is None or other:
             return other
         return f"The model reads the first {cut[1]} tokens of a query, and this one has more: its end was not used."
@@ -197,7 +194,7 @@ class Searcher:
     @property
     def nat(self) -> float:
         """What a score changes by when a match becomes e times likelier."""
-        return nat_of(self.reader)
+        return nat_of(self.model)
 
     def search_image(
         self,
@@ -210,7 +207,7 @@ class Searcher:
     ) -> list[Hit]:
         """The `k` images most like a picture (a file, or its bytes): its patches are the words of the query.
 
-        Its pixels are made as the store's were (`StoreSettings.pixels`). Descriptions are not used.
+        Descriptions are not used.
         Raises UnreadableImage.
         """
         with self._running:
@@ -220,15 +217,15 @@ class Searcher:
         """A picture as one part of a query. Raises UnreadableImage."""
         source = ImageSource(Path("upload") if isinstance(picture, bytes) else Path(picture))
         data = picture if isinstance(picture, bytes) else read_source(source)
-        if isinstance(self.reader, ZeroShotModel):
-            prepared = decode_image(data, source, self.reader.image_size, self.reader.embedder.prepare)
-            query = Query(self._pool.submit(self.reader.images, [prepared]).result(), None)
-            return Part(query, self.reader.search_vectors(query)[0], False, sign=sign)
-        pixels = decode_image(data, source, self.reader.image_size, self.store.settings.pixels)
+        if isinstance(self.model, ZeroShotModel):
+            prepared = decode_image(data, source, self.model.image_size, self.model.embedder.prepare)
+            query = Query(self._pool.submit(self.model.images, [prepared]).result(), None)
+            return Part(query, self.model.search_vectors(query)[0], False, sign=sign)
+        pixels = decode_image(data, source, self.model.image_size)
         tokens = self._pool.submit(self._encode_pixels, pixels).result()
-        patches = tokens[:, self.reader.vision.num_prefix_tokens :]
+        patches = tokens[:, self.model.vision.num_prefix_tokens :]
         mask = torch.ones(patches.shape[:2], dtype=torch.bool, device=patches.device)
-        vector = image_vectors(self.reader, ImageFeatures(tokens))[0]
+        vector = image_vectors(self.model, ImageFeatures(tokens))[0]
         return Part(TextFeatures(patches, mask), vector, False, sign=sign)
 
     def encode_image(self, picture: str | os.PathLike[str] | bytes) -> tuple[TextFeatures | Query, torch.Tensor]:
@@ -252,6 +249,7 @@ class Searcher:
 
     @torch.no_grad()
     def _encode_pixels(self, pixels: torch.Tensor) -> torch.Tensor:
+        self.load_vision()
         model = cast(RetrievalModel, self.model)
         return model.encode_pixels(pixels[None].to(model.device).float() / 255)
 
@@ -271,8 +269,8 @@ class Searcher:
         """
         if k < 1 or candidates < 1:
             raise ValueError(f"k is {k} and candidates {candidates}; both must be at least 1.")
-        filters, shown = self.allowed(filters), self.shown_columns
-        columns = [*shown, *self.columns]
+        filters = self.store.allowed(filters)
+        columns = [*SHOWN, *self.columns]
         images: Iterable[Columns]
         if exact:
             images = self.store.scan(columns, filters)
@@ -282,7 +280,7 @@ class Searcher:
         for some in images:
             scored = [
                 (-sum(facts["values"]), row["id"], {**row, **facts})
-                for row, facts in zip(some.rows(shown), self._values(some, parts), strict=True)
+                for row, facts in zip(some.rows(SHOWN), self._values(some, parts), strict=True)
             ]
             best = heapq.nsmallest(k, [*best, *scored], key=lambda entry: entry[:2])
         hits = []
@@ -303,24 +301,11 @@ class Searcher:
                     own["terms"][name] = own["terms"].get(name, 0.0) + part.factor * value
         return facts
 
-    def allowed(self, filters: Filters | None) -> Filters:
-        """The filters as this store needs them now; what is excluded is not found."""
-        self.store.version()
-        settings, filters = self.store.settings, filters or Filters()
-        folder = None if filters.folder is None else settings.stored_folder(filters.folder)
-        first = folder == "." and filters.folder != "." and bool(settings.more_roots)
-        return replace(filters, folder=folder, dated=settings.dated, all_rows=not settings.excluded, first_root=first)
-
-    @property
-    def shown_columns(self) -> tuple[str, ...]:
-        """What the store has of a `Hit`."""
-        return (*SHOWN, "taken") if self.store.settings.dated else SHOWN
-
     @property
     def columns(self) -> tuple[str, ...]:
         """What the store holds of an image that its score needs."""
         settings = self.store.settings
-        columns = ("vector", "words") if isinstance(self.reader, ZeroShotModel) else settings.state
+        columns = ("vector", "words") if isinstance(self.model, ZeroShotModel) else settings.state
         return (*columns, "bank") if settings.bank else columns
 
     def prior(self, sentences: float = 1) -> Prior | None:
@@ -373,7 +358,7 @@ class Searcher:
             some: list[float] = self._scores(images.part(start, step), query, described)[:, 0].tolist()
             return some
 
-        step = SCORED_AT_ONCE if self.reader.device.type == "cpu" else max(1, len(images))
+        step = SCORED_AT_ONCE if self.model.device.type == "cpu" else max(1, len(images))
         return [score for some in self._pool.map(part, range(0, len(images), step)) for score in some]
 
     def query_scores(self, images: Columns, queries: TextFeatures | Query) -> torch.Tensor:
@@ -382,11 +367,11 @@ class Searcher:
         return self._scores(images, queries, True).cpu() + added[:, None]
 
     def _scores(self, images: Columns, query: TextFeatures | Query, described: bool) -> torch.Tensor:
-        settings, device = self.store.settings, self.reader.device
-        if isinstance(self.reader, ZeroShotModel):
+        settings, device = self.store.settings, self.model.device
+        if isinstance(self.model, ZeroShotModel):
             words, mask = unpack_padded(images.values("words"), settings.words_width or settings.width)
-            vectors = torch.from_numpy(np.array(images.vectors()[:, : settings.width]))
-            return self.reader.scores(vectors.to(device), words.to(device), mask.to(device), cast(Query, query))
+            vectors = torch.from_numpy(images.vectors()[:, : settings.width])
+            return self.model.scores(vectors.to(device), words.to(device), mask.to(device), cast(Query, query))
         stored = restore(images, settings, device)
         scorer = cast(StoredScorer, self.scorer)
         return scorer.score(stored if described else stored.without_description(), cast(TextFeatures, query))

@@ -115,13 +115,17 @@ class Store:
             raise StoreError(f"A store cannot be made at {place}: {first_line(error)}.") from error
 
     def __len__(self) -> int:
-        return int(self._read(lambda data: data.count_rows()))
+        return self.count()
+
+    def count(self, filters: Filters | None = None) -> int:
+        """How many images the filters let through."""
+        where = None if filters is None else filters.clause()
+        return int(self._read(lambda data: data.count_rows(where)))
 
     def known(self) -> dict[str, IndexedFile]:
         """The files of all images, by id."""
-        columns = ["id", "path", "member", "size", "mtime", "sha256", "dense"]
+        columns = ["id", "path", "member", "size", "mtime", "sha256", "dense", "excluded"]
         columns += ["guides"] if self.settings.guides else []
-        columns += ["excluded"] if self.settings.dated else []
         rows = (row for some in self.scan(columns, batch_size=8192) for row in some.rows())
         return {row["id"]: IndexedFile(description=row.pop("dense"), **row) for row in rows}
 
@@ -141,7 +145,7 @@ class Store:
                 self._table.update(values_sql={"bank": "NULL"})
             elif "bank" not in self._table.schema.names:
                 self._table.add_columns(pa.field("bank", pa.float32()))
-        self.set_settings(replace(self.settings, bank=name, calibration={}))
+        self.set_settings(replace(self.settings, bank=name, calibration={}, calibrated=""))
 
     def without_level(self) -> list[str]:
         """Ids of the images that have no level of the bank yet, sorted."""
@@ -151,15 +155,6 @@ class Store:
     def put_levels(self, levels: Mapping[str, float]) -> None:
         """Set the level of some images, by id."""
         self._set_column("bank", levels, pa.float32())
-
-    def add_dates(self, taken: Mapping[str, int]) -> None:
-        """Make room for dates and exclusions in a store of a former release; `taken` by id, where it is known."""
-        with self._failing("changed"):
-            for column in (pa.field("taken", pa.int64()), pa.field("excluded", pa.bool_())):
-                if column.name not in self._table.schema.names:
-                    self._table.add_columns(column)
-        self._set_column("taken", taken, pa.int64())
-        self.set_settings(replace(self.settings, dated=True))
 
     def put_excluded(self, excluded: Mapping[str, bool]) -> None:
         """Set which images are excluded, by id, and count them in the settings."""
@@ -203,6 +198,14 @@ class Store:
             if most is not None and len(found) >= most:
                 break
         return found[:most]
+
+    def allowed(self, filters: Filters | None) -> Filters:
+        """The filters as this store needs them now; what is excluded is not found."""
+        self.version()
+        settings, filters = self.settings, filters or Filters()
+        folder = None if filters.folder is None else settings.stored_folder(filters.folder)
+        first = folder == "." and filters.folder != "." and bool(settings.more_roots)
+        return replace(filters, folder=folder, all_rows=not settings.excluded, first_root=first)
 
     def described(self) -> int:
         """Images with a description, counted once per part of the table: all take longer than a search at a million."""
@@ -260,8 +263,7 @@ class Store:
         store with levels, those with the best prior, of several times as many that are near."""
         where = None if filters is None else filters.clause()
         query = np.asarray(vector, np.float32)
-        find = vector_index.nearest if self.settings.vector_codes is None else vector_index.nearest_packed
-        return Columns(self._read(lambda data: find(data, query, count, columns, where, prior)))
+        return Columns(self._read(lambda data: vector_index.nearest(data, query, count, columns, where, prior)))
 
     def scan(self, columns: Sequence[str], filters: Filters | None = None, batch_size: int = 256) -> Iterator[Columns]:
         """Some columns of all images, in batches, each image once.
@@ -295,7 +297,7 @@ class Store:
     def folders(self) -> list[str]:
         """Folders and shards at the top of the indexed folder that hold images, and further folders, sorted."""
         found = set()
-        for some in self.scan(["path", "member"], Filters(dated=self.settings.dated, all_rows=False), 8192):
+        for some in self.scan(["path", "member"], Filters(all_rows=False), 8192):
             for row in some.rows():
                 top, below, _ = row["path"].partition("/")
                 if below or (row["member"] is not None and not is_video(row["path"])):
@@ -321,9 +323,8 @@ class Store:
 
     def _index(self) -> bool:
         """Index vectors, words of descriptions and ids where they are not; whether anything was done."""
-        columns = ("vector", "dense", "id") if self.settings.vector_codes is None else ("dense", "id")
-        missing = [column for column in columns if not self.indexed(column)]
-        anew = "vector" in missing or (columns[0] == "vector" and self._read(vector_index.is_outdated))
+        missing = [column for column in ("vector", "dense", "id") if not self.indexed(column)]
+        anew = "vector" in missing or self._read(vector_index.is_outdated)
         if anew:
             vector_index.build(self._newest, len(self))
         if "dense" in missing:

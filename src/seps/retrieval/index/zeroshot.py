@@ -15,12 +15,14 @@ of the embedded model.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -34,10 +36,9 @@ from seps.nn.guidance import masked_mean
 from seps.plugins import load_plugins
 from seps.retrieval.heads import SlimmingHead, TextFeatures
 from seps.retrieval.index.codec import merge_words, model_hash, pack
-from seps.retrieval.index.rows import FORMAT, StoreSettings
+from seps.retrieval.index.rows import StoreSettings
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import EMBEDDED, MINI, ModelError, from_pretrained
-from seps.retrieval.table.packed_vectors import pack_vectors
 
 TEMPERATURE = 0.18
 """Of D of the embedded model: the one with the least cross-entropy over dev is 0.19, over dev-llava 0.16."""
@@ -113,8 +114,7 @@ class ZeroShotModel(nn.Module):
             num_prefix_tokens=0,
             kind="vectors",
             words_width=self.describer.config.embed_size,
-            words_hash=model_hash(self.describer),
-            format=FORMAT,
+            words_hash=words_digest(self.describer),
             **more,
         )
 
@@ -146,11 +146,7 @@ class ZeroShotModel(nn.Module):
         """What a store keeps of each picture (`seps.retrieval.index.embedding.PreparedImage`)."""
         vectors = self.images(prepared)
         words, mask = self.describer.encode_descriptions(descriptions, batch_size=8)
-        rows = self.index_vectors(vectors, words, mask).cpu().numpy()
-        codes = settings.vector_codes
-        number = settings.vector_type.value_type.to_pandas_dtype()
-        stored = rows.astype(number) if codes is None else pack_vectors(rows[:, : settings.width], codes)
-        parts = None if codes is None else pack_vectors(rows[:, settings.width :], "int8")
+        stored = self.index_vectors(vectors, words, mask).cpu().numpy().astype(np.float16)
         if settings.keep_words is not None:
             words, mask = merge_words(words, mask, settings.keep_words)
         return [
@@ -158,7 +154,7 @@ class ZeroShotModel(nn.Module):
                 "vector": stored[i],
                 "tokens": b"",
                 "positions": None,
-                "mean": None if parts is None or descriptions[i] is None else parts[i].tobytes(),
+                "mean": None,
                 "words": pack(words[i][mask[i]], settings.precision) if descriptions[i] is not None else None,
             }
             for i in range(len(prepared))
@@ -198,6 +194,12 @@ def description_scores(net: nn.Module, dense: Tensor, mask: Tensor, words: Tenso
     aligned: Tensor = model.hrpa.align(torch.einsum("mc,blc->bml", unit, texts), None, valid)
     pooled: Tensor = model.pooled_score(masked_mean(texts, mask), words.float().mean(dim=0, keepdim=True))
     return aligned + pooled[:, 0]
+
+
+def words_digest(describer: RetrievalModel) -> str:
+    """Of the model of descriptions, and of the constants by which their part of a search vector is made."""
+    made = [model_hash(describer), TEMPERATURE, CENTRE, SLOPE, OFFSET]
+    return hashlib.sha256("\n".join(map(str, made)).encode()).hexdigest()[:32]
 
 
 def nat_of(model: RetrievalModel | ZeroShotModel) -> float:

@@ -1,9 +1,6 @@
 """How the vectors of a store are found, and how those of a large store are indexed.
 
-**Packed** vectors (`packed_vectors`) are those of dual encoders. Lance searches floats alone, so a query is compared
-with all of them, by this module and exactly: there is no index to miss something, or to keep up.
-
-**Floats** of a large store are indexed. The index is an inverted file with whole vectors (IVF_FLAT): the vectors are
+The index is an inverted file with whole vectors (IVF_FLAT): the vectors are
 clustered into partitions, a query is compared with all centres and then with every vector of the nearest partitions.
 Nothing is rounded, so it loses what lies in other partitions and nothing else. One-bit codes (IVF_RQ) take a tenth of
 the space, but at 200,000 vectors they needed four times as many vectors read again from the table, which took three
@@ -22,8 +19,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from seps.retrieval.table.packed_vectors import packed_products, packed_width
-
 PROBED_SHARE = 1 / 8
 """Partitions that a query looks into, of all; `benchmarks.search.million` measures the recall of other shares."""
 LEAST_PROBES = 64
@@ -36,8 +31,6 @@ way round: when the store has 2.25 times the rows that it had. Until then new ro
 POOL = 8
 """Times the square root of the rows: images found by their vectors from which the candidates are chosen by `Prior`. The
 best by the whole score lie among more of the nearest in a larger store, though not among a constant part of them."""
-SCANNED = 8192
-"""Packed vectors that are read at a time."""
 NAME = "vector_idx"
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -131,29 +124,3 @@ def _rows(dataset: Any, chosen: Array, columns: Sequence[str]) -> Any:
     found = dataset.to_table(columns=list(columns), filter=named, with_row_id=True)
     places = {row: place for place, row in enumerate(found.column("_rowid").to_pylist())}
     return found.take(pa.array([places[row] for row in chosen.tolist()], pa.int64())).drop_columns("_rowid")
-
-
-def nearest_packed(
-    dataset: Any, query: Array, count: int, columns: Sequence[str], where: str | None, prior: Prior | None = None
-) -> Any:
-    """As `nearest`, where the column `vector` is packed, and `mean` the description's part, packed, or null."""
-    asked = ["vector", "mean", *(["bank"] if prior else [])]
-    numbers, distances, levels = ([np.zeros(0, kind)] for kind in (np.uint64, np.float32, np.float32))
-    for batch in dataset.to_batches(columns=asked, filter=where, batch_size=SCANNED, with_row_id=True):
-        if not batch.num_rows:
-            continue
-        vectors, means = batch.column("vector"), batch.column("mean")
-        packed = np.asarray(vectors.flatten()).reshape(batch.num_rows, -1)
-        width = packed_width(packed)
-        products = packed_products(packed, query[:width])
-        if described := means.drop_null().to_pylist():
-            parts = np.frombuffer(b"".join(described), np.uint8).reshape(len(described), -1)
-            products[np.asarray(means.is_valid())] += packed_products(parts, query[width:])
-        numbers.append(batch.column("_rowid").to_numpy())
-        distances.append(1 - products)
-        levels.append(batch.column("bank").to_numpy(zero_copy_only=False).astype(np.float32) if prior else products)
-    row, distance, level = (np.concatenate(some) for some in (numbers, distances, levels))
-    near = np.argsort(distance, kind="stable")[: count if prior is None else pool(count, dataset.count_rows())]
-    if prior is not None:
-        near = near[prior.best(distance[near], level[near], count)]
-    return _rows(dataset, row[near], columns)

@@ -1,0 +1,72 @@
+"""The table of results that `seps search` and `seps find` print, with thumbnails where the terminal shows pictures."""
+
+from __future__ import annotations
+
+import base64
+import io
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from seps.cli.shared.text import cells, counted, printable
+
+
+def print_results(
+    hits: Sequence[Mapping[str, Any]],
+    names: Sequence[str],
+    good: int | None,
+    *,
+    dates: bool = False,
+    thumbnails: Sequence[str] = (),
+) -> None:
+    """Print results (`Hit.as_dict`) under a header, with a line after the first `good`; None: no line.
+
+    `names` are what stands for the pictures, `thumbnails` JPEGs in base64. With `dates` there is a column of dates.
+    """
+    protocol = inline_protocol()
+    shown = [f"{printable(name)}{_copies(hit)}" for name, hit in zip(names, hits, strict=True)]
+    width = max(map(cells, shown))
+    sure = "" if hits[0].get("confidence") is None else "  confidence"
+    when = f"  {'date':<15}" if dates else ""
+    print(f"{'rank':>4}  {'score':>7}{sure}{when}  {'picture':<{width}}  size")
+    for place, (hit, name) in enumerate(zip(hits, shown, strict=True)):
+        if place == good:
+            print(f"      --- {'the rest: weaker matches' if place else 'no good match; the nearest are'} ---")
+        sure = "" if hit.get("confidence") is None else f"  {hit['confidence']:>10.2f}"
+        when = f"  {hit['date'][:10]} {hit['date_source']:<4}" if dates else ""
+        padded = name + " " * (width - cells(name))
+        print(f"{hit['rank']:>4}  {hit['score']:>7.3f}{sure}{when}  {padded}  {hit['width']} x {hit['height']}")
+        if protocol and thumbnails and thumbnails[place]:
+            print(_inline(base64.b64decode(thumbnails[place]), protocol))
+
+
+def _copies(hit: Mapping[str, Any]) -> str:
+    """How many near-duplicates are folded under a result."""
+    count = len(hit.get("folded", ()))
+    return f" (and {counted(count, 'copy', 'copies')})" if count else ""
+
+
+def inline_protocol() -> str | None:
+    """How this terminal shows pictures, if it can."""
+    if not sys.stdout.isatty():
+        return None
+    if "kitty" in os.environ.get("TERM", "") or os.environ.get("TERM_PROGRAM") == "ghostty":
+        return "kitty"
+    return "iterm" if os.environ.get("TERM_PROGRAM") in ("iTerm.app", "WezTerm", "vscode") else None
+
+
+def _inline(jpeg: bytes, protocol: str) -> str:
+    """The escape sequence that shows a thumbnail."""
+    if protocol == "iterm":
+        return f"\033]1337;File=inline=1;height=6:{base64.b64encode(jpeg).decode()}\a"
+    from PIL import Image
+
+    png = io.BytesIO()
+    Image.open(io.BytesIO(jpeg), formats=("JPEG",)).save(png, "PNG")
+    data = base64.b64encode(png.getvalue()).decode()
+    parts = [data[start : start + 4096] for start in range(0, len(data), 4096)]
+    head = "a=T,f=100,r=6,"
+    return "".join(
+        f"\033_G{head if i == 0 else ''}m={int(i < len(parts) - 1)};{part}\033\\" for i, part in enumerate(parts)
+    )
