@@ -8,7 +8,8 @@ import subprocess
 import pytest
 
 from seps.cli.completion import bash_script
-from seps.cli.main import COMMANDS, call, main
+from seps.cli.main import call, main
+from seps.cli.shared.commands import COMMANDS
 
 _TRY = """
 COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=()

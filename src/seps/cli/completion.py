@@ -13,6 +13,7 @@ import argparse
 import shlex
 from collections.abc import Iterator
 
+from seps.cli.shared.commands import COMMANDS, parser_of
 from seps.cli.shared.parser import Parser
 
 _BASH = """\
@@ -56,8 +57,6 @@ def run(options: argparse.Namespace) -> int:
 
 def _parsers() -> Iterator[tuple[str, argparse.ArgumentParser]]:
     """All parsers by what is typed before their options, those of commands within a command first."""
-    from seps.cli.main import COMMANDS, parser_of
-
     for name in COMMANDS:
         parser = parser_of(name)
         for action in parser._actions:
@@ -87,8 +86,6 @@ def _inner(parser: argparse.ArgumentParser) -> list[str]:
 
 def bash_script() -> str:
     """The script for bash."""
-    from seps.cli.main import COMMANDS
-
     options, choices = [], []
     for name, parser in _parsers():
         known, inner = (shlex.quote(" ".join(words)) for words in (_options_of(parser), _inner(parser)))
@@ -104,8 +101,6 @@ def bash_script() -> str:
 
 def _fish() -> Iterator[str]:
     """Lines of the script for fish."""
-    from seps.cli.main import COMMANDS
-
     for name, text in COMMANDS.items():
         yield f"complete -c seps -f -n __fish_use_subcommand -a {name} -d {shlex.quote(text)}"
     for name, parser in _parsers():

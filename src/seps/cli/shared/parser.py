@@ -121,7 +121,9 @@ class Parser(argparse.ArgumentParser):
                 runs.append([] if action is None or action.nargs == 0 else [word])
             else:
                 runs[-1].append(word)
-        return " ".join(max((run[2:] if run[:1] and run[0][0] == "-" else run for run in runs), key=len))
+        plain = [run[2:] if run and run[0].startswith("-") else run for run in runs]
+        longest: list[str] = max(plain, key=len)
+        return " ".join(longest)
 
     def _refuse_unknown(self, words: Sequence[str]) -> None:
         known = list(self._option_string_actions)
