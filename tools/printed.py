@@ -258,7 +258,7 @@ def alike(recorded: list[str], printed: list[str], within: float = 0.02) -> bool
         for a, b in zip(_NUMBER.findall(left), _NUMBER.findall(right), strict=False)
     ]
     return _NUMBER.sub("0", left) == _NUMBER.sub("0", right) and all(
-        abs(a - b) <= within * max(1, abs(a)) for a, b in numbers
+        abs(a - b) <= max(0.005, within * abs(a)) for a, b in numbers
     )
 
 
