@@ -175,7 +175,10 @@ def tables(results: Results) -> dict[str, str]:
     files = Files(results.folder)
     made = {name: make(files) for name, make in TABLES.items()}
     for name, text in templates().items():
-        made[name] = re.sub(r"\{([^{};]+;[^{}]*)\}", lambda found: results.figure(found[1]), text)
+        try:
+            made[name] = re.sub(r"\{([^{};]+;[^{}]*)\}", lambda found: results.figure(found[1]), text)
+        except ValueError as error:
+            made[name] = f"{name}: {error}"  # which no page equals
     return made
 
 
