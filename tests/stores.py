@@ -7,6 +7,7 @@ import functools
 import json
 import shutil
 import tempfile
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -65,6 +66,11 @@ def few_sentences(monkeypatch: pytest.MonkeyPatch, count: int = 40) -> None:
     some = bank.sentences()[:count] + bank.sentences()[-bank.ASKED :]
     monkeypatch.setattr(bank, "sentences", lambda: some)
     monkeypatch.setattr(bank, "bank_name", lambda: f"first {count}")
+
+
+def always_newest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An open store looks for a newer version at each reading, not only after two seconds."""
+    monkeypatch.setattr("seps.retrieval.index.store._FRESH", timedelta(0))
 
 
 def index(folder: Path, store: Path, **options: object) -> IndexReport:

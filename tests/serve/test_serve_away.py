@@ -6,14 +6,13 @@ import io
 import os
 import shutil
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
-from stores import gallery, index, model, paint
+from stores import always_newest, gallery, index, model, paint
 
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
@@ -104,22 +103,22 @@ def test_a_store_that_was_deleted(client: TestClient, tmp_path: Path, caplog: py
     assert {client.get(path).status_code for path in paths} == {200}
 
 
-def test_a_store_whose_files_are_damaged(client: TestClient, tmp_path: Path) -> None:
+def test_a_store_whose_files_are_damaged(client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The folder is there and its content is not: a sentence as well."""
     shutil.rmtree(tmp_path / "s" / "images.lance" / "data")
     shutil.rmtree(tmp_path / "s" / "images.lance" / "_versions")
-    time.sleep(2.1)  # past what the open table takes for fresh
+    always_newest(monkeypatch)
     answer = client.get("/api/search?q=another+dog&exact=true")
     assert answer.status_code == 503
     assert answer.json()["error"] == "The store s cannot be read any more: its files are damaged or gone."
 
 
-def test_a_store_made_anew(client: TestClient, tmp_path: Path) -> None:
+def test_a_store_made_anew(client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Deleted and indexed again at the same place: the service goes on with the new one."""
     shutil.rmtree(tmp_path / "s")
     (tmp_path / "g" / "p00.jpg").unlink()
     index(tmp_path / "g", tmp_path / "s")
-    time.sleep(2.1)
+    always_newest(monkeypatch)
     assert [hit["path"] for hit in client.get("/api/search?q=a+dog").json()["results"]] == ["sub/p01.jpg"]
     assert client.get("/api/status").json()["images"] == 1
 

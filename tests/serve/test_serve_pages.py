@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
@@ -15,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from stores import gallery, index, model
+from stores import always_newest, gallery, index, model
 
 pytest.importorskip("fastapi")
 from starlette.testclient import TestClient
@@ -80,7 +79,7 @@ def test_pages_are_parts_of_one_ranking(client: TestClient, searcher: Searcher) 
     assert sorted(paths(pages(client, similar, 4))) == sorted(whole)
 
 
-def test_a_change_of_the_store_between_two_pages(tmp_path: Path) -> None:
+def test_a_change_of_the_store_between_two_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Further pages neither repeat nor miss a picture; the next search sees the change."""
     folder = gallery(tmp_path / "g", 6)
     index(folder, tmp_path / "s")
@@ -90,7 +89,7 @@ def test_a_change_of_the_store_between_two_pages(tmp_path: Path) -> None:
         listed = paths(client.get("/api/pictures?k=6").json()["results"])
         (folder / before[0]).unlink()
         index(folder, tmp_path / "s", prune=True)
-        time.sleep(2.1)  # readers look for a newer version every two seconds
+        always_newest(monkeypatch)
         assert first + paths(client.get(f"{QUERY}&k=3&offset=3").json()["results"]) == before
         # What is gone cannot be listed any more; the others keep their places.
         rest = paths(client.get("/api/pictures?k=3&offset=3").json()["results"])
