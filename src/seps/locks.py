@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib
 import os
 import socket
 import sys
@@ -135,7 +136,7 @@ def _same_file(handle: int, path: Path) -> bool:
 
 
 class RemoteLock:
-    """Holds the store of a LanceDB `connection` while entered. Raises FileInUse if another process does.
+    """Holds the store at a `location` in object storage while entered. Raises FileInUse if another process does.
 
     By hand, because object storage has no locks that end with their process. A small table beside the store has one
     row: who holds the lock, and when the holder last renewed it. A lock that was not renewed for `STALE_SECONDS` may be
@@ -143,9 +144,9 @@ class RemoteLock:
     is one update on the condition that the row is still the one that was read, which the storage grants once.
     """
 
-    def __init__(self, connection: Any) -> None:
-        self._connection = connection
-        self._subject = str(connection.uri)
+    def __init__(self, location: str) -> None:
+        self._subject = location
+        self._table = f"{location.rstrip('/')}/{LOCK_TABLE}.lance"
         self._token = uuid.uuid4().hex
         self._done = threading.Event()
         self._lost = False
@@ -176,7 +177,7 @@ class RemoteLock:
 
     def _make(self) -> bool:
         try:
-            self._connection.create_table(LOCK_TABLE, data=[self._mine()])
+            _lance().write_dataset(_arrow_table(self._mine()), self._table, mode="create")
         except _STORAGE_ERRORS as error:
             if "already exists" not in str(error):
                 raise
@@ -205,14 +206,15 @@ class RemoteLock:
                 f"{self._subject} is being written by another process, which was quicker. Wait for it, and run again."
             )
         with contextlib.suppress(*_STORAGE_ERRORS):  # every renewal leaves an old version behind
-            self._connection.open_table(LOCK_TABLE).to_lance().cleanup_old_versions(timedelta(days=1))
+            _lance().dataset(self._table).cleanup_old_versions(timedelta(days=1))
 
     def _update(self, condition: str, values: dict[str, Any]) -> int:
         """Change the row if it meets the condition; how many rows did."""
-        return int(self._connection.open_table(LOCK_TABLE).update(where=condition, values=values).rows_updated)
+        literals = {name: _sql_literal(value) for name, value in values.items()}
+        return int(_lance().dataset(self._table).update(literals, where=condition)["num_rows_updated"])
 
     def _row(self) -> dict[str, Any] | None:
-        rows = self._connection.open_table(LOCK_TABLE).search().limit(1).to_list()
+        rows = _lance().dataset(self._table).to_table(limit=1).to_pylist()
         return dict(rows[0]) if rows else None
 
     def _holds(self) -> bool:
@@ -227,3 +229,15 @@ class RemoteLock:
             # The storage may be back before the lock is stale; `check` tells.
             with contextlib.suppress(*_STORAGE_ERRORS):
                 self._update(f"token = '{self._token}'", {"time": time.time()})
+
+
+def _lance() -> Any:
+    return importlib.import_module("lance")  # on first use: locks of files do without
+
+
+def _arrow_table(row: dict[str, Any]) -> Any:
+    return importlib.import_module("pyarrow").Table.from_pylist([row])
+
+
+def _sql_literal(value: str | float) -> str:
+    return repr(value) if isinstance(value, float) else "'" + value.replace("'", "''") + "'"

@@ -268,7 +268,7 @@ def test_an_index_without_guides_has_no_column_for_them(encoders, dev_scenes, tm
         options=IndexOptions(workers=1, bank=False),
     )
     store = Store.open(tmp_path / "store")
-    assert "guides" not in store._table.schema.names
+    assert "guides" not in store._newest.schema.names
     guided = RetrievalModel(model_config(encoders, **GUIDED)).eval()
     with pytest.raises(DataError, match="reads the guide 'audio', and no image of"):
         index_folder(

@@ -167,7 +167,7 @@ def test_a_store_of_the_last_version_opens(photos: Path, searcher: Searcher, tmp
     values = json.loads(store.settings.to_json())
     for name in ("kind", "words_width", "words_hash"):
         del values[name]
-    store._table.to_lance().update_schema_metadata({"seps": json.dumps(values)})
+    store._newest.update_schema_metadata({"seps": json.dumps(values)})
     old = Searcher(tmp_path / "s", model())
     for query in ("a dog", "Lisbon"):
         assert [(hit.path, hit.score) for hit in old.search(query)] == [

@@ -81,7 +81,7 @@ def test_other_weights_in_a_package_are_loaded_whole_and_refused(store: Path, mo
 
 _CHILD = """
 import sys
-refused = {"transformers", "lancedb", "pandas", "scipy", "sklearn", "fastapi", "rich", "jsonargparse", "torch._dynamo"}
+refused = {"transformers", "pandas", "scipy", "sklearn", "fastapi", "rich", "jsonargparse", "torch._dynamo"}
 class Refuse:
     def find_spec(self, name, path=None, target=None):
         if name in refused:

@@ -6,8 +6,6 @@ import errno
 import json
 import os
 import shutil
-import subprocess
-import sys
 import tarfile
 import unicodedata
 from collections.abc import Sequence
@@ -31,19 +29,6 @@ Form = Literal["NFC", "NFD"]
 
 def paths(store: Path) -> set[tuple[str, str | None]]:
     return {(row.path, row.member) for row in Store.open(store).known().values()}
-
-
-def test_a_plain_run_does_without_lancedb(tmp_path: Path) -> None:
-    """Its import takes longer than a hundred photos; photos come, change and go by Lance alone."""
-    folder = gallery(tmp_path / "g", 3, described=0)
-    run = "from seps.cli.main import call; import sys; assert call('index', sys.argv[1:]) == 0; "
-    command = [sys.executable, "-c", run + "assert 'lance' in sys.modules and 'lancedb' not in sys.modules"]
-    options = [str(folder), "--store", str(tmp_path / "s"), "--model", model_folder(), "--no-bank", "--prune"]
-    for number in range(2):
-        subprocess.run([*command, *options], check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
-        assert len(paths(tmp_path / "s")) == 3 - number
-        paint(folder / "p00.jpg", 100)
-        (folder / "p02.jpg").unlink(missing_ok=True)
 
 
 def test_incremental(tmp_path: Path) -> None:

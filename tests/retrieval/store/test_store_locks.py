@@ -12,6 +12,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import lance
 import numpy as np
 import pytest
 
@@ -20,7 +21,7 @@ from seps import locks
 from seps.cli.main import main
 from seps.locks import FREE, LOCK_TABLE, FileInUse, FileLock, RemoteLock
 from seps.retrieval.index.rows import Row, StoreError, StoreSettings, row_id
-from seps.retrieval.index.store import Store, connect, writer_lock
+from seps.retrieval.index.store import Store, writer_lock
 from stores import gallery, index, model_folder
 
 HOLD = """
@@ -167,13 +168,13 @@ def test_one_of_many_takes_a_stale_lock(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(locks, "SIGN_SECONDS", 60)
     for attempt in range(5):
         place = str(tmp_path / str(attempt))
-        RemoteLock(connect(place))._make()  # by a process that died
+        RemoteLock(place)._make()  # by a process that died
         monkeypatch.setattr(locks, "STALE_SECONDS", 0.0)
         Slow.together = threading.Barrier(4)
         entered: list[RemoteLock] = []
 
         def take(place: str = place, entered: list[RemoteLock] = entered) -> None:
-            lock = Slow(connect(place))
+            lock = Slow(place)
             with contextlib.suppress(FileInUse):
                 entered.append(lock.__enter__())
 
@@ -185,10 +186,10 @@ def test_one_of_many_takes_a_stale_lock(tmp_path: Path, monkeypatch: pytest.Monk
         assert len(entered) == 1
         entered[0].check()
         entered[0].__exit__(None, None, None)
-        rows = connect(place).open_table(LOCK_TABLE).search().to_list()
+        rows = lance.dataset(f"{place}/{LOCK_TABLE}.lance").to_table().to_pylist()
         assert [row["token"] for row in rows] == [FREE]
         monkeypatch.setattr(locks, "STALE_SECONDS", 120.0)
-        with RemoteLock(connect(place)):  # a free lock needs no waiting
+        with RemoteLock(place):  # a free lock needs no waiting
             pass
 
 
@@ -196,7 +197,7 @@ def test_a_holder_that_signed_again_is_not_robbed(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(locks, "STALE_SECONDS", 0.0)
     monkeypatch.setattr(locks, "SIGN_SECONDS", 60)
     place = str(tmp_path / "s")
-    holder = RemoteLock(connect(place)).__enter__()
+    holder = RemoteLock(place).__enter__()
 
     class Interrupted(RemoteLock):
         def _update(self, condition: str, values: dict[str, Any]) -> int:
@@ -204,7 +205,7 @@ def test_a_holder_that_signed_again_is_not_robbed(tmp_path: Path, monkeypatch: p
             return super()._update(condition, values)
 
     with pytest.raises(FileInUse):
-        Interrupted(connect(place)).__enter__()
+        Interrupted(place).__enter__()
     holder.check()
     holder.__exit__(None, None, None)
 
@@ -252,7 +253,7 @@ DAMAGED = ["", "{", "[]", "{}", '{"format": "x"}', '{"grid": [3, 3]}', '{"grid":
 def test_damaged_settings_get_a_sentence(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     folder = gallery(tmp_path / "g", 1)
     index(folder, tmp_path / "s")
-    Store.open(tmp_path / "s")._table.to_lance().update_schema_metadata({"seps": text})
+    Store.open(tmp_path / "s")._newest.update_schema_metadata({"seps": text})
     place = str(tmp_path / "s")
     for arguments in (["search", "a dog"], ["index", "--status"], ["index", str(folder), "--model", model_folder()]):
         assert main([*arguments, "--store", place]) == 2

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import lance
 import pytest
 
 from seps import locks
@@ -19,7 +20,7 @@ from seps.retrieval.index.build import IndexOptions, index_folder
 from seps.retrieval.index.maintenance import status, verify
 from seps.retrieval.index.rows import StoreError
 from seps.retrieval.index.search import Searcher
-from seps.retrieval.index.store import Store, connect, writer_lock
+from seps.retrieval.index.store import Store, writer_lock
 from stores import gallery, index, model, model_folder, paint
 
 moto = pytest.importorskip("moto.server", reason="moto's server is not installed (pip install 'moto[server]')")
@@ -56,7 +57,7 @@ def put(folder: Path, place: str) -> int:
 
 
 def locked(place: str) -> bool:
-    return [row["token"] for row in connect(place).open_table(LOCK_TABLE).search().to_list()] != [FREE]
+    return [row["token"] for row in lance.dataset(f"{place}/{LOCK_TABLE}.lance").to_table().to_pylist()] != [FREE]
 
 
 def test_index_search_and_read_while_one_writes(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,10 +112,10 @@ def test_second_writer_is_told(bucket: str, tmp_path: Path) -> None:
 def test_a_killed_writer_holds_nobody_up_for_long(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = f"{bucket}/three"
     monkeypatch.setattr(locks, "SIGN_SECONDS", 60)
-    first = RemoteLock(connect(place)).__enter__()
+    first = RemoteLock(place).__enter__()
     time.sleep(0.01)
     monkeypatch.setattr(locks, "STALE_SECONDS", 0.0)
-    with RemoteLock(connect(place)):
+    with RemoteLock(place):
         with pytest.raises(FileInUse, match="taken over"):
             first.check()
         first.__exit__(None, None, None)  # and does not give back what is no longer its own
@@ -125,7 +126,7 @@ def test_a_killed_writer_holds_nobody_up_for_long(bucket: str, tmp_path: Path, m
 def test_the_holder_signs(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     place = f"{bucket}/four"
     monkeypatch.setattr(locks, "SIGN_SECONDS", 0.05)
-    with RemoteLock(connect(place)) as lock:
+    with RemoteLock(place) as lock:
         before = lock._row()
         deadline = time.monotonic() + 10
         while lock._row() == before and time.monotonic() < deadline:

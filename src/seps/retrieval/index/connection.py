@@ -8,7 +8,6 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +15,19 @@ from seps.locks import FileInUse, FileLock, RemoteLock
 from seps.retrieval.index.rows import TABLE, StoreError, StoreSettings
 
 ERRORS = (ValueError, RuntimeError, OSError)
-"""What Lance and LanceDB raise."""
+"""What Lance raises."""
 REMOTE_LOCKS: dict[str, RemoteLock] = {}
 """Remote locks that this process holds, by store."""
 
 
 def open_dataset(location: str) -> Any:
     """The table of a store at its newest commit. Raises StoreError without the packages."""
-    return _package("lance").dataset(_table_place(location))
+    return _lance().dataset(_table_place(location))
 
 
 def create_dataset(location: str, schema: Any) -> Any:
     """An empty table of a store. Raises StoreError without the packages, and what Lance raises where there is one."""
-    return _package("lance").write_dataset(schema.empty_table(), _table_place(location), mode="create")
+    return _lance().write_dataset(schema.empty_table(), _table_place(location), mode="create")
 
 
 def made_by(settings: StoreSettings) -> StoreSettings:
@@ -61,21 +60,12 @@ def _table_place(location: str) -> str:
     return f"{place}/{TABLE}.lance"
 
 
-def connect(location: str) -> Any:
-    """A connection to the database at a folder or URI. Raises StoreError without the packages."""
-    lancedb = _package("lancedb")
-    try:
-        return lancedb.connect(location, read_consistency_interval=timedelta(0))
-    except ERRORS as error:
-        raise StoreError(f"The place {location} cannot be used: {first_line(error)[:300]}.") from error
-
-
-def _package(name: str) -> Any:
+def _lance() -> Any:
     os.environ.setdefault("LANCE_LOG", "error")
     try:
-        return importlib.import_module(name)
+        return importlib.import_module("lance")
     except ImportError as error:
-        raise StoreError("The store needs LanceDB: pip install 'seps[store]'") from error
+        raise StoreError(f"The store needs the package pylance ({error}). Install it: pip install pylance") from error
 
 
 def is_remote(location: str) -> bool:
@@ -89,7 +79,7 @@ def writer_lock(location: str) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         try:
             if is_remote(location):
-                REMOTE_LOCKS[location] = stack.enter_context(RemoteLock(connect(location)))
+                REMOTE_LOCKS[location] = stack.enter_context(RemoteLock(location))
                 stack.callback(REMOTE_LOCKS.pop, location)
             else:
                 place = Path(location)

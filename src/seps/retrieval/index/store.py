@@ -1,8 +1,7 @@
-"""The store: one LanceDB table with a vector, the packed state and the facts of every image.
+"""The store: one Lance table with a vector, the packed state and the facts of every image.
 
 Every write is one commit of the table: a process that is killed leaves the last whole one. Readers see the newest
-commit a few seconds later and never wait for the writer. SQL and Arrow stay in this file and in `rows`. Reading goes
-through Lance, the format of the table; LanceDB, which takes a second to import, is loaded to write.
+commit a few seconds later and never wait for the writer. SQL and Arrow stay in this file and in `rows`.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from seps.retrieval.data.readers import is_video
 from seps.retrieval.index.connection import (
     ERRORS,
     REMOTE_LOCKS,
-    connect,
     create_dataset,
     first_line,
     is_remote,
@@ -36,7 +34,6 @@ from seps.retrieval.index.connection import (
 )
 from seps.retrieval.index.lexical import is_unspaced
 from seps.retrieval.index.rows import (
-    TABLE,
     Columns,
     Filters,
     IndexedFile,
@@ -50,7 +47,7 @@ from seps.retrieval.index.rows import (
 from seps.retrieval.table import upkeep, vector_index
 from seps.retrieval.table.vector_index import Prior
 
-__all__ = ["AT_ONCE", "Store", "connect", "is_remote", "open_dataset", "writer_lock"]
+__all__ = ["AT_ONCE", "Store", "is_remote", "open_dataset", "writer_lock"]
 
 INDEX_ABOVE = 50_000
 """Rows from which an approximate index is worth it; below, comparing with every vector takes milliseconds."""
@@ -80,12 +77,6 @@ class Store:
         """The newest commit, for writing by Lance; what is read next is what was written."""
         self._looked = float("-inf")
         return open_dataset(self.location)
-
-    @property
-    def _table(self) -> Any:
-        """The same by LanceDB, for what Lance lacks. Its import takes more than a second: a plain run does without."""
-        self._looked = float("-inf")
-        return connect(self.location).open_table(TABLE)
 
     @classmethod
     def open(cls, location: str | os.PathLike[str]) -> Store:
@@ -142,9 +133,9 @@ class Store:
         """Make room for the levels of another bank of background queries; no image has one then."""
         with self._failing("changed"):
             if self.settings.bank:
-                self._table.update(values_sql={"bank": "NULL"})
-            elif "bank" not in self._table.schema.names:
-                self._table.add_columns(pa.field("bank", pa.float32()))
+                self._newest.update({"bank": "NULL"})
+            elif "bank" not in self._newest.schema.names:
+                self._newest.add_columns(pa.field("bank", pa.float32()))
         self.set_settings(replace(self.settings, bank=name, calibration={}, calibrated=""))
 
     def without_level(self) -> list[str]:
@@ -338,10 +329,8 @@ class Store:
 
     def _index_words(self) -> None:
         """Index the words of the descriptions as they are written: no stemming, no words left out."""
-        from lancedb.index import FTS
-
         options = {"with_position": False, "stem": False, "remove_stop_words": False, "ascii_folding": False}
-        self._table.create_index("dense", config=FTS(max_token_length=None, **options))
+        self._newest.create_scalar_index("dense", "INVERTED", name="dense_idx", max_token_length=None, **options)
 
     def indexed(self, column: str = "vector") -> bool:
         """Whether a column has an index; that of the vectors is an approximate one."""
@@ -350,7 +339,8 @@ class Store:
     def disk_bytes(self) -> int:
         """Bytes on disk; in object storage those of the newest version."""
         if is_remote(self.location):
-            return int(self._table.stats()["total_bytes"])
+            parts = self._newest.get_fragments()
+            return sum(file.file_size_bytes or 0 for part in parts for file in part.data_files())
         return sum(path.stat().st_size for path in Path(self.location).rglob("*") if path.is_file())
 
     def _read(self, work: Callable[[Any], Answer]) -> Answer:
