@@ -28,7 +28,7 @@ def published_file(folder: Path) -> Path:
     torch.manual_seed(0)
     vit = transformers.ViTModel(transformers.ViTConfig(image_size=32, patch_size=8, **TINY))
     vit.save_pretrained(folder / "vit")
-    bert = transformers.BertModel.from_pretrained(mini_text_folder())
+    bert = transformers.BertModel.from_pretrained(mini_text_folder(), dtype=torch.float32)
     net = seps.CrossSparseAggrNet(16, 16, sparse_ratio=0.5, aggr_ratio=0.4, has_cls=True)
     model = {f"img_enc.visual_encoder.{name}": value for name, value in vit.state_dict().items()}
     model |= {f"txt_enc.bert.{name}": value for name, value in bert.state_dict().items()}

@@ -7,6 +7,6 @@ import sys
 from unittest import mock
 
 STORES = all(importlib.util.find_spec(name) is not None for name in ("lance", "pyarrow"))
-"""Whether a store can be written here; LanceDB itself is for searching and for large stores."""
+"""Whether a store can be written here."""
 if not STORES:
     sys.modules["pyarrow"] = mock.MagicMock()  # it describes the columns of a store, and none is written

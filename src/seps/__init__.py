@@ -6,6 +6,8 @@ import importlib
 import pkgutil
 from typing import TYPE_CHECKING, Any
 
+from seps.extras import missing_package
+
 if TYPE_CHECKING:
     from seps.compat import (
         SDTPS,
@@ -90,10 +92,10 @@ def __getattr__(name: str) -> Any:
     if name in _ROOMS:
         return importlib.import_module(f"seps.{name}")
     if name == "Library":
-        return importlib.import_module("seps.library.library").Library
+        return _import_room("library.library").Library
     if name in __all__:
         for home in _HOMES:
-            module = importlib.import_module(f"seps.{home}")
+            module = _import_room(home)
             if hasattr(module, name):
                 globals()[name] = getattr(module, name)
                 return globals()[name]
@@ -102,6 +104,16 @@ def __getattr__(name: str) -> Any:
         kinds = ", ".join(sorted(each for each in __all__ if each.startswith("register_")))
         told += f". There are {kinds}; for losses, metrics and protocols see docs/change-one-idea.md"
     raise AttributeError(told)
+
+
+def _import_room(name: str) -> Any:
+    """A module of this package. Raises ImportError with the command that installs a package it lacks."""
+    try:
+        return importlib.import_module(f"seps.{name}")
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] == "seps":
+            raise
+        raise ImportError(missing_package(error.name)) from error
 
 
 def __dir__() -> list[str]:

@@ -82,7 +82,7 @@ of_ours = types.FunctionType(of_ours.__code__, {"__name__": "seps.elsewhere", "_
         (OSError(30, "Read-only file system", b"a\xff.txt"), "a\\xff.txt: it is on a disk that can only be read."),
         (OSError(98, "Address already in use"), "The address is in use; choose another --port"),
         (OSError("no such model on the hub"), "seps modules: no such model on the hub"),
-        (ModuleNotFoundError("No module named 'lancedb'", name="lancedb"), "'lancedb' is not installed; `seps doctor`"),
+        (ModuleNotFoundError("No module named 'av'", name="av"), "'av' is not installed: pip install 'seps[formats]'"),
         (MemoryError(), "out of memory"),
     ],
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.metadata as metadata
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,7 +16,7 @@ import torch
 
 import seps
 import seps.scoring
-from seps import doctor
+from seps import doctor, extras
 from seps.cli import doctor as command
 from seps.cli.main import main
 from seps.doctor import CheckResult, Package, Report, examine, read_requirements
@@ -24,7 +26,7 @@ from seps.retrieval.pretrained import embedded_folder
 
 @pytest.fixture
 def shadow(tmp_path, monkeypatch):
-    """shadow("lancedb", "raise ...") puts a module of that name before the real one, here and for the doctor."""
+    """shadow("lance", "raise ...") puts a module of that name before the real one, here and for the doctor."""
     place = tmp_path / "shadows"
     place.mkdir()
     monkeypatch.syspath_prepend(str(place))
@@ -48,28 +50,30 @@ def test_what_is_here_works_and_json_says_so(capsys):
 
 
 def test_a_missing_package_is_told_with_the_command_that_gets_it(shadow, monkeypatch):
-    for name in ("lancedb", "fastapi"):
+    for name in ("transformers", "matplotlib"):
         shadow(name, absent(name))
     monkeypatch.setattr(doctor, "installed_version", lambda name: None)
-    report = examine(["store", "serve", "embedded model"])
+    report = examine(["encoders", "plots", "embedded model"])
     assert [finding.status for finding in report.findings] == ["missing", "missing", "ok"]
-    assert report.ok and report.remedies() == ["pip install 'seps[store]'", "pip install 'seps[serve]'"]
+    assert report.ok and report.remedies() == ["pip install 'seps[encoders]'", "pip install 'seps[plots]'"]
 
 
 def test_a_missing_core_package_is_no_core_that_works(shadow, monkeypatch):
-    shadow("rich", absent("rich"))
+    for name in ("rich", "lance", "fastapi"):
+        shadow(name, absent(name))
     monkeypatch.setattr(doctor, "installed_version", lambda name: None)
-    report = examine(["core"])
-    assert not report.ok and report.findings[0].status == "missing"
-    assert report.remedies()[0].startswith(("pip install 'rich>=", "pip install rich"))
+    report = examine(["core", "store", "serve"])
+    assert not report.ok and [finding.status for finding in report.findings] == ["missing"] * 3
+    for remedy, package in zip(report.remedies(), ("rich", "pylance", "fastapi"), strict=True):
+        assert remedy.startswith((f"pip install '{package}", f"pip install {package}"))
 
 
 def test_installed_but_not_importable_is_broken(shadow, monkeypatch):
-    shadow("lancedb", absent("lancedb"))
-    monkeypatch.setattr(doctor, "installed_version", lambda name: "0.40.0")
+    shadow("lance", absent("lance"))
+    monkeypatch.setattr(doctor, "installed_version", lambda name: "14.0.2")
     report = examine(["store"])
     assert not report.ok and report.findings[0].status == "broken"
-    assert report.remedies() == ["pip install --force-reinstall --no-deps lancedb==0.40.0"]
+    assert report.remedies() == ["pip install --force-reinstall --no-deps pylance==14.0.2"]
 
 
 def test_a_broken_torch_leaves_a_report(shadow):
@@ -81,7 +85,7 @@ def test_a_broken_torch_leaves_a_report(shadow):
 
 
 def test_a_crash_a_hang_and_an_exit_are_findings_and_the_rest_goes_on(shadow):
-    shadow("lancedb", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
+    shadow("lance", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
     shadow("matplotlib", "import time; time.sleep(60)")
     shadow("onnxscript", "import os; os._exit(3)")
     shadow("fastapi", "raise SystemExit(0)")
@@ -178,3 +182,25 @@ def test_the_check_of_formats_imports_every_package_of_that_extra():
     asked = doctor.read_requirements(metadata.requires("seps") or [])
     wanted = {package.name.replace("-", "_") for package in asked if package.extra == "formats"}
     assert set(doctor.CHECKS["formats"][1].args) == wanted
+
+
+def test_every_package_of_an_extra_is_answered_by_that_extra():
+    table = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+    for extra, modules in extras.EXTRAS.items():
+        line = re.search(rf"^{extra} = \[(.*)\]$", table, re.MULTILINE)
+        assert line is not None, extra
+        asked = {name.replace("-", "_") for name in re.findall(r'"([A-Za-z0-9-]+)', line[1])}
+        assert set(modules) == asked
+        for module in modules:
+            assert f"'seps[{extra}]'" in extras.missing_package(f"{module}.inner")
+    assert "pip install pylance" in extras.missing_package("lance")
+
+
+def test_importing_everything_without_a_package_names_the_command(shadow):
+    shadow("pyarrow", absent("pyarrow"))
+    source = os.pathsep.join([str(Path(seps.__file__).parents[1]), sys.path[0]])
+    done = subprocess.run(
+        [sys.executable, "-c", "from seps import *"], capture_output=True, text=True, env={"PYTHONPATH": source}
+    )
+    last = done.stderr.strip().splitlines()[-1]
+    assert done.returncode == 1 and last.startswith("ImportError") and "pip install pyarrow" in last

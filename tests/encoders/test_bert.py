@@ -34,7 +34,9 @@ TEXTS = [
 @pytest.fixture(scope="module")
 def theirs() -> TextEncoder:
     folder = str(mini_text_folder())
-    return TextEncoder(transformers.BertModel.from_pretrained(folder), load_tokenizer(Path(folder))).eval()
+    return TextEncoder(
+        transformers.BertModel.from_pretrained(folder, dtype=torch.float32), load_tokenizer(Path(folder))
+    ).eval()
 
 
 @pytest.fixture(scope="module")

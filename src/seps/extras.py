@@ -1,0 +1,33 @@
+"""Which extra of seps installs a package, and the sentence for a package that is missing. Standard library alone."""
+
+from __future__ import annotations
+
+EXTRAS = {
+    "encoders": ("transformers",),
+    "kernels": ("triton",),
+    "export": ("onnx", "onnxruntime", "onnxscript"),
+    "plots": ("matplotlib",),
+    "tensorboard": ("tensorboard",),
+    "caption": ("openai", "tenacity"),
+    "dist": ("ray",),
+    "formats": ("pillow_heif", "rawpy", "av", "pylibjxl"),
+    "fast": ("openvino",),
+    "eccv": ("eccv_caption",),
+}
+"""Importable modules by extra. A module that is in none of them belongs to the base installation."""
+DISTRIBUTIONS = {"PIL": "pillow", "yaml": "pyyaml", "lance": "pylance"}
+"""Names of distributions that differ from those of their modules."""
+
+
+def install_command(module: str) -> str:
+    """The pip command that installs an importable module."""
+    top = module.partition(".")[0]
+    for extra, modules in EXTRAS.items():
+        if top in modules:
+            return f"pip install 'seps[{extra}]'"
+    return f"pip install {DISTRIBUTIONS.get(top, top.replace('_', '-'))}"
+
+
+def missing_package(module: str) -> str:
+    """The sentence for a module that cannot be imported."""
+    return f"The package {module.partition('.')[0]!r} is not installed: {install_command(module)}"
