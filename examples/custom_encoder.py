@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from seps.encoders import Preprocessing, VisionEncoder
-from seps.losses import InfoNCELoss
+from seps.method.losses import InfoNCELoss
 from seps.retrieval.config import ModelConfig
 from seps.retrieval.heads import ImageFeatures
 from seps.retrieval.model import RetrievalModel

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from seps import registry
-from seps.nn import PatchSlimming
+from seps.method.network import PatchSlimming
 from seps.plugins import PLUGIN_MODULE
 from seps.retrieval.config import DataConfig, ModelConfig, RunConfig
 from seps.training import TrainConfig

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from scoring_cases import SMALL
-from seps.config import SlimmingConfig
+from seps.method.config import SlimmingConfig
 from seps.scoring.gpu import fused
 from seps.scoring.gpu.fused import KernelSizes
 from seps.scoring.inputs import Texts

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seps.config import SlimmingConfig
-from seps.nn import PatchSlimming
+from seps.method.config import SlimmingConfig
+from seps.method.network import PatchSlimming
 
 SMALL: dict[str, Any] = {"embed_size": 16, "num_patches": 12, "sparse_ratio": 0.5, "aggr_ratio": 0.5}
 

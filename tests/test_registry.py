@@ -11,9 +11,10 @@ from torch import nn
 import seps
 from ideas import SIZES, Slots, features, first, median, readable
 from seps import registry
-from seps.config import Aggregation, Alignment, ConfigError, DecisionKind, Scoring, SlimmingConfig
-from seps.nn import InputError, PatchSlimming
-from seps.nn.known import why_not_fast
+from seps.method.checks import InputError
+from seps.method.config import Aggregation, Alignment, ConfigError, DecisionKind, Scoring, SlimmingConfig
+from seps.method.known import why_not_fast
+from seps.method.network import PatchSlimming
 from seps.registry import RegistryError
 from seps.scoring import score_matrix
 

@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, cross_entropy
 
 from benchmarks.common.machine import clock
-from seps.config import SlimmingConfig
-from seps.nn import PatchSlimming
+from seps.method.config import SlimmingConfig
+from seps.method.network import PatchSlimming
 from seps.scoring import score_with_gradient
 
 PRESETS = {"paper": SlimmingConfig.paper, "open_source": SlimmingConfig.open_source, "default": SlimmingConfig.default}

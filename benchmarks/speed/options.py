@@ -24,9 +24,10 @@ from typing import Any
 import torch
 
 from benchmarks.common.machine import describe
-from seps.config import LossConfig, SlimmingConfig
-from seps.losses import SEPSLoss
-from seps.nn import MultiModalSDTPS, PatchSlimming
+from seps.method.config import LossConfig, SlimmingConfig
+from seps.method.losses import SEPSLoss
+from seps.method.network import PatchSlimming
+from seps.method.sensors import MultiModalSDTPS
 from seps.scoring import score_matrix, score_with_gradient
 
 WIDTH, PATCHES, BATCH, GALLERY, WORDS, DESCRIPTION = 512, 196, 8, 32, 12, 40

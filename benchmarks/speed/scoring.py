@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.common.machine import PeakMemory, clock
-from seps.config import SlimmingConfig
-from seps.nn import PatchSlimming
+from seps.method.config import SlimmingConfig
+from seps.method.network import PatchSlimming
 from seps.scoring import choose_backend, score_matrix
 
 SHAPES: dict[str, dict[str, Any]] = {

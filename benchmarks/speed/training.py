@@ -12,7 +12,8 @@ from torch import Tensor
 
 from benchmarks.common.machine import PeakMemory, clock
 from benchmarks.speed.scoring import make_inputs, make_net
-from seps.nn import PatchSlimming, score_published_pairing
+from seps.method.network import PatchSlimming
+from seps.method.pairing import score_published_pairing
 from seps.scoring import score_with_gradient
 
 

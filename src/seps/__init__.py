@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 from seps.extras import missing_package
 
 if TYPE_CHECKING:
-    from seps.compat import (
+    from seps.library.library import Library
+    from seps.method.align import HRPA, mask_xattn_one_text
+    from seps.method.checks import InputError
+    from seps.method.config import ConfigError, LossConfig, SlimmingConfig
+    from seps.method.encoded import ImageSide
+    from seps.method.losses import ContrastiveLoss, InfoNCELoss, RatioLoss, SEPSLoss, SigmoidLoss
+    from seps.method.network import PatchSlimming
+    from seps.method.pairing import score_published_pairing
+    from seps.method.published import (
         SDTPS,
         CrossSparseAggrNet,
         CrossSparseAggrNet_v2,
@@ -18,21 +26,9 @@ if TYPE_CHECKING:
         SDTPS_TokenSparse,
         create_seps_model,
     )
-    from seps.config import ConfigError, LossConfig, SlimmingConfig
-    from seps.library.library import Library
-    from seps.losses import ContrastiveLoss, InfoNCELoss, RatioLoss, SEPSLoss, SigmoidLoss
-    from seps.nn import (
-        HRPA,
-        DualTokenAggregation,
-        ImageSide,
-        InputError,
-        MultiModalSDTPS,
-        PatchSlimming,
-        TokenAggregation,
-        TokenSparse,
-        mask_xattn_one_text,
-        score_published_pairing,
-    )
+    from seps.method.select import TokenSparse
+    from seps.method.sensors import MultiModalSDTPS
+    from seps.method.tokens import DualTokenAggregation, TokenAggregation
     from seps.plugins import load_plugin, register_encoder, register_head, register_row
     from seps.registry import (
         register_aggregation,
@@ -81,7 +77,26 @@ __all__ = [
     "register_scoring",
     "score_published_pairing",
 ]
-_HOMES = ("registry", "plugins", "config", "nn", "losses", "compat")
+_HOMES = (
+    "registry",
+    "plugins",
+    *(
+        f"method.{name}"
+        for name in (
+            "config",
+            "checks",
+            "encoded",
+            "select",
+            "tokens",
+            "align",
+            "network",
+            "sensors",
+            "losses",
+            "pairing",
+            "published",
+        )
+    ),
+)
 """The modules that define the names above, but for `Library`."""
 _ROOMS = tuple(module.name for module in pkgutil.iter_modules(__path__))
 """What may be reached as an attribute: `seps.metrics.cmc_map` after `import seps` alone."""

@@ -25,9 +25,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from seps.files import naming
-from seps.nn.image_side import ImageSide
-from seps.nn.known import evaluating
-from seps.nn.slimming import PatchSlimming
+from seps.method.encoded import ImageSide
+from seps.method.known import evaluating
+from seps.method.network import PatchSlimming
 
 __all__ = ["ExportError", "ScorePairs", "check_packages", "export_onnx", "export_score", "largest_difference"]
 

@@ -20,8 +20,8 @@ from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from seps.config import ConfigError
 from seps.files import read_regular
+from seps.method.config import ConfigError
 
 MAX_YAML_BYTES = 2**20
 MAX_NESTED = 1000

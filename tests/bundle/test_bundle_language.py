@@ -52,7 +52,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in (*MODULES, "bundle/contents"):
         for end in ("py", "zh.yaml"):
             target = tmp_path / f"{name}.{end}"
-            target.parent.mkdir(exist_ok=True)
+            target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / f"{name}.{end}", target)
     monkeypatch.setattr(writer, "__file__", str(tmp_path / "bundle" / "writer.py"))
     return tmp_path
@@ -70,12 +70,18 @@ NEW = '\n\ndef planted() -> None:\n    """A new text."""\n'
 @pytest.mark.parametrize(
     ("file", "before", "after", "missing", "stale"),
     [
-        ("losses/ratio", "\n\nclass RatioLoss", f"{NEW}\n\nclass RatioLoss", "A new text.", None),
-        ("losses/ratio", "    means = [", "    # A new note,\n    # in two lines.\n    means = [", "A new note,", None),
-        ("nn/guidance", "zero where none is valid", "0 where none is valid", "`E`, the mean", "`E`, the mean"),
-        ("nn/aggregation", "its weight is zero", "its weight is 0", "A dropped patch", "A dropped patch"),
-        ("compat", '        """N."""\n', "", None, "N."),
-        ("nn/checks", "Shapes: R rows", "Shapes: R lines", "Checks of arguments", "Checks of arguments"),
+        ("method/losses/ratio", "\n\nclass RatioLoss", f"{NEW}\n\nclass RatioLoss", "A new text.", None),
+        (
+            "method/losses/ratio",
+            "    means = [",
+            "    # A new note,\n    # in two lines.\n    means = [",
+            "A new note,",
+            None,
+        ),
+        ("method/score", "zero where none is valid", "0 where none is valid", "`E`, the mean", "`E`, the mean"),
+        ("method/tokens", "its weight is zero", "its weight is 0", "A dropped patch", "A dropped patch"),
+        ("method/published", '        """N."""\n', "", None, "N."),
+        ("method/checks", "Shapes: R rows", "Shapes: R lines", "Checks of arguments", "Checks of arguments"),
     ],
 )
 def test_a_planted_change_is_found(
@@ -99,8 +105,8 @@ def test_an_entry_that_nothing_says_or_that_is_empty_is_found(package: Path) -> 
     with path.open("a", encoding="utf-8") as file:
         file.write("- en: Nobody says this.\n  zh: x\n")
     assert left(package) == {"bundle/contents": ([], ["Nobody says this."])}
-    change(package / "losses/combined.zh.yaml", "`LossConfig` 所描述的训练目标。", "")
-    assert left(package)["losses/combined"] == (["The objective a `LossConfig` describes."], [])
+    change(package / "method/losses/combined.zh.yaml", "`LossConfig` 所描述的训练目标。", "")
+    assert left(package)["method/losses/combined"] == (["The objective a `LossConfig` describes."], [])
 
 
 def unfaithful(en: str, zh: str) -> list[str]:

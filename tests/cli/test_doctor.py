@@ -173,7 +173,7 @@ def test_requirements_are_read_by_extra():
 
 
 def test_importing_seps_alone_loads_no_torch():
-    code = "import sys, seps; assert 'torch' not in sys.modules; assert seps.PatchSlimming is seps.nn.PatchSlimming"
+    code = "import sys, seps; assert 'torch' not in sys.modules; assert seps.PatchSlimming is seps.method.PatchSlimming"
     source = str(Path(seps.__file__).parents[1])
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": source})
 

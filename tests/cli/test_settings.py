@@ -14,7 +14,7 @@ import yaml
 from seps import settings
 from seps.cli.main import main
 from seps.cli.shared.parser import Parser
-from seps.config import ConfigError
+from seps.method.config import ConfigError
 from seps.reid.config import ReidConfig, load_config
 from seps.retrieval.config import RunConfig
 from seps.settings import load
@@ -149,7 +149,7 @@ def test_the_library_needs_no_jsonargparse() -> None:
     script = """
 import sys
 sys.modules["jsonargparse"] = None
-import seps.nn, seps.scoring, seps.losses, seps.training, seps.retrieval.config, seps.reid.config
+import seps.method, seps.scoring, seps.method.losses, seps.training, seps.retrieval.config, seps.reid.config
 assert seps.retrieval.config.RunConfig().train.epochs == 10
 """
     subprocess.run([sys.executable, "-c", script], check=True)

@@ -44,7 +44,7 @@ def options() -> list[tuple[str, str]]:
 
 
 def choices() -> dict[str, tuple[str, ...]]:
-    """The values of every choice in `seps.config`, by the name of its type."""
+    """The values of every choice in `seps.method.config`, by the name of its type."""
     return {name: get_args(kind) for name, kind in vars(config).items() if get_origin(kind) is Literal}
 
 

@@ -93,7 +93,7 @@ def test_readme_links_exist() -> None:
 
 
 def test_pages_stand_where_they_are_expected(site: Path) -> None:
-    for name in ("index", "method", "paper-versus-code", "performance", "re-identification", "zh/index", "api/nn"):
+    for name in ("index", "method", "paper-versus-code", "performance", "re-identification", "zh/index", "api/method"):
         assert (site / f"{name}.html").is_file()
     assert "score_matrix" in (site / "api/scoring.html").read_text(encoding="utf-8")
     assert (site / "method.html").read_text(encoding="utf-8").count("<math") > 12

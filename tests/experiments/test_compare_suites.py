@@ -18,11 +18,11 @@ from PIL import PngImagePlugin
 
 from seps.cli.main import main, parser_of
 from seps.cli.models import compare as compare_command
-from seps.config import ConfigError
 from seps.experiments.compare import Trial, config_for, gradient_at_patches, protocols_for, run_one
 from seps.experiments.report import finished, markdown, summarise
 from seps.experiments.suites import SUITES, Variant
 from seps.experiments.workers import Workers, attempt
+from seps.method.config import ConfigError
 from seps.retrieval.config import DataConfig, ModelConfig, PartWeights, RunConfig
 from seps.retrieval.data import DataError, decode_all, load_jsonl
 from seps.retrieval.model import RetrievalModel

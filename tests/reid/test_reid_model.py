@@ -9,8 +9,9 @@ import pytest
 import torch
 from reid_toys import SENSORS, ToyEncoder, toy_model
 
-from seps.nn import InputError, MultiModalSDTPS
-from seps.nn.guidance import cosine_attention, min_max
+from seps.method.checks import InputError
+from seps.method.score import cosine_attention, min_max
+from seps.method.sensors import MultiModalSDTPS
 from seps.reid.config import ReidLossConfig, ReidModelConfig
 from seps.reid.model import Fused, ReidModel, missing_cases
 from seps.reid.task import reid_losses

@@ -19,10 +19,10 @@ import seps
 from ideas import FirstTwin, forget_plugins, median, model_config, quietly, run_config
 from seps import registry
 from seps.cli.main import main
-from seps.config import ConfigError
 from seps.experiments.suites import suite_with_own_rows
 from seps.hub.folder import ModelError
-from seps.nn import InputError
+from seps.method.checks import InputError
+from seps.method.config import ConfigError
 from seps.plugins import PluginError, load_plugin
 from seps.retrieval.data import load_jsonl
 from seps.retrieval.data.images import decode_image
@@ -197,7 +197,7 @@ def test_the_commands_take_a_plugin_and_say_so_without_it(encoders, scenes, dev_
         assert "'one'" in said and "--plugin FILE" in said and "register_decision('one')" in said, said
         assert "Traceback" not in said
         if command[0] == "export":
-            continue  # it takes seconds; tests/nn/test_export_network.py exports ideas
+            continue  # it takes seconds; tests/method/test_export_network.py exports ideas
         assert quietly(lambda command=command: main([*command, *own])) == 0, command
         out = capsys.readouterr().out
         if command[0] == "explain":

@@ -12,9 +12,9 @@ from torch.nn import functional as F
 import seps
 from ideas import FirstTwin, model_config, quietly, run_config
 from seps import registry
-from seps.config import ConfigError
 from seps.encoders import Preprocessing, TextEncoder, VisionEncoder, text_encoder
 from seps.hub.folder import ModelError
+from seps.method.config import ConfigError
 from seps.retrieval.config import ModelConfig
 from seps.retrieval.data import load_jsonl
 from seps.retrieval.eval.evaluate import evaluate

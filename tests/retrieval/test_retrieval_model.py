@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from seps.cli.main import main
-from seps.config import ConfigError, SlimmingConfig
+from seps.method.config import ConfigError, SlimmingConfig
 from seps.metrics import recall
 from seps.retrieval.config import ModelConfig
 from seps.retrieval.data import load_jsonl

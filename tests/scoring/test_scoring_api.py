@@ -10,7 +10,7 @@ import torch
 
 import seps.scoring
 from scoring_cases import CONFIGS, make_inputs, make_net
-from seps.nn import InputError
+from seps.method.checks import InputError
 from seps.scoring import (
     ImageBlock,
     choose_backend,

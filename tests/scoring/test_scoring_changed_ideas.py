@@ -15,12 +15,15 @@ from torch import nn
 
 from kernel_cases import DEVICE, fused_scores, on_device
 from scoring_cases import SMALL, make_inputs, make_net
-from seps.compat import CrossSparseAggrNet
-from seps.config import Branch, SlimmingConfig
-from seps.nn import HRPA, InputError, PatchSlimming, TokenAggregation, TokenSparse
-from seps.nn.attribution import shares
-from seps.nn.known import why_not_fast
-from seps.nn.selection import hard_topk
+from seps.method.align import HRPA
+from seps.method.attribution import shares
+from seps.method.checks import InputError
+from seps.method.config import Branch, SlimmingConfig
+from seps.method.known import why_not_fast
+from seps.method.network import PatchSlimming
+from seps.method.published import CrossSparseAggrNet
+from seps.method.select import TokenSparse, hard_topk
+from seps.method.tokens import TokenAggregation
 from seps.scoring import choose_backend, score_matrix, score_with_gradient
 
 PLAIN = SlimmingConfig.default(**SMALL)

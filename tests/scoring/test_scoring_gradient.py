@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from scoring_cases import CONFIGS, make_inputs, make_net
-from seps.config import SlimmingConfig
-from seps.nn import InputError, score_published_pairing
-from seps.nn import selection as selection_module
+from seps.method import select as selection_module
+from seps.method.checks import InputError
+from seps.method.config import SlimmingConfig
+from seps.method.pairing import score_published_pairing
 from seps.scoring import score_with_gradient
 from seps.scoring.blocks import block_costs
 from seps.scoring.inputs import Texts, shapes_of

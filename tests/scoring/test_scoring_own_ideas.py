@@ -8,10 +8,11 @@ from torch import nn
 
 from kernel_cases import fused_scores, on_device
 from scoring_cases import SMALL, make_inputs
-from seps.config import SlimmingConfig
-from seps.nn import InputError, PatchSlimming
-from seps.nn.known import why_not_fast
-from seps.nn.selection import hard_topk
+from seps.method.checks import InputError
+from seps.method.config import SlimmingConfig
+from seps.method.known import why_not_fast
+from seps.method.network import PatchSlimming
+from seps.method.select import hard_topk
 from seps.scoring import score_matrix
 
 PLAIN = SlimmingConfig.default(**SMALL)

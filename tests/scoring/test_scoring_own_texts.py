@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from scoring_cases import CONFIGS, SMALL, make_inputs, make_net
-from seps.config import SlimmingConfig
-from seps.nn import PatchSlimming
-from seps.nn.image_side import ImageSide
+from seps.method.config import SlimmingConfig
+from seps.method.encoded import ImageSide
+from seps.method.network import PatchSlimming
 from seps.scoring import take_images
 from seps.scoring.own_texts import TextPool, _OwnWords, can_score, images_at_once, score_own_texts
 

@@ -7,9 +7,9 @@ import torch
 
 from kernel_cases import DEVICE, fused_scores, on_device
 from scoring_cases import CONFIGS, SMALL, make_inputs, make_net
-from seps.config import SlimmingConfig
-from seps.nn import score_published_pairing
-from seps.nn.attribution import shares
+from seps.method.attribution import shares
+from seps.method.config import SlimmingConfig
+from seps.method.pairing import score_published_pairing
 from seps.scoring import (
     ImageBlock,
     score_matrix,

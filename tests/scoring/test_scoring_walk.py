@@ -17,7 +17,7 @@ import torch
 
 import seps.scoring
 from scoring_cases import SMALL, make_inputs, make_net
-from seps.config import SlimmingConfig
+from seps.method.config import SlimmingConfig
 from seps.scoring import score_matrix
 
 WALK = ("api.py", "blocks.py", "factored.py", "terms.py", "inputs.py")

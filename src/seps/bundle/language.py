@@ -1,6 +1,6 @@
 """The single file in another language: docstrings and notes are replaced; code, shape comments and equations stay.
 
-The translation of `nn/selection.py` is `nn/selection.zh.yaml` beside it, a list of pairs: `en`, what the source says,
+The translation of `method/select.py` is `method/select.zh.yaml` beside it, a list of pairs: `en`, what the source says,
 and `zh`. A changed text no longer finds its entry, so that no translation can outlive it.
 """
 

@@ -16,12 +16,12 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from seps.compat import CrossSparseAggrNet
-from seps.losses.combined import SEPSLoss
-from seps.losses.triplet import ContrastiveLoss
-from seps.nn.multimodal import MultiModalSDTPS
-from seps.nn.relaxation import soft_topk
-from seps.nn.selection import TokenSparse
+from seps.method.losses.combined import SEPSLoss
+from seps.method.losses.triplet import ContrastiveLoss
+from seps.method.published import CrossSparseAggrNet
+from seps.method.relaxation import soft_topk
+from seps.method.select import TokenSparse
+from seps.method.sensors import MultiModalSDTPS
 
 _PARAMETERS = {"code": 291, "paper": 1198}
 """Of the network at embed 32, 16 patches, 0.5 / 0.5."""

@@ -1,7 +1,8 @@
 """Put the modules named in `MODULES` into one file that needs torch alone; nothing is written twice by hand.
 
 The file runs on Python 3.8 and torch 1.13, which other projects have; the package needs newer ones. The writer replaces
-what Python 3.8 lacks (`_for_python_3_8`). What torch 1.13 lacks has a fallback in `nn/checks.py` and `nn/precision.py`.
+what Python 3.8 lacks (`_for_python_3_8`). What torch 1.13 lacks has a fallback in `method/checks.py` and
+`method/precision.py`.
 
 Two styles: "annotated" has the heads, docstrings and comments of the sources; "plain" has the code, one-line heads and
 docstrings. Two languages: "en", that of the sources, and "zh" (`seps.bundle.language`).
@@ -24,24 +25,24 @@ STYLES: tuple[Style, ...] = get_args(Style)
 
 MODULES = (
     "registry",
-    "config",
-    "nn/checks",
-    "nn/precision",
-    "nn/guidance",
-    "nn/relaxation",
-    "nn/selection",
-    "nn/aggregation",
-    "nn/alignment",
-    "nn/ideas",
-    "nn/image_side",
-    "nn/slimming",
-    "nn/pairing",
-    "nn/multimodal",
-    "losses/triplet",
-    "losses/ratio",
-    "losses/contrastive",
-    "losses/combined",
-    "compat",
+    "method/config",
+    "method/checks",
+    "method/precision",
+    "method/score",
+    "method/relaxation",
+    "method/select",
+    "method/tokens",
+    "method/align",
+    "method/parts",
+    "method/encoded",
+    "method/network",
+    "method/pairing",
+    "method/sensors",
+    "method/losses/triplet",
+    "method/losses/ratio",
+    "method/losses/contrastive",
+    "method/losses/combined",
+    "method/published",
     "bundle/selftest",
 )
 GENERATED: dict[Language, str] = {

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from seps.experiments.suites import suite_with_own_rows
+from seps.method.known import evaluating
 from seps.metrics import metrics_from_ranks, ranks, rsum_by_image
-from seps.nn.known import evaluating
 from seps.retrieval.config import Protocol, RunConfig
 from seps.retrieval.data import RetrievalDataset
 from seps.retrieval.data.streams import Pixels

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from seps.config import ConfigError, RatioForm
+from seps.method.config import ConfigError, RatioForm
 from seps.registry import registered
 from seps.retrieval.config import PartWeights, RunConfig
 

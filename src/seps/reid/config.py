@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from seps import settings
-from seps.config import ConfigError, DecisionKind, GuideKind
+from seps.method.config import ConfigError, DecisionKind, GuideKind
 from seps.training.config import CheckedSettings, TrainConfig
 
 Fusion = Literal["sdtps", "concat"]

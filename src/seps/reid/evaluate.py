@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
+from seps.method.known import evaluating
 from seps.metrics import ReidMetrics, reid_metrics, rerank
-from seps.nn.known import evaluating
 from seps.reid.config import BothKind, Missing
 from seps.reid.data import ReidDataset, ReidReader, ReidRecord
 from seps.reid.data.transforms import unit_float

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from seps.encoders import ViT
-from seps.losses import batch_hard_triplet, identity_loss
-from seps.nn.precision import float_apply
-from seps.nn.selection import hard_topk, num_kept, rank_patches
+from seps.method.losses import batch_hard_triplet, identity_loss
+from seps.method.precision import float_apply
+from seps.method.select import hard_topk, num_kept, rank_patches
 from seps.training import distributed as processes
 
 EVERY = slice(None)

@@ -20,9 +20,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from seps.config import ConfigError
 from seps.encoders import VisionEncoder, ViT, freeze
-from seps.nn import InputError, MultiModalSDTPS
+from seps.method.checks import InputError
+from seps.method.config import ConfigError
+from seps.method.sensors import MultiModalSDTPS
 from seps.reid.backbone import build_backbone, plain_backbone
 from seps.reid.config import Missing, ReidModelConfig
 from seps.reid.gate import EVERY, PatchGate, kept_tokens

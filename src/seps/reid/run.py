@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 import torch
 
-from seps.config import ConfigError
 from seps.files import read_json
+from seps.method.config import ConfigError
 from seps.reid.backbone import build_backbones, describe_backbone
 from seps.reid.config import ReidConfig, from_mapping
 from seps.reid.data import ReidDataset

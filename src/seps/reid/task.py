@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from seps.config import ConfigError
-from seps.losses import batch_hard_triplet, identity_loss, ratio_loss
+from seps.method.config import ConfigError
+from seps.method.losses import batch_hard_triplet, identity_loss, ratio_loss
 from seps.reid.config import ReidConfig, ReidDataConfig, ReidLossConfig
 from seps.reid.data import Augmentation, IdentityBatches, PublishedBatches, ReidDataset, ReidReader, holdout, load
 from seps.reid.data.published import apply_per_sensor, draw_per_sensor

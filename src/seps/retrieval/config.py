@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from os import PathLike
 from typing import Any, Literal, get_args
 
-from seps.config import ConfigError, LossConfig, SlimmingConfig, require, require_choice, require_idea
+from seps.method.config import ConfigError, LossConfig, SlimmingConfig, require, require_choice, require_idea
 from seps.registry import BUILT_IN
 from seps.training.config import TrainConfig
 

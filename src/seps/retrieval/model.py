@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from seps.config import ConfigError
 from seps.encoders import PruneConfig, TextEncoder, VisionEncoder, freeze, text_encoder, vision_encoder
 from seps.encoders.text import several_texts
-from seps.nn.slimming import PatchSlimming
+from seps.method.config import ConfigError
+from seps.method.network import PatchSlimming
 from seps.registry import OWN
 from seps.retrieval.config import ModelConfig, RunConfig
 from seps.retrieval.heads import Head, ImageFeatures, SlimmingHead, TextFeatures, make_head

@@ -20,7 +20,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from seps.config import ConfigError
 from seps.encoders import TextEncoder, VisionEncoder, ViT, text_encoder
 from seps.encoders.saved import has_text_files, has_vision_files, save_text_files, save_vision_files
 from seps.encoders.vit import build_vit, describe_vit
@@ -28,7 +27,8 @@ from seps.files import read_json
 from seps.hub.folder import CONFIG, ModelError, find_folder, inside, read_config, read_weights
 from seps.hub.saving import check_folder, write_folder
 from seps.hub.tensor_names import fitted, transformers_version, versions_sentence
-from seps.nn.slimming import PatchSlimming
+from seps.method.config import ConfigError
+from seps.method.network import PatchSlimming
 from seps.plugins import load_plugins
 from seps.registry import OWN, how_to_register, registered
 from seps.retrieval.card import model_card

@@ -13,10 +13,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from seps.nn.checks import InputError, check_features
-from seps.nn.image_side import ImageSide
-from seps.nn.known import evaluating, say_readable, why_not_fast
-from seps.nn.slimming import PatchSlimming
+from seps.method.checks import InputError, check_features
+from seps.method.encoded import ImageSide
+from seps.method.known import evaluating, say_readable, why_not_fast
+from seps.method.network import PatchSlimming
 from seps.scoring.blocks import SCORING_MEMORY as SCORING_MEMORY
 from seps.scoring.blocks import score_rows, scoring_memory
 from seps.scoring.gpu import fused
@@ -120,8 +120,8 @@ def score_matrix(
     """Score every image against every text, exactly, without gradients.
 
     The scores are those of evaluation, whatever mode the network is in: nothing is drawn at random. A network that
-    the fast paths do not know (a subclass, a swapped part, a hook; see `seps.nn.known`) is scored by its own loop over
-    the texts, with a warning that says why.
+    the fast paths do not know (a subclass, a swapped part, a hook; see `seps.method.known`) is scored by its own loop
+    over the texts, with a warning that says why.
 
     Args:
         net: the network.

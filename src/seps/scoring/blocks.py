@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from seps.nn.checks import InputError, values_unchecked
-from seps.nn.image_side import ImageSide
-from seps.nn.slimming import PatchSlimming
+from seps.method.checks import InputError, values_unchecked
+from seps.method.encoded import ImageSide
+from seps.method.network import PatchSlimming
 from seps.scoring.factored import DirectScorer, factored_scorer
 from seps.scoring.gpu.fused import TritonScorer
 from seps.scoring.inputs import (

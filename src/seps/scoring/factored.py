@@ -26,11 +26,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from seps.nn.aggregation import merge_weights
-from seps.nn.guidance import masked_mean
-from seps.nn.image_side import ImageSide
-from seps.nn.selection import extra_weights
-from seps.nn.slimming import PatchSlimming
+from seps.method.encoded import ImageSide
+from seps.method.network import PatchSlimming
+from seps.method.score import masked_mean
+from seps.method.select import extra_weights
+from seps.method.tokens import merge_weights
 from seps.scoring.inputs import PackedWords, TextBlock
 from seps.scoring.terms import (
     SMALLEST,

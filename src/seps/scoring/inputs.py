@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from seps.config import SlimmingConfig
-from seps.nn.checks import InputError, check_features, check_lengths, check_patch_mask
-from seps.nn.guidance import masked_mean
-from seps.nn.image_side import ImageSide
-from seps.nn.slimming import PatchSlimming
+from seps.method.checks import InputError, check_features, check_lengths, check_patch_mask
+from seps.method.config import SlimmingConfig
+from seps.method.encoded import ImageSide
+from seps.method.network import PatchSlimming
+from seps.method.score import masked_mean
 
 T = TypeVar("T")
 Lengths = Tensor | Sequence[int] | None

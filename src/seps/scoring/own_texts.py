@@ -23,11 +23,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from seps.nn.guidance import masked_mean, min_max
-from seps.nn.image_side import ImageSide
-from seps.nn.known import evaluating, why_not_fast
-from seps.nn.selection import extra_weights, num_kept
-from seps.nn.slimming import PatchSlimming
+from seps.method.encoded import ImageSide
+from seps.method.known import evaluating, why_not_fast
+from seps.method.network import PatchSlimming
+from seps.method.score import masked_mean, min_max
+from seps.method.select import extra_weights, num_kept
 from seps.scoring.terms import (
     branch_weights,
     fixed_branch,

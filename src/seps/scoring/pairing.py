@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from seps.nn.checks import InputError, check_features
-from seps.nn.image_side import ImageSide
-from seps.nn.slimming import PatchSlimming
+from seps.method.checks import InputError, check_features
+from seps.method.encoded import ImageSide
+from seps.method.network import PatchSlimming
 from seps.scoring.inputs import ImageBlock, Lengths, TextBlock, Texts, checked_lengths
 
 

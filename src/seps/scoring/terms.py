@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from seps.config import Branch
-from seps.nn.aggregation import merge
-from seps.nn.checks import InputError
-from seps.nn.guidance import cosine_attention, min_max
-from seps.nn.image_side import ImageSide
-from seps.nn.selection import extra_token, hard_topk, num_kept
-from seps.nn.slimming import PatchSlimming
+from seps.method.checks import InputError
+from seps.method.config import Branch
+from seps.method.encoded import ImageSide
+from seps.method.network import PatchSlimming
+from seps.method.score import cosine_attention, min_max
+from seps.method.select import extra_token, hard_topk, num_kept
+from seps.method.tokens import merge
 from seps.scoring.inputs import TextBlock
 
 Precision = Literal["float32", "half", "bfloat16"]

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from seps.nn.checks import InputError, check_features, length_mask
-from seps.nn.image_side import ImageSide
-from seps.nn.known import call_forward, own_forward, say_readable, why_not_fast
-from seps.nn.pairing import score_pairing_texts
-from seps.nn.slimming import PatchSlimming
+from seps.method.checks import InputError, check_features, length_mask
+from seps.method.encoded import ImageSide
+from seps.method.known import call_forward, own_forward, say_readable, why_not_fast
+from seps.method.network import PatchSlimming
+from seps.method.pairing import score_pairing_texts
 from seps.scoring.blocks import Plan, make_plan
 from seps.scoring.factored import DirectScorer, FactoredScorer, Group, factored_scorer
 from seps.scoring.inputs import (
@@ -77,7 +77,7 @@ def score_with_gradient(
 ) -> GradientScores:
     """Similarity of every image with every text, with gradients to inputs and parameters.
 
-    A network that the fast paths do not know (see `seps.nn.known`) is scored by its own loop over the texts, with a
+    A network that the fast paths do not know (see `seps.method.known`) is scored by its own loop over the texts, with a
     warning that says why. Unlike in `score_matrix`, the network's mode counts: in training decisions may be random.
 
     Args:

@@ -6,8 +6,8 @@ from typing import Any, cast
 
 import torch
 
-from seps.nn.guidance import masked_mean
-from seps.nn.known import evaluating
+from seps.method.known import evaluating
+from seps.method.score import masked_mean
 from seps.retrieval.explain.maxsim import chosen_tokens
 from seps.retrieval.heads import MaxSimHead, TextFeatures
 from seps.retrieval.index.codec import StoredImages, StoredScorer, restore

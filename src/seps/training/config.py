@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
-from seps.config import ConfigError
+from seps.method.config import ConfigError
 
 Schedule = Literal["cosine", "step", "constant", "epoch-cosine"]
 Optimizer = Literal["adamw", "adam"]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from seps.hub.tensor_names import fitted, transformers_version, versions_sentence
-from seps.nn.checks import values_unchecked
+from seps.method.checks import values_unchecked
 from seps.training import distributed as processes
 from seps.training.batches import Prefetcher, move_batch
 from seps.training.checkpoint import (

@@ -28,7 +28,7 @@ from torch import Tensor, multiprocessing
 
 import seps
 from seps.cli.main import main
-from seps.config import ConfigError
+from seps.method.config import ConfigError
 from seps.retrieval.config import DataConfig, ModelConfig, RunConfig
 from seps.retrieval.data import DataError, ImageReader, UnreadableImage, decode_all, load_jsonl
 from seps.retrieval.data.images import READ_AHEAD

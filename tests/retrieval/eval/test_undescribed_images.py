@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from seps.cli.main import main
-from seps.config import ConfigError
+from seps.method.config import ConfigError
 from seps.retrieval.config import ModelConfig, PartWeights, RunConfig
 from seps.retrieval.data import load_jsonl
 from seps.retrieval.eval.evaluate import encode_images

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from seps.cli.main import call
-from seps.config import SlimmingConfig
+from seps.method.config import SlimmingConfig
 from seps.retrieval.config import ModelConfig
 from seps.retrieval.data import ImageSource, read_image
 from seps.retrieval.explain.maxsim import maxsim_shares

@@ -10,9 +10,9 @@ import torch
 from PIL import Image
 
 from seps.cli.main import call
-from seps.config import SlimmingConfig
-from seps.nn.attribution import shares
-from seps.nn.slimming import PatchSlimming
+from seps.method.attribution import shares
+from seps.method.config import SlimmingConfig
+from seps.method.network import PatchSlimming
 from seps.retrieval.data import ImageSource, read_image
 from seps.retrieval.explain.explanation import Explainer, Explanation
 from seps.retrieval.explain.picture import draw, make_panels

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from seps.nn.image_side import ImageSide
+from seps.method.encoded import ImageSide
 from seps.retrieval.data import load_jsonl
 from seps.retrieval.eval.evaluate import encode_images
 from seps.retrieval.heads import ImageFeatures, SlimmingHead, TextFeatures

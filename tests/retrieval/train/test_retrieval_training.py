@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from seps.cli.main import main
-from seps.config import ConfigError, LossConfig
+from seps.method.config import ConfigError, LossConfig
 from seps.retrieval.config import DataConfig, ModelConfig, PartWeights, RunConfig
 from seps.retrieval.data import NothingDescribed, load_jsonl
 from seps.retrieval.model import RetrievalModel

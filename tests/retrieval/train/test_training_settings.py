@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from seps.config import ConfigError
+from seps.method.config import ConfigError
 from seps.retrieval.config import DataConfig, ModelConfig, PartWeights, RunConfig
 
 

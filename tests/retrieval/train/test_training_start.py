@@ -11,8 +11,8 @@ import torch
 
 from seps.cli.main import main
 from seps.cli.models.compare import _recipe
-from seps.config import ConfigError
 from seps.encoders import ViT
+from seps.method.config import ConfigError
 from seps.retrieval.config import DataConfig, ModelConfig, RunConfig
 from seps.retrieval.heads import ImageFeatures
 from seps.retrieval.pretrained import begin, from_pretrained

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from seps.config import SlimmingConfig
-from seps.nn import PatchSlimming
-from seps.nn.checks import values_unchecked
+from seps.method.checks import values_unchecked
+from seps.method.config import SlimmingConfig
+from seps.method.network import PatchSlimming
 from seps.retrieval.config import PartWeights, RunConfig
 from seps.retrieval.data import load_jsonl
 from seps.retrieval.train.task import RetrievalTask

@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernel_cases import DEVICE, TINY, fused_scores, on_device
 from scoring_cases import SMALL, make_inputs, make_net
-from seps.config import SlimmingConfig
-from seps.nn.checks import values_unchecked
+from seps.method.checks import values_unchecked
+from seps.method.config import SlimmingConfig
 from seps.scoring.blocks import Engine, Plan, block_costs, make_plan
 from seps.scoring.gpu import fused, launches
 from seps.scoring.gpu.fused import chunks, joined
@@ -320,7 +320,7 @@ def test_encoding_images_makes_nothing_on_another_device(monkeypatch):
             return result
 
     # A device without autocast, which stands for a GPU.
-    monkeypatch.setattr("seps.nn.precision.without_autocast", lambda tensor: nullcontext())
+    monkeypatch.setattr("seps.method.precision.without_autocast", lambda tensor: nullcontext())
     net, images = make_net(config).to("meta"), torch.empty(2, 13, 16, device="meta")
     with torch.no_grad(), values_unchecked(), Devices():
         net.encode_images(images)

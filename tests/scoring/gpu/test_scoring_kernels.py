@@ -7,8 +7,8 @@ import torch
 
 from kernel_cases import CASES, DEVICE, TINY, fused_scores, on_device
 from scoring_cases import SMALL, make_inputs, make_net
-from seps.config import SlimmingConfig
-from seps.nn.selection import hard_topk
+from seps.method.config import SlimmingConfig
+from seps.method.select import hard_topk
 from seps.scoring import choose_backend, score_matrix
 from seps.scoring.gpu import fused
 from seps.scoring.gpu.fused import KernelSizes

@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernel_cases import CASES, DEVICE, TINY, fused_scores, on_device
 from scoring_cases import SMALL, make_inputs, make_net
-from seps.config import SlimmingConfig
-from seps.nn.selection import hard_topk
+from seps.method.config import SlimmingConfig
+from seps.method.select import hard_topk
 from seps.scoring import choose_backend
 from seps.scoring.blocks import SCORING_MEMORY, Engine, Plan, block_costs, budget_of, score_rows, scoring_memory
 from seps.scoring.gpu import fused

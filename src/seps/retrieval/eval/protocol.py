@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from seps.config import require_choice
+from seps.method.config import require_choice
 from seps.retrieval.config import Protocol
 from seps.retrieval.data import DataError, RetrievalDataset
 

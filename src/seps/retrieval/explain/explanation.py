@@ -1,4 +1,4 @@
-"""Explanations of scores: shares (`seps.nn.attribution`, `maxsim`) by words of the caption and the description."""
+"""Explanations of scores: shares (`seps.method.attribution`, `maxsim`) by words of the caption and the description."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from seps.encoders.text import TextBatch
-from seps.nn.attribution import Shares, shares
-from seps.nn.slimming import PatchSlimming
+from seps.method.attribution import Shares, shares
+from seps.method.network import PatchSlimming
 from seps.retrieval.explain.maxsim import maxsim_shares
 from seps.retrieval.heads import Head, ImageFeatures, MaxSimHead, SlimmingHead
 from seps.retrieval.index.codec import StoredImages, StoredScorer, segment_ids

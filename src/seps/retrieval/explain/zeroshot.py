@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from seps.encoders.parts import PatchParts
-from seps.nn.attribution import description_shares
+from seps.method.attribution import description_shares
 from seps.retrieval.data import ImageSource, UnreadableImage, read_source
 from seps.retrieval.data.images import decode_image
 from seps.retrieval.explain.explanation import DescriptionPart, Explanation, WordPart, description_parts

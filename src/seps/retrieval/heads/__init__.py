@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from seps.config import ConfigError, SlimmingConfig
+from seps.method.config import ConfigError, SlimmingConfig
 from seps.registry import OWN, registered
 from seps.retrieval.heads.base import Head, ImageFeatures, Scores, TextFeatures, checked_scores
 from seps.retrieval.heads.baselines import DescriptionHead, MaxSimHead, MeanHead, ScanHead

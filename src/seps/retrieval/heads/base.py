@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from seps.nn.checks import InputError
+from seps.method.checks import InputError
 from seps.training.batches import map_tensors
 
 

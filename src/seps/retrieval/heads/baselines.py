@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from seps.config import ConfigError, SlimmingConfig
-from seps.nn.guidance import masked_mean
-from seps.nn.precision import float_matmul, without_autocast
+from seps.method.config import ConfigError, SlimmingConfig
+from seps.method.precision import float_matmul, without_autocast
+from seps.method.score import masked_mean
 from seps.retrieval.config import HEAD_OPTIONS
 from seps.retrieval.heads.base import Head, ImageFeatures, Scores, TextFeatures
 

@@ -8,14 +8,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from seps.config import SlimmingConfig
-from seps.nn.slimming import PatchSlimming
+from seps.method.config import SlimmingConfig
+from seps.method.network import PatchSlimming
 from seps.retrieval.heads.base import Head, ImageFeatures, Scores, TextFeatures
 from seps.scoring import score_matrix, score_with_gradient
 
 
 class SlimmingHead(Head):
-    """Patch slimming (`seps.nn.PatchSlimming`) through the exact scorer; `net` is a network of your own, if any."""
+    """Patch slimming (`seps.method.PatchSlimming`) through the exact scorer; `net` is a network of your own, if any."""
 
     def __init__(self, config: SlimmingConfig, net: PatchSlimming | None = None) -> None:
         super().__init__()

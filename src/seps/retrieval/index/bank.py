@@ -25,8 +25,8 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from seps.nn.image_side import ImageSide
-from seps.nn.slimming import PatchSlimming
+from seps.method.encoded import ImageSide
+from seps.method.network import PatchSlimming
 from seps.retrieval import text_cache
 from seps.retrieval.confidence import REFERENCE, STRENGTH, Calibration
 from seps.retrieval.heads import ImageFeatures, SlimmingHead, TextFeatures

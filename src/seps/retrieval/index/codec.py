@@ -26,12 +26,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from seps.nn.checks import values_unchecked
-from seps.nn.guidance import masked_mean
-from seps.nn.image_side import ImageSide
-from seps.nn.known import evaluating, why_not_fast
-from seps.nn.selection import num_kept, rank_patches
-from seps.nn.slimming import PatchSlimming
+from seps.method.checks import values_unchecked
+from seps.method.encoded import ImageSide
+from seps.method.known import evaluating, why_not_fast
+from seps.method.network import PatchSlimming
+from seps.method.score import masked_mean
+from seps.method.select import num_kept, rank_patches
 from seps.retrieval.config import StoredPrecision
 from seps.retrieval.heads import ImageFeatures, SlimmingHead, TextFeatures
 from seps.retrieval.model import RetrievalModel

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from seps.nn.known import why_not_fast
+from seps.method.known import why_not_fast
 from seps.ray_cluster import RayConfig
 from seps.retrieval.data import UnreadableImage, read_source
 from seps.retrieval.data.gallery import Gallery

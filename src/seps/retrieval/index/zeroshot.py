@@ -32,7 +32,7 @@ from seps.encoders.dual import is_dual, presets_sentence, refuse_other_kind
 from seps.encoders.weights import EncoderUnavailable, hub_folder
 from seps.hub.download import HubError
 from seps.hub.download import hub_folder as download
-from seps.nn.guidance import masked_mean
+from seps.method.score import masked_mean
 from seps.plugins import load_plugins
 from seps.retrieval.heads import SlimmingHead, TextFeatures
 from seps.retrieval.index.codec import merge_words, model_hash, pack

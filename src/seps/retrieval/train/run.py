@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from seps.config import ConfigError
 from seps.encoders import TextEncoder, VisionEncoder
 from seps.files import read_json
 from seps.hub.folder import CONFIG
+from seps.method.config import ConfigError
+from seps.method.network import PatchSlimming
 from seps.metrics import recall
-from seps.nn.slimming import PatchSlimming
 from seps.retrieval.config import Protocol, RunConfig
 from seps.retrieval.data import RetrievalDataset
 from seps.retrieval.data.streams import Pixels

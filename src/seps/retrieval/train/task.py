@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from seps.encoders import parameters_by_depth
-from seps.losses import InfoNCELoss, SEPSLoss, distillation
+from seps.method.losses import InfoNCELoss, SEPSLoss, distillation
 from seps.retrieval.config import Protocol, RunConfig
 from seps.retrieval.data import ImageAugment, RetrievalDataset, augment_tokens, decode_all, epoch_batches, mixed_seed
 from seps.retrieval.data.batches import BatchIndices, mixed_texts, own_texts

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from seps.nn.checks import InputError
-from seps.nn.image_side import ImageSide
-from seps.nn.known import why_not_fast
-from seps.nn.selection import num_kept
-from seps.nn.slimming import PatchSlimming
+from seps.method.checks import InputError
+from seps.method.encoded import ImageSide
+from seps.method.known import why_not_fast
+from seps.method.network import PatchSlimming
+from seps.method.select import num_kept
 from seps.scoring.factored import BlockScorer
 from seps.scoring.gpu import half_pairs as pairs
 from seps.scoring.gpu import launches

@@ -1,0 +1,187 @@
+"""HRPA, highly relevant patch-word alignment (Eq. 5).
+
+Shapes: B images, M words, K image tokens, C width, X words or tokens, Z best of X, E = top_k best padded with zeros.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from seps.method.checks import InputError, check_features, check_rows_hold_one, check_tensor
+from seps.method.precision import float_apply, float_matmul
+
+
+def relevance_mlp(top_k: int) -> nn.Sequential:
+    """The MLP over the `top_k` best relevances (Eq. 5): (..., top_k) -> (..., 1)."""
+    return nn.Sequential(nn.Linear(top_k, 2 * top_k), nn.GELU(), nn.Linear(2 * top_k, 1))
+
+
+def pool_relevance(
+    best_BX: Tensor, mask_BX: Tensor | None = None, *, top_k: int = 0, mlp: nn.Module | None = None
+) -> Tensor:
+    """`mean(best) + MLP(top_k of best)` over the valid positions, in float32: (B, X) -> (B,).
+
+    Without `mlp` the mean alone. Fewer than `top_k` values are zero-padded.
+    """
+    best = best_BX.float()  # (B, X)
+    if mask_BX is None:
+        pooled = best.mean(dim=-1)  # (B, X) -> (B,)
+    else:
+        count = mask_BX.sum(dim=-1).clamp_min(1)  # (B, X) -> (B,)
+        pooled = best.masked_fill(~mask_BX, 0.0).sum(dim=-1) / count  # (B, X) -> (B,)
+    if mlp is None:
+        return pooled
+    ranked = best if mask_BX is None else best.masked_fill(~mask_BX, float("-inf"))  # (B, X)
+    top = ranked.topk(min(top_k, best.shape[-1]), dim=-1).values  # (B, X) -> (B, Z): Z = min(top_k, X)
+    top = F.pad(torch.where(torch.isfinite(top), top, 0.0), (0, top_k - top.shape[-1]))  # (B, Z) -> (B, E): E = top_k
+    return pooled + float_apply(mlp, top).squeeze(-1)  # (B, E) -> (B,)
+
+
+def align(
+    similarity_BMK: Tensor,
+    word_mask_BM: Tensor | None = None,
+    token_mask_BK: Tensor | None = None,
+    *,
+    leaky: bool = False,
+    bidirectional: bool = True,
+    top_k: int = 0,
+    mlp: nn.Module | None = None,
+) -> Tensor:
+    """`S` of Eq. 5 from the cosines `A_jk` of words and image tokens: (B, M, K) -> (B,).
+
+    word -> patch `r_j = max_k A_jk`, patch -> word `c_k = max_j A_jk`, each pooled by `pool_relevance`, and added.
+
+    Args:
+        word_mask_BM, token_mask_BK: True at words and tokens that count; None: all do.
+        leaky: a leaky ReLU of slope 0.1 on the cosines first, as the published code has it.
+        bidirectional: False leaves out patch -> word.
+        top_k, mlp: of `pool_relevance`.
+    """
+    similarity = similarity_BMK.float()  # (B, M, K)
+    if leaky:
+        similarity = F.leaky_relu(similarity, negative_slope=0.1)  # (B, M, K)
+    lowest = torch.finfo(similarity.dtype).min
+    rows = similarity
+    if token_mask_BK is not None:
+        rows = similarity.masked_fill(~token_mask_BK[:, None, :], lowest)  # (B, M, K)
+    score = pool_relevance(rows.amax(dim=2), word_mask_BM, top_k=top_k, mlp=mlp)  # (B, M, K) -> (B,)
+    if not bidirectional:
+        return score
+    columns = similarity
+    if word_mask_BM is not None:
+        columns = similarity.masked_fill(~word_mask_BM[:, :, None], lowest)  # (B, M, K)
+    return score + pool_relevance(columns.amax(dim=1), token_mask_BK, top_k=top_k, mlp=mlp)  # (B,)
+
+
+def mask_xattn_one_text(
+    img_embs: Tensor,
+    cap_i_expand: Tensor,
+    img_mask: Tensor | None = None,
+    i2t: bool = True,
+    scan: bool = True,
+    use_paper_version: bool = False,
+    top_k: int = 5,
+    relevance_mlp: nn.Module | None = None,
+) -> Tensor:
+    """Eq. 5 for one text against B images, in the call shape of the published function.
+
+    Args:
+        img_embs: (B, K, C) image tokens, L2-normalised.
+        cap_i_expand: (B, M, C) words, L2-normalised.
+        img_mask: (B, K), 1 at valid tokens.
+        i2t: add the patch -> word direction.
+        scan: LeakyReLU of slope 0.1 on the cosines.
+        use_paper_version: add `relevance_mlp`, (..., top_k) -> (..., 1), of the `top_k` best of each direction.
+
+    Returns:
+        (B, 1) similarities.
+    """
+    check_features("img_embs", img_embs, "images, tokens, width")
+    check_features("cap_i_expand", cap_i_expand, "images, words, width", img_embs.shape[-1])
+    if img_embs.shape[0] != cap_i_expand.shape[0]:
+        raise InputError(
+            f"img_embs holds {img_embs.shape[0]} images and cap_i_expand {cap_i_expand.shape[0]} rows; repeat the "
+            "words once per image."
+        )
+    similarity = float_matmul(cap_i_expand, img_embs.transpose(1, 2))  # (B, M, C), (B, K, C) -> (B, M, K)
+    token_mask = None
+    if img_mask is not None:
+        check_tensor("img_mask", img_mask, "images, tokens")
+        token_mask = img_mask > 0.5  # (B, K)
+        if token_mask.shape != img_embs.shape[:2]:
+            raise InputError(
+                f"img_mask must have the shape (images, tokens) = {tuple(img_embs.shape[:2])}, but its shape is "
+                f"{tuple(token_mask.shape)}."
+            )
+        check_rows_hold_one("img_mask", token_mask)
+    mlp = relevance_mlp if use_paper_version else None
+    score = align(similarity, None, token_mask, leaky=scan, bidirectional=i2t, top_k=top_k, mlp=mlp)  # (B,)
+    return score[:, None]  # (B,) -> (B, 1)
+
+
+class HRPA(nn.Module):
+    """Highly relevant patch-word alignment (Eq. 5).
+
+    Flow::
+
+        A_jk = cos(word j, token k)                         (B, M, K), LeakyReLU(0.1) if `scan`
+        r_j = max_k A_jk   word -> patch                    (B, M)
+        c_k = max_j A_jk   patch -> word                    (B, K)
+        S = mean r + MLP(top-k r) + mean c + MLP(top-k c)   the MLP with `use_paper_version` alone
+
+    Args:
+        embed_dim: width C (kept for the published signature; no weight depends on it).
+        top_k: how many of the best relevances the MLP reads.
+        use_paper_version: add the MLP over the `top_k` best; both directions share it.
+        bidirectional: both directions; False: word -> patch alone.
+        scan: apply LeakyReLU(0.1) to the cosines. None: with `use_paper_version` the plain cosine, else LeakyReLU.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int = 512,
+        top_k: int = 5,
+        use_paper_version: bool = False,
+        bidirectional: bool = True,
+        scan: bool | None = None,
+    ) -> None:
+        super().__init__()
+        if top_k < 1:
+            raise InputError(f"top_k must be at least 1, but {top_k!r} came.")
+        self.embed_dim = embed_dim
+        self.top_k = top_k
+        self.use_paper_version = use_paper_version
+        self.bidirectional = bidirectional
+        self.scan = not use_paper_version if scan is None else scan
+        self.relevance_mlp = relevance_mlp(top_k) if use_paper_version else None
+
+    def pool(self, best: Tensor, mask: Tensor | None = None) -> Tensor:
+        """One direction of Eq. 5 from its maxima r or c: (B, X) -> (B,); `mask` (B, X) is True at valid ones."""
+        return pool_relevance(best, mask, top_k=self.top_k, mlp=self.relevance_mlp)  # (B, X) -> (B,)
+
+    def align(self, similarity: Tensor, word_mask: Tensor | None = None, token_mask: Tensor | None = None) -> Tensor:
+        """S of Eq. 5 from the cosines of words and tokens: (B, M, K) -> (B,)."""
+        return align(  # (B, M, K) -> (B,)
+            similarity,
+            word_mask,
+            token_mask,
+            leaky=self.scan,
+            bidirectional=self.bidirectional,
+            top_k=self.top_k,
+            mlp=self.relevance_mlp,
+        )
+
+    def forward(self, patch_features: Tensor, word_features: Tensor, patch_mask: Tensor | None = None) -> Tensor:
+        """S of Eq. 5 from L2-normalised tokens (B, K, C) and words (B, M, C) -> (B, 1)."""
+        return mask_xattn_one_text(  # (B, K, C), (B, M, C) -> (B, 1)
+            patch_features,
+            word_features,
+            patch_mask,
+            i2t=self.bidirectional,
+            scan=self.scan,
+            use_paper_version=self.use_paper_version,
+            top_k=self.top_k,
+            relevance_mlp=self.relevance_mlp,
+        )

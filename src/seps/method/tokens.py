@@ -1,0 +1,141 @@
+"""Stage 2 of SDTPS, the aggregation (Eq. 4): the kept patches are merged into a few.
+
+The decision D enters as a weight before the softmax is normalised, `w_ik = D_i exp(L_ik) / sum_i D_i exp(L_ik)`.
+The value is the softmax over the kept patches; the derivative with respect to D is of the order of the weights
+themselves. (The published code subtracts `(1 - D) 1e10` from the logits, which multiplies the gradient of a
+straight-through D by 1e10.)
+
+Shapes: B images, N patches, C width, Q merged patches.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from seps.method.checks import InputError, check_features, check_tensor
+from seps.method.precision import float_apply, float_matmul
+
+
+def merge_weights(logits_BNQ: Tensor, keep_BN: Tensor | None = None) -> Tensor:
+    """Softmax over the kept patches, `W_ik = D_i exp(L_ik) / sum_i D_i exp(L_ik)`: (B, N, Q), (B, N) -> (B, N, Q).
+
+    L_ik is the logit of patch i in merged patch k. Float32; each column sums to 1, or is 0 where none is kept.
+    """
+    logits = logits_BNQ.float()  # (B, N, Q)
+    if keep_BN is None:
+        return torch.softmax(logits, dim=1)  # (B, N, Q)
+    check_tensor("the decision D", keep_BN, "images, patches")
+    if keep_BN.shape != logits.shape[:2]:
+        raise InputError(
+            f"the decision D must have the shape (images, patches) = {tuple(logits.shape[:2])}, but its shape is "
+            f"{tuple(keep_BN.shape)}. With all patches pass D as it is; with the kept patches alone pass D gathered "
+            "at them (`TokenSparse.select(...).kept_mask`)."
+        )
+    keep = keep_BN.float()[..., None]  # (B, N) -> (B, N, 1)
+    top = logits.detach().masked_fill(keep.detach() <= 0, float("-inf")).amax(dim=1, keepdim=True)  # (B, 1, Q)
+    # A dropped patch may have a logit far above the kept ones: its weight is zero, but not its derivative.
+    weights = keep * torch.exp((logits - top).clamp_max(0.0))  # (B, N, Q)
+    total = weights.sum(dim=1, keepdim=True)  # (B, N, Q) -> (B, 1, Q)
+    return weights / torch.where(total > 0, total, float("inf"))  # (B, N, Q)
+
+
+def merge(patches_BNC: Tensor, logits_BNQ: Tensor, keep_BN: Tensor | None = None) -> Tensor:
+    """`vhat_k = sum_i W_ik v_i` (Eq. 4), summed in float32: (B, N, C), (B, N, Q) -> (B, Q, C) in the patches' dtype."""
+    weights = merge_weights(logits_BNQ, keep_BN)  # (B, N, Q)
+    return float_matmul(weights.transpose(1, 2), patches_BNC).to(patches_BNC.dtype)  # (B, N, Q), (B, N, C) -> (B, Q, C)
+
+
+def _weight_mlp(dim: int, keeped_patches: int, dim_ratio: float) -> nn.Sequential:
+    hidden = max(1, int(dim * dim_ratio))
+    return nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, keeped_patches))
+
+
+def _scaled_logits(mlp: nn.Module, scale: Tensor, x: Tensor) -> Tensor:
+    """`L = scale * MLP(v)` in float32: (B, N, C) -> (B, N, Q)."""
+    check_features("patches", x, "images, patches, width", values=False)
+    return float_apply(mlp, x) * scale.float()  # (B, N, C) -> (B, N, Q)
+
+
+def _check_merged(keeped_patches: int) -> None:
+    if keeped_patches < 1:
+        raise InputError(f"keeped_patches must be at least 1, but {keeped_patches!r} came; raise the ratios.")
+
+
+class TokenAggregation(nn.Module):
+    """Merge patches with one learned weight matrix (Eq. 4 with a single kept set).
+
+    Flow::
+
+        x (B, N, C) -> LayerNorm, Linear, GELU, Linear -> logits (B, N, Q) * scale
+          -> softmax over the kept patches -> W (B, N, Q) -> W^T x = (B, Q, C)
+
+    Args:
+        dim: width C.
+        keeped_patches: number Q of merged patches.
+        dim_ratio: hidden width of the MLP as a part of `dim`.
+    """
+
+    def __init__(self, dim: int = 512, keeped_patches: int = 64, dim_ratio: float = 0.2) -> None:
+        super().__init__()
+        _check_merged(keeped_patches)
+        self.weight = _weight_mlp(dim, keeped_patches, dim_ratio)
+        self.scale = nn.Parameter(torch.ones(1, 1, 1))
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Logits L of the merge weights: (B, N, C) -> (B, N, Q) float32. They depend on the image alone."""
+        return _scaled_logits(self.weight, self.scale, x)  # (B, N, C) -> (B, N, Q)
+
+    def forward(self, x: Tensor, keep_policy: Tensor | None = None) -> Tensor:
+        """Merge `x` into (B, Q, C): all patches (B, N, C) with D (B, N), or the kept ones (B, K, C).
+
+        `keep_policy` is D, or for the kept patches D gathered at them (B, K): all ones, but the gradient of a relaxed
+        decision passes through it either way.
+        """
+        return merge(x, self.logits(x), keep_policy)  # (B, N, C) -> (B, Q, C)
+
+
+class DualTokenAggregation(nn.Module):
+    """Merge two kept sets with a weight matrix each and add the results (Eq. 4 as printed).
+
+    Flow::
+
+        tokens_sparse (B, N, C) -> W_s \\
+                                         W_s^T v^s + W_d^T v^d -> (B, Q, C)
+        tokens_dense (B, N', C) -> W_d /
+
+    Both MLPs share one `scale`. Arguments as in `TokenAggregation`.
+    """
+
+    def __init__(self, dim: int = 512, keeped_patches: int = 64, dim_ratio: float = 0.2) -> None:
+        super().__init__()
+        _check_merged(keeped_patches)
+        self.weight_sparse = _weight_mlp(dim, keeped_patches, dim_ratio)
+        self.weight_dense = _weight_mlp(dim, keeped_patches, dim_ratio)
+        self.scale = nn.Parameter(torch.ones(1, 1, 1))
+
+    def logits(self, x: Tensor, branch: str) -> Tensor:
+        """Logits of `branch`, "caption" or "dense" (the description's): (B, N, C) -> (B, N, Q) float32."""
+        mlp = self.weight_sparse if branch == "caption" else self.weight_dense
+        return _scaled_logits(mlp, self.scale, x)  # (B, N, C) -> (B, N, Q)
+
+    def forward(
+        self,
+        tokens_sparse: Tensor,
+        tokens_dense: Tensor | None = None,
+        mask_sparse: Tensor | None = None,
+        mask_dense: Tensor | None = None,
+    ) -> Tensor:
+        """Merge both sets into (B, Q, C); the masks D (B, N) leave patches out. With one set W_s works alone."""
+        sparse = merge(tokens_sparse, self.logits(tokens_sparse, "caption"), mask_sparse)  # (B, N, C) -> (B, Q, C)
+        if tokens_dense is None:
+            if mask_dense is not None:
+                raise InputError("mask_dense came without tokens_dense; pass the patches it belongs to.")
+            return sparse
+        check_tensor("tokens_dense", tokens_dense, "images, patches, width")
+        if tokens_sparse.shape[0] != tokens_dense.shape[0]:
+            raise InputError(
+                f"tokens_sparse holds {tokens_sparse.shape[0]} images and tokens_dense {tokens_dense.shape[0]}; both "
+                "must be of the same images."
+            )
+        return sparse + merge(tokens_dense, self.logits(tokens_dense, "dense"), mask_dense)  # (B, Q, C)
