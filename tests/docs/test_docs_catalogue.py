@@ -13,7 +13,7 @@ from typing import Literal, get_args, get_origin
 import pytest
 from doc_blocks import ROOT
 
-from seps import config
+from seps.method import config
 
 PAGE = ROOT / "docs/catalogue.md"
 COSTS = ROOT / "docs/results/options-cpu.json"

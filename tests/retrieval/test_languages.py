@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from seps.config import ConfigError
+from seps.method.config import ConfigError
 from seps.retrieval.config import ModelConfig
 from seps.retrieval.index.lexical import words_of
 from seps.retrieval.languages import ENGLISH, frequent_words, is_not_english, language_note

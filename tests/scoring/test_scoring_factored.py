@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from scoring_cases import CONFIGS, SMALL, make_inputs, make_net
 from seps.method.config import SlimmingConfig
 from seps.method.pairing import score_published_pairing
-from seps.method.select import hard_topk
+from seps.method.select import hard_topk, keep_best, kept_counts
 from seps.scoring import score_matrix
-from seps.scoring.terms import unit_attention, unsorted_topk
+from seps.scoring.terms import unit_attention
 
 
 def both(net, images, words, lengths=None, **options):
@@ -178,11 +178,9 @@ def test_padding_words_do_not_matter():
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(-3, 3), min_size=1, max_size=17), st.floats(0.01, 1.0))
-def test_unsorted_topk_is_hard_topk(values, ratio):
-    from seps.method.select import num_kept
-
+def test_hard_topk_without_sorting_is_that_of_sorted_scores(values, ratio):
     scores = torch.tensor([values, values[::-1]], dtype=torch.float32)
-    assert torch.equal(unsorted_topk(scores, num_kept(len(values), ratio)), hard_topk(scores, ratio))
+    assert torch.equal(hard_topk(scores, ratio), keep_best(scores, kept_counts(scores, ratio, None)))
 
 
 @pytest.mark.parametrize("patches", [1, 7, 49, 196, 203])

@@ -11,6 +11,7 @@ from seps.method.checks import InputError
 from seps.method.config import SlimmingConfig
 from seps.method.pairing import score_published_pairing
 from seps.scoring import score_with_gradient
+from seps.scoring import train as train_module
 from seps.scoring.blocks import block_costs
 from seps.scoring.inputs import Texts, shapes_of
 
@@ -35,6 +36,21 @@ def assert_same(ours, theirs):
             assert size < 1e-9, name
         else:
             assert (mine - other).norm().item() <= 1e-4 * size + noise, name
+
+
+DUAL = [name for name, config in CONFIGS.items() if config.aggregation == "dual"]
+
+
+@pytest.fixture(autouse=True)
+def by_tables(monkeypatch):
+    """Two merged sets take the tables, which few texts would not."""
+    monkeypatch.setattr(train_module, "_TABLES", 0.0)
+
+
+@pytest.mark.parametrize("name", DUAL)
+def test_two_merged_sets_per_pair_have_the_same_gradients(name, monkeypatch):
+    monkeypatch.setattr(train_module, "_TABLES", 1e9)
+    test_gradients_equal_the_networks(name, "ample", monkeypatch)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -44,7 +44,7 @@ DIFFERENCES = (
             ("TokenSparse._scores", "if not self.use_paper_version"),
             ("PatchSlimming._sparse_net", "config.scoring =="),
             ("PatchSlimming._fixed_scores", "self.config.scoring =="),
-            ("PatchSlimming.patch_scores", "self.config.scoring =="),
+            ("PatchSlimming.guided", "self.config.scoring =="),
             ("CrossSparseAggrNet.forward", "self.config.scoring =="),
         ),
     ),
@@ -87,7 +87,7 @@ DIFFERENCES = (
         '"cosine"',
         '"leaky": LeakyReLU(0.1) of the cosine',
         ("SlimmingConfig", "similarity: Similarity ="),
-        (("align", "if leaky"), ("PatchSlimming.__init__", 'config.similarity == "leaky"')),
+        (("pool_both", "if leaky"), ("PatchSlimming.__init__", 'config.similarity == "leaky"')),
     ),
     Difference(
         "decision",

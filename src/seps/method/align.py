@@ -5,6 +5,8 @@ Shapes: B images, M words, K image tokens, C width, X words or tokens, Z best of
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -59,20 +61,43 @@ def align(
         bidirectional: False leaves out patch -> word.
         top_k, mlp: of `pool_relevance`.
     """
-    similarity = similarity_BMK.float()  # (B, M, K)
-    if leaky:
-        similarity = F.leaky_relu(similarity, negative_slope=0.1)  # (B, M, K)
-    lowest = torch.finfo(similarity.dtype).min
-    rows = similarity
+
+    def pool(best: Tensor, mask: Tensor | None) -> Tensor:
+        return pool_relevance(best, mask, top_k=top_k, mlp=mlp)
+
+    rows, columns = largest(similarity_BMK.float(), word_mask_BM, token_mask_BK)  # (B, M), (B, K)
+    return pool_both(pool, rows, columns, word_mask_BM, token_mask_BK, leaky=leaky, bidirectional=bidirectional)  # (B,)
+
+
+def pool_both(
+    pool: Callable[[Tensor, Tensor | None], Tensor],
+    rows_BM: Tensor,
+    columns_BK: Tensor,
+    word_mask_BM: Tensor | None = None,
+    token_mask_BK: Tensor | None = None,
+    *,
+    leaky: bool = False,
+    bidirectional: bool = True,
+) -> Tensor:
+    """S of Eq. 5 from its maxima, each direction pooled by `pool(best, mask)`: r (B, M), c (B, K) -> (B,)."""
+    rows, columns = rows_BM.float(), columns_BK.float()  # (B, M), (B, K)
+    if leaky:  # LeakyReLU rises, so that it commutes with the maximum
+        rows, columns = F.leaky_relu(rows, 0.1), F.leaky_relu(columns, 0.1)  # (B, M), (B, K)
+    score = pool(rows, word_mask_BM)  # (B, M) -> (B,)
+    return score + pool(columns, token_mask_BK) if bidirectional else score  # (B,)
+
+
+def largest(
+    similarity_BMK: Tensor, word_mask_BM: Tensor | None = None, token_mask_BK: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Best token of each word, best word of each token: (B, M, K) -> (B, M), (B, K). Masks are True at what counts."""
+    lowest = torch.finfo(similarity_BMK.dtype).min
+    rows = columns = similarity_BMK
     if token_mask_BK is not None:
-        rows = similarity.masked_fill(~token_mask_BK[:, None, :], lowest)  # (B, M, K)
-    score = pool_relevance(rows.amax(dim=2), word_mask_BM, top_k=top_k, mlp=mlp)  # (B, M, K) -> (B,)
-    if not bidirectional:
-        return score
-    columns = similarity
+        rows = similarity_BMK.masked_fill(~token_mask_BK[:, None, :], lowest)  # (B, M, K)
     if word_mask_BM is not None:
-        columns = similarity.masked_fill(~word_mask_BM[:, :, None], lowest)  # (B, M, K)
-    return score + pool_relevance(columns.amax(dim=1), token_mask_BK, top_k=top_k, mlp=mlp)  # (B,)
+        columns = similarity_BMK.masked_fill(~word_mask_BM[:, :, None], lowest)  # (B, M, K)
+    return rows.amax(dim=2), columns.amax(dim=1)  # (B, M), (B, K)
 
 
 def mask_xattn_one_text(
@@ -161,17 +186,18 @@ class HRPA(nn.Module):
         """One direction of Eq. 5 from its maxima r or c: (B, X) -> (B,); `mask` (B, X) is True at valid ones."""
         return pool_relevance(best, mask, top_k=self.top_k, mlp=self.relevance_mlp)  # (B, X) -> (B,)
 
+    def pool_both(
+        self, rows: Tensor, columns: Tensor, word_mask: Tensor | None = None, token_mask: Tensor | None = None
+    ) -> Tensor:
+        """S of Eq. 5 from the maxima r (..., M) and c (..., K) of the cosines; the masks are True at valid ones."""
+        return pool_both(  # (...)
+            self.pool, rows, columns, word_mask, token_mask, leaky=self.scan, bidirectional=self.bidirectional
+        )
+
     def align(self, similarity: Tensor, word_mask: Tensor | None = None, token_mask: Tensor | None = None) -> Tensor:
         """S of Eq. 5 from the cosines of words and tokens: (B, M, K) -> (B,)."""
-        return align(  # (B, M, K) -> (B,)
-            similarity,
-            word_mask,
-            token_mask,
-            leaky=self.scan,
-            bidirectional=self.bidirectional,
-            top_k=self.top_k,
-            mlp=self.relevance_mlp,
-        )
+        rows, columns = largest(similarity.float(), word_mask, token_mask)  # (B, M), (B, K)
+        return self.pool_both(rows, columns, word_mask, token_mask)  # (B,)
 
     def forward(self, patch_features: Tensor, word_features: Tensor, patch_mask: Tensor | None = None) -> Tensor:
         """S of Eq. 5 from L2-normalised tokens (B, K, C) and words (B, M, C) -> (B, 1)."""

@@ -99,11 +99,12 @@ def _shares(net: PatchSlimming, side: ImageSide, words: Tensor, mean_length: flo
     words = words.float()  # (M, C)
     caption = words.mean(dim=0, keepdim=True)  # (M, C) -> (1, C)
     unit = F.normalize(words, dim=-1)  # (M, C)
-    weight, description = 0.0, torch.zeros(len(words), 0, device=words.device)  # -, (M, 0)
+    remaining, weight, description = 1.0, 0.0, torch.zeros(len(words), 0, device=words.device)  # -, -, (M, 0)
     terms: dict[str, float] = {}
     rest = 0.0
     if side.dense_words is not None and side.dense_mask is not None and bool(side.dense_mask.any()):
-        weight = float(net.description_weight)
+        one, none = words.new_ones(1), words.new_zeros(1)  # (1,), (1,)
+        remaining, weight = float(net.mix(side, one, none)), float(net.mix(side, none, one))
         described = side.dense_words[0, side.dense_mask[0]].float()  # (L, C)
         part = description_shares(net, unit, words, caption, described)
         description = weight * (part.aligned + part.pooled)  # (M, L)
@@ -123,12 +124,12 @@ def _shares(net: PatchSlimming, side: ImageSide, words: Tensor, mean_length: flo
     pooled_words = net.config.pooled * (words @ F.normalize(side.pooled[0].float(), dim=-1)) / _length(caption, words)
     pooled = _pooled_pairs(net, side, words, caption, mean_length)  # (M, N)
     prefix = side.prefix.shape[1]
-    by_pair = (1 - weight) * (aligned[:, prefix:] + pooled)  # (M, N)
-    elsewhere = (1 - weight) * (aligned[:, :prefix].sum(dim=1) + pooled_words - pooled.sum(dim=1))  # (M,)
-    rest += (1 - weight) * pixel_rest
+    by_pair = remaining * (aligned[:, prefix:] + pooled)  # (M, N)
+    elsewhere = remaining * (aligned[:, :prefix].sum(dim=1) + pooled_words - pooled.sum(dim=1))  # (M,)
+    rest += remaining * pixel_rest
     terms = {
-        "patch_alignment": (1 - weight) * (float(aligned.sum()) + pixel_rest),
-        "patch_pooled": (1 - weight) * float(pooled_words.sum()),
+        "patch_alignment": remaining * (float(aligned.sum()) + pixel_rest),
+        "patch_pooled": remaining * float(pooled_words.sum()),
         **terms,
     }
     return Shares(by_pair, elsewhere, description, rest, kept, importance, groups, terms)
@@ -195,8 +196,6 @@ def _chosen(net: PatchSlimming, cosines: Tensor) -> tuple[Tensor, float]:
 
 
 def _relevance(net: PatchSlimming, best: Tensor) -> float:
-    if net.hrpa.relevance_mlp is None and "alignment" not in net.forms:
-        return 0.0
     return float(net.hrpa.pool(best[None])[0] - best.mean())
 
 

@@ -1,11 +1,13 @@
 """The networks that the fast paths can score, as a list of what is allowed; all others run in the readable form.
 
 The factored form, the kernels, the training path and the explanations compute the scores of `PatchSlimming` in another
-order. They are correct only for its own methods, parts and settings. A changed network (a subclass, a swapped part, a
-patched method, a hook) must not be scored as the original one: every fast path calls `why_not_fast` first.
+order. They are correct only for its own methods, parts and settings. A changed network (a subclass with other methods, a
+swapped part, a patched method, a hook) must not be scored as the original one: every fast path calls `why_not_fast`
+first.
 
-What only `encode_images` calls may be changed, because every path calls `encode_images`: the layers of the score
-predictor and of the aggregation's MLP may be any module.
+What every path calls may be changed: the sum of Eq. 3 (`PatchSlimming.guided`), the mix of patches and description
+(`PatchSlimming.mix`), and what `encode_images` alone calls, the layers of the score predictor and of the aggregation's
+MLP. The kernels compute the sum themselves and take no network with another one (`changed_step`).
 """
 
 from __future__ import annotations
@@ -68,13 +70,24 @@ _METHODS: dict[type, dict[str, Any]] = {
 }
 
 
+_FOLLOWED = ("guided", "mix")
+"""Methods of the network that every path calls: a subclass may change them, and stays fast (but on the kernels)."""
+
+
+def changed_step(net: PatchSlimming) -> str | None:
+    """Which step that every path calls (Eq. 3's sum, the mix) is not the one of this library; None when all are."""
+    for name in _FOLLOWED:
+        if name in vars(net) or getattr(type(net), name) is not _METHODS[PatchSlimming][name]:
+            return name
+    return None
+
+
 def why_not_fast(net: PatchSlimming) -> str | None:
     """Why the fast paths cannot score `net`, as a part of a sentence; None when they can."""
-    kind = type(net)
-    if (kind.__module__, kind.__qualname__) not in _NETWORKS:
-        return f"{kind.__name__} is a class of its own"
     if own_forward(net):
         return "its forward was replaced, or has a hook"
+    if type(net).__call__ is not PatchSlimming.__call__:
+        return f"{type(net).__name__} has another __call__"
     return (
         _changed("it", net, PatchSlimming) or _unknown_settings(net) or _unknown_selection(net) or _unknown_parts(net)
     )
@@ -97,6 +110,8 @@ def _changed(name: str, part: object, kind: type) -> str | None:
     """Which method of `part`, an instance of `kind`, is not the one of this library."""
     own, methods = vars(part), _METHODS[kind]
     for method, function in methods.items():
+        if kind is PatchSlimming and method in _FOLLOWED:
+            continue
         found = getattr(type(part), method)
         if method in ("encode_images", "prefix_count") and _of_a_known_network(found, method):
             found = function  # every path calls it

@@ -32,7 +32,7 @@ from seps.method.config import Branch, SlimmingConfig
 from seps.method.encoded import ImageSide, TextScore
 from seps.method.parts import Guides, IdeaPart, OwnAggregation, OwnAlignment, check_decision, checked_result, own_part
 from seps.method.precision import float_matmul
-from seps.method.score import combine_scores, cosine_attention, masked_mean, min_max
+from seps.method.score import combine_scores, cosine_attention, masked_mean
 from seps.method.select import TokenSparse, extra_token
 from seps.method.tokens import DualTokenAggregation, TokenAggregation, merge
 from seps.registry import FORMS, OWN
@@ -280,17 +280,23 @@ class PatchSlimming(nn.Module):
 
     def patch_scores(self, side: ImageSide, branch: Branch, caption_BC: Tensor) -> Tensor:
         """s of Eq. 3 for captions with the mean word `caption_BC` ((B or 1, C)): (B, N)."""
-        scores = side.fixed_scores[branch.name]  # (B, N)
-        weight = branch.guides.get("caption", 0.0)
-        if not weight:
-            return scores
+        if not branch.guides.get("caption"):
+            return side.fixed_scores[branch.name]  # (B, N)
         attention = cosine_attention(side.patches, caption_BC)  # (B, N, C) -> (B, N)
         if self._scores_each_caption:
             attentions = {**side.attentions, "caption": attention}  # each (B, N)
             return self._own_scores(branch, side.patches, attentions, side.valid)  # (B, N)
-        if self.config.scoring == "learned":
-            attention = min_max(attention, side.valid)  # (B, N)
-        return scores + weight * attention  # (B, N)
+        return self.guided(side, branch, {"caption": attention})  # (B, N)
+
+    def guided(self, side: ImageSide, branch: Branch, attentions: Mapping[str, Tensor]) -> Tensor:
+        """s of Eq. 3: the part of the image, and the guides that come with texts, by name their cosines (..., B, N)."""
+        return combine_scores(  # (..., N)
+            attentions,
+            branch.guides,
+            fixed_BN=side.fixed_scores[branch.name],
+            normalise=self.config.scoring == "learned",
+            valid_BN=side.valid,
+        )
 
     def image_tokens(self, side: ImageSide, caption_BC: Tensor) -> tuple[list[Tensor], tuple[Tensor, ...]]:
         """The tokens that are aligned with the words, L2-normalised, and D of each branch.
@@ -363,9 +369,15 @@ class PatchSlimming(nn.Module):
         cosines = self.cosines(unit_words, side.dense_words)  # (M, C), (B, L, C) -> (B, M, L)
         described = self.hrpa.align(cosines, expanded, side.dense_mask | ~has_text)  # (B, M, L) -> (B,)
         described = described + pooled(masked_mean(side.dense_words, side.dense_mask))  # (B,)
-        mixed = similarity + self.description_weight * (described - similarity)  # (B,)
-        mixed = torch.where(has_text.squeeze(-1), mixed, similarity)  # (B,)
-        return TextScore(mixed, masks, similarity, described)
+        return TextScore(self.mix(side, similarity, described), masks, similarity, described)
+
+    def mix(self, side: ImageSide, patches: Tensor, description: Tensor) -> Tensor:
+        """`(1 - g) S_patches + g S_words`, (B,) or (B, T); an image without description keeps S_patches."""
+        mixed = patches + self.description_weight * (description - patches)
+        if side.described is None:  # the descriptions come with the captions, as published
+            return mixed
+        described = side.described if patches.dim() == 1 else side.described[:, None]
+        return torch.where(described, mixed, patches)
 
     def _align_patches(
         self, side: ImageSide, groups: Sequence[Tensor], unit_words: Tensor, word_mask: Tensor | None

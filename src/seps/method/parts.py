@@ -109,19 +109,13 @@ class OwnAlignment(HRPA):
 
     def align(self, similarity: Tensor, word_mask: Tensor | None = None, token_mask: Tensor | None = None) -> Tensor:
         """S from the cosines of words and tokens: (B, M, K) -> (B,)."""
+        if self.form == FORMS["alignment"]:
+            return super().align(similarity, word_mask, token_mask)  # (B, M, K) -> (B,)
         similarity = similarity.float()  # (B, M, K)
         if self.scan:
             similarity = F.leaky_relu(similarity, 0.1)  # (B, M, K)
-        if self.form != FORMS["alignment"]:
-            found = self.idea(similarity, word_mask, token_mask)  # (B,)
-            return checked_result("An alignment", found, (similarity.shape[0],)).float()  # (B,)
-        lowest = torch.finfo(similarity.dtype).min
-        rows = columns = similarity
-        if token_mask is not None:
-            rows = similarity.masked_fill(~token_mask[:, None, :], lowest)  # (B, M, K)
-        if word_mask is not None:
-            columns = similarity.masked_fill(~word_mask[:, :, None], lowest)  # (B, M, K)
-        return self.pool(rows.amax(dim=2), word_mask) + self.pool(columns.amax(dim=1), token_mask)  # (B,)
+        found = self.idea(similarity, word_mask, token_mask)  # (B,)
+        return checked_result("An alignment", found, (similarity.shape[0],)).float()  # (B,)
 
     def forward(self, patch_features: Tensor, word_features: Tensor, patch_mask: Tensor | None = None) -> Tensor:
         """S from L2-normalised tokens (B, K, C) and words (B, M, C) -> (B, 1)."""

@@ -52,6 +52,7 @@ def combine_scores(
     attentions: Mapping[str, Tensor],
     weights: Mapping[str, float],
     *,
+    fixed_BN: Tensor | None = None,
     predicted_BN: Tensor | None = None,
     predictor_weight: float = 0.0,
     normalise: bool = False,
@@ -62,15 +63,17 @@ def combine_scores(
     s^p is the predictor's score (`predicted_BN`), w_p its weight, s_g the attention of guide g, w_g its weight.
 
     `attentions` maps a guide's name to its cosines (B, N); a guide that has a weight but no attention (no
-    description came) contributes nothing. With `normalise` each attention is min-max scaled first.
+    description came) contributes nothing. With `normalise` each attention is min-max scaled first. `fixed_BN` is a sum
+    made earlier, to which the guides are added.
     """
     terms = [  # each (B, N)
         weight * (min_max(attentions[name], valid_BN) if normalise else attentions[name])
-        for name, weight in weights.items()
-        if name in attentions
+        for name, weight in ((name, weights[name]) for name in attentions if name in weights)
     ]
     if predicted_BN is not None and predictor_weight:
         terms.insert(0, predictor_weight * predicted_BN.float())
+    if fixed_BN is not None:
+        terms.insert(0, fixed_BN.float())
     total = terms[0]  # (B, N)
     for term in terms[1:]:
         total = total + term  # (B, N)

@@ -17,7 +17,7 @@ from typing import NamedTuple, get_args
 import torch
 from torch import Tensor, nn
 
-from seps.method.checks import InputError, check_features, check_ratio, check_tensor
+from seps.method.checks import InputError, check_features, check_ratio, check_tensor, is_compiling
 from seps.method.config import DecisionKind
 from seps.method.precision import float_apply, float_matmul
 from seps.method.relaxation import FAR, soft_topk
@@ -55,9 +55,21 @@ def keep_best(scores_BN: Tensor, count_B1: Tensor) -> Tensor:
 def hard_topk(scores_BN: Tensor, ratio: float, valid_BN: Tensor | None = None) -> Tensor:
     """D: 1 at the K best-scored valid patches, 0 elsewhere, (B, N) float32, without gradient."""
     scores = scores_BN.detach().float()  # (B, N)
+    if valid_BN is None and not (is_compiling() or torch.onnx.is_in_onnx_export()):
+        return _keep_best_of_all(scores, num_kept(scores.shape[-1], ratio))  # (B, N)
     if valid_BN is not None:
         scores = scores.masked_fill(~valid_BN, float("-inf"))  # (B, N)
     return keep_best(scores, kept_counts(scores, ratio, valid_BN))  # (B, N)
+
+
+def _keep_best_of_all(scores_BN: Tensor, count: int) -> Tensor:
+    """`keep_best` with one K for all rows, without sorting them: (B, N) -> (B, N) float32."""
+    if count >= scores_BN.shape[-1]:
+        return torch.ones_like(scores_BN)  # (B, N)
+    least = scores_BN.kthvalue(scores_BN.shape[-1] - count + 1, dim=-1, keepdim=True).values  # (B, 1)
+    above, level = scores_BN > least, scores_BN == least  # (B, N), (B, N)
+    room = count - above.sum(dim=-1, keepdim=True)  # (B, N) -> (B, 1)
+    return (above | (level & (level.cumsum(dim=-1, dtype=torch.int32) <= room))).to(scores_BN.dtype)  # (B, N)
 
 
 def _uniform(like: Tensor, generator: torch.Generator | None) -> Tensor:

@@ -17,6 +17,14 @@ from seps.method.checks import InputError, check_features, check_tensor
 from seps.method.precision import float_apply, float_matmul
 
 
+def merge_factors(logits_BNQ: Tensor, top_B1Q: Tensor) -> Tensor:
+    """`exp(L_ik - top_k)`, at most 1, to which the weight of patch i in merged patch k is proportional: (B, N, Q).
+
+    A dropped patch may have a logit far above those of the kept patches: its weight is zero, but not its derivative.
+    """
+    return torch.exp((logits_BNQ - top_B1Q).clamp_max(0.0))  # (B, N, Q)
+
+
 def merge_weights(logits_BNQ: Tensor, keep_BN: Tensor | None = None) -> Tensor:
     """Softmax over the kept patches, `W_ik = D_i exp(L_ik) / sum_i D_i exp(L_ik)`: (B, N, Q), (B, N) -> (B, N, Q).
 
@@ -34,8 +42,7 @@ def merge_weights(logits_BNQ: Tensor, keep_BN: Tensor | None = None) -> Tensor:
         )
     keep = keep_BN.float()[..., None]  # (B, N) -> (B, N, 1)
     top = logits.detach().masked_fill(keep.detach() <= 0, float("-inf")).amax(dim=1, keepdim=True)  # (B, 1, Q)
-    # A dropped patch may have a logit far above the kept ones: its weight is zero, but not its derivative.
-    weights = keep * torch.exp((logits - top).clamp_max(0.0))  # (B, N, Q)
+    weights = keep * merge_factors(logits, top)  # (B, N, Q)
     total = weights.sum(dim=1, keepdim=True)  # (B, N, Q) -> (B, 1, Q)
     return weights / torch.where(total > 0, total, float("inf"))  # (B, N, Q)
 

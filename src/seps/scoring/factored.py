@@ -40,9 +40,7 @@ from seps.scoring.terms import (
     fill_rows,
     fixed_branch,
     inverse_norms,
-    kept_patches,
     pair_scores,
-    pool_maxima,
     present_branches,
     quadratic,
     unit_and_scaled,
@@ -150,13 +148,8 @@ class BlockScorer:
         return BlockScores(self.add_fixed_parts(block, total), self.describe(block), masks)
 
     def mix(self, patches: Tensor, description: Tensor | None) -> Tensor:
-        """`(1 - g) S_patches + g S_words`; an image without description keeps S_patches."""
-        if description is None:
-            return patches
-        mixed = patches + self.net.description_weight * (description - patches)
-        if self.side.dense_mask is None:
-            return mixed
-        return torch.where(self.side.dense_mask.any(dim=-1, keepdim=True), mixed, patches)
+        """S from its parts (B, T); that of the patches alone where no description came."""
+        return patches if description is None else self.net.mix(self.side, patches, description)
 
     def add_fixed_parts(self, block: TextBlock, score: Tensor) -> Tensor:
         """Add what no decision changes: a second branch's tokens, and the pooled cosine."""
@@ -187,7 +180,7 @@ class BlockScorer:
         groups = []
         for branch in self.branches:
             raw = pair_scores(self.net, self.side, self.unit_patches, branch, block)
-            keep = kept_patches(self.net, self.side, branch, raw)
+            keep = self.net.decide(self.side, branch, raw)
             groups.append(Group({branch.name: keep}, extra_weights(raw, keep, self.side.valid)))
         if self.net.config.aggregation != "dual":
             return groups
@@ -200,12 +193,9 @@ class BlockScorer:
         return score if described is None else torch.where(described[:, None], score, 0.0)
 
     def _align(self, block: TextBlock, rows: Tensor, columns: Tensor, extra: Tensor) -> Tensor:
-        """Eq. 5 (B, T) from the merged patches' maxima (B, T, M) and (B, T, Q), joined by prefix and extra token.
-
-        LeakyReLU rises, so it commutes with the maxima and is taken of them alone.
-        """
+        """Eq. 5 (B, T) from the merged patches' maxima (B, T, M) and (B, T, Q), joined by prefix and extra token."""
         best, across = self.other_maxima(block, extra)
-        return pool_maxima(self.net, torch.maximum(rows, best), torch.cat([columns, across], dim=-1), block.mask)
+        return self.net.hrpa.pool_both(torch.maximum(rows, best), torch.cat([columns, across], dim=-1), block.mask)
 
     def other_maxima(self, block: TextBlock, extra: Tensor) -> tuple[Tensor, Tensor]:
         """Both maxima over the prefix tokens and the extra token: (B, T, M) and (B, T, P + 1), float32."""
@@ -229,9 +219,8 @@ class BlockScorer:
             # An image without any token keeps finite values, which its weight of zero then leaves out.
             cosines = cosines.masked_fill(~token_mask & token_mask.any(dim=-1, keepdim=True), lowest)
         best_rows = cosines.amax(dim=-1).permute(2, 0, 1)
-        return pool_maxima(
-            self.net, best_rows, best_columns, block.mask, None if token_mask is None else token_mask[:, None]
-        )
+        tokens_valid = None if token_mask is None else token_mask[:, None]
+        return self.net.hrpa.pool_both(best_rows, best_columns, block.mask, tokens_valid)
 
 
 class FactoredScorer(BlockScorer):

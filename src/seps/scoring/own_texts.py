@@ -26,14 +26,12 @@ from torch.nn import functional as F
 from seps.method.encoded import ImageSide
 from seps.method.known import evaluating, why_not_fast
 from seps.method.network import PatchSlimming
-from seps.method.score import masked_mean, min_max
+from seps.method.score import masked_mean
 from seps.method.select import extra_weights, num_kept
 from seps.scoring.terms import (
     branch_weights,
     fixed_branch,
     inverse_norms,
-    kept_patches,
-    pool_maxima,
     present_branches,
     strict_float32,
     unit_and_scaled,
@@ -141,7 +139,7 @@ def _scores(net: PatchSlimming, side: ImageSide, pool: TextPool, chosen_BT: Tens
         cosines = own.times(own.words, fixed_branch(net, side, branch).tokens.transpose(1, 2))
     else:
         cosines = _merged_cosines(net, side, own, means)
-    patches = pool_maxima(net, *own.maxima(cosines), own.mask) + _pooled(net, side.pooled.float(), means)
+    patches = net.hrpa.pool_both(*own.maxima(cosines), own.mask) + _pooled(net, side.pooled.float(), means)
     words, mask = side.dense_words, side.dense_mask
     if words is None or mask is None:
         return patches
@@ -152,8 +150,10 @@ def _scores(net: PatchSlimming, side: ImageSide, pool: TextPool, chosen_BT: Tens
     padding = ~filled.index_select(0, own.texts // chosen_BT.shape[1])
     rows, _ = own.maxima(cosines.masked_fill(padding, torch.finfo(cosines.dtype).min))
     _, columns = own.maxima(cosines)
-    beside = pool_maxima(net, rows, columns, own.mask, filled[:, None]) + _pooled(net, masked_mean(words, mask), means)
-    return torch.where(described[:, None], patches + net.description_weight * (beside - patches), patches)
+    beside = net.hrpa.pool_both(rows, columns, own.mask, filled[:, None]) + _pooled(
+        net, masked_mean(words, mask), means
+    )
+    return net.mix(side, patches, beside)
 
 
 def _keeps_all(net: PatchSlimming, side: ImageSide) -> bool:
@@ -167,14 +167,13 @@ def _merged_cosines(net: PatchSlimming, side: ImageSide, own: _OwnWords, means_B
     """Cosines (W, Q + P + 1) of the words with the merged patches, the prefix and the extra token of their pair."""
     (branch,) = present_branches(net, side)
     unit, scaled = unit_and_scaled(side)
-    scores = side.fixed_scores[branch.name].float()
-    weight = branch.guides.get("caption", 0.0)
-    if weight:
+    attentions: dict[str, Tensor] = {}
+    if branch.guides.get("caption"):
         # Patches are the rows, as in `terms.unit_attention`: equal ones get equal values.
-        attention = torch.bmm(unit, means_BTC.transpose(1, 2)).permute(2, 0, 1).contiguous()
-        scores = scores + weight * (min_max(attention, side.valid) if net.config.scoring == "learned" else attention)
-    scores = scores.expand(means_BTC.shape[1], -1, -1)
-    keep = kept_patches(net, side, branch, scores)
+        attentions["caption"] = torch.bmm(unit, means_BTC.transpose(1, 2)).permute(2, 0, 1).contiguous()
+    scores = net.guided(side, branch, attentions)
+    scores = scores.expand(means_BTC.shape[1], *scores.shape[-2:])
+    keep = net.decide(side, branch, scores)
     extra = extra_weights(scores, keep, side.valid).transpose(0, 1).contiguous()
     keep = keep.transpose(0, 1).contiguous()
     prefix = F.normalize(side.prefix.float(), dim=-1)

@@ -1,4 +1,4 @@
-"""What the factored form is built from: D of every pair, e and H of every image, and Eq. 5 (see `factored`).
+"""What the factored form is built from: D of every pair, e and H of every image (see `factored`).
 
 D, which patches each text keeps of each image (Eq. 1-3), is decided in float32 always; e, H and the products with
 them run in the products' dtype.
@@ -18,12 +18,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from seps.method import tokens
 from seps.method.checks import InputError
 from seps.method.config import Branch
 from seps.method.encoded import ImageSide
 from seps.method.network import PatchSlimming
-from seps.method.score import cosine_attention, min_max
-from seps.method.select import extra_token, hard_topk, num_kept
+from seps.method.score import cosine_attention
+from seps.method.select import extra_token, num_kept
 from seps.method.tokens import merge
 from seps.scoring.inputs import TextBlock
 
@@ -111,38 +112,11 @@ def unit_attention(unit_patches: Tensor, mean_TC: Tensor) -> Tensor:
 
 def pair_scores(net: PatchSlimming, side: ImageSide, unit_patches: Tensor, branch: Branch, block: TextBlock) -> Tensor:
     """s of Eq. 3 for all pairs: (T, B, N) float32."""
-    scores = side.fixed_scores[branch.name].float()
-    for name, mean in block.guides.items():
-        weight = branch.guides.get(name, 0.0)
-        if not weight:
-            continue
-        attention = unit_attention(unit_patches, mean)
-        if net.config.scoring == "learned":
-            attention = min_max(attention, side.valid)
-        scores = scores + attention.mul_(weight)
+    attentions = {
+        name: unit_attention(unit_patches, mean) for name, mean in block.guides.items() if branch.guides.get(name)
+    }
+    scores = net.guided(side, branch, attentions)
     return scores.expand(block.count, *scores.shape[-2:])
-
-
-def unsorted_topk(scores: Tensor, count: int) -> Tensor:
-    """D of `hard_topk` for one K, without sorting: (..., N) -> (..., N) float32."""
-    if count >= scores.shape[-1]:
-        return torch.ones_like(scores)
-    least = scores.kthvalue(scores.shape[-1] - count + 1, dim=-1, keepdim=True).values
-    above, level = scores > least, scores == least
-    room = count - above.sum(dim=-1, keepdim=True)
-    # Of equal scores the lower index is kept.
-    return (above | (level & (level.cumsum(dim=-1, dtype=torch.int32) <= room))).to(scores.dtype)
-
-
-def kept_patches(net: PatchSlimming, side: ImageSide, branch: Branch, scores: Tensor) -> Tensor:
-    """D (T, B, N) by the network's own decision."""
-    module = net.sparse_net_cap if branch.name == "caption" else net.sparse_net_long
-    hard = module.decision == "topk" or (module.decision in ("gumbel", "relaxed") and not module.training)
-    if hard and side.valid is None:
-        return unsorted_topk(scores.detach(), num_kept(scores.shape[-1], module.sparse_ratio))
-    if hard:
-        return hard_topk(scores, module.sparse_ratio, side.valid)
-    return net.decide(side, branch, scores)
 
 
 @dataclass
@@ -198,7 +172,7 @@ def unsafe_images(net: PatchSlimming, side: ImageSide, dtype: torch.dtype) -> Te
 def branch_weights(logits: Tensor, pad: int, dtype: torch.dtype) -> Tensor:
     """e (B, Z, Q), float32, in (0, 1], or stretched to use the range of float16."""
     values = logits.float()
-    weights = torch.exp(values - values.detach().amax(dim=1, keepdim=True))
+    weights = tokens.merge_factors(values, values.detach().amax(dim=1, keepdim=True))
     if dtype == torch.float16:
         # So far that doubled sums of e G e over all patches stay below 65,504.
         weights = weights * float((30000.0 / (weights.shape[1] + pad)) ** 0.5)
@@ -306,15 +280,3 @@ def inverse_norms(norms: Tensor) -> Tensor:
     """`1 / sqrt(n)`, zero for a merged patch of length zero."""
     present = norms > SMALLEST
     return torch.where(present, norms, 1.0).rsqrt() * present
-
-
-def pool_maxima(
-    net: PatchSlimming, rows: Tensor, columns: Tensor, word_mask: Tensor | None, token_mask: Tensor | None = None
-) -> Tensor:
-    """Eq. 5 (B, T) from the maxima (B, T, M) and (B, T, K); the masks (..., M) and (..., K) are True at values."""
-    hrpa = net.hrpa
-    rows, columns = rows.float(), columns.float()
-    if hrpa.scan:
-        rows, columns = F.leaky_relu(rows, 0.1), F.leaky_relu(columns, 0.1)
-    score = hrpa.pool(rows, word_mask)
-    return score + hrpa.pool(columns, token_mask) if hrpa.bidirectional else score

@@ -13,13 +13,13 @@ from types import FrameType
 import pytest
 
 from seps.cli.main import main
-from seps.config import ConfigError
 from seps.encoders.bert import BertConfig
 from seps.encoders.dual import is_dual
 from seps.encoders.vision import read_preprocessing
 from seps.encoders.vit.saved import load_vit
 from seps.encoders.weights import EncoderUnavailable
 from seps.hub.folder import ModelError, read_config
+from seps.method.config import ConfigError
 from seps.retrieval.config import RunConfig
 from seps.retrieval.data import DataError
 from seps.retrieval.data.gallery import walk

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from seps.method.checks import InputError
 from seps.method.encoded import ImageSide
-from seps.method.known import why_not_fast
+from seps.method.known import changed_step, why_not_fast
 from seps.method.network import PatchSlimming
 from seps.method.select import num_kept
 from seps.scoring.factored import BlockScorer
@@ -50,6 +50,9 @@ def why_not_triton(
     unknown = why_not_fast(net)
     if unknown is not None:
         return f"they do not know this network: {unknown}"
+    changed = changed_step(net)
+    if changed is not None:
+        return f"{type(net).__name__} has another {changed}, which they compute themselves"
     if "alignment" in net.forms:
         return f"they pool by Eq. 5, and alignment={net.config.alignment!r} pools otherwise"
     if not net.hrpa.bidirectional:

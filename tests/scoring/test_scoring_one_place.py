@@ -1,0 +1,107 @@
+"""Each step of the score is written once: replaced in its place, every path to a score follows."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from scoring_cases import CONFIGS, make_inputs, make_net
+from seps.method import align, select, tokens
+from seps.method.attribution import shares
+from seps.method.network import PatchSlimming
+from seps.scoring import choose_backend, score_matrix, score_with_gradient, take_images
+from seps.scoring.gpu.fused import why_not_triton
+from seps.scoring.own_texts import TextPool, can_score, score_own_texts
+
+
+class OtherSum(PatchSlimming):
+    """Eq. 3 with the sign turned: the worst patches are the best."""
+
+    def guided(self, *arguments: Any) -> Tensor:
+        return -super().guided(*arguments)
+
+
+class OtherMix(PatchSlimming):
+    """Descriptions count three times."""
+
+    def mix(self, side: Any, patches: Tensor, description: Tensor) -> Tensor:
+        return super().mix(side, patches, 3 * description)
+
+
+@contextmanager
+def functions(monkeypatch: pytest.MonkeyPatch, place: Any, name: str, other: Any) -> Iterator[None]:
+    with monkeypatch.context() as patch:
+        patch.setattr(place, name, other)
+        yield
+
+
+HONEST = {"topk": select.hard_topk, "weights": tokens.merge_factors, "pooling": align.pool_relevance}
+CHANGES: dict[str, tuple[type[PatchSlimming], tuple[Any, str, Any] | None]] = {
+    "sum of Eq. 3": (OtherSum, None),
+    "mix": (OtherMix, None),
+    "top-K": (
+        PatchSlimming,
+        (select, "hard_topk", lambda scores, ratio, valid=None: HONEST["topk"](-scores, ratio, valid)),
+    ),
+    "merge weights": (
+        PatchSlimming,
+        (tokens, "merge_factors", lambda logits, top: HONEST["weights"](2 * logits, 2 * top)),
+    ),
+    "pooling of Eq. 5": (
+        PatchSlimming,
+        (align, "pool_relevance", lambda best, mask=None, **options: 2 * HONEST["pooling"](best, mask, **options)),
+    ),
+}
+
+
+PRESETS = ("default", "default_dual", "branch_learned")
+CASES = [(change, preset) for change in CHANGES for preset in PRESETS if (change, preset) != ("mix", "branch_learned")]
+
+
+@pytest.mark.parametrize(("change", "preset"), CASES)
+def test_every_path_follows_a_step_changed_in_its_place(
+    change: str, preset: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, replaced = CHANGES[change]
+    config = CONFIGS[preset]
+    data = make_inputs(config, texts=40)
+    dense = {"dense": data["dense"], "dense_lengths": torch.tensor([5, 2, 4, 1])}
+    before = make_net(config)
+    net = kind(config).eval()
+    net.load_state_dict(before.state_dict())
+    call = (data["images"], data["words"], data["lengths"])
+    honest = score_matrix(before, *call, backend="reference", **dense)
+    with (
+        warnings.catch_warnings(),
+        functions(monkeypatch, *(replaced or (align, "pool_relevance", align.pool_relevance))),
+    ):
+        warnings.simplefilter("error")  # none of them falls back to the loop over texts
+        wanted = score_matrix(net, *call, backend="reference", **dense)
+        assert (wanted - honest).abs().max() > 1e-2
+        paths = {"forward": net(*call, **dense), "training": score_with_gradient(net, *call, **dense).similarity}
+        for backend in ("auto", "factored"):
+            paths[backend] = score_matrix(net, *call, backend=backend, **dense)
+        side = net.encode_images(data["images"], **dense)
+        if can_score(net):
+            mask = torch.arange(data["words"].shape[1]) < data["lengths"][:, None]
+            chosen = torch.arange(40).expand(4, -1)
+            paths["texts of each image"] = score_own_texts(net, side, TextPool(data["words"], mask), chosen)[0]
+        for name, found in paths.items():
+            torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0, msg=lambda text, name=name: f"{name}: {text}")
+        one = take_images(side, slice(1, 2))
+        explained = shares(net, one, data["words"][3, : int(data["lengths"][3])])
+        assert explained.score == pytest.approx(float(wanted[1, 3]), abs=1e-4)
+    assert can_score(net) == (preset == "default")
+
+
+@pytest.mark.parametrize("kind", [OtherSum, OtherMix])
+def test_the_kernels_refuse_a_network_with_another_step(kind: type[PatchSlimming]) -> None:
+    net = kind(CONFIGS["default"]).eval()
+    assert choose_backend(net, "cpu").backend == "factored"
+    assert kind.__name__ in str(why_not_triton(net))
