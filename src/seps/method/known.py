@@ -1,8 +1,8 @@
 """The networks that the fast paths can score, as a list of what is allowed; all others run in the readable form.
 
 The factored form, the kernels, the training path and the explanations compute the scores of `PatchSlimming` in another
-order. They are correct only for its own methods, parts and settings. A changed network (a subclass with other methods, a
-swapped part, a patched method, a hook) must not be scored as the original one: every fast path calls `why_not_fast`
+order. They are correct only for its own methods, parts and settings. A changed network (a subclass with other methods,
+a swapped part, a patched method, a hook) must not be scored as the original one: every fast path calls `why_not_fast`
 first.
 
 What every path calls may be changed: the sum of Eq. 3 (`PatchSlimming.guided`), the mix of patches and description
