@@ -22,7 +22,7 @@ import seps
 from seps import registry
 from seps.method.attribution import shares
 from seps.method.losses import identity, ratio, triplet
-from seps.method.select import keep_best
+from seps.method.select import hard_topk, keep_best
 from shape_comments import Watch
 from shape_source import Source
 
@@ -68,6 +68,7 @@ def run_networks() -> None:
                 shares(net, net.encode_images(images[:1], dense=descriptions), text)
         for mask in (None, masked["patch_mask"]):
             seps.score_published_pairing(net, images, words, None, torch.randn(T, L, C), None, mask)
+    hard_topk(torch.rand(B, N), 1.0)
     for decision, scoring in itertools.product(("gumbel", "relaxed", "binary"), ("sum", "learned")):
         net = make_net((scoring, "tokens", "single", "mean"), decision=decision)
         for training in (True, False):
