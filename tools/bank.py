@@ -69,7 +69,21 @@ AROUND = (
     "in front of a {colour} building", "near a wooden fence", "with a {dog} beside them", "on a cloudy day",
     "next to a {woman}", "next to a {man}", "with a {colour} sign behind", "under a large tree",
 )  # fmt: skip
-NO_VERBS = ("with", "full", "under", "at", "on", "after", "beside", "behind", "in", "between", "surrounded", "covered", "seen")
+NO_VERBS = (
+    "with",
+    "full",
+    "under",
+    "at",
+    "on",
+    "after",
+    "beside",
+    "behind",
+    "in",
+    "between",
+    "surrounded",
+    "covered",
+    "seen",
+)
 """First words of second parts that have no verb."""
 
 SCENES = """
