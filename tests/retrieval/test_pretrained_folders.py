@@ -16,11 +16,12 @@ import torch
 import yaml
 from huggingface_hub.errors import RepositoryNotFoundError
 from huggingface_hub.utils import filter_repo_objects
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from seps.hub import folder as model_folder
 from seps.hub import saving as model_saving
 from seps.retrieval.config import ModelConfig
+from seps.retrieval.deltas import undelta
 from seps.retrieval.heads import ImageFeatures
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import ModelError, embedded_folder, from_pretrained, save_pretrained
@@ -288,6 +289,29 @@ def test_changed_weights_are_noticed(encoders, tmp_path):
     path.write_bytes(content)
     with pytest.raises(ModelError, match=r"not the file that config\.json was saved with"):
         from_pretrained(tmp_path / "m")
+
+
+@pytest.mark.parametrize("form", ["delta", "full"])
+def test_a_tensor_of_another_shape_is_refused_and_never_broadcast(encoders, tmp_path, form):
+    """torch takes a vector for a number, and a sum with a delta would spread a single value over a whole tensor."""
+    save_pretrained(make_model(encoders), tmp_path / "m", form=form)
+    file = tmp_path / "m" / "model.safetensors"
+    tensors, refused = load_file(file), 0
+    single = [name for name, tensor in tensors.items() if tensor.dim() == 0 and not name.startswith("scale.")]
+    short = [name for name, tensor in tensors.items() if tensor.dim() == 1 and len(tensor) > 1]
+    assert single and short
+    wrong = {name: tensors[name][None].clone() for name in single}
+    wrong |= {name: tensors[name][:1].clone() for name in short if not name.startswith("scale.")}
+    wrong |= {name: tensors[name][None].clone() for name in short[:3]}
+    for name, tensor in wrong.items():
+        save_file({**tensors, name: tensor}, file)
+        change_config(tmp_path / "m", weights=model_folder.describe_weights(file))
+        with pytest.raises(ModelError, match="model.safetensors does not fit its configuration"):
+            from_pretrained(tmp_path / "m")
+        refused += 1
+    assert refused == len(wrong) > 5
+    whole = {"vision.bias": torch.zeros(4)}
+    assert undelta(whole, {"delta.vision.bias": torch.ones(1, dtype=torch.float16)})["vision.bias"].shape == (1,)
 
 
 def test_the_embedded_model_states_its_own_weights():

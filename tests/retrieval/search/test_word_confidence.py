@@ -14,7 +14,6 @@ from seps.retrieval import Searcher
 from seps.retrieval.confidence import RANKS, falling, isotonic, ranked, sentence_share, word_confidence
 from seps.retrieval.index import bank
 from seps.retrieval.index.build import index_folder
-from seps.retrieval.index.codec import whole_vectors
 from seps.retrieval.index.search import Filters
 from seps.retrieval.pretrained import from_pretrained
 
@@ -84,7 +83,7 @@ def test_the_fit_by_hand(shipped: Searcher) -> None:
     for text, form in (("dog", 1), ("a dog", 0)):
         hits = shipped.search(text, 50)
         rows = shipped.store.select([hit.id for hit in hits], ["id", "vector"])
-        known = dict(zip(rows.values("id"), whole_vectors(rows, shipped.store.settings), strict=True))
+        known = dict(zip(rows.values("id"), rows.vectors(), strict=True))
         vectors = torch.stack([torch.from_numpy(known[hit.id]) for hit in hits])
         nouns = bank.noun_vectors(shipped.model, shipped.store.settings)
         assert nouns.shape == (2, len(bank.nouns()), 384)
