@@ -101,7 +101,7 @@ class ModelConfig:
     max_dense_words: int = 200
     """Longest description in tokens."""
     dropout: float = 0.1
-    """On the patches before their projection, in training. The encoders keep the dropout of their own (BERT: 0.1)."""
+    """On the patches before their projection, in training. The dropout of the encoders is separate (BERT: 0.1)."""
     prune: Mapping[str, Any] = field(default_factory=dict)
     """Patches that skip the later blocks of a plain vision transformer: `{"keep": 0.5, "blocks": [3], "kind":
     "attention"}` (`seps.encoders.PruneConfig`); empty: none do."""

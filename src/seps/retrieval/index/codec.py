@@ -342,6 +342,10 @@ class StoredScorer:
                 # Of all patches of the store's pictures, which may be others than the model's are now.
                 whole = None if settings.means else settings.grid[0] * settings.grid[1]
                 self.net = fewer_patches(model.head.net, settings.patches, whole)
+            elif settings.patches != self.net.config.num_patches:
+                # A store keeps the grid it was made with; the model may have another one now.
+                self.net = copy.copy(model.head.net)
+                self.net.config = replace(self.net.config, check_num_patches=False)
 
     def side(self, images: StoredImages) -> ImageSide:
         """What no caption changes, for a slimming head. The mean patch is that of all patches."""
