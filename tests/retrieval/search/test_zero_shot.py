@@ -311,7 +311,7 @@ def test_commands_take_a_dual_encoder(tmp_path: Path, capsys: pytest.CaptureFixt
     out = capsys.readouterr()
     assert len(json.loads(out.out)) == 7 and "reads the first 16 tokens" in out.err
     assert all("background" in hit["terms"] and 0 <= hit["confidence"] <= 1 for hit in json.loads(out.out))
-    assert main(["search", "dots", "--store", store, "--min-confidence", "1"]) == 0
+    assert main(["search", "many red dots on a picture", "--store", store, "--min-confidence", "1"]) == 0
     assert "nothing fits" in capsys.readouterr().err
     assert main(["eval", "--model", clip, "--data", str(folder / "data.jsonl"), "--lexical", "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["lexical"] is True
