@@ -63,7 +63,7 @@ def align(
     """
 
     def pool(best: Tensor, mask: Tensor | None) -> Tensor:
-        return pool_relevance(best, mask, top_k=top_k, mlp=mlp)
+        return pool_relevance(best, mask, top_k=top_k, mlp=mlp)  # (B, X) -> (B,)
 
     rows, columns = largest(similarity_BMK.float(), word_mask_BM, token_mask_BK)  # (B, M), (B, K)
     return pool_both(pool, rows, columns, word_mask_BM, token_mask_BK, leaky=leaky, bidirectional=bidirectional)  # (B,)

@@ -373,11 +373,11 @@ class PatchSlimming(nn.Module):
 
     def mix(self, side: ImageSide, patches: Tensor, description: Tensor) -> Tensor:
         """`(1 - g) S_patches + g S_words`, (B,) or (B, T); an image without description keeps S_patches."""
-        mixed = patches + self.description_weight * (description - patches)
+        mixed = patches + self.description_weight * (description - patches)  # (...)
         if side.described is None:  # the descriptions come with the captions, as published
             return mixed
         described = side.described if patches.dim() == 1 else side.described[:, None]
-        return torch.where(described, mixed, patches)
+        return torch.where(described, mixed, patches)  # (...)
 
     def _align_patches(
         self, side: ImageSide, groups: Sequence[Tensor], unit_words: Tensor, word_mask: Tensor | None
