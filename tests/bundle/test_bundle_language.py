@@ -79,7 +79,7 @@ NEW = '\n\ndef planted() -> None:\n    """A new text."""\n'
             None,
         ),
         ("method/score", "zero where none is valid", "0 where none is valid", "`E`, the mean", "`E`, the mean"),
-        ("method/tokens", "its weight is zero", "its weight is 0", "A dropped patch", "A dropped patch"),
+        ("method/tokens", "its weight is zero", "its weight is 0", "`exp(L_ik", "`exp(L_ik"),
         ("method/published", '        """N."""\n', "", None, "N."),
         ("method/checks", "Shapes: R rows", "Shapes: R lines", "Checks of arguments", "Checks of arguments"),
     ],
