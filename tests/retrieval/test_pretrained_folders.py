@@ -306,7 +306,7 @@ def test_a_tensor_of_another_shape_is_refused_and_never_broadcast(encoders, tmp_
     for name, tensor in wrong.items():
         save_file({**tensors, name: tensor}, file)
         change_config(tmp_path / "m", weights=model_folder.describe_weights(file))
-        with pytest.raises(ModelError, match="model.safetensors does not fit its configuration"):
+        with pytest.raises(ModelError, match=r"model\.safetensors does not fit its configuration"):
             from_pretrained(tmp_path / "m")
         refused += 1
     assert refused == len(wrong) > 5
