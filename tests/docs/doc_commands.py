@@ -208,7 +208,7 @@ _DUAL = r"^(clip-b-\d+|siglip.*|openai/clip-.*)$"
 OTHERWISE: list[tuple[str, Callable[[Words], None]]] = [
     (r"finetune\.yaml", parse_seps),  # its model is too large to train in a test
     (r"^make ", check_make),
-    (r"^pip install ", check_pip),
+    (r"^(uv )?pip install ", check_pip),
     (r"^torchrun ", check_torchrun),
     (r"^seps serve ", check_serve),
     (r"^seps index .*--watch", parse_seps),

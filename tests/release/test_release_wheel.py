@@ -83,6 +83,27 @@ def test_the_source_archive_leaves_runs_and_tests_at_home(archives: tuple[Path, 
     assert archives[0].stat().st_size < 95e6
 
 
+def test_the_licences_of_the_wheel_are_stated(archives: tuple[Path, Path]) -> None:
+    """NOTICE names every asset; the expression has every licence that the photos' list names."""
+    with zipfile.ZipFile(archives[1]) as wheel:
+        names = [entry.filename for entry in wheel.infolist()]
+        record = wheel.read(next(name for name in names if name.endswith("METADATA"))).decode()
+        notice = wheel.read(next(name for name in names if name.endswith("licenses/NOTICE"))).decode()
+        photos = wheel.read("seps/assets/gallery/ATTRIBUTION.md").decode()
+    assets = {"/".join(name.split("/")[:3]) for name in names if name.startswith("seps/assets/")}
+    assert {asset for asset in assets if f"src/{asset}" not in notice} == set()
+    expression = re.search(r"^License-Expression: (.*)$", record, re.MULTILINE)
+    assert expression is not None
+    stated = set(expression[1].split(" AND "))
+    rows = [row.split("|")[4].strip() for row in photos.splitlines() if row.startswith("|") and ".jpg" in row]
+    other = {"BSD 2-clause": "BSD-2-Clause", "public domain": "LicenseRef-Public-Domain"}
+    assert stated == {"Apache-2.0", *(other.get(row, row.replace(" ", "-")) for row in rows)}
+    for licence in set(rows):
+        assert f"{rows.count(licence)} {licence}" in notice or f"{rows.count(licence)} photos {licence}" in notice
+    share_alike = [row for row in rows if row.startswith("CC BY-SA")]
+    assert f"the {len(share_alike)} CC BY-SA photos" in " ".join(notice.split())
+
+
 def test_the_changelog_knows_this_version() -> None:
     assert f"## {seps.__version__}" in (TREE / "CHANGELOG.md").read_text(encoding="utf-8")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import os
@@ -40,6 +41,15 @@ from stores import few_sentences, gallery, index, model, model_folder, paint
 
 def levels_of(store: Store) -> dict[str, float]:
     return {row["path"]: row["bank"] for some in store.scan(["path", "bank"]) for row in some.rows()}
+
+
+def test_every_shipped_sentence_is_composed_from_our_scenes() -> None:
+    path = Path(__file__).parents[3] / "tools" / "bank.py"
+    spec = importlib.util.spec_from_file_location("bank_tool", path)
+    assert spec is not None and spec.loader is not None
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    assert set(sentences()) <= set(tool.compose(tool.COMPOSED)) and len(sentences()) == tool.KEPT
 
 
 def test_the_shipped_sentences() -> None:
