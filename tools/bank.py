@@ -26,10 +26,7 @@ CLOTHED, EXTRA = 0.35, 0.15
 """Parts of the sentences that name clothes of people, and what else the photo shows."""
 FORMS = ("present", "present", "progressive", "progressive", "participle")
 IRREGULAR = {"have": "has", "go": "goes", "do": "does", "leave": "leaves", "are": "is"}
-NO_VERBS = frozenset(
-    ["with", "full", "under", "at", "on", "after", "beside"]
-    + ["behind", "in", "between", "surrounded", "covered", "seen"]
-)
+NO_VERBS = "with full under at on after beside behind in between surrounded covered seen".split()  # noqa: SIM905
 
 """First words of second parts that have no verb."""
 PERSON = re.compile(
