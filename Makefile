@@ -3,10 +3,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.stamp
 
-.PHONY: help setup demo demo-reid docs test lint format bench clean
+.PHONY: help setup demo demo-reid docs test test-slow lint format bench clean
 help:
 	@echo "make demo   set up and run the main job on the embedded default"
-	@echo "make test   set up and run every check (lint, types, tests)"
+	@echo "make test   set up and run what a change needs (lint, types, tests)"
+	@echo "make test-slow   the tests that take longest: Ray, the release, kills, the blocks of the docs"
 	@echo "make demo-reid   draw a small RGB/NIR/TIR set, train on it, measure, show"
 	@echo "make docs   build the documentation site into build/site"
 	@echo "make lint | format | bench | clean"
@@ -36,8 +37,14 @@ lint: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
+# Compiled files are kept, also where the environment says not to: each process would compile every test and module again.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal --hypothesis-profile=ci
+
 test: lint
-	$(BIN)/python -m pytest -n 2 --hypothesis-profile=ci
+	$(PYTEST) -m "not slow"
+
+test-slow: $(STAMP)
+	$(PYTEST) -m slow
 
 format: $(STAMP)
 	$(BIN)/ruff format . && $(BIN)/ruff check --fix .

@@ -47,6 +47,12 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(NoSkips(), "no-skips")
 
 
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    from skips import report_untested
+
+    report_untested(terminalreporter)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
     torch.set_num_threads(1)

@@ -30,6 +30,18 @@ def wanted(config: pytest.Config) -> bool:
     return bool(config.getoption("--no-skips")) or os.environ.get("CI", "").lower() in ("1", "true", "yes")
 
 
+def report_untested(terminalreporter: Any) -> None:
+    """One line at the end of the run where the page was not tested in a browser."""
+    skipped = {report.nodeid for report in terminalreporter.stats.get("skipped", [])}
+    files = {name.partition("::")[0] for name in skipped if name.startswith("tests/e2e/")}
+    if files:
+        terminalreporter.line(
+            f"The page was NOT tested in a browser, {len(files)} files of tests/e2e were skipped: "
+            "apt-get install chromium; pip install playwright",
+            yellow=True,
+        )
+
+
 class NoSkips:
     """Collects skips and turns the run red at its end where one is not in the list."""
 

@@ -38,6 +38,7 @@ def version_there() -> str:
     return done.stdout.strip() or done.stderr.strip().splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_the_files_pass_with_torch_1_13(tmp_path: Path) -> None:
     found = version_there()
     if not found.startswith("1.13."):

@@ -16,7 +16,7 @@ TESTS = Path(__file__).parents[1]
 CONFTEST = """
 import sys
 sys.path.insert(0, {tests!r})
-from skips import NoSkips, wanted
+from skips import NoSkips, report_untested as pytest_terminal_summary, wanted
 
 def pytest_addoption(parser):
     parser.addoption("--no-skips", action="store_true")
@@ -57,6 +57,16 @@ def test_an_unlisted_skip_turns_the_run_red(suite: Path) -> None:
     (suite / "test_one.py").write_text(WHOLE)
     told = ran(suite, "-p", "xdist", "-n", "1", ci="true")
     assert told.returncode == 1 and "not in the list" in told.stdout and "no_such_package" in told.stdout
+
+
+@pytest.mark.parametrize("options", [(), ("-p", "xdist", "-n", "1")], ids=["alone", "xdist"])
+def test_a_run_without_a_browser_says_so_at_its_end(suite: Path, options: tuple[str, ...]) -> None:
+    (suite / "tests" / "e2e").mkdir()
+    assert "browser" not in ran(suite, *options).stdout
+    (suite / "tests" / "e2e" / "test_page.py").write_text(WHOLE)
+    done = ran(suite, *options)
+    assert done.returncode == 0
+    assert [line for line in done.stdout.splitlines()[-4:] if "browser" in line and "chromium" in line]
 
 
 def test_expected_failures_and_listed_skips_stay_green(suite: Path) -> None:

@@ -49,6 +49,7 @@ def fill(
         del sys.modules[module.__name__]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_blocks_work(page: Path, fill: dict[str, str]) -> None:

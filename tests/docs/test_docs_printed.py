@@ -90,6 +90,7 @@ def test_a_reference_that_leads_nowhere_is_named(results: printed.Results) -> No
             results.figure(reference)
 
 
+@pytest.mark.slow
 def test_commands_print_what_is_recorded(results: printed.Results) -> None:
     """Each once, for all pages: about a minute, most of it encoding the shipped photos."""
     recorded = printed.records(results)

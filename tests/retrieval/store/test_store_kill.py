@@ -10,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from seps.retrieval.index.maintenance import verify
 from seps.retrieval.index.store import Store
 from stores import gallery, index, model_folder
@@ -45,6 +47,7 @@ def kill_while_indexing(folder: Path, store: Path, chance: random.Random) -> int
     return len(Store.open(store))
 
 
+@pytest.mark.slow
 def test_killed_at_random(tmp_path: Path) -> None:
     """`SEPS_KILLS=20 pytest tests/retrieval/store/test_store_kill.py` for as many moments."""
     images = 16 * KILLS  # more than any process gets to
