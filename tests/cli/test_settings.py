@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -131,25 +129,3 @@ def test_one_syntax_in_every_place() -> None:
     with pytest.raises(ValueError, match=r"there is no option --pairng; did you mean --pairing\?"):
         parser.parse_args(["--pairng", "published"])
     assert "--train.epochs 10\n" in parser.format_help()
-
-
-@pytest.mark.parametrize("words", [["train"], ["compare"], ["reid", "train"], ["reid", "eval"]], ids=" ".join)
-def test_help_lists_the_settings_without_torch(words: list[str]) -> None:
-    script = """
-import sys
-sys.modules["torch"] = None
-from seps.cli.main import main
-main([*sys.argv[1:], "--help"])
-"""
-    done = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, check=True)
-    assert ("--train.epochs 10\n" in done.stdout) == (words[-1] != "eval") and "--data." in done.stdout
-
-
-def test_the_library_needs_no_jsonargparse() -> None:
-    script = """
-import sys
-sys.modules["jsonargparse"] = None
-import seps.method, seps.scoring, seps.method.losses, seps.training, seps.retrieval.config, seps.reid.config
-assert seps.retrieval.config.RunConfig().train.epochs == 10
-"""
-    subprocess.run([sys.executable, "-c", script], check=True)

@@ -1,4 +1,4 @@
-"""What a command does not load: torch before its options are known, the training loop for a search, pandas."""
+"""What a command does not load: pandas; the other imports are in tests/test_imports.py."""
 
 from __future__ import annotations
 
@@ -32,16 +32,3 @@ def test_pandas_that_is_imported_stays() -> None:
         "without_pandas(); import pandas; print(pandas.__name__)"
     )
     assert run(code) == "pandas"
-
-
-def test_options_are_known_without_torch() -> None:
-    """The choices of these commands are those of the settings, which load in a moment."""
-    code = "import sys; from seps.cli.main import parser_of; [*map(parser_of, ('eval', 'index', 'train', 'reid'))]; "
-    code += "import seps.retrieval.config; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_search_does_not_load_the_training_loop() -> None:
-    code = "import sys, seps.retrieval.index.search, seps.retrieval.pretrained; "
-    code += "sys.exit('seps.training.loop' in sys.modules or 'seps.retrieval.train.run' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

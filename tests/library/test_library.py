@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import re
-import subprocess
 import sys
 from dataclasses import replace
 from datetime import date, datetime, timezone
@@ -246,11 +245,6 @@ def test_the_default_store_is_that_of_the_command(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
     with Library(folder, model=model_folder(), options=PLAIN) as library:
         assert Path(library.store).is_relative_to(tmp_path / "home")
-
-
-def test_import_seps_does_not_load_the_library() -> None:
-    program = "import sys, seps\nassert not {'torch', 'lance', 'PIL'} & set(sys.modules)\nassert seps.Library.__name__"
-    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_duplicates_are_those_of_the_store(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import seps
 from seps.reid.data import ReidDataError, load
 from seps.reid.synthetic import Shot, SyntheticConfig, World, make_synthetic, plan_shots
 from seps.reid.synthetic.canvas import FIGURE, Canvas, Frame, Material
@@ -228,31 +225,3 @@ def test_the_pictures_are_those_of_the_first_release() -> None:
     pixels = [np.array([look.images[sensor] for look in drawn]) for sensor in range(3)]
     assert [float(part.mean()) for part in pixels] == pytest.approx([90.64, 95.99, 111.11], abs=0.01)
     assert [float(part.std()) for part in pixels] == pytest.approx([82.9, 72.48, 62.59], abs=0.01)
-
-
-def run_alone(code: str) -> None:
-    """Run `code` in a fresh process without this one's environment; it must succeed."""
-    source = str(Path(seps.__file__).parents[1])
-    subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": source})
-
-
-def test_the_application_does_not_load_the_drawing_code() -> None:
-    code = (
-        "import sys, seps.cli.reid, seps.reid.run, seps.reid.pretrained, seps.reid.pictures\n"
-        "assert not [name for name in sys.modules if name.startswith('seps.reid.synthetic')]\n"
-    )
-    run_alone(code)
-
-
-def test_drawing_and_the_network_need_torch_and_numpy_alone() -> None:
-    """A machine with nothing but these two can draw sets and train on them: no picture file, no settings file."""
-    code = (
-        "import sys\n"
-        "for name in ('PIL', 'yaml', 'rich', 'safetensors', 'transformers'): sys.modules[name] = None\n"
-        "from seps.reid.synthetic import SyntheticConfig, World, plan_shots\n"
-        "from seps.reid.data import IdentityBatches\n"
-        "from seps.reid.model import ReidModel\n"
-        "config = SyntheticConfig(6, 4, 2, 0, (32, 16), 0.4, 2, 1.0, 3.0, 90)\n"
-        "assert World(config).look(plan_shots(config)[0]).images[0].shape == (32, 16, 3)"
-    )
-    run_alone(code)
