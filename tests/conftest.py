@@ -24,14 +24,15 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # Stores are compared with evaluations, which torch encodes; OpenVINO, by products of bfloat16, is tested on its own.
 os.environ["SEPS_OPENVINO"] = "0"
 # Encoded banks of background queries: those of this run alone, for every process of it.
-os.environ["HF_ASSETS_CACHE"] = tempfile.mkdtemp(prefix="seps-test-assets-")
+if "PYTEST_XDIST_WORKER" not in os.environ:  # its workers inherit it
+    os.environ["HF_ASSETS_CACHE"] = tempfile.mkdtemp(prefix="seps-test-assets-")
+    atexit.register(shutil.rmtree, os.environ["HF_ASSETS_CACHE"], ignore_errors=True)
 if not torch.cuda.is_available():
     # Before anything imports triton: without a GPU its kernels run in the interpreter.
     os.environ["TRITON_INTERPRET"] = "1"
 sys.path.insert(0, str(Path(__file__).parent))
 from single_files import VARIANTS, module_of
 
-atexit.register(shutil.rmtree, os.environ["HF_ASSETS_CACHE"], ignore_errors=True)
 GOLDEN = Path(__file__).parent / "golden"
 
 

@@ -323,6 +323,7 @@ def wait_for(server: ChatServer, count: int, process: subprocess.Popen[str]) -> 
         time.sleep(0.002)
 
 
+@pytest.mark.slow
 def test_two_hundred_photos_survive_five_kills(tmp_path: Path) -> None:
     folder, out = photos(tmp_path / "in", 200), tmp_path / "dense.jsonl"
     draw = random.Random(7)

@@ -100,6 +100,7 @@ def test_no_threshold_without_identities_that_were_held_out(trained: Path) -> No
     reader.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [{"camera_embedding": True, "both": "concatenated"}, {"guides": "position", "selection": "gate"}],

@@ -52,6 +52,7 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return source, next((tree / "dist").glob("*.whl"))
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_the_package_and_nothing_else(archives: tuple[Path, Path]) -> None:
     with zipfile.ZipFile(archives[1]) as wheel:
         sizes = {entry.filename: entry.file_size for entry in wheel.infolist()}
@@ -73,6 +74,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(archives: tuple[Path, Path
     assert re.search(rf"^Version: {re.escape(seps.__version__)}$", record, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_the_source_archive_leaves_runs_and_tests_at_home(archives: tuple[Path, Path]) -> None:
     with tarfile.open(archives[0]) as source:
         names = {name.partition("/")[2] for name in source.getnames()}

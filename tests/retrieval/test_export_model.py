@@ -86,6 +86,7 @@ def test_command_writes_what_torch_computes(saved, tmp_path, capsys):
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", ["mean", "maxsim", "scan", "description"])
 def test_other_heads(encoders, tmp_path, head):
     torch.manual_seed(0)
