@@ -80,9 +80,9 @@ def test_the_files_import_and_pass_with_torch_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_broken_number_fails_in_every_file(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     text = text_of(variant)
-    assert text.count("negative_slope=0.1") == 1
+    assert text.count("F.leaky_relu(rows, 0.1)") == 1
     name = "seps_modules_broken"
     monkeypatch.setitem(sys.modules, name, None)  # taken out again afterwards
     told: list[str] = []
-    assert execute(text.replace("negative_slope=0.1", "negative_slope=0.2"), name).self_test(told.append) == 1
+    assert execute(text.replace("F.leaky_relu(rows, 0.1)", "F.leaky_relu(rows, 0.2)"), name).self_test(told.append) == 1
     assert [line.split(":")[0] for line in told if line.startswith("FAILED")] == ["FAILED  code figures"]

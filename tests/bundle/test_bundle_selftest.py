@@ -41,7 +41,7 @@ def test_exit_status_is_1_where_a_figure_is_changed(tmp_path: Path) -> None:
 
 
 CHANGES = [
-    ("code figures", "negative_slope=0.1", "negative_slope=0.2"),
+    ("code figures", "F.leaky_relu(rows, 0.1)", "F.leaky_relu(rows, 0.2)"),
     ("code figures", '"code": [0, 1, 2, 3, 9,', '"code": [0, 1, 2, 3, 8,'),
     ("code training", "float_apply(mlp, x) * scale.float()", "(float_apply(mlp, x) * scale.float()).detach()"),
     ("paper figures", "weight.copy_(0.5 *", "weight.copy_(0.501 *"),
