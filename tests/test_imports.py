@@ -51,7 +51,7 @@ assert "transformers" not in sys.modules
 import seps
 assert callable(seps.metrics.cmc_map) and callable(seps.scoring.score_matrix)
 assert seps.retrieval.__name__ == "seps.retrieval"
-assert seps.PatchSlimming is seps.nn.PatchSlimming
+assert seps.PatchSlimming is seps.method.network.PatchSlimming
 """,
     "a search loads no training": """
 import seps.retrieval.index.search, seps.retrieval.pretrained
@@ -59,7 +59,7 @@ assert not {"seps.training.loop", "seps.retrieval.train.run"} & set(sys.modules)
 """,
     "the library needs no jsonargparse": """
 sys.modules["jsonargparse"] = None
-import seps.nn, seps.scoring, seps.losses, seps.training, seps.retrieval.config, seps.reid.config
+import seps.method, seps.scoring, seps.method.losses, seps.training, seps.retrieval.config, seps.reid.config
 assert seps.retrieval.config.RunConfig().train.epochs == 10
 """,
     "re-identification does not load the drawing of sets": """

@@ -61,7 +61,7 @@ def test_the_files_import_and_pass_with_torch_alone(tmp_path: Path) -> None:
     plain = files["seps_plain_zh"]
     planted = {
         "with_numpy": plain.replace("import math\n", "import math\nimport numpy\n", 1),
-        "with_seps": plain.replace("import math\n", "import math\nfrom seps import nn as own\n", 1),
+        "with_seps": plain.replace("import math\n", "import math\nfrom seps import method as own\n", 1),
         "broken": plain.replace("[[0.4722238,", "[[0.4722538,"),
     }
     for name, text in {**files, **planted}.items():

@@ -7,7 +7,9 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
