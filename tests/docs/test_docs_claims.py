@@ -38,7 +38,7 @@ def test_names_of_the_second_version_lead_to_files() -> None:
         "HRPA",
     ):
         assert name in text
-    files = re.findall(r"`(nn/\w+\.py)`", text)
+    files = re.findall(r"`(method/\w+\.py)`", text)
     assert files and all((ROOT / "src/seps" / file).is_file() for file in files)
 
 
