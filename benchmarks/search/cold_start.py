@@ -3,8 +3,8 @@
     python -m benchmarks.search.cold_start [--models mini base] [--rounds 7] [--out FILE.json]
 
 A store of the demo photos is made per model in a temporary folder. Every round starts one process per row: Python
-importing torch, a search by a sentence per model, and the same search while `seps serve` runs over the store of the
-first model. Printed are medians of wall time and processor time, and their ratios to those of `import torch`.
+importing torch, and a search by a sentence per model. Printed are medians of wall time and processor time, and their
+ratios to those of `import torch`.
 """
 
 from __future__ import annotations
@@ -41,19 +41,7 @@ def main() -> None:
             store = str(Path(work, model))
             subprocess.run([*seps, "index", str(gallery), "--store", store, "--model", model], check=True)
             commands[f"search, {model}"] = [*seps, "search", QUERY, "--store", store]
-        first = options.models[0]
-        served = str(Path(work, "served"))
-        subprocess.run([*seps, "index", str(gallery), "--store", served, "--model", first], check=True)
-        commands[f"search, {first}, a service runs"] = [*seps, "search", QUERY, "--store", served]
-        serving = subprocess.Popen([*seps, "serve", "--store", served, "--port", "0"], stdout=subprocess.PIPE)
-        try:
-            while not Path(served, "serving.json").exists():
-                time.sleep(0.1)
-            time.sleep(1.0)
-            rows = measure(commands, options.rounds)
-        finally:
-            serving.terminate()
-            serving.wait()
+        rows = measure(commands, options.rounds)
     table(rows)
     if options.out:
         facts = {"rounds": options.rounds, "cores": os.cpu_count(), "load": os.getloadavg()[0], "rows": rows}

@@ -43,6 +43,7 @@ BASE = {
     "reid features": "{run} {gallery} --out {new}.npz",
     "doctor": "",
     "modules": "",
+    "completion": "bash",
 }
 # Where 0 means something: off, without a limit, a free port, the first seed.
 ZERO = {

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +20,6 @@ pytest.importorskip("fastapi")
 import uvicorn
 
 from seps.cli.pictures.serve import bind
-from seps.library.answers import Question
 from seps.retrieval.index.search import Searcher
 from seps.serve import connections
 from seps.serve.app import create_app
@@ -151,7 +149,7 @@ def test_a_connection_that_is_kept_is_answered_again(port: int, monkeypatch: pyt
 
 def test_a_client_that_leaves_while_it_sends_is_no_failure(port: int, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        for path in (b"/api/upload", b"/api/search-image", b"/api/shell"):
+        for path in (b"/api/upload", b"/api/search-image"):
             for reset in (False, True):
                 connection = opened(port, BODY.replace(b"/api/upload", path) + b"x" * 5000)
                 time.sleep(0.1)
@@ -161,34 +159,3 @@ def test_a_client_that_leaves_while_it_sends_is_no_failure(port: int, caplog: py
         time.sleep(0.3)
         assert asked(port)[0] == 200
     assert caplog.records == []
-
-
-QUESTION = Question("a dog").as_dict()
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"[" * 60_000,
-        b'{"text": ' * 7_000,
-        b'{"text": "a", "k": 1' + b"0" * 5_000 + b"}",
-        json.dumps({**QUESTION, "k": 10**30}).encode(),
-        json.dumps({**QUESTION, "candidates": 2**63}).encode(),
-        json.dumps({**QUESTION, "min_size": -(10**40)}).encode(),
-        json.dumps({**QUESTION, "after": 10**25, "before": 10**26}).encode(),
-        json.dumps({**QUESTION, "min_confidence": float("inf")}).encode(),
-        json.dumps({**QUESTION, "min_confidence": float("nan")}).encode(),
-        b"\xff\xfe",
-        b"null",
-        b"[]",
-    ],
-    ids=lambda body: body[:30].decode("latin-1"),
-)
-def test_odd_questions_of_the_shell_are_refused(port: int, body: bytes) -> None:
-    status, found = asked(port, "/api/shell", body)
-    assert status == 400 and found["error"].endswith(".") and len(found["error"]) < 300
-
-
-def test_large_numbers_that_fit_are_answered(port: int, tmp_path: Path) -> None:
-    for name in ("k", "candidates", "min_size"):
-        assert asked(port, "/api/shell", json.dumps({**QUESTION, name: 2**40}).encode())[0] == 200, name

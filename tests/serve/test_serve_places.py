@@ -13,7 +13,6 @@ from stores import gallery, index, model, model_folder, paint
 pytest.importorskip("fastapi")
 from starlette.testclient import TestClient
 
-from seps.library.answers import Question
 from seps.retrieval.index.build import IndexOptions, index_folder
 from seps.retrieval.index.search import Searcher
 from seps.serve.app import create_app
@@ -85,17 +84,6 @@ def test_whole_paths_are_for_this_machine(folder: Path) -> None:
                     assert Path(facts["full_path"]).is_file()
                 else:
                     assert facts["full_path"] == facts["path"] == hit["path"]
-
-
-def test_the_shell_is_answered_on_this_machine_alone(folder: Path) -> None:
-    """Its answers hold whole paths."""
-    searcher, question = Searcher(folder / "s", model()), Question("a dog").as_dict()
-    with TestClient(create_app(searcher, hosts=LOOPBACK, local=True), base_url="http://localhost") as client:
-        assert client.post("/api/shell", json=question).status_code == 200
-        assert client.post("/api/shell", json=question, headers={"X-Forwarded-For": "192.0.2.1"}).status_code == 404
-    with TestClient(create_app(searcher, token="t")) as client:
-        answer = client.post("/api/shell", json=question, headers={"Authorization": "Bearer t"})
-        assert answer.status_code == 404 and str(folder) not in answer.text
 
 
 def test_messages_hold_no_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,6 @@ from seps.serve.openapi import ERRORS, describe_token, only_known_parameters
 from seps.serve.picture_routes import add_pictures
 from seps.serve.search_routes import add_search
 from seps.serve.service import Service
-from seps.serve.shell import add_shell
 
 STATIC = Path(__file__).parent / "static"
 FILES = {
@@ -80,7 +79,6 @@ def create_app(
     add_pictures(app, service)
     _add_status(app, service)
     _add_page(app)
-    add_shell(app, service)
     if token is not None:
         describe_token(app)
     return app

@@ -23,7 +23,7 @@ from seps.retrieval.data import ImageSource, UnreadableImage, read_source
 from seps.retrieval.data.dates import local_time
 from seps.retrieval.explain.explanation import Explanation
 from seps.retrieval.explain.stored import explainer_of
-from seps.retrieval.index.connection import made_by as made_by
+from seps.retrieval.index.connection import made_by
 from seps.retrieval.index.rows import TABLE, Filters, StoreError
 from seps.retrieval.index.search import Hit, Searcher
 from seps.retrieval.index.store import Store, is_remote

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -24,7 +23,6 @@ from seps.retrieval.config import RunConfig
 from seps.retrieval.data import DataError
 from seps.retrieval.data.gallery import walk
 from seps.retrieval.index.rows import StoreError, StoreSettings
-from seps.serve.notice import FILE, ask
 from seps.settings import load
 from stores import gallery, index, paint
 
@@ -156,10 +154,6 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path, name: str, read: Callable[[Pat
 
 
 @pytest.mark.usefixtures("no_waiting")
-def test_a_pipe_as_the_notice_of_a_service_is_no_service(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / FILE)
-    assert ask(str(tmp_path), {}) is None
+def test_a_pipe_is_no_dual_encoder(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.json")
     assert not is_dual(tmp_path)
-    (tmp_path / FILE).unlink()
-    (tmp_path / FILE).write_text(json.dumps({"port": 1}) + " " * 2**20 + DEEP)
-    assert ask(str(tmp_path), {}) is None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import base64
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from seps.cli.shared.argtypes import date, device, fraction, non_negative, positive
@@ -14,7 +15,9 @@ from seps.cli.shared.text import print_json, printable
 from seps.plugins import load_plugins
 
 if TYPE_CHECKING:
-    from seps.library.answers import Question
+    from seps.retrieval.index.search import Hit, Searcher
+
+SIGNS = "+ and - were read as part of the sentence; seps find and the page of seps serve add and subtract."
 
 
 def add_options(parser: Parser) -> None:
@@ -51,13 +54,9 @@ def run(options: argparse.Namespace) -> int:
         options.parser.error("give either a sentence or --image FILE")
     if options.image is not None and options.min_confidence is not None:
         options.parser.error("--min-confidence is for sentences; leave it out with --image")
-    return _by_picture(options) if options.image is not None else _by_sentence(options)
-
-
-def _by_picture(options: argparse.Namespace) -> int:
-    from seps.library.answers import thumbnails_of
     from seps.library.folding import best_entries
     from seps.library.places import check_folder
+    from seps.library.query import has_signs
     from seps.retrieval.index.search import Filters, Searcher
 
     load_plugins(options.plugin)
@@ -65,63 +64,38 @@ def _by_picture(options: argparse.Namespace) -> int:
     filters = Filters(options.folder, options.after, options.before, options.min_size)
     among: dict[str, Any] = {"candidates": options.candidates, "exact": options.exact, "filters": filters}
     deep = options.k if options.no_fold else max(options.k, options.candidates)
-    hits = searcher.search_image(options.image, deep, **among)
+    notes: list[str] = []
+    if options.image is None:
+        hits = searcher.search(options.query, deep, min_confidence=options.min_confidence, **among)
+        notes = [
+            searcher.without_bank,
+            " ".join(filter(None, (searcher.note(options.query), SIGNS * has_signs(options.query)))),
+        ]
+    else:
+        hits = searcher.search_image(options.image, deep, **among)
     if not hits and options.folder:
         check_folder(searcher.store, options.folder)
     entries = best_entries(searcher.store, hits, options.k, folded=not options.no_fold)
-    thumbnails = thumbnails_of(searcher, [entry.hit for entry in entries]) if inline_protocol() else []
-    _tell(options, {"hits": [entry.as_dict() for entry in entries], "good": None, "thumbnails": thumbnails})
+    hits = [entry.hit for entry in entries]
+    found = {
+        "hits": [entry.as_dict() for entry in entries],
+        "good": None if any(hit.good is None for hit in hits) else sum(bool(hit.good) for hit in hits),
+        "notes": notes,
+        "thumbnails": _thumbnails(searcher, hits) if inline_protocol() else [],
+    }
+    _tell(options, found)
     return 0
 
 
-def _by_sentence(options: argparse.Namespace) -> int:
-    """Ask the service that runs over the store, where one does; else search in this process, which takes longer."""
-    from seps.library.answers import Question
-
-    question = Question(
-        options.query,
-        options.k,
-        options.candidates,
-        options.exact,
-        options.folder,
-        options.after,
-        options.before,
-        options.min_size,
-        options.min_confidence,
-        bool(inline_protocol()),
-        not options.no_fold,
-    )
-    _tell(options, _of_service(options, question) or _of_process(options, question))
-    return 0
-
-
-def _of_service(options: argparse.Namespace, question: Question) -> dict[str, Any] | None:
-    """The answer of a running service; None without one, or where it cannot answer as this process would."""
-    if options.model or options.plugin or options.device != "cpu" or options.exact or not question.text.strip():
-        return None
-    from seps.serve.notice import ask
-
-    found = ask(options.store, question.as_dict())
-    # Without hits a folder may not be there, which this process says.
-    return None if found is None or (question.folder and not found.get("hits")) else found
-
-
-def _of_process(options: argparse.Namespace, question: Question) -> dict[str, Any]:
-    from seps.library.answers import answer
-    from seps.library.places import check_folder
-    from seps.retrieval.index.search import Searcher
-
-    load_plugins(options.plugin)
-    searcher = Searcher(options.store, options.model, device=options.device)
-    found = answer(searcher, question)
-    if not found["hits"] and question.folder:
-        check_folder(searcher.store, question.folder)
-    return found
+def _thumbnails(searcher: Searcher, hits: Sequence[Hit]) -> list[str]:
+    """The thumbnail of each hit, JPEG in base64; empty for one that was taken out meanwhile."""
+    rows = [searcher.store.get(hit.id, ["thumbnail"]) for hit in hits]
+    return [base64.b64encode(row["thumbnail"]).decode() if row else "" for row in rows]
 
 
 def _tell(options: argparse.Namespace, found: Mapping[str, Any]) -> None:
     """Print what was found, as JSON or as a table."""
-    for sentence in (found.get("warning"), found.get("note")):
+    for sentence in found["notes"]:
         if sentence:
             print(printable(sentence), file=sys.stderr)
     if options.json:
@@ -137,6 +111,6 @@ def _tell(options: argparse.Namespace, found: Mapping[str, Any]) -> None:
 def _name(hit: Mapping[str, Any]) -> str:
     if hit.get("member") is None:
         return str(hit["path"])
-    from seps.retrieval.data.gallery import shown_place  # imports torch, which a running service spares
+    from seps.retrieval.data.gallery import shown_place  # imports torch
 
     return shown_place(hit["path"], hit.get("member"))

@@ -8,11 +8,8 @@ import errno
 import os
 import re
 import secrets
-import signal
 import socket
 import sys
-import threading
-from collections.abc import Iterator
 
 from seps.cli.shared.argtypes import device, port
 from seps.cli.shared.parser import Parser, add_plugins
@@ -97,30 +94,6 @@ def bind(host: str, port: int) -> socket.socket:
     return listening
 
 
-class _Terminated(BaseException):
-    """SIGTERM came."""
-
-
-def _terminate(number: int, frame: object) -> None:
-    raise _Terminated
-
-
-@contextlib.contextmanager
-def _whole_ending() -> Iterator[None]:
-    """Let SIGTERM, which ends a process on the spot, leave the contexts inside first."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, _terminate)
-    try:
-        yield
-    except _Terminated:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.raise_signal(signal.SIGTERM)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def run(options: argparse.Namespace) -> int:
     """Serve until interrupted."""
     load_plugins(options.plugin)
@@ -133,7 +106,6 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError(f"The service needs FastAPI and uvicorn ({error}): pip install fastapi uvicorn") from error
     from seps.retrieval.index.search import Searcher
     from seps.serve.guard import LOOPBACK
-    from seps.serve.notice import posted
 
     on_loopback = options.host in LOOPBACK
     token = options.token or os.environ.get("SEPS_TOKEN")
@@ -166,7 +138,6 @@ def run(options: argparse.Namespace) -> int:
         print(f"On this machine also {address}{secret}", flush=True)
     print(f"The API is documented at {addresses[0]}docs", flush=True)
     # Ctrl-C is how it is meant to end; the server has stopped by then.
-    notice = posted(options.store, options.host, port, token)
-    with contextlib.suppress(KeyboardInterrupt), _whole_ending(), notice:
+    with contextlib.suppress(KeyboardInterrupt):
         server.run(sockets=[listening])
     return 0
