@@ -64,14 +64,14 @@ assert seps.retrieval.config.RunConfig().train.epochs == 10
 """,
     "re-identification does not load the drawing of sets": """
 import seps.cli.reid, seps.reid.run, seps.reid.pretrained, seps.reid.pictures
-assert not [name for name in sys.modules if name.startswith("seps.reid.synthetic")]
+assert not [name for name in sys.modules if name.startswith("seps.synthetic")]
 """,
     # A machine with nothing but these two can draw sets and train on them: no picture file, no settings file.
     "drawing and the network need torch and numpy alone": """
 for name in ("PIL", "yaml", "rich", "safetensors", "transformers"):
     assert name not in sys.modules
     sys.modules[name] = None
-from seps.reid.synthetic import SyntheticConfig, World, plan_shots
+from seps.synthetic import SyntheticConfig, World, plan_shots
 from seps.reid.data import IdentityBatches
 from seps.reid.model import ReidModel
 config = SyntheticConfig(6, 4, 2, 0, (32, 16), 0.4, 2, 1.0, 3.0, 90)

@@ -348,8 +348,8 @@ def test_a_camera_is_added_to_cls_alone(archive: Path) -> None:
 
 def test_a_file_is_an_encoder_like_any_other(clip: OpenAIClip, archive: Path, tmp_path: Path) -> None:
     """Without CLIP's projection, as a folder of transformers is read: the same tokens, and a model of ours on them."""
+    from seps.reid.build import build_model
     from seps.reid.config import ReidModelConfig
-    from seps.reid.model import ReidModel
 
     transformers_clip(clip.state_dict()).save_pretrained(tmp_path)  # type: ignore[operator]
     encoder, same = vision_encoder(archive), vision_encoder(tmp_path)
@@ -359,10 +359,10 @@ def test_a_file_is_an_encoder_like_any_other(clip: OpenAIClip, archive: Path, tm
         torch.testing.assert_close(encoder(pixels), same(pixels), atol=1e-5, rtol=0)
     settings = {"encoder": str(archive), "image_size": (64, 32), "width": 48, "aggr_ratio": 0.5}
     images = torch.rand(2, 2, 3, 64, 32)
-    for more in ({"stride": 16}, {"projection": "trained"}):
-        model = ReidModel(ReidModelConfig(**settings, **more), ("RGB", "NI"), 3).eval()  # type: ignore[arg-type]
+    for more in ({"stride": 16}, {"network": "demo"}):
+        model = build_model(ReidModelConfig(**settings, **more), ("RGB", "NI"), 3).eval()  # type: ignore[arg-type]
         assert model(images).shape == (2, 2 * 2 * 48)
     with pytest.raises(ValueError, match="do not overlap"):
-        ReidModel(ReidModelConfig(**settings, stride=8), ("RGB", "NI"), 3)  # type: ignore[arg-type]
+        build_model(ReidModelConfig(**settings, stride=8), ("RGB", "NI"), 3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="neither prune nor drop_path"):
         vision_encoder(archive, drop_path=0.1)

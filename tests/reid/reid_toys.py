@@ -10,9 +10,11 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from seps.encoders import Preprocessing, VisionEncoder
+from seps.encoders import Preprocessing, VisionEncoder, ViT
+from seps.encoders.vit import ViTConfig
 from seps.reid.config import ReidConfig, ReidModelConfig, from_mapping
 from seps.reid.data import ReidDataset, ReidReader
+from seps.reid.demo.model import DemoReidModel
 from seps.reid.evaluate import Case
 from seps.reid.model import ReidModel
 
@@ -54,6 +56,13 @@ def toy_model(identities: int = 5, cameras: int = 3, sensors: tuple[str, ...] = 
     count = 1 if config.backbones == "shared" else len(sensors)
     backbones = [ToyEncoder(image_size=config.image_size) for _ in range(count)]
     return ReidModel(config, sensors, identities, cameras, backbones)
+
+
+def toy_demo_model(width: int = 16, cameras: int = 3, **settings: Any) -> DemoReidModel:
+    """DeMo's network on a plain ViT of one narrow block."""
+    config = ReidModelConfig(network="demo", image_size=(64, 32), width=width, aggr_ratio=0.5, **settings)
+    shape = ViTConfig(patch_size=16, grid=(4, 2), width=width, heads=2, hidden=2 * width, depth=1)
+    return DemoReidModel(config, SENSORS, 5, cameras, [ViT(shape, config.image_size)])
 
 
 def tiny_vit_file(path: Path, width: int = 64) -> Path:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from seps.cli.main import main
 from seps.hub.folder import ModelError
-from seps.reid.convert import convert_demo, read_demo
+from seps.reid.demo.convert import convert_demo, read_demo
 from seps.reid.run import load_trained
 
 WIDTH, OUT, DEPTH, PEOPLE, CAMERAS = 64, 24, 2, 5, 4

@@ -12,7 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from reid_toys import SENSORS, rgbnt201, slow_distances, slow_features, tiny_vit_file, toy_config, toy_model, write
+from reid_toys import (
+    SENSORS,
+    rgbnt201,
+    slow_distances,
+    slow_features,
+    tiny_vit_file,
+    toy_config,
+    toy_demo_model,
+    toy_model,
+    write,
+)
 from torch import Tensor
 
 from seps.cli.main import call, main
@@ -103,12 +113,13 @@ def test_no_threshold_without_identities_that_were_held_out(trained: Path) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
-    [{"camera_embedding": True, "both": "concatenated"}, {"guides": "position", "selection": "gate"}],
+    [{"network": "demo", "camera_embedding": True}, {"guides": "position", "selection": "gate"}],
     ids=["cameras", "gate"],
 )
 def test_the_onnx_file_gives_the_features_of_the_evaluation(settings: dict[str, Any], tmp_path: Path) -> None:
     torch.manual_seed(1)
-    model = toy_model(cameras=3, **settings).eval()
+    demo = settings.pop("network", None)
+    model = (toy_demo_model(**settings) if demo else toy_model(cameras=3, **settings)).eval()
     config = toy_config(tmp_path, model={"width": 16})
     assert export_reid(TrainedReid(model, config, (1, 2, 5), tmp_path), tmp_path / "out", threshold=0.5) < 1e-4
     facts = json.loads((tmp_path / "out" / "export.json").read_text())
@@ -125,7 +136,7 @@ def test_the_onnx_file_gives_the_features_of_the_evaluation(settings: dict[str, 
             vectors = module(*inputs.values())
             flat = model.embed(inputs["images"], inputs.get("cameras")).pattern(model.patterns[-1])
         assert vectors.shape == (shots, facts["width"])
-        features = Features(flat.view(shots, -1, 3, 16), torch.ones(shots, 3, dtype=torch.bool), model.config.both)
+        features = Features(flat.view(shots, -1, 3, 16), torch.ones(shots, 3, dtype=torch.bool), model.concatenated)
         torch.testing.assert_close(1 - vectors @ vectors.T, distances(features, features), atol=1e-5, rtol=0)
 
 

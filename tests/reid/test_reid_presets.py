@@ -205,7 +205,7 @@ def test_the_gradient_of_the_loss_is_that_of_float32_under_autocast(name: str) -
 
 def test_a_bound_of_the_gradient_lies_above_what_the_variants_reach() -> None:
     """A bound between the norms of two variants acts on one of them alone, and then they are not compared fairly."""
-    lines = (ROOT / "docs" / "results" / "reid-synthetic.md").read_text(encoding="utf-8").splitlines()
+    lines = (ROOT / "lab" / "reid-synthetic" / "reid-synthetic.md").read_text(encoding="utf-8").splitlines()
     rows = lines[next(i for i, line in enumerate(lines) if "median gradient norm" in line) + 2 :]
     seen = [float(re.split(r"\s*\|\s*", row)[4]) for row in rows[: rows.index("")]]
     assert len(seen) == 9 and min(seen) < 10 < max(seen)

@@ -22,8 +22,8 @@ from seps.cli.main import main
 from seps.encoders import registry
 from seps.metrics import rerank
 from seps.reid.config import ReidConfig, from_mapping, load_config
-from seps.reid.data import Augmentation, PublishedBatches
-from seps.reid.data.published import apply_per_sensor, draw_per_sensor, published_epoch
+from seps.reid.data import Augmentation
+from seps.reid.demo.batches import PublishedBatches, apply_per_sensor, draw_per_sensor, published_epoch
 from seps.reid.evaluate import Features, distances, evaluate, measure
 from seps.reid.run import load_trained, train_reid
 from seps.reid.task import ReidTask, load_dataset
@@ -230,7 +230,7 @@ def test_pattern_three_is_the_cosine_of_the_concatenation() -> None:
     chance = torch.Generator().manual_seed(3)
     vectors = torch.randn(7, 2, 3, 4, generator=chance) * torch.tensor([1.0, 9.0]).view(1, 2, 1, 1)
     present = torch.ones(7, 3, dtype=torch.bool)
-    joined = Features(vectors, present, "concatenated")
+    joined = Features(vectors, present, concatenated=True)
     flat = vectors.flatten(1)
     expected = 1 - F.cosine_similarity(flat[:, None], flat[None], dim=-1)
     torch.testing.assert_close(distances(joined, joined), expected, atol=1e-6, rtol=0)
@@ -262,7 +262,7 @@ def test_nothing_held_out_needs_no_evaluation() -> None:
         (["train.warmup_start=0.1"], 'no effect with schedule "cosine"'),
         (["train.lr_noise=0.5"], 'no effect with schedule "cosine"'),
         (["train.schedule=epoch-cosine", "train.warmup_steps=3"], "counts in epochs"),
-        (["model.pixel_mean=[0.5, 0.5, 0.5]"], "give both"),
+        (["model.direct=false"], "set model.network to 'demo'"),
         (["data.rerank=[0, 3]"], "each 1 or more"),
     ],
 )
@@ -277,7 +277,6 @@ def test_what_a_plain_vit_cannot_do_is_a_sentence(tmp_path: Path) -> None:
         ({"stride": 8}, "patches do not overlap"),
         ({"width": 32}, "set model.width to 24"),
         ({"encoder": "mini"}, "has none"),
-        ({"projection": "fresh", "stride": 16}, "needs a plain ViT"),
     ):
         config = tiny_preset("RGBNT201", tmp_path, model=change)
         with pytest.raises(ValueError, match=sentence):
@@ -293,7 +292,7 @@ def test_a_run_is_not_continued_with_other_settings(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(run, "read_json", lambda _: {"about": now})
     run._same_run({**now, "reid": load_config(None, ["data.root=elsewhere"]).to_json()}, tmp_path)
     for changes, message in (
-        ({"reid": load_config(None, ["model.direct=false"]).to_json()}, r"model\.direct: True -> False"),
+        ({"reid": load_config(None, ["model.width=64"]).to_json()}, r"model\.width: 512 -> 64"),
         ({"shots": "others"}, "shots: '' -> 'others'"),
     ):
         with pytest.raises(ValueError, match=message):

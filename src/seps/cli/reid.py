@@ -109,7 +109,7 @@ def _help(options: argparse.Namespace) -> int:
 
 def _synth(options: argparse.Namespace) -> int:
     from seps.cli.shared.progress import count_progress
-    from seps.reid.synthetic import make_synthetic
+    from seps.synthetic import make_synthetic
 
     with count_progress("drawing") as progress:
         manifest = make_synthetic(

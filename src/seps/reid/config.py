@@ -20,12 +20,7 @@ Backbones = Literal["shared", "separate"]
 Missing = Literal["zero", "leave-out"]
 TripletSpace = Literal["raw", "unit"]
 Problems = Literal["refuse", "skip"]
-Sampler = Literal["even", "published"]
-AugmentationKind = Literal["shared", "published"]
-Projection = Literal["fresh", "trained"]
-CameraPlace = Literal["features", "cls"]
-GlobalLocalKind = Literal["residual", "published", "off"]
-BothKind = Literal["cosines", "concatenated"]
+NetworkKind = Literal["seps", "demo"]
 SelectionKind = Literal["published", "gate"]
 SelectionPlace = Literal["end", "first"]
 
@@ -40,13 +35,10 @@ class ReidDataConfig(CheckedSettings):
         pattern, labels: generic layout: how names give identity and camera (see `seps.reid.data.load`).
         on_problem, verify_files: refuse or skip shots with missing or cut files; decode every file beforehand.
         identities, images: P x K, the make-up of a batch; `train.batch_size` must be their product.
-        sampler: "even" deals every image once per epoch; "published" leaves out incomplete groups of K, as DeMo does.
         holdout: training identities kept apart to choose checkpoints by: a number, or a fraction. 0: all identities
             train and the last checkpoint is taken, as nothing but the test split could choose another
             (`train.eval_every` 0).
-        pad, flip, erase: probabilities and padding of the augmentation.
-        augmentation: "shared": drawn once per shot for all its modalities, boxes up to 0.4 of the image, uniform noise.
-            "published": drawn for each modality by itself, boxes up to 1/3, normal noise after normalising (DeMo).
+        pad, flip, erase: padding and probabilities of the augmentation.
         rerank: k1 and k2 of k-reciprocal re-ranking (published by DeMo: 50 and 15).
         threads, cache_mib: decoding threads; memory for decoded shots.
     """
@@ -60,20 +52,16 @@ class ReidDataConfig(CheckedSettings):
     verify_files: bool = False
     identities: int = 16
     images: int = 4
-    sampler: Sampler = "even"
     holdout: float = 0.1
     pad: int = 10
     flip: float = 0.5
     erase: float = 0.5
-    augmentation: AugmentationKind = "shared"
     rerank: tuple[int, int] = (20, 6)
     threads: int = 4
     cache_mib: int = 1024
 
     def __post_init__(self) -> None:
         self._require_choice("on_problem", Problems)
-        self._require_choice("sampler", Sampler)
-        self._require_choice("augmentation", AugmentationKind)
         self._require("rerank", min(self.rerank) >= 1, "give two numbers of neighbours, each 1 or more")
         self._require("identities", self.identities >= 2, "a triplet needs 2 or more identities in a batch")
         self._require("images", self.images >= 2, "a triplet needs 2 or more images of an identity")
@@ -93,23 +81,15 @@ class ReidModelConfig(CheckedSettings):
     """Settings of the network, `seps.reid.model.ReidModel`.
 
     Args:
+        network: "seps", or "demo": DeMo's network, batches and augmentation with SDTPS in the place of its fusion
+            (`seps.reid.demo`).
         encoder, pretrained, image_size, stride: backbone, (height, width), distance of its patches (None: its own).
-        pixel_mean, pixel_std: what pixels in [0, 1] are normalised by (None: as the encoder was trained; DeMo: 0.5 for
-            all).
-        projection: from the encoder's width to `width`: a "fresh" linear layer, or the "trained" one that CLIP has,
-            applied to all tokens, as DeMo does; the encoder is then a plain ViT of our own (`seps.encoders.ViT`).
         backbones: "shared" by the modalities, or a "separate" one each. freeze_blocks: first blocks that do not learn.
         camera_embedding: add a learned vector of the camera to the features (for cameras seen in training); which
-            patches are kept does not depend on it.
-        camera_place: where it is added: to the "features", or to "cls" before the first norm, as DeMo does, so that it
-            is part of everything that follows.
+            patches are kept does not depend on it. The "demo" network adds it to CLS before the first norm.
         width: C of the patches and global vectors.
-        global_local: how CLS and the mean patch become the global vector: "residual", (CLS + mean) / 2 plus a learned
-            term; "published", the learned term alone (DeMo's GLOBAL_LOCAL); "off", CLS alone.
-        direct: one classifier over the concatenated global vectors (DeMo's DIRECT 1), or, false, one per sensor, each
-            with losses of its own (DIRECT 0).
-        both: how features of both branches are compared (pattern 3): by the mean of the branches' "cosines", or
-            "concatenated" as they are, so that the branch with the longer vectors counts more, as published.
+        global_local, direct: switches of the "demo" network alone, DeMo's GLOBAL_LOCAL and DIRECT: the global vector is
+            learned from CLS and the mean patch, or, false, CLS; one classifier over all sensors, or, false, one each.
         fusion: "sdtps", or "concat", the global vectors alone, concatenated.
         sparse_ratio, aggr_ratio: of SDTPS: the part of the patches that is kept, and the part of the kept ones that
             they are merged to (Eq. 4).
@@ -127,21 +107,17 @@ class ReidModelConfig(CheckedSettings):
             guided, and distances are taken over the sensors both samples have.
     """
 
+    network: NetworkKind = "seps"
     encoder: str = "mini"
     pretrained: bool = True
     image_size: tuple[int, int] = (256, 128)
     stride: int | None = None
-    pixel_mean: tuple[float, float, float] | None = None
-    pixel_std: tuple[float, float, float] | None = None
-    projection: Projection = "fresh"
     backbones: Backbones = "shared"
     freeze_blocks: int = 0
     camera_embedding: bool = False
-    camera_place: CameraPlace = "features"
     width: int = 512
-    global_local: GlobalLocalKind = "residual"
+    global_local: bool = True
     direct: bool = True
-    both: BothKind = "cosines"
     fusion: Fusion = "sdtps"
     sparse_ratio: float = 0.5
     aggr_ratio: float = 0.4
@@ -161,10 +137,7 @@ class ReidModelConfig(CheckedSettings):
             ("decision", DecisionKind),
             ("guides", GuideKind),
             ("missing", Missing),
-            ("projection", Projection),
-            ("camera_place", CameraPlace),
-            ("global_local", GlobalLocalKind),
-            ("both", BothKind),
+            ("network", NetworkKind),
             ("selection", SelectionKind),
             ("select_at", SelectionPlace),
         ):
@@ -173,10 +146,9 @@ class ReidModelConfig(CheckedSettings):
         self._require("image_size", len(size) == 2 and min(size) >= 1, "give (height, width) in pixels")
         self._require("stride", self.stride is None or self.stride >= 1, "must be 1 or more pixels, or left out")
         self._require("freeze_blocks", self.freeze_blocks >= 0, "must not be negative; 0 freezes nothing")
-        one = self.pixel_std is None or min(self.pixel_std) > 0
-        self._require("pixel_std", one, "must be above 0 for each channel")
-        alone = (self.pixel_mean is None) == (self.pixel_std is None)
-        self._require("pixel_mean", alone, "give both model.pixel_mean and model.pixel_std, or neither")
+        demo = self.network == "demo"
+        for name in ("global_local", "direct"):
+            self._require(name, demo or getattr(self, name), "is a switch of DeMo's: set model.network to 'demo'")
         self._require("width", self.width >= 4, "must be at least 4")
         self._require_each("sparse_ratio aggr_ratio", lambda v: 0 < v <= 1, "must be above 0 and at most 1")
         self._require_each("beta own_guide", lambda v: 0 <= v < math.inf, "must be a finite number, 0 or more")

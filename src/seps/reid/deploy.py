@@ -55,7 +55,7 @@ class Deployable(nn.Module):
         branches = 2 if self.pattern == 3 else 1
         config, sensors = self.model.config, len(self.model.modalities)
         vectors = fused.reshape(-1, branches, sensors, config.width)
-        return Features(vectors, torch.ones(1, sensors, dtype=torch.bool), config.both).flat()
+        return Features(vectors, torch.ones(1, sensors, dtype=torch.bool), self.model.concatenated).flat()
 
 
 def check_export(folder: Path | str) -> None:

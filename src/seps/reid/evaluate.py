@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from seps.method.known import evaluating
 from seps.metrics import ReidMetrics, reid_metrics, rerank
-from seps.reid.config import BothKind, Missing
+from seps.reid.config import Missing
 from seps.reid.data import ReidDataset, ReidReader, ReidRecord
 from seps.reid.data.transforms import unit_float
 from seps.reid.model import Encoded, Fused, Pattern, ReidModel, missing_cases
@@ -77,17 +77,17 @@ class Features:
 
     vectors: Tensor
     present: Tensor
-    both: BothKind = "cosines"
-    """How branches are compared; see `ReidModelConfig.both`."""
+    concatenated: bool = False
+    """How branches are compared; see `ReidModel.concatenated`."""
 
     def flat(self) -> Tensor:
-        """Rows (B, R M C) of unit length for anything that takes plain vectors; "cosines": branches of equal length."""
-        if self.both == "concatenated":
+        """Rows (B, R M C) of unit length for anything that takes plain vectors; branches have equal length."""
+        if self.concatenated:
             return F.normalize(self.vectors.flatten(1), dim=1)
         return F.normalize(F.normalize(self.vectors.flatten(2), dim=2).flatten(1), dim=1)
 
     def __getitem__(self, part: slice) -> Features:
-        return Features(self.vectors[part], self.present[part], self.both)
+        return Features(self.vectors[part], self.present[part], self.concatenated)
 
 
 def distances(query: Features, gallery: Features) -> Tensor:
@@ -96,10 +96,10 @@ def distances(query: Features, gallery: Features) -> Tensor:
     With all sensors present and one branch this is the cosine distance of the whole features, as published. Where
     a sample lacks a sensor, dot product and norms are taken over the shared blocks alone, so that a complete and an
     incomplete sample can be as close as two complete ones. Samples without a shared sensor are at distance 1.
-    Branches are compared by themselves, as their features differ in length and the longer would decide alone; features
-    with both="concatenated" are compared as one vector, as published.
+    Branches are compared by themselves, as their features differ in length and the longer would decide alone;
+    `concatenated` features are compared as one vector, as published.
     """
-    if query.both == "concatenated":
+    if query.concatenated:
         sides = [features.vectors.transpose(1, 2).flatten(2) for features in (query, gallery)]
         return 1 - _shared_cosines(sides[0], query.present, sides[1], gallery.present)
     branches = zip(query.vectors.unbind(1), gallery.vectors.unbind(1), strict=True)
@@ -208,7 +208,7 @@ def _collect(model: ReidModel, parts: Sequence[Tensor], case: Case, total: int) 
         mine = processes.gather_ragged(mine.to(next(model.parameters()).device))
     zero = case.missing == "zero"
     present = torch.ones(total, count, dtype=torch.bool) if zero else _mask(model, case, total)
-    return Features(mine.cpu().view(total, branches, count, width), present, model.config.both)
+    return Features(mine.cpu().view(total, branches, count, width), present, model.concatenated)
 
 
 def measure(

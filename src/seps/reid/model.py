@@ -24,11 +24,10 @@ from seps.encoders import VisionEncoder, ViT, freeze
 from seps.method.checks import InputError
 from seps.method.config import ConfigError
 from seps.method.sensors import MultiModalSDTPS
-from seps.reid.backbone import build_backbone, plain_backbone
+from seps.reid.backbone import build_backbone
 from seps.reid.config import Missing, ReidModelConfig
 from seps.reid.gate import EVERY, PatchGate, kept_tokens
 from seps.reid.heads import GlobalLocal, Neck
-from seps.reid.published import FirstToken, PublishedGlobalLocal, SensorNecks
 
 Pattern = Literal[1, 2, 3]
 
@@ -88,8 +87,8 @@ class ReidModel(nn.Module):
     """Re-identification over two or more sensors.
 
     Training returns `(sdtps_score, sdtps_feat, ori_score, ori_feat)`: (B, I), (B, M C), (B, I), (B, M C); with
-    `fusion="concat"` `(ori_score, ori_feat)`; with `direct=False` a score and a feature (B, C) of each sensor in place
-    of `ori_score, ori_feat`, as DeMo does. Evaluation returns the features of a `return_pattern`.
+    `fusion="concat"` `(ori_score, ori_feat)`. Evaluation returns the features of a `return_pattern`. A variant is a
+    subclass that makes other parts (`seps.reid.demo.model.DemoReidModel`).
 
     Missing sensors are told by `present` (B, M) bool. With `missing="zero"` their images become those whose
     normalised pixels are zero, as published. With "leave-out" they are not looked at: they guide nothing, their
@@ -104,6 +103,8 @@ class ReidModel(nn.Module):
     """
 
     selection: type[MultiModalSDTPS] = MultiModalSDTPS
+    concatenated = False
+    """Whether pattern 3 is compared as one vector; else by the mean of the branches' cosines."""
 
     def __init__(
         self,
@@ -118,28 +119,20 @@ class ReidModel(nn.Module):
         if len(self.modalities) < 2:
             raise ConfigError(f"Re-identification here needs two or more modalities, not {self.modalities}.")
         count = 1 if config.backbones == "shared" else len(self.modalities)
-        made = list(backbones) if backbones is not None else [self._encoder() for _ in range(count)]
+        made = list(backbones) if backbones is not None else [self.make_encoder() for _ in range(count)]
         if len(made) != count:
             raise ConfigError(f"{config.backbones} backbones are {count} encoders, but {len(made)} came.")
         self.backbones = nn.ModuleList(made)
         for backbone in made:
             if config.freeze_blocks:
                 freeze(backbone, config.freeze_blocks)
-            if config.pixel_mean is not None and config.pixel_std is not None:
-                backbone.set_normalisation(config.pixel_mean, config.pixel_std)
-        width, total = config.width, config.width * len(self.modalities)
         self.grid = made[0].grid_for(*config.image_size)
-        self.projections = nn.ModuleList(self._projection(backbone) for backbone in made)
-        kind = {"residual": GlobalLocal, "published": PublishedGlobalLocal}.get(config.global_local)
-        self.global_local = nn.ModuleList(kind(width) if kind else FirstToken() for _ in self.modalities)
-        self.camera_embedding = self._cameras(made[0], cameras) if config.camera_embedding else None
+        self.projections = nn.ModuleList(self.make_projection(backbone) for backbone in made)
+        self.global_local = nn.ModuleList(self.make_global_vector() for _ in self.modalities)
+        self.camera_embedding = self.make_cameras(made[0], cameras) if config.camera_embedding else None
         self.sdtps = self._sdtps() if config.fusion == "sdtps" else None
-        self.sdtps_neck = Neck(total, identities) if config.fusion == "sdtps" else None
-        self.original_neck: Neck | SensorNecks = (
-            Neck(total, identities)
-            if config.direct
-            else SensorNecks([Neck(width, identities) for _ in self.modalities])
-        )
+        self.sdtps_neck = Neck(self.total_width, identities) if config.fusion == "sdtps" else None
+        self.original_neck = self.make_original_neck()
         # Drawn last: with a gate or without, everything else starts from the same weights.
         self.patch_gate = self._gate(made[0]) if config.selection == "gate" else None
 
@@ -152,40 +145,32 @@ class ReidModel(nn.Module):
         if self.config.select_at == "first" and not isinstance(backbone, ViT):
             raise ConfigError(
                 f"model.select_at = 'first' needs a plain ViT, which the encoder {self.config.encoder!r} is not here: "
-                "set model.projection to 'trained' (CLIP), or model.encoder to a file of its weights."
+                "set model.encoder to a file of its weights, or model.network to 'demo' (CLIP)."
             )
         return PatchGate(len(self.modalities), self.num_patches, backbone.early_width, self.identities)
 
-    def _projection(self, backbone: VisionEncoder) -> nn.Module:
+    def make_encoder(self) -> VisionEncoder:
+        """An encoder as the settings name it."""
         config = self.config
-        if config.projection == "fresh":
-            return nn.Linear(backbone.width, config.width)
-        if backbone.width != config.width:
-            raise ConfigError(
-                f"model.projection = 'trained', but the encoder {config.encoder!r} gives {backbone.width} numbers per "
-                f"token and model.width = {config.width}: set model.width to {backbone.width}."
-            )
-        return nn.Identity()
+        return build_backbone(config.encoder, config.image_size, config.stride, pretrained=config.pretrained)
 
-    def _cameras(self, backbone: VisionEncoder, cameras: int) -> nn.Embedding:
-        """The camera embedding, of the width of the tokens it is added to."""
-        if self.config.camera_place == "features":
-            made = nn.Embedding(cameras, self.config.width)
-            nn.init.trunc_normal_(made.weight, std=0.02)
-            return made
-        if not isinstance(backbone, ViT) or not backbone.config.prefix:
-            raise ConfigError(
-                "model.camera_place = 'cls' needs a plain ViT with a CLS token: set model.projection to 'trained'."
-            )
-        made = nn.Embedding(cameras, backbone.config.width)
-        # DeMo's scale: as good as zero, so that an untrained one changes nothing.
-        nn.init.trunc_normal_(made.weight, std=1e-6)
+    def make_projection(self, backbone: VisionEncoder) -> nn.Module:
+        """From the encoder's width to C."""
+        return nn.Linear(backbone.width, self.config.width)
+
+    def make_global_vector(self) -> nn.Module:
+        """From CLS and the mean patch, (B, C) both, to a sensor's global vector (B, C)."""
+        return GlobalLocal(self.config.width)
+
+    def make_cameras(self, backbone: VisionEncoder, cameras: int) -> nn.Embedding:
+        """The camera embedding."""
+        made = nn.Embedding(cameras, self.config.width)
+        nn.init.trunc_normal_(made.weight, std=0.02)
         return made
 
-    def _encoder(self) -> VisionEncoder:
-        config = self.config
-        build = plain_backbone if config.projection == "trained" else build_backbone
-        return build(config.encoder, config.image_size, config.stride, pretrained=config.pretrained)
+    def make_original_neck(self) -> nn.Module:
+        """The classifier, or classifiers, of the original feature."""
+        return Neck(self.total_width, self.identities)
 
     def _sdtps(self) -> MultiModalSDTPS:
         config = self.config
@@ -207,7 +192,14 @@ class ReidModel(nn.Module):
             decision=config.decision,
             own_guide=config.own_guide,
             guides=config.guides,
+            # Behind a gate that drops patches before the first block, only the kept ones are left.
+            check_num_patches=config.select_at == "end",
         )
+
+    @property
+    def total_width(self) -> int:
+        """M C, the width of a branch's feature."""
+        return self.config.width * len(self.modalities)
 
     @property
     def num_patches(self) -> int:
@@ -227,23 +219,29 @@ class ReidModel(nn.Module):
                 f"images must be (samples, {count} modalities, 3, height, width) for {self.modalities}, but "
                 f"{tuple(images.shape)} came."
             )
-        camera: Tensor | None = None
-        if self.camera_embedding is not None:
-            camera = self.camera_embedding(self._checked_cameras(cameras, images.shape[0]))
-        inside = camera if self.config.camera_place == "cls" else None
-        if len(self.backbones) == 1:
-            shared = None if inside is None else inside.repeat_interleave(count, dim=0)
-            parts = self._tokens(0, images.flatten(0, 1), shared)
-            first, patches, *seen = (part.reshape(-1, count, *part.shape[1:]) for part in parts)
-        else:
-            each = [self._tokens(number, images[:, number], inside) for number in range(count)]
-            first, patches, *seen = (torch.stack(column, dim=1) for column in zip(*each, strict=True))
+        if self.camera_embedding is None:
+            return self.encode_sensors(images, None)
+        return self.encode_sensors(images, self.camera_embedding(self._checked_cameras(cameras, images.shape[0])))
+
+    def encode_sensors(self, images: Tensor, camera: Tensor | None) -> Encoded:
+        """Images (B, M, 3, H, W) and their cameras' vectors, which become part of the features alone."""
+        first, patches, *seen = self._tokens(images)
         means = patches.float().mean(dim=2)
         vectors = self._global_vectors(first, means)
-        if camera is None or inside is not None:
+        if camera is None:
             return Encoded(patches, vectors, patches, vectors, *seen)
         with_camera = self._global_vectors(first + camera[:, None], means + camera[:, None])
         return Encoded(patches, vectors, patches + camera[:, None, None], with_camera, *seen)
+
+    def _tokens(self, images: Tensor, added: Tensor | None = None) -> list[Tensor]:
+        """Of all sensors: first (B, M, C), patches (B, M, N, C), and with a gate what `_sensor_tokens` adds."""
+        count = len(self.modalities)
+        if len(self.backbones) == 1:
+            repeated = None if added is None else added.repeat_interleave(count, dim=0)
+            parts = self._sensor_tokens(0, images.flatten(0, 1), repeated)
+            return [part.reshape(-1, count, *part.shape[1:]) for part in parts]
+        each = [self._sensor_tokens(number, images[:, number], added) for number in range(count)]
+        return [torch.stack(column, dim=1) for column in zip(*each, strict=True)]
 
     def _global_vectors(self, first: Tensor, means: Tensor) -> Tensor:
         """CLS and mean patch of each sensor, (B, M, C) both, fused: (B, M, C)."""
@@ -268,7 +266,7 @@ class ReidModel(nn.Module):
             )
         return cameras
 
-    def _tokens(self, number: int, pixels: Tensor, added: Tensor | None = None) -> tuple[Tensor, ...]:
+    def _sensor_tokens(self, number: int, pixels: Tensor, added: Tensor | None = None) -> tuple[Tensor, ...]:
         """CLS, or the largest over the patches, (B, C), and the patches (B, N, C), projected; `added` is put to CLS.
 
         With a gate also the patches by themselves (B, N, F), and, where it drops before the first block, D (B, N).
@@ -359,7 +357,7 @@ class ReidModel(nn.Module):
         return encoded
 
     def classify(self, fused: Fused) -> tuple[Tensor, ...]:
-        """`(sdtps_score, ori_score)`, each (B, I), or `(ori_score,)`; M original scores with `direct=False`."""
+        """`(sdtps_score, ori_score)`, each (B, I), or `(ori_score,)`; a subclass may have several of the original."""
         found = self.original_neck(fused.original)
         scores: tuple[Tensor, ...] = found if isinstance(found, tuple) else (found,)
         if self.sdtps_neck is None or fused.sdtps is None:
@@ -384,8 +382,8 @@ class ReidModel(nn.Module):
         return tuple(part for pair in zip(scores, features, strict=True) for part in pair)
 
     def original_features(self, original: Tensor) -> tuple[Tensor, ...]:
-        """What the original branch's scores are made of: the whole feature, or, `direct=False`, a block per sensor."""
-        return (original,) if self.config.direct else original.chunk(len(self.modalities), dim=1)
+        """What each score of the original branch is made of: here the whole feature (B, M C)."""
+        return (original,)
 
 
 def missing_cases(modalities: Sequence[str]) -> list[tuple[str, ...]]:

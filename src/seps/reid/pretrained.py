@@ -18,6 +18,7 @@ from seps.hub.folder import CONFIG, ModelError, find_folder, inside, read_config
 from seps.hub.saving import write_folder
 from seps.hub.tensor_names import transformers_version, versions_sentence
 from seps.registry import how_to_register, registered
+from seps.reid.build import build_model
 from seps.reid.config import ReidConfig
 from seps.reid.model import ReidModel
 from seps.reid.run import TrainedReid, read_description
@@ -88,7 +89,7 @@ def from_pretrained(
         raise ModelError(f"{folder / CONFIG} is not the configuration of a re-identification model.")
     tensors, path = read_weights(folder, values)
     config, modalities, identities, cameras = read_description(values, str(folder / CONFIG), ModelError)
-    model = ReidModel(_buildable(config, values, folder), modalities, identities, len(cameras))
+    model = build_model(_buildable(config, values, folder), modalities, identities, len(cameras))
     load_model_tensors(model, tensors, str(path), versions_sentence(values.get("transformers")))
     model.eval()
     return TrainedReid(model.to(device), config, cameras, folder, values.get("shots"))

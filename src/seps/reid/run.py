@@ -13,6 +13,7 @@ import torch
 from seps.files import read_json
 from seps.method.config import ConfigError
 from seps.reid.backbone import build_backbones, describe_backbone
+from seps.reid.build import build_model
 from seps.reid.config import ReidConfig, from_mapping
 from seps.reid.data import ReidDataset
 from seps.reid.model import ReidModel
@@ -173,7 +174,7 @@ def load_trained(
     config, modalities, identities, cameras = read_description(about, f"{folder}/state.json", CheckpointError)
     # The checkpoint holds every weight: a preset is built without fetching its pretrained ones.
     backbones = build_backbones(about.get("vit"), 1 if config.model.backbones == "shared" else len(modalities))
-    model = ReidModel(replace(config.model, pretrained=False), modalities, identities, len(cameras), backbones)
+    model = build_model(replace(config.model, pretrained=False), modalities, identities, len(cameras), backbones)
     load_model_tensors(model, {**checkpoint.model, **checkpoint.ema}, str(folder))
     model.eval()
     return TrainedReid(model.to(device), config, cameras, folder, about.get("shots"))

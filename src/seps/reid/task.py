@@ -11,10 +11,11 @@ from torch.nn import functional as F
 
 from seps.method.config import ConfigError
 from seps.method.losses import batch_hard_triplet, identity_loss, ratio_loss
+from seps.reid.build import build_model
 from seps.reid.config import ReidConfig, ReidDataConfig, ReidLossConfig
-from seps.reid.data import Augmentation, IdentityBatches, PublishedBatches, ReidDataset, ReidReader, holdout, load
-from seps.reid.data.published import apply_per_sensor, draw_per_sensor
+from seps.reid.data import Augmentation, IdentityBatches, ReidDataset, ReidReader, holdout, load
 from seps.reid.data.transforms import apply, draw
+from seps.reid.demo.batches import PublishedBatches, apply_per_sensor, draw_per_sensor
 from seps.reid.evaluate import evaluate
 from seps.reid.model import Fused, ReidModel
 from seps.training import distributed as processes
@@ -73,7 +74,7 @@ def make_reader(config: ReidConfig, dataset: ReidDataset) -> ReidReader:
 def make_model(config: ReidConfig, dataset: ReidDataset, identities: int) -> ReidModel:
     """A model for the data set's modalities and cameras; its new layers are drawn from the run's seed."""
     torch.manual_seed(derive_seed(config.train.seed))
-    return ReidModel(config.model, dataset.modalities, identities, len(dataset.cameras))
+    return build_model(config.model, dataset.modalities, identities, len(dataset.cameras))
 
 
 def split_dataset(config: ReidConfig, dataset: ReidDataset) -> tuple[ReidDataset, ReidDataset]:
@@ -141,7 +142,7 @@ class ReidTask:
         self.cameras = torch.tensor(dataset.camera_indices(self.fit.train), dtype=torch.long)
         data = config.data
         self.augmentation = Augmentation(pad=data.pad, flip=data.flip, erase=data.erase)
-        kind = PublishedBatches if data.sampler == "published" else IdentityBatches
+        kind = PublishedBatches if config.model.network == "demo" else IdentityBatches
         self.batches = kind(
             self.fit.train_labels, identities=data.identities, images=data.images, seed=config.train.seed
         )
@@ -171,7 +172,7 @@ class ReidTask:
     def _augmented(self, pixels: Tensor, total: int, mine: slice, generator: torch.Generator) -> Tensor:
         """This process's shots, augmented; the draws are those of all `total` shots of the global batch."""
         size, augmentation = self.config.model.image_size, self.augmentation
-        if self.config.data.augmentation == "shared":
+        if self.config.model.network != "demo":
             return apply(pixels, draw(total, size, augmentation, generator)[mine], augmentation)
         sensors = len(self.dataset.modalities)
         choices = draw_per_sensor(total, sensors, size, augmentation, generator)

@@ -31,7 +31,7 @@ def add_options(parser: Parser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Convert one file."""
-    from seps.reid.convert import read_demo
+    from seps.reid.demo.convert import read_demo
 
     state = read_demo(options.checkpoint)
     if state is not None or options.layout:
@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _demo(options: argparse.Namespace, state: dict[str, Tensor] | None) -> int:
-    from seps.reid.convert import convert_demo
+    from seps.reid.demo.convert import convert_demo
     from seps.reid.pretrained import save_pretrained
 
     if options.layout is None:

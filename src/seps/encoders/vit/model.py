@@ -192,7 +192,8 @@ class ViT(VisionEncoder):
         return self._late(_take(early, places), added), early.detach()
 
     def _check_added(self, pixels: Tensor, added: Tensor) -> None:
-        if not self.config.prefix or added.shape != (len(pixels), self.config.width):
+        # `shape[0]`, as `len` would fix the number of pictures in an export.
+        if not self.config.prefix or added.shape != (pixels.shape[0], self.config.width):
             raise ValueError(
                 f"What is added to CLS must be ({len(pixels)}, {self.config.width}) in an encoder with CLS; got "
                 f"{tuple(added.shape)} and {self.config.prefix} prefix tokens."

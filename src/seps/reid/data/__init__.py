@@ -1,7 +1,6 @@
 """Re-identification data: layouts, reading, sampling, augmentation."""
 
 from seps.reid.data.layouts import LAYOUTS, load
-from seps.reid.data.published import PublishedBatches
 from seps.reid.data.reader import ReidReader, read_record
 from seps.reid.data.records import Problem, ReidDataError, ReidDataset, ReidRecord, ReidReport, Source, holdout
 from seps.reid.data.sampler import IdentityBatches, epoch_plan
@@ -13,7 +12,6 @@ __all__ = [
     "Draw",
     "IdentityBatches",
     "Problem",
-    "PublishedBatches",
     "ReidDataError",
     "ReidDataset",
     "ReidReader",

@@ -23,7 +23,7 @@ from seps.encoders.vit.files import openai_vit, timm_vit
 from seps.hub.folder import ModelError
 from seps.hub.tensor_names import Renames, renamed_by
 from seps.reid.config import ReidConfig, from_mapping
-from seps.reid.model import ReidModel
+from seps.reid.demo.model import DemoReidModel
 from seps.reid.run import TrainedReid
 
 SENSORS = ("RGB", "NI", "TI")
@@ -119,18 +119,14 @@ def convert_demo(
         "data": {"layout": layout.lower(), "rerank": [50, 15], "holdout": 0.0},
         "train": {"eval_every": 0},
         "model": {
+            "network": "demo",
             "encoder": "DeMo's backbone",
             "pretrained": False,
             "image_size": list(size),
-            "pixel_mean": list(HALF[0]),
-            "pixel_std": list(HALF[1]),
-            "projection": "trained",
             "camera_embedding": bool(cameras),
-            "camera_place": "cls",
             "width": vit.width,
-            "global_local": "published" if "global_local.0.linear.weight" in ours else "off",
+            "global_local": "global_local.0.linear.weight" in ours,
             "direct": direct,
-            "both": "concatenated",
             "fusion": "sdtps",
             "sparse_ratio": sparse_ratio,
             "aggr_ratio": aggr_ratio,
@@ -181,7 +177,7 @@ def _fitting(
     cameras: int,
     given: Mapping[str, Tensor],
     path: Path | str,
-) -> tuple[ReidModel, ReidConfig]:
+) -> tuple[DemoReidModel, ReidConfig]:
     """A network that the tensors fill: with the SDTPS branch where they have it as it is here, else without.
 
     Raises ModelError naming what is missing, or the ratios, where the branch has another size.
@@ -189,7 +185,7 @@ def _fitting(
     wanted: Sequence[str] = ()
     for fusion in ("sdtps", "concat"):
         config = from_mapping({**settings, "model": {**settings["model"], "fusion": fusion}}, str(path))
-        model = ReidModel(config.model, SENSORS, identities, cameras, [vit])
+        model = DemoReidModel(config.model, SENSORS, identities, cameras, [vit])
         own = model.state_dict()
         wanted = [name for name in own if name not in given]
         if fusion == "sdtps" and any(name.startswith("sdtps") for name in wanted):

@@ -17,7 +17,7 @@ has gallery shots from another camera. Files are the same byte for byte for the 
 and Pillow), whatever the number of workers.
 """
 
-from seps.reid.synthetic.files import VERSION, make_synthetic
-from seps.reid.synthetic.world import Look, Shot, SyntheticConfig, World, plan_shots
+from seps.synthetic.files import VERSION, make_synthetic
+from seps.synthetic.world import Look, Shot, SyntheticConfig, World, plan_shots
 
 __all__ = ["VERSION", "Look", "Shot", "SyntheticConfig", "World", "make_synthetic", "plan_shots"]

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from seps.reid.data.records import ReidDataError
-from seps.reid.synthetic.canvas import CLUTTER, FIGURE, Canvas, Floats, Frame
-from seps.reid.synthetic.people import Code, draw_codes, paint_person
-from seps.reid.synthetic.sensors import (
+from seps.synthetic.canvas import CLUTTER, FIGURE, Canvas, Floats, Frame
+from seps.synthetic.people import Code, draw_codes, paint_person
+from seps.synthetic.sensors import (
     Bytes,
     Camera,
     Scene,
@@ -41,16 +40,16 @@ class SyntheticConfig:
     def __post_init__(self) -> None:
         for name, least in (("identities", 4), ("images_per_identity", 3), ("cameras", 2), ("scenes", 1)):
             if getattr(self, name) < least:
-                raise ReidDataError(f"{name} must be >= {least}, not {getattr(self, name)}")
+                raise ValueError(f"{name} must be >= {least}, not {getattr(self, name)}")
         if min(self.size) < 16:
-            raise ReidDataError(f"size must be at least 16 x 16 pixels, not {self.size}")
+            raise ValueError(f"size must be at least 16 x 16 pixels, not {self.size}")
         if self.seed < 0 or not 0 <= self.blindness <= 1 or self.clutter < 0:
-            raise ReidDataError(
+            raise ValueError(
                 "seed must be >= 0, blindness in [0, 1] and clutter >= 0, not "
                 f"{self.seed}, {self.blindness}, {self.clutter}"
             )
         if not 0 < self.test_fraction < 1 or not 2 <= self.test_identities <= self.identities - 2:
-            raise ReidDataError(
+            raise ValueError(
                 f"test_fraction {self.test_fraction} of {self.identities} identities must leave two or more to train "
                 "with and two or more to test"
             )

@@ -12,10 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from seps.files import load_json
-from seps.reid.data.records import ReidDataError
-from seps.reid.synthetic.files import VERSION, in_chunks
-from seps.reid.synthetic.sensors import Bytes
-from seps.reid.synthetic.world import Shot, SyntheticConfig, World, plan_shots
+from seps.synthetic.files import VERSION, in_chunks
+from seps.synthetic.sensors import Bytes
+from seps.synthetic.world import Shot, SyntheticConfig, World, plan_shots
 
 KINDS = ("background", "clutter", "figure", "blind")
 """Names of the values of `truth`: the first three in numbers of the canvas, then what a sensor cannot see."""
@@ -23,15 +22,15 @@ BLIND = len(KINDS) - 1
 
 
 def read_parameters(root: str | Path) -> SyntheticConfig:
-    """The parameters of the synthetic set in `root`. Raises ReidDataError where there is none of this version."""
+    """The parameters of the synthetic set in `root`. Raises ValueError where there is none of this version."""
     path = Path(root) / "manifest.json"
     try:
         manifest = load_json(path)
         values = {**manifest["parameters"], "size": tuple(manifest["parameters"]["size"])}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ReidDataError(f"{path} does not describe a synthetic set of `seps reid synth` ({error})") from error
+        raise ValueError(f"{path} does not describe a synthetic set of `seps reid synth` ({error})") from error
     if manifest.get("version") != VERSION:
-        raise ReidDataError(f"{path} is of version {manifest.get('version')}, not {VERSION}; draw the set again")
+        raise ValueError(f"{path} is of version {manifest.get('version')}, not {VERSION}; draw the set again")
     return SyntheticConfig(**values)
 
 
@@ -40,13 +39,13 @@ def truth(root: str | Path, names: Sequence[str], workers: int = 1) -> Bytes:
 
     A pixel is blind where more than half of what is there is lost to shadow, glare, a reflection, warm surroundings
     or detector noise; low light of the whole scene does not count. With `workers` > 1 the caller's main module must
-    be importable. Raises ReidDataError for a name that the set does not have.
+    be importable. Raises ValueError for a name that the set does not have.
     """
     config = read_parameters(root)
     plan = {shot.name: shot for shot in plan_shots(config)}
     unknown = [name for name in names if name not in plan]
     if unknown:
-        raise ReidDataError(f"the synthetic set in {root} has no shot {unknown[0]!r}")
+        raise ValueError(f"the synthetic set in {root} has no shot {unknown[0]!r}")
     parts = in_chunks(partial(_draw, config), [plan[name] for name in names], workers)
     return np.concatenate([np.zeros((0, 3, *config.size), dtype=np.uint8), *parts])
 

@@ -17,8 +17,7 @@ from typing import Any, TypeVar
 
 from seps.files import load_json, naming
 from seps.locks import FileLock
-from seps.reid.data.records import ReidDataError
-from seps.reid.synthetic.world import Shot, SyntheticConfig, World, plan_shots
+from seps.synthetic.world import Shot, SyntheticConfig, World, plan_shots
 
 VERSION = 1
 MODALITIES = ("RGB", "NI", "TI")
@@ -48,7 +47,7 @@ def make_synthetic(
     `identities` counts train and test together. `size` is (H, W). `blindness`: probability that a sensor is blind in
     part of a shot. `clutter`: mean number of unrelated things. `progress(done, all)` is called after every shot. With
     `workers` > 1 the caller's main module must be importable (`if __name__ == "__main__"`). The set is drawn beside
-    `out_dir` and moved there when complete. Raises ReidDataError for parameters out of range and for a folder that
+    `out_dir` and moved there when complete. Raises ValueError for parameters out of range and for a folder that
     holds anything else.
     """
     config = SyntheticConfig(
@@ -71,8 +70,8 @@ def _lock(out: Path) -> FileLock:
     return FileLock(out.with_name(f".{out.name}.lock"), out)
 
 
-def _not_drawn(out: Path, error: OSError) -> ReidDataError:
-    return ReidDataError(f"no set can be drawn in {out}: {error.strerror or error}; choose another folder")
+def _not_drawn(out: Path, error: OSError) -> ValueError:
+    return ValueError(f"no set can be drawn in {out}: {error.strerror or error}; choose another folder")
 
 
 def _draw(
@@ -107,13 +106,13 @@ def _draw(
 def _begin(out: Path) -> Path:
     """The folder beside `out` to draw in, empty but for its folders; one that a stopped call left is replaced.
 
-    Raises ReidDataError when it cannot be made, or when something else has that name.
+    Raises ValueError when it cannot be made, or when something else has that name.
     """
     unfinished = out.with_name(out.name + ".partial")
     try:
         if unfinished.exists():
             if not (unfinished / _MARK).is_file():
-                raise ReidDataError(f"{unfinished} is in the way and was not made by this command: move it elsewhere")
+                raise ValueError(f"{unfinished} is in the way and was not made by this command: move it elsewhere")
             shutil.rmtree(unfinished)
         unfinished.mkdir(parents=True)
         (unfinished / _MARK).touch()
@@ -134,9 +133,9 @@ def _existing(out: Path, config: SyntheticConfig) -> dict[str, Any]:
     try:
         manifest = load_json(out / "manifest.json")
     except (OSError, ValueError) as error:
-        raise ReidDataError(f"{out} is not empty and holds no synthetic set; choose another folder") from error
+        raise ValueError(f"{out} is not empty and holds no synthetic set; choose another folder") from error
     if manifest.get("version") != VERSION or manifest.get("parameters") != _plain(config):
-        raise ReidDataError(f"{out} holds a synthetic set with other parameters; choose another folder")
+        raise ValueError(f"{out} holds a synthetic set with other parameters; choose another folder")
     return manifest
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from seps.reid.synthetic.canvas import (
+from seps.synthetic.canvas import (
     NIR,
     RGB,
     TIR,

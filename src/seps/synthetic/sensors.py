@@ -8,8 +8,8 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from seps.reid.synthetic.canvas import Canvas, Floats, Frame, Material, checks, ellipse, rectangle, stripes
-from seps.reid.synthetic.people import COLOURS, REFLECTANCES
+from seps.synthetic.canvas import Canvas, Floats, Frame, Material, checks, ellipse, rectangle, stripes
+from seps.synthetic.people import COLOURS, REFLECTANCES
 
 Bytes = NDArray[np.uint8]
 CELLS = 6

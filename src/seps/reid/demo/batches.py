@@ -1,6 +1,7 @@
 """Batches and augmentation as DeMo has them (`data/datasets/sampler.py` and `make_dataloader.py` of its code).
 
-Ours differ: `sampler.py` deals every image of an identity, `transforms.py` draws once for all sensors of a shot.
+Ours differ: `data/sampler.py` deals every image of an identity, `data/transforms.py` draws once for all sensors of a
+shot.
 
 Shapes: B shots, M modalities, (H, W) pixels.
 """
