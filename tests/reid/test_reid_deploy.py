@@ -39,8 +39,9 @@ from seps.reid.deploy import (
 )
 from seps.reid.evaluate import Features, default_cases, distances, evaluate, extract
 from seps.reid.pretrained import from_pretrained, save_pretrained
-from seps.reid.run import TrainedReid, load_trained, train_reid
+from seps.reid.run import load_trained, train_reid
 from seps.reid.task import load_dataset, split_dataset
+from seps.reid.trained import TrainedReid
 from seps.reid.verification import calibrate, roc_picture
 
 

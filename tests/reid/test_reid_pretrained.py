@@ -15,7 +15,8 @@ import seps
 from seps.hub.folder import ModelError
 from seps.reid.model import ReidModel
 from seps.reid.pretrained import from_pretrained, save_pretrained
-from seps.reid.run import TrainedReid, load_trained
+from seps.reid.run import load_trained
+from seps.reid.trained import TrainedReid
 from tiny import save_vision_encoder
 
 

@@ -21,7 +21,8 @@ from seps.registry import how_to_register, registered
 from seps.reid.build import build_model
 from seps.reid.config import ReidConfig
 from seps.reid.model import ReidModel
-from seps.reid.run import TrainedReid, read_description
+from seps.reid.run import read_description
+from seps.reid.trained import TrainedReid
 from seps.training.checkpoint import load_model_tensors, model_tensors
 
 _KIND = "vision encoder"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,37 +18,11 @@ from seps.reid.config import ReidConfig, from_mapping
 from seps.reid.data import ReidDataset
 from seps.reid.model import ReidModel
 from seps.reid.task import ReidTask
+from seps.reid.trained import TrainedReid
 from seps.training import CheckpointError, DistributedInfo, TrainResult, find_checkpoint, train
 from seps.training import distributed as processes
 from seps.training.checkpoint import load, load_model_tensors, model_tensors
 from seps.training.tracking import Progress
-
-
-@dataclass(frozen=True)
-class TrainedReid:
-    """A trained model, the settings and cameras it was trained with, and the checkpoint it came from.
-
-    `shots` is `shots_digest` of the set it was trained on; None where that is not known.
-    """
-
-    model: ReidModel
-    config: ReidConfig
-    cameras: tuple[int, ...]
-    checkpoint: Path
-    shots: str | None = None
-
-    def check(self, dataset: ReidDataset) -> None:
-        """Raise ValueError when the model cannot be used on this data set."""
-        if dataset.modalities != self.model.modalities:
-            raise ConfigError(
-                f"The model was trained on {self.model.modalities}, the data set has {dataset.modalities}: set "
-                "data.modalities to those of the model, in that order."
-            )
-        if self.config.model.camera_embedding and dataset.cameras != self.cameras:
-            raise ConfigError(
-                f"The model has an embedding of the cameras {self.cameras}, the data set has {dataset.cameras}: train "
-                "with model.camera_embedding=false to use it on other cameras."
-            )
 
 
 def train_reid(

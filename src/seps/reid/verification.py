@@ -16,8 +16,9 @@ from seps.reid.config import ReidConfig
 from seps.reid.data import ReidDataError, ReidDataset, ReidReader, ReidRecord
 from seps.reid.evaluate import Case, Features, default_cases, distances, extract
 from seps.reid.model import Pattern
-from seps.reid.run import TrainedReid, shots_digest
+from seps.reid.run import shots_digest
 from seps.reid.task import split_dataset
+from seps.reid.trained import TrainedReid
 
 _BLUE, _ORANGE, _GREY = (0, 114, 178), (213, 94, 0), (150, 150, 150)
 

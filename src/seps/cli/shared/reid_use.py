@@ -25,7 +25,7 @@ from seps.reid.config import ReidConfig, ReidDataConfig
 
 if TYPE_CHECKING:
     from seps.reid.data import ReidDataset
-    from seps.reid.run import TrainedReid
+    from seps.reid.trained import TrainedReid
 
 DATA_SETTINGS = make_dataclass("DataSettings", [("data", ReidDataConfig, field(default_factory=ReidDataConfig))])
 """What may be set beside a trained model: the `data` section alone."""

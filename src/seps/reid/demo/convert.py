@@ -24,7 +24,7 @@ from seps.hub.folder import ModelError
 from seps.hub.tensor_names import Renames, renamed_by
 from seps.reid.config import ReidConfig, from_mapping
 from seps.reid.demo.model import DemoReidModel
-from seps.reid.run import TrainedReid
+from seps.reid.trained import TrainedReid
 
 SENSORS = ("RGB", "NI", "TI")
 _BACKBONE = "BACKBONE.base."
