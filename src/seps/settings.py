@@ -82,11 +82,22 @@ def to_plain(config: Any) -> dict[str, Any]:
     return plain
 
 
-def to_yaml(config: Any) -> str:
-    """The fields as a YAML file that `load` reads."""
+def to_yaml(config: Any, *, changed: bool = False) -> str:
+    """The fields as a YAML file that `load` reads; `changed`: those alone that are not the defaults."""
     import yaml  # type: ignore[import-untyped]
 
-    return str(yaml.safe_dump(to_plain(config), sort_keys=False))
+    plain = to_plain(config)
+    return str(yaml.safe_dump(_without(plain, to_plain(type(config)())) if changed else plain, sort_keys=False))
+
+
+def _without(plain: dict[str, Any], usual: dict[str, Any]) -> dict[str, Any]:
+    """The values that differ from the usual ones, section by section."""
+    found: dict[str, Any] = {}
+    for name, value in plain.items():
+        rest = _without(value, usual[name]) if isinstance(value, dict) and isinstance(usual.get(name), dict) else value
+        if rest != ({} if isinstance(value, dict) else usual.get(name)):
+            found[name] = rest
+    return found
 
 
 def defaults(cls: Any) -> dict[str, Any]:

@@ -151,7 +151,7 @@ TEXT = {
     "compare": {"--against", "--only"},
     "convert": {"--vision", "--text"},
     "demo": {"queries"},
-    "reid train": {"overrides"},
+    "reid train": {"overrides", "demo"},
     "reid eval": {"overrides"},
     "reid show": {"overrides"},
     "reid threshold": {"overrides"},

@@ -68,7 +68,14 @@ def add_options(parser: Parser) -> None:
     synth.set_defaults(action=_synth)
 
     train = commands.add_parser("train", help="train, or continue a run", settings=ReidConfig)
-    train.add_argument("--config", type=input_file, help="YAML file of settings; configs/reid/ has presets")
+    train.add_argument(
+        "--config",
+        type=input_file,
+        help="YAML file of settings; configs/reid/ has presets; DeMo's own files are read too",
+    )
+    train.add_argument(
+        "demo", nargs="*", metavar="KEY VALUE", help="options of DeMo's, behind one of its files: MODEL.DIRECT 0"
+    )
     train.add_argument("--out", type=output_folder, required=True, help="run folder; a run that is there is continued")
     train.add_argument("--device", type=device, help="cpu, cuda, cuda:1 (default: a GPU if there is one)")
     train.add_argument("--fresh", action="store_true", help="stop with an error where --out holds a run already")
@@ -132,13 +139,12 @@ def _synth(options: argparse.Namespace) -> int:
 
 
 def _train(options: argparse.Namespace) -> int:
-    from seps import settings
     from seps.cli.shared.progress import training_progress
     from seps.reid.run import train_reid
     from seps.reid.task import load_dataset
     from seps.training import from_environment, process_group
 
-    config = settings.load(ReidConfig, options.config, options.settings)
+    config = _settings(options)
     dataset = load_dataset(config.data)
     with process_group(from_environment(os.environ)) as info:
         if info.rank == 0:
@@ -170,6 +176,33 @@ def _train(options: argparse.Namespace) -> int:
         print(f"{result.step} steps. mAP on held-out training identities: best {result.best_score:.1f}.")
         print(f"Next: seps reid eval {typed(options.out)} --missing")
     return EXIT_INTERRUPTED if result.interrupted else 0
+
+
+def _settings(options: argparse.Namespace) -> ReidConfig:
+    """The settings of a training run, from a file of ours or of DeMo's; of the latter each key is answered."""
+    from seps import settings
+    from seps.method.config import ConfigError
+    from seps.reid.demo.settings import HINT, demo_settings, is_demo
+
+    values = settings.read_yaml(Path(options.config)) if options.config else {}
+    if is_demo(values):
+        made = demo_settings(values, options.demo, str(options.config))
+        config = settings.load(ReidConfig, overrides={**made.values, **options.settings})
+        if int(os.environ.get("RANK", "0")) == 0:
+            say(f"{printable(options.config)} is a configuration of DeMo's. What its keys are here:")
+            say("\n".join(f"  {printable(line)}" for line in made.mapped))
+            say("Without a counterpart here:")
+            say("\n".join(f"  {printable(line)}" for line in made.left_out) or "  nothing")
+            say(f"The settings it makes, as a file for --config:\n{settings.to_yaml(config, changed=True)}")
+        return config
+    if options.demo:
+        raise ConfigError(f"{' '.join(options.demo)!r} are no options of this command. {HINT}")
+    try:
+        return settings.load(ReidConfig, options.config, options.settings)
+    except ConfigError as error:
+        if set(values) <= set(ReidConfig.__dataclass_fields__):
+            raise
+        raise ConfigError(f"{error} {HINT}") from error
 
 
 def _eval(options: argparse.Namespace) -> int:
