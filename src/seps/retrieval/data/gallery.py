@@ -156,16 +156,16 @@ def walk(folder: str | os.PathLike[str], exclude: Iterable[str] = (), base: str 
     return gallery
 
 
-def _walk(gallery: Gallery, rules: Rules) -> None:
+def _walk(gallery: Gallery, rules: tuple[Rules, ...]) -> None:
     """Add the root, then the folders in it, each before the next of its names. Without recursion: folders are deep."""
-    waiting: list[tuple[str, Rules]] = [("", rules)]
+    waiting: list[tuple[str, tuple[Rules, ...]]] = [("", rules)]
     while waiting:
         folder, rules = waiting.pop()
         if _is_walked(gallery, folder, rules):
             waiting += reversed(_read_folder(gallery, folder, rules))
 
 
-def _is_walked(gallery: Gallery, folder: str, rules: Rules) -> bool:
+def _is_walked(gallery: Gallery, folder: str, rules: tuple[Rules, ...]) -> bool:
     """Whether a folder is looked into; what is left out is noted."""
     name = os.path.basename(folder)
     why = HIDDEN if is_hidden(name) else why_excluded(rules, folder, True) if rules and folder else None
@@ -180,7 +180,7 @@ def _is_walked(gallery: Gallery, folder: str, rules: Rules) -> bool:
     return not name.endswith(".lance")
 
 
-def _read_folder(gallery: Gallery, folder: str, rules: Rules) -> list[tuple[str, Rules]]:
+def _read_folder(gallery: Gallery, folder: str, rules: tuple[Rules, ...]) -> list[tuple[str, tuple[Rules, ...]]]:
     """Add the files of a folder; returns the folders in it, in the order of their names, with their rules."""
     folders: list[str] = []
     files: list[str] = []
@@ -203,7 +203,7 @@ def _read_folder(gallery: Gallery, folder: str, rules: Rules) -> list[tuple[str,
     return [(f"{folder}/{name}" if folder else name, rules) for name in sorted(folders)]
 
 
-def _read_rules(gallery: Gallery, folder: str) -> Rules | None:
+def _read_rules(gallery: Gallery, folder: str) -> tuple[Rules, ...] | None:
     """Rules of a folder's ignore file; None where it cannot be read: what it excludes must not be shown then."""
     place = f"{folder}/{IGNORE_FILE}" if folder else IGNORE_FILE
     try:
