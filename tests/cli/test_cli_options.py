@@ -53,7 +53,6 @@ ZERO = {
     ("caption", "--bad-retries"),
     ("caption", "--retries"),
     ("caption", "--backoff"),
-    ("caption", "--requests-per-minute"),
     ("caption", "--gpus"),
     ("compare", "--seeds"),
     ("find", "--min-confidence"),

@@ -24,15 +24,11 @@ class Answer:
 
 
 class RetryableError(ValueError):
-    """A request failed and may be sent again.
+    """A request failed and may be sent again, after the seconds that the server asked to wait."""
 
-    retry_after: seconds the server asked to wait. limited: the server said that requests come too fast.
-    """
-
-    def __init__(self, message: str, retry_after: float | None = None, limited: bool = False) -> None:
+    def __init__(self, message: str, retry_after: float = 0.0) -> None:
         super().__init__(message)
         self.retry_after = retry_after
-        self.limited = limited
 
 
 class RejectedError(ValueError):

@@ -84,11 +84,11 @@ class BackendConfig(CheckedSettings):
     batch_size: transformers: images per generate call. parallel: openai: requests at once.
     retries: openai: how often a request is sent again after it failed (not after a bad answer).
     backoff: openai: seconds of the first pause before a request is sent again; it doubles each time.
-    timeout: openai: seconds for one whole answer. requests_per_minute: openai: 0 does not limit.
+    timeout: openai: seconds for one whole answer.
     give_up_after: the run stops after this many failures in a row, or images in a row with bad answers.
     max_side: images with a longer side are made smaller before the model gets them; 0 never.
     device, dtype: transformers: "auto" chooses the GPU if there is one, and the checkpoint's own dtype.
-    proxies: openai: by scheme, as urllib has them. extra: openai: keys added to each request; None removes one.
+    extra: openai: keys added to each request; None removes one.
     """
 
     kind: BackendKind = "transformers"
@@ -100,18 +100,16 @@ class BackendConfig(CheckedSettings):
     retries: int = 5
     timeout: float = 120.0
     backoff: float = 1.0
-    requests_per_minute: float = 0.0
     give_up_after: int = 30
     max_side: int = 0
     device: str = "auto"
     dtype: str = "auto"
-    proxies: Mapping[str, str] = field(default_factory=dict, repr=False)
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._require_choice("kind", BackendKind)
         self._require_each("batch_size parallel give_up_after", lambda v: v >= 1, "choose at least 1")
-        self._require_each("retries requests_per_minute max_side backoff", lambda v: v >= 0, "choose 0 or more")
+        self._require_each("retries max_side backoff", lambda v: v >= 0, "choose 0 or more")
         self._require("timeout", 0 < self.timeout < math.inf, "choose a number of seconds")
         if self.kind == "transformers":
             self._require("model", bool(self.model), "name a folder or a hub id")

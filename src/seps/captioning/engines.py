@@ -10,7 +10,7 @@ import math
 import queue
 import threading
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -182,10 +182,9 @@ def run_ray(
 ) -> Generator[ImageOutcome]:
     """Outcomes as the cluster delivers them, block by block. Raises ValueError where Ray is missing.
 
-    The workers read the images themselves: the paths must lead to them on every machine. They share the rate limit.
+    The workers read the images themselves: the paths must lead to them on every machine.
     A worker that finds its backend unusable ends the run.
     """
-    each = replace(backend, requests_per_minute=backend.requests_per_minute / ray_config.workers)
     batch = backend.batch_size if backend.kind == "transformers" else 4 * backend.parallel
     # A block is what reaches the driver at once, and so what a killed driver loses at most.
     blocks = min(MOST_BLOCKS, math.ceil(len(items) / batch))
@@ -193,7 +192,7 @@ def run_ray(
     with connected(ray_config, "ray.data") as ray:
         described = ray.data.from_items(packed, override_num_blocks=blocks).map_batches(
             Describer,
-            fn_constructor_kwargs={"backend": each, "config": config},
+            fn_constructor_kwargs={"backend": backend, "config": config},
             batch_size=batch,
             compute=ray.data.ActorPoolStrategy(size=ray_config.workers),
             num_gpus=ray_config.gpus or None,

@@ -1,20 +1,14 @@
 """Descriptions from any server that speaks the OpenAI chat protocol with images (vLLM and others).
 
-The `openai` package sends the requests, `tenacity` repeats them. By hand, and why:
-the rate limit and the pauses of a Retry-After header hold for all threads at once, which neither package can do;
-answers are read from plain JSON, because the client does not check the shape of what a server sends.
+The `openai` package sends the requests, `tenacity` repeats them. Answers are read from plain JSON, because the client
+does not check the shape of what a server sends; their size and the time for a whole answer are bounded here.
 """
 
 from __future__ import annotations
 
-import asyncio
-import email.utils
-import random
-import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -29,7 +23,7 @@ from .backends import Answer, FatalError, Finish, Health, RejectedError, Retryab
 from .config import BackendConfig, Sampling
 from .images import data_url
 
-R = TypeVar("R")
+Value = TypeVar("Value")
 MAX_ANSWER = 1 << 24
 LONGEST_WAIT = 60.0
 LONGEST_PAUSE = 600.0  # a server that asks for more is down; giving up is left to the count of failures
@@ -44,7 +38,7 @@ _NO_IMAGE_CAN = {
 
 
 class OpenAIBackend:
-    """Sends each picture as a data URL to `{url}/chat/completions`."""
+    """Sends each picture as a data URL to `{url}/chat/completions`. `halt` ends the pauses between two tries."""
 
     name = "openai"
     batch_size = 1
@@ -53,9 +47,20 @@ class OpenAIBackend:
         self.config = config
         self.parallel = config.parallel
         self._url = config.url.rstrip("/")
-        # The system's certificates, as other programs on this machine use them; the client brings its own.
-        self._tls = ssl.create_default_context()
-        self._throttle = Throttle(config, halt)
+        self._halt = halt
+        self._health = Health(config.give_up_after)
+        # A server on this machine is not reached through a proxy of the environment.
+        remote = urlsplit(self._url).hostname not in ("localhost", "127.0.0.1", "::1")
+        self._client = openai.OpenAI(
+            api_key=config.api_key or "none",
+            base_url=self._url,
+            http_client=openai.DefaultHttpxClient(trust_env=remote, timeout=config.timeout),
+            timeout=config.timeout,
+            max_retries=0,
+        )
+        # The client sends what the environment has for OpenAI's own service.
+        left_out = ["OpenAI-Organization", "OpenAI-Project", *([] if config.api_key else ["Authorization"])]
+        self._headers: Any = {name: openai.Omit() for name in left_out}
         self.model = config.model or self._only_model()
 
     def prepare(self, data: bytes, source: ImageSource) -> str:
@@ -68,7 +73,7 @@ class OpenAIBackend:
         for url in pictures:
             body = request_body(self.model, url, sampling, dict(self.config.extra))
             try:
-                answers.append(self._throttle.call(partial(self._ask, body)))
+                answers.append(self._repeated(partial(self._ask, body)))
             except (RetryableError, RejectedError) as error:
                 answers.append(error)
         return answers
@@ -77,9 +82,7 @@ class OpenAIBackend:
         return read_answer(self._exchange(body))
 
     def _only_model(self) -> str:
-        with ThreadPoolExecutor(1) as pool:  # the caller's thread may run an event loop, as in a notebook
-            found = pool.submit(self._throttle.call, lambda: self._exchange(None)).result()
-        listed = found.get("data")
+        listed = self._repeated(lambda: self._exchange(None)).get("data")
         names = [entry.get("id") for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
         if len(names) != 1 or not isinstance(names[0], str):
             raise FatalError(
@@ -88,6 +91,35 @@ class OpenAIBackend:
             )
         return names[0]
 
+    def _repeated(self, request: Callable[[], Value]) -> Value:
+        """The result of `request`, sent again after a RetryableError with growing pauses.
+
+        Raises the last RetryableError, RejectedError at once, FatalError after too many failures in a row, Stopped when
+        the run ends.
+        """
+        half, longest = self.config.backoff / 2, LONGEST_WAIT / 2
+        growing = tenacity.wait_exponential(half, max=longest) + tenacity.wait_random_exponential(half, max=longest)
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(RetryableError),
+            stop=tenacity.stop_after_attempt(self.config.retries + 1),
+            wait=lambda state: max(growing(state), tenacity.wait_exception(_seconds_requested)(state)),
+            sleep=tenacity.sleep_using_event(self._halt),
+            reraise=True,
+        )
+        result: Value = retrying(self._send, request)
+        return result
+
+    def _send(self, request: Callable[[], Value]) -> Value:
+        if self._halt.is_set():
+            raise Stopped
+        try:
+            result = request()
+        except (RetryableError, RejectedError) as error:
+            self._health.failed(error)
+            raise
+        self._health.succeeded()
+        return result
+
     def _exchange(self, body: dict[str, Any] | None) -> dict[str, Any]:
         """The JSON object that answers a chat request, or the list of models for None.
 
@@ -95,10 +127,9 @@ class OpenAIBackend:
         """
         url = f"{self._url}/models" if body is None else f"{self._url}/chat/completions"
         try:
-            # The client's timeout starts again with every byte; this one holds for the whole answer.
-            data = asyncio.run(asyncio.wait_for(self._receive(body), self.config.timeout))
-        except asyncio.TimeoutError as error:
-            raise RetryableError(f"{url} gave no whole answer in {self.config.timeout:g} s.") from error
+            data = self._receive(body)
+        except openai.APITimeoutError as error:
+            raise RetryableError(_late(url, self.config.timeout)) from error
         except openai.APIStatusError as error:
             raise error_of_status(url, error) from error
         except RetryableError:
@@ -114,120 +145,33 @@ class OpenAIBackend:
             raise RetryableError(f"{url} sent JSON that is not an object ({data[:80]!r}).")
         return value
 
-    async def _receive(self, body: dict[str, Any] | None) -> bytes:
-        """The bytes of an answer. Raises RetryableError for too many, else what the client raises."""
-        proxy = self.config.proxies.get(urlsplit(self._url).scheme) or None
-        if proxy and "://" not in proxy:
-            proxy = f"http://{proxy}"
-        left_out: dict[str, Any] = {"OpenAI-Organization": openai.Omit(), "OpenAI-Project": openai.Omit()}
-        if not self.config.api_key:
-            left_out["Authorization"] = openai.Omit()
-        async with openai.DefaultAsyncHttpxClient(
-            verify=self._tls, proxy=proxy, trust_env=False, follow_redirects=False
-        ) as http:  # following a redirect would hand the API key to another host
-            client = openai.AsyncOpenAI(
-                api_key=self.config.api_key or "none",
-                base_url=self._url,
-                http_client=http,
-                timeout=None,
-                max_retries=0,
+    def _receive(self, body: dict[str, Any] | None) -> bytes:
+        """The bytes of an answer. Raises RetryableError for too many or too late, else what the client raises."""
+        answering: Any
+        if body is None:
+            answering = self._client.models.with_streaming_response.list(extra_headers=self._headers)
+        else:
+            answering = self._client.chat.completions.with_streaming_response.create(
+                model=self.model, messages=[], extra_body=body, extra_headers=self._headers
             )
-            answering: Any
-            if body is None:
-                answering = client.models.with_streaming_response.list(extra_headers=left_out)
-            else:
-                answering = client.chat.completions.with_streaming_response.create(
-                    model=self.model, messages=[], extra_body=body, extra_headers=left_out
-                )
-            data = bytearray()
-            async with answering as response:
-                async for part in response.iter_bytes():
-                    data += part
-                    if len(data) > MAX_ANSWER:
-                        raise RetryableError(f"The server sent more than {MAX_ANSWER >> 20} MiB for one answer.")
-            return bytes(data)
+        data, end = bytearray(), time.monotonic() + self.config.timeout
+        with answering as response:
+            for part in response.iter_bytes():
+                data += part
+                if len(data) > MAX_ANSWER:
+                    raise RetryableError(f"The server sent more than {MAX_ANSWER >> 20} MiB for one answer.")
+                if time.monotonic() > end:  # the client's timeout starts again with every byte
+                    raise RetryableError(_late(self._url, self.config.timeout))
+        return bytes(data)
 
 
-class Throttle:
-    """Sends requests for many threads: spaced by the rate limit, again after failures. `halt` ends every wait."""
-
-    def __init__(self, config: BackendConfig, halt: threading.Event) -> None:
-        self.halt = halt
-        self.retries = config.retries
-        self.backoff = config.backoff
-        self.health = Health(config.give_up_after)
-        self.interval = 60.0 / config.requests_per_minute if config.requests_per_minute else 0.0
-        self._next_start = 0.0
-        self._lock = threading.Lock()
-
-    def call(self, request: Callable[[], R]) -> R:
-        """The result of `request`, sent again after a RetryableError.
-
-        An answer that says requests come too fast uses up no retry, but counts as a failure in a row. Raises the last
-        RetryableError, RejectedError at once, FatalError after too many failures in a row, Stopped when halted.
-        """
-        tries = 0
-
-        def is_last(state: tenacity.RetryCallState) -> bool:
-            nonlocal tries
-            tries += not _error(state).limited
-            return tries > self.retries
-
-        repeated = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type(RetryableError),
-            stop=is_last,
-            wait=self._pause,
-            sleep=self._sleep,
-            reraise=True,
-        )
-        result: R = repeated(self._send, request)
-        return result
-
-    def _send(self, request: Callable[[], R]) -> R:
-        self._wait_for_start()
-        try:
-            result = request()
-        except (RetryableError, RejectedError) as error:
-            self.health.failed(error)
-            raise
-        self.health.succeeded()
-        return result
-
-    def _wait_for_start(self) -> None:
-        while True:
-            with self._lock:
-                now = time.monotonic()
-                wait = self._next_start - now
-                if wait <= 0:
-                    self._next_start = now + self.interval
-                    break
-            self._sleep(min(wait, 0.5))  # in parts: another thread may be told to wait longer
-        self._sleep(0.0)
-
-    def _pause(self, state: tenacity.RetryCallState) -> float:
-        asked = _error(state).retry_after
-        if asked is None:
-            return growing_pause(self.backoff)(state)
-        pause = min(max(asked, 0.0), LONGEST_PAUSE)
-        with self._lock:  # no thread sends before the pause that one of them was asked for
-            self._next_start = max(self._next_start, time.monotonic() + pause)
-        return pause + random.random() * min(self.backoff, 1.0)
-
-    def _sleep(self, seconds: float) -> None:
-        if self.halt.wait(seconds):
-            raise Stopped
+def _late(url: str, seconds: float) -> str:
+    return f"{url} gave no whole answer in {seconds:g} s."
 
 
-def growing_pause(backoff: float) -> Callable[[tenacity.RetryCallState], float]:
-    """Seconds before the next try: `backoff`, doubled with each try up to `LONGEST_WAIT`, times 0.5 to 1 at random."""
-    half, longest = backoff / 2, LONGEST_WAIT / 2
-    return tenacity.wait_exponential(half, max=longest) + tenacity.wait_random_exponential(half, max=longest)
-
-
-def _error(state: tenacity.RetryCallState) -> RetryableError:
-    error = state.outcome.exception() if state.outcome is not None else None
-    assert isinstance(error, RetryableError)
-    return error
+def _seconds_requested(error: BaseException) -> float:
+    """The pause that a server asked for."""
+    return min(getattr(error, "retry_after", 0.0), LONGEST_PAUSE)
 
 
 def request_body(model: str, image_url: str, sampling: Sampling, extra: dict[str, Any]) -> dict[str, Any]:
@@ -279,24 +223,13 @@ def error_of_status(url: str, error: openai.APIStatusError) -> RetryableError | 
     if code in _NO_IMAGE_CAN:
         return FatalError(f"{message} {_NO_IMAGE_CAN[code]}")
     if code in _RETRYABLE or code >= 500:
-        return RetryableError(message, parse_retry_after(error.response.headers.get("Retry-After")), code == 429)
-    if 300 <= code < 400:
-        return FatalError(f"{message} Redirects are not followed: give the address it points to.")
+        return RetryableError(message, seconds_of(error.response.headers.get("Retry-After")))
     return RejectedError(message)
 
 
-def parse_retry_after(value: str | None) -> float | None:
-    """Seconds from a Retry-After header: a number, or a date; None if there is none to understand.
-
-    By hand: the client's own is private, and ignores pauses of more than two minutes.
-    """
-    if value is None:
-        return None
+def seconds_of(retry_after: str | None) -> float:
+    """Seconds of a Retry-After header; 0 where there is none, or it is a date."""
     try:
-        seconds = float(value)
+        return max(0.0, float(retry_after or 0))  # `nan` is 0, too
     except ValueError:
-        try:
-            seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
-        except (ValueError, TypeError, OverflowError):
-            return None
-    return max(seconds, 0.0) if seconds == seconds else None
+        return 0.0

@@ -6,12 +6,10 @@ import argparse
 import os
 import sys
 import time
-import urllib.request
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from rich.console import Console
 from rich.markup import escape
@@ -137,7 +135,6 @@ def add_options(parser: Parser) -> None:
         ("--retries", non_negative, "per request, with growing pauses"),
         ("--backoff", non_negative_real, "seconds of the first pause"),
         ("--timeout", positive_real, "seconds for an answer"),
-        ("--requests-per-minute", non_negative_real, "0 does not limit"),
         ("--give-up-after", positive, "faults in a row"),
     )
 
@@ -166,7 +163,6 @@ def _backend(options: argparse.Namespace) -> BackendConfig:
         "model": model,
         "url": url,
         "api_key": _api_key(options) if kind == "openai" else "",
-        "proxies": _proxies(url),
         "extra": _extra(options.extra),
     }
     # The other fields are options of the same name.
@@ -183,13 +179,6 @@ def _api_key(options: argparse.Namespace) -> str:
     if options.api_key_file:
         return Path(options.api_key_file).read_text(encoding="utf-8").strip()
     return os.environ.get(options.api_key_env, "").strip()
-
-
-def _proxies(url: str) -> dict[str, str]:
-    host = urlsplit(url).hostname or ""
-    if host in ("localhost", "127.0.0.1", "::1") or urllib.request.proxy_bypass(host):
-        return {}
-    return dict(urllib.request.getproxies())
 
 
 def _extra(text: str) -> dict[str, Any]:
