@@ -21,6 +21,7 @@ RUNS: dict[str, tuple[str, str]] = {
     "search.gallery": ("an hour", "CPU, data"),
     "search.million": ("hours", "CPU, data, 13 GB of disk"),
     "search.serving": ("two minutes", "CPU, a store"),
+    "index.environment": ("seconds", "an environment"),
     "index.indexing": ("minutes", "GPU or CPU"),
     "index.indexing_cpu": ("hours", "one CPU thread, data"),
     "index.kills": ("a quarter of an hour", "CPU, data"),
