@@ -66,14 +66,14 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def address(served: Path) -> Iterator[str]:
+    from seps.library import likeness
     from seps.retrieval.index.search import Searcher
-    from seps.serve import rankings
     from seps.serve.app import create_app
     from seps.serve.guard import LOOPBACK
 
     # The untrained model of the tests takes all pictures for nearly the same.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rankings, "NEAR", 0.999)
+        patch.setattr(likeness, "UNMEASURED_COSINE", 0.999)
         with serving(create_app(Searcher(served / "s", model()), hosts=LOOPBACK, local=True)) as place:
             yield place
 

@@ -27,14 +27,14 @@ PICTURE = "p04.jpg"
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A gallery of 20, most of them described, and its store with the bank."""
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A gallery of 20, most of them described, and its store with a bank of few sentences, for all tests."""
     root = tmp_path_factory.mktemp("doors")
     with pytest.MonkeyPatch.context() as patch:
         few_sentences(patch)
         index(gallery(root / "g", 20, described=15), root / "s", bank=True)
-    shutil.copy(root / "g" / PICTURE, root / "asked.jpg")
-    return root
+        shutil.copy(root / "g" / PICTURE, root / "asked.jpg")
+        yield root
 
 
 @pytest.fixture(scope="module")

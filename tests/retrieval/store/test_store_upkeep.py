@@ -124,7 +124,7 @@ def test_one_column_is_set_without_reading_the_others(
 ) -> None:
     """Without an index of ids Lance read every column of every row, for each commit, and copied what changed."""
     monkeypatch.setattr(store_module, "INDEX_ABOVE", 2_000 if indexed else 5_000)
-    store = Store.create(tmp_path / "s", StoreSettings("/x", "mini", "0" * 32, WIDTH, (1, 1), 0, dated=True))
+    store = Store.create(tmp_path / "s", StoreSettings("/x", "mini", "0" * 32, WIDTH, (1, 1), 0))
     put(store, 0, 3_000, 1_000)
     store.tidy()
     put(store, 3_000, 3_100, 100)

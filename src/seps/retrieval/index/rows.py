@@ -157,7 +157,7 @@ class StoreSettings:
         """Read `to_json`'s line. Raises StoreError for damaged settings and for those of a newer release."""
         try:
             values = parse_json(text, finite=True)
-            if int(values.get("format", 0)) == FORMAT:
+            if int(values["format"]) == FORMAT:
                 rows, columns = map(int, values["grid"])
                 values |= {name: tuple(values.get(name, ())) for name in ("more_roots", "removed_roots")}
                 values["unreadable"] = {name: tuple(facts) for name, facts in values.get("unreadable", {}).items()}
