@@ -61,9 +61,11 @@ def test_names_numbers_of_patches_and_presence_are_checked() -> None:
         module().slim("rgb", {**patches, "sonar": patches["rgb"]}, vectors)
     short = {**patches, "tir": patches["tir"][:, :9]}
     with pytest.raises(seps.InputError, match=r"tir patches .*12 patches.*\(4, 9, 16\)"):
-        module(guides="position").slim("rgb", short, vectors)
-    # By vectors each sensor may have a grid of its own.
-    tokens, keep = module().slim("tir", short, vectors)
+        module().slim("rgb", short, vectors)
+    with pytest.raises(seps.InputError, match=r"tir patches \(4, 9, 16\).*place by place"):
+        module(guides="position", check_num_patches=False).slim("rgb", short, vectors)
+    # By vectors each sensor may have a grid of its own, where the number is not checked.
+    tokens, keep = module(check_num_patches=False).slim("tir", short, vectors)
     assert tokens.shape == (4, 4, 16) and keep.shape == (4, 9)
     there = {name: torch.ones(4, dtype=torch.bool) for name in SENSORS}
     for wrong in (torch.ones(3, dtype=torch.bool), torch.ones(4)):
