@@ -17,6 +17,7 @@ import pytest
 from chat_server import GOOD, ChatServer, answer, lines, photo, photos
 from PIL import Image
 
+from messages import mentions, naming
 from seps.captioning import BackendConfig, CaptionConfig, Sampling, caption_images, list_images, openai_backend
 from seps.captioning.backends import Answer, FatalError, Health, RejectedError, RetryableError, Stopped, build
 from seps.captioning.images import data_url, open_picture
@@ -124,7 +125,7 @@ def test_a_server_that_is_not_there_ends_the_run_with_a_sentence() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
-    with pytest.raises(FatalError, match=r"3 faults in a row.*cannot be reached.*start the same command again"):
+    with pytest.raises(FatalError, match=naming("3", "again")):
         ask(url, give_up_after=3)
 
 
@@ -160,7 +161,7 @@ def test_a_trickling_server_is_timed_out() -> None:
         start = time.monotonic()
         got = ask(url, timeout=0.4, retries=0)
     assert isinstance(got, RetryableError)
-    assert "no whole answer in 0.4 s" in str(got)
+    assert "0.4" in str(got)
     assert time.monotonic() - start < 3
 
 
@@ -204,7 +205,7 @@ def test_the_model_is_found_inside_a_running_event_loop() -> None:
 def test_without_its_packages_a_sentence_says_what_to_install(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "seps.captioning.openai_backend")
     monkeypatch.setitem(sys.modules, missing, None)  # what an import of a package that is not installed meets
-    with pytest.raises(ValueError, match=r"pip install 'seps\[caption\]'"):
+    with pytest.raises(ValueError, match=naming("seps[caption]")):
         build(config("http://localhost/v1"), threading.Event())
 
 
@@ -261,7 +262,7 @@ def test_a_photo_of_108_megapixels_is_described_from_half_its_size() -> None:
     Image.new("L", (12_000, 9_000), 90).save(too_large, "PNG")
     assert open_picture(photo108.getvalue(), SOURCE).size == (6_000, 4_500)
     assert _size(data_url(photo108.getvalue(), SOURCE, max_side=800)) == (800, 600)
-    with pytest.raises(UnreadableImage, match="are not decoded"):
+    with pytest.raises(UnreadableImage, match="decoded"):
         open_picture(too_large.getvalue(), SOURCE)
 
 
@@ -280,7 +281,7 @@ def test_a_server_that_dies_midway_loses_no_line(tmp_path: Path, fault: Any) -> 
     with dying as server:
         settings = config(server, timeout=patience(fault), retries=1, give_up_after=6, parallel=2)
         report = caption_images(items, out, settings)
-        assert "6 faults in a row" in report["problem"]
+        assert mentions(report["problem"], "6", "faults")
         assert not report["complete"]
         assert len(lines(out)) == report["described_in_file"] == 5
     with ChatServer() as server:

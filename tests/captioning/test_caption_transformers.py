@@ -289,19 +289,19 @@ def test_a_batch_that_fails_is_halved_down_to_the_culprit(llava: Path, monkeypat
     answers = backend.describe([fine, fine, culprit, fine], Sampling(max_tokens=3))
     assert [type(answer) for answer in answers] == [Answer, Answer, RejectedError, Answer]
     assert backend._fits == 1, "a batch that did not fit is not tried again"
-    with pytest.raises(FatalError, match="out of memory"):
+    with pytest.raises(FatalError, match="memory"):
         backend.describe([culprit, culprit], Sampling(max_tokens=3))
 
 
 def test_what_cannot_be_loaded_is_a_sentence(tmp_path: Path, llava: Path) -> None:
-    with pytest.raises(ValueError, match=r"cannot be loaded.*save_pretrained"):
+    with pytest.raises(ValueError, match="save_pretrained"):
         tiny(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
-    with pytest.raises(ValueError, match="cannot be loaded"):
+    with pytest.raises(ValueError, match="loaded"):
         tiny(tmp_path)
-    with pytest.raises(ValueError, match="dtype is 'floatish'"):
+    with pytest.raises(ValueError, match="floatish"):
         tiny(llava, dtype="floatish")
-    with pytest.raises(ValueError, match="device is 'toaster'"):
+    with pytest.raises(ValueError, match="toaster"):
         build(BackendConfig(model=str(llava), device="toaster"), threading.Event())
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from messages import mentions, one_line
 from seps.cli import main as main_module
 from seps.cli.main import COMMANDS, main
 from seps.cli.shared.errors import warnings_as_sentences
@@ -73,24 +74,23 @@ of_ours = types.FunctionType(of_ours.__code__, {"__name__": "seps.elsewhere", "_
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "named"),
     [
-        (StoreError("The store is damaged."), "seps modules: The store is damaged."),
-        (FileNotFoundError(2, "No such file or directory", "a.txt"), "a.txt: there is no such file or folder."),
-        (PermissionError(13, "Permission denied", "a.txt"), "a.txt: you may not read or write it."),
-        (OSError(28, "No space left on device"), "The disk is full; make room, then run the command again."),
-        (OSError(30, "Read-only file system", b"a\xff.txt"), "a\\xff.txt: it is on a disk that can only be read."),
-        (OSError(98, "Address already in use"), "The address is in use; choose another --port"),
-        (OSError("no such model on the hub"), "seps modules: no such model on the hub"),
-        (ModuleNotFoundError("No module named 'av'", name="av"), "'av' is not installed: pip install 'seps[formats]'"),
-        (MemoryError(), "out of memory"),
+        (StoreError("The store is damaged."), "The store is damaged."),
+        (FileNotFoundError(2, "No such file or directory", "a.txt"), "a.txt"),
+        (PermissionError(13, "Permission denied", "a.txt"), "a.txt"),
+        (OSError(28, "No space left on device"), "disk"),
+        (OSError(30, "Read-only file system", b"a\xff.txt"), "a\\xff.txt"),
+        (OSError(98, "Address already in use"), "--port"),
+        (OSError("no such model on the hub"), "no such model on the hub"),
+        (ModuleNotFoundError("No module named 'av'", name="av"), "pip install 'seps[formats]'"),
+        (MemoryError(), "memory"),
     ],
 )
-def test_known_errors_are_one_sentence(command, capsys, error: BaseException, told: str) -> None:
+def test_known_errors_are_one_sentence(command, capsys, error: BaseException, named: str) -> None:
     command(raising(error))
     assert main(["modules"]) == 2
-    err = capsys.readouterr().err
-    assert told in err and len(err.splitlines()) == 1 and "Errno" not in err
+    assert one_line(capsys.readouterr().err, "seps modules: ", named)
 
 
 def test_a_value_error_of_ours_is_a_sentence_and_that_of_a_library_is_a_defect(command, capsys) -> None:
@@ -131,7 +131,7 @@ def test_an_interrupted_command_says_what_is_kept(command, capsys, monkeypatch) 
         types.SimpleNamespace(run=raising(KeyboardInterrupt()), add_options=lambda parser: None),
     )
     assert main(["index"]) == 130
-    assert "What was stored so far is kept" in capsys.readouterr().err
+    assert "stored" in capsys.readouterr().err
 
 
 def test_messages_cannot_steer_the_terminal(command, capsys) -> None:
@@ -167,14 +167,14 @@ def test_a_reader_that_went_away_and_a_full_disk(tmp_path: Path) -> None:
     assert (gone.returncode, gone.stderr) == (0, "")
     with open("/dev/full", "w") as full:
         ended = seps("modules", "-o", "-", stdout=full, stderr=subprocess.PIPE)
-    assert ended.returncode == 2 and "disk is full" in ended.stderr and "Exception ignored" not in ended.stderr
+    assert ended.returncode == 2 and "disk" in ended.stderr and "Exception ignored" not in ended.stderr
 
 
 def test_a_mistyped_command_is_told_the_right_one(capsys) -> None:
     for typed, meant in (("serach", "search"), ("idnex", "index"), ("modlues", "modules"), ("Search", "search")):
         assert main([typed]) == 2
         err = capsys.readouterr().err
-        assert f"there is no command {typed!r}; did you mean {meant}?" in err and len(err.splitlines()) == 1
+        assert mentions(err, f"{typed!r}", meant) and len(err.splitlines()) == 1
     assert main(["zzzz"]) == 2
     assert "did you mean" not in capsys.readouterr().err
 

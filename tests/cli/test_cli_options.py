@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from messages import naming
 from seps.cli.main import COMMANDS, main, parser_of
 from seps.cli.shared import argtypes
 from seps.retrieval.config import RunConfig
@@ -41,6 +42,7 @@ BASE = {
     "reid threshold": "{run} --out {new}",
     "reid export": "{run} --out {new}",
     "reid features": "{run} {gallery} --out {new}.npz",
+    "completion": "bash",
     "doctor": "",
     "modules": "",
     "completion": "bash",
@@ -343,18 +345,18 @@ def test_a_mistyped_option_is_told_the_right_one(fails: Fails) -> None:
         action = next((a for a in parser._actions if name_of(a).startswith("--") and len(name_of(a)) > 5), None)
         assert action is not None, name
         right = name_of(action)
-        fails(name, right[:3] + right[4] + right[3] + right[5:], "1", f"did you mean {right}?")
-    fails("train", "--trian.epochs", "1", "did you mean train.epochs?")
+        fails(name, right[:3] + right[4] + right[3] + right[5:], "1", right)
+    fails("train", "--trian.epochs", "1", "train.epochs")
     # Before what is missing: --sotre is why --store is missing.
     assert main(["search", "dog", "--sotre", "s"]) == 2
-    assert "did you mean --store?" in fails.capsys.readouterr().err
+    assert "--store" in fails.capsys.readouterr().err
 
 
 def test_a_value_that_begins_with_a_dash_is_told_how_to_write_it(fails: Fails) -> None:
-    fails("search", "--image", "-cat.jpg", "is written --option=-cat.jpg")
-    fails("index", "", "-photos", "is written ./-photos, and a sentence after --", positional=True)
+    fails("search", "--image", "-cat.jpg", "--option=-cat.jpg")
+    fails("index", "", "-photos", "./-photos", positional=True)
     assert main(["index", "photos", "--store"]) == 2
-    assert "expected one argument." in fails.capsys.readouterr().err
+    assert "expected" in fails.capsys.readouterr().err
 
 
 def test_abbreviations_and_values_still_work() -> None:
@@ -371,7 +373,7 @@ def test_device_type_knows_what_torch_sees(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert [argtypes.device(name) for name in ("cpu", "cuda", "cuda:1")] == ["cpu", "cuda", "cuda:1"]
-    with pytest.raises(argparse.ArgumentTypeError, match="cuda:0 to cuda:1"):
+    with pytest.raises(argparse.ArgumentTypeError, match=naming("cuda:0", "cuda:1")):
         argtypes.device("cuda:2")
     assert argtypes.device_or_auto("auto") == "auto"
     with pytest.raises(argparse.ArgumentTypeError):

@@ -48,7 +48,7 @@ def test_our_own_vit(prefix: int) -> None:
         assert torch.equal(tokens, encoder(pixels, added))
         # What is added to CLS, a camera, is no part of what the patches are.
         assert torch.equal(early, encoder.forward_with_early(pixels)[1])
-        with pytest.raises(ValueError, match="added to CLS"):
+        with pytest.raises(ValueError, match="CLS"):
             encoder.forward_with_early(pixels, torch.rand(2, 3))
 
 
@@ -71,7 +71,7 @@ def test_rows_of_a_finer_grid_are_averaged() -> None:
     found = onto_grid(rows, (3, 2)).view(2, 3, 2, 3)
     fine = rows.view(2, 6, 4, 3)
     torch.testing.assert_close(found[:, 1, 0], fine[:, 2:4, 0:2].mean(dim=(1, 2)))
-    with pytest.raises(ValueError, match="no grid over 3x2"):
+    with pytest.raises(ValueError, match="3x2"):
         onto_grid(rows[:, :13], (3, 2))
 
 
@@ -80,5 +80,5 @@ def test_an_encoder_without_them_says_so() -> None:
         pass
 
     plain = Plain(width=4, num_prefix_tokens=0, image_size=(8, 8), stride=(8, 8), preprocessing=Preprocessing(*HALF))
-    with pytest.raises(ValueError, match="no features of patches by themselves"):
+    with pytest.raises(ValueError, match="themselves"):
         plain.forward_with_early(torch.rand(1, 3, 8, 8))

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from messages import naming
 from seps.encoders import EncoderUnavailable, freeze, text_encoder, to_safetensors, unfreeze, vision_encoder
 
 
@@ -35,30 +36,30 @@ def test_a_model_that_is_not_here(name: str, words: str, local: bool, tmp_path: 
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(EncoderUnavailable, match=words) as caught:
         vision_encoder(name, local_files_only=local)
-    assert "--local-dir DIR" in str(caught.value) and isinstance(caught.value, ValueError)
+    assert "--local-dir" in str(caught.value) and isinstance(caught.value, ValueError)
 
 
 @pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "a/b/c", "~/nowhere"])
 def test_a_folder_that_is_not_there(name: str) -> None:
-    with pytest.raises(EncoderUnavailable, match=f"no folder {name}"):
+    with pytest.raises(EncoderUnavailable, match=naming(name)):
         text_encoder(name)
 
 
 def test_other_kind_of_encoder(saved: Any) -> None:
-    with pytest.raises(ValueError, match=r"vit-b-224 is no text encoder.*bert-base"):
+    with pytest.raises(ValueError, match=naming("vit-b-224", "bert-base")):
         text_encoder("vit-b-224")
-    with pytest.raises(ValueError, match="is no vision encoder"):
+    with pytest.raises(ValueError, match="vision"):
         vision_encoder(saved("bert"))
-    with pytest.raises(ValueError, match="is no text encoder"):
+    with pytest.raises(ValueError, match="text"):
         text_encoder(saved("vit"))
 
 
 @pytest.mark.parametrize(
     ("gone", "words"),
     [
-        ("config.json", "no config.json"),
-        ("model.safetensors", "no model.safetensors"),
-        ("tokenizer.json", "no tokenizer"),
+        ("config.json", naming("config.json")),
+        ("model.safetensors", naming("model.safetensors")),
+        ("tokenizer.json", "tokenizer"),
     ],
 )
 def test_a_missing_file_is_named(copied: Path, gone: str, words: str) -> None:
@@ -71,9 +72,9 @@ def test_a_missing_file_is_named(copied: Path, gone: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("broken", "words"),
     [
-        ("config.json", "config.json cannot be read"),
-        ("model.safetensors", "weights in .* cannot be loaded as bert"),
-        ("tokenizer.json", "tokenizer in .* cannot be loaded"),
+        ("config.json", naming("config.json")),
+        ("model.safetensors", "weights"),
+        ("tokenizer.json", "tokenizer"),
     ],
 )
 def test_a_broken_file_is_named(copied: Path, broken: str, words: str) -> None:
@@ -85,7 +86,7 @@ def test_a_broken_file_is_named(copied: Path, broken: str, words: str) -> None:
 def test_weights_of_another_shape(copied: Path) -> None:
     path = copied / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "intermediate_size": 48}))
-    with pytest.raises(EncoderUnavailable, match="cannot be loaded as bert"):
+    with pytest.raises(EncoderUnavailable, match="bert"):
         text_encoder(copied)
 
 
@@ -127,10 +128,10 @@ class Evil:
 def test_conversion_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     torch.save({"weight": Evil()}, tmp_path / "pytorch_model.bin")
-    with pytest.raises(EncoderUnavailable, match="not a plain file of tensors"):
+    with pytest.raises(EncoderUnavailable, match="tensors"):
         to_safetensors(tmp_path)
     torch.save({"epoch": 3}, tmp_path / "pytorch_model.bin")
-    with pytest.raises(EncoderUnavailable, match="not a plain file of tensors"):
+    with pytest.raises(EncoderUnavailable, match="tensors"):
         to_safetensors(tmp_path)
     assert not (tmp_path / "owned").exists() and not (tmp_path / "model.safetensors").exists()
 
@@ -139,7 +140,7 @@ def test_a_pickle_in_a_folder_runs_no_code(copied: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(copied)
     (copied / "model.safetensors").unlink()
     torch.save({"embeddings.word_embeddings.weight": Evil()}, copied / "pytorch_model.bin")
-    with pytest.raises(EncoderUnavailable, match="cannot be loaded as bert"):
+    with pytest.raises(EncoderUnavailable, match="bert"):
         text_encoder(copied)
     assert not (copied / "owned").exists()
 
@@ -154,7 +155,7 @@ def test_without_transformers(saved: Any, monkeypatch: pytest.MonkeyPatch) -> No
 
     folder = saved("vit")
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(EncoderUnavailable, match=r"pip install 'seps\[encoders\]'"):
+    with pytest.raises(EncoderUnavailable, match=naming("seps[encoders]")):
         vision_encoder(folder)
     assert vision_encoder("mini", pretrained=False).width == 1280
 
@@ -230,7 +231,7 @@ def test_a_pickle_is_fetched_only_where_there_are_no_safetensors(copied: Path, m
 
 @pytest.mark.parametrize(
     ("error", "words"),
-    [("GatedRepoError", "hf auth login"), ("RepositoryNotFoundError", "no model some/model")],
+    [("GatedRepoError", "login"), ("RepositoryNotFoundError", "some/model")],
 )
 def test_what_the_hub_refuses(error: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any, **kwargs: Any) -> None:

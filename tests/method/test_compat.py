@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional as F
 
 import seps
+from messages import naming
 from seps.scoring import score_matrix, score_with_gradient
 
 WIDTH, PATCHES = 32, 16
@@ -136,8 +137,8 @@ def test_two_token_counts_in_one_network():
 @pytest.mark.parametrize(
     ("has_cls", "tokens", "sentence"),
     [
-        (None, 25, "25 tokens came for num_patches=16, and has_cls was not given: 16 tokens .* 17 are CLS"),
-        (None, 15, "15 tokens came"),
+        (None, 25, naming("25", "num_patches=16", "has_cls", "16", "17", "CLS")),
+        (None, 15, "15"),
         (True, 16, r"num_patches=16.*\(\d, 16, 32\).*has_cls"),
         (False, 17, r"num_patches=16.*\(\d, 17, 32\).*has_cls"),
     ],

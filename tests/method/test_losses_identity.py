@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from messages import naming
 from seps.method.checks import InputError
 from seps.method.losses import batch_hard_triplet, identity_loss
 
@@ -60,23 +61,23 @@ def test_equal_features_have_a_finite_gradient() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(ValueError, match="another identity"):
+    with pytest.raises(ValueError, match="identity"):
         batch_hard_triplet(torch.randn(3, 2), torch.zeros(3, dtype=torch.long))
-    with pytest.raises(ValueError, match="one label per row"):
+    with pytest.raises(ValueError, match="label"):
         batch_hard_triplet(torch.randn(3, 2), torch.zeros(2, dtype=torch.long))
-    with pytest.raises(ValueError, match="rows from first=3 on of others"):
+    with pytest.raises(ValueError, match=naming("first=3")):
         batch_hard_triplet(torch.randn(2, 2), torch.tensor([0, 1]), torch.randn(4, 2), torch.arange(4), first=3)
-    with pytest.raises(ValueError, match="rows from first=0 on of others"):
+    with pytest.raises(ValueError, match=naming("first=0")):
         batch_hard_triplet(torch.randn(2, 2), torch.tensor([0, 1]), torch.randn(4, 3), torch.arange(4))
     with pytest.raises(ValueError, match="smoothing"):
         identity_loss(torch.randn(2, 3), torch.tensor([0, 1]), 1.0)
     with pytest.raises(ValueError, match="identities"):
         identity_loss(torch.randn(2, 3), torch.tensor([0, 1, 2]))
     # The mean of nothing was NaN, other labels an error of torch, and -100 was passed over without a word.
-    with pytest.raises(InputError, match="at least one sample"):
+    with pytest.raises(InputError, match="sample"):
         identity_loss(torch.randn(0, 3), torch.zeros(0, dtype=torch.long))
-    with pytest.raises(InputError, match=r"whole numbers.*torch\.float32"):
+    with pytest.raises(InputError, match=naming("torch.float32")):
         identity_loss(torch.randn(2, 3), torch.zeros(2))
     for label in (3, -1, -100):
-        with pytest.raises(IndexError, match="out of bounds"):
+        with pytest.raises(IndexError, match="bounds"):
             identity_loss(torch.randn(2, 3), torch.tensor([0, label]))

@@ -126,9 +126,9 @@ def test_only_the_original_distance_when_its_weight_is_one() -> None:
 
 def test_refusals() -> None:
     query, rest = features(1, 4), features(2, 9)
-    with pytest.raises(ValueError, match="one width"):
+    with pytest.raises(ValueError, match="width"):
         rerank(query[:, :3], rest)
-    with pytest.raises(ValueError, match="gallery must be a matrix"):
+    with pytest.raises(ValueError, match="gallery"):
         rerank(query, rest[:0])
     with pytest.raises(ValueError, match="k1=0"):
         rerank(query, rest, k1=0)
@@ -136,10 +136,10 @@ def test_refusals() -> None:
         rerank(query, rest, lambda_value=1.5)
     with pytest.raises(ValueError, match=r"torch\.int8"):
         rerank(query, rest, dtype=torch.int8)
-    with pytest.raises(ValueError, match="NaN or infinity"):
+    with pytest.raises(ValueError, match="NaN"):
         rerank(query / 0, rest)
     # Finite, but their squares are not: the distances were NaN.
-    with pytest.raises(ValueError, match="too large"):
+    with pytest.raises(ValueError, match="large"):
         rerank(query * 1e25, rest * 1e25)
     assert rerank(query.double() * 1e25, rest.double() * 1e25).isfinite().all()
 

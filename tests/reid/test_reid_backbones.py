@@ -29,7 +29,7 @@ def test_overlapping_patches(family: str) -> None:
     torch.testing.assert_close(same(pixels), expected)
     finer = OverlappingPatches(plain, 6, (48, 24))
     assert finer.grid == (7, 3) and finer(pixels).shape == (2, 1 + 21, 16)
-    with pytest.raises(ValueError, match="patch size"):
+    with pytest.raises(ValueError, match="patch"):
         OverlappingPatches(plain, 9, (48, 24))
 
 

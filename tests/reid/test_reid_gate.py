@@ -13,6 +13,7 @@ from reid_toys import SENSORS, ToyEncoder, rgbnt201, slow_features, tiny_vit_fil
 from torch import Tensor
 from torch.nn import functional as F
 
+from messages import naming
 from seps.cli.main import call, main
 from seps.encoders import ViT, ViTConfig
 from seps.reid.config import ReidModelConfig, load_config
@@ -215,9 +216,9 @@ def test_autocast_keeps_the_same_patches() -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        (["model.fusion=concat"], "model.fusion = 'concat' selects no patches: set it to 'sdtps'"),
-        (["model.decision=gumbel"], "set model.decision to 'topk', not 'gumbel'"),
-        (["model.decision=binary"], "set model.decision to 'topk', not 'binary'"),
+        (["model.fusion=concat"], naming("model.fusion", "concat", "sdtps")),
+        (["model.decision=gumbel"], naming("model.decision", "topk", "gumbel")),
+        (["model.decision=binary"], naming("model.decision", "topk", "binary")),
     ],
 )
 def test_what_does_not_go_with_a_gate(settings: list[str], sentence: str) -> None:
@@ -231,7 +232,7 @@ def test_an_encoder_without_patches_by_themselves_is_refused() -> None:
     encoder = ToyEncoder()
     encoder.early_width = None
     config = ReidModelConfig(image_size=(64, 32), width=16, aggr_ratio=0.5, selection="gate")
-    with pytest.raises(ValueError, match="use 'mini' or a vision transformer"):
+    with pytest.raises(ValueError, match="mini"):
         ReidModel(config, SENSORS, 5, backbones=[encoder])
 
 
@@ -354,12 +355,12 @@ def test_dropping_first_learns_costs_less_and_is_saved(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"selection": "published"}, "set selection to 'gate'"),
-        ({"selection": "gate", "guides": "position"}, "set model.guides to 'vector'"),
+        ({"selection": "published"}, naming("selection", "gate")),
+        ({"selection": "gate", "guides": "position"}, naming("model.guides", "vector")),
     ],
 )
 def test_what_does_not_go_with_dropping_first(settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         ReidModelConfig(select_at="first", **settings)
-    with pytest.raises(ValueError, match="needs a plain ViT"):
+    with pytest.raises(ValueError, match="ViT"):
         toy_model(selection="gate", select_at="first")

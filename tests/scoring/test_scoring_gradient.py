@@ -183,7 +183,7 @@ def test_follows_autocast_where_asked():
 def test_a_budget_too_small_is_refused_with_the_least_that_works():
     config = CONFIGS["default"]
     net, data = make_net(config).train(), make_inputs(config)
-    with pytest.raises(InputError, match="allow at least") as caught:
+    with pytest.raises(InputError, match="allow") as caught:
         score_with_gradient(net, data["images"], data["words"], data["lengths"], memory=1000)
     least = int(str(caught.value).rsplit(" ", 1)[1].rstrip("."))
     score_with_gradient(net, data["images"], data["words"], data["lengths"], memory=least)

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from kernel_cases import fused_scores, on_device
+from messages import naming
 from scoring_cases import SMALL, make_inputs
 from seps.method.checks import InputError
 from seps.method.config import SlimmingConfig
@@ -55,8 +56,8 @@ class Two(nn.Module):
     [
         ("aggregation", Slots, None),
         ("scoring", Norms, None),
-        ("alignment", Largest, "they pool by Eq. 5, and alignment='own'"),
-        ("decision", Two, "keeps another number of patches"),
+        ("alignment", Largest, naming("alignment='own'")),
+        ("decision", Two, "patches"),
     ],
 )
 def test_kernels_compute_an_idea_of_ones_own_or_say_why_not(kind, idea, obstacle):

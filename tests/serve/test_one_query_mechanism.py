@@ -132,12 +132,12 @@ def test_filters_and_depth_change_no_score(
 def test_what_cannot_be_asked_is_a_sentence_at_both_doors(
     place: Path, client: TestClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for text, why in (("- grass", "only takes away"), ("a dog +", "nothing to add")):
+    for text, why in (("- grass", "away"), ("a dog +", "add")):
         assert why in client.get("/api/search", params={"q": text}).json()["error"]
         with pytest.raises(ValueError, match=why):
             by_command(place, text, False, capsys)
     refused = client.get("/api/search", params={"q": "a + b", "min_confidence": 0.5})
-    assert refused.status_code == 400 and "one sentence alone" in refused.json()["error"]
+    assert refused.status_code == 400 and "sentence" in refused.json()["error"]
     # A picture to look for makes it a query.
     assert len(by_page(place, client, "- grass", True)) == 20
 

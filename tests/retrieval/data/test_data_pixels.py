@@ -17,6 +17,7 @@ import pytest
 import torch
 from PIL import Image, PngImagePlugin
 
+from messages import naming
 from seps.cli.main import main
 from seps.retrieval.config import DataConfig, ModelConfig, RunConfig
 from seps.retrieval.data import ImageSource, RetrievalDataset, UnreadableImage, decode_all, load_jsonl, read_image
@@ -149,7 +150,7 @@ def test_a_model_sees_what_training_makes_of_a_whole_photo() -> None:
 
 def test_pixels_of_another_size_are_refused_and_not_resized(folder: Path) -> None:
     data = load_jsonl(folder / "data.jsonl")
-    with pytest.raises(ValueError, match="109 x 109, and the model takes 96 x 96"):
+    with pytest.raises(ValueError, match=naming("109", "96", "model")):
         encode_images(model(), data, pixels=decode_all(data, stored_size(SIZE)))
 
 
@@ -188,9 +189,9 @@ def test_the_limit_is_on_what_is_decoded(monkeypatch: pytest.MonkeyPatch) -> Non
     assert decode_image(encoded(image, "JPEG"), source, SIZE).shape == (3, *SIZE)
     # Of a progressive file a decoder holds every coefficient, however small the result.
     for data in (encoded(image, "PNG"), encoded(image, "JPEG", progressive=True)):
-        with pytest.raises(UnreadableImage, match="1300 x 900 pixels, and more than 600,000 pixels"):
+        with pytest.raises(UnreadableImage, match=naming("1300", "900", "600,000")):
             decode_image(data, source, SIZE)
-    with pytest.raises(UnreadableImage, match="1500 x 1300 pixels, and more than 1,800,000 pixels"):
+    with pytest.raises(UnreadableImage, match=naming("1500", "1300", "1,800,000")):
         decode_image(encoded(photo(1500, 1300), "JPEG"), source, SIZE)
 
 
@@ -198,7 +199,7 @@ def test_the_limit_is_on_what_is_decoded(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_bomb_is_refused_by_its_size_without_a_warning(size: tuple[int, int]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with pytest.raises(UnreadableImage, match=f"{size[0]} x {size[1]} pixels, and more than 89,478,485"):
+        with pytest.raises(UnreadableImage, match=naming(size[0], size[1], "89,478,485")):
             decode_image(bomb(*size), ImageSource(Path("bomb.png")), SIZE)
-        with pytest.raises(UnreadableImage, match=f"{size[0]} x {size[1]} pixels, more than 50,000,000"):
+        with pytest.raises(UnreadableImage, match=naming(size[0], size[1], "50,000,000")):
             upright_size(bomb(*size), ImageSource(Path("bomb.png")), 50_000_000)

@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 import formats
+from messages import mentions, naming
 from seps.captioning.images import list_images
 from seps.cli.main import main
 from seps.retrieval.data import ImageSource, UnreadableImage, read_source
@@ -68,7 +69,7 @@ def test_times_are_bounded_and_read_back() -> None:
     assert len(long) == video.MOST_FRAMES and long[0] == "00:18:45" and long[-1] == "24:41:15"
     assert [seconds_of(time_code(value)) for value in (0, 59, 3600, 400_000)] == [0, 59, 3600, 400_000]
     for wrong in ("", "1:00:00", "00:60:00", "../x", "00:00:00.5"):
-        with pytest.raises(ValueError, match="is no time in a video"):
+        with pytest.raises(ValueError, match="video"):
             seconds_of(wrong)
 
 
@@ -115,11 +116,10 @@ def test_a_broken_video_is_refused_with_a_sentence(tmp_path: Path, monkeypatch: 
     (tmp_path / "good.mp4").write_bytes(whole)
     gallery = walk(tmp_path)
     assert [str(found) for found in gallery.images] == ["good.mp4 @ 00:00:05", "good.mp4 @ 00:00:15"]
-    assert [(problem.name, problem.kind) for problem in gallery.problems] == [
-        (name, "damaged or cut short") for name in ("cut.mp4", "empty.mov", "list.mp4")
-    ]
+    assert [problem.name for problem in gallery.problems] == ["cut.mp4", "empty.mov", "list.mp4"]
+    assert all("damaged" in problem.kind for problem in gallery.problems)
     monkeypatch.setattr(video, "MAX_FRAME_PIXELS", 96 * 64 - 1)
-    with pytest.raises(UnreadableImage, match="96 x 64 pixels, too many"):
+    with pytest.raises(UnreadableImage, match=naming("96", "64", "pixels")):
         read_source(ImageSource(tmp_path / "good.mp4", "00:00:05"))
 
 
@@ -167,15 +167,12 @@ def test_rows_whose_reader_is_gone_stay(tmp_path: Path, monkeypatch: pytest.Monk
         tar.add(folder / "a.heic", "in.heic")
         tar.add(folder / "a.mp4", "in.mp4")
     report = index(folder, store)
-    assert report.new == 5 and report.skipped == {"videos inside a tar, which are not read": ["t.tar:in.mp4"]}
+    assert report.new == 5 and list(report.skipped.values()) == [["t.tar:in.mp4"]]
     hide(monkeypatch)
     report = index(folder, store)
     assert (report.kept, report.deleted, len(frames(store))) == (4, 0, 5)
-    assert report.skipped["videos, passed over: pip install 'seps[formats]' reads them"] == ["a.mp4"]
-    assert report.skipped["HEIC pictures, passed over: pip install 'seps[formats]' reads them"] == [
-        "a.heic",
-        "t.tar:in.heic",
-    ]
+    assert list(report.skipped.values()) == [["a.heic", "t.tar:in.heic"], ["a.mp4"]]
+    assert all("pip install 'seps[formats]'" in why for why in report.skipped)
 
 
 def test_the_summary_counts_by_reason(
@@ -194,12 +191,12 @@ def test_the_summary_counts_by_reason(
     words = ["index", str(folder), "--store", str(tmp_path / "s"), "--model", model_folder(), "--no-bank"]
     assert main(words) == 0
     told = capsys.readouterr().err
-    assert "12 HEIC pictures, passed over: pip install 'seps[formats]' reads them (IMG_0.HEIC" in told
-    assert "1 RAW pictures, passed over: pip install 'seps[formats]' reads them (a.nef)" in told
-    assert "4 could not be indexed (2 damaged or cut short, 1 empty, 1 in no known format):" in told
+    assert mentions(told, "12", "HEIC", "seps[formats]", "IMG_0.HEIC")
+    assert mentions(told, "RAW", "seps[formats]", "a.nef")
+    assert mentions(told, "4", "2", "1")
     assert main([*words, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert answer["unread"] == {"damaged or cut short": 2, "empty": 1, "in no known format": 1}
+    assert sorted(answer["unread"].values()) == [1, 1, 2] and answer["unread"]["empty"] == 1
 
 
 def test_a_frame_has_a_name_in_every_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

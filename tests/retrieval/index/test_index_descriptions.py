@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from messages import naming
 from seps.cli.main import main
 from seps.retrieval.data import DataError
 from seps.retrieval.index.build import IndexOptions, IndexReport, index_folder
@@ -31,13 +32,13 @@ def write(file: Path, *lines: object) -> Path:
 
 
 BAD = [
-    ("{broken", "not valid JSON"),
-    ("[1]", "not a JSON object"),
-    ({"dense": "of nothing"}, "names no picture"),
-    ({"image": "p00.jpg", "description": "under another key"}, "no description under the key 'dense', only 'image'"),
-    ({"image": "p00.jpg", "dense": ["a list"]}, "not a text"),
-    ({"image": "p00.jpg", "dense": " "}, "not a text"),
-    ({"image": "none.jpg", "dense": "of a picture that is not there"}, r"no picture none\.jpg"),
+    ("{broken", "JSON"),
+    ("[1]", "object"),
+    ({"dense": "of nothing"}, "picture"),
+    ({"image": "p00.jpg", "description": "under another key"}, "'dense'"),
+    ({"image": "p00.jpg", "dense": ["a list"]}, "text"),
+    ({"image": "p00.jpg", "dense": " "}, "text"),
+    ({"image": "none.jpg", "dense": "of a picture that is not there"}, "none.jpg"),
     ('{"image": "p00.jpg", "dense": "\\ud800"}', "surrogate"),
 ]
 
@@ -80,12 +81,12 @@ def test_one_pattern_or_file_may_come_as_a_text(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["batch_size", "workers"])
 def test_numbers_of_options_are_checked(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} of IndexOptions is 0"):
+    with pytest.raises(ValueError, match=naming(name, "IndexOptions")):
         IndexOptions(**{name: 0})  # type: ignore[arg-type]
 
 
 def test_a_file_that_is_not_there_stops(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="There is no file"):
+    with pytest.raises(DataError, match="file"):
         index_with(gallery(tmp_path / "g", 1), tmp_path / "s", tmp_path / "none.jsonl")
 
 
@@ -106,7 +107,7 @@ def test_descriptions_stay_with_the_store(tmp_path: Path, capsys: pytest.Capture
 
     arguments = ["index", str(folder), "--store", str(store), "--model", model_folder(), "--forget-descriptions"]
     assert main([*arguments, "p0.jpg"]) != 0
-    assert "No picture of the folder is named 'p0.jpg'" in capsys.readouterr().err and len(texts(store)) == 2
+    assert "p0.jpg" in capsys.readouterr().err and len(texts(store)) == 2
     assert main([*arguments, "p00.jpg"]) == 0
     assert texts(store) == {"renamed.jpg": "Text of p02.jpg."}
     assert main([*arguments, "*"]) == 0
@@ -127,7 +128,7 @@ def test_forgetting_what_a_file_still_says_is_told(tmp_path: Path) -> None:
     folder, store = gallery(tmp_path / "g", 2, described=1), tmp_path / "s"
     index(folder, store)
     report = index_with(folder, store, forget_descriptions=("p00.jpg",))
-    assert "comes from a JSONL file" in report.description_problems[0].why and len(texts(store)) == 1
+    assert "JSONL" in report.description_problems[0].why and len(texts(store)) == 1
 
 
 @pytest.mark.parametrize("on_disk", ["NFD", "NFC"])

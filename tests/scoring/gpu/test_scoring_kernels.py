@@ -79,7 +79,7 @@ def test_what_is_not_supported_goes_to_the_factored_form(config, options, reason
 def test_matrix_call_refuses_the_kernels_on_the_cpu():
     config = CASES["tokens"]
     net, data = make_net(config), make_inputs(config)
-    with pytest.raises(ValueError, match="they run on a GPU"):
+    with pytest.raises(ValueError, match="GPU"):
         score_matrix(net, data["images"], data["words"], backend="triton", precision="half")
 
 
