@@ -29,15 +29,7 @@ def rows(page: Path) -> set[str]:
 def test_both_languages_name_the_same_rows() -> None:
     english, chinese = map(rows, PAGES)
     assert english == chinese
-    assert len(english) > 15
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.parent.name)
-def test_each_difference_points_to_a_row(page: Path) -> None:
-    paragraphs = re.findall(r"^\*\*([1-7])\..*?(?=\n\n)", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    assert paragraphs == list("1234567")
-    for found in re.finditer(r"^\*\*[1-7]\..*?(?=\n\n)", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
-        assert _ROW.search(found[0]), found[0]
+    assert english
 
 
 @pytest.fixture

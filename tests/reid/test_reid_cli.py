@@ -155,9 +155,9 @@ def test_mistakes_end_in_one_sentence(
     trained: Path, tmp_path: Path, words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     places = {"tmp": tmp_path, "run": trained / "run", "data": trained / "data"}
-    with pytest.raises(ValueError, match=r".") as caught:
+    with pytest.raises(ValueError, match=sentence):
         call("reid", [word.format(**places) for word in words])
-    assert sentence in str(caught.value) and "Traceback" not in capsys.readouterr().err
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_help_tells_the_settings_that_a_trained_model_takes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,37 +27,36 @@ def test_overrides() -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "sentence"),
+    ("override", "parts"),
     [
-        ("model.fusoin=concat", naming("model.fusion")),
-        ("modle.fusion=concat", naming("model.fusion")),
-        ("model.fusion=add", naming("sdtps", "concat")),
-        ("train.epochs=many", naming("train.epochs", "many")),
-        ("train.epochs=true", "number"),
-        ("train.epochs=0", "least"),
-        ("train.batch_size=10", "agree"),
-        ("train.chunk_size=4", "batch"),
-        ("model.image_size=64", "2"),
-        ("model.image_size=[64]", naming("2", "list")),
-        ("model.sparse_ratio=0", "above 0"),
-        ("model.selection=oracle", naming("published", "gate")),
-        ("loss.gate=-1", "0"),
-        ("data.images=1", "triplet"),
-        ("model.temperature=.inf", "finite"),
-        ("model.beta=.inf", "finite"),
-        ("data.holdout=1.5", "identities"),
-        ("data.modalities=[RGB]", "more"),
-        ("loss.modality_dropout=2", "probability"),
-        ("epochs=3", naming("train.epochs")),
-        ("train.epochs", "section.name=value"),
-        ("train.epochs=[", "train.epochs is '['"),
-        ("train=3", "settings"),
+        ("model.fusoin=concat", ("model.fusoin", "model.fusion")),
+        ("modle.fusion=concat", ("modle.fusion", "model.fusion")),
+        ("model.fusion=add", ("model.fusion", "sdtps", "concat")),
+        ("train.epochs=many", ("train.epochs", "many")),
+        ("train.epochs=true", ("train.epochs", "number")),
+        ("train.epochs=0", ("epochs", 0, 1)),
+        ("train.batch_size=10", ("batch_size", 10)),
+        ("train.chunk_size=4", ("train.chunk_size", "batch")),
+        ("model.image_size=64", ("model.image_size", 2)),
+        ("model.image_size=[64]", ("model.image_size", 2)),
+        ("model.sparse_ratio=0", ("sparse_ratio", 0)),
+        ("model.selection=oracle", ("model.selection", "published", "gate")),
+        ("loss.gate=-1", ("gate", "-1.0")),
+        ("data.images=1", ("images", "triplet")),
+        ("model.temperature=.inf", ("temperature", "finite")),
+        ("model.beta=.inf", ("beta", "finite")),
+        ("data.holdout=1.5", ("holdout", 1.5, "identities")),
+        ("data.modalities=[RGB]", ("modalities", "RGB")),
+        ("loss.modality_dropout=2", ("modality_dropout", "2.0")),
+        ("epochs=3", ("epochs", "train.epochs")),
+        ("train.epochs", ("section.name=value",)),
+        ("train.epochs=[", ("train.epochs", "'['")),
+        ("train=3", ("train", 3)),
     ],
 )
-def test_mistakes_are_sentences(override: str, sentence: str) -> None:
-    with pytest.raises(ValueError, match=r".") as caught:
+def test_a_mistake_is_named_with_what_to_give(override: str, parts: tuple[object, ...]) -> None:
+    with pytest.raises(ValueError, match=naming(*parts)):
         load_config(None, [override])
-    assert sentence in str(caught.value)
 
 
 def test_bad_files(tmp_path: Path) -> None:

@@ -223,9 +223,8 @@ def test_autocast_keeps_the_same_patches() -> None:
 )
 def test_what_does_not_go_with_a_gate(settings: list[str], sentence: str) -> None:
     load_config(None, settings)
-    with pytest.raises(ValueError, match=r".") as caught:
+    with pytest.raises(ValueError, match=sentence):
         load_config(None, [*settings, "model.selection=gate"])
-    assert sentence in str(caught.value)
 
 
 def test_an_encoder_without_patches_by_themselves_is_refused() -> None:

@@ -9,7 +9,6 @@ import pytest
 import torch
 from PIL import Image
 
-from messages import naming
 from seps.reid.data import Augmentation, ReidDataError, ReidReader, ReidRecord, Source, read_record
 from seps.reid.data.reader import fault_of
 from seps.reid.data.transforms import apply, draw
@@ -140,7 +139,7 @@ def test_reader_names_a_lacking_modality(tmp_path: Path) -> None:
         (np.array([[0, 256], [4096, 70000]], dtype=np.int32), "from 0 to 70000"),
         (np.array([[0.0, 20.5], [21.0, 300.0]], dtype=np.float32), "floating"),
         # Bytes in 16 bits: their upper byte is 0, and every such picture was black.
-        (np.array([[0, 17], [200, 255]], dtype=np.uint16), naming("255", "8", "bits")),
+        (np.array([[0, 17], [200, 255]], dtype=np.uint16), "8 bits"),
         (np.zeros((2, 2), dtype=np.uint16), [[0, 0], [0, 0]]),
     ],
 )
