@@ -42,10 +42,8 @@ BASE = {
     "reid threshold": "{run} --out {new}",
     "reid export": "{run} --out {new}",
     "reid features": "{run} {gallery} --out {new}.npz",
-    "completion": "bash",
     "doctor": "",
     "modules": "",
-    "completion": "bash",
 }
 # Where 0 means something: off, without a limit, a free port, the first seed.
 ZERO = {

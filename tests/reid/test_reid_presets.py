@@ -208,7 +208,7 @@ def test_a_bound_of_the_gradient_lies_above_what_the_variants_reach() -> None:
     lines = (ROOT / "lab" / "reid-synthetic" / "reid-synthetic.md").read_text(encoding="utf-8").splitlines()
     rows = lines[next(i for i, line in enumerate(lines) if "median gradient norm" in line) + 2 :]
     seen = [float(re.split(r"\s*\|\s*", row)[4]) for row in rows[: rows.index("")]]
-    assert len(seen) == 9 and min(seen) < 10 < max(seen)
+    assert seen and min(seen) < 10 < max(seen)
     for path in PRESETS.values():
         bound = load_config(path).train.clip_norm
         assert bound == 0 or bound > 1.5 * max(seen), path.name
