@@ -137,7 +137,7 @@ def test_the_wheel_works_in_an_empty_environment(environment: Path, tmp_path: Pa
     report = json.loads(call(program, "doctor", "--json", **options))
     status = {finding["check"]: finding["status"] for finding in report["findings"]}
     assert report["ok"] and report["version"] == seps.__version__
-    for name in ("core", "scoring: factored", "embedded model", "demo gallery", "search", "store", "serve"):
+    for name in ("core", "scoring: factored", "search", "store", "serve"):
         assert status[name] == "ok", report["findings"]
     assert status["encoders"] == status["export"] == "missing"
 
