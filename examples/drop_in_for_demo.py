@@ -4,7 +4,10 @@
 training returns `sdtps_score, sdtps_feat, ori_score, ori_feat`, and `return_pattern` says which features evaluation
 returns. `HandWritten` is the selection such a model brings with it. It prints the shapes of all outputs, how far the
 features of both selections are apart with the same weights, and the largest gradient at the predictors with Gumbel.
+Where the package cannot be installed (it needs Python 3.10 and torch 2.4), the file of `seps modules` takes its place.
 """
+
+from __future__ import annotations
 
 import math
 
@@ -12,7 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from seps import MultiModalSDTPS  # <- line 1
+try:
+    from seps import MultiModalSDTPS  # <- line 1
+    from seps.reid import check
+except ImportError:
+    from selection_check import check  # src/seps/reid/selection_check.py, which needs torch alone
+    from seps_modules import MultiModalSDTPS  # <- line 1, with the single file
 
 SENSORS = {"rgb": "RGB", "nir": "NI", "tir": "TI"}
 SETTINGS = {"embed_dim": 64, "num_patches": 128, "sparse_ratio": 0.5, "aggr_ratio": 0.4, "beta": 0.25}
@@ -94,6 +102,7 @@ def main() -> None:
         for pattern in (1, 2, 3):
             before, after = (model.eval()(shots, return_pattern=pattern).detach() for model in (theirs, ours))
             print(f"  pattern {pattern}: {tuple(after.shape)}, apart by {(after - before).abs().max():.0e}")
+    print(check(ours, shots))
 
 
 if __name__ == "__main__":
