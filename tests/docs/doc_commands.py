@@ -206,7 +206,7 @@ def check_print(words: Words) -> None:
 
 _DUAL = r"^(clip-b-\d+|siglip.*|openai/clip-.*)$"
 OTHERWISE: list[tuple[str, Callable[[Words], None]]] = [
-    (r"finetune\.yaml", parse_seps),  # its model is too large to train in a test
+    (r"(finetune|typed)\.yaml", parse_seps),  # its model is too large to train in a test
     (r"^make ", check_make),
     (r"^(uv )?pip install ", check_pip),
     (r"^torchrun ", check_torchrun),

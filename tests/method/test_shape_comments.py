@@ -168,6 +168,8 @@ def run_losses() -> None:
         for some in (None, ids):
             loss(scores, masks, some)[0].backward()
     seps.method.losses.distillation(scores, scores.flip(0))
+    several = torch.tensor([[True, False, False]]).expand(T, B)
+    seps.method.losses.several_infonce(torch.randn(T, B), 2.0, several, several.roll(1, 1))
     triplet.ContrastiveLoss()(scores)
     ratio.RatioLoss()(masks[0])
     features, labels = torch.randn(T, C), torch.tensor([0, 0, 1, 2])

@@ -227,6 +227,34 @@ class PartWeights:
 
 
 @dataclass(frozen=True)
+class TypedConfig:
+    """Training of the text side alone, for words and phrases that people type; the pictures' vectors stay."""
+
+    queries: str = ""
+    """JSONL of typed queries, or "captions": made from the captions by rules; empty: an ordinary run."""
+    batch_size: int = 96
+    """Queries of a step; train.batch_size are its captions."""
+    weight: float = 1.0
+    """Of the loss of typed queries against all training pictures."""
+    captions: float = 0.0
+    """Of the loss of captions against all training pictures."""
+    keep: float = 10.0
+    """Of the loss by which words of captions and descriptions stay as they were."""
+    phrases: float = 0.5
+    """How often a phrase is drawn, relative to a single word."""
+    temperature: float = 0.03
+    """Of the losses of queries and captions, whose scores are cosines."""
+
+    def __post_init__(self) -> None:
+        require(isinstance(self.queries, str), f'typed.queries is {self.queries!r}; give a file, or "captions".')
+        _require_whole("typed.batch_size", self.batch_size, 1)
+        for name in ("weight", "captions", "keep", "phrases", "temperature"):
+            value = getattr(self, name)
+            good = _within(value, math.inf) and (value > 0 or name in ("captions", "keep"))
+            require(good, f"typed.{name} is {value!r}; give a finite number above 0.")
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """One training run of a retrieval model."""
 
@@ -234,6 +262,7 @@ class RunConfig:
     data: DataConfig = field(default_factory=DataConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     parts: PartWeights = field(default_factory=PartWeights)
+    typed: TypedConfig = field(default_factory=TypedConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     start: str = ""
     """Model whose weights the run begins with: "base", "mini", a folder or a hub id; empty: the encoders' own."""
@@ -266,6 +295,10 @@ class RunConfig:
             elif value is not None:
                 _require_whole(name, value, -1)
         _require_whole("warmup_epochs_sum", self.warmup_epochs_sum, 0)
+        require(
+            not self.typed.queries or bool(self.start),
+            "typed.queries trains the text side of a trained model: name it as start, like start='base'.",
+        )
         require(
             _within(self.text_lr_scale, math.inf),
             f"text_lr_scale is {self.text_lr_scale!r}; give a finite number, 0 or more.",

@@ -17,7 +17,7 @@ from seps.method.config import ConfigError
 from seps.method.network import PatchSlimming
 from seps.metrics import recall
 from seps.retrieval.config import Protocol, RunConfig
-from seps.retrieval.data import RetrievalDataset
+from seps.retrieval.data import RetrievalDataset, check_dataset, drop_bad
 from seps.retrieval.data.streams import Pixels
 from seps.retrieval.eval.encoding import encode_guides, encode_images
 from seps.retrieval.eval.evaluate import evaluate_each
@@ -26,9 +26,12 @@ from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import begin, check_save, from_pretrained, own_parts, resolved, save_pretrained
 from seps.retrieval.train.data import load_sets, read_data
 from seps.retrieval.train.task import RetrievalTask
+from seps.retrieval.train.typed import TypedTask
+from seps.retrieval.train.vectors import picture_vectors, readable
 from seps.scoring.blocks import scoring_memory
 from seps.training import CheckpointError, DistributedInfo, TrainResult, find_checkpoint, train
 from seps.training.checkpoint import Log
+from seps.training.task import Task
 from seps.training.tracking import Progress
 
 WEIGHTS_TRIED = tuple(i / 20 for i in range(4, 20))
@@ -66,8 +69,15 @@ def train_model(
     model = begin(config.model, config.start, **own, log=log)
     _check_descriptions(model, sets)
     check_save(model, run_dir / "model")
-    data = read_data(config, sets, model.image_size, say)
-    task = RetrievalTask(model, config, data.train, data.dev, pixels=data.pixels, dev_pixels=data.dev_pixels)
+    task: Task
+    dev_pixels: Sequence[Pixels | None]
+    if config.typed.queries:
+        task, dev = _typed_task(model, config, sets, run_dir, device, say)
+        dev_pixels = [None] * len(dev)
+    else:
+        data = read_data(config, sets, model.image_size, say)
+        task = RetrievalTask(model, config, data.train, data.dev, pixels=data.pixels, dev_pixels=data.dev_pixels)
+        dev, dev_pixels = data.dev, data.dev_pixels
     about = {"model": resolved(model), "config": dataclasses.asdict(config), **own_parts(model)}
     try:
         result = train(
@@ -86,19 +96,49 @@ def train_model(
     if first and not result.interrupted and result.best_checkpoint is not None:
         best = from_pretrained(run_dir, device=device or "cpu", **own)
         if config.choose_trust and best.description_weight is not None:
-            chosen = choose_description_weight(best, data.dev, data.dev_pixels)
+            chosen = choose_description_weight(best, dev, dev_pixels)
             if chosen is None:
                 say(f"No dev set with descriptions: the description's weight stays {best.description_weight:.2f}.")
             else:
                 say(f"The description's weight chosen on dev is {chosen:.2f}.")
         figures = [
             report.as_dict()
-            for dev, pixels in zip(data.dev, data.dev_pixels, strict=True)
-            for report in evaluate_each(best, dev, honest_protocols(best), pixels=pixels)
+            for part, pixels in zip(dev, dev_pixels, strict=True)
+            for report in evaluate_each(best, part, honest_protocols(best), pixels=pixels)
         ]
         told = {"config": dataclasses.asdict(config), "step": result.step, "figures": figures}
         save_pretrained(best, run_dir / "model", about=told)
     return result
+
+
+def _typed_task(
+    model: RetrievalModel,
+    config: RunConfig,
+    sets: Sequence[RetrievalDataset],
+    run_dir: Path,
+    device: torch.device | str | None,
+    log: Log,
+) -> tuple[TypedTask, list[RetrievalDataset]]:
+    """The task that trains the text side alone, and the dev sets without what cannot be read."""
+    if device is not None:
+        model.to(device)
+    model.eval()
+    checked = check_dataset(*sets)
+    names = ["train", *(f"dev-{number}" for number in range(len(sets) - 1))]
+    found, reports = [], [checked]
+    for name, whole in zip(names, sets, strict=True):
+        part = drop_bad(whole, checked)
+        kept, vectors, unreadable = readable(part, picture_vectors(model, part, run_dir / "vectors" / name, log))
+        found.append((kept, vectors))
+        reports.append(unreadable)
+    for report in reports:
+        report.raise_if(config.data.strict)
+        for sentence in report.sentences(left_out=True):
+            log(sentence)
+    (train_set, vectors), *others = found
+    dev = [part for part, _ in others]
+    dev_vectors = [rows for _, rows in others]
+    return TypedTask(model, config, train_set, dev, vectors=vectors, dev_vectors=dev_vectors), dev
 
 
 def _less_memory(config: RunConfig, error: torch.OutOfMemoryError) -> str:
@@ -188,7 +228,7 @@ def honest_protocols(model: RetrievalModel) -> list[Protocol]:
 
 @torch.no_grad()
 def choose_description_weight(
-    model: RetrievalModel, dev_sets: list[RetrievalDataset], pixels: Sequence[Pixels] | None = None
+    model: RetrievalModel, dev_sets: list[RetrievalDataset], pixels: Sequence[Pixels | None] | None = None
 ) -> float | None:
     """Set the description's weight to the one with the best mean rSum over the dev sets, and return it.
 
