@@ -245,8 +245,7 @@ def test_re_ranking_takes_the_neighbours_it_is_told(tmp_path: Path) -> None:
     dataset = load_dataset(config.data)
     vectors = torch.randn(len(dataset.query), 1, 3, 4, generator=torch.Generator().manual_seed(0))
     features = Features(vectors, torch.ones(len(vectors), 3, dtype=torch.bool))
-    wide = measure(dataset, features, features, use_rerank=True, neighbours=(4, 2))
-    usual = measure(dataset, features, features, use_rerank=True)
+    wide, usual = (measure(dataset, rerank(features.flat(), features.flat(), *k)) for k in ((4, 2), ()))
     assert config.data.rerank == (50, 15) and wide.mAP != usual.mAP
     assert not torch.equal(rerank(features.flat(), features.flat(), 4, 2), rerank(features.flat(), features.flat()))
 

@@ -29,6 +29,7 @@ from seps.reid.config import ReidConfig
 if TYPE_CHECKING:
     from seps.reid.data import ReidDataset
     from seps.reid.evaluate import Case, CaseResult
+    from seps.reid.trained import TrainedReid
 
 
 def run(options: argparse.Namespace) -> int:
@@ -92,6 +93,11 @@ def add_options(parser: Parser) -> None:
         "--missing",
         action="store_true",
         help="also with every set of sensors missing, each by both settings of model.missing",
+    )
+    measure.add_argument(
+        "--any",
+        action="store_true",
+        help="every set of sensors as query against every set as gallery, as matrices of mAP and R1 (loss.shared)",
     )
     add_pattern(measure)
     measure.add_argument("--rerank", action="store_true", help="also with k-reciprocal re-ranking")
@@ -212,8 +218,12 @@ def _eval(options: argparse.Namespace) -> int:
 
     if options.per_query and not options.json:
         raise ValueError("--per-query is part of the JSON: give --json too.")
+    if options.any and (options.missing or options.rerank or options.cost):
+        raise ValueError("--any is an evaluation of its own: leave --missing, --rerank and --cost out.")
     trained, config, dataset = load_run(options)
     model = trained.model
+    if options.any:
+        return _eval_pairs(options, trained, config, dataset)
     cases: list[Case] = (
         all_cases(model, options.pattern) if options.missing else default_cases(model, pattern=options.pattern)
     )
@@ -238,6 +248,47 @@ def _eval(options: argparse.Namespace) -> int:
     else:
         _table(dataset, results, costs)
     return 0
+
+
+def _eval_pairs(options: argparse.Namespace, trained: TrainedReid, config: ReidConfig, dataset: ReidDataset) -> int:
+    """Any sensor to any sensor: a matrix of mAP and one of R1."""
+    from seps.cli.shared.progress import count_progress
+    from seps.reid.any_to_any import evaluate_pairs, matrix_of
+    from seps.reid.task import make_reader
+
+    with make_reader(config, dataset) as reader, count_progress("features") as progress:
+        results = evaluate_pairs(
+            trained.model,
+            dataset,
+            reader,
+            pattern=options.pattern,
+            batch_size=options.batch_size,
+            progress=progress,
+        )
+    if options.json:
+        print_json({"checkpoint": str(trained.checkpoint), "results": [result.row() for result in results]}, 2)
+        return 0
+    names = list(dict.fromkeys("+".join(result.query) for result in results))
+    for figure, title in (("mAP", "mAP"), ("r1", "R1")):
+        _matrix(f"{title}, query (rows) against gallery (columns)", names, matrix_of(results, figure))
+    print("Sets without a common sensor are compared in the shared space (loss.shared).")
+    return 0
+
+
+def _matrix(title: str, names: Sequence[str], values: Sequence[Sequence[float]]) -> None:
+    """A square table on the terminal."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title)
+    # As text: a sensor is named by its folder, and rich would obey a name in brackets.
+    table.add_column("")
+    for name in names:
+        table.add_column(Text(printable(name)), justify="right", min_width=4)
+    for name, row in zip(names, values, strict=True):
+        table.add_row(Text(printable(name)), *(f"{value:.1f}" for value in row))
+    Console().print(table)
 
 
 def _table(dataset: ReidDataset, results: Sequence[CaseResult], costs: dict[str, float]) -> None:

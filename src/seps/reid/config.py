@@ -181,6 +181,8 @@ class ReidLossConfig(CheckedSettings):
         ratio: weight of Eq. 7, which holds the number of kept patches near `sparse_ratio`; it acts with the "binary"
             decision alone, the others keep a fixed number.
         gate: weight of the loss of the gate (`model.selection` "gate"), the one part of the network that it trains.
+        shared: weight of a triplet loss that compares single sensors with each other, which brings all sensors into one
+            space: for queries by one sensor and a gallery by another (`seps reid eval --any`); 0 is off.
         modality_dropout: probability that a batch is trained with some sensors missing, as `model.missing` says.
     """
 
@@ -191,11 +193,12 @@ class ReidLossConfig(CheckedSettings):
     label_smoothing: float = 0.1
     ratio: float = 2.0
     gate: float = 1.0
+    shared: float = 0.0
     modality_dropout: float = 0.0
 
     def __post_init__(self) -> None:
         self._require_choice("triplet_space", TripletSpace)
-        weights = "identity triplet sdtps ratio gate"
+        weights = "identity triplet sdtps ratio gate shared"
         self._require_each(weights, lambda v: 0 <= v < math.inf, "must be a finite number, 0 or more")
         self._require("label_smoothing", 0 <= self.label_smoothing < 1, "must be at least 0 and below 1")
         self._require("modality_dropout", 0 <= self.modality_dropout <= 1, "must be a probability from 0 to 1")

@@ -211,24 +211,12 @@ def _collect(model: ReidModel, parts: Sequence[Tensor], case: Case, total: int) 
     return Features(mine.cpu().view(total, branches, count, width), present, model.concatenated)
 
 
-def measure(
-    dataset: ReidDataset,
-    query: Features,
-    gallery: Features,
-    *,
-    use_rerank: bool = False,
-    neighbours: tuple[int, int] = (20, 6),
-) -> ReidMetrics:
-    """mAP, CMC and mINP of the queries of `dataset` against its gallery, from the features of both.
+def measure(dataset: ReidDataset, matrix: Tensor) -> ReidMetrics:
+    """mAP, CMC and mINP of the queries of `dataset` against its gallery, from their distances (Q, G).
 
     A gallery shot with the identity and the camera of a query is left out of the ranking of that query, as usual; where
     `dataset.excludes` is "scene" (MSVR310), the scene counts in the place of the camera.
-
-    Args:
-        use_rerank: rank by k-reciprocal re-ranked distances (Zhong et al. 2017).
-        neighbours: k1 and k2 of the re-ranking.
     """
-    matrix = rerank(query.flat(), gallery.flat(), *neighbours) if use_rerank else distances(query, gallery)
     q, g = dataset.query, dataset.gallery
     scenes: dict[str, Any] = {}
     if dataset.excludes == "scene":
@@ -255,7 +243,10 @@ def evaluate(
     neighbours: tuple[int, int] = (20, 6),
     progress: Callable[[int, int], None] | None = None,
 ) -> list[CaseResult]:
-    """The figures of every case on query and gallery of `dataset`; `cameras` numbers them (default: itself)."""
+    """The figures of every case on query and gallery of `dataset`; `cameras` numbers them (default: itself).
+
+    `use_rerank` adds those by k-reciprocal re-ranked distances (Zhong et al. 2017); `neighbours` are its k1 and k2.
+    """
     chosen = list(cases) if cases is not None else default_cases(model)
     same = dataset.query == dataset.gallery
     records = dataset.query if same else (*dataset.query, *dataset.gallery)
@@ -266,8 +257,8 @@ def evaluate(
         query = features[:count]
         gallery = features if same else features[count:]
         for again in (False, True) if use_rerank else (False,):
-            metrics = measure(dataset, query, gallery, use_rerank=again, neighbours=neighbours)
-            results.append(CaseResult(case, metrics, again))
+            matrix = rerank(query.flat(), gallery.flat(), *neighbours) if again else distances(query, gallery)
+            results.append(CaseResult(case, measure(dataset, matrix), again))
     return results
 
 

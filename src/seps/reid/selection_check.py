@@ -86,7 +86,7 @@ def check(model: nn.Module, *batch: Any, **named: Any) -> SelectionCheck:
         recorded = _record(selection)
         outputs = trial(*batch, **named)
         loss = sum((part.float().square().mean() for part in _tensors(outputs)), torch.zeros(()))
-        loss.backward()
+        torch.autograd.backward(loss)
         gradients[decision], bad = _gradients(selection)
         problems += [f"{decision}: the gradient of {name} is not finite" for name in bad]
         seen.append(recorded)
@@ -147,7 +147,7 @@ def _record(selection: nn.Module) -> _Recorded:
 def _set_gumbel(selection: nn.Module, gumbel: bool) -> bool:
     """Switch Gumbel on or off; False for a selection that cannot be switched."""
     if hasattr(selection, "use_gumbel"):
-        selection.use_gumbel = gumbel
+        selection.use_gumbel = gumbel  # type: ignore[assignment]
         return True
     parts = [getattr(selection, name + _SPARSE) for name in _sensors(selection)]
     for part in parts:

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from seps.method.config import ConfigError
 from seps.method.losses import batch_hard_triplet, identity_loss, ratio_loss
+from seps.reid.any_to_any import shared_space_loss
 from seps.reid.build import build_model
 from seps.reid.config import ReidConfig, ReidDataConfig, ReidLossConfig
 from seps.reid.data import Augmentation, IdentityBatches, ReidDataset, ReidReader, holdout, load
@@ -205,6 +206,9 @@ class ReidTask:
         first = processes.rank() * len(batch.labels)
         total, parts = reid_losses(fused, everyone, scores, labels, self.config.loss, first)
         figures = dict(parts)
+        if self.config.loss.shared:
+            shared = self._shared(fused, everyone, labels, batch.present[0], first)
+            total, figures["shared"] = total + self.config.loss.shared * shared, shared.detach()
         if fused.keep is not None:
             figures["kept"] = fused.keep.detach().mean()
             if self.config.model.decision == "binary":
@@ -215,6 +219,14 @@ class ReidTask:
             total, figures["gate"] = total + self.config.loss.gate * gate, gate.detach()
         hits = (scores[0].argmax(dim=1) == labels).float().mean()
         return total, {**figures, "accuracy": hits}
+
+    def _shared(self, fused: Fused, everyone: Fused, labels: Tensor, present: Tensor, first: int) -> Tensor:
+        """The loss of a space that all sensors share, averaged over the branches."""
+        branches = [(fused.original, everyone.original)]
+        if fused.sdtps is not None and everyone.sdtps is not None:
+            branches.append((fused.sdtps, everyone.sdtps))
+        losses = [shared_space_loss(own, every, labels, present, first) for own, every in branches]
+        return torch.stack(losses).mean()
 
     def _ratio(self, keep: Tensor) -> Tensor:
         """Eq. 7 of each sensor, averaged."""
