@@ -12,7 +12,6 @@ RUNS: dict[str, tuple[str, str]] = {
     "speed": ("minutes", "GPU or CPU"),
     "speed.cores": ("two minutes", "CPU"),
     "speed.defaults": ("minutes", "GPU"),
-    "speed.gradient_precision": ("a minute", "GPU or CPU"),
     "speed.kernel_tests": ("minutes", "GPU"),
     "speed.options": ("minutes", "CPU"),
     "speed.real": ("minutes", "CPU, data"),

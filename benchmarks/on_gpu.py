@@ -25,10 +25,10 @@ def parts(commit: str | None) -> dict[str, tuple[str, list[str]]]:
     ray = [] if importlib.util.find_spec("ray") else ["--workers"]
     step = ["--only", "training", "--batch", "128", "1024", "--precision", "float32", "bfloat16"]
     return {
-        "coco": ("defaults-h200.jsonl", ["benchmarks.speed.defaults", "--skip", "profile", "tune"]),
+        "coco": ("defaults-h200.jsonl", ["benchmarks.speed.defaults", "--skip", "profile"]),
         "flickr": (
             "defaults-f30k-h200.jsonl",
-            ["benchmarks.speed.defaults", "--images", "1000", "--captions", "5000", "--skip", "profile", "tune"],
+            ["benchmarks.speed.defaults", "--images", "1000", "--captions", "5000", "--skip", "profile"],
         ),
         "training": ("training-h200.json", ["benchmarks.speed", *step]),
         "indexing": ("indexing-h200.json", ["benchmarks.index.indexing", "--photos", "4000", "--rounds", "3", *ray]),

@@ -4,6 +4,7 @@
     python tools/identity.py compare before.zip                 # on the tree after it: what differs, and by how much
     python tools/identity.py compare before.zip --only stores   # one area; --only stores/columns one probe
     python tools/identity.py list                               # the areas and their probes
+    python tools/identity.py planted                            # does each area see a fault? plants one at a time
 
 Only public names and command lines are used, so that files may move between the two calls: `--tree` names another
 checkout, so that a record of an older tree can be made later. Numbers are compared bit by bit, which holds on one
@@ -28,6 +29,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tools"))
 
+from probes.plants import PLANTS, plant  # noqa: E402
 from probes.registry import AREAS, probes_of  # noqa: E402
 from probes.values import Difference, Leaf, compare, is_gone, leaves, read, write  # noqa: E402
 
@@ -123,6 +125,34 @@ def report(differences: list[Difference], before: Mapping[str, Leaf], numbers: b
     return 1
 
 
+def planted(only: list[str], jobs: int) -> int:
+    """Plant every fault of the chosen areas, one at a time, and say which probes saw it; returns the exit status."""
+    faults = [fault for fault in PLANTS if any(probe.partition("/")[0] in chosen_areas(only) for probe in fault.probes)]
+    before = record(sorted({probe for fault in faults for probe in fault.probes}), ROOT, jobs)
+    missed = 0
+    for number, fault in enumerate(faults, 1):
+        with tempfile.TemporaryDirectory(prefix="seps-planted-") as folder:
+            tree = Path(folder) / "tree"
+            places = plant(ROOT, fault, tree)
+            if not places:
+                print(f"{number:2} FITS NOWHERE  {fault.about}", flush=True)
+                missed += 1
+                continue
+            now = record(list(fault.probes), tree, jobs)
+        for probe in fault.probes:
+            first, second = ({k: v for k, v in one.items() if is_chosen(k, [probe])} for one in (before, now))
+            differences = list(compare(first, second))
+            seen = bool(differences) and first and not any(is_gone(value) for value in first.values())
+            missed += not seen
+            told = f"{len(differences)} differ, first {differences[0]}" if differences else "the same"
+            print(
+                f"{number:2} {'seen' if seen else 'NOT SEEN'}  {probe}: {fault.about} ({places[0]}): {told}"[:300],
+                flush=True,
+            )
+    print(f"{len(faults)} faults planted; " + (f"{missed} times unseen." if missed else "every probe saw its own."))
+    return int(missed > 0)
+
+
 def show_list() -> int:
     """Print the areas and their probes."""
     sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
@@ -136,7 +166,7 @@ def show_list() -> int:
 def main() -> int:
     """Record, compare or list."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=("record", "compare", "list", "area"))
+    parser.add_argument("action", choices=("record", "compare", "list", "planted", "area"))
     parser.add_argument("file", type=Path, nargs="?", help="the record to write, or to compare with")
     parser.add_argument("--only", nargs="+", default=[], metavar="AREA", help="areas, or AREA/PROBE; default: all")
     parser.add_argument("--numbers", action="store_true", help="leave out differences of text for people")
@@ -147,6 +177,8 @@ def main() -> int:
     options = parser.parse_args()
     if options.action == "list":
         return show_list()
+    if options.action == "planted":
+        return planted(options.only, options.jobs)
     if options.file is None:
         parser.error("name the file of the record")
     tree = options.tree.resolve()

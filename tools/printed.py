@@ -9,7 +9,7 @@
 Pages are README.md, docs/*.md and docs/zh/*.md. The markers in them are HTML comments:
 
     <!-- printed: COMMAND | PART | PART -->        before a text block: lines of what the command printed
-    <!-- figures: NAME --> ... <!-- /figures -->   a table of benchmarks/page: a function, or a section of tables/*.md
+    <!-- figures: NAME --> ... <!-- /figures -->   a table of tools/figures: a function, or a section of tables/*.md
     <!-- figure: REFERENCE -->5.9<!-- / -->        one figure in a sentence
     <!-- fixed: REASON -->                         before a table or text block that holds no measured figure
     <!-- repeated: 12.3 4.5 -->                    figures of this page's sentences that a generated part has as well
@@ -54,7 +54,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs/results"
-TEMPLATES = ROOT / "benchmarks/page/tables"
+TEMPLATES = ROOT / "tools/figures/tables"
 LAB = ROOT / "lab"
 RECORD = "printed.json"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs/zh").glob("*.md"))]
@@ -88,8 +88,8 @@ class Results:
     def read(self, name: str) -> Any:
         """The value of a JSON file, the list of a JSONL file, the lines of any other."""
         if name.startswith("table:"):
-            from benchmarks.page import TABLES
-            from benchmarks.page.raw import Results as Files
+            from figures import TABLES
+            from figures.raw import Results as Files
 
             return TABLES[name.removeprefix("table:")](Files(self.folder)).splitlines()
         path = next((path for path in (self.folder / name, *LAB.glob(f"*/{name}")) if path.exists()), None)
@@ -156,7 +156,7 @@ def _formatted(values: list[float], form: str) -> str:
 
 
 def templates() -> dict[str, str]:
-    """The sections of benchmarks/page/tables/*.md by their names."""
+    """The sections of tools/figures/tables/*.md by their names."""
     made: dict[str, str] = {}
     for path in sorted(TEMPLATES.glob("*.md")):
         parts = _SECTION.split(path.read_text(encoding="utf-8"))
@@ -169,8 +169,8 @@ def templates() -> dict[str, str]:
 
 def tables(results: Results) -> dict[str, str]:
     """Every table by its name: those of functions, and those of templates."""
-    from benchmarks.page import TABLES
-    from benchmarks.page.raw import Results as Files
+    from figures import TABLES
+    from figures.raw import Results as Files
 
     files = Files(results.folder)
     made = {name: make(files) for name, make in TABLES.items()}
@@ -284,7 +284,7 @@ def rendered(text: str, results: Results, made: dict[str, str]) -> str:
 
     def figures(match: re.Match[str]) -> str:
         if match["name"] not in made:
-            raise ValueError(f"there is no table {match['name']!r} in benchmarks/page")
+            raise ValueError(f"there is no table {match['name']!r} in tools/figures")
         return f"<!-- figures: {match['name']} -->\n{made[match['name']].strip()}\n<!-- /figures -->"
 
     def figure(match: re.Match[str]) -> str:

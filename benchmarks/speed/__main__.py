@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from benchmarks.common import machine
-from benchmarks.speed import profiling, scoring, training, tuning
+from benchmarks.speed import scoring, training
 
 
 def _arguments() -> argparse.Namespace:
@@ -19,9 +19,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="small sizes, a few seconds on a CPU")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, help="write the measurements here as JSON")
-    parser.add_argument(
-        "--only", nargs="*", choices=["scoring", "training", "tune", "profile"], default=["scoring", "training"]
-    )
+    parser.add_argument("--only", nargs="*", choices=["scoring", "training"], default=["scoring", "training"])
     parser.add_argument("--shapes", nargs="*", choices=sorted(scoring.SHAPES), default=["vit224", "swin224", "vit384"])
     parser.add_argument("--size", choices=sorted(scoring.SIZES), help="images x captions: f30k 1K, coco 5K, or small")
     parser.add_argument("--branches", nargs="*", choices=scoring.TEXTS, default=["caption"])
@@ -46,10 +44,6 @@ def main() -> None:
         rows += scoring.run(arguments, device, report["limits"])
     if "training" in arguments.only:
         rows += training.run(arguments, device)
-    if "tune" in arguments.only:
-        rows += tuning.run(arguments, device)
-    if "profile" in arguments.only:
-        rows += profiling.run(arguments, device)
     report["rows"] = rows
     if arguments.out is not None:
         arguments.out.parent.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,7 @@
     python -m benchmarks.speed.defaults --out FILE.jsonl [--images 5000 --captions 25000] [--skip WORD ...]
 
 Parts: `calls`, the calls of `CALLS`; `pairs`, the default call and half precision against strict float32 on all pairs;
-`peers`, plain MaxSim by public kernels and by torch (benchmarks/speed/peers.py); `profile`; `tune`.
+`peers`, plain MaxSim by public kernels and by torch (benchmarks/speed/peers.py); `profile`.
 
 One text branch, ViT-224 (196 patches and CLS), captions of 8 to 23 words, float32 features on the device. Each row is
 printed when it is measured and appended to the file, so that a run that is cut short has left what it had. The first
@@ -17,7 +17,6 @@ import argparse
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,12 +29,9 @@ from benchmarks.common.machine import PeakMemory, clock, describe, synchronise
 from benchmarks.speed import peers
 from benchmarks.speed.scoring import make_inputs, make_net, part_of
 from seps.scoring import blocks, choose_backend, score_matrix
-from seps.scoring.gpu.fused import scorer
-from seps.scoring.gpu.launches import KernelSizes
-from seps.scoring.inputs import Texts
 
 MIB = 2**20
-PARTS = ("calls", "pairs", "peers", "profile", "tune")
+PARTS = ("calls", "pairs", "peers", "profile")
 FLIPS = {"float32": 1e-4, "half": 1e-3}
 """Scores further apart than this come of another kept patch, not of rounding."""
 CALLS: dict[str, dict[str, Any]] = {
@@ -51,17 +47,6 @@ CALLS: dict[str, dict[str, Any]] = {
     "float32, 16 GiB, 128 images at once": {"memory": 16384 * MIB},
     "factored float32": {"backend": "factored"},
 }
-ALIGN: list[dict[str, Any]] = [
-    {},
-    {"split_stages": 2},
-    {"split_stages": 4},
-    {"split_patches": 64, "split_stages": 2},
-    {"split_patches": 64, "split_stages": 2, "split_warps": 8},
-    {"align_rows": 128, "split_warps": 4},
-    {"align_rows": 32},
-    {"extra_stages": 3},
-    {"extra_stages": 1},
-]
 
 
 class Report:
@@ -186,22 +171,6 @@ def _profiles(net: Any, data: dict[str, Any], device: torch.device, report: Repo
             print(f"{row['ms']:9.2f} ms  {row['ms'] / busy:6.1%}  {row['calls']:5} x  {row['kernel']}", flush=True)
 
 
-def _tune(net: Any, data: dict[str, Any], device: torch.device, report: Report) -> None:
-    """Block sizes of the kernels in float32 on one block of images and texts."""
-    words = data["cap_embs"][:1024]
-    block = Texts(words, [16] * words.shape[0], dtype=torch.float32).block(0, words.shape[0])
-    with torch.no_grad():
-        side = net.encode_images(data["img_embs"][:64])
-        for choice in ALIGN:
-            try:
-                images = scorer(net, torch.float32, replace(KernelSizes(), **choice))(side)
-                micro = clock(partial(images.score, block), device, 5) / (64 * words.shape[0]) * 1e6
-            except Exception as error:
-                report.add(f"tune {choice}: {type(error).__name__}: {str(error)[:200]}")
-                continue
-            report.add(f"tune {choice}: {micro:.5f} us per pair", tune=choice, us_per_pair=micro)
-
-
 def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -228,8 +197,6 @@ def main() -> None:
         peers.measure(data, device, report, arguments.skip)
     if device.type == "cuda" and "profile" in wanted:
         _profiles(net, data, device, report)
-    if device.type == "cuda" and "tune" in wanted:
-        _tune(net, data, device, report)
 
 
 if __name__ == "__main__":

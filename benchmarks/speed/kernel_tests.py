@@ -4,7 +4,7 @@
 
 Runs the tests of all kernels, and of the metrics those on a GPU, in several processes where pytest-xdist is, and adds
 to the file: date, commit, device, versions, how many passed, failed and were skipped, and the names of those that
-failed. `python -m benchmarks.page` shows the last run on docs/performance.md. Needs pytest beside torch and triton, and
+failed. docs/performance.md shows the last run. Needs pytest beside torch and triton, and
 says so where one is missing; without hypothesis the tests that use it are left out. Its exit status is pytest's.
 """
 

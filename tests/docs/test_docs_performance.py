@@ -8,11 +8,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from benchmarks import on_gpu
-from benchmarks.page import TABLES
-from benchmarks.page.raw import Results
-from benchmarks.speed import kernel_tests
 from doc_blocks import ROOT
+
+# Benchmarks and tools are no part of the installed package.
+sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
+
+from benchmarks import on_gpu
+from benchmarks.speed import kernel_tests
+from figures import TABLES
+from figures.raw import Results
 
 RESULTS = ROOT / "docs/results"
 

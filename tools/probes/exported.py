@@ -11,7 +11,6 @@ from probes.registry import probe
 
 MODELS: dict[str, dict[str, Any]] = {
     "default": {},
-    "paper": {"model__preset": "paper"},
     "open source": {"model__preset": "open_source"},
     "no description": {"model__slimming": {"dense": "none"}},
 }

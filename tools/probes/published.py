@@ -65,7 +65,7 @@ def parts(_: Bench) -> dict[str, Any]:
         "sparse": tensors(sparse(tokens, scores, scores.flip(1))),
         "single": tensors(single(tokens)),
         "dual": tensors(dual(tokens, tokens * scores[..., None])),
-        "attention": tensors(seps.mask_xattn_one_text(tokens, words[0])),
+        "attention": tensors(seps.mask_xattn_one_text(tokens, words)),
     }
 
 

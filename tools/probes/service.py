@@ -116,18 +116,17 @@ def _answers(bench: Bench, place: Any) -> dict[str, Any]:
             "no such picture": client.ask("/api/picture/none"),
             "no query": client.ask("/api/search"),
         }
-        uploaded = client.ask("/api/upload", data)
-        name = next(iter(uploaded.values())) if isinstance(uploaded, dict) and len(uploaded) == 1 else None
-        if isinstance(name, str):
-            found["with a picture"] = client.ask("/api/search", q=QUERIES[0], image=name)
-            found["upload"] = client.ask(f"/api/upload/{name}")
+        sent = client.ask("/api/upload", data)["upload"]
+        found["with a picture"] = client.ask("/api/search", q=QUERIES[0], upload=sent)
+        found["with one of the store"] = client.ask("/api/search", q=QUERIES[0], like=first, weight=0.3)
+        found["upload"] = client.ask(f"/api/upload/{sent}")
         return found
 
 
 ADDRESSES = (
     *("search", "options", "similar", "picture sent", "pictures", "oldest", "overview", "status", "health", "picture"),
     *("thumb", "image", "original", "explain", "kept", "page", "schema", "no such picture", "no query"),
-    *("with a picture", "upload"),
+    *("with a picture", "with one of the store", "upload"),
 )
 
 

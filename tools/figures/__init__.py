@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from benchmarks.page import jobs, scoring, studies
-from benchmarks.page.raw import Results
+from figures import jobs, scoring, studies
+from figures.raw import Results
 
 TABLES: dict[str, Callable[[Results], str]] = {
     "coco": scoring.coco,
@@ -14,7 +14,6 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "cores": scoring.cores,
     "real": scoring.real,
     "training": jobs.training,
-    "gradients": jobs.gradients,
     "indexing": jobs.indexing,
     "indexing-steps": jobs.indexing_steps,
     "searching": jobs.searching,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from benchmarks.page.raw import NO, NOT_RECORDED, OTHER, YES, Results, Row, link, mib, seconds, table
+from figures.raw import NO, NOT_RECORDED, OTHER, YES, Results, Row, link, mib, seconds, table
 
 CALLS = (
     ("default, second time", "ours, as it comes: float32 by pairs of halves", YES),
@@ -20,8 +20,8 @@ CALLS = (
 
 def coco(files: Results) -> str:
     """5,000 x 25,000 on one H200."""
-    raw, former, old = "defaults-h200.jsonl", "defaults-former-h200.jsonl", "scoring-coco-h200.json"
-    measured, before = ({line["call"]: line for line in files.lines(name) if "call" in line} for name in (raw, former))
+    raw, old = "defaults-h200.jsonl", "scoring-coco-h200.json"
+    measured = {line["call"]: line for line in files.lines(raw) if "call" in line}
     default = measured["default, second time"]["seconds"]
     rows: list[Row] = []
     for name, told, is_default in CALLS:
@@ -32,11 +32,6 @@ def coco(files: Results) -> str:
         rows.append(
             [told, is_default, seconds(line["seconds"]), mib(line["peak_mib"]), gap, *_times(default, line), link(raw)]
         )
-    for name, told, _ in CALLS[0], CALLS[2]:
-        line = before[name]
-        gap = f"{line['largest_below_flips']:.1e}"
-        cells = [seconds(line["seconds"]), mib(line["peak_mib"]), gap, *_times(default, line)]
-        rows.append([f"before the kernels kept an operand in shared memory: {told}", NO, *cells, link(former)])
     beside = peers(files, raw)
     for told, line in beside.items():
         cells = [seconds(line["seconds"]), mib(line["peak_mib"]), "", *_times(default, line)]
@@ -67,14 +62,11 @@ def coco(files: Results) -> str:
     }
     for told, value in bounds.items():
         rows.append([told, OTHER, seconds(value), "", "", *_times(default, {"seconds": value}), link(old)])
-    own = all(f"{kind} against factored float32, all pairs" in measured for kind in ("float32", "half"))
-    source, told = (measured, "Of") if own else (before, "With the kernels before, of")
-    full, half = (source[f"{kind} against factored float32, all pairs"] for kind in ("float32", "half"))
+    full, half = (measured[f"{kind} against factored float32, all pairs"] for kind in ("float32", "half"))
     exact = (
-        f"{told} all {full['pairs_compared']:,} pairs {full['flips']:,} keep another patch in the default call than in "
+        f"Of all {full['pairs_compared']:,} pairs {full['flips']:,} keep another patch in the default call than in "
         f"strict float32, and none differs by more than {full['largest_below_flips']:.1e}; in half precision "
         f"{half['flips']:,} pairs ({half['flips'] / half['pairs_compared']:.0e}) differ by more than 1e-3."
-        + ("" if own else f" The present ones were compared on {measured['half']['pairs_compared']:,} pairs, as above.")
     )
     return table(
         ["what", "default call?", "seconds", "beyond inputs and output", "largest difference", "x default", "from"],

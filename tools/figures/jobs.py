@@ -4,76 +4,27 @@ from __future__ import annotations
 
 import re
 
-from benchmarks.page.raw import MODEL, NO, NOT_RECORDED, OTHER, YES, Results, Row, link, mib, table
+from figures.raw import MODEL, NO, NOT_RECORDED, OTHER, YES, Results, Row, link, mib, table
 
 
 def training(files: Results) -> str:
     """The training step on one H200."""
-    raw, old, new = "training-precision-h200.txt", "training-step-h200.json", "training-h200.json"
+    raw = "training-h200.json"
     rows: list[Row] = []
-    former = "before the kernels of the step"
-    if files.has(new):
-        found = files.json(new)["rows"]
-        loops = {row["batch"]: row["ms"] for row in found if row["training"] == "loop"}
-        for row in found:
-            kind = "our loop" if row["training"] == "loop" else "ours"
-            default = YES if kind == "ours" and row["precision"] == "float32" else NO
-            times = f"{loops[row['batch']] / row['ms']:.1f}" if row["batch"] in loops else ""
-            cells = [f"{row['ms']:,.1f}", mib(row["peak_mib"]), times, link(new)]
-            rows.append([f"{row['batch']:,}", f"{kind}, {row['precision']}", default, *cells])
-    else:
-        rows += [[batch, "ours, float32", YES, NOT_RECORDED, "", "", ""] for batch in ("128", "1,024")]
-    loop = 0.0
-    for backend, batch, kind, ms, peak in re.findall(
-        r"^(loop|factored) +(\d+) +(\w+) +([\d.]+) +(\d+)$", files.text(raw), re.MULTILINE
-    ):
-        loop = float(ms) if backend == "loop" else loop
-        own = f"our loop, {kind}, another run" if backend == "loop" else f"{former}: ours, {kind}"
-        cells = [f"{float(ms):,.1f}", mib(float(peak)), f"{loop / float(ms):.1f}", link(raw)]
-        rows.append([batch, own, NO, *cells])
-    for row in files.json(old)["rows"]:
-        if row["training"] != "loop":
-            told = f"{former}: ours, {row['precision']}, another run"
-            rows.append([f"{row['batch']:,}", told, NO, f"{row['ms']:,.1f}", mib(row["peak_mib"]), "", link(old)])
+    found = files.json(raw)["rows"]
+    loops = {row["batch"]: row["ms"] for row in found if row["training"] == "loop"}
+    for row in found:
+        kind = "our loop" if row["training"] == "loop" else "ours"
+        default = YES if kind == "ours" and row["precision"] == "float32" else NO
+        times = f"{loops[row['batch']] / row['ms']:.1f}" if row["batch"] in loops else ""
+        cells = [f"{row['ms']:,.1f}", mib(row["peak_mib"]), times, link(raw)]
+        rows.append([f"{row['batch']:,}", f"{kind}, {row['precision']}", default, *cells])
     for row in files.json("elsewhere.json")["training"]:
-        place = f"elsewhere, {link('elsewhere.json')}"
-        rows.append(
-            [
-                str(row["batch"]),
-                f"{row['code']}: {row['what']}",
-                OTHER,
-                f"{row['ms']:,.1f}",
-                mib(1024 * row["peak_gib"]),
-                "",
-                place,
-            ]
-        )
-    profile = next(
-        row
-        for row in files.json("profile-h200.json")["rows"]
-        if row["profile"].startswith("training step") and "busy_ms" in row
-    )
-    limit = (
-        f"The limit was not computed. A profile of the step at batch 128 in bfloat16, {former}: "
-        f"{profile['wall_ms']:.0f} ms, of which the GPU was busy for {profile['busy_ms']:.0f}, in {profile['calls']} "
-        f"launches ({link('profile-h200.json')})."
-    )
-    return table(["batch", "what", "default call?", "ms", "memory", "x our loop", "from"], rows, limit)
-
-
-def gradients(files: Results) -> str:
-    """Cosines between gradients of bfloat16 and of float32."""
-    raw = "training-precision-h200.txt"
-    found: dict[str, list[tuple[float, float]]] = {}
-    for common, images, weights in re.findall(
-        r"^\w+ common ([\d.]+) images ([\d.-]+) weights ([\d.-]+) ", files.text(raw), re.MULTILINE
-    ):
-        found.setdefault(common, []).append((float(images), float(weights)))
-    rows = []
-    for common, pairs in found.items():
-        spans = [f"{min(own):.2f} to {max(own):.2f}" for own in zip(*pairs, strict=True)]
-        rows.append([f"{float(common):.0f}", *spans])
-    return table(["common direction", "gradient of the image tokens", "gradient of the weights"], rows, link(raw))
+        told, place = f"{row['code']}: {row['what']}", f"elsewhere, {link('elsewhere.json')}"
+        cells = [f"{row['ms']:,.1f}", mib(1024 * row["peak_gib"]), "", place]
+        rows.append([str(row["batch"]), told, OTHER, *cells])
+    head = ["batch", "what", "default call?", "ms", "memory", "x our loop", "from"]
+    return table(head, rows, "The limit was not computed.")
 
 
 def indexing(files: Results) -> str:

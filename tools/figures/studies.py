@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.page.raw import Results
+from figures.raw import Results
 
 
 def ablation(files: Results) -> str:
