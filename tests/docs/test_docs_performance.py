@@ -8,13 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from doc_blocks import ROOT
 
 # Benchmarks and tools are no part of the installed package.
-sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tools"))
 
 from benchmarks import on_gpu
 from benchmarks.speed import kernel_tests
+from doc_blocks import ROOT
 from figures import TABLES
 from figures.raw import Results
 

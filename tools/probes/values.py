@@ -43,7 +43,7 @@ def leaves(value: Any, place: str = "") -> Iterator[tuple[str, Leaf]]:
             yield from leaves({key: [item[key] for item in value] for key in value[0]}, place)
         else:
             for number, item in enumerate(value):
-                yield from leaves(item, f"{place}[{number}]")
+                yield from leaves(item, f"{place}/{number}")
             if not value:
                 yield place, "[]"
     elif hasattr(value, "detach"):  # a tensor
