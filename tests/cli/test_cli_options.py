@@ -38,6 +38,7 @@ BASE = {
     "reid synth": "{new}",
     "reid train": "--out {new}",
     "reid eval": "{run}",
+    "reid report": "--config {config} --out {new}",
     "reid show": "{run} --out {new}",
     "reid threshold": "{run} --out {new}",
     "reid export": "{run} --out {new}",
@@ -61,6 +62,7 @@ ZERO = {
     ("search", "--min-confidence"),
     ("duplicates", "--within"),
     ("serve", "--port"),
+    ("reid report", "--seeds"),
     ("reid synth", "--seed"),
     ("reid synth", "--blindness"),
     ("reid features", "--camera"),
@@ -115,6 +117,9 @@ PATHS = {
     ("reid train", "--config"): "in file",
     ("reid train", "--out"): "out folder",
     ("reid eval", "run"): "in folder",
+    ("reid report", "--config"): "in file",
+    ("reid report", "--out"): "out folder",
+    ("reid report", "--figures"): "in file",
     ("reid show", "run"): "in folder",
     ("reid show", "--out"): "out folder",
     ("reid threshold", "run"): "in folder",
@@ -135,7 +140,7 @@ PATHS = {
         (command, "--plugin"): "in file"
         for command in (
             *("train", "eval", "compare", "find", "index", "search", "explain", "serve", "export"),
-            *(f"reid {name}" for name in ("train", "eval", "show", "threshold", "export", "features")),
+            *(f"reid {name}" for name in ("train", "eval", "report", "show", "threshold", "export", "features")),
         )
     },
 }

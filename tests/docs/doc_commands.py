@@ -35,6 +35,8 @@ SMALLER: dict[str, str] = {
     "seps reid synth": "--identities 8 --images 4 --height 64 --width 32 --workers 1",
     "seps reid train": "model.image_size=[64,32] model.width=16 data.identities=2 data.images=2 train.epochs=1 "
     "data.holdout=2",
+    "seps reid report": "model.image_size=[64,32] model.width=16 data.identities=2 data.images=2 train.epochs=1 "
+    "data.holdout=2",
     "seps reid threshold": "--false-accept 0.4",
 }
 """Options added to a command, so that it runs on a test machine in a second or two; `{...}` is filled in."""

@@ -3,6 +3,7 @@
   seps reid synth OUT                         draw a synthetic set
   seps reid train --out RUN                   train, or continue the run in RUN
   seps reid eval RUN                          mAP and CMC on query and gallery; --missing: also without some sensors
+  seps reid report --config FILE --out DIR    several seeds: the papers' figures, ours and the difference
   seps reid show RUN --out DIR                pictures: ranked lists, and the patches that were kept
   seps reid threshold RUN --out DIR           the distance up to which two shots count as the same one
   seps reid export RUN -o DIR                 the network as ONNX
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING
 from seps.cli.shared.argtypes import default_device, device, fraction, input_file, non_negative, output_folder, positive
 from seps.cli.shared.errors import EXIT_INTERRUPTED
 from seps.cli.shared.parser import Parser, add_plugins
+from seps.cli.shared.reid_report import add_report
 from seps.cli.shared.reid_use import DATA_SETTINGS, READING, add_commands, add_pattern, add_run, load_run, say_report
 from seps.cli.shared.text import print_json, printable, say, typed
 from seps.reid.config import ReidConfig
@@ -45,7 +47,7 @@ def add_options(parser: Parser) -> None:
     """The options of `seps reid` and its sub-commands."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.set_defaults(action=_help)
-    commands = parser.add_subparsers(dest="command", metavar="synth|train|eval|show|threshold|export|features")
+    commands = parser.add_subparsers(dest="command", metavar="synth|train|eval|report|show|threshold|export|features")
 
     synth = commands.add_parser("synth", help="draw a synthetic RGB / NIR / TIR set")
     synth.add_argument("out", type=output_folder, help="folder to make")
@@ -106,6 +108,7 @@ def add_options(parser: Parser) -> None:
     measure.add_argument("--per-query", action="store_true", help="with --json: average precision of every query")
     measure.set_defaults(action=_eval)
 
+    add_report(commands)
     show = commands.add_parser("show", help="pictures: what was found and kept", settings=DATA_SETTINGS, of_run=READING)
     add_run(show)
     show.add_argument("--out", type=output_folder, required=True, help="folder for the pictures")
