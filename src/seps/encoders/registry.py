@@ -102,6 +102,18 @@ PRESETS: dict[str, Preset] = {
     "dinov2-b": Preset(
         "facebook/dinov2-base", ("vision",), "dinov2", {"patch_size": 14, "image_size": 518}, image_size=224
     ),
+    "dinov3-s": Preset(
+        "facebook/dinov3-vits16-pretrain-lvd1689m",
+        ("vision",),
+        "dinov3_vit",
+        {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536, "num_register_tokens": 4},
+    ),
+    "dinov3-b": Preset(
+        "facebook/dinov3-vitb16-pretrain-lvd1689m",
+        ("vision",),
+        "dinov3_vit",
+        {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072, "num_register_tokens": 4},
+    ),
     "bert-base": Preset("bert-base-uncased", ("text",), "bert"),
 }
 

@@ -115,7 +115,7 @@ def run_seeds(
     Each seed of a set is a run that a second call continues. A call that was interrupted returns what is finished.
     Raises ConfigError where a folder holds a seed of other settings.
     """
-    finished = []
+    finished: list[dict[str, Any]] = []
     for seed in seeds:
         for plan in plans:
             config = replace(plan.config, train=replace(plan.config.train, seed=seed))

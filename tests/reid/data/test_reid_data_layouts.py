@@ -281,3 +281,41 @@ def test_holdout_takes_whole_identities_that_can_be_matched() -> None:
     one_camera = replace(dataset, train=shots(dict.fromkeys(range(20), (1, 1))))
     with pytest.raises(ReidDataError, match=naming("0", "20", "data.holdout 0", "train.eval_every")):
         holdout(one_camera, 1, seed=0)
+
+
+def wmveid863(root: Path) -> Path:
+    for split, pids in (("train", (1, 2)), ("query", (9,)), ("test", (9, 10))):
+        for pid in pids:
+            for camera, scene in ((1, 3), (2, 45)):
+                for folder in ("vis", "ni", "th"):
+                    picture(root / split / f"{pid:04d}" / folder / f"v{camera}_n1_s{scene:03d}_0001.jpg", pid * 9)
+    return root
+
+
+def market1501_mm(root: Path) -> Path:
+    for split, pids in (("train", (2, 7)), ("query", (9,)), ("gallery", (9, 0, -1))):
+        for pid in pids:
+            for camera in (1, 6):
+                for modality in ("RGB", "NI", "TI"):
+                    picture(root / split / modality / f"{pid:04d}_c{camera}s1_000451_03.jpg", (pid + 1) * 9)
+    return root
+
+
+@pytest.mark.parametrize("name", ["WMVeID863", "MSVWild863"])
+def test_wmveid863_takes_the_identity_from_the_folder(name: str, tmp_path: Path) -> None:
+    dataset = load(name, wmveid863(tmp_path))
+    tags = [(r.pid, r.camid, r.sceneid) for r in dataset.gallery]
+    assert tags == [(9, 1, 3), (9, 2, 45), (10, 1, 3), (10, 2, 45)]
+    assert dataset.identities == (1, 2) and len(dataset.query) == 2 and dataset.excludes == "camera"
+    assert [s.path.parent.name for s in dataset.train[0].sources.values()] == ["vis", "ni", "th"]
+    (tmp_path / "query" / "0009" / "th" / "v1_n1_s003_0001.jpg").unlink()
+    with pytest.raises(ReidDataError, match="no TI image"):
+        load(name, tmp_path)
+    picture(tmp_path / "test" / "spare" / "vis" / "v1_a.jpg", 3)
+    assert [p.kind for p in load(name, tmp_path, on_problem="skip").report.problems] == ["missing_modality"] * 2
+
+
+def test_market1501_mm_leaves_junk_out_and_keeps_the_background(tmp_path: Path) -> None:
+    dataset = load("market1501-MM", market1501_mm(tmp_path))
+    assert [(r.pid, r.camid) for r in dataset.gallery] == [(0, 1), (0, 6), (9, 1), (9, 6)]
+    assert dataset.report.junk == 2 and dataset.identities == (2, 7) and dataset.excludes == "camera"

@@ -3,6 +3,8 @@
 RGBNT201  {train_171,test}/{RGB,NI,TI}/PPPPPP_camC_*.jpg, query = gallery = test
 RGBNT100  rgbir/{bounding_box_train,query,bounding_box_test}/PPPP_cC_*.jpg, three modalities in one image
 MSVR310   {bounding_box_train,query3,bounding_box_test}/ID/{vis,ni,th}/PPPP_sSSS_vV_*.jpg, same-scene rule
+WMVeID863 {train,query,test}/ID/{vis,ni,th}/ the camera as vC in the name (also called MSVWild863)
+Market1501-MM  {train,query,gallery}/{RGB,NI,TI}/PPPP_cC*.jpg, identity -1 is junk
 generic   {train,query,gallery}/{MODALITY}/NAME.jpg (or train and test: query = gallery = test),
           identity, camera and scene from a regular expression with named groups or from a CSV
 Listings are sorted and labels follow the sorted identities, so nothing depends on the file system's order.
@@ -32,6 +34,8 @@ TRIPLE = ("RGB", "NI", "TI")
 RGBNT201_PATTERN = r"(?P<pid>\d{6})_cam(?P<camid>\d+)"
 RGBNT100_PATTERN = r"(?P<pid>-?\d+)_c(?P<camid>\d+)"
 MSVR310_PATTERN = r"(?P<pid>\d{4})_s(?P<sceneid>\d{3})_v(?P<camid>\d+)"
+WMVEID863_PATTERN = r"(?:.*?_)?v(?P<camid>\d+)(?:.*?_?s(?P<sceneid>\d{3}))?"
+MARKET_PATTERN = r"(?P<pid>-?\d+)_c(?P<camid>\d)"
 UNTOLD = "the name tells no identity and camera in this layout"
 GENERIC_PATTERN = r"(?P<pid>-?\d+)_c(?P<camid>\d+)(?:_s(?P<sceneid>\d+))?(?:_|$)"
 
@@ -262,13 +266,56 @@ def scan_msvr310(root: Path, log: ProblemLog) -> tuple[tuple[str, ...], Splits]:
     return TRIPLE, splits
 
 
+def scan_wmveid863(root: Path, log: ProblemLog) -> tuple[tuple[str, ...], Splits]:
+    """WMVeID863 (MSVWild863): a folder per identity, in it vis, ni and th; the gallery is called test."""
+    expression = re.compile(WMVEID863_PATTERN)
+    splits: Splits = {}
+    for split, name in (("train", "train"), ("query", "query"), ("gallery", "test")):
+        folder = require_folder(root / name, f"WMVeID863's {name}/ID/{{vis,ni,th}}")
+        records = splits[split] = []
+        for vehicle in (path for path in list_folder(folder) if path.is_dir()):
+            folders = {m: vehicle / sub for m, sub in zip(TRIPLE, ("vis", "ni", "th"), strict=True)}
+            records += join_modalities(folders, split, by_folder(expression, vehicle.name), log)
+    return TRIPLE, splits
+
+
+def by_folder(expression: re.Pattern[str], folder: str) -> NameParser:
+    """Tags with the folder's name as the identity, camera and scene from the name by named groups."""
+
+    def parse(name: str) -> Tags | None:
+        match = expression.match(name)
+        if match is None or not folder.isdecimal():
+            return None
+        return int(folder), int(match["camid"]), int(match["sceneid"] or -1)
+
+    return parse
+
+
+def scan_market1501_mm(root: Path, log: ProblemLog) -> tuple[tuple[str, ...], Splits]:
+    """Market1501-MM: Market-1501 with near infrared and thermal pictures made from it; a folder per modality."""
+    parse = by_pattern(re.compile(MARKET_PATTERN))
+    splits: Splits = {}
+    for split in ("train", "query", "gallery"):
+        folders = {m: require_folder(root / split / m, f"Market1501-MM's {split}/{m}") for m in TRIPLE}
+        splits[split] = list(join_modalities(folders, split, parse, log))
+    return TRIPLE, splits
+
+
 _BOUNDING_BOXES = {"train": "bounding_box_train", "query": "query", "gallery": "bounding_box_test"}
-NAMES = {"rgbnt201": RGBNT201_PATTERN, "rgbnt100": RGBNT100_PATTERN, "msvr310": MSVR310_PATTERN}
+NAMES = {
+    "rgbnt201": RGBNT201_PATTERN,
+    "rgbnt100": RGBNT100_PATTERN,
+    "msvr310": MSVR310_PATTERN,
+    "market1501-mm": MARKET_PATTERN,
+}
 """How names tell identity and camera in each published layout."""
 LAYOUTS: dict[str, Layout] = {
     "rgbnt201": Layout(scan_rgbnt201),
     "rgbnt100": Layout(scan_rgbnt100),
     "msvr310": Layout(scan_msvr310, excludes="scene"),
+    "wmveid863": Layout(scan_wmveid863),
+    "msvwild863": Layout(scan_wmveid863),
+    "market1501-mm": Layout(scan_market1501_mm),
 }
 
 
