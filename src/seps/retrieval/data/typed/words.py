@@ -147,7 +147,7 @@ def _parts(words: Sequence[str]) -> Iterable[tuple[str, list[str], bool]]:
 
 def _actions(total: Counter[str]) -> dict[str, str]:
     """By verb as written its form in -ing, of those that stand in the captions."""
-    found = {}
+    found: dict[str, str] = {}
     for action in (word for word, count in total.items() if is_action(word) and count >= LEAST):
         stem = action[:-3]
         # running, riding, jumping: of the stems that captions have, the one with most places.
