@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 
-from seps.retrieval.index.codec import model_hash
+from seps.retrieval.index.codec import model_hash, text_hash
 from seps.retrieval.pretrained import EMBEDDED, embedded_folder, from_pretrained
 from seps.retrieval.sentences import FILE, describe
 
 if __name__ == "__main__":
     for name in EMBEDDED:
         model = from_pretrained(name)
-        text = json.dumps(describe(model, model_hash(model)), indent=1) + "\n"
+        text = json.dumps(describe(model, model_hash(model), text_hash(model)), indent=1) + "\n"
         (embedded_folder(name) / FILE).write_text(text, encoding="utf-8")

@@ -54,7 +54,7 @@ from seps.ray_cluster import RayConfig
 from seps.retrieval.data import ImageSource
 from seps.retrieval.index import build
 from seps.retrieval.index.build import IndexOptions, index_folder
-from seps.retrieval.index.codec import model_hash
+from seps.retrieval.index.codec import model_hash, text_hash
 from seps.retrieval.index.embedding import ImageJob, PreparedBatch, Preparer, fast_vision, prepare_locally
 from seps.retrieval.index.opening import usual_patches
 from seps.retrieval.index.rows import Row, StoreSettings
@@ -136,6 +136,7 @@ def run_without_store(folder: Path, model: Any, name: str) -> Facts:
         root=str(folder),
         model=name,
         model_hash=model_hash(model),
+        text_hash=text_hash(model),
         width=model.config.embed_size,
         grid=model.vision.grid_for(*model.image_size),
         num_prefix_tokens=model.vision.num_prefix_tokens,

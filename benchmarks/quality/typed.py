@@ -1,4 +1,4 @@
-"""What people type: confidences of words, results by date, and queries in other languages, asked of a store.
+"""What people type: words, phrases, confidences, results by date, and queries in other languages, asked of a store.
 
     seps index FOLDER --store STORE                 # the photos of --data, without their descriptions
     python -m benchmarks.quality.typed --store STORE --data dev.jsonl
@@ -10,6 +10,10 @@ sentences have it. By date: the right ones among the 24 of the first page. Nouns
 that no caption has stand for words of which there is no photo. Sentences: the first caption of `--sentences` photos
 with the photo there and taken out, and `nothing_fits.txt`, by AUROC. Last, the queries of `typed_languages.txt`, and
 all captions and their words, that are taken for another language. Photos get dates by chance, from their contents.
+
+Phrases are those that the rules of `seps.retrieval.data.typed` make of captions, for `LEAST` photos or more; a photo
+of which the captions leave it open counts as wrong. With `--rsum` the store's model is evaluated with the captions as
+sentences too, by pixels and with descriptions: then all kinds of queries are in one table of figures.
 """
 
 from __future__ import annotations
@@ -19,15 +23,19 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 import torch
 
 from benchmarks.quality.bank import NOTHING, auroc
 from seps.retrieval import Searcher
-from seps.retrieval.data import load_jsonl
+from seps.retrieval.data import RetrievalDataset, load_jsonl
+from seps.retrieval.data.typed import queries_of_captions
+from seps.retrieval.eval.evaluate import evaluate_each
 from seps.retrieval.index.bank import GOOD, nouns
 from seps.retrieval.index.search import CANDIDATES, Hit
 from seps.retrieval.languages import is_not_english
+from seps.retrieval.pretrained import from_pretrained
 from seps.serve.queries import Sort
 from seps.serve.rankings import RELEVANT, in_order
 
@@ -77,7 +85,7 @@ def noun_rows(searcher: Searcher, said: dict[str, set[str]]) -> None:
             old = f"{cells[1][1]:.0f} %, {cells[1][2]:.0f} %, {cells[1][3]}"
             kind = f'{group}, "{form("a dog")}"'
             print(
-                f"| {kind} | {len(some)} | {cells[0][0]:.0f} % | {cells[0][1]:.0f} % | {cells[0][2]:.0f} % | "
+                f"| {kind} | {len(some)} | {cells[0][0]:.1f} % | {cells[0][1]:.0f} % | {cells[0][2]:.0f} % | "
                 f"{cells[0][3]} | {old} |"
             )
     print(f"\n| queries | right of the first {RELEVANT} by score | newest first | oldest first |\n|---|---|---|---|")
@@ -98,6 +106,32 @@ def noun_rows(searcher: Searcher, said: dict[str, set[str]]) -> None:
         f"\nWords of which no caption speaks: {len(absent)}; with a good match {share:.1f} %, "
         f"by score alone {old:.1f} %"
     )
+
+
+def phrase_rows(searcher: Searcher, dataset: RetrievalDataset) -> None:
+    """Print the table of phrases."""
+    groups: dict[str, list[tuple[tuple[str, ...], set[str]]]] = {"two words": [], "two nouns with a preposition": []}
+    for query in queries_of_captions(dataset, fewest=LEAST):
+        if (count := len(query.texts[0].split())) > 1:
+            groups["two words" if count == 2 else "two nouns with a preposition"].append(
+                (query.texts, set(query.right))
+            )
+    print("\n| phrases | number | right of ten | with articles |\n|---|---|---|---|")
+    for group, some in groups.items():
+        cells = []
+        for form in (0, 1):
+            asked = [(texts[form], right) for texts, right in some if len(texts) > form]
+            shares = [sum(name(hit) in right for hit in searcher.search(text, 10)) / 10 for text, right in asked]
+            cells.append(f"{100 * fmean(shares):.1f} %" if shares else "-")
+        print(f"| {group} | {len(some)} | {cells[0]} | {cells[1]} |")
+
+
+def rsum_rows(model: str, dataset: RetrievalDataset) -> None:
+    """Print rSum of the captions."""
+    print("\n| captions | rSum |\n|---|---|")
+    for report in evaluate_each(from_pretrained(model), dataset, ["none", "image"]):
+        kind = {"none": "pixels alone", "image": "with descriptions"}[report.protocol]
+        print(f"| {kind} | {report.metrics.rsum:.1f} |")
 
 
 def dated(hits: Sequence[Hit]) -> list[Hit]:
@@ -169,13 +203,17 @@ def main() -> None:
     parser.add_argument("--store", required=True, help="store of the photos of --data")
     parser.add_argument("--data", type=Path, required=True, help="JSONL with captions")
     parser.add_argument("--sentences", type=int, default=200, help="photos whose first caption is a sentence")
+    parser.add_argument("--rsum", action="store_true", help="evaluate the model with all captions, too: minutes")
     options = parser.parse_args()
     dataset, searcher = load_jsonl(options.data), Searcher(options.store)
     texts = {record.id: [*record.captions, record.dense or ""] for record in dataset.records}
     print(f"{searcher.store.settings.model} on {options.data.name}: {len(texts)} photos\n")
     noun_rows(searcher, {photo: words(" ".join(every)) for photo, every in texts.items()})
+    phrase_rows(searcher, dataset)
     sentence_rows(searcher, {photo: texts[photo][0] for photo in list(texts)[: options.sentences]})
     language_rows(searcher, dataset.captions)
+    if options.rsum:
+        rsum_rows(searcher.store.settings.model, dataset)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from torch import Tensor
 from seps.retrieval.data import RetrievalDataset
 from seps.retrieval.heads import ImageFeatures
 from seps.retrieval.index.bank import bank_name, stored_levels
-from seps.retrieval.index.codec import Precision, image_vectors, model_hash, pack, unpack_all, unpack_padded
+from seps.retrieval.index.codec import Precision, image_vectors, model_hash, pack, text_hash, unpack_all, unpack_padded
 from seps.retrieval.index.embedding import computing_threads, packed_columns, packed_states
 from seps.retrieval.index.rows import Row, StoreSettings, row_id
 from seps.retrieval.index.store import Store
@@ -72,6 +72,7 @@ def store_settings(model: RetrievalModel, name: str, patches: int, words: int, p
         root="/synthetic",
         model=name,
         model_hash=model_hash(model),
+        text_hash=text_hash(model),
         width=model.config.embed_size,
         grid=model.vision.grid_for(*model.image_size),
         num_prefix_tokens=model.vision.num_prefix_tokens,

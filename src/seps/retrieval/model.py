@@ -42,6 +42,8 @@ class RetrievalModel(nn.Module):
         network: PatchSlimming | None = None,
     ) -> None:
         super().__init__()
+        self.stated_text_hash = ""
+        """Digest of the text side as a release states it, of a model read for sentences alone; empty: computed."""
         if head is not None and network is not None:
             raise ConfigError("Both a head and a network came; a network is the part of a slimming head: pass one.")
         config = config if head is None else replace(config, head=OWN)

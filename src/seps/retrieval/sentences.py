@@ -1,7 +1,8 @@
 """The side of an embedded model that reads sentences and scores stored images, without its vision encoder.
 
 A search by a sentence needs no more of a model. `sentences.json` beside an embedded model says what its vision encoder
-is like, the digest of the whole model and a checksum of this side, by which it is known to be a part of that model.
+is like, the digests of what makes a picture's state and of what reads texts, and a checksum of this side, by which it
+is known to be a part of that model.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class AbsentVision(VisionEncoder):
 
 
 def sentence_side(name: str, device: torch.device | str = "cpu") -> tuple[RetrievalModel, str] | None:
-    """An embedded model without its vision encoder, and the `model_hash` of the whole of it.
+    """An embedded model without its vision encoder, and the `model_hash` that it has with it.
 
     None for any other model, and where a file or a package is not the one that this release was made with:
     `from_pretrained` then loads it, or says what is wrong.
@@ -67,6 +68,7 @@ def sentence_side(name: str, device: torch.device | str = "cpu") -> tuple[Retrie
         return None
     if checksum(model) != stated["checksum"]:
         return None
+    model.stated_text_hash = str(stated["text_hash"])
     return model.to(device).eval(), str(stated["model_hash"])
 
 
@@ -88,11 +90,22 @@ def checksum(model: RetrievalModel) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 
-def describe(model: RetrievalModel, digest: str) -> dict[str, Any]:
-    """What `sentences.json` says of a whole model, whose `model_hash` is `digest`."""
+def stated_text_hash(name: str) -> str:
+    """The `text_hash` of an embedded model, without reading its weights; empty for any other."""
+    if name not in EMBEDDED:
+        return ""
+    try:
+        return str(json.loads((embedded_folder(name) / FILE).read_text(encoding="utf-8"))["text_hash"])
+    except (OSError, ValueError, KeyError):
+        return ""
+
+
+def describe(model: RetrievalModel, digest: str, texts: str) -> dict[str, Any]:
+    """What `sentences.json` says of a whole model with the `model_hash` `digest` and the `text_hash` `texts`."""
     vision = model.vision
     return {
         "model_hash": digest,
+        "text_hash": texts,
         "checksum": checksum(model),
         "image_size": list(vision.image_size),
         "stride": list(vision.stride),

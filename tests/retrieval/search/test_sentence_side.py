@@ -16,7 +16,7 @@ import torch
 from seps.retrieval.explain.explanation import Explainer
 from seps.retrieval.explain.stored import StoredExplainer
 from seps.retrieval.index.build import index_folder
-from seps.retrieval.index.codec import model_hash
+from seps.retrieval.index.codec import model_hash, text_hash
 from seps.retrieval.index.opening import IndexOptions
 from seps.retrieval.index.search import Searcher
 from seps.retrieval.index.store import Store
@@ -46,9 +46,10 @@ def store(whole: RetrievalModel, tmp_path_factory: pytest.TempPathFactory) -> Pa
 def test_the_files_beside_the_models_are_theirs(name: str, whole: RetrievalModel) -> None:
     model = whole if name == "mini" else from_pretrained(name)
     stated = json.loads((embedded_folder(name) / FILE).read_text())
-    assert stated == describe(model, model_hash(model)), "run tools/sentence_side.py"
+    assert stated == describe(model, model_hash(model), text_hash(model)), "run tools/sentence_side.py"
     side = sentence_side(name)
     assert side is not None and side[1] == stated["model_hash"] and isinstance(side[0].vision, AbsentVision)
+    assert text_hash(side[0]) == stated["text_hash"]
     state = {key: value for key, value in model.state_dict().items() if not key.startswith("vision.")}
     own = side[0].state_dict()
     assert own.keys() == state.keys() and all(torch.equal(own[key], state[key]) for key in own)

@@ -234,7 +234,9 @@ def _tell(report: IndexReport, again: str = "") -> None:
         flush=True,
     )
     if report.rescored:
-        print(f"Another version of seps had scored {report.rescored} of them; their scores are up to date now.")
+        print(
+            f"Another version of seps or its model had scored {report.rescored} of them; these scores are made again."
+        )
     tell_left_out(report, "--json", again)
 
 

@@ -34,8 +34,8 @@ from seps.retrieval.index.codec import (
     StoredScorer,
     image_side,
     image_vectors,
-    model_hash,
     restore,
+    text_hash,
     text_vectors,
     unpack_padded,
 )
@@ -197,7 +197,7 @@ def _rows(texts: AnyTexts, rows: Tensor | slice) -> AnyTexts:
 def bank_of(model: SearchModel, settings: StoreSettings | None = None) -> Bank:
     """The bank of a model: encoded once, then read from the user's cache; one per process, from any thread.
 
-    `settings` of a store of the model, where there is one: they hold its digests, which are computed otherwise.
+    `settings` of a store whose levels are of this text side: they hold its digests, which are computed otherwise.
     """
     key = _key(model, settings, bank_name())
     with _LOCK:
@@ -220,12 +220,12 @@ _MADE: dict[tuple[str, str], Bank] = {}
 def _key(model: SearchModel, settings: StoreSettings | None, texts: str) -> str:
     """What encodings depend on: the tag of their `texts`, weights, and settings of the model."""
     own = model.describer if isinstance(model, ZeroShotModel) else model
-    if settings is not None:
+    if not isinstance(model, ZeroShotModel):
+        digests = [settings.text_hash if settings is not None and settings.text_hash else text_hash(own)]
+    elif settings is not None:
         digests = [settings.model_hash, settings.words_hash]
-    elif isinstance(model, ZeroShotModel):
-        digests = [model.embedder.digest(), words_digest(own)]
     else:
-        digests = [model_hash(own), ""]
+        digests = [model.embedder.digest(), words_digest(own)]
     return hashlib.sha256("\n".join([texts, *digests, repr(own.config)]).encode()).hexdigest()[:32]
 
 

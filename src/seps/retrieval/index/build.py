@@ -43,6 +43,7 @@ from seps.retrieval.index.rows import IndexedFile, Row, StoreError, StoreSetting
 from seps.retrieval.index.store import Store, writer_lock
 from seps.retrieval.index.zeroshot import ZeroShotModel
 from seps.retrieval.model import RetrievalModel, with_grid
+from seps.retrieval.sentences import stated_text_hash
 
 __all__ = ["IndexOptions", "IndexReport", "index_folder", "up_to_date"]
 
@@ -108,7 +109,8 @@ def index_folder(
             store.put_excluded(excluded)
         shown_rows = len(store) - store.settings.excluded
         if store.settings.bank and shown_rows:
-            report.rescored = len(known) if before is not None and is_outdated(before) else 0
+            rescored = before is not None and (is_outdated(before) or _other_texts(before, store.settings.text_hash))
+            report.rescored = len(known) if rescored else 0
             changed = bool(len(work) > len(report.unreadable) or gone or excluded)
             bring_up_to_date(store, model, changed=changed)
         store.tidy()
@@ -142,13 +144,21 @@ def up_to_date(
     bad = [item for item in work if _failed_before(settings, item.found)]
     broken = {name: facts for gallery in survey.galleries for name, facts in gallery.unreadable.items()}
     unfinished = settings.bank and (
-        is_outdated(settings) or store.without_level() or settings.calibration.get("images") == UNFINISHED
+        is_outdated(settings)
+        or _other_texts(settings, stated_text_hash(settings.model) or settings.text_hash)
+        or store.without_level()
+        or settings.calibration.get("images") == UNFINISHED
     )
     news = len(work) > len(bad) or any(settings.unreadable.get(name) != facts for name, facts in broken.items())
     if news or gone or excluded or unfinished:
         return None
     survey.report.problems += [Problem(str(item.found), BAD_BEFORE, again=True) for item in bad]
     return survey.report
+
+
+def _other_texts(settings: StoreSettings, text_hash: str) -> bool:
+    """Whether the levels of a store are of another text side than the one with this digest."""
+    return bool(settings.bank) and settings.text_hash != text_hash
 
 
 @dataclass

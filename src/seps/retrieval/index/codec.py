@@ -55,6 +55,8 @@ _LEVELS: dict[Precision, tuple[float, ...]] = {
 squared error for normally distributed values (Max 1960), which the tokens of our models nearly are: no codebook is
 trained, and an image's codes depend on no other image."""
 SCORING_MEMORY = 256 * 2**20
+TEXT_SIDE = ("text.", "project_words.")
+"""Beginnings of the names of the weights that no picture's state depends on."""
 
 
 class PackingError(ValueError):
@@ -245,11 +247,21 @@ def spread(grid: tuple[int, int]) -> Tensor:
 
 
 def model_hash(model: RetrievalModel) -> str:
-    """Hex digest of all weights and their names: models with one digest give an image one state."""
+    """Hex digest of all weights but the text side's, and of their names: models with one give an image one state."""
+    return _digest(model, text_side=False)
+
+
+def text_hash(model: RetrievalModel) -> str:
+    """Hex digest of the weights that read queries and descriptions: the text encoder and its projection."""
+    return model.stated_text_hash or _digest(model, text_side=True)
+
+
+def _digest(model: RetrievalModel, text_side: bool) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for name, tensor in sorted(model.state_dict().items()):
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        if name.startswith(TEXT_SIDE) == text_side:
+            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

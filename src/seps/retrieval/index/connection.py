@@ -36,6 +36,7 @@ def made_by(settings: StoreSettings) -> StoreSettings:
     return replace(
         settings,
         root="",
+        text_hash="",
         bank="",
         calibration={},
         calibrated="",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -123,8 +123,9 @@ def confidences(searcher: Searcher, text: str, part: Part, hits: Sequence[Hit]) 
     share = sentence_share(text)
     if share == 1 or not hits:
         return whole
+    settings = replace(searcher.store.settings, text_hash=searcher.text_hash)
     vectors = _vectors(searcher.store, [hit.id for hit in hits]).to(part.vector)
-    others = noun_vectors(searcher.model, searcher.store.settings)[0 if has_article(text) else 1].to(part.vector)
+    others = noun_vectors(searcher.model, settings)[0 if has_article(text) else 1].to(part.vector)
     better = (vectors @ part.vector - level(vectors @ others.T)) * searcher.slope
     added = [hit.terms.get("lexical", 0.0) for hit in hits]
     fits = [(value + more) / searcher.nat for value, more in zip(better.tolist(), added, strict=True)]

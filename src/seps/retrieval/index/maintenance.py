@@ -70,7 +70,7 @@ class IndexReport:
     unreadable: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Size and time of pictures that could not be read, by id."""
     rescored: int = 0
-    """Images whose levels and calibration another version of seps had made; they are made again."""
+    """Images whose levels and calibration another version of seps or text side had made; they are made again."""
     seconds: float = 0.0
     decoding: float = 0.0
     encoding: float = 0.0
@@ -166,6 +166,7 @@ def status(store: Store) -> dict[str, Any]:
         "described": described,
         "model": settings.model,
         "model_hash": settings.model_hash,
+        **({"text_hash": settings.text_hash} if settings.text_hash else {}),
         "precision": settings.precision,
         "patches": 0 if settings.kind == "vectors" else settings.patches,
         "means": settings.means,

@@ -22,7 +22,7 @@ from seps.retrieval.data.guides import stacked
 from seps.retrieval.data.readers import is_video
 from seps.retrieval.heads import SlimmingHead
 from seps.retrieval.index import bank
-from seps.retrieval.index.codec import Precision, model_hash
+from seps.retrieval.index.codec import Precision, model_hash, text_hash
 from seps.retrieval.index.rows import (
     IndexedFile,
     MissingStoreError,
@@ -288,6 +288,7 @@ def _settings(
         root=roots[0].folder,
         model=name,
         model_hash=model_hash(model),
+        text_hash=text_hash(model),
         width=model.config.embed_size,
         grid=grid,
         num_prefix_tokens=model.vision.num_prefix_tokens,
@@ -326,8 +327,9 @@ def open_store(
     placed = _with_roots(store.settings, roots)
     if store.settings != placed:
         store.set_settings(placed)
-    if options.bank and store.settings.bank != settings.bank:
-        store.set_bank(settings.bank)
+    tag = settings.bank if options.bank else store.settings.bank
+    if tag and (store.settings.bank != tag or store.settings.text_hash != settings.text_hash):
+        store.set_bank(tag, settings.text_hash)
     return store, known
 
 

@@ -52,6 +52,7 @@ class StoreSettings:
     """Folder that the paths are relative to."""
     model: str
     model_hash: str
+    """Digest of what makes a picture's state."""
     width: int
     """C of tokens, words and vectors."""
     grid: tuple[int, int]
@@ -73,6 +74,8 @@ class StoreSettings:
     """C of description words where another model than the pictures' encodes them."""
     words_hash: str = ""
     """Digest of that model."""
+    text_hash: str = ""
+    """Digest of the text side that the levels and the calibration were made with; of a dual encoder it is empty."""
     bank: str = ""
     """Tag of the background queries that the images' levels are made with; without any there is no such column."""
     calibration: Mapping[str, float] = field(default_factory=dict)
@@ -176,10 +179,10 @@ class StoreSettings:
         )
 
     def _check(self) -> None:
-        texts = (self.root, self.model, self.model_hash, *self.more_roots, *self.removed_roots)
+        texts = (self.root, self.model, self.model_hash, self.text_hash, *self.more_roots, *self.removed_roots)
         numbers = (self.width, *self.grid, self.keep_patches or 1, self.keep_words or 1, self.words_width or 1)
         if not all(isinstance(value, str) for value in texts):
-            raise ValueError("root, model and model_hash must be texts")
+            raise ValueError("root, model and digests must be texts")
         if not all(isinstance(value, int) and value > 0 for value in numbers) or self.num_prefix_tokens < 0:
             raise ValueError("width, grid and counts must be positive numbers")
         if self.precision not in get_args(Precision):

@@ -21,7 +21,7 @@ from seps.retrieval.data.shards import read_source
 from seps.retrieval.heads import ImageFeatures, TextFeatures
 from seps.retrieval.index import lexical
 from seps.retrieval.index.bank import NO_BANK, OUTDATED, is_outdated, search_vectors, stored_background
-from seps.retrieval.index.codec import StoredScorer, image_vectors, model_hash, restore, unpack_padded
+from seps.retrieval.index.codec import StoredScorer, image_vectors, model_hash, restore, text_hash, unpack_padded
 from seps.retrieval.index.embedding import computing_threads
 from seps.retrieval.index.hits import SHOWN, Hit, Part, check_text, confidences
 from seps.retrieval.index.lexical import Matches
@@ -38,6 +38,10 @@ __all__ = ["CANDIDATES", "SHOWN", "Filters", "Hit", "Part", "Searcher", "nanosec
 CANDIDATES = 200
 SCORED_AT_ONCE = 32
 """Images that one core scores at a time: what fits its cache is much faster."""
+OTHER_TEXTS = (
+    "This search reads queries by the text side {}, and the confidences of the store {} are of the text side {}. To "
+    "bring them up to date, run once more: seps index --store {}"
+)
 
 
 class Searcher:
@@ -67,6 +71,8 @@ class Searcher:
             self._check(side[1])
         self.model: RetrievalModel | ZeroShotModel = self._whole(model) if side is None else side[0]
         """It reads sentences and scores images; an embedded one has no vision encoder before `load_vision`."""
+        self.text_hash = text_hash(self.model) if isinstance(self.model, RetrievalModel) else ""
+        """Digest of the text side that reads queries; of a dual encoder it is empty."""
         scores = isinstance(self.model, RetrievalModel)
         self.scorer = StoredScorer(cast(RetrievalModel, self.model), self.store.settings) if scores else None
         # One query already uses every core; more than two at a time only use memory.
@@ -173,6 +179,14 @@ class Searcher:
         return self.store.settings.calibration.get("strength", usual)
 
     @property
+    def other_texts(self) -> str:
+        """A sentence where the store's confidences are of another text side than the model's; else empty."""
+        settings, place = self.store.settings, self.store.location
+        if not settings.bank or settings.text_hash == self.text_hash:
+            return ""
+        return OTHER_TEXTS.format(self.text_hash[:8], place, settings.text_hash[:8], shlex.quote(place))
+
+    @property
     def without_bank(self) -> str:
         """A sentence on what a store lacks that has no bank of background queries; else empty."""
         place, settings = self.store.location, self.store.settings
@@ -185,7 +199,10 @@ class Searcher:
         return self._pool.submit(self.model.encode_texts, [text.strip()]).result()
 
     def note(self, text: str) -> str:
-        """A sentence where the model does not read the query, or not the whole of it; else an empty text."""
+        """Sentences where the model does not read the whole of the query, or by another text side than the store's."""
+        return " ".join(filter(None, (self._unread(text), self.other_texts)))
+
+    def _unread(self, text: str) -> str:
         cut, other = self.model.cut(text.strip()), language_note(self.model, text, self.store.settings)
         if cut is None or other:
             return other

@@ -129,14 +129,14 @@ class Store:
             merge = self._newest.merge_insert("id").use_index(False)
             merge.when_matched_update_all().when_not_matched_insert_all().execute(to_table(rows, self.settings))
 
-    def set_bank(self, name: str) -> None:
-        """Make room for the levels of another bank of background queries; no image has one then."""
+    def set_bank(self, name: str, text_hash: str = "") -> None:
+        """Make room for the levels of another bank of background queries, or text side; no image has one then."""
         with self._failing("changed"):
             if self.settings.bank:
                 self._newest.update({"bank": "NULL"})
             elif "bank" not in self._newest.schema.names:
                 self._newest.add_columns(pa.field("bank", pa.float32()))
-        self.set_settings(replace(self.settings, bank=name, calibration={}, calibrated=""))
+        self.set_settings(replace(self.settings, bank=name, text_hash=text_hash, calibration={}, calibrated=""))
 
     def without_level(self) -> list[str]:
         """Ids of the images that have no level of the bank yet, sorted."""

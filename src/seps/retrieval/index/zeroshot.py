@@ -35,7 +35,7 @@ from seps.hub.download import hub_folder as download
 from seps.method.score import masked_mean
 from seps.plugins import load_plugins
 from seps.retrieval.heads import SlimmingHead, TextFeatures
-from seps.retrieval.index.codec import merge_words, model_hash, pack
+from seps.retrieval.index.codec import merge_words, pack, text_hash
 from seps.retrieval.index.rows import StoreSettings
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import EMBEDDED, MINI, ModelError, from_pretrained
@@ -197,8 +197,8 @@ def description_scores(net: nn.Module, dense: Tensor, mask: Tensor, words: Tenso
 
 
 def words_digest(describer: RetrievalModel) -> str:
-    """Of the model of descriptions, and of the constants by which their part of a search vector is made."""
-    made = [model_hash(describer), TEMPERATURE, CENTRE, SLOPE, OFFSET]
+    """Of their model's text side, and of the constants by which their part of a search vector is made."""
+    made = [text_hash(describer), TEMPERATURE, CENTRE, SLOPE, OFFSET]
     return hashlib.sha256("\n".join(map(str, made)).encode()).hexdigest()[:32]
 
 
