@@ -5,8 +5,9 @@
     python tools/mutations.py --only 3 --seed 2
 
 Works on a copy of the tree in a temporary folder, so that a run that ends early leaves nothing behind. A fault is an
-operator, a comparison, a condition or a constant that becomes another one. Exit status 1 where a fault was not found:
-look at it, for it may be one that changes nothing.
+operator, a comparison, a condition or a constant that becomes another one. A failed test counts only if it passes
+without the fault. A run that reaches the limit is reported apart: a loop without end, or a slow machine. Exit
+status 1 where a fault was not found: look at it, for it may change nothing.
 """
 
 from __future__ import annotations
@@ -75,6 +76,8 @@ def changed(node: ast.expr) -> ast.expr | None:
     elif isinstance(copy, ast.Constant) and isinstance(copy.value, bool):
         copy.value = not copy.value
     elif isinstance(copy, ast.Constant) and isinstance(copy.value, (int, float)):
+        if copy.value + 1 == copy.value:  # 3e38, infinity
+            return None
         copy.value = copy.value + 1
     else:
         return None
@@ -133,21 +136,50 @@ def tests_of(path: str) -> list[str]:
     return [str(file.relative_to(ROOT)) for file in files]
 
 
-def is_found(fault: Fault, tree: Path, limit: float) -> bool:
-    """Plant the fault in a copy of the tree, run its tests, and take it out again."""
+def copy_tree(tree: Path) -> None:
+    """Copy the files that belong to the repository, without what a working tree has beside them."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    for name in listed.stdout.split("\0"):
+        if name and (ROOT / name).is_file() and not (ROOT / name).is_symlink():
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, tree / name)
+
+
+def run_tests(tree: Path, tests: list[str], limit: float) -> tuple[int, list[str]]:
+    """The exit status of the tests, and the names of what failed; stops at the first failure."""
+    environment = {**os.environ, "PYTHONPATH": str(tree / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+    options = ["-q", "-x", "-p", "no:cacheprovider", "-m", "not slow", "--hypothesis-profile=ci"]
+    command = [sys.executable, "-m", "pytest", *options, *tests]
+    done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, timeout=limit)
+    return done.returncode, re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+
+
+def verdict(fault: Fault, tree: Path, limit: float) -> str:
+    """Plant the fault in a copy of the tree, run its tests, and take it out again.
+
+    "found by ..." where a test fails that passes without the fault; "NOT FOUND"; "NO ANSWER" at the limit. Raises
+    `RuntimeError` where the test fails without the fault, too: then the tree is red, and no count means anything.
+    """
     place = tree / fault.path
     text = place.read_bytes()
     place.write_bytes(text[: fault.start] + fault.new.encode() + text[fault.end :])
-    environment = {**os.environ, "PYTHONPATH": str(tree / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
-    options = ["-q", "-x", "-p", "no:cacheprovider", "-m", "not slow", "--hypothesis-profile=ci"]
-    command = [sys.executable, "-m", "pytest", *options, *tests_of(fault.path)]
     try:
-        done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, timeout=limit, check=False)
-        return done.returncode in (1, 2)  # a failed test, or a file that cannot be imported
+        status, failed = run_tests(tree, tests_of(fault.path), limit)
     except subprocess.TimeoutExpired:
-        return True  # an endless loop is seen as well
+        return "NO ANSWER"
     finally:
         place.write_bytes(text)
+    if status == 0:
+        return "NOT FOUND"
+    if not failed or run_tests(tree, failed, limit)[0] != 0:
+        raise RuntimeError(f"The tests of {fault.path} fail without a fault, too (status {status}): {failed}")
+    return f"found by {failed[0]}"
 
 
 def main() -> int:
@@ -167,15 +199,12 @@ def main() -> int:
     count = 0
     with tempfile.TemporaryDirectory(prefix="seps-mutations-") as folder:
         tree = Path(folder) / "tree"
-        kept = shutil.ignore_patterns(".git", ".venv*", "__pycache__", "build", "runs", "shared", "out")
-        shutil.copytree(ROOT, tree, symlinks=True, ignore=kept)
+        copy_tree(tree)
         for number, fault in planted:
             start = time.monotonic()
-            found = is_found(fault, tree, options.limit)
-            count += found
-            print(
-                f"{number:2} {'found' if found else 'NOT FOUND'} {time.monotonic() - start:4.0f} s  {fault}", flush=True
-            )
+            result = verdict(fault, tree, options.limit)
+            count += result.startswith("found")
+            print(f"{number:2} {time.monotonic() - start:4.0f} s  {fault}: {result}", flush=True)
     print(f"{count} of {len(planted)} faults found (seed {options.seed})")
     return int(count < len(planted))
 
