@@ -63,7 +63,7 @@ import seps.method, seps.scoring, seps.method.losses, seps.training, seps.retrie
 assert seps.retrieval.config.RunConfig().train.epochs == 10
 """,
     "re-identification does not load the drawing of sets": """
-import seps.cli.reid, seps.reid.run, seps.reid.pretrained, seps.reid.pictures
+import seps.cli.reid, seps.reid.run, seps.reid.pretrained, seps.reid.show.pictures
 assert not [name for name in sys.modules if name.startswith("seps.synthetic")]
 """,
     # A machine with nothing but these two can draw sets and train on them: no picture file, no settings file.

@@ -35,8 +35,8 @@ from seps.reid.evaluate import (
     throughput,
 )
 from seps.reid.model import ReidModel
-from seps.reid.pictures import COLOURS, framed, kept_picture, ranked_picture, ranking
 from seps.reid.run import load_trained, train_reid
+from seps.reid.show.pictures import COLOURS, framed, kept_picture, ranked_picture, ranking
 from seps.reid.task import ReidTask, load_dataset, make_reader
 from seps.training import train
 

@@ -4,7 +4,7 @@
   seps reid train --out RUN                   train, or continue the run in RUN
   seps reid eval RUN                          mAP and CMC on query and gallery; --missing: also without some sensors
   seps reid report --config FILE --out DIR    several seeds: the papers' figures, ours and the difference
-  seps reid show RUN --out DIR                pictures: ranked lists, and the patches that were kept
+  seps reid show RUN --out DIR                pictures: ranked lists, kept patches; --features: gradients, a map
   seps reid threshold RUN --out DIR           the distance up to which two shots count as the same one
   seps reid export RUN -o DIR                 the network as ONNX
   seps reid features RUN FOLDER --out FILE    features of a folder of pictures
@@ -24,6 +24,7 @@ from seps.cli.shared.argtypes import default_device, device, fraction, input_fil
 from seps.cli.shared.errors import EXIT_INTERRUPTED
 from seps.cli.shared.parser import Parser, add_plugins
 from seps.cli.shared.reid_report import add_report
+from seps.cli.shared.reid_show import add_show
 from seps.cli.shared.reid_use import DATA_SETTINGS, READING, add_commands, add_pattern, add_run, load_run, say_report
 from seps.cli.shared.text import print_json, printable, say, typed
 from seps.reid.config import ReidConfig
@@ -109,12 +110,7 @@ def add_options(parser: Parser) -> None:
     measure.set_defaults(action=_eval)
 
     add_report(commands)
-    show = commands.add_parser("show", help="pictures: what was found and kept", settings=DATA_SETTINGS, of_run=READING)
-    add_run(show)
-    show.add_argument("--out", type=output_folder, required=True, help="folder for the pictures")
-    show.add_argument("--queries", type=positive, default=6, help="queries to show (default: %(default)s)")
-    show.add_argument("--places", type=positive, default=5, help="gallery shots per row (default: %(default)s)")
-    show.set_defaults(action=_show)
+    add_show(commands)
     add_commands(commands)
 
 
@@ -327,28 +323,3 @@ def _table(dataset: ReidDataset, results: Sequence[CaseResult], costs: dict[str,
             f"{1 / costs['samples_per_second']:.3f} s per sample of all sensors.",
             highlight=False,
         )
-
-
-def _show(options: argparse.Namespace) -> int:
-    from seps.cli.shared.outputs import check_picture, save_picture
-    from seps.reid.pictures import kept_picture, ranked_picture, ranking
-    from seps.reid.task import make_reader
-
-    out = Path(options.out)
-    for name in ("ranked.png", "kept.png"):
-        check_picture(out / name, "--out")
-    trained, config, dataset = load_run(options)
-    count = min(options.queries, len(dataset.query))
-    # Spread over the set: neighbours in the list are often the same identity.
-    queries = [number * len(dataset.query) // count for number in range(count)]
-    out.mkdir(parents=True, exist_ok=True)
-    with make_reader(config, dataset) as reader:
-        matrix = ranking(trained.model, dataset, reader, options.batch_size)
-        pictures = {"ranked.png": ranked_picture(dataset, reader, matrix, queries, options.places)}
-        if trained.model.sdtps is not None:
-            shots = [dataset.query[i] for i in queries]
-            pictures["kept.png"] = kept_picture(trained.model, dataset, reader, shots)
-    for name, picture in pictures.items():
-        save_picture(picture, out / name)
-        print(printable(out / name))
-    return 0

@@ -16,7 +16,7 @@ from seps.method.known import evaluating
 from seps.reid.data import ReidDataset, ReidReader, ReidRecord
 from seps.reid.data.transforms import unit_float
 from seps.reid.evaluate import default_cases, distances, extract
-from seps.reid.model import ReidModel
+from seps.reid.model import Pattern, ReidModel
 
 Mark = Literal["query", "right", "wrong"]
 # Blue and orange stay apart for people who do not tell red from green.
@@ -128,9 +128,15 @@ def dim(image: Tensor, mask: Tensor, grid: tuple[int, int]) -> Tensor:
     return torch.where(kept, image.float(), dark).clamp(0, 255).to(torch.uint8)
 
 
-def ranking(model: ReidModel, dataset: ReidDataset, reader: ReidReader, batch_size: int = 64) -> Tensor:
+def ranking(
+    model: ReidModel,
+    dataset: ReidDataset,
+    reader: ReidReader,
+    batch_size: int = 64,
+    pattern: Pattern | None = None,
+) -> Tensor:
     """Distances (Q, G) of the data set with all sensors, as the pictures show them."""
-    cases = default_cases(model)
+    cases = default_cases(model, pattern=pattern)
     query = extract(model, dataset, dataset.query, cases, reader, batch_size=batch_size)[0]
     same = dataset.query == dataset.gallery
     gallery = query if same else extract(model, dataset, dataset.gallery, cases, reader, batch_size=batch_size)[0]

@@ -1,0 +1,1 @@
+"""Pictures of a trained model: ranked lists, kept patches, gradients, a map of its features."""
