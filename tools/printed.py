@@ -25,9 +25,10 @@ contains these words (`#3`: the third). PATH leads to a number: `rsum > dev/none
 of text. FORMAT is that of Python, after `mean`, `median` or `deviation` over the lines, and after `* 100` where the
 unit differs; without one the number of a text stands on the page as it is.
 
-A figure in a sentence is a number with a point, or with %, s, ms, MB, points or times. Each has a `figure` marker or
-is in one of the lists, as often as it stands there, so that no digit changes unseen. A repeated one stands in a
-generated part of its page (of the English page for docs/zh) or in a study of lab to which the page leads.
+A figure in a sentence is a number with a point, with a comma between thousands, or with %, s, ms, MB, points or
+times (of "5 to 7 points" both). Each has a `figure` marker or is in one of the lists, as often as it stands there,
+so that no digit changes unseen. A repeated one stands in a generated part of its page (of the English page for
+docs/zh) or in a study of lab to which the page leads.
 """
 
 from __future__ import annotations
@@ -71,7 +72,10 @@ _SECTION = re.compile(r"^<!-- figures: ([\w-]+) -->\n", re.M)
 _LISTED = re.compile(r"^<!-- (?P<kind>repeated|by hand): (?P<figures>[^>]*?) -->\n?", re.M)
 _NO_SENTENCE = re.compile(r"^ *```.*?^ *```$|\$\$.*?\$\$|`[^`\n]*`|\]\([^)]*\)|https?://\S+|^\|[^\n]*$", re.M | re.S)
 _UNIT = r"%|个百分点|秒|倍|points\b|times\b|photos a second|(?:[mu]?s|[KMG]i?B)\b"
-_CLAIM = re.compile(rf"(?<![\w.])\d[\d,]*\.\d+(?:e-?\d+)?(?![\w.]*\d)|(?<![\w.,])\d[\d,]*(?= ?(?:{_UNIT}))")
+_CLAIM = re.compile(
+    rf"(?<![\w.])\d[\d,]*\.\d+(?:e-?\d+)?(?![\w.]*\d)|(?<![\w.,])\d[\d,]*(?= ?(?:{_UNIT}))"
+    rf"|(?<![\w.,])\d+(?= (?:to|and|or) [\d.,]+ ?(?:{_UNIT}))|(?<![\w.,])\d{{1,3}}(?:,\d{{3}})+(?![\w.]*\d)"
+)
 _NUMBER = re.compile(r"[-+]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[-+]?\d+)?")
 
 

@@ -63,6 +63,8 @@ def test_a_figure_is_not_added_unseen(page: Path, results: printed.Results, made
     text = page.read_text(encoding="utf-8")
     for more in (
         "\n\nIt takes 7.654 s.\n",
+        "\n\nOf 98,765 pairs one does.\n",
+        "\n\nIt loses 4321 to 7 points.\n",
         "\n\n| a | b |\n|---|---|\n| x | 7.654 |\n",
         "\n\n```text\n1 picture\n```\n",
     ):
