@@ -152,12 +152,13 @@ def copy_tree(tree: Path) -> None:
 
 
 def run_tests(tree: Path, tests: list[str], limit: float) -> tuple[int, list[str]]:
-    """The exit status of the tests, and the names of what failed; stops at the first failure."""
+    """The exit status of the tests, and which functions failed; stops at the first failure."""
     environment = {**os.environ, "PYTHONPATH": str(tree / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
     options = ["-q", "-x", "-p", "no:cacheprovider", "-m", "not slow", "--hypothesis-profile=ci"]
     command = [sys.executable, "-m", "pytest", *options, *tests]
     done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, timeout=limit)
-    return done.returncode, re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    # Without the parameters: pytest does not find all names again that it prints.
+    return done.returncode, re.findall(r"^(?:FAILED|ERROR) ([^\s\[]+)", done.stdout, re.MULTILINE)
 
 
 def verdict(fault: Fault, tree: Path, limit: float) -> str:
