@@ -8,17 +8,10 @@ with a missing file, then the recalls of a few photos of the shipped gallery und
 import tempfile
 from pathlib import Path
 
-from seps.retrieval.data import (
-    ImageRecord,
-    ImageSource,
-    RetrievalDataset,
-    check_dataset,
-    drop_bad,
-    load_jsonl,
-    save_jsonl,
-)
+from seps.images.sources import ImageSource
+from seps.retrieval.data import ImageRecord, RetrievalDataset, check_dataset, drop_bad, load_jsonl, save_jsonl
 from seps.retrieval.demo import gallery_file
-from seps.retrieval.eval.evaluate import evaluate
+from seps.retrieval.evaluate.run import evaluate
 from seps.retrieval.pretrained import from_pretrained
 
 

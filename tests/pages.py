@@ -66,10 +66,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def address(served: Path) -> Iterator[str]:
-    from seps.library import likeness
-    from seps.retrieval.index.search import Searcher
-    from seps.serve.app import create_app
-    from seps.serve.guard import LOOPBACK
+    from seps.photos.duplicates import likeness
+    from seps.photos.search.searcher import Searcher
+    from seps.photos.serve.app import create_app
+    from seps.photos.serve.guard import LOOPBACK
 
     # The untrained model of the tests takes all pictures for nearly the same.
     with pytest.MonkeyPatch.context() as patch:

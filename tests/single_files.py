@@ -6,7 +6,7 @@ import sys
 from functools import cache
 from types import ModuleType
 
-from seps.bundle import LANGUAGES, STYLES, single_file
+from seps.modules import LANGUAGES, STYLES, single_file
 
 VARIANTS = [f"{style}-{language}" for style in STYLES for language in LANGUAGES]
 

@@ -15,11 +15,11 @@ import pytest
 import torch
 from PIL import Image
 
+from seps.photos.indexing.build import IndexOptions, IndexReport, index_folder
 from seps.retrieval.config import ModelConfig
-from seps.retrieval.index import bank
-from seps.retrieval.index.build import IndexOptions, IndexReport, index_folder
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import from_pretrained, save_pretrained
+from seps.retrieval.ranking import bank
 
 TEXTS = ("a red square on blue", "green noise", "a photo of a dog", "stripes and dots", "a very dark picture")
 
@@ -70,7 +70,7 @@ def few_sentences(monkeypatch: pytest.MonkeyPatch, count: int = 40) -> None:
 
 def always_newest(monkeypatch: pytest.MonkeyPatch) -> None:
     """An open store looks for a newer version at each reading, not only after two seconds."""
-    monkeypatch.setattr("seps.retrieval.index.store._FRESH", timedelta(0))
+    monkeypatch.setattr("seps.photos.store.store._FRESH", timedelta(0))
 
 
 def index(folder: Path, store: Path, **options: object) -> IndexReport:

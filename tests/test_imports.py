@@ -54,7 +54,7 @@ assert seps.retrieval.__name__ == "seps.retrieval"
 assert seps.PatchSlimming is seps.method.network.PatchSlimming
 """,
     "a search loads no training": """
-import seps.retrieval.index.search, seps.retrieval.pretrained
+import seps.photos.search.searcher, seps.retrieval.pretrained
 assert not {"seps.training.loop", "seps.retrieval.train.run"} & set(sys.modules)
 """,
     "the library needs no jsonargparse": """

@@ -19,7 +19,7 @@ OUT = Path(__file__).resolve().parents[1] / "src" / "seps" / "assets" / "bank" /
 SCENES = Path(__file__).with_name("bank_scenes.txt")
 COMPOSED = 6000
 KEPT = 1564
-"""Sentences of the bank; the last of them calibrate the confidence (`seps.retrieval.index.bank.ASKED`)."""
+"""Sentences of the bank; the last of them calibrate the confidence (`seps.retrieval.ranking.bank.ASKED`)."""
 NEAREST = 10
 """Sentences that count for each photo."""
 CLOTHED, EXTRA = 0.35, 0.15
@@ -48,9 +48,9 @@ def most_needed(sentences: list[str], stores: list[str]) -> list[str]:
     """The `KEPT` sentences that are among the `NEAREST` of the most photos, in random order."""
     import torch
 
-    from seps.retrieval.index.bank import encode, search_vectors
-    from seps.retrieval.index.store import Store
+    from seps.photos.store.store import Store
     from seps.retrieval.pretrained import from_pretrained
+    from seps.retrieval.ranking.bank import encode, search_vectors
 
     counts = torch.zeros(len(sentences))
     for place in stores:

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-ROOMS = {"method": 8, "scoring": 6, "retrieval": 6, "reid": 5, "serve": 5}
+ROOMS = {"method": 8, "scoring": 6, "retrieval": 6, "reid": 5, "photos": 5}
 """How many faults each room gets."""
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Add: ast.Sub,

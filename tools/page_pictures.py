@@ -23,11 +23,11 @@ from typing import Any
 
 from PIL import Image
 
+from seps.photos.indexing.build import index_folder
+from seps.photos.search.searcher import Searcher
+from seps.photos.serve.app import create_app
 from seps.retrieval.demo import gallery_file
-from seps.retrieval.index.build import index_folder
-from seps.retrieval.index.search import Searcher
 from seps.retrieval.pretrained import from_pretrained
-from seps.serve.app import create_app
 
 QUERY = "a dog running in a field"
 SIZES = {"wide": (1280, 860), "narrow": (390, 800)}

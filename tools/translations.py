@@ -10,8 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import seps
-from seps.bundle.language import LANGUAGES, Translation
-from seps.bundle.writer import check_translations
+from seps.modules.language import LANGUAGES, Translation
+from seps.modules.writer import check_translations
 
 ROOT = Path(seps.__file__).parent
 

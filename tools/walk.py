@@ -21,7 +21,7 @@ from typing import Any
 import seps
 
 SOURCE = Path(seps.__file__).parent
-APPLICATION = ("retrieval", "library", "serve", "captioning", "photos", "images")
+APPLICATION = ("retrieval", "photos", "images")
 """The rooms whose files are counted; beside them stand the command line and what every room uses."""
 Functions = dict[str, set[str]]
 
@@ -72,8 +72,8 @@ def page(store: Path) -> Functions:
     """A second search by the page, as the page sends it."""
     from starlette.testclient import TestClient
 
-    from seps.retrieval.index.search import Searcher
-    from seps.serve.app import create_app
+    from seps.photos.search.searcher import Searcher
+    from seps.photos.serve.app import create_app
 
     clients: list[TestClient] = []
 

@@ -50,15 +50,15 @@ from PIL import Image
 from benchmarks.common.machine import clock, describe
 from benchmarks.index.packages import STORES
 from benchmarks.index.watching import STEPS, Spans, Timed, steady_window
+from seps.images.sources import ImageSource
+from seps.photos.indexing import build
+from seps.photos.indexing.build import IndexOptions, index_folder
+from seps.photos.indexing.embedding import ImageJob, PreparedBatch, Preparer, fast_vision, prepare_locally
+from seps.photos.indexing.opening import usual_patches
+from seps.photos.store.rows import Row, StoreSettings
+from seps.photos.store.store import Store
 from seps.ray_cluster import RayConfig
-from seps.retrieval.data import ImageSource
-from seps.retrieval.index import build
-from seps.retrieval.index.build import IndexOptions, index_folder
-from seps.retrieval.index.codec import model_hash, text_hash
-from seps.retrieval.index.embedding import ImageJob, PreparedBatch, Preparer, fast_vision, prepare_locally
-from seps.retrieval.index.opening import usual_patches
-from seps.retrieval.index.rows import Row, StoreSettings
-from seps.retrieval.index.store import Store
+from seps.retrieval.engine.codec import model_hash, text_hash
 from seps.retrieval.pretrained import embedded_folder, from_pretrained
 
 Facts = dict[str, Any]

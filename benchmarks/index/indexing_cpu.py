@@ -32,17 +32,17 @@ from torch.nn import functional as F
 from benchmarks.common.lines import append_line
 from seps.encoders import ViT
 from seps.encoders.compiled import CompiledVision, fastest_precision, is_installed, load_openvino
+from seps.images.shards import read_source
 from seps.metrics import recall
+from seps.photos.indexing.build import index_folder
+from seps.photos.indexing.embedding import ImageJob, Preparer, half_copy, multiplies_bfloat16
+from seps.photos.store.store import Store
 from seps.retrieval.data import decode_all, load_data
-from seps.retrieval.data.shards import read_source
+from seps.retrieval.engine.codec import StoredScorer, image_vectors, restore
 from seps.retrieval.heads import ImageFeatures
-from seps.retrieval.index import bank
-from seps.retrieval.index.build import index_folder
-from seps.retrieval.index.codec import StoredScorer, image_vectors, restore
-from seps.retrieval.index.embedding import ImageJob, Preparer, half_copy, multiplies_bfloat16
-from seps.retrieval.index.store import Store
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import from_pretrained
+from seps.retrieval.ranking import bank
 from seps.scoring import score_matrix
 
 CALIBRATION = 24

@@ -19,8 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from seps.retrieval.index.maintenance import verify
-from seps.retrieval.index.store import Store
+from seps.photos.indexing.maintenance import verify
+from seps.photos.store.store import Store
 
 
 def _command(folder: Path, store: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""Import this before `seps.retrieval.index` on a machine where the packages of the store may be missing."""
+"""Import this before `seps.photos.indexing` on a machine where the packages of the store may be missing."""
 
 from __future__ import annotations
 

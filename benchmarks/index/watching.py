@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from seps.retrieval.index.embedding import PreparedImage, Preparer, Unread
+from seps.photos.indexing.embedding import PreparedImage, Preparer, Unread
 
 STEPS = ("decoding", "waiting", "encoding", "levels", "packing", "writing")
 """Of a photo: read and decoded; waiting for the GPU; encoded, the copy to and from the GPU included; its level over the

@@ -26,14 +26,13 @@ from torch import Tensor
 
 from benchmarks.quality.partly_described import measure
 from seps.metrics import recall
-from seps.retrieval.confidence import STRENGTH, Calibration
-from seps.retrieval.data import load_jsonl
-from seps.retrieval.data.images import decode_all
-from seps.retrieval.eval.evaluate import encode_images
+from seps.retrieval.data import decode_all, load_jsonl
+from seps.retrieval.engine.codec import image_vectors
+from seps.retrieval.evaluate.run import encode_images
 from seps.retrieval.heads import ImageFeatures, TextFeatures
-from seps.retrieval.index.bank import BEST, GOOD, bank_of, level, strength_without_labels
-from seps.retrieval.index.codec import image_vectors
 from seps.retrieval.pretrained import from_pretrained
+from seps.retrieval.ranking.bank import BEST, GOOD, bank_of, level, strength_without_labels
+from seps.retrieval.ranking.confidence import STRENGTH, Calibration
 
 NOTHING = Path(__file__).with_name("nothing_fits.txt")
 KINDS = ("pixels", "descriptions")

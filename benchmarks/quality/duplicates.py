@@ -6,7 +6,7 @@
 The first takes photos of a tar, saves some of them again in the ways of `CHANGES`, indexes all, and prints per way the
 part that is in one group with its original, by kind of group, and the groups that hold photos of different originals;
 then how alike the vectors are: each changed photo and its original, and different originals. By this cosine the
-threshold of a model is set (`seps.library.likeness.NEAR_DUPLICATE_COSINES`).
+threshold of a model is set (`seps.photos.duplicates.likeness.NEAR_DUPLICATE_COSINES`).
 
 The second times the search for groups in made-up rows, without a store.
 """
@@ -80,11 +80,11 @@ def write_photos(tar: Path, folder: Path, photos: int, changed: int) -> None:
 
 def measure(folder: Path, location: Path, model_name: str) -> list[str]:
     """Index the photos and print what is found; returns the lines of the report."""
-    from seps.library.duplicates import KINDS, group, read_gallery
-    from seps.library.likeness import near_duplicate_cosine
-    from seps.retrieval.index.build import IndexOptions, index_folder
-    from seps.retrieval.index.store import Store
-    from seps.retrieval.index.zeroshot import load_search_model
+    from seps.photos.duplicates.duplicates import KINDS, group, read_gallery
+    from seps.photos.duplicates.likeness import near_duplicate_cosine
+    from seps.photos.indexing.build import IndexOptions, index_folder
+    from seps.photos.store.store import Store
+    from seps.retrieval.engine.zeroshot import load_search_model
 
     index_folder(folder, location, load_search_model(model_name), model_name, options=IndexOptions(bank=False))
     store = Store.open(location)
@@ -135,8 +135,8 @@ def cosines(places: dict[str, int], vectors: np.ndarray, near: float) -> list[st
 
 def time_rows(count: int, width: int = 384) -> str:
     """Seconds for made-up rows, of which a tenth are copies of others."""
-    from seps.library.duplicates import ComparedPictures, group
-    from seps.library.likeness import SIDE, Looks
+    from seps.photos.duplicates.duplicates import ComparedPictures, group
+    from seps.photos.duplicates.likeness import SIDE, Looks
 
     draw = np.random.default_rng(0)
     source = np.where(draw.random(count) < 0.1, draw.integers(0, count, count), np.arange(count))

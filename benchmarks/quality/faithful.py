@@ -15,9 +15,10 @@ import json
 import torch
 from torch import Tensor
 
-from seps.retrieval.data import load_jsonl, read_image
+from seps.images.decoding import read_image
+from seps.photos.threads import computing_threads
+from seps.retrieval.data import load_jsonl
 from seps.retrieval.explain.explanation import Explainer
-from seps.retrieval.index.embedding import computing_threads
 from seps.retrieval.pretrained import from_pretrained
 
 

@@ -26,12 +26,12 @@ from torch.nn import functional as F
 
 from seps.encoders.parts import PatchParts, cls_parts
 from seps.encoders.vit import ViT
+from seps.images.decoding import decode_image, pixels_of
+from seps.images.shards import read_source
 from seps.metrics import recall
 from seps.retrieval.data import load_jsonl
-from seps.retrieval.data.images import decode_image, pixels_of
-from seps.retrieval.data.shards import read_source
+from seps.retrieval.engine.zeroshot import ZeroShotModel, load_search_model
 from seps.retrieval.explain.zeroshot import cells_of
-from seps.retrieval.index.zeroshot import ZeroShotModel, load_search_model
 from seps.retrieval.pretrained import from_pretrained
 
 

@@ -21,15 +21,14 @@ from statistics import mean
 import torch
 from torch import Tensor
 
-from seps.retrieval.confidence import STRENGTH
-from seps.retrieval.data import RetrievalDataset, load_jsonl
-from seps.retrieval.data.images import decode_all
+from seps.retrieval.data import RetrievalDataset, decode_all, load_jsonl
 from seps.retrieval.demo import gallery_file
-from seps.retrieval.eval.evaluate import encode_images
+from seps.retrieval.evaluate.run import encode_images
 from seps.retrieval.heads import ImageFeatures
-from seps.retrieval.index.bank import background, bank_of, description_gap, image_levels
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import from_pretrained
+from seps.retrieval.ranking.bank import background, bank_of, description_gap, image_levels
+from seps.retrieval.ranking.confidence import STRENGTH
 
 Levels = tuple[Tensor, Tensor]
 """(photos,) over the bank: with no photo described, and with all of them."""

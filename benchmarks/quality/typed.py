@@ -6,7 +6,7 @@
 The nouns of `typed_nouns.txt`, each as it is and with its article. A hit is right where a caption of its photo has the
 noun or its plural. Of the ten best: the part that is right, of the right ones those that are good matches, of the good
 ones those that are right, and queries without a good match; beside the page's confidence that of the score alone, as
-sentences have it. By date: the right ones among the 24 of the first page. Nouns of `seps.retrieval.index.bank.nouns`
+sentences have it. By date: the right ones among the 24 of the first page. Nouns of `seps.retrieval.ranking.bank.nouns`
 that no caption has stand for words of which there is no photo. Sentences: the first caption of `--sentences` photos
 with the photo there and taken out, and `nothing_fits.txt`, by AUROC. Last, the queries of `typed_languages.txt`, and
 all captions and their words, that are taken for another language. Photos get dates by chance, from their contents.
@@ -28,16 +28,16 @@ from statistics import fmean
 import torch
 
 from benchmarks.quality.bank import NOTHING, auroc
-from seps.retrieval import Searcher
+from seps.photos import Searcher
+from seps.photos.search.searcher import CANDIDATES, Hit
+from seps.photos.serve.queries import Sort
+from seps.photos.serve.rankings import RELEVANT, in_order
 from seps.retrieval.data import RetrievalDataset, load_jsonl
 from seps.retrieval.data.typed import queries_of_captions
-from seps.retrieval.eval.evaluate import evaluate_each
-from seps.retrieval.index.bank import GOOD, nouns
-from seps.retrieval.index.search import CANDIDATES, Hit
+from seps.retrieval.evaluate.run import evaluate_each
 from seps.retrieval.languages import is_not_english
 from seps.retrieval.pretrained import from_pretrained
-from seps.serve.queries import Sort
-from seps.serve.rankings import RELEVANT, in_order
+from seps.retrieval.ranking.bank import GOOD, nouns
 
 NOUNS, LANGUAGES = (Path(__file__).with_name(f"typed_{name}.txt") for name in ("nouns", "languages"))
 CHOSEN = 20

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw
 
-from seps.library.query import search_terms, terms_of
-from seps.retrieval import Searcher
+from seps.photos import Searcher
+from seps.photos.search.query import search_terms, terms_of
 
 QUERIES = Path(__file__).with_name("typed_forty.txt")
 SHOWN = 5

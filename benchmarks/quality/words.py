@@ -4,7 +4,7 @@
 
 The embedded model is measured as it is, and as a stand-in for a dual encoder: the cosine of its mean patch and mean
 word, with the temperature of the least cross-entropy on dev. The description is added to that cosine as
-`seps.retrieval.index.zeroshot` adds it to a CLIP's, times 1 (what is used) and other strengths. Then ten photos take
+`seps.retrieval.engine.zeroshot` adds it to a CLIP's, times 1 (what is used) and other strengths. Then ten photos take
 descriptions with names, and 37 queries ask for them.
 """
 
@@ -22,11 +22,11 @@ from torch import Tensor
 
 from seps.metrics import recall
 from seps.retrieval.data import load_jsonl
-from seps.retrieval.eval.evaluate import add_lexical, encode_images
-from seps.retrieval.eval.protocol import View
+from seps.retrieval.engine.codec import image_vectors, text_vectors
+from seps.retrieval.engine.zeroshot import CENTRE, TEMPERATURE, nat_of
+from seps.retrieval.evaluate.protocol import View
+from seps.retrieval.evaluate.run import add_lexical, encode_images
 from seps.retrieval.heads import ImageFeatures
-from seps.retrieval.index.codec import image_vectors, text_vectors
-from seps.retrieval.index.zeroshot import CENTRE, TEMPERATURE, nat_of
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import from_pretrained
 

@@ -29,15 +29,17 @@ from typing import Any
 import numpy as np
 import torch
 
+from seps.images.sources import row_id
+from seps.photos.indexing.build import IndexOptions, index_folder
+from seps.photos.indexing.embedding import packed_states
+from seps.photos.indexing.maintenance import status
+from seps.photos.search.searcher import CANDIDATES, SHOWN, Searcher
+from seps.photos.store.rows import STATE, Row
+from seps.photos.store.store import Store
+from seps.photos.threads import computing_threads
 from seps.retrieval.data.lines import json_lines
+from seps.retrieval.engine.codec import Precision, restore, text_vectors
 from seps.retrieval.heads import ImageFeatures, TextFeatures
-from seps.retrieval.index.build import IndexOptions, index_folder
-from seps.retrieval.index.codec import Precision, restore, text_vectors
-from seps.retrieval.index.embedding import computing_threads, packed_states
-from seps.retrieval.index.maintenance import status
-from seps.retrieval.index.rows import STATE, Row, row_id
-from seps.retrieval.index.search import CANDIDATES, SHOWN, Searcher
-from seps.retrieval.index.store import Store
 from seps.retrieval.pretrained import from_pretrained
 
 Facts = dict[str, Any]

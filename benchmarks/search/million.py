@@ -37,15 +37,16 @@ import torch
 
 from benchmarks.search.serving import resident
 from benchmarks.search.synthetic_store import THUMBNAIL, Synthetic, exhaustive, fill, name_of, originals, store_settings
+from seps.images.sources import row_id
+from seps.photos.search.searcher import CANDIDATES, Searcher
+from seps.photos.store import vector_index
+from seps.photos.store.rows import Columns, Filters
+from seps.photos.store.store import Store
 from seps.retrieval.data import load_data
-from seps.retrieval.eval.evaluate import encode_images
-from seps.retrieval.index import lexical
-from seps.retrieval.index.bank import search_vectors
-from seps.retrieval.index.rows import Columns, Filters, row_id
-from seps.retrieval.index.search import CANDIDATES, Searcher
-from seps.retrieval.index.store import Store
+from seps.retrieval.evaluate.run import encode_images
 from seps.retrieval.pretrained import from_pretrained
-from seps.retrieval.table import vector_index
+from seps.retrieval.ranking import lexical
+from seps.retrieval.ranking.bank import search_vectors
 
 Facts = dict[str, Any]
 TEN = 10

@@ -27,14 +27,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from seps.images.sources import row_id
+from seps.photos.indexing.embedding import packed_columns, packed_states
+from seps.photos.store.rows import Row, StoreSettings
+from seps.photos.store.store import Store
+from seps.photos.threads import computing_threads
 from seps.retrieval.data import RetrievalDataset
+from seps.retrieval.engine.codec import Precision, image_vectors, model_hash, pack, text_hash, unpack_all, unpack_padded
 from seps.retrieval.heads import ImageFeatures
-from seps.retrieval.index.bank import bank_name, stored_levels
-from seps.retrieval.index.codec import Precision, image_vectors, model_hash, pack, text_hash, unpack_all, unpack_padded
-from seps.retrieval.index.embedding import computing_threads, packed_columns, packed_states
-from seps.retrieval.index.rows import Row, StoreSettings, row_id
-from seps.retrieval.index.store import Store
 from seps.retrieval.model import RetrievalModel
+from seps.retrieval.ranking.bank import bank_name, stored_levels
 
 ROWS = 32_000
 """Rows of one commit."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from seps.metrics import recall
 from seps.retrieval.data import load_jsonl
-from seps.retrieval.eval.evaluate import encode_images
+from seps.retrieval.evaluate.run import encode_images
 from seps.retrieval.heads import SlimmingHead
 from seps.retrieval.pretrained import from_pretrained
 from seps.scoring import score_matrix, score_with_gradient

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from seps.extras import missing_package
 
 if TYPE_CHECKING:
-    from seps.library.library import Library
     from seps.method.align import HRPA, mask_xattn_one_text
     from seps.method.checks import InputError
     from seps.method.config import ConfigError, LossConfig, SlimmingConfig
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from seps.method.select import TokenSparse
     from seps.method.sensors import MultiModalSDTPS
     from seps.method.tokens import DualTokenAggregation, TokenAggregation
+    from seps.photos.library import Library
     from seps.plugins import load_plugin, register_encoder, register_head, register_row
     from seps.registry import (
         register_aggregation,
@@ -107,7 +107,7 @@ def __getattr__(name: str) -> Any:
     if name in _ROOMS:
         return importlib.import_module(f"seps.{name}")
     if name == "Library":
-        return _import_room("library.library").Library
+        return _import_room("photos.library").Library
     if name in __all__:
         for home in _HOMES:
             module = _import_room(home)

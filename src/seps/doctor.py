@@ -72,7 +72,7 @@ def torch_works() -> str:
 def core_works() -> str:
     """Import what every command needs, and run the self test of the method: shapes, figures, a training step."""
     importing("numpy", "safetensors", "PIL", "rich", "jsonargparse", "yaml")
-    from seps.bundle.selftest import self_test
+    from seps.modules.selftest import self_test
 
     lines: list[str] = []
     expect(not self_test(lines.append), "; ".join(line for line in lines if line.startswith("FAILED")))
@@ -128,8 +128,8 @@ CHECKS: dict[str, tuple[str, Callable[[], str]]] = {
     "scoring: factored": ("", partial(scoring, "factored")),
     "scoring: triton": ("kernels", triton_works),
     "search": ("", search_works),
-    "store": ("", partial(importing, "lance", "seps.retrieval.index.store")),
-    "serve": ("", partial(importing, "fastapi", "uvicorn", "seps.serve.app")),
+    "store": ("", partial(importing, "lance", "seps.photos.store.store")),
+    "serve": ("", partial(importing, "fastapi", "uvicorn", "seps.photos.serve.app")),
     "encoders": ("encoders", partial(importing, "transformers")),
     "formats": ("formats", partial(importing, "pillow_heif", "rawpy", "av", *_JPEG_XL)),
     "fast": ("fast", fast_works),

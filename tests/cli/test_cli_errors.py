@@ -18,8 +18,8 @@ from seps.cli import main as main_module
 from seps.cli.main import COMMANDS, main
 from seps.cli.shared.errors import warnings_as_sentences
 from seps.cli.shared.text import printable, printable_lines
-from seps.retrieval.index.rows import StoreError
-from seps.retrieval.index.store import Store
+from seps.photos.store.rows import StoreError
+from seps.photos.store.store import Store
 from stores import gallery, index
 
 

@@ -338,7 +338,7 @@ def test_settings_of_training_have_bounds(
 
 def test_suites_that_are_written_twice_agree() -> None:
     from seps.cli.models import compare as compare_command
-    from seps.experiments.suites import SUITES
+    from seps.retrieval.experiments.suites import SUITES
 
     assert list(compare_command.SUITE_NAMES) == list(SUITES)
 

@@ -10,10 +10,10 @@ from PIL import Image
 
 from full_disk import full_disk
 from messages import mentions
-from seps.captioning.journal import Journal
 from seps.cli.main import main
 from seps.cli.shared.outputs import check_output, check_picture, save_picture, write_output
-from seps.retrieval.data import DataError
+from seps.images.sources import DataError
+from seps.photos.captions.journal import Journal
 
 COMMANDS = {
     "--json": ["eval", "--data", "data.jsonl"],

@@ -22,7 +22,7 @@ from PIL import Image
 from seps import registry
 from seps.plugins import plugin_modules
 
-sys.path.append(str(ROOT / "tests/captioning"))
+sys.path.append(str(ROOT / "tests/photos/captions"))
 from chat_server import ChatServer
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from doc_blocks import ROOT
 
-from seps.experiments import report as compare_report
-from seps.experiments.suites import ABLATION
+from seps.retrieval.experiments import report as compare_report
+from seps.retrieval.experiments.suites import ABLATION
 
 PAGES = [ROOT / "docs/paper-versus-code.md", ROOT / "docs/zh/paper-versus-code.md"]
 RAW = ROOT / "docs/results/ablation.jsonl"

@@ -251,7 +251,7 @@ def test_other_sites_cannot_look(browser: Any, address: str) -> None:
     """A page of another origin in a real browser: pictures, scripts, searches and uploads all fail alike."""
     import http.server
 
-    from seps.retrieval.index.rows import row_id
+    from seps.images.sources import row_id
 
     class Other(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:

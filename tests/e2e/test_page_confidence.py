@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from pages import browser, serving
-from seps.retrieval.index.bank import GOOD
-from seps.retrieval.index.search import Searcher
+from seps.photos.search.searcher import Searcher
+from seps.retrieval.ranking.bank import GOOD
 from stores import few_sentences, gallery, index, model
 
 __all__ = ["browser"]
@@ -33,7 +33,7 @@ def with_good(searcher: Searcher, text: str, count: int) -> None:
 def test_the_line_between_good_matches_and_the_rest(
     browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from seps.serve.app import create_app
+    from seps.photos.serve.app import create_app
 
     few_sentences(monkeypatch)
     index(gallery(tmp_path / "g", 6, described=3), tmp_path / "s", bank=True)

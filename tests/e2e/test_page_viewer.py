@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from pages import address, browser, cards, found, page, scroll, search, served, serving, until, wide
-from seps.retrieval.index.search import Searcher
+from seps.photos.search.searcher import Searcher
 from stores import gallery, index, model, paint
 
 __all__ = ["address", "browser", "page", "served"]
@@ -142,7 +142,7 @@ def test_reloading_keeps_the_place(page: Any, address: str) -> None:
 @pytest.fixture(scope="module")
 def dated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address, below a prefix, of a store with one photo that says when it was taken, and one that does not."""
-    from seps.serve.app import create_app
+    from seps.photos.serve.app import create_app
 
     folder = tmp_path_factory.mktemp("dated")
     gallery(folder / "g", 1)

@@ -10,8 +10,8 @@ import torch
 
 from seps.retrieval.config import ModelConfig
 from seps.retrieval.data import load_jsonl
-from seps.retrieval.eval.evaluate import evaluate, score_dataset
-from seps.retrieval.eval.protocol import ProtocolError, View, view
+from seps.retrieval.evaluate.protocol import ProtocolError, View, view
+from seps.retrieval.evaluate.run import evaluate, score_dataset
 from seps.retrieval.heads import TextFeatures
 from seps.retrieval.model import RetrievalModel
 

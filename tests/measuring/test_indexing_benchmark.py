@@ -14,7 +14,7 @@ import pytest
 from benchmarks.index import indexing
 from benchmarks.index.watching import STEPS, Spans, Timed, WatchedLock, steady_window
 
-from seps.retrieval.index.embedding import Preparer
+from seps.photos.indexing.embedding import Preparer
 from stores import few_sentences, gallery, model, model_folder
 
 

@@ -17,7 +17,7 @@ from torch import nn
 
 import seps.reid
 from seps import MultiModalSDTPS
-from seps.bundle import single_file
+from seps.modules import single_file
 from seps.reid import selection_check
 
 ROOT = Path(__file__).parents[2]

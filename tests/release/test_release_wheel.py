@@ -66,7 +66,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(archives: tuple[Path, Path
         if path.is_file() and "__pycache__" not in path.parts
     }
     assert {name for name in sizes if name.startswith("seps/")} == expected
-    assert {"seps/py.typed", "seps/serve/static/index.html", "seps/assets/gallery/gallery.jsonl"} <= expected
+    assert {"seps/py.typed", "seps/photos/serve/static/index.html", "seps/assets/gallery/gallery.jsonl"} <= expected
     assert sizes["seps/assets/mini/model.safetensors"] > 13e6
     assert 13e6 < sizes["seps/assets/base/model.safetensors"] < 35e6
     assert sizes["seps/assets/minilm/model.safetensors"] > 40e6

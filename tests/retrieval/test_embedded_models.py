@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from seps.encoders import ViT
-from seps.retrieval.data import ImageSource, load_data, read_image
-from seps.retrieval.eval.evaluate import encode_images
+from seps.images.decoding import read_image
+from seps.images.sources import ImageSource
+from seps.retrieval.data import load_data
+from seps.retrieval.evaluate.run import encode_images
 from seps.retrieval.explain.explanation import Explainer
 from seps.retrieval.heads import ImageFeatures
 from seps.retrieval.pretrained import EMBEDDED, embedded_folder, from_pretrained

@@ -18,14 +18,15 @@ from messages import mentions, naming
 from seps import registry
 from seps.cli.main import main
 from seps.hub.folder import ModelError
+from seps.images.sources import DataError
+from seps.photos.indexing.build import IndexOptions, index_folder
+from seps.photos.search.searcher import Searcher
+from seps.photos.store.store import Store
 from seps.retrieval.config import DataConfig, ModelConfig, RunConfig
-from seps.retrieval.data import DataError, load_jsonl, save_jsonl
+from seps.retrieval.data import load_jsonl, save_jsonl
 from seps.retrieval.data.guides import dataset_guides
-from seps.retrieval.eval.evaluate import encode_images, evaluate, score_dataset
-from seps.retrieval.eval.protocol import view
-from seps.retrieval.index.build import IndexOptions, index_folder
-from seps.retrieval.index.search import Searcher
-from seps.retrieval.index.store import Store
+from seps.retrieval.evaluate.protocol import view
+from seps.retrieval.evaluate.run import encode_images, evaluate, score_dataset
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import from_pretrained, save_pretrained
 from seps.retrieval.train.run import train_model

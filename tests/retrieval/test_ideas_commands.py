@@ -18,19 +18,19 @@ from ideas import FirstTwin, forget_plugins, median, model_config, quietly, run_
 from messages import mentions, naming
 from seps import registry
 from seps.cli.main import main
-from seps.experiments.suites import suite_with_own_rows
 from seps.hub.folder import ModelError
+from seps.images.decoding import decode_image
 from seps.method.checks import InputError
 from seps.method.config import ConfigError
+from seps.photos.indexing.build import IndexOptions, index_folder
+from seps.photos.search.searcher import Searcher
 from seps.plugins import PluginError, load_plugin
 from seps.retrieval.data import load_jsonl
-from seps.retrieval.data.images import decode_image
-from seps.retrieval.eval.evaluate import encode_images, evaluate, score_dataset
-from seps.retrieval.eval.protocol import view
+from seps.retrieval.evaluate.protocol import view
+from seps.retrieval.evaluate.run import encode_images, evaluate, score_dataset
+from seps.retrieval.experiments.suites import suite_with_own_rows
 from seps.retrieval.explain.explanation import Explainer
 from seps.retrieval.heads import ImageFeatures, SlimmingHead
-from seps.retrieval.index.build import IndexOptions, index_folder
-from seps.retrieval.index.search import Searcher
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import from_pretrained, save_pretrained
 from seps.retrieval.train.run import train_model

@@ -18,7 +18,7 @@ from seps.hub.folder import ModelError
 from seps.method.config import ConfigError
 from seps.retrieval.config import ModelConfig
 from seps.retrieval.data import load_jsonl
-from seps.retrieval.eval.evaluate import evaluate
+from seps.retrieval.evaluate.run import evaluate
 from seps.retrieval.heads import Head, Scores
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import from_pretrained, save_pretrained

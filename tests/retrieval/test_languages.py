@@ -8,9 +8,9 @@ import pytest
 
 from seps.method.config import ConfigError
 from seps.retrieval.config import ModelConfig
-from seps.retrieval.index.lexical import words_of
 from seps.retrieval.languages import ENGLISH, frequent_words, is_not_english, language_note
 from seps.retrieval.pretrained import EMBEDDED, from_pretrained
+from seps.retrieval.ranking.lexical import words_of
 from seps.retrieval.sentences import sentence_side
 
 OTHER = (

@@ -15,7 +15,7 @@ from seps.method.config import ConfigError, SlimmingConfig
 from seps.metrics import recall
 from seps.retrieval.config import ModelConfig
 from seps.retrieval.data import load_jsonl
-from seps.retrieval.eval.evaluate import encode_images
+from seps.retrieval.evaluate.run import encode_images
 from seps.retrieval.heads import DescriptionHead, ImageFeatures, MaxSimHead, MeanHead, ScanHead, TextFeatures
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import ModelError, from_pretrained, pack_delta, save_pretrained, unpack_delta

@@ -7,8 +7,8 @@ from figures.raw import Results
 
 def ablation(files: Results) -> str:
     """The tables of `seps compare --suite ablation --report`, with the row that was run again."""
-    from seps.experiments import report
-    from seps.experiments.suites import ABLATION
+    from seps.retrieval.experiments import report
+    from seps.retrieval.experiments.suites import ABLATION
 
     found = {}
     for name in ("ablation.jsonl", "ablation-cpu.jsonl"):

@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from os import PathLike
 from typing import Any, Literal, get_args
 
+from seps.images.sizes import stored_size
 from seps.method.config import ConfigError, LossConfig, SlimmingConfig, require, require_choice, require_idea
 from seps.registry import BUILT_IN
 from seps.training.config import TrainConfig
@@ -51,7 +52,7 @@ SlimmingPreset = Literal["default", "paper", "open_source"]
 TextSampling = Literal["own", "mixed"]
 Pairing = Literal["image", "published"]
 Protocol = Literal["none", "image", "published"]
-"""Who may see descriptions in an evaluation; `seps.retrieval.eval.protocol` says what each means."""
+"""Who may see descriptions in an evaluation; `seps.retrieval.evaluate.protocol` says what each means."""
 PROTOCOLS: tuple[Protocol, ...] = get_args(Protocol)
 DEFAULT_MODEL = "base"
 """The embedded model that searches and is evaluated where none is named; "mini" is the faster and weaker one."""
@@ -72,11 +73,6 @@ class StateSize:
 
 STATE_SIZES = {"small": StateSize("int4", 4, 16), "tiny": StateSize("int2", 2, 5)}
 """By name: at most 8 KB and 2 KB per picture at width 384, with the search vector and without the thumbnail."""
-
-
-def stored_size(size: tuple[int, int]) -> tuple[int, int]:
-    """(height, width) at which training keeps photos for a model of `size`: 8/7 of it, so that crops keep detail."""
-    return size[0] * 8 // 7, size[1] * 8 // 7
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 from seps.metrics import RetrievalMetrics, recall
 from seps.retrieval.config import DEFAULT_MODEL
 from seps.retrieval.data import RetrievalDataset, decode_all, load_jsonl
-from seps.retrieval.eval.encoding import StageProgress, encode_images
+from seps.retrieval.evaluate.encoding import StageProgress, encode_images
 from seps.retrieval.heads import ImageFeatures, SlimmingHead
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import from_pretrained

@@ -22,9 +22,9 @@ __all__ = [
 _REMOVED = {
     "explain_choice": "choose_backend(...) returns the backend and the reason",
     "join_states": "pass the list of states to score_matrix as the gallery",
-    "load_state": "an index (seps.retrieval.index) stores images on disk",
+    "load_state": "a store (seps.photos.store) stores images on disk",
     "move_state": "dataclasses.replace changes the tensors of an ImageSide",
-    "save_state": "an index (seps.retrieval.index) stores images on disk",
+    "save_state": "a store (seps.photos.store) stores images on disk",
     "state_nbytes": "sum tensor.nbytes over the tensors of the ImageSide",
 }
 

@@ -14,10 +14,13 @@ import pytest
 from PIL import Image, ImageFile
 
 from seps.encoders.text import MAX_CHARACTERS
+from seps.images import decoding as images
+from seps.images.shards import UnreadableImage
+from seps.images.sources import DataError, ImageSource
+from seps.photos.indexing.descriptions import read_descriptions
+from seps.photos.indexing.gallery import walk
 from seps.reid.data import reader
-from seps.retrieval.data import DataError, ImageSource, UnreadableImage, images, lines, load_jsonl
-from seps.retrieval.data.descriptions import read_descriptions
-from seps.retrieval.data.gallery import walk
+from seps.retrieval.data import lines, load_jsonl
 from stores import gallery, index, paint
 
 SIDE = 3000
@@ -26,7 +29,7 @@ import io, resource, sys
 from pathlib import Path
 from PIL import Image
 from seps.retrieval.data import ImageSource
-from seps.retrieval.data.images import decode_picture
+from seps.images.decoding import decode_picture
 
 def used():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

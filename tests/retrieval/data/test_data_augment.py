@@ -9,13 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from messages import naming
-from seps.retrieval.data import (
-    DataError,
-    ImageAugment,
-    augment_tokens,
-    epoch_batches,
-    mixed_seed,
-)
+from seps.images.sources import DataError
+from seps.retrieval.data import ImageAugment, augment_tokens, epoch_batches, mixed_seed
 from seps.retrieval.data.augment import _jitter, _sample
 
 CLS, SEP, PAD, MASK, VOCABULARY = 101, 102, 0, 103, 1000

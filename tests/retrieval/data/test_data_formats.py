@@ -13,10 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from messages import naming
+from seps.images.sources import DataError, ImageSource
 from seps.retrieval.data import (
-    DataError,
     ImageRecord,
-    ImageSource,
     RetrievalDataset,
     attach_dense,
     load_data,

@@ -29,12 +29,14 @@ from torch import Tensor, multiprocessing
 import seps
 from messages import mentions, naming
 from seps.cli.main import main
+from seps.images.decoding import READ_AHEAD, ImageReader
+from seps.images.shards import UnreadableImage
+from seps.images.sources import DataError
 from seps.method.config import ConfigError
 from seps.retrieval.config import DataConfig, ModelConfig, RunConfig
-from seps.retrieval.data import DataError, ImageReader, UnreadableImage, decode_all, load_jsonl
-from seps.retrieval.data.images import READ_AHEAD
+from seps.retrieval.data import decode_all, load_jsonl
 from seps.retrieval.data.streams import PictureStream, rows_to_keep
-from seps.retrieval.eval.evaluate import evaluate, evaluate_each
+from seps.retrieval.evaluate.run import evaluate, evaluate_each
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.train.data import SharedData, load_sets, read_data
 from seps.retrieval.train.run import train_model

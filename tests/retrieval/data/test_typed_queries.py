@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from seps.retrieval.data import DataError, ImageRecord, ImageSource, RetrievalDataset
+from seps.images.sources import DataError, ImageSource
+from seps.retrieval.data import ImageRecord, RetrievalDataset
 from seps.retrieval.data.typed import TypedQueries, TypedQuery, load_queries, queries_of_captions, save_queries
 
 

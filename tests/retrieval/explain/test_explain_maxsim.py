@@ -11,17 +11,18 @@ from torch.nn import functional as F
 
 from messages import mentions
 from seps.cli.main import call
+from seps.images.decoding import read_image
+from seps.images.sources import ImageSource
 from seps.method.config import SlimmingConfig
+from seps.photos.indexing.build import IndexOptions, index_folder
+from seps.photos.search.explained import StoredExplainer
+from seps.photos.search.searcher import Searcher
+from seps.photos.serve.kept import kept_patches, selects_patches
 from seps.retrieval.config import ModelConfig
-from seps.retrieval.data import ImageSource, read_image
 from seps.retrieval.explain.maxsim import maxsim_shares
-from seps.retrieval.explain.stored import StoredExplainer
 from seps.retrieval.heads import ImageFeatures, MaxSimHead, TextFeatures
-from seps.retrieval.index.build import IndexOptions, index_folder
-from seps.retrieval.index.search import Searcher
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import from_pretrained, save_pretrained
-from seps.serve.kept import kept_patches, selects_patches
 from stores import gallery
 
 QUERY = "an unbelievable dog, running!"

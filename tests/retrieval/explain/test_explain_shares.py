@@ -11,15 +11,16 @@ from PIL import Image
 
 from messages import naming
 from seps.cli.main import call
+from seps.images.decoding import read_image
+from seps.images.sources import ImageSource
 from seps.method.attribution import shares
 from seps.method.config import SlimmingConfig
 from seps.method.network import PatchSlimming
-from seps.retrieval.data import ImageSource, read_image
+from seps.photos.search.searcher import Searcher
+from seps.photos.store.rows import STATE
+from seps.retrieval.engine.codec import restore
 from seps.retrieval.explain.explanation import Explainer, Explanation
 from seps.retrieval.explain.picture import draw, make_panels
-from seps.retrieval.index.codec import restore
-from seps.retrieval.index.rows import STATE
-from seps.retrieval.index.search import Searcher
 from stores import gallery, index, model, model_folder, paint
 
 SHAPE = {"embed_size": 16, "num_patches": 12, "num_prefix_tokens": 2, "aggr_ratio": 0.5}

@@ -13,14 +13,14 @@ from PIL import Image
 from duals import FAMILIES, dual_folder
 from messages import mentions
 from seps.cli.main import main
+from seps.photos.indexing.build import IndexOptions, index_folder
+from seps.photos.search.explained import StoredExplainer, find_image
+from seps.photos.search.searcher import Searcher
+from seps.retrieval.engine import zeroshot
+from seps.retrieval.engine.zeroshot import ZeroShotModel, load_search_model
 from seps.retrieval.explain.explanation import Explanation
 from seps.retrieval.explain.picture import draw
-from seps.retrieval.explain.stored import StoredExplainer, find_image
 from seps.retrieval.explain.zeroshot import ZeroShotExplainer, cells_of
-from seps.retrieval.index import zeroshot
-from seps.retrieval.index.build import IndexOptions, index_folder
-from seps.retrieval.index.search import Searcher
-from seps.retrieval.index.zeroshot import ZeroShotModel, load_search_model
 from seps.retrieval.pretrained import from_pretrained
 from stores import few_sentences, paint
 

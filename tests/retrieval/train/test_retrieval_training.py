@@ -293,7 +293,8 @@ def test_a_changed_file_of_the_earlier_model_is_told_before_training(
 
 
 def test_every_photo_is_read_once_before_training(encoders, scenes, dev_scenes, tmp_path, monkeypatch):
-    from seps.retrieval.data import check, images
+    from seps.images import decoding as images
+    from seps.retrieval.data import check
 
     read: list[str] = []
     plain = check.read_source

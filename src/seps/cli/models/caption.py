@@ -16,10 +16,6 @@ from rich.markup import escape
 from rich.progress import TextColumn
 from rich.table import Table
 
-from seps.captioning import BackendConfig, CaptionConfig, RayConfig, Sampling, caption_images
-from seps.captioning.config import ACCEPTABLE, CAPTIONERS, LOCAL_URL, MODEL, BackendKind
-from seps.captioning.images import scan_images
-from seps.captioning.run import Tally
 from seps.cli.shared.argtypes import (
     device_or_auto,
     input_file,
@@ -38,6 +34,10 @@ from seps.cli.shared.parser import Parser
 from seps.cli.shared.progress import bar
 from seps.cli.shared.text import list_problems, list_skipped, printable
 from seps.parsing import parse_json
+from seps.photos.captions import BackendConfig, CaptionConfig, RayConfig, Sampling, caption_images
+from seps.photos.captions.config import ACCEPTABLE, CAPTIONERS, LOCAL_URL, MODEL, BackendKind
+from seps.photos.captions.images import scan_images
+from seps.photos.captions.run import Tally
 from seps.training.interrupt import InterruptGuard
 
 EXIT_UNFINISHED = 1

@@ -19,10 +19,10 @@ from seps.plugins import load_plugins
 from seps.retrieval.config import RunConfig
 
 if TYPE_CHECKING:
-    from seps.experiments.compare import Trial
-    from seps.experiments.workers import Outcome
+    from seps.retrieval.experiments.compare import Trial
+    from seps.retrieval.experiments.workers import Outcome
 
-SUITE_NAMES = ("baselines", "ablation")  # as seps.experiments.compare has them, whose import takes seconds
+SUITE_NAMES = ("baselines", "ablation")  # as seps.retrieval.experiments.compare has them, whose import takes seconds
 MACHINE_SETTINGS = ("chunk_size", "workers", "prefetch")
 """Of `train`: they may differ between the runs of one folder, so that a run out of memory can be made again."""
 
@@ -32,9 +32,9 @@ def run(options: argparse.Namespace) -> int:
     missing = [name for name in ("config", "data", "dev") if not getattr(options, name)]
     if missing and not options.report:
         options.parser.error(f"the following arguments are required: {', '.join(f'--{name}' for name in missing)}")
-    from seps.experiments.compare import Trial
-    from seps.experiments.report import finished
-    from seps.experiments.suites import suite_with_own_rows
+    from seps.retrieval.experiments.compare import Trial
+    from seps.retrieval.experiments.report import finished
+    from seps.retrieval.experiments.suites import suite_with_own_rows
 
     load_plugins(options.plugin)
     suite = suite_with_own_rows(options.suite)
@@ -94,7 +94,7 @@ def add_options(parser: Parser) -> None:
 
 def _recipe(options: argparse.Namespace, out: Path) -> RunConfig:
     """The recipe. Raises ValueError where `out` holds results of another one."""
-    from seps.experiments.report import finished
+    from seps.retrieval.experiments.report import finished
     from seps.retrieval.train.start import load_run
 
     recipe = load_run(options.config, {"data.train": options.data, "data.dev": options.dev, **options.settings})
@@ -148,7 +148,7 @@ def _run_trials(options: argparse.Namespace, trials: Sequence[Trial], out: Path)
 
 def _outcomes(options: argparse.Namespace, trials: Sequence[Trial], out: Path) -> Iterator[Outcome]:
     from seps.encoders import vision_encoder
-    from seps.experiments.workers import Workers
+    from seps.retrieval.experiments.workers import Workers
     from seps.retrieval.train.data import load_sets, read_data
 
     recipe = _recipe(options, out)
@@ -176,9 +176,9 @@ def _outcomes(options: argparse.Namespace, trials: Sequence[Trial], out: Path) -
 
 
 def _report(name: str, out: Path, others: Sequence[str], rows: Sequence[str]) -> None:
-    from seps.experiments.paired import against
-    from seps.experiments.report import finished, markdown, plot_differences
-    from seps.experiments.suites import suite_with_own_rows
+    from seps.retrieval.experiments.paired import against
+    from seps.retrieval.experiments.report import finished, markdown, plot_differences
+    from seps.retrieval.experiments.suites import suite_with_own_rows
 
     results, suite = finished(out / "results.jsonl"), suite_with_own_rows(name)
     table = markdown(results, suite)

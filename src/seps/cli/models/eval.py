@@ -23,8 +23,8 @@ from seps.retrieval.config import DEFAULT_MODEL, PROTOCOLS
 
 if TYPE_CHECKING:
     from seps.retrieval.data import CheckReport, RetrievalDataset
-    from seps.retrieval.eval.evaluate import EvaluationReport
-    from seps.retrieval.eval.extended import ExtendedFigures
+    from seps.retrieval.evaluate.extended import ExtendedFigures
+    from seps.retrieval.evaluate.run import EvaluationReport
 
 
 def add_options(parser: Parser) -> None:
@@ -96,10 +96,10 @@ def run(options: argparse.Namespace) -> int:
     from seps.cli.shared.progress import stage_progress
     from seps.retrieval.data import attach_dense, check_dataset, load_data
     from seps.retrieval.data.check import left_out
-    from seps.retrieval.eval.encoding import encode_readable
-    from seps.retrieval.eval.evaluate import check_evaluation, evaluate
-    from seps.retrieval.eval.extended import extended, load_answers
-    from seps.retrieval.index.zeroshot import ZeroShotModel, load_search_model
+    from seps.retrieval.engine.zeroshot import ZeroShotModel, load_search_model
+    from seps.retrieval.evaluate.encoding import encode_readable
+    from seps.retrieval.evaluate.extended import extended, load_answers
+    from seps.retrieval.evaluate.run import check_evaluation, evaluate
 
     load_plugins(options.plugin)
     answers = load_answers() if options.extended else None

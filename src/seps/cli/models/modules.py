@@ -7,11 +7,11 @@ import os
 import sys
 from pathlib import Path
 
-from seps.bundle import GENERATED, LANGUAGES, STYLES, single_file
 from seps.cli.shared.argtypes import output_file_or_stdout
 from seps.cli.shared.parser import Parser
 from seps.cli.shared.text import printable
 from seps.files import write_text
+from seps.modules import GENERATED, LANGUAGES, STYLES, single_file
 
 
 def add_options(parser: Parser) -> None:

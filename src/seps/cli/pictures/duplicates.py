@@ -47,9 +47,9 @@ def run(options: argparse.Namespace) -> int:
     if options.sheet:
         check_picture(options.sheet, "--sheet")
     from seps.cli.shared.progress import count_progress
-    from seps.library import contact_sheet
-    from seps.library.duplicates import find_duplicates
-    from seps.retrieval.index.store import Store
+    from seps.photos.duplicates import contact_sheet
+    from seps.photos.duplicates.duplicates import find_duplicates
+    from seps.photos.store.store import Store
 
     store = Store.open(options.store)
     with count_progress("comparing", "images") as progress:

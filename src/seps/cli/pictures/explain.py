@@ -98,12 +98,13 @@ def _of_file(options: argparse.Namespace) -> tuple[Explanation, Image.Image, lis
     import torch
     from PIL import Image
 
-    from seps.retrieval.data import ImageSource, read_source
+    from seps.images.decoding import decode_image, resized_jpeg
+    from seps.images.shards import read_source
+    from seps.images.sources import ImageSource
     from seps.retrieval.data.guides import GuideSource
-    from seps.retrieval.data.images import decode_image, resized_jpeg
+    from seps.retrieval.engine.zeroshot import ZeroShotModel, load_search_model
     from seps.retrieval.explain.explanation import Explainer
     from seps.retrieval.explain.zeroshot import ZeroShotExplainer
-    from seps.retrieval.index.zeroshot import ZeroShotModel, load_search_model
 
     refuse_same_file("--out", options.out, [options.image])
     source = ImageSource(Path(options.image))
@@ -143,8 +144,8 @@ def _of_store(options: argparse.Namespace) -> tuple[Explanation, Image.Image, li
     """The same of a picture of a store, from what the store holds of it, with the score of a search."""
     from PIL import Image
 
-    from seps.retrieval.explain.stored import StoredExplainer, find_image, photo_to_draw
-    from seps.retrieval.index.search import CANDIDATES, Searcher
+    from seps.photos.search.explained import StoredExplainer, find_image, photo_to_draw
+    from seps.photos.search.searcher import CANDIDATES, Searcher
 
     searcher = Searcher(options.store, options.model, device=options.device)
     explainer = StoredExplainer(searcher)

@@ -33,12 +33,12 @@ from seps.cli.shared.text import counted, list_problems, print_for_programs, pri
 from seps.retrieval.config import DEFAULT_MODEL
 
 if TYPE_CHECKING:
-    from seps.library.folding import Entry
-    from seps.library.query import Term
-    from seps.library.results import FoundPicture
-    from seps.retrieval.index.build import IndexReport
-    from seps.retrieval.index.search import Searcher
-    from seps.retrieval.index.zeroshot import ZeroShotModel
+    from seps.photos.indexing.build import IndexReport
+    from seps.photos.search.folding import Entry
+    from seps.photos.search.query import Term
+    from seps.photos.search.results import FoundPicture
+    from seps.photos.search.searcher import Searcher
+    from seps.retrieval.engine.zeroshot import ZeroShotModel
     from seps.retrieval.model import RetrievalModel
 
 _COLUMNS = ("rank", "score", "confidence", "path", "member", "date", "date_source", "width", "height")
@@ -99,12 +99,12 @@ def run(options: argparse.Namespace) -> int:
     if folder is None and query is not None and (options.image or options.minus_image) and os.path.isdir(query):
         query, folder = None, query  # `seps find --image a.jpg FOLDER`
     from seps.cli.shared.outputs import check_page
-    from seps.library.folding import best_entries
-    from seps.library.query import search_terms, terms_of
-    from seps.library.results import with_sources
+    from seps.photos.search.folding import best_entries
+    from seps.photos.search.query import search_terms, terms_of
+    from seps.photos.search.results import with_sources
+    from seps.photos.search.searcher import CANDIDATES, Filters, Searcher
+    from seps.photos.store.rows import OtherModelError, StoreError
     from seps.plugins import load_plugins
-    from seps.retrieval.index.rows import OtherModelError, StoreError
-    from seps.retrieval.index.search import CANDIDATES, Filters, Searcher
 
     terms = terms_of(query, options.image, options.minus_image)
     store, folders = _place(options, folder)
@@ -138,7 +138,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _place(options: argparse.Namespace, folder: str | None) -> tuple[str, list[str]]:
     """The store, and the folders to index; none: all of the store."""
-    from seps.library.places import data_folder, default_store
+    from seps.photos.store.places import data_folder, default_store
 
     if folder is not None and not os.path.isdir(folder):
         words = shlex.quote(f"{options.query} {folder}")
@@ -165,11 +165,11 @@ def _check_copies(copies: str | None, folders: Sequence[str]) -> None:
 def _update(options: argparse.Namespace, store: str, folders: Sequence[str]) -> RetrievalModel | ZeroShotModel | None:
     """Index what is new; the model, where it was needed for that."""
     from seps.cli.shared.progress import count_progress
-    from seps.library.updating import update_store
     from seps.locks import FileInUse
-    from seps.retrieval.index.build import IndexOptions
-    from seps.retrieval.index.opening import settings_at
-    from seps.retrieval.index.rows import StoreError
+    from seps.photos.indexing.build import IndexOptions
+    from seps.photos.indexing.opening import settings_at
+    from seps.photos.indexing.updating import update_store
+    from seps.photos.store.rows import StoreError
 
     wanted = IndexOptions(prune=options.prune, exclude=tuple(options.exclude))
     try:
@@ -259,7 +259,7 @@ def _plain(picture: FoundPicture, terms: Sequence[Term]) -> dict[str, Any]:
 def _write(
     options: argparse.Namespace, searcher: Searcher, found: Sequence[FoundPicture], terms: Sequence[Term]
 ) -> None:
-    from seps.library.results import copy_to, write_page
+    from seps.photos.search.results import copy_to, write_page
 
     if options.html:
         rows = searcher.store.select([picture.hit.id for picture in found], ["id", "thumbnail"]).rows()

@@ -20,10 +20,10 @@ from seps.cli.shared.text import counted, list_problems, print_json, printable, 
 from seps.retrieval.config import DEFAULT_MODEL, STATE_SIZES, StoredPrecision
 
 if TYPE_CHECKING:
-    from seps.retrieval.data.gallery import Problem
-    from seps.retrieval.index.build import IndexOptions, IndexReport
-    from seps.retrieval.index.store import Store
-    from seps.retrieval.index.zeroshot import ZeroShotModel
+    from seps.photos.indexing.build import IndexOptions, IndexReport
+    from seps.photos.indexing.gallery import Problem
+    from seps.photos.store.store import Store
+    from seps.retrieval.engine.zeroshot import ZeroShotModel
     from seps.retrieval.model import RetrievalModel
 
 
@@ -132,14 +132,14 @@ def run(options: argparse.Namespace) -> int:
         _expand_state(options)
     elif options.means is not None and options.patches is not None:
         options.parser.error("give either --means or --patches")
+    from seps.photos.indexing.build import IndexOptions
+    from seps.photos.indexing.opening import settings_at
     from seps.ray_cluster import RayConfig
-    from seps.retrieval.index.build import IndexOptions
-    from seps.retrieval.index.opening import settings_at
 
     known = settings_at(options.store)
     if not options.folder and known is None:
         options.parser.error("name the folder of pictures, or give --status, --verify or --compact of a store")
-    from seps.retrieval.index.zeroshot import load_search_model
+    from seps.retrieval.engine.zeroshot import load_search_model
     from seps.retrieval.model import RetrievalModel
 
     ray = RayConfig(options.ray_address, options.workers or 2, options.gpus) if options.engine == "ray" else None
@@ -196,7 +196,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _index(options: argparse.Namespace, model: RetrievalModel | ZeroShotModel, settings: IndexOptions) -> IndexReport:
     from seps.cli.shared.progress import count_progress
-    from seps.retrieval.index.build import index_folder
+    from seps.photos.indexing.build import index_folder
 
     with count_progress("indexing", "images") as progress:
         return index_folder(
@@ -242,8 +242,8 @@ def _tell(report: IndexReport, again: str = "") -> None:
 
 def _watch(options: argparse.Namespace, model: RetrievalModel | ZeroShotModel, settings: IndexOptions) -> int:
     """Index whenever the folders change, until Ctrl-C."""
-    from seps.library.watching import Watch, list_folders
-    from seps.retrieval.index.opening import settings_at
+    from seps.photos.indexing.opening import settings_at
+    from seps.photos.indexing.watching import Watch, list_folders
 
     known = settings_at(options.store)
     folders = options.folder or list(known.roots if known is not None else ())
@@ -281,7 +281,7 @@ def _watch(options: argparse.Namespace, model: RetrievalModel | ZeroShotModel, s
 
 
 def _remove(options: argparse.Namespace) -> int:
-    from seps.retrieval.index.maintenance import remove_root
+    from seps.photos.indexing.maintenance import remove_root
 
     folder, count = remove_root(options.store, options.remove_root, prune=options.prune)
     kept = "What the store knew of them is deleted" if options.prune else "What the store knows of them is kept aside"
@@ -306,7 +306,7 @@ def _name_stronger() -> None:
 def _name_faster(model: RetrievalModel | ZeroShotModel) -> None:
     """Say, after a long run on a CPU, what would make the next one shorter."""
     from seps.encoders.compiled import TIP, can_compile, is_installed
-    from seps.retrieval.index.zeroshot import ZeroShotModel
+    from seps.retrieval.engine.zeroshot import ZeroShotModel
 
     if isinstance(model, ZeroShotModel) or model.device.type != "cpu" or is_installed():
         return
@@ -315,7 +315,7 @@ def _name_faster(model: RetrievalModel | ZeroShotModel) -> None:
 
 
 def _maintain(options: argparse.Namespace) -> int:
-    from seps.retrieval.index.store import Store, writer_lock
+    from seps.photos.store.store import Store, writer_lock
 
     store = Store.open(options.store)
     if options.status:
@@ -327,7 +327,7 @@ def _maintain(options: argparse.Namespace) -> int:
         print(f"{counted(len(store), 'image')}; {_size(before)} before, {_size(store.disk_bytes())} now.")
         return 0
     from seps.cli.shared.progress import count_progress
-    from seps.retrieval.index.maintenance import verify
+    from seps.photos.indexing.maintenance import verify
 
     with count_progress("checking", "images") as progress:
         problems = verify(store, progress=progress)
@@ -355,7 +355,7 @@ def _tell_whole_grid(grid: tuple[int, int], means: int) -> None:
 
 
 def _status(store: Store, as_json: bool) -> int:
-    from seps.retrieval.index.maintenance import status
+    from seps.photos.indexing.maintenance import status
 
     values = status(store)
     if as_json:

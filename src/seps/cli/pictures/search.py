@@ -15,7 +15,7 @@ from seps.cli.shared.text import print_json, printable
 from seps.plugins import load_plugins
 
 if TYPE_CHECKING:
-    from seps.retrieval.index.search import Hit, Searcher
+    from seps.photos.search.searcher import Hit, Searcher
 
 SIGNS = "+ and - were read as part of the sentence; seps find and the page of seps serve add and subtract."
 
@@ -54,10 +54,10 @@ def run(options: argparse.Namespace) -> int:
         options.parser.error("give either a sentence or --image FILE")
     if options.image is not None and options.min_confidence is not None:
         options.parser.error("--min-confidence is for sentences; leave it out with --image")
-    from seps.library.folding import best_entries
-    from seps.library.places import check_folder
-    from seps.library.query import has_signs
-    from seps.retrieval.index.search import Filters, Searcher
+    from seps.photos.search.folding import best_entries
+    from seps.photos.search.query import has_signs
+    from seps.photos.search.searcher import Filters, Searcher
+    from seps.photos.store.places import check_folder
 
     load_plugins(options.plugin)
     searcher = Searcher(options.store, options.model, device=options.device)
@@ -111,6 +111,6 @@ def _tell(options: argparse.Namespace, found: Mapping[str, Any]) -> None:
 def _name(hit: Mapping[str, Any]) -> str:
     if hit.get("member") is None:
         return str(hit["path"])
-    from seps.retrieval.data.gallery import shown_place  # imports torch
+    from seps.images.shards import shown_place
 
     return shown_place(hit["path"], hit.get("member"))

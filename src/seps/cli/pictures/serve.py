@@ -100,12 +100,12 @@ def run(options: argparse.Namespace) -> int:
     try:
         import uvicorn
 
-        from seps.serve.app import create_app
-        from seps.serve.connections import server_config
+        from seps.photos.serve.app import create_app
+        from seps.photos.serve.connections import server_config
     except ImportError as error:
         raise ValueError(f"The service needs FastAPI and uvicorn ({error}): pip install fastapi uvicorn") from error
-    from seps.retrieval.index.search import Searcher
-    from seps.serve.guard import LOOPBACK
+    from seps.photos.search.searcher import Searcher
+    from seps.photos.serve.guard import LOOPBACK
 
     on_loopback = options.host in LOOPBACK
     token = options.token or os.environ.get("SEPS_TOKEN")

@@ -81,7 +81,7 @@ def default_device() -> str:
 
 def date(text: str) -> int:
     """A date like 2024-05-31, as nanoseconds since 1970."""
-    from seps.retrieval.data.dates import nanoseconds
+    from seps.images.dates import nanoseconds
 
     try:
         return nanoseconds(text)

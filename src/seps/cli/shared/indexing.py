@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from seps.cli.shared.text import counted, list_problems, list_skipped, say
 
 if TYPE_CHECKING:
-    from seps.retrieval.index.build import IndexReport
+    from seps.photos.indexing.build import IndexReport
 
 
 def tell_left_out(report: IndexReport, option: str, again: str = "") -> None:

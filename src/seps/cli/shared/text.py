@@ -101,7 +101,7 @@ def list_problems(problems: Sequence[object], what: str, option: str, kinds: Map
 
 def list_skipped(skipped: Mapping[str, Sequence[str]]) -> None:
     """Say what of a folder was left out, by reason; what is surely no picture is counted in the report alone."""
-    from seps.retrieval.data.gallery import OTHER
+    from seps.photos.indexing.gallery import OTHER
 
     counted = {reason: names for reason, names in skipped.items() if reason != OTHER}
     if counted:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .records import DataError
+from seps.images.sources import DataError
 
 # Of the tokens that are chosen: half masked, a tenth replaced, the rest dropped, as the published code does.
 MASKED, REPLACED = 0.5, 0.6

@@ -13,7 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .records import DataError, ImageRecord
+from seps.images.sources import DataError
+
+from .records import ImageRecord
 
 _SENTENCE = re.compile(r"[^.!?]+[.!?]*")
 MOST_IN_DESCRIPTION = 4

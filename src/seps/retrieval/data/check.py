@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from .images import ImageReader, decode_image
-from .records import DataError, ImageSource, RetrievalDataset
-from .shards import UnreadableImage, read_source, why_absent
+from seps.images.decoding import ImageReader, decode_image
+from seps.images.shards import UnreadableImage, read_source, why_absent
+from seps.images.sources import DataError, ImageSource
+
+from .records import RetrievalDataset
 
 FaultKind = Literal["missing", "unreadable", "no captions", "duplicate id", "in two splits"]
 Verify = Literal["exists", "decode"]

@@ -19,8 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from seps.images.sources import DataError
+
 from .lines import Root, checked_text
-from .records import DataError, RetrievalDataset
+from .records import RetrievalDataset
 
 MOST_VALUES = 65_535
 """Values of one vector: more are no guide but a mistake."""

@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from seps.files import write_text
+from seps.images.shards import UnreadableImage, read_source
+from seps.images.sources import DataError, ImageSource
 
 from .guides import GuideSource, parse_guides
 from .lines import Root, checked_member, checked_text, cut_text, json_lines
-from .records import DataError, ImageRecord, ImageSource, RetrievalDataset
-from .shards import UnreadableImage, read_source
+from .records import ImageRecord, RetrievalDataset
 
 
 class NothingDescribed(DataError):

@@ -9,9 +9,8 @@ from typing import Any
 
 from seps.encoders.text import MAX_CHARACTERS
 from seps.files import open_regular
+from seps.images.sources import DataError
 from seps.parsing import parse_json
-
-from .records import DataError
 
 MAX_LINE_BYTES = 16 * 2**20
 TOO_LONG = f"longer than {MAX_LINE_BYTES >> 20} MiB, and not read"

@@ -18,11 +18,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from seps.images.sources import DataError, ImageSource
 from seps.parsing import parse_json
 
 from .jsonl import description_text, load_jsonl
 from .lines import Root, checked_text, json_lines, read_bytes, text_lines
-from .records import DataError, ImageRecord, ImageSource, RetrievalDataset
+from .records import ImageRecord, RetrievalDataset
 
 CAPTIONS = 5
 """Captions per image where a list of ids names each image once."""

@@ -9,29 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from seps.images.sources import DataError, ImageSource
+
 if TYPE_CHECKING:
     from .guides import GuideSource
-
-
-class DataError(ValueError):
-    """Something in the user's data is wrong; the message says what, where, and what to do."""
-
-
-@dataclass(frozen=True, order=True)
-class ImageSource:
-    """Where the bytes of one image are: a file, or a member of an uncompressed tar shard."""
-
-    path: Path
-    member: str | None = None
-
-    def __str__(self) -> str:
-        return str(self.path) if self.member is None else f"{self.member} in {self.path}"
 
 
 @dataclass(frozen=True)

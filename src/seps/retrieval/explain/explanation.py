@@ -12,10 +12,10 @@ from torch import Tensor
 from seps.encoders.text import TextBatch
 from seps.method.attribution import Shares, shares
 from seps.method.network import PatchSlimming
+from seps.retrieval.engine.codec import StoredImages, StoredScorer, segment_ids
+from seps.retrieval.engine.zeroshot import ZeroShotModel
 from seps.retrieval.explain.maxsim import maxsim_shares
 from seps.retrieval.heads import Head, ImageFeatures, MaxSimHead, SlimmingHead
-from seps.retrieval.index.codec import StoredImages, StoredScorer, segment_ids
-from seps.retrieval.index.zeroshot import ZeroShotModel
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.stopwords import is_stop_word
 

@@ -12,21 +12,24 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from seps.encoders.parts import PatchParts
+from seps.images.decoding import decode_image
+from seps.images.shards import UnreadableImage, read_source
+from seps.images.sources import ImageSource
 from seps.method.attribution import description_shares
-from seps.retrieval.data import ImageSource, UnreadableImage, read_source
-from seps.retrieval.data.images import decode_image
+from seps.retrieval.engine.codec import unpack_padded
+from seps.retrieval.engine.zeroshot import CENTRE, TEMPERATURE, ZeroShotModel
 from seps.retrieval.explain.explanation import DescriptionPart, Explanation, WordPart, description_parts
-from seps.retrieval.index.codec import unpack_padded
-from seps.retrieval.index.rows import Columns
-from seps.retrieval.index.search import Searcher
-from seps.retrieval.index.zeroshot import CENTRE, TEMPERATURE, ZeroShotModel
+
+if TYPE_CHECKING:
+    from seps.photos.search.searcher import Searcher
+    from seps.photos.store.rows import Columns
 
 
 @dataclass(frozen=True)

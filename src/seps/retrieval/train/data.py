@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from seps.images.decoding import Mode, decode_image
+from seps.images.sources import ImageSource
 from seps.retrieval.config import RunConfig
 from seps.retrieval.data import (
     CheckReport,
-    ImageSource,
-    Mode,
     NothingDescribed,
     RetrievalDataset,
     attach_dense,
@@ -26,7 +26,6 @@ from seps.retrieval.data import (
     drop_bad,
     load_data,
 )
-from seps.retrieval.data.images import decode_image
 from seps.retrieval.data.streams import PictureStream, Pixels, rows_to_keep, streaming_sentence
 from seps.retrieval.data.streams.pictures import checksum
 from seps.training.checkpoint import Log

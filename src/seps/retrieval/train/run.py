@@ -19,8 +19,8 @@ from seps.metrics import recall
 from seps.retrieval.config import Protocol, RunConfig
 from seps.retrieval.data import RetrievalDataset, check_dataset, drop_bad
 from seps.retrieval.data.streams import Pixels
-from seps.retrieval.eval.encoding import encode_guides, encode_images
-from seps.retrieval.eval.evaluate import evaluate_each
+from seps.retrieval.evaluate.encoding import encode_guides, encode_images
+from seps.retrieval.evaluate.run import evaluate_each
 from seps.retrieval.heads import Head, ImageFeatures
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import begin, check_save, from_pretrained, own_parts, resolved, save_pretrained
@@ -219,7 +219,7 @@ def honest_protocols(model: RetrievalModel) -> list[Protocol]:
     """The protocols under which a model can be evaluated without giving a query the answer.
 
     "none" for a head that reads no descriptions, "image" for one that reads nothing else, and both for the others; see
-    `seps.retrieval.eval.protocol`.
+    `seps.retrieval.evaluate.protocol`.
     """
     if not model.head.uses_description:
         return ["none"]

@@ -24,7 +24,7 @@ from seps.retrieval.data import ImageAugment, RetrievalDataset, augment_tokens, 
 from seps.retrieval.data.batches import BatchIndices, mixed_texts, own_texts
 from seps.retrieval.data.guides import dataset_guides
 from seps.retrieval.data.streams import Pixels
-from seps.retrieval.eval.evaluate import evaluate
+from seps.retrieval.evaluate.run import evaluate
 from seps.retrieval.heads import ImageFeatures, Scores, TextFeatures, checked_scores
 from seps.retrieval.model import RetrievalModel, freeze_parts
 from seps.training.batches import map_tensors

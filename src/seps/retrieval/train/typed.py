@@ -21,13 +21,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from seps.images.sources import DataError
 from seps.method.losses import several_infonce
 from seps.metrics import recall
 from seps.retrieval.config import RunConfig
-from seps.retrieval.data import DataError, ImageRecord, RetrievalDataset, mixed_seed
+from seps.retrieval.data import ImageRecord, RetrievalDataset, mixed_seed
 from seps.retrieval.data.typed import TypedQueries, load_queries, queries_of_captions, sentences_of
+from seps.retrieval.engine.codec import text_vectors
 from seps.retrieval.heads import TextFeatures
-from seps.retrieval.index.codec import text_vectors
 from seps.retrieval.model import RetrievalModel
 from seps.training.task import Figures, ParameterGroup
 

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from seps.files import read_json, write_json
-from seps.retrieval.data import RetrievalDataset, UnreadableImage
+from seps.images.shards import UnreadableImage
+from seps.retrieval.data import RetrievalDataset
 from seps.retrieval.data.check import CheckReport, DataFault, drop_bad
 from seps.retrieval.data.streams import PictureStream
 from seps.retrieval.data.streams.pictures import stacked

@@ -18,9 +18,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..images import ImageReader, Mode, PixelMaker, decode_image
-from ..records import DataError, ImageSource
-from ..shards import UnreadableImage, read_source
+from seps.images.decoding import ImageReader, Mode, PixelMaker, decode_image
+from seps.images.shards import UnreadableImage, read_source
+from seps.images.sources import DataError, ImageSource
 
 _BEGAN = (
     "It could be read when the run began: put it back as it was and give the same command again, which goes on from "

@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 from seps.files import write_text
+from seps.images.sources import DataError
+from seps.retrieval.data.records import RetrievalDataset
 
 from ..lines import checked_text, json_lines
-from ..records import DataError, RetrievalDataset
 
 KIND = "query"
 

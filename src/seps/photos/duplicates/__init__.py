@@ -1,0 +1,1 @@
+"""Which pictures of a store are near-duplicates of one another."""

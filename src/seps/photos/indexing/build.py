@@ -1,0 +1,414 @@
+"""Index one or more folders: find what is new, changed, moved or gone, embed it in batches, and write whole batches.
+
+A row leaves the store only if its file is known to be absent, and many rows only if the caller says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from seps.images.decoding import Picture
+from seps.images.sources import DataError, ImageSource
+from seps.photos.indexing.descriptions import Descriptions, named_by, read_descriptions, unusable
+from seps.photos.indexing.embedding import (
+    Content,
+    FolderGuides,
+    ImageJob,
+    PreparedBatch,
+    PreparedImage,
+    Preparer,
+    Unread,
+    guides_of_folder,
+    prepare_locally,
+)
+from seps.photos.indexing.gallery import Found, Gallery, Problem, walk
+from seps.photos.indexing.maintenance import UNFINISHED, IndexReport, bring_up_to_date
+from seps.photos.indexing.opening import (
+    IndexOptions,
+    Root,
+    missing_from,
+    open_store,
+    remember_unreadable,
+    roots_to_read,
+    rows_of,
+    settings_at,
+)
+from seps.photos.store.rows import IndexedFile, Row, StoreError, StoreSettings
+from seps.photos.store.store import Store, writer_lock
+from seps.retrieval.engine.zeroshot import ZeroShotModel
+from seps.retrieval.model import RetrievalModel, with_grid
+from seps.retrieval.ranking.bank import is_outdated
+from seps.retrieval.sentences import stated_text_hash
+
+__all__ = ["IndexOptions", "IndexReport", "index_folder", "up_to_date"]
+
+COMMIT_ROWS, COMMIT_SECONDS = 512, 15.0
+BAD_BEFORE = "it could not be read before, and has not changed since; seps index tries again"
+Folders = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+
+@dataclass(frozen=True)
+class _Work:
+    """A file that has to be read."""
+
+    found: Found
+    source: ImageSource
+    description: str | None
+    known: IndexedFile | None
+    guides: bytes | None = None
+    forget: bool = False
+    """No description is wanted, not even that of the same content elsewhere in the store."""
+
+
+def index_folder(
+    folder: Folders,
+    location: str | os.PathLike[str],
+    model: RetrievalModel | ZeroShotModel,
+    model_name: str,
+    *,
+    dense: Folders = (),
+    options: IndexOptions | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> IndexReport:
+    """Bring the store at `location` up to date with `folder`, or several; `progress(done, total)` counts images.
+
+    An empty list means all folders of the store. Of several folders one that is not there stays in the store as it is.
+    Safe to interrupt anywhere and to run again. Raises DataError for a folder or JSONL that cannot be read,
+    StoreError for a store of another model, folder or release, one that is being written, or if more than a tenth
+    of the store would go (see `IndexOptions.prune`); then nothing was changed.
+    """
+    options = options or IndexOptions()
+    start, cpu = time.monotonic(), time.process_time()
+    survey = _Survey.of(folder, location, dense, options)
+    report, guides = survey.report, FolderGuides()
+    if isinstance(model, RetrievalModel):
+        have = settings_at(location)
+        if have is not None and have.kind == "patches" and not have.means and have.grid != model.vision.grid:
+            model = with_grid(model, have.grid)  # as the pictures that are there were encoded
+            report.former_size = model.image_size
+        guides = survey.guides(model)
+    if options.strict and report.description_problems:
+        first, count = report.description_problems[0], len(report.description_problems)
+        raise DataError(f"{count} lines of descriptions cannot be used; the first: {first}. Nothing was changed.")
+    forgotten = named_by(options.forget_descriptions, survey.images)
+    with writer_lock(str(location)):
+        before = settings_at(location)
+        store, known = open_store(location, survey.galleries, survey.roots, model, model_name, options, guides.widths)
+        work, gone, excluded = survey.compare(known, store.settings, guides, forgotten)
+        if work:
+            _Indexer(store, model, options, known, report).run(work, progress)
+        store.delete(gone)
+        report.deleted += len(gone)
+        remember_unreadable(store, survey.galleries, report.unreadable)
+        if excluded or store.settings.excluded:
+            store.put_excluded(excluded)
+        shown_rows = len(store) - store.settings.excluded
+        if store.settings.bank and shown_rows:
+            rescored = before is not None and (is_outdated(before) or _other_texts(before, store.settings.text_hash))
+            report.rescored = len(known) if rescored else 0
+            changed = bool(len(work) > len(report.unreadable) or gone or excluded)
+            bring_up_to_date(store, model, changed=changed)
+        store.tidy()
+    report.seconds = time.monotonic() - start
+    report.own = time.process_time() - cpu
+    if options.ray is None:  # a cluster's decoding and encoding is not this process's time
+        report.own -= report.decoding + report.encoding
+    return report
+
+
+def up_to_date(
+    folder: Folders,
+    location: str | os.PathLike[str],
+    *,
+    dense: Folders = (),
+    options: IndexOptions | None = None,
+) -> IndexReport | None:
+    """What `index_folder` would report if it had nothing to do; None where it has. No model is needed to know.
+
+    Raises as `index_folder` does where a folder cannot be read.
+    """
+    options = options or IndexOptions()
+    settings = settings_at(location)
+    if settings is None or options.forget_descriptions:
+        return None
+    survey = _Survey.of(folder, location, dense, options)
+    if not all(root.known for root in survey.roots) or any(text.has_guides for text in survey.texts):
+        return None
+    store = Store.open(location)
+    work, gone, excluded = survey.compare(store.known(), settings, FolderGuides(), set())
+    bad = [item for item in work if _failed_before(settings, item.found)]
+    broken = {name: facts for gallery in survey.galleries for name, facts in gallery.unreadable.items()}
+    unfinished = settings.bank and (
+        is_outdated(settings)
+        or _other_texts(settings, stated_text_hash(settings.model) or settings.text_hash)
+        or store.without_level()
+        or settings.calibration.get("images") == UNFINISHED
+    )
+    news = len(work) > len(bad) or any(settings.unreadable.get(name) != facts for name, facts in broken.items())
+    if news or gone or excluded or unfinished:
+        return None
+    survey.report.problems += [Problem(str(item.found), BAD_BEFORE, again=True) for item in bad]
+    return survey.report
+
+
+def _other_texts(settings: StoreSettings, text_hash: str) -> bool:
+    """Whether the levels of a store are of another text side than the one with this digest."""
+    return bool(settings.bank) and settings.text_hash != text_hash
+
+
+@dataclass
+class _Survey:
+    """What the folders hold now, before anything is compared with the store or changed."""
+
+    roots: list[Root]
+    galleries: list[Gallery]
+    texts: list[Descriptions]
+    """One per gallery."""
+    report: IndexReport
+    prune: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        folder: Folders,
+        location: str | os.PathLike[str],
+        dense: Folders,
+        options: IndexOptions,
+    ) -> _Survey:
+        """Walk the folders. Raises DataError and StoreError; one of several that the store has may be away."""
+        folders = [folder] if isinstance(folder, str | os.PathLike) else list(folder)
+        dense = [dense] if isinstance(dense, str | os.PathLike) else list(dense)
+        settings = settings_at(location)
+        known = {} if settings is None else settings.unreadable
+        roots = roots_to_read(settings, location, folders, options)
+        report = IndexReport()
+        galleries = []
+        for root in roots:
+            if len(roots) > 1 and root.known and not os.path.isdir(root.folder):
+                report.away.append(root.folder)
+                continue
+            galleries.append(walk(root.folder, options.exclude, root.base))
+        if not galleries:
+            raise DataError(f"None of the folders {', '.join(report.away)} is there. Nothing was changed.")
+        for gallery in galleries:
+            report.problems += [
+                replace(problem, again=bool(problem.id) and known.get(problem.id) == gallery.unreadable[problem.id])
+                for problem in gallery.problems
+            ]
+            for reason, names in gallery.skipped.items():
+                report.skipped.setdefault(reason, []).extend(names)
+        texts = [read_descriptions(gallery.root, dense) for gallery in galleries]
+        report.description_problems = unusable(galleries, texts, dense)
+        return cls(roots, galleries, texts, report, options.prune)
+
+    @property
+    def images(self) -> list[Found]:
+        """All images of all folders."""
+        return [found for gallery in self.galleries for found in gallery.images]
+
+    def guides(self, model: RetrievalModel) -> FolderGuides:
+        """The guides of all folders. Raises DataError where their widths differ."""
+        joined = FolderGuides()
+        for gallery, texts in zip(self.galleries, self.texts, strict=True):
+            found = guides_of_folder(gallery, texts, model, self.report.description_problems)
+            if joined.widths and found.widths and joined.widths != found.widths:
+                raise DataError(f"The guides of {gallery.root} have other widths than those of the other folders.")
+            joined = FolderGuides(joined.widths or found.widths, {**joined.of, **found.of})
+        return joined
+
+    def compare(
+        self, known: dict[str, IndexedFile], settings: StoreSettings, guides: FolderGuides, forgotten: set[str]
+    ) -> tuple[list[_Work], list[str], dict[str, bool]]:
+        """What has to be read, ids of what is gone, and by id which rows become excluded, or are so no longer."""
+        work: list[_Work] = []
+        gone: list[str] = []
+        changes: dict[str, bool] = {}
+        for gallery, texts in zip(self.galleries, self.texts, strict=True):
+            missing = missing_from(gallery, rows_of(gallery, known.values(), settings), self.prune)
+            gone += missing.gone
+            self.report.kept += missing.kept
+            self.report.excluded += len(missing.excluded)
+            changes |= {identity: True for identity in missing.excluded if not known[identity].excluded}
+            there = (known[found.id] for found in gallery.images if found.id in known)
+            changes |= {row.id: False for row in there if row.excluded}
+            work += _compare(gallery, known, texts, guides, forgotten, self.report)
+        return work, gone, changes
+
+
+def _failed_before(settings: StoreSettings, found: Found) -> bool:
+    """Whether the store remembers that this file could not be read, and the file has not changed since."""
+    return settings.unreadable.get(found.id) == (found.size, found.mtime)
+
+
+def _compare(
+    gallery: Gallery,
+    known: dict[str, IndexedFile],
+    texts: Descriptions,
+    guides: FolderGuides,
+    forgotten: set[str],
+    report: IndexReport,
+) -> list[_Work]:
+    """What has to be read; the rest is counted. A description of the store stays where no file brings another."""
+    work = []
+    for found in gallery.images:
+        before, text = known.get(found.id), texts.of(found)
+        if found.id in forgotten and text is not None:
+            report.description_problems.append(
+                Problem(str(found), "its description comes from a JSONL file; take the line out to take it away")
+            )
+        same_file = before is not None and (before.size, before.mtime) == (found.size, found.mtime)
+        if text is None and before is not None and found.id not in forgotten:
+            text = before.description
+            if text is not None and not same_file:
+                why = "its file has changed since it was described; look whether the description still fits"
+                report.description_problems.append(Problem(str(found), why))
+        report.described += text is not None
+        guided = guides.of.get(found.id, before.guides if before is not None else None)
+        if before is not None and same_file and (before.description, before.guides) == (text, guided):
+            report.unchanged += 1
+        else:
+            work.append(_Work(found, found.source(gallery.root), text, before, guided, found.id in forgotten))
+    return work
+
+
+class _Indexer:
+    """Turns work into rows of the store and commits now and then."""
+
+    def __init__(
+        self,
+        store: Store,
+        model: RetrievalModel | ZeroShotModel,
+        options: IndexOptions,
+        known: dict[str, IndexedFile],
+        report: IndexReport,
+    ) -> None:
+        self.store, self.options, self.report = store, options, report
+        self.same_content = {(file.sha256, file.description, file.guides): file.id for file in known.values()}
+        for file in known.values():
+            for content in _taken_over(file.sha256, file.description, file.guides):
+                self.same_content.setdefault(content, file.id)
+        self.prepare = Preparer(model, store.settings, self.same_content)
+        self.pending: list[Row] = []
+        self.committed = time.monotonic()
+
+    def run(self, work: Sequence[_Work], progress: Callable[[int, int], None] | None) -> None:
+        """Index everything in `work`."""
+        size, done = self.options.batch_size, 0
+        batches = [work[start : start + size] for start in range(0, len(work), size)]
+        jobs = [[ImageJob(item.source, item.description, item.guides) for item in batch] for batch in batches]
+        try:
+            # Closed here and not some time later: a cluster must not outlive an interrupted run.
+            with contextlib.closing(self._prepared(jobs)) as prepared_batches:
+                for number, prepared in prepared_batches:
+                    self._take(batches[number], prepared.outcomes)
+                    self.report.decoding += prepared.decoding
+                    self.report.encoding += prepared.encoding
+                    if len(self.pending) >= COMMIT_ROWS or time.monotonic() - self.committed > COMMIT_SECONDS:
+                        self._commit()
+                    done += len(batches[number])
+                    if progress is not None:
+                        progress(done, len(work))
+        except StoreError:
+            raise
+        except BaseException:  # above all Ctrl-C: what is computed is kept
+            self._commit()
+            raise
+        self._commit()
+
+    def _prepared(self, jobs: Sequence[Sequence[ImageJob]]) -> Generator[tuple[int, PreparedBatch]]:
+        if self.options.ray is None or not jobs:
+            return prepare_locally(jobs, self.prepare, self.options.workers)
+        from seps.photos.indexing.ray import prepare_on_cluster
+
+        return prepare_on_cluster(jobs, self.prepare, self.options.ray)
+
+    def _take(self, batch: Sequence[_Work], outcomes: Sequence[PreparedImage | Unread]) -> None:
+        """Make rows of one batch, and count what they are."""
+        unknown: list[tuple[_Work, PreparedImage]] = []
+        rows = self._same_rows(batch, outcomes)
+        for work, outcome in zip(batch, outcomes, strict=True):
+            if isinstance(outcome, Unread):
+                # The disk may answer the next time, and a damaged file may come back: what was known of it stays.
+                stays = " The store keeps what it knew of it." if work.known else ""
+                again = _failed_before(self.store.settings, work.found)
+                self.report.problems.append(Problem(str(work.found), outcome.why + stays, outcome.kind, again))
+                self.report.kept += work.known is not None
+                self.report.unreadable[work.found.id] = (work.found.size, work.found.mtime)
+                continue
+            same = None if outcome.state is not None else rows.get(_content(work, outcome.picture))
+            if same is not None and same.dense is not None and work.description is None:
+                self.report.described += not work.forget
+                same = None if work.forget else same
+            if same is not None:
+                self.pending.append(_renamed(same, work.found))
+            elif outcome.state is not None:
+                self.pending.append(_row(work, outcome, outcome.state))
+            else:  # the row that held this content was changed in the meantime
+                unknown.append((work, outcome))
+            if work.known:
+                self.report.changed += 1
+            elif same is not None:
+                self.report.moved += 1
+            else:
+                self.report.new += 1
+        states = self.prepare.embed(
+            [prepared.picture for _, prepared in unknown],
+            [work.description for work, _ in unknown],
+            [work.guides for work, _ in unknown],
+        )
+        self.pending += [_row(*entry, state) for entry, state in zip(unknown, states, strict=True)]
+
+    def _same_rows(self, batch: Sequence[_Work], outcomes: Sequence[PreparedImage | Unread]) -> dict[Content, Row]:
+        """Rows of the store with the same content, description and guides as some of the batch."""
+        wanted = {
+            self.same_content[_content(work, outcome.picture)]
+            for work, outcome in zip(batch, outcomes, strict=True)
+            if isinstance(outcome, PreparedImage) and outcome.state is None
+        }
+        # By the digests that are read now: this run may have changed a row since it began.
+        rows = self.store.rows(sorted(wanted)).values()
+        same: dict[Content, Row] = {(row.sha256, row.dense, row.guides): row for row in rows}
+        for row in rows:
+            for content in _taken_over(row.sha256, row.dense, row.guides):
+                same.setdefault(content, row)
+        return same
+
+    def _commit(self) -> None:
+        self.store.put(self.pending)
+        self.pending = []
+        self.committed = time.monotonic()
+
+
+def _content(work: _Work, picture: Picture) -> Content:
+    return picture.sha256, work.description, work.guides
+
+
+def _taken_over(sha256: str, description: str | None, guides: bytes | None) -> list[Content]:
+    """A picture without a description, or without guides, takes over those of the same content."""
+    return [(sha256, None, guides), (sha256, description, None), (sha256, None, None)]
+
+
+def _row(work: _Work, prepared: PreparedImage, state: dict[str, Any]) -> Row:
+    picture = prepared.picture
+    facts: dict[str, Any] = work.found.columns()
+    return Row(
+        id=work.found.id,
+        **facts,
+        taken=prepared.taken,
+        sha256=picture.sha256,
+        width=picture.width,
+        height=picture.height,
+        thumbnail=picture.thumbnail,
+        dense=work.description,
+        **state,
+    )
+
+
+def _renamed(row: Row, found: Found) -> Row:
+    facts: dict[str, Any] = found.columns()
+    return replace(row, id=found.id, excluded=False, **facts)

@@ -1,0 +1,189 @@
+"""Descriptions of a folder's pictures, read from JSONL files.
+
+One JSON object per line: {"image": "sub/cat.jpg", "dense": "A tabby cat ..."}. `image` is the path in the folder, or
+the name of a member of a tar, then with "shard": "a.tar" where several tars hold that name, or "c.mp4 @ 00:01:20" for a
+frame of a video. A shard that is not in the folder is ignored: its pictures may lie there loose. `text` is read like
+`dense`, and `id` like `image`; `guides` are those of `seps.retrieval.data.guides`. Lines that cannot be used are
+remembered with their reason; the others count.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from seps.images.formats import is_video
+from seps.images.sources import DataError
+from seps.parsing import parse_json
+from seps.photos.indexing.gallery import Found, Gallery, Problem, shown
+from seps.retrieval.data.guides import GuideSource, parse_guides
+from seps.retrieval.data.lines import TOO_LONG, Root, cut_text, is_unicode, raw_lines
+
+Place = tuple[str, str]
+"""Shard ("" without) and image."""
+_OTHER_KINDS = ("captions", "caption", "reason", "guides")
+"""Keys of lines that rightly have no description: of a data set, of images that `seps caption` set aside, of guides."""
+
+
+class Descriptions:
+    """Texts and guides by image, and the lines that could not be used."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.problems: list[Problem] = []
+        self._texts: dict[Place, tuple[str, str]] = {}
+        self._guides: dict[Place, dict[str, GuideSource]] = {}
+        self._composed: dict[Place, Place] = {}
+        self._ids: dict[str, Place] = {}
+        self._unpacked: dict[str, Place] = {}
+        """Of pictures whose line names a shard that is not in the folder, by name: they may lie there loose."""
+
+    def read(self, file: Path) -> None:
+        """Take over the texts of a JSONL file; later files and lines count. Raises DataError where there is none."""
+        root = Root(file.parent)
+        for number, line in enumerate(raw_lines(file), start=1):
+            where = f"{shown(file.name)}, line {number}"
+            if line is None or line.strip():
+                why = TOO_LONG if line is None else self._take(line, where, root)
+                if why:
+                    self.problems.append(Problem(where, why))
+
+    def _take(self, line: bytes, where: str, root: Root) -> str | None:
+        """Read one line; returns why it cannot be used, or not all of it."""
+        try:
+            value = parse_json(line.decode("utf-8"))
+        except UnicodeDecodeError:
+            return "not UTF-8 text"
+        except ValueError as error:
+            return f"not valid JSON ({error})"
+        if not isinstance(value, dict):
+            return "not a JSON object like {...}"
+        image, shard = value.get("image", value.get("id")), value.get("shard") or ""
+        if isinstance(image, int) and not isinstance(image, bool):
+            image = str(image)
+        if not isinstance(image, str) or not isinstance(shard, str) or not image:
+            return "it names no picture under the key 'image'"
+        place = self._ids.get(image) or (shard, image.removeprefix("./"))
+        if shard and not os.path.isfile(self.folder / shard):
+            self._unpacked[place[1]] = place
+        if value.get("id") is not None and "image" in value:
+            self._ids[str(value["id"])] = place
+        if value.get("guides") is not None:
+            try:
+                self._guides[place] = parse_guides(value["guides"], root, where)
+            except DataError as error:
+                return str(error).removeprefix(f"{where}: ")
+            self._composed[_composed(place)] = place
+        return self._keep(value, place, where)
+
+    def _keep(self, value: dict[str, Any], place: Place, where: str) -> str | None:
+        key = next((key for key in ("dense", "text") if key in value), None)
+        if key is None:
+            if any(name in value for name in _OTHER_KINDS):
+                return None
+            return f"it has no description under the key 'dense', only {', '.join(map(repr, value))}"
+        text = value[key]
+        if text is None:
+            return None
+        if not isinstance(text, str) or not text.strip():
+            return f"its {key!r} is not a text with words in it"
+        if not is_unicode(text):
+            return f"its {key!r} holds half of a surrogate pair, which is not a character"
+        text, notice = cut_text(text.strip())
+        self._texts[place] = (text, where)
+        self._composed[_composed(place)] = place
+        return notice
+
+    @property
+    def has_guides(self) -> bool:
+        """Whether any line brings guides."""
+        return bool(self._guides)
+
+    def of(self, image: Found) -> str | None:
+        """The description of an image, or None."""
+        place = self._place(image, self._texts)
+        return None if place is None else self._texts[place][0]
+
+    def guides_of(self, image: Found) -> Mapping[str, GuideSource]:
+        """The guides of an image, by name."""
+        place = self._place(image, self._guides)
+        return {} if place is None else self._guides[place]
+
+    def _place(self, image: Found, table: Mapping[Place, Any]) -> Place | None:
+        if image.member is None:
+            wanted = [("", image.path), self._unpacked.get(image.path, ("", image.path))]
+        else:  # a time code alone would be a frame of every video
+            wanted = [(image.path, image.member), ("", str(image) if is_video(image.path) else image.member)]
+        for place in wanted:
+            # Some systems write the accents of file names as letters of their own.
+            for known in (place, self._composed.get(_composed(place))):
+                if known in table:
+                    return known
+        return None
+
+    def unused(self, gallery: Gallery) -> list[Problem]:
+        """The lines whose image is not in the folder; one that is left out on purpose is no fault."""
+        images = gallery.images
+        used = {self._place(image, self._texts) for image in images}
+        return [
+            Problem(where, f"there is no picture {shown(place[1])} in the folder")
+            for place, (_, where) in self._texts.items()
+            if place not in used and not gallery.is_left_out(place[0] or place[1])
+        ]
+
+
+def _composed(place: Place) -> Place:
+    return unicodedata.normalize("NFC", place[0]), unicodedata.normalize("NFC", place[1])
+
+
+def read_descriptions(root: Path, extra: Iterable[str | os.PathLike[str]] = ()) -> Descriptions:
+    """Descriptions from `root`'s own JSONL files, then from the files named. Raises DataError for one not there."""
+    texts = Descriptions(root)
+    try:
+        files = sorted(root.glob("*.jsonl"))
+    except OSError as error:
+        raise DataError(f"{root} cannot be read ({error.strerror or error}). Nothing was changed.") from error
+    for file in files:
+        if not file.name.startswith("."):
+            try:
+                texts.read(file)
+            except DataError as error:
+                texts.problems.append(Problem(shown(file.name), str(error)))
+    for named in extra:
+        texts.read(Path(named))
+    return texts
+
+
+def named_by(patterns: Sequence[str], images: Iterable[Found]) -> set[str]:
+    """Ids of the images that one of the names or patterns (`*`, `?`) fits. Raises DataError for one that fits none."""
+    names = {str(image): image.id for image in images}
+    found: set[str] = set()
+    for pattern in patterns:
+        fits = {names[name] for name in names if name == pattern or fnmatch.fnmatchcase(name, pattern)}
+        if not fits:
+            raise DataError(
+                f"No picture of the folder is named {pattern!r}, so no description was taken away. Give its path in "
+                "the folder, or a pattern like 'holiday/*'; '*' is all of them. Nothing was changed."
+            )
+        found |= fits
+    return found
+
+
+def unusable(
+    galleries: Sequence[Gallery], texts: Sequence[Descriptions], named: Iterable[str | os.PathLike[str]]
+) -> list[Problem]:
+    """Lines that cannot be used, of one `Descriptions` per gallery.
+
+    A line of a `named` file, which all of them read, is of use where any of the folders has its picture.
+    """
+    found = [[*text.problems, *text.unused(gallery)] for gallery, text in zip(galleries, texts, strict=True)]
+    names = {shown(Path(file).name) for file in named}
+    return [
+        problem
+        for problem in dict.fromkeys(problem for some in found for problem in some)
+        if problem.name.split(", line ")[0] not in names or all(problem in some for some in found)
+    ]

@@ -1,0 +1,374 @@
+"""Which store an indexing run writes to: made or opened, of the same model and settings, and with little to lose.
+
+A store has one or more folders (roots). Paths of the first are kept relative to it, those of the others absolute, so
+that a store of one folder is what it always was. A root that is removed leaves its rows behind, excluded: added again,
+it is as it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from seps.images.formats import is_video
+from seps.images.shards import UnreadableImage, read_source
+from seps.method.known import why_not_fast
+from seps.photos.indexing.gallery import Gallery
+from seps.photos.store.rows import (
+    IndexedFile,
+    MissingStoreError,
+    OtherModelError,
+    StoreError,
+    StoreSettings,
+    told_widths,
+)
+from seps.photos.store.store import Store
+from seps.ray_cluster import RayConfig
+from seps.retrieval.data.guides import stacked
+from seps.retrieval.engine.codec import Precision, model_hash, text_hash
+from seps.retrieval.engine.zeroshot import ZeroShotModel, other_words
+from seps.retrieval.heads import SlimmingHead
+from seps.retrieval.model import RetrievalModel
+from seps.retrieval.pretrained import EMBEDDED
+from seps.retrieval.ranking import bank
+
+USUAL_PATCHES = 64
+"""Patches of an image that a new store keeps: rSum hardly changes, and a picture takes a quarter of 256."""
+MOST_UNREADABLE = 10_000
+"""Files that could not be read that a store remembers."""
+
+
+@dataclass(frozen=True)
+class IndexOptions:
+    """How to index."""
+
+    precision: Precision | None = None
+    """Of the stored state; None: as the store has it, and of a new store float16."""
+    keep_patches: int | None = None
+    """Patches kept per image, those that matter most before any caption is known; None: as many as the store has, and
+    of a new store `usual_patches`."""
+    keep_words: int | None = None
+    """Words that each description is merged to; None: as many as the store has, and of a new store all."""
+    batch_size: int = 32
+    workers: int | None = None
+    moved: bool = False
+    """The folder itself has moved: continue at the new place."""
+    ray: RayConfig | None = None
+    """Decode and embed on a Ray cluster, with its number of workers."""
+    prune: bool = False
+    """Let any number of absent pictures leave the store, and those in places that are skipped."""
+    strict: bool = False
+    """Stop at a line of descriptions that cannot be used."""
+    forget_descriptions: Sequence[str] = ()
+    """Names or patterns of pictures whose stored descriptions are taken away."""
+    bank: bool = True
+    """Keep levels over the bank of background queries. False: a new store gets none, another is left as it is."""
+    exclude: Sequence[str] = ()
+    """Patterns of what is left out, beside those of ignore files (`seps.photos.indexing.ignoring`)."""
+    add: bool = False
+    """A folder that the store does not have joins those that it has."""
+    means: int | None = None
+    """Keep a grid of at most this many means of patches, down and across, and no patches; None: as the store does."""
+
+    def __post_init__(self) -> None:
+        """One pattern may come as a text. Raises ValueError for numbers below 1."""
+        for name in ("forget_descriptions", "exclude"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
+        for name in ("batch_size", "workers"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"{name} of IndexOptions is {value!r}; it must be at least 1.")
+
+
+@dataclass(frozen=True)
+class Root:
+    """A folder to index."""
+
+    folder: str
+    base: str
+    """As in `Gallery`."""
+    known: bool
+    """Whether the store has it."""
+
+
+def settings_at(location: str | os.PathLike[str]) -> StoreSettings | None:
+    """The settings of the store at a place; None where there is none."""
+    try:
+        return Store.open(location).settings
+    except MissingStoreError:
+        return None
+
+
+def roots_to_read(
+    settings: StoreSettings | None,
+    location: str | os.PathLike[str],
+    folders: Iterable[str | os.PathLike[str]],
+    options: IndexOptions,
+) -> list[Root]:
+    """The folders to index, once each; all of the store's where none is named.
+
+    A folder that the store does not have is added where the call says so (`options.add`), or names one that it has.
+    Raises StoreError for another folder, and for one inside another.
+    """
+    places = list(dict.fromkeys(os.path.realpath(folder) for folder in folders))
+    have = () if settings is None else (settings.root, *settings.more_roots)
+    if not places:
+        places = list(() if settings is None else settings.roots)
+    if not places:
+        raise StoreError(f"There is no store {location} yet: name the folder of pictures to make it of.")
+    active = () if settings is None else settings.roots
+    if settings is not None and not any(stored_root(place, have) in active for place in places):
+        if options.moved:
+            if len(places) > 1 or len(have) > 1:
+                raise StoreError(
+                    f"The store {location} holds several folders: --moved does not say which. Add the new place "
+                    "with --add, then take out the old one with --remove-root; nothing is computed again. Nothing was "
+                    "changed."
+                )
+            return [Root(places[0], "", True)]
+        if not options.add:
+            raise StoreError(_other_folder(str(location), active, places[0]))
+    first = places[0] if settings is None else settings.root
+    roots = [
+        Root(place, "" if place == first else Path(place).as_posix(), stored_root(place, have) in active)
+        for place in places
+    ]
+    _check_apart([*roots, *(Root(root, "", True) for root in active)])
+    return roots
+
+
+def _other_folder(location: str, active: Sequence[str], place: str) -> str:
+    """What to do about a folder that the store does not have. `seps find` and `Library` say it, too."""
+    store = shlex.quote(location)
+    outer = next((root for root in active if Path(place).is_relative_to(root)), None)
+    if outer is not None:
+        part = shlex.quote(Path(place).relative_to(outer).as_posix())
+        return (
+            f"{place} lies in {outer}, which the store {location} holds as a whole. To bring it up to date: seps index "
+            f'--store {store}. To search this part alone: seps search "a dog" --store {store} --folder {part}'
+        )
+    command = f"seps index {shlex.quote(place)} --store {store}"
+    return (
+        f"The store {location} holds the folder {', '.join(active)}, not {place}. If the folder was moved: {command} "
+        f"--moved. To have both in one store: {command} --add. For another folder use another store."
+    )
+
+
+def stored_root(place: str, have: Iterable[str]) -> str | None:
+    """The root of the store that is this folder."""
+    return next((root for root in have if Path(root) == Path(place)), None)
+
+
+def _check_apart(roots: Sequence[Root]) -> None:
+    """Raise StoreError where one folder lies in another: its pictures would be in the store twice."""
+    for inner in roots:
+        for outer in roots:
+            if Path(inner.folder) != Path(outer.folder) and Path(inner.folder).is_relative_to(outer.folder):
+                raise StoreError(
+                    f"{inner.folder} lies in {outer.folder}: its pictures would be in the store twice. Name one of "
+                    "them. Nothing was changed."
+                )
+
+
+@dataclass(frozen=True)
+class MissingRows:
+    """Rows of a folder that are not among its images."""
+
+    gone: list[str]
+    """Ids of those whose files are known to be absent."""
+    excluded: list[str]
+    """Ids of those in places that are left out; their files may be there."""
+    kept: int
+    """How many stay, with those that are excluded."""
+
+
+def missing_from(gallery: Gallery, known: Iterable[IndexedFile], prune: bool) -> MissingRows:
+    """What of the rows `known` of a folder is not in it. With `prune` those that are left out are gone, too."""
+    there = {found.id for found in gallery.images}
+    rows = [row for row in known if row.id not in there]
+    inside = {row.id: row.path.removeprefix(f"{gallery.base}/" if gallery.base else "") for row in rows}
+    excluded = {row.id for row in rows if not prune and gallery.is_left_out(inside[row.id], row.member)}
+    gone = sorted(row.id for row in rows if gallery.is_absent(inside[row.id]) and row.id not in excluded)
+    return MissingRows(gone, sorted(excluded), len(rows) - len(gone))
+
+
+def rows_of(gallery: Gallery, known: Iterable[IndexedFile], settings: StoreSettings) -> list[IndexedFile]:
+    """The rows of one folder."""
+    return [row for row in known if settings.base_of(row.path) == gallery.base]
+
+
+def _check_loss(
+    location: str,
+    gallery: Gallery,
+    others: Sequence[Gallery],
+    known: dict[str, IndexedFile],
+    own: Sequence[IndexedFile],
+) -> None:
+    """Raise StoreError where too much of a folder's `own` rows would go unasked. Moved pictures are no loss, nor are
+    frames that a video has no more although its file is there.
+    """
+    gone = missing_from(gallery, own, prune=False).gone
+    allowed = max(1, len(own) // 10)
+    if not gone or (len(gone) <= allowed and len(gone) < len(own)):
+        return
+    rows = [known[identity] for identity in gone]
+    sizes = {row.size for row in rows}
+    seen = set()
+    for place in others:
+        for found in place.images:
+            if found.id not in known and found.size in sizes:
+                try:
+                    seen.add(hashlib.sha256(read_source(found.source(place.root))).hexdigest())
+                except UnreadableImage:
+                    continue
+    videos = {found.stored for found in gallery.images if is_video(found.path)}
+    lost = [row for row in rows if row.sha256 not in seen and row.path not in videos]
+    if lost and (len(lost) > allowed or len(lost) == len(own)):
+        part = "all" if len(lost) == len(own) else f"{len(lost)} of the {len(own)}"
+        names = ", ".join(sorted(row.path for row in lost)[:3])
+        raise StoreError(
+            f"{part} pictures of the store {location} are no longer in {gallery.root} ({names}, ...). Is the disk "
+            "there, and is it the right folder? If they were deleted on purpose, say so with --prune. Nothing was "
+            "changed."
+        )
+
+
+def usual_patches(model: RetrievalModel) -> int | None:
+    """How many patches of an image a new store keeps; None for all, as of a model that selects none."""
+    if not isinstance(model.head, SlimmingHead) or why_not_fast(model.head.net) is not None:
+        return None
+    return USUAL_PATCHES if model.vision.num_patches > USUAL_PATCHES else None
+
+
+def _as_stored(options: IndexOptions, have: StoreSettings | None) -> IndexOptions:
+    """The options, and for what they leave open what the store has."""
+    if have is None:
+        return options
+    if options.keep_patches is None and options.means is None:
+        options = replace(options, keep_patches=have.keep_patches, means=max(have.grid) if have.means else None)
+    words = have.keep_words if options.keep_words is None else options.keep_words
+    return replace(options, precision=options.precision or have.precision, keep_words=words)
+
+
+def _settings(
+    model: RetrievalModel | ZeroShotModel,
+    roots: Sequence[Root],
+    model_name: str,
+    options: IndexOptions,
+    guides: dict[str, int],
+    have: StoreSettings | None,
+) -> StoreSettings:
+    """The settings of a store of this model, which may `have` some. Raises StoreError for options it cannot have."""
+    if options.keep_words is not None and options.keep_words < 1:
+        raise StoreError(f"keep_words is {options.keep_words}; a description needs at least one word.")
+    name = str(Path(model_name).resolve()) if model_name not in EMBEDDED and Path(model_name).is_dir() else model_name
+    options = _as_stored(options, have)
+    precision, words = options.precision or "float16", options.keep_words
+    keep, means = options.keep_patches, options.means
+    if means is not None and (keep is not None or means < 1):
+        raise StoreError(f"means is {means} and keep_patches {keep}; give one of them, a whole number from 1.")
+    if have is None and keep is None and means is None and isinstance(model, RetrievalModel):
+        keep = usual_patches(model)
+    if isinstance(model, ZeroShotModel):
+        if keep is not None or means is not None:
+            asked = f"keep_patches is {keep}" if means is None else f"means is {means}"
+            raise StoreError(f"{asked}, but of this model one vector per image is kept, and no patches.")
+        more = {"precision": precision, "keep_words": words}
+        return model.settings(roots[0].folder, name, bank=bank.bank_name() if options.bank else "", **more)
+    whole = grid = model.vision.grid_for(*model.image_size)
+    if means is not None:
+        grid = min(means, grid[0]), min(means, grid[1])
+    if keep is not None and not 1 <= keep <= grid[0] * grid[1]:
+        raise StoreError(f"The store cannot keep {keep} patches: this model has {grid[0] * grid[1]} per image.")
+    return StoreSettings(
+        root=roots[0].folder,
+        model=name,
+        model_hash=model_hash(model),
+        text_hash=text_hash(model),
+        width=model.config.embed_size,
+        grid=grid,
+        num_prefix_tokens=model.vision.num_prefix_tokens,
+        precision=precision,
+        keep_patches=None if keep == grid[0] * grid[1] else keep,
+        keep_words=words,
+        means=grid != whole,
+        guides=guides,
+        bank=bank.bank_name() if options.bank else "",
+    )
+
+
+def open_store(
+    location: str | os.PathLike[str],
+    galleries: Sequence[Gallery],
+    roots: Sequence[Root],
+    model: RetrievalModel | ZeroShotModel,
+    model_name: str,
+    options: IndexOptions,
+    guides: dict[str, int],
+) -> tuple[Store, dict[str, IndexedFile]]:
+    """The store, made where there is none, and its files. A store that does not fit is left as it was."""
+    settings = _settings(model, roots, model_name, options, guides, settings_at(location))
+    try:
+        store = Store.open(location)
+    except MissingStoreError:
+        if isinstance(model, RetrievalModel):
+            stacked([], () if guides else model.head.guides, roots[0].folder)  # says what is missing
+        return Store.create(location, _with_roots(settings, roots)), {}
+    _check_same(store, settings)
+    known = store.known()
+    if not options.prune:
+        for gallery in galleries:
+            own = rows_of(gallery, known.values(), store.settings)
+            _check_loss(store.location, gallery, galleries, known, own)
+    placed = _with_roots(store.settings, roots)
+    if store.settings != placed:
+        store.set_settings(placed)
+    tag = settings.bank if options.bank else store.settings.bank
+    if tag and (store.settings.bank != tag or store.settings.text_hash != settings.text_hash):
+        store.set_bank(tag, settings.text_hash)
+    return store, known
+
+
+def _with_roots(settings: StoreSettings, roots: Sequence[Root]) -> StoreSettings:
+    """The settings with these folders in use; the one of base "" is the first."""
+    first = next((root.folder for root in roots if not root.base), settings.root)
+    more = tuple(dict.fromkeys([*settings.more_roots, *(root.base for root in roots if root.base)]))
+    named = {root.base or root.folder for root in roots}
+    removed = tuple(root for root in settings.removed_roots if root not in named)
+    return replace(settings, root=first, more_roots=more, removed_roots=removed)
+
+
+def remember_unreadable(store: Store, galleries: Sequence[Gallery], failed: Mapping[str, tuple[int, int]]) -> None:
+    """Keep which files could not be read, so that a search need not read them again to know that nothing is new."""
+    before = store.settings.unreadable
+    broken = {name: facts for gallery in galleries for name, facts in gallery.unreadable.items()}
+    seen = {found.id for gallery in galleries for found in gallery.images} | broken.keys()
+    others = before if len(galleries) < len(store.settings.roots) else {}
+    now = {**{name: facts for name, facts in others.items() if name not in seen}, **broken, **failed}
+    if now != before:
+        store.set_settings(replace(store.settings, unreadable=dict(list(now.items())[:MOST_UNREADABLE])))
+
+
+def _check_same(store: Store, wanted: StoreSettings) -> None:
+    have = store.settings
+    if have.model_hash != wanted.model_hash:
+        raise OtherModelError(
+            f"The store {store.location} was made with another model ({have.model}, {have.model_hash[:8]}) than "
+            f"{wanted.model} ({wanted.model_hash[:8]}): their states do not mix. Use that model or another store."
+        )
+    if have.words_hash != wanted.words_hash:
+        raise OtherModelError(other_words(store.location))
+    if have.kept != wanted.kept:
+        raise StoreError(
+            f"The store {store.location} keeps {have.kept}, not {wanted.kept}. Leave these options as they were, "
+            "or use another store."
+        )
+    if wanted.guides and have.guides != wanted.guides:
+        raise StoreError(
+            f"The store {store.location} keeps the guides {told_widths(have.guides)}, not "
+            f"{told_widths(wanted.guides)} (values per image). Leave the guides as they were, or use another store."
+        )

@@ -1,0 +1,1 @@
+"""From a query over a store to its pictures."""

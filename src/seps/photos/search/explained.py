@@ -1,0 +1,132 @@
+"""Explanations of a store's images: found by path or id, with the score that the store's search gives them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from seps.images.decoding import resized_jpeg
+from seps.images.shards import UnreadableImage, read_source
+from seps.images.sources import row_id
+from seps.photos.search.searcher import Searcher
+from seps.photos.store.rows import StoreError
+from seps.photos.store.store import Store
+from seps.retrieval.engine.codec import restore
+from seps.retrieval.engine.zeroshot import ZeroShotModel
+from seps.retrieval.explain.explanation import Explainer, Explanation
+from seps.retrieval.explain.zeroshot import ZeroShotExplainer
+from seps.retrieval.ranking.lexical import matches
+
+FACTS = ("id", "path", "member", "size", "mtime", "sha256", "width", "height", "dense")
+ROUNDING = 1e-5
+"""The score of an image depends on the others of its batch by a few 1e-7; more is another score."""
+_ID = re.compile(r"([0-9a-f]{20})(?:-[0-9a-f]{12})?")
+
+
+class StoredExplainer:
+    """Explains images of one store. Raises ValueError for a model whose scores cannot be split among patches."""
+
+    def __init__(self, searcher: Searcher) -> None:
+        self.searcher = searcher
+        self.explainer: Explainer | ZeroShotExplainer
+        if isinstance(searcher.model, ZeroShotModel):
+            self.explainer = ZeroShotExplainer(searcher.model)
+        else:
+            self.explainer = Explainer(searcher.model, searcher.scorer)
+
+    def explain(
+        self, identity: str, text: str, shown: float | None = None
+    ) -> tuple[Explanation, dict[str, Any]] | None:
+        """The explanation of one image, and its row (`FACTS`); None where the store has no such id.
+
+        The score is the exact score of the search. Where a search has `shown` a score that differs from it only by
+        rounding, the explanation has that score, digit by digit.
+        """
+        zero_shot = isinstance(self.explainer, ZeroShotExplainer)
+        facts = (*FACTS, "thumbnail") if zero_shot else FACTS
+        images = self.searcher.store.select([identity], [*facts, *self.searcher.columns])
+        if not len(images):
+            return None
+        (row,) = images.rows(facts)
+        if isinstance(self.explainer, ZeroShotExplainer):
+            found = self.explainer.stored(self.searcher, images, row, text)
+        else:
+            stored = restore(images, self.searcher.store.settings, self.searcher.model.device)
+            found = self.explainer.stored(stored, text, row["dense"])
+        words = matches(text, self.searcher.store)
+        (terms,) = self.searcher.terms(images, words)
+        added = sum(terms.values())
+        score = self.searcher.scores(images, self.searcher.encode(text))[0] + added
+        if shown is not None and abs(shown - score) <= ROUNDING:
+            score = shown
+        each = {word: self.searcher.nat * words.words[word] for word in words.found.get(row["id"], ())}
+        level, every = terms.get("background", 0.0), {**found.terms, **terms}
+        return replace(found, score=score, terms=every, added=added, background=level, found_words=each), row
+
+
+def explainer_of(searcher: Searcher) -> StoredExplainer | None:
+    """The explainer of a store; None where its model's scores cannot be split among patches."""
+    try:
+        return StoredExplainer(searcher)
+    except ValueError:
+        return None
+
+
+def photo_to_draw(searcher: Searcher, row: dict[str, Any], longest: int) -> tuple[bytes, str]:
+    """A JPEG to draw an explanation on, and a note: the file's while it is what was indexed, else the thumbnail.
+
+    `row` holds path, member, sha256 and thumbnail.
+    """
+    source = searcher.image_source(row)
+    try:
+        data = read_source(source)
+        if hashlib.sha256(data).hexdigest() == row["sha256"]:
+            return resized_jpeg(data, source, longest), ""
+        why = "The file was changed after it was indexed"
+    except UnreadableImage as error:
+        why = f"The file cannot be read ({error.why.rstrip('.')})"
+    return bytes(row["thumbnail"]), f"{why}; the store's thumbnail is drawn instead."
+
+
+def find_image(store: Store, name: str) -> str:
+    """The id of the image that `name` means: an id, a path in the indexed folder or to a file of it, `shard:member`
+    or `video @ time`.
+
+    Raises StoreError where the store has no such image.
+    """
+    known = _ID.fullmatch(name)
+    candidates = [known[1]] if known else []
+    candidates += [row_id(path, member) for path, member in _places(store.settings.root, name)]
+    for identity in dict.fromkeys(candidates):
+        if store.get(identity, ["id"]) is not None:
+            return identity
+    raise StoreError(
+        f"The store {store.location} has no image {name!r}. Give its path as seps search shows it, or its id; pictures "
+        "that came later need seps index first."
+    )
+
+
+def _places(root: str, name: str) -> Iterator[tuple[str, str | None]]:
+    """What `name` can mean: (path below `root`, member)."""
+    for text in dict.fromkeys([name, unicodedata.normalize("NFC", name), unicodedata.normalize("NFD", name)]):
+        for path, member in [(text, None), *_members(text)]:
+            yield os.path.normpath(path).replace(os.sep, "/"), member
+            real = Path(os.path.realpath(path))
+            if real.is_relative_to(root):
+                yield real.relative_to(root).as_posix(), member
+            else:  # of another folder of the store
+                yield real.as_posix(), member
+
+
+def _members(text: str) -> Iterator[tuple[str, str]]:
+    for found in re.finditer(r"\.tar:", text, re.IGNORECASE):
+        yield text[: found.end() - 1], text[found.end() :]
+    path, at, code = text.rpartition(" @ ")
+    if at:
+        yield path, code

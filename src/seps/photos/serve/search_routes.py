@@ -1,0 +1,168 @@
+"""The addresses that search: by a sentence, a picture, or both; page by page."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import Depends, FastAPI, HTTPException, Query, Request
+from fastapi import Path as InPath
+
+from seps.images.shards import UnreadableImage
+from seps.photos.search.searcher import CANDIDATES, nanoseconds
+from seps.photos.serve import uploads
+from seps.photos.serve.models import Listing, Overview, Results, Uploaded
+from seps.photos.serve.queries import Asked, Sort
+from seps.photos.serve.service import Service
+from seps.photos.store.rows import Filters
+
+_ADDRESS = "^[0-9a-f]{20}(-[0-9a-f]{12})?$"
+_MOST = 5000
+
+Identity = Annotated[str, InPath(pattern=_ADDRESS, description="Id of an image, from a search")]
+Sentence = Annotated[str, Query(min_length=1, max_length=2000, description="What to look for")]
+Words = Annotated[str | None, Query(min_length=1, max_length=2000, description="What to look for")]
+Like = Annotated[str | None, Query(pattern=_ADDRESS, description="Id of an image to compare with")]
+Upload = Annotated[str | None, Query(pattern="^[0-9a-f]{32}$", description="Id of a picture sent to /api/upload")]
+Weight = Annotated[
+    float, Query(ge=0, le=1, description="Share of the picture beside a sentence; 0: the sentence alone")
+]
+Count = Annotated[int, Query(ge=1, le=200, description="How many images per page")]
+Offset = Annotated[int, Query(ge=0, le=20_000, description="Results before this page; see `next` of the page before")]
+Candidates = Annotated[
+    int, Query(ge=1, le=_MOST, description="How many images are scored exactly; no more can be found")
+]
+Exact = Annotated[bool, Query(description="Score every image")]
+Order = Annotated[Sort, Query(description="By score, or by date: the good matches, then the rest of the 24 best")]
+ByDate = Annotated[Literal["newest", "oldest"], Query(description="newest or oldest first")]
+Fold = Annotated[bool, Query(description="Put near-duplicates among the results behind the best of them")]
+Folder = Annotated[str | None, Query(max_length=1000, description="Only below this folder, or in this shard")]
+After = Annotated[str | None, Query(max_length=40, description="Only files of this date (2024-05-31) or later")]
+Before = Annotated[str | None, Query(max_length=40, description="Only files before this date, as above")]
+Sure = Annotated[float | None, Query(ge=0, le=1, description="Only images of this confidence or more")]
+Shorter = Annotated[int | None, Query(ge=1, le=100_000, description="Least pixels of the shorter side")]
+
+
+def chosen(folder: Folder = None, after: After = None, before: Before = None, min_size: Shorter = None) -> Filters:
+    """The filters of a request. Raises HTTPException 422 for what is no date, or for dates that leave nothing."""
+    try:
+        times = [None if text is None else nanoseconds(text) for text in (after, before)]
+    except ValueError as error:
+        raise HTTPException(422, f"{error}.") from error
+    if times[0] is not None and times[1] is not None and times[0] >= times[1]:
+        raise HTTPException(422, f"No file can be both after {after} and before {before}. Exchange the two dates.")
+    return Filters(folder, times[0], times[1], min_size)
+
+
+Chosen = Annotated[Filters, Depends(chosen)]
+_FILE = {"type": "string", "format": "binary"}
+_FORM = {"type": "object", "properties": {"file": _FILE}, "required": ["file"]}
+_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {"image/*": {"schema": _FILE}, "multipart/form-data": {"schema": _FORM}},
+    }
+}
+
+
+def add_search(app: FastAPI, service: Service) -> None:
+    """Add the addresses."""
+    searcher = service.searcher
+
+    @app.get("/api/search", response_model=Results, summary="Images that fit a sentence, a picture, or both")
+    async def search(
+        filters: Chosen,
+        q: Words = None,
+        like: Like = None,
+        upload: Upload = None,
+        weight: Weight = 0.5,
+        k: Count = 24,
+        offset: Offset = 0,
+        candidates: Candidates = CANDIDATES,
+        exact: Exact = False,
+        min_confidence: Sure = None,
+        sort: Order = "score",
+        fold: Fold = False,
+    ) -> dict[str, Any]:
+        if q is None and like is None and upload is None:
+            raise HTTPException(422, "Nothing is asked for. Give a sentence (q), a picture (like or upload), or both.")
+        if like is not None and upload is not None:
+            raise HTTPException(422, "One picture can be compared with: give like or upload, not both.")
+        if min_confidence is not None and (like is not None or upload is not None):
+            raise HTTPException(422, "Confidence is that of a sentence; leave out min_confidence beside a picture.")
+        if min_confidence is not None and searcher.calibration is None:
+            raise HTTPException(422, "This store knows no confidence; leave out min_confidence, or index it again.")
+        asked = Asked(
+            sentence=q or "",
+            like=like or "",
+            upload=upload or "",
+            weight=weight,
+            depth=max(k, candidates),
+            exact=exact,
+            filters=filters,
+            min_confidence=min_confidence,
+            sort=sort,
+            fold=fold,
+        )
+        return await service.run(lambda: service.search(asked, offset, k))
+
+    @app.get("/api/similar/{identity}", response_model=Results, summary="Images like one of the store")
+    async def similar(
+        identity: Identity,
+        filters: Chosen,
+        k: Count = 24,
+        offset: Offset = 0,
+        sort: Order = "score",
+        fold: Fold = False,
+    ) -> dict[str, Any]:
+        asked = Asked(like=identity, depth=max(k, CANDIDATES), filters=filters, sort=sort, fold=fold)
+        return await service.run(lambda: service.search(asked, offset, k))
+
+    async def sent(request: Request, work: Any) -> Any:
+        """`work` on the picture in the body of a request."""
+        with service.uploads.place():
+            data = uploads.picture_in(await uploads.bounded_body(request), request.headers.get("content-type", ""))
+
+            def careful() -> Any:
+                try:
+                    return work(data)
+                except UnreadableImage as error:
+                    raise HTTPException(422, f"The picture cannot be used: {error.why}") from error
+
+            return await service.run(careful)
+
+    @app.post(
+        "/api/search-image",
+        response_model=Results,
+        summary="Images like an uploaded picture (the body is its bytes, or a form with one file)",
+        openapi_extra=_BODY,
+    )
+    async def search_image(
+        request: Request,
+        filters: Chosen,
+        q: Words = None,
+        weight: Weight = 0.5,
+        k: Count = 24,
+        candidates: Candidates = CANDIDATES,
+        exact: Exact = False,
+    ) -> dict[str, Any]:
+        asked = Asked(sentence=q or "", weight=weight, depth=max(k, candidates), exact=exact, filters=filters)
+        found: dict[str, Any] = await sent(request, lambda data: service.search_picture(data, asked, k))
+        return found
+
+    @app.post(
+        "/api/upload",
+        response_model=Uploaded,
+        summary="Send a picture to search by, as for /api/search-image; the service remembers the last 64",
+        openapi_extra=_BODY,
+    )
+    async def upload(request: Request) -> dict[str, str]:
+        identity: str = await sent(request, service.upload)
+        return {"upload": identity, "thumbnail": f"{service.root_path}/api/upload/{identity}"}
+
+    @app.get("/api/pictures", response_model=Listing, summary="Images by date, without a query; the first 10,000")
+    async def pictures(filters: Chosen, k: Count = 24, offset: Offset = 0, sort: ByDate = "newest") -> dict[str, Any]:
+        return await service.run(lambda: service.listing(filters, sort, offset, k))
+
+    @app.get("/api/overview", response_model=Overview, summary="What the store holds: folders, dates, sentences to try")
+    async def overview() -> dict[str, Any]:
+        return await service.run(service.overview)

@@ -1,0 +1,406 @@
+"""The work behind the endpoints: a few requests at a time, images by address, and what is wrong with their files."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fastapi import HTTPException
+from fastapi.responses import Response
+
+from seps.images.dates import local_time
+from seps.images.shards import UnreadableImage, read_source
+from seps.images.sources import ImageSource
+from seps.photos.search.explained import explainer_of
+from seps.photos.search.folding import COMPARED, Entry, fold, unfolded
+from seps.photos.search.query import Term
+from seps.photos.search.searcher import Hit, Searcher
+from seps.photos.serve import browse, places
+from seps.photos.serve.guard import AwayError
+from seps.photos.serve.kept import kept_patches, selects_patches
+from seps.photos.serve.originals import NoPictureError, original
+from seps.photos.serve.queries import (
+    KEPT_PICTURES,
+    Asked,
+    PictureQuery,
+    Recent,
+    Sort,
+    encode_upload,
+    explained_sentence,
+    find,
+)
+from seps.photos.serve.rankings import in_order
+from seps.photos.serve.uploads import Uploads
+from seps.photos.store.connection import made_by
+from seps.photos.store.rows import TABLE, Filters, StoreError
+from seps.photos.store.store import Store, is_remote
+from seps.retrieval.explain.explanation import Explanation
+
+WAITING = 200
+OVERVIEW_SECONDS = 30.0
+"""How long the folders, dates and examples of a store are taken to stay the same."""
+NAMED_FOLDERS = 10
+"""Folders that an error names."""
+REMEMBERED = 64
+"""Searches whose scores are kept, so that an explanation shows the same digits."""
+KEPT_ROWS = 50_000
+"""Results that are kept over all rankings, about 25 MB."""
+EMPTY_ROWS = 10
+"""What a ranking takes beside its rows: above all the query, of at most 2,000 letters."""
+_ROW = 20
+_CHANGED = (
+    "The file was written again after it was indexed: the thumbnail and the scores are those of what was indexed. "
+    "Index the folder again to search for it as it is now."
+)
+log = logging.getLogger("seps.photos.serve")
+Answer = TypeVar("Answer")
+
+
+class Service:
+    """One store, a few requests at a time on threads of its own."""
+
+    def __init__(self, searcher: Searcher, *, local: bool = False, root_path: str = "") -> None:
+        self.searcher = searcher
+        self.local = local
+        """Only this machine can ask: it may see where the files are."""
+        self.root_path = root_path
+        """What stands before the addresses of this API, behind a proxy."""
+        self.explainer = explainer_of(searcher)
+        # Each thread that computes keeps memory of its own: few threads bound it, whatever the clients do.
+        self.pool = ThreadPoolExecutor(2, thread_name_prefix="seps-serve")
+        self.quick = ThreadPoolExecutor(2, thread_name_prefix="seps-files")
+        self.uploads = Uploads()
+        self._waiting = 0
+        self._lock = threading.Lock()
+        self._shown: Recent[dict[str, float]] = Recent(REMEMBERED)
+        self._uploaded: Recent[PictureQuery] = Recent(KEPT_PICTURES)
+        self._rankings: Recent[Sequence[Entry]] = Recent(KEPT_ROWS)
+        self._lists: Recent[Sequence[str]] = Recent(KEPT_ROWS)
+        self._overview: tuple[float, int, dict[str, Any]] | None = None
+
+    async def run(self, work: Callable[[], Answer], *, quick: bool = False) -> Answer:
+        """Do `work` on a pool; pictures (`quick`) do not wait for searches.
+
+        Raises HTTPException 503 when too many wait, StoreError when the store is gone.
+        """
+        with self._lock:
+            if self._waiting >= WAITING:
+                raise HTTPException(503, "Too many requests are waiting. Try again in a moment.")
+            self._waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(
+                self.quick if quick else self.pool, lambda: self._on_store(work)
+            )
+        finally:
+            with self._lock:
+                self._waiting -= 1
+
+    def _on_store(self, work: Callable[[], Answer]) -> Answer:
+        """`work`; if the store fails, once more on the store as it is on disk now."""
+        place = self.searcher.store.location
+        # An open table answers from its caches, long after its files were deleted.
+        if not is_remote(place) and not Path(place, f"{TABLE}.lance").is_dir():
+            raise StoreError(
+                f"The store {Path(place).name} is gone: it was deleted, moved or unmounted. Put it back, or index the "
+                "pictures again."
+            )
+        try:
+            return work()
+        except StoreError as error:
+            self._reopen(place, error)
+        return work()
+
+    def _reopen(self, place: str, reason: Exception) -> None:
+        """Continue with the store as it is on disk. Raises StoreError where there is none, or another one."""
+        name = Path(place).name
+        try:
+            fresh = Store.open(place)
+        except StoreError as error:
+            log.warning("The store cannot be read (%s): %s", reason, error)
+            raise StoreError(f"The store {name} cannot be read any more: its files are damaged or gone.") from error
+        if made_by(fresh.settings) != made_by(self.searcher.store.settings):
+            raise StoreError(f"The store {name} was made anew in another way. Start the service again.")
+        self.searcher.store = fresh
+
+    def address(self, identity: str, sha256: str) -> str:
+        """The id that the API gives an image: its row, and a tag of the store and the file's content.
+
+        Another store, or another file under the same name, has another address; caches cannot mix them up.
+        """
+        settings = self.searcher.store.settings
+        text = "\0".join((settings.root, settings.model_hash, identity, sha256))
+        return f"{identity}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+    def thumbnail_address(self, row: dict[str, Any]) -> str:
+        """Where the thumbnail of a row is."""
+        return f"{self.root_path}/api/thumb/{self.address(row['id'], row['sha256'])}"
+
+    def shown_path(self, path: str) -> str:
+        """The path of a row as clients see it."""
+        return places.shown_path(self.searcher.store.settings, path)
+
+    def without_places(self, text: str) -> str:
+        """A message without the paths of this machine."""
+        store = self.searcher.store
+        return places.without_places(store.settings, store.location, text)
+
+    def _below(self, filters: Filters) -> Filters:
+        """The filters with the folder as the store has it. Raises HTTPException 404 for a folder that it has not."""
+        if filters.folder is None:
+            return filters
+        folder = places.stored_folder(self.searcher.store.settings, filters.folder)
+        if folder is None:
+            raise self._no_folder(filters.folder)
+        return replace(filters, folder=folder)
+
+    def _check_folder(self, shown: Filters, below: Filters) -> None:
+        """Raise HTTPException 404 where nothing was found because the folder has no pictures."""
+        if shown.folder is None:
+            return
+        store = self.searcher.store
+        if next(store.scan(["id"], store.allowed(Filters(below.folder)), batch_size=1), None) is None and len(store):
+            raise self._no_folder(shown.folder)
+
+    def _no_folder(self, name: str) -> HTTPException:
+        names = [folder["path"] for folder in self.overview()["folders"]]
+        names.sort(key=lambda path: (path.count("/"), path))
+        more = " and others" if len(names) > NAMED_FOLDERS else ""
+        there = f"Its folders are {', '.join(names[:NAMED_FOLDERS])}{more}." if names else "It has no folders."
+        return HTTPException(404, f"No picture of this store is in the folder {name!r}. {there}")
+
+    def row(self, address: str, columns: Sequence[str] = ()) -> dict[str, Any]:
+        """`id`, `sha256` and some more columns of an image, by its address or its bare row id.
+
+        Raises HTTPException 404 where there is none, 410 where the address is that of another store or content.
+        """
+        row = self.searcher.store.get(address[:_ROW], ["id", "sha256", *columns])
+        if row is None:
+            raise HTTPException(404, f"There is no image {address} in this store; it may have been removed.")
+        if len(address) > _ROW and address != self.address(row["id"], row["sha256"]):
+            raise HTTPException(410, f"The image {address} has changed since, or is of another store. Search again.")
+        return row
+
+    def search(self, asked: Asked, offset: int, count: int) -> dict[str, Any]:
+        """One page of a search.
+
+        The first page looks at the store as it is now; further ones are parts of the same ranking while it is kept.
+        """
+        terms = asked.terms()
+        below = replace(asked, filters=self._below(asked.filters))
+        ranking = self._rankings.get(asked) if offset else None
+        if ranking is None:
+            hits = in_order(find(self.searcher, below, self._picture(asked)), asked.sort)
+            if not hits:
+                self._check_folder(asked.filters, below.filters)
+            if len(terms) == 1 and not terms[0].is_image:
+                self._shown.put(terms[0].text, {hit.id: hit.score for hit in hits[:COMPARED]})
+            ranking = fold(self.searcher.store, hits) if asked.fold else unfolded(hits)
+            self._rankings.put(asked, ranking, len(hits) + EMPTY_ROWS)
+        every = [hit for entry in ranking for hit in (entry.hit, *entry.folded)]
+        page = ranking[offset : offset + count]
+        return {
+            "query": asked.sentence,
+            "good": None if any(hit.good is None for hit in every) else sum(bool(hit.good) for hit in every),
+            "total": len(ranking),
+            "pictures": len(every),
+            "offset": offset,
+            "next": offset + count if offset + count < len(ranking) else None,
+            "results": [
+                {**self._found(one.hit, terms), "folded": [self._found(hit, terms) for hit in one.folded]}
+                for one in page
+            ],
+            "note": next(filter(None, (self.searcher.note(term.text) for term in terms if not term.is_image)), ""),
+        }
+
+    def search_picture(self, data: bytes, asked: Asked, count: int) -> dict[str, Any]:
+        """The best pictures for uploaded bytes, which are remembered as `Asked.upload`. Raises UnreadableImage."""
+        return self.search(replace(asked, upload=self.upload(data)), 0, count)
+
+    def upload(self, data: bytes) -> str:
+        """Encode a picture and remember it for a while; its id. Raises UnreadableImage."""
+        identity, picture = encode_upload(data, self.searcher)
+        self._uploaded.put(identity, picture)
+        return identity
+
+    def uploaded(self, identity: str) -> PictureQuery:
+        """An uploaded picture. Raises HTTPException 404 where it was never sent, or others have taken its place."""
+        kept = self._uploaded.get(identity)
+        if kept is None:
+            raise HTTPException(404, "That picture is not kept any more: the service remembers a few. Send it again.")
+        return kept
+
+    def _picture(self, asked: Asked) -> PictureQuery | None:
+        """The picture that is asked with. Raises HTTPException 404 where it is not there."""
+        if asked.upload:
+            return self.uploaded(asked.upload)
+        return PictureQuery(*self.searcher.encode_image(self.original(asked.like)[0])) if asked.like else None
+
+    def _found(self, hit: Hit, terms: Sequence[Term] = ()) -> dict[str, Any]:
+        """A hit as the API answers it; `terms` are what was asked for."""
+        address = self.address(hit.id, hit.sha256)
+        thumbnail = f"{self.root_path}/api/thumb/{address}"
+        more = {"id": address, "path": self.shown_path(hit.path), "thumbnail": thumbnail, "good": hit.good}
+        names = ["picture" if term.is_image else str(term) for term in terms]
+        parts = [{"part": name, "score": round(score, 6)} for name, score in zip(names, hit.parts, strict=False)]
+        return {**hit.as_dict(), **more, "parts": parts}
+
+    def listing(self, filters: Filters, sort: Sort, offset: int, count: int) -> dict[str, Any]:
+        """One page of the pictures by date, without a query; pages of one order, as in `search`."""
+        key = (filters, sort)
+        ids = self._lists.get(key) if offset else None
+        if ids is None:
+            below = self._below(filters)
+            ids = browse.listed(self.searcher, below, sort)
+            if not ids:
+                self._check_folder(filters, below)
+            self._lists.put(key, ids, len(ids) + EMPTY_ROWS)
+        page = browse.shown(self.searcher, list(ids[offset : offset + count]), offset + 1)
+        return {
+            "total": len(ids),
+            "offset": offset,
+            "next": offset + count if offset + count < len(ids) else None,
+            "results": [self._found(hit) for hit in page],
+        }
+
+    def overview(self) -> dict[str, Any]:
+        """What `seps.photos.serve.browse.overview` says, which reads all rows: again after a while, if they changed."""
+        now, version = time.monotonic(), self.searcher.store.version()
+        if self._overview is None or (version != self._overview[1] and now - self._overview[0] > OVERVIEW_SECONDS):
+            self._overview = (now, version, browse.overview(self.searcher))
+        return self._overview[2]
+
+    def kept(self, address: str, text: str) -> dict[str, Any]:
+        """Which patches of an image a sentence keeps. Raises HTTPException 501 where the model selects none."""
+        if not selects_patches(self.searcher.scorer):
+            raise HTTPException(501, "The model of this store selects no patches: there are none to show.")
+        found = kept_patches(self.searcher, self.row(address)["id"], explained_sentence(text))
+        if found is None:
+            raise HTTPException(404, f"There is no image {address} in this store; it may have been removed.")
+        return found
+
+    def download(self, address: str, *, attached: bool) -> Response:
+        """The file of an image, to open or, with `attached`, to save.
+
+        Raises AwayError where the file is gone or no image any more, HTTPException 400 for a path outside its folder.
+        """
+        row = self.row(address, ("path", "member", "size", "mtime"))
+        source = self.source(row)
+        try:
+            return original(source, changed=_has_changed(source, row), download=attached)
+        except NoPictureError as error:
+            why = "The file is not an image any more. Only the thumbnail can be shown."
+            raise AwayError(why, self.thumbnail_address(row)) from error
+        except (OSError, UnreadableImage) as error:
+            raise AwayError(self._why_away(row), self.thumbnail_address(row)) from error
+
+    def source(self, row: dict[str, Any]) -> ImageSource:
+        """Where the file of a row is. Raises HTTPException 400 for a path out of the folder."""
+        try:
+            return self.searcher.image_source(row)
+        except StoreError as error:
+            raise HTTPException(400, self.without_places(str(error))) from error
+
+    def original(self, address: str) -> tuple[bytes, ImageSource, dict[str, Any]]:
+        """The bytes of an image's file, where they came from, and its row.
+
+        An address with a tag means the content that was indexed; a bare row id whatever is at that path now. Raises
+        AwayError where the file cannot be read, or holds another content than the address means.
+        """
+        row = self.row(address, ("path", "member"))
+        source = self.source(row)
+        try:
+            data = read_source(source)
+        except UnreadableImage as error:
+            raise AwayError(self._why_away(row), self.thumbnail_address(row)) from error
+        if len(address) > _ROW and hashlib.sha256(data).hexdigest() != row["sha256"]:
+            raise AwayError(_CHANGED, self.thumbnail_address(row))
+        return data, source, row
+
+    def _why_away(self, row: dict[str, Any]) -> str:
+        root = Path(self.searcher.store.settings.root_of(row["path"]))
+        if not root.is_dir():
+            return f"The folder {root.name} is away: not mounted, renamed or moved. Only the thumbnail can be shown."
+        return "The file is gone or cannot be read. Only the thumbnail can be shown."
+
+    def picture(self, address: str, *, local: bool) -> dict[str, Any]:
+        """The facts of an image, and whether its file is still the one that was indexed.
+
+        With `local` the client is on this machine, and gets the whole path of the file.
+        """
+        row = self.row(address, ("path", "member", "width", "height", "size", "mtime", "taken"))
+        source = self.source(row)
+        state, note = "present", ""
+        try:
+            # Copying a folder changes the time of its files, not their content.
+            if _has_changed(source, row) and hashlib.sha256(read_source(source)).hexdigest() != row["sha256"]:
+                state, note = "changed", _CHANGED
+        except (OSError, UnreadableImage):
+            state, note = "missing", self._why_away(row)
+        return {
+            "id": self.address(row["id"], row["sha256"]),
+            "path": self.shown_path(row["path"]),
+            **{name: row[name] for name in ("member", "width", "height")},
+            "full_path": self._full_path(source, row, local),
+            "date": local_time(browse.when(row)),
+            "date_source": "file" if row.get("taken") is None else "exif",
+            "original": state,
+            "note": note,
+            "thumbnail": self.thumbnail_address(row),
+        }
+
+    def _full_path(self, source: ImageSource, row: dict[str, Any], local: bool) -> str:
+        """Where the file is; for a client elsewhere from the indexed folder's name on."""
+        settings = self.searcher.store.settings
+        path = self.shown_path(row["path"])
+        if local and self.local:
+            path = str(source.path)
+        elif not settings.more_roots:
+            path = f"{places.folder_names(settings)[settings.root]}/{path}"
+        return f"{path}:{source.member}" if source.member is not None else path
+
+    def explain(self, address: str, text: str) -> dict[str, Any]:
+        """The explanation of one image and one sentence, or the first that a sum looks for."""
+        if self.explainer is None:
+            raise HTTPException(
+                501,
+                "The model of this store has no patch selection, or an embedder that does not split its vectors: there "
+                "is nothing to explain.",
+            )
+        identity, text = self.row(address)["id"], explained_sentence(text)
+        shown = self._shown.get(text) or {}
+        answer = self.explainer.explain(identity, text, shown.get(identity))
+        if answer is None:
+            raise HTTPException(404, f"There is no image {address} in this store; it may have been removed.")
+        found, row = answer
+        facts = {name: row[name] for name in ("member", "width", "height")}
+        facts["path"] = self.shown_path(row["path"])
+        # The same digits as in the results of a search.
+        address = self.address(row["id"], row["sha256"])
+        return {"id": address, **facts, **_rounded(found), "score": round(found.score, 6)}
+
+
+def _has_changed(source: ImageSource, row: dict[str, Any]) -> bool:
+    """Whether the file is another than the one that was indexed, by size and time. Raises OSError."""
+    status = os.stat(source.path)
+    return (status.st_size, status.st_mtime_ns) != (row["size"], row["mtime"])
+
+
+def _rounded(found: Explanation) -> dict[str, Any]:
+    def shorten(value: Any) -> Any:
+        if isinstance(value, float):
+            return round(value, 7)
+        if isinstance(value, dict):
+            return {name: shorten(inner) for name, inner in value.items()}
+        return [shorten(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+    plain: dict[str, Any] = shorten(found.as_dict())
+    return plain

@@ -1,0 +1,1 @@
+"""What is stored of pictures: rows, the Lance table, its vector index and its upkeep."""

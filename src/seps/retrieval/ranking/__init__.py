@@ -1,0 +1,1 @@
+"""What a rank adds to a score: background level, words of the description, confidence."""

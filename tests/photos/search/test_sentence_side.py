@@ -1,0 +1,138 @@
+"""A search by a sentence loads as little as it can, and finds what the whole model finds."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+import torch
+
+from seps.photos.indexing.build import index_folder
+from seps.photos.indexing.opening import IndexOptions
+from seps.photos.search.explained import StoredExplainer
+from seps.photos.search.searcher import Searcher
+from seps.photos.store.store import Store
+from seps.retrieval.engine.codec import model_hash, text_hash
+from seps.retrieval.explain.explanation import Explainer
+from seps.retrieval.model import RetrievalModel
+from seps.retrieval.pretrained import EMBEDDED, embedded_folder, from_pretrained
+from seps.retrieval.sentences import FILE, AbsentVision, describe, sentence_side
+
+PHOTOS = ("tabby-cat.jpg", "black-dog-floor.jpg", "sandy-beach.jpg", "coffee-cup.jpg")
+
+
+@pytest.fixture(scope="module")
+def whole() -> RetrievalModel:
+    return from_pretrained("mini")
+
+
+@pytest.fixture(scope="module")
+def store(whole: RetrievalModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("few")
+    for name in PHOTOS:
+        (folder / "g").mkdir(exist_ok=True)
+        (folder / "g" / name).write_bytes((files("seps") / "assets" / "gallery" / name).read_bytes())
+    index_folder(folder / "g", folder / "s", whole, "mini", options=IndexOptions(bank=False))
+    return folder / "s"
+
+
+@pytest.mark.parametrize("name", EMBEDDED)
+def test_the_files_beside_the_models_are_theirs(name: str, whole: RetrievalModel) -> None:
+    model = whole if name == "mini" else from_pretrained(name)
+    stated = json.loads((embedded_folder(name) / FILE).read_text())
+    assert stated == describe(model, model_hash(model), text_hash(model)), "run tools/sentence_side.py"
+    side = sentence_side(name)
+    assert side is not None and side[1] == stated["model_hash"] and isinstance(side[0].vision, AbsentVision)
+    assert text_hash(side[0]) == stated["text_hash"]
+    state = {key: value for key, value in model.state_dict().items() if not key.startswith("vision.")}
+    own = side[0].state_dict()
+    assert own.keys() == state.keys() and all(torch.equal(own[key], state[key]) for key in own)
+    assert side[0].vision.grid == model.vision.grid and side[0].vision.width == model.vision.width
+
+
+def test_it_finds_what_the_whole_model_finds(store: Path, whole: RetrievalModel) -> None:
+    quick, slow = Searcher(store), Searcher(store, whole)
+    explainer = StoredExplainer(quick)
+    kept = quick.model
+    assert isinstance(kept, RetrievalModel) and isinstance(kept.vision, AbsentVision)
+    for query in ("a dog", "a cup of coffee on a table", "the sea"):
+        assert quick.search(query) == slow.search(query) and quick.note(query) == slow.note(query)
+    assert quick.search("a dog", exact=True) == slow.search("a dog", exact=True)
+    assert isinstance(kept.vision, AbsentVision)
+    photo = files("seps") / "assets" / "gallery" / PHOTOS[0]
+    assert quick.search_image(str(photo)) == slow.search_image(str(photo))
+    # The vision encoder joins the model: what holds the model, as the explainer of the page does, holds the same one.
+    assert quick.model is kept and not isinstance(kept.vision, AbsentVision)
+    assert isinstance(explainer.explainer, Explainer) and explainer.explainer.model is kept
+    assert quick.search("a dog") == slow.search("a dog")
+
+
+def test_other_weights_in_a_package_are_loaded_whole_and_refused(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("seps.retrieval.sentences.checksum", lambda model: "other")
+    assert sentence_side("mini") is None
+    assert [hit.path for hit in Searcher(store).search("a dog", 1)] == ["black-dog-floor.jpg"]
+    assert sentence_side("clip-b-32") is None
+
+
+_CHILD = """
+import sys
+refused = {"transformers", "pandas", "scipy", "sklearn", "fastapi", "rich", "jsonargparse", "torch._dynamo"}
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name in refused:
+            raise AssertionError(f"a search by a sentence imports {name}")
+sys.meta_path.insert(0, Refuse())
+from pathlib import Path
+import seps.encoders.mini as mini
+def no_file():
+    raise AssertionError("a search by a sentence reads the vision encoder")
+mini.mini_vision_file = no_file
+from seps.cli.main import main
+sys.argv = ["seps", "search", "a dog", "--store", sys.argv[1], "--json"]
+status = main()
+assert refused.isdisjoint(sys.modules), refused & set(sys.modules)
+sys.exit(status)
+"""
+
+
+def test_a_search_by_a_sentence_imports_and_writes_nothing_it_does_not_need(store: Path, whole: RetrievalModel) -> None:
+    def listing() -> dict[str, tuple[int, int]]:
+        found = sorted(path for path in store.rglob("*") if path.is_file())
+        return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in found}
+
+    before = listing()
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", _CHILD, str(store)], capture_output=True, text=True, env=environment, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [hit.as_dict() for hit in Searcher(store, whole).search("a dog")]
+    assert listing() == before
+
+
+def test_a_reader_sees_what_another_process_commits(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from datetime import timedelta
+
+    monkeypatch.setattr("seps.photos.store.store._FRESH", timedelta(0))
+    reader, writer = Store.open(store), Store.open(store)
+    count = len(reader)
+    gone = reader.known().popitem()[0]
+    row = writer.rows([gone])[gone]
+    writer.delete([gone])
+    assert len(reader) == count - 1 and len(writer) == count - 1
+    writer.put([row])
+    assert len(reader) == count
+
+
+@pytest.mark.parametrize("name", ["a:b", "with space", "per%20cent", "hash#tag"])
+def test_a_store_opens_under_any_name(store: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(store, tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    for place in (name, f"{name}/", str(tmp_path / name)):
+        assert len(Store.open(place)) == len(PHOTOS)

@@ -1,0 +1,78 @@
+"""A model whose text side has learned further: its stores stay, and their confidences are made again."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+
+from seps.photos import Searcher
+from seps.photos.indexing.build import IndexOptions, index_folder, up_to_date
+from seps.photos.search.searcher import OtherModelError
+from seps.photos.store.store import Store
+from seps.retrieval.engine.codec import model_hash, text_hash
+from seps.retrieval.model import RetrievalModel
+from stores import few_sentences, gallery, model, model_folder
+
+OPTIONS = IndexOptions(workers=2)
+
+
+def moved(*names: str) -> RetrievalModel:
+    """The tiny model with other weights where names begin so."""
+    other = copy.deepcopy(model())
+    with torch.no_grad():
+        for name, parameter in other.named_parameters():
+            if name.startswith(names):
+                parameter.mul_(1.3).add_(0.01)
+    return other
+
+
+def test_each_digest_is_of_its_own_side() -> None:
+    whole = model_hash(model()), text_hash(model())
+    for names in ("text.", "project_words."):
+        other = moved(names)
+        assert model_hash(other) == whole[0] and text_hash(other) != whole[1]
+    for names in ("vision.", "project_patches.", "head."):
+        other = moved(names)
+        assert model_hash(other) != whole[0] and text_hash(other) == whole[1]
+
+
+def test_a_store_of_the_former_text_side_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few_sentences(monkeypatch)
+    photos, place, later = gallery(tmp_path / "g", described=0), tmp_path / "s", moved("text.", "project_words.")
+    index_folder(photos, place, model(), model_folder(), options=OPTIONS)
+    before = Store.open(place)
+    assert Searcher(before, model()).note("a dog") == ""
+
+    searcher = Searcher(place, later)
+    assert len(searcher.search("a dog")) == 8
+    note = searcher.note("a dog")
+    assert all(part in note for part in (text_hash(model())[:8], text_hash(later)[:8], f"seps index --store {place}"))
+
+    report = index_folder(photos, place, later, model_folder(), options=OPTIONS)
+    assert (report.unchanged, report.rescored, report.encoding) == (8, 8, 0.0)
+    fresh = Searcher(place, later)
+    assert fresh.note("a dog") == "" and fresh.store.settings.model_hash == before.settings.model_hash
+    index_folder(photos, tmp_path / "anew", later, model_folder(), options=OPTIONS)
+    same = Searcher(tmp_path / "anew", later)
+    for query in ("a dog", "a red square on blue"):
+        some, others = fresh.search(query), same.search(query)
+        assert [hit.path for hit in some] == [hit.path for hit in others]
+        assert [hit.score for hit in some] == pytest.approx([hit.score for hit in others], abs=1e-5)
+        assert [hit.confidence for hit in some] == pytest.approx([hit.confidence for hit in others], abs=1e-4)
+
+    with pytest.raises(OtherModelError):
+        Searcher(place, moved("project_patches."))
+
+
+def test_a_store_of_a_former_shipped_text_side_is_not_up_to_date(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few_sentences(monkeypatch)
+    photos, place = gallery(tmp_path / "g", 4, 0), tmp_path / "s"
+    index_folder(photos, place, model(), model_folder(), options=OPTIONS)
+    assert up_to_date(photos, place, options=OPTIONS) is not None
+    monkeypatch.setattr("seps.photos.indexing.build.stated_text_hash", lambda name: "0" * 32)
+    assert up_to_date(photos, place, options=OPTIONS) is None
