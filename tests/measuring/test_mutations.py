@@ -26,7 +26,8 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "def add(a, b):\n    return a + b\n\n\ndef limit():\n    return 7\n"
     )
     (home / "tests/method/test_sums.py").write_text(
-        "from seps.method.shared import sums\n\n\ndef test_add():\n    assert sums.add(2, 3) == 5\n"
+        "import pytest\nfrom seps.method.shared import sums\n\n\n"
+        "@pytest.mark.parametrize('name', ['(a \\\\b)'])\ndef test_add(name):\n    assert sums.add(2, 3) == 5\n"
     )
     (home / "build").mkdir()
     (home / "build/left.py").write_text("")
