@@ -113,6 +113,8 @@ def test_messages_hold_no_path(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
             (folder / "kept.jpg").rename(target)
         assert refused.status_code == 400 and str(folder) not in refused.text
     assert without_places(searcher.store.settings, "/", "a/b") == "a/b"
+    inside = folder / "g" / "store"  # a store inside a folder of its own pictures: the longer path first
+    assert without_places(searcher.store.settings, str(inside), f"{inside}/images.lance") == "store/images.lance"
 
 
 def test_a_store_of_one_folder_has_paths_below_it(tmp_path: Path) -> None:
