@@ -156,6 +156,7 @@ def run_sensors() -> None:
         by_name = dict(zip(names, patches, strict=True)), dict(zip(names, vectors, strict=True))
         for name in names:
             module.slim(name, *by_name, present, features=torch.randn(B, N, C))
+            module.slim(name, *by_name, further=(torch.randn(B, C), torch.tensor([True, False, True])))
 
 
 def run_losses() -> None:

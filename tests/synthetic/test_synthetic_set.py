@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 
 from seps.reid.data import load
+from seps.reid.data.texts import refuse_copies, with_texts
 from seps.synthetic import Shot, SyntheticConfig, World, make_synthetic, plan_shots
 from seps.synthetic.canvas import FIGURE, Canvas, Frame, Material
 from seps.synthetic.people import ATTRIBUTES, paint_person
 from seps.synthetic.truth import BLIND, truth
+from seps.synthetic.words import texts_of, write_texts
 
 SMALL = {"identities": 6, "images_per_identity": 5, "cameras": 3, "size": (64, 32)}
 
@@ -225,3 +227,26 @@ def test_the_pictures_are_those_of_the_first_release() -> None:
     pixels = [np.array([look.images[sensor] for look in drawn]) for sensor in range(3)]
     assert [float(part.mean()) for part in pixels] == pytest.approx([90.64, 95.99, 111.11], abs=0.01)
     assert [float(part.std()) for part in pixels] == pytest.approx([82.9, 72.48, 62.59], abs=0.01)
+
+
+def test_texts_are_of_the_shots_and_mostly_right(tmp_path: Path) -> None:
+    manifest = make_synthetic(tmp_path / "set", **SMALL)  # type: ignore[arg-type]
+    pictures = fingerprint(tmp_path / "set")
+    file = write_texts(tmp_path / "set", manifest)
+    first = file.read_bytes()
+    assert write_texts(tmp_path / "set", manifest).read_bytes() == first
+    assert make_synthetic(tmp_path / "set", **SMALL) == manifest  # type: ignore[arg-type]
+    assert {name: value for name, value in fingerprint(tmp_path / "set").items() if name != "texts.jsonl"} == pictures
+    dataset = with_texts(load("generic", tmp_path / "set"), file, tmp_path / "set")
+    shots = (*dataset.train, *dataset.query, *dataset.gallery)
+    assert all(record.text for record in shots)
+    refuse_copies(dataset)
+    assert len({(record.pid, record.text) for record in shots}) == len(shots)
+    big = config()
+    codes, told = World(big).codes, texts_of(big)
+    hats = [
+        ("a cap" in text)
+        for shot, text in told
+        if codes[shot.identity]["hat"] == 1 and " hat" in text.replace("a cap", " hat")
+    ]
+    assert 0.8 < np.mean(hats) < 1.0

@@ -68,6 +68,7 @@ def add_options(parser: Parser) -> None:
         default=0.5,
         help="probability that a sensor sees nothing in a part of its image (default: %(default)s)",
     )
+    synth.add_argument("--texts", action="store_true", help="also write texts.jsonl, a text of each shot (data.texts)")
     synth.add_argument("--json", action="store_true", help="print the manifest as JSON")
     synth.set_defaults(action=_synth)
 
@@ -103,6 +104,11 @@ def add_options(parser: Parser) -> None:
         help="every set of sensors as query against every set as gallery, as matrices of mAP and R1 (loss.shared)",
     )
     add_pattern(measure)
+    measure.add_argument(
+        "--texts",
+        choices=("own", "gallery", "none"),
+        help="texts of a model that reads them: each shot's own, those of the gallery alone, none (default: own)",
+    )
     measure.add_argument("--rerank", action="store_true", help="also with k-reciprocal re-ranking")
     measure.add_argument("--cost", action="store_true", help="also parameters, FLOPs and throughput")
     measure.add_argument("--json", action="store_true", help="print the figures as JSON")
@@ -135,11 +141,17 @@ def _synth(options: argparse.Namespace) -> int:
             workers=options.workers,
             progress=progress,
         )
+    if options.texts:
+        from seps.synthetic.words import write_texts
+
+        texts = write_texts(options.out, manifest)
     if options.json:
         print_json(manifest, 2)
     else:
         shots = ", ".join(f"{split} {count}" for split, count in manifest["shots"].items())
         print(f"{printable(options.out)}: {shots} shots in {' / '.join(manifest['modalities'])}.")
+        if options.texts:
+            print(printable(texts))
     return 0
 
 
@@ -212,6 +224,7 @@ def _settings(options: argparse.Namespace) -> ReidConfig:
 
 def _eval(options: argparse.Namespace) -> int:
     from seps.cli.shared.progress import count_progress
+    from seps.reid.data.texts import copied_texts
     from seps.reid.evaluate import all_cases, cost, default_cases, evaluate, throughput
     from seps.reid.task import make_reader
 
@@ -221,10 +234,14 @@ def _eval(options: argparse.Namespace) -> int:
         raise ValueError("--any is an evaluation of its own: leave --missing, --rerank and --cost out.")
     trained, config, dataset = load_run(options)
     model = trained.model
+    if options.texts and model.text_head is None:
+        raise ValueError("--texts: this model reads no texts (model.text none); leave it out.")
     if options.any:
         return _eval_pairs(options, trained, config, dataset)
     cases: list[Case] = (
-        all_cases(model, options.pattern) if options.missing else default_cases(model, pattern=options.pattern)
+        all_cases(model, options.pattern, options.texts)
+        if options.missing
+        else default_cases(model, pattern=options.pattern, texts=options.texts)
     )
     with make_reader(config, dataset) as reader, count_progress("features") as progress:
         results = evaluate(
@@ -243,7 +260,8 @@ def _eval(options: argparse.Namespace) -> int:
             {**result.row(), **({"queries": result.per_query(dataset.query)} if options.per_query else {})}
             for result in results
         ]
-        print_json({"checkpoint": str(trained.checkpoint), "results": rows, "cost": costs}, 2)
+        copies = {} if model.text_head is None else {"copied_texts": len(copied_texts(dataset))}
+        print_json({"checkpoint": str(trained.checkpoint), "results": rows, "cost": costs, **copies}, 2)
     else:
         _table(dataset, results, costs)
     return 0
@@ -296,9 +314,13 @@ def _table(dataset: ReidDataset, results: Sequence[CaseResult], costs: dict[str,
     from rich.table import Table
     from rich.text import Text
 
+    from seps.reid.data.texts import copied_texts
+
     table = Table(title=f"{dataset.name}: {len(dataset.query)} queries, {len(dataset.gallery)} gallery shots")
-    for name in ("sensors", "missing ones", "features", "mAP", "mINP", "R1", "R5", "R10"):
-        table.add_column(name, justify="left" if name in ("sensors", "missing ones", "features") else "right")
+    texts = any(result.case.texts != "none" for result in results)
+    words = ("sensors", "missing ones", "features", *(("texts",) if texts else ()))
+    for name in (*words, "mAP", "mINP", "R1", "R5", "R10"):
+        table.add_column(name, justify="left" if name in words else "right")
     kinds = {1: "original", 2: "SDTPS", 3: "both"}
     for result in results:
         row, case = result.row(), result.case
@@ -307,13 +329,20 @@ def _table(dataset: ReidDataset, results: Sequence[CaseResult], costs: dict[str,
         again = ", re-ranked" if result.reranked else ""
         # As text: a sensor is named by its folder, and rich would obey a name in brackets.
         sensors = Text(printable(" + ".join(case.present)))
-        table.add_row(sensors, handling, kinds[case.pattern] + again, *figures)
+        table.add_row(sensors, handling, kinds[case.pattern] + again, *([case.texts] if texts else []), *figures)
     console = Console()
     console.print(table)
     counted = results[0].metrics.valid_queries
     if counted < len(dataset.query):
         console.print(
             f"{len(dataset.query) - counted} queries have no match in another {dataset.excludes} and are not counted.",
+            highlight=False,
+        )
+    copies = copied_texts(dataset) if any(result.case.texts == "own" for result in results) else []
+    if copies:
+        console.print(
+            f"{len(copies)} queries have, word for word, the text of a gallery shot that they should find "
+            "(data.text_copies allow): the figures hold what was written of the gallery.",
             highlight=False,
         )
     if costs:

@@ -18,6 +18,7 @@ from seps.method.score import combine_scores, cosine_attention
 from seps.method.select import TokenSparse, extra_token
 from seps.method.tokens import TokenAggregation, merge
 
+_FURTHER = "further guide"
 _DEMO_NAMES = {"rgb": "RGB", "nir": "NI", "tir": "TI"}
 
 
@@ -51,6 +52,8 @@ class MultiModalSDTPS(nn.Module):
             patches; that is meaningful only while both share one feature space, and no gradient keeps them there.
             "position" compares its global vector with its own patch at the same place; for sensors that see the
             same scene in the same frame.
+        further_guide: weight of a further guide (see `slim`) beside the other sensors' 1. The weights are scaled to the
+            same sum as without it, so that where it is absent nothing changes.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class MultiModalSDTPS(nn.Module):
         own_guide: float = 2.0,
         guides: GuideKind = "vector",
         check_num_patches: bool = True,
+        further_guide: float = 1.0,
     ) -> None:
         super().__init__()
         check_ratio("sparse_ratio", sparse_ratio)
@@ -82,10 +86,12 @@ class MultiModalSDTPS(nn.Module):
             raise InputError(f"beta must be a finite number, 0 or more, but {beta} came.")
         if not 0 <= own_guide < math.inf:
             raise InputError(f"own_guide must be a finite number, 0 or more, but {own_guide} came.")
+        if not 0 <= further_guide < math.inf:
+            raise InputError(f"further_guide must be a finite number, 0 or more, but {further_guide} came.")
         if guides not in get_args(GuideKind):
             raise InputError(f"guides must be one of {get_args(GuideKind)}, but {guides!r} came.")
         self.embed_dim, self.num_patches, self.check_num_patches = embed_dim, num_patches, check_num_patches
-        self.beta, self.own_guide, self.guides = beta, own_guide, guides
+        self.beta, self.own_guide, self.guides, self.further_guide = beta, own_guide, guides, further_guide
         self.modalities = tuple(modalities)
         self.predictor_weight = 1 - (len(modalities) - 1) * beta
         if self.predictor_weight < 0:
@@ -122,6 +128,7 @@ class MultiModalSDTPS(nn.Module):
         present: Mapping[str, Tensor] | None = None,
         features: Tensor | None = None,
         keep: Tensor | None = None,
+        further: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Slim modality `name`: patches (B, N, C), global vectors (B, C) per modality -> (B, Q + 1, C), D (B, N).
 
@@ -129,6 +136,7 @@ class MultiModalSDTPS(nn.Module):
         weights of the others are scaled up to the same sum. If `features` (B, N, C) are given, they are merged, and the
         patches of `name` only decide what is kept; so a camera embedding can be in the tokens without being scored.
         If `keep` (B, N) is given, it is D, and the scores only weigh the discarded patches in the extra token.
+        `further` is one more guide, such as a text: vectors (B, C), and which samples have one, (B,) bool.
         Raises `InputError` when the tensors do not fit each other or this module.
         """
         if name not in self.modalities:
@@ -145,7 +153,7 @@ class MultiModalSDTPS(nn.Module):
         if keep is not None and keep.shape != own.shape[:2]:
             raise InputError(f"keep of {name} must be {tuple(own.shape[:2])}, but {tuple(keep.shape)} came.")
         aggregate: TokenAggregation = getattr(self, f"{name}_aggr")
-        scores, chosen = self.choose(name, patches, vectors, present)  # (B, N), (B, N)
+        scores, chosen = self.choose(name, patches, vectors, present, further)  # (B, N), (B, N)
         keep = chosen if keep is None else keep
         merged = merge(own, aggregate.logits(own), keep)  # (B, N, C) -> (B, Q, C)
         return torch.cat([merged, extra_token(own, scores, keep)], dim=1), keep  # (B, Q + 1, C), (B, N)
@@ -156,6 +164,7 @@ class MultiModalSDTPS(nn.Module):
         patches: Mapping[str, Tensor],
         vectors: Mapping[str, Tensor],
         present: Mapping[str, Tensor] | None = None,
+        further: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Scores and decision D, both (B, N), of modality `name`; arguments as in `slim`."""
         sparse: TokenSparse = getattr(self, f"{name}_sparse")
@@ -166,7 +175,13 @@ class MultiModalSDTPS(nn.Module):
                 # A constant attention is zero after min-max normalisation. Filled, not multiplied: NaN must not pass.
                 attention = attention.masked_fill(~present[other][:, None], 0.0)  # (B, N)
             attentions[other] = attention
-        scores = self._scores(name, attentions, sparse.predict(patches[name]), present)  # (B, N)
+        there = {} if present is None else dict(present)
+        if further is not None:
+            vector, has = self._checked_further(further, patches[name])  # (B, C), (B,)
+            attention = cosine_attention(patches[name], vector)  # (B, N)
+            attention = attention.masked_fill(~has[:, None], 0.0)  # (B, N)
+            attentions[_FURTHER], there[_FURTHER] = attention, has
+        scores = self._scores(name, attentions, sparse.predict(patches[name]), there)  # (B, N)
         guides = len(self.modalities) - 1 + self.own_guide
         return scores, sparse.decide(scores, None, self.predictor_weight + self.beta * guides)  # (B, N), (B, N)
 
@@ -175,11 +190,15 @@ class MultiModalSDTPS(nn.Module):
         name: str,
         attentions: Mapping[str, Tensor],
         predicted: Tensor | None,
-        present: Mapping[str, Tensor] | None,
+        present: Mapping[str, Tensor],
     ) -> Tensor:
-        """Eq. 3 for modality `name`, (B, N); the weight of absent guides is shared by those that are present."""
-        weights = {other: self.own_guide * self.beta if other == name else self.beta for other in attentions}
-        if present is None:
+        """Eq. 3 for modality `name`, (B, N); the weight of absent guides is shared by those that are present.
+
+        `present` (B,) holds the guides that are absent somewhere; empty where none is.
+        """
+        weights = {other: self.own_guide * self.beta if other == name else self.beta for other in self.modalities}
+        total = sum(weights.values())
+        if not present:
             return combine_scores(  # (B, N)
                 attentions,
                 weights,
@@ -187,11 +206,27 @@ class MultiModalSDTPS(nn.Module):
                 predictor_weight=self.predictor_weight,
                 normalise=True,
             )
+        weights[_FURTHER] = self.further_guide * self.beta
         guided = combine_scores(attentions, weights, normalise=True)  # (B, N)
-        weighed = torch.stack([weights[other] * present[other].float() for other in attentions]).sum(dim=0)  # (B,)
+        every = torch.ones_like(guided[:, 0])  # (B,)
+        shares = {**dict.fromkeys(attentions, every), **present}
+        parts = [weights[other] * shares[other].float() for other in attentions]  # each (B,)
+        weighed = torch.stack(parts).sum(dim=0)  # (B,)
         # Without this the predictor would gain on the guides, and a learned threshold would keep less.
-        guided = guided * (sum(weights.values()) / weighed.clamp_min(1e-8))[:, None]  # (B, N)
+        guided = guided * (total / weighed.clamp_min(1e-8))[:, None]  # (B, N)
         return guided if predicted is None else self.predictor_weight * predicted.float() + guided  # (B, N)
+
+    def _checked_further(self, further: tuple[Tensor, Tensor], patches: Tensor) -> tuple[Tensor, Tensor]:
+        """The further guide, after `InputError` where it does not fit the patches (B, N, C)."""
+        vector, there = further
+        check_features("further guide", vector, "samples, width", self.embed_dim, values=False)
+        if vector.shape[0] != patches.shape[0] or there.shape != vector.shape[:1] or there.dtype != torch.bool:
+            raise InputError(
+                f"the further guide of {patches.shape[0]} samples must be {(patches.shape[0], self.embed_dim)} and "
+                f"({patches.shape[0]},) of torch.bool, but {tuple(vector.shape)} and {tuple(there.shape)} of "
+                f"{there.dtype} came."
+            )
+        return vector, there  # (B, C), (B,)
 
     def _check_sensors(
         self, patches: Mapping[str, Tensor], vectors: Mapping[str, Tensor], present: Mapping[str, Tensor] | None

@@ -67,9 +67,12 @@ def evaluate_pairs(
     batch_size: int = 64,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[PairResult]:
-    """Every set of sensors as query against every set as gallery; absent sensors are left out on both sides."""
+    """Every set of sensors as query against every set as gallery; absent sensors are left out on both sides.
+
+    Texts have no part: they would be something that every two sets have in common.
+    """
     kinds = missing_cases(model.modalities)
-    cases = [Case(present, "leave-out", pattern or model.patterns[-1]) for present in kinds]
+    cases = [Case(present, "leave-out", pattern or model.patterns[-1], "none") for present in kinds]
     same = dataset.query == dataset.gallery
     records = dataset.query if same else (*dataset.query, *dataset.gallery)
     features = extract(model, dataset, records, cases, reader, batch_size=batch_size, progress=progress)

@@ -23,6 +23,8 @@ Problems = Literal["refuse", "skip"]
 NetworkKind = Literal["seps", "demo"]
 SelectionKind = Literal["published", "gate"]
 SelectionPlace = Literal["end", "first"]
+TextUse = Literal["none", "guide", "join"]
+Copies = Literal["refuse", "allow"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,9 @@ class ReidDataConfig(CheckedSettings):
         layout, root: one of the published layouts or "generic", and its folder.
         modalities: None takes those of the layout (generic: those found); else a choice of two or more of them.
         pattern, labels: generic layout: how names give identity and camera (see `seps.reid.data.load`).
+        texts: JSONL file with a text of each shot, written from its own pictures (`seps.reid.data.texts`; None: none).
+        text_copies: "refuse" queries whose text is, word for word, that of a gallery shot that they should find, or
+            "allow" them, and say how many they are.
         on_problem, verify_files: refuse or skip shots with missing or cut files; decode every file beforehand.
         identities, images: P x K, the make-up of a batch; `train.batch_size` must be their product.
         holdout: training identities kept apart to choose checkpoints by: a number, or a fraction. 0: all identities
@@ -48,6 +53,8 @@ class ReidDataConfig(CheckedSettings):
     modalities: tuple[str, ...] | None = None
     pattern: str | None = None
     labels: str | None = None
+    texts: str | None = None
+    text_copies: Copies = "refuse"
     on_problem: Problems = "refuse"
     verify_files: bool = False
     identities: int = 16
@@ -62,6 +69,7 @@ class ReidDataConfig(CheckedSettings):
 
     def __post_init__(self) -> None:
         self._require_choice("on_problem", Problems)
+        self._require_choice("text_copies", Copies)
         self._require("rerank", min(self.rerank) >= 1, "give two numbers of neighbours, each 1 or more")
         self._require("identities", self.identities >= 2, "a triplet needs 2 or more identities in a batch")
         self._require("images", self.images >= 2, "a triplet needs 2 or more images of an identity")
@@ -103,6 +111,10 @@ class ReidModelConfig(CheckedSettings):
         own_guide: weight of a sensor's own global vector beside the others' (published: 2; 0: the others alone guide).
         guides: how the others guide: their "vector" against this sensor's patches (as published), or, for sensors that
             share one frame, by "position": what each keeps to itself, at the same place.
+        text: what a shot's text (`data.texts`) does: "none", "guide" the selection of every sensor's patches, or
+            "join": guide it and be one more block of the feature. A shot without one is compared by its sensors alone.
+        text_encoder, text_width: the fixed encoder that reads the texts, a preset, a hub id or a folder; and its width.
+        text_guide: weight of the text beside the other sensors' 1 in the score of a patch.
         missing: what an absent sensor is: a "zero" image (as published), or "leave-out": it neither guides nor is
             guided, and distances are taken over the sensors both samples have.
     """
@@ -128,6 +140,10 @@ class ReidModelConfig(CheckedSettings):
     guides: GuideKind = "vector"
     decision: DecisionKind = "topk"
     temperature: float = 1.0
+    text: TextUse = "none"
+    text_encoder: str = "mini"
+    text_width: int = 384
+    text_guide: float = 1.0
     missing: Missing = "leave-out"
 
     def __post_init__(self) -> None:
@@ -140,6 +156,7 @@ class ReidModelConfig(CheckedSettings):
             ("network", NetworkKind),
             ("selection", SelectionKind),
             ("select_at", SelectionPlace),
+            ("text", TextUse),
         ):
             self._require_choice(name, choices)
         size = self.image_size
@@ -151,9 +168,19 @@ class ReidModelConfig(CheckedSettings):
             self._require(name, demo or getattr(self, name), "is a switch of DeMo's: set model.network to 'demo'")
         self._require("width", self.width >= 4, "must be at least 4")
         self._require_each("sparse_ratio aggr_ratio", lambda v: 0 < v <= 1, "must be above 0 and at most 1")
-        self._require_each("beta own_guide", lambda v: 0 <= v < math.inf, "must be a finite number, 0 or more")
+        self._require_each(
+            "beta own_guide text_guide", lambda v: 0 <= v < math.inf, "must be a finite number, 0 or more"
+        )
+        self._require("text_width", self.text_width >= 1, "must be the width of model.text_encoder, 1 or more")
         self._require("temperature", 0 < self.temperature < math.inf, "must be a finite number above 0")
+        self._require("text", self.text == "none" or not demo, "DeMo's network reads no texts: set network to 'seps'")
         gate = self.selection == "gate"
+        guided = self.fusion == "sdtps" and not gate
+        self._require(
+            "text",
+            self.text != "guide" or guided,
+            "guides the published scores of the 'sdtps' fusion: use it with them, or set text to 'join'",
+        )
         alone = not gate or self.fusion == "sdtps"
         self._require("selection", alone, f"model.fusion = {self.fusion!r} selects no patches: set it to 'sdtps'")
         fixed = not gate or self.decision == "topk"
@@ -183,6 +210,8 @@ class ReidLossConfig(CheckedSettings):
         gate: weight of the loss of the gate (`model.selection` "gate"), the one part of the network that it trains.
         shared: weight of a triplet loss that compares single sensors with each other, which brings all sensors into one
             space: for queries by one sensor and a gallery by another (`seps reid eval --any`); 0 is off.
+        text: weight of the contrastive loss that brings each text near its own shot (`model.text`).
+        text_dropout: probability that a batch is trained without its texts, for shots that have none in use.
         modality_dropout: probability that a batch is trained with some sensors missing, as `model.missing` says.
     """
 
@@ -194,14 +223,16 @@ class ReidLossConfig(CheckedSettings):
     ratio: float = 2.0
     gate: float = 1.0
     shared: float = 0.0
+    text: float = 1.0
+    text_dropout: float = 0.0
     modality_dropout: float = 0.0
 
     def __post_init__(self) -> None:
         self._require_choice("triplet_space", TripletSpace)
-        weights = "identity triplet sdtps ratio gate shared"
+        weights = "identity triplet sdtps ratio gate shared text"
         self._require_each(weights, lambda v: 0 <= v < math.inf, "must be a finite number, 0 or more")
         self._require("label_smoothing", 0 <= self.label_smoothing < 1, "must be at least 0 and below 1")
-        self._require("modality_dropout", 0 <= self.modality_dropout <= 1, "must be a probability from 0 to 1")
+        self._require_each("modality_dropout text_dropout", lambda v: 0 <= v <= 1, "must be a probability from 0 to 1")
 
 
 @dataclass(frozen=True)

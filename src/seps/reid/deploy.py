@@ -53,9 +53,9 @@ class Deployable(nn.Module):
         """(B, M, 3, H, W) in [0, 1], (B,) -> (B, D)."""
         fused = self.model.fuse(self.model.encode(images, cameras)).pattern(self.pattern)
         branches = 2 if self.pattern == 3 else 1
-        config, sensors = self.model.config, len(self.model.modalities)
-        vectors = fused.reshape(-1, branches, sensors, config.width)
-        return Features(vectors, torch.ones(1, sensors, dtype=torch.bool), self.model.concatenated).flat()
+        config, blocks = self.model.config, len(self.model.blocks)
+        vectors = fused.reshape(-1, branches, blocks, config.width)
+        return Features(vectors, torch.ones(1, blocks, dtype=torch.bool), self.model.concatenated).flat()
 
 
 def check_export(folder: Path | str) -> None:
@@ -74,8 +74,8 @@ def export_reid(
 ) -> float:
     """Write the files of this module's head; returns the largest difference of a feature from torch.
 
-    The number of shots is free in the file, all sensors must be there. Raises ExportError without the extra `export`,
-    or where a file that no export wrote is in the way.
+    The number of shots is free in the file, all sensors must be there; texts have no part in it. Raises ExportError
+    without the extra `export`, or where a file that no export wrote is in the way.
     """
     folder = Path(folder)
     check_export(folder)

@@ -6,9 +6,9 @@ Shapes: Q queries, G gallery shots, B samples, R branches (return pattern 3 has 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -21,16 +21,24 @@ from seps.reid.config import Missing
 from seps.reid.data import ReidDataset, ReidReader, ReidRecord
 from seps.reid.data.transforms import unit_float
 from seps.reid.model import Encoded, Fused, Pattern, ReidModel, missing_cases
+from seps.reid.text import ShotTexts, texts_of
 from seps.training import distributed as processes
+
+TextSide = Literal["own", "gallery", "none"]
 
 
 @dataclass(frozen=True)
 class Case:
-    """One way to look at the test set: the sensors that are there, what becomes of the others, which features."""
+    """One way to look at the test set: the sensors that are there, what becomes of the others, which features.
+
+    texts: for a model that reads them: every shot has its "own"; or those of the "gallery" alone count, as where nobody
+    writes a text of a query; or "none".
+    """
 
     present: tuple[str, ...]
     missing: Missing
     pattern: Pattern
+    texts: TextSide = "own"
 
 
 @dataclass(frozen=True)
@@ -48,6 +56,7 @@ class CaseResult:
             "missing": self.case.missing,
             "pattern": self.case.pattern,
             "reranked": self.reranked,
+            "texts": self.case.texts,
             **self.metrics.as_dict(),
         }
 
@@ -73,7 +82,10 @@ class CaseResult:
 
 @dataclass(frozen=True)
 class Features:
-    """Features (B, R, M, C) of samples, zeros at absent sensors, and which they have, (B, M) bool."""
+    """Features (B, R, M, C) of samples, zeros at absent sensors, and which they have, (B, M) bool.
+
+    Where texts join the feature, theirs is one more block, as of one more sensor.
+    """
 
     vectors: Tensor
     present: Tensor
@@ -116,16 +128,24 @@ def _shared_cosines(left: Tensor, left_present: Tensor, right: Tensor, right_pre
     return dots / (left_norms * right_norms).clamp_min(1e-24).sqrt()
 
 
-def default_cases(model: ReidModel, missing: Missing | None = None, pattern: Pattern | None = None) -> list[Case]:
+def default_cases(
+    model: ReidModel, missing: Missing | None = None, pattern: Pattern | None = None, texts: TextSide | None = None
+) -> list[Case]:
     """All sensors, with the model's own handling and its widest features."""
-    return [Case(model.modalities, missing or model.config.missing, pattern or model.patterns[-1])]
+    side = texts or default_texts(model)
+    return [Case(model.modalities, missing or model.config.missing, pattern or model.patterns[-1], side)]
 
 
-def all_cases(model: ReidModel, pattern: Pattern | None = None) -> list[Case]:
+def default_texts(model: ReidModel) -> TextSide:
+    """Each shot's own, for a model that reads texts."""
+    return "none" if model.text_head is None else "own"
+
+
+def all_cases(model: ReidModel, pattern: Pattern | None = None, texts: TextSide | None = None) -> list[Case]:
     """Every set of sensors that can be left, each with both handlings (the full set once)."""
     chosen = pattern or model.patterns[-1]
     return [
-        Case(present, missing, chosen)
+        Case(present, missing, chosen, texts or default_texts(model))
         for present in missing_cases(model.modalities)
         for missing in get_args(Missing)
         if missing == "leave-out" or present != model.modalities
@@ -141,9 +161,13 @@ def extract(
     reader: ReidReader,
     *,
     batch_size: int = 64,
+    queries: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Features]:
     """Features of `records` for each case, on the CPU; pixels go through the backbone once for all cases.
+
+    A record's feature follows from its own pictures and its own text. The first `queries` records are queries, which
+    have no text in a case with those of the gallery alone.
 
     `dataset` numbers the cameras. With several processes each takes its part of the records, and all get all.
     """
@@ -155,20 +179,50 @@ def extract(
     bounds = [len(records) * part // world for part in range(world + 1)]
     mine = records[bounds[rank] : bounds[rank + 1]]
     cameras = torch.tensor(dataset.camera_indices(mine), dtype=torch.long)
+    queried = max(0, queries - bounds[rank])
     parts: list[list[Tensor]] = [[] for _ in cases]
     with evaluating(model):
         for start in range(0, len(mine), batch_size):
             pixels = unit_float(reader.batch(mine[start : start + batch_size]).to(device))
-            features = _case_features(model, pixels, cameras[start : start + batch_size].to(device), cases)
+            texts = texts_of(reader, mine[start : start + batch_size]) if model.text_head is not None else None
+            sides = _text_sides(texts, queried - start)
+            features = _case_features(model, pixels, cameras[start : start + batch_size].to(device), cases, sides)
             for part, feature in zip(parts, features, strict=True):
                 part.append(feature.cpu())
             if progress is not None:
                 progress(min(start + batch_size, len(mine)), len(mine))
-        return [_collect(model, part, case, len(records)) for part, case in zip(parts, cases, strict=True)]
+        told = torch.tensor([record.text is not None for record in records], dtype=torch.bool)
+        return [
+            _collect(model, part, case, _told(told, case, queries, reader))
+            for part, case in zip(parts, cases, strict=True)
+        ]
 
 
-def _case_features(model: ReidModel, pixels: Tensor, cameras: Tensor, cases: Sequence[Case]) -> list[Tensor]:
+def _text_sides(texts: ShotTexts | None, queries: int) -> dict[TextSide, ShotTexts | None]:
+    """The texts of a batch, whose first `queries` shots are queries, in each kind of case."""
+    if texts is None:
+        return {"own": None, "gallery": None, "none": None}
+    written = texts.present & (torch.arange(len(texts.present)) >= queries)
+    gallery = ShotTexts(torch.where(written[:, None], texts.vectors, 0.0), written)
+    return {"own": texts, "gallery": gallery, "none": None}
+
+
+def _told(told: Tensor, case: Case, queries: int, reader: ReidReader) -> Tensor:
+    """(B,) bool: the records whose text is part of a case; `told` says which have one."""
+    if case.texts == "none" or getattr(reader, "texts", None) is None:
+        return torch.zeros_like(told)
+    return told if case.texts == "own" else told & (torch.arange(len(told)) >= queries)
+
+
+def _case_features(
+    model: ReidModel,
+    pixels: Tensor,
+    cameras: Tensor,
+    cases: Sequence[Case],
+    sides: Mapping[TextSide, ShotTexts | None],
+) -> list[Tensor]:
     """(B, R M C) of one batch for every case."""
+    placed = {side: None if texts is None else texts.to(pixels.device) for side, texts in sides.items()}
     encoded = model.encode(pixels, cameras)
     full = set(model.modalities)
     blank: Encoded | None = None
@@ -176,19 +230,19 @@ def _case_features(model: ReidModel, pixels: Tensor, cameras: Tensor, cases: Seq
         # One blank picture per camera: they differ in nothing else.
         seen, which = torch.unique(cameras, return_inverse=True)
         blank = model.encode(model.blank(pixels[: len(seen)]), seen).rows(which)
-    fused: dict[tuple[tuple[str, ...], Missing], Fused] = {}
+    fused: dict[tuple[tuple[str, ...], Missing, TextSide], Fused] = {}
     for case in cases:
-        key = (case.present, case.missing)
+        key, texts = (case.present, case.missing, case.texts), placed[case.texts]
         if key in fused:
             continue
         mask = _mask(model, case, len(pixels)).to(pixels.device)
         if set(case.present) == full:
-            fused[key] = model.fuse(encoded)
+            fused[key] = model.fuse(encoded, texts=texts)
         elif case.missing == "leave-out" or blank is None:
-            fused[key] = model.fuse(encoded, mask)
+            fused[key] = model.fuse(encoded, mask, texts)
         else:
-            fused[key] = model.fuse(encoded.replaced(blank, ~mask))
-    return [fused[case.present, case.missing].pattern(case.pattern) for case in cases]
+            fused[key] = model.fuse(encoded.replaced(blank, ~mask), texts=texts)
+    return [fused[case.present, case.missing, case.texts].pattern(case.pattern) for case in cases]
 
 
 def _mask(model: ReidModel, case: Case, samples: int) -> Tensor:
@@ -198,16 +252,19 @@ def _mask(model: ReidModel, case: Case, samples: int) -> Tensor:
     return torch.tensor([name in case.present for name in model.modalities]).expand(samples, -1)
 
 
-def _collect(model: ReidModel, parts: Sequence[Tensor], case: Case, total: int) -> Features:
-    """All processes' features of one case."""
-    count, width = len(model.modalities), model.config.width
+def _collect(model: ReidModel, parts: Sequence[Tensor], case: Case, told: Tensor) -> Features:
+    """All processes' features of one case; `told` (B,) says which shots have a text in it."""
+    count, width, total = len(model.blocks), model.config.width, len(told)
     branches = 2 if case.pattern == 3 else 1
     mine = torch.cat([*parts, torch.empty(0, branches * count * width)])
     if processes.world_size() > 1:
         # Collectives of GPUs take what lies on the GPU.
         mine = processes.gather_ragged(mine.to(next(model.parameters()).device))
     zero = case.missing == "zero"
-    present = torch.ones(total, count, dtype=torch.bool) if zero else _mask(model, case, total)
+    sensors = len(model.modalities)
+    present = torch.ones(total, sensors, dtype=torch.bool) if zero else _mask(model, case, total)
+    if count > sensors:
+        present = torch.cat([present, told[:, None]], dim=1)
     return Features(mine.cpu().view(total, branches, count, width), present, model.concatenated)
 
 
@@ -248,9 +305,13 @@ def evaluate(
     `use_rerank` adds those by k-reciprocal re-ranked distances (Zhong et al. 2017); `neighbours` are its k1 and k2.
     """
     chosen = list(cases) if cases is not None else default_cases(model)
-    same = dataset.query == dataset.gallery
+    # With texts of the gallery alone a shot that is in both is encoded as both.
+    same = dataset.query == dataset.gallery and all(case.texts != "gallery" for case in chosen)
     records = dataset.query if same else (*dataset.query, *dataset.gallery)
-    found = extract(model, cameras or dataset, records, chosen, reader, batch_size=batch_size, progress=progress)
+    queries = 0 if same else len(dataset.query)
+    found = extract(
+        model, cameras or dataset, records, chosen, reader, batch_size=batch_size, queries=queries, progress=progress
+    )
     results = []
     for case, features in zip(chosen, found, strict=True):
         count = len(dataset.query)

@@ -28,6 +28,7 @@ from seps.reid.backbone import build_backbone
 from seps.reid.config import Missing, ReidModelConfig
 from seps.reid.gate import EVERY, PatchGate, kept_tokens
 from seps.reid.heads import GlobalLocal, Neck
+from seps.reid.text import BLOCK, ShotTexts, TextHead, shot_vectors
 
 Pattern = Literal[1, 2, 3]
 
@@ -65,12 +66,19 @@ class Encoded:
 
 @dataclass
 class Fused:
-    """Both branches' features (B, M C), `sdtps` None without that branch; decisions D (B, M, N); what the gate saw."""
+    """Both branches' features (B, M C), `sdtps` None without that branch; decisions D (B, M, N); what the gate saw.
+
+    Where texts join the features, they have M + 1 blocks.
+    """
 
     original: Tensor
     sdtps: Tensor | None
     keep: Tensor | None
     early: Tensor | None = field(default=None, kw_only=True)
+    text: Tensor | None = field(default=None, kw_only=True)
+    """With texts, their vectors (B, C) in the sensors' space, zeros where a shot has none."""
+    shots: Tensor | None = field(default=None, kw_only=True)
+    """With texts, what they are to be near to, (B, C)."""
 
     def pattern(self, number: Pattern) -> Tensor:
         """1: original (B, M C); 2: SDTPS (B, M C); 3: both (B, 2 M C)."""
@@ -93,6 +101,8 @@ class ReidModel(nn.Module):
     Missing sensors are told by `present` (B, M) bool. With `missing="zero"` their images become those whose
     normalised pixels are zero, as published. With "leave-out" they are not looked at: they guide nothing, their
     block of the feature is zero, and the others are scaled by sqrt(M / present sensors), which keeps norms alike.
+
+    With `model.text` a shot's text guides the selection; with "join" it is one more block, (M + 1) C in place of M C.
 
     Args:
         config: see `ReidModelConfig`.
@@ -135,6 +145,7 @@ class ReidModel(nn.Module):
         self.original_neck = self.make_original_neck()
         # Drawn last: with a gate or without, everything else starts from the same weights.
         self.patch_gate = self._gate(made[0]) if config.selection == "gate" else None
+        self.text_head = TextHead(config.text_width, config.width) if config.text != "none" else None
 
     def _gate(self, backbone: VisionEncoder) -> PatchGate:
         if backbone.early_width is None:
@@ -194,12 +205,18 @@ class ReidModel(nn.Module):
             guides=config.guides,
             # Behind a gate that drops patches before the first block, only the kept ones are left.
             check_num_patches=config.select_at == "end",
+            further_guide=config.text_guide,
         )
 
     @property
+    def blocks(self) -> tuple[str, ...]:
+        """Of what the feature has a block each: the sensors, and the text where it joins them."""
+        return (*self.modalities, BLOCK) if self.config.text == "join" else self.modalities
+
+    @property
     def total_width(self) -> int:
-        """M C, the width of a branch's feature."""
-        return self.config.width * len(self.modalities)
+        """M C, or (M + 1) C, the width of a branch's feature."""
+        return self.config.width * len(self.blocks)
 
     @property
     def num_patches(self) -> int:
@@ -291,9 +308,14 @@ class ReidModel(nn.Module):
         blank = torch.stack([mean.expand(1, 3, 1, 1) for mean in means], dim=1)  # type: ignore[operator]
         return blank.to(images).expand_as(images)
 
-    def fuse(self, encoded: Encoded, present: Tensor | None = None) -> Fused:
-        """Both branches; `present` (B, M) bool leaves sensors out: they guide nothing and their block is zero."""
+    def fuse(self, encoded: Encoded, present: Tensor | None = None, texts: ShotTexts | None = None) -> Fused:
+        """Both branches; `present` (B, M) bool leaves sensors out: they guide nothing and their block is zero.
+
+        `texts` are those of the same shots; None, as for a shot without one, leaves them out in the same way.
+        """
         original, sdtps, keep = encoded.feature_vectors, None, None
+        text = self.text_head(texts) if self.text_head is not None and texts is not None else None
+        further = (text, texts.present) if text is not None and texts is not None else None
         if self.sdtps is not None:
             names = self.sdtps.modalities
             patches = dict(zip(names, encoded.patches.unbind(1), strict=True))
@@ -310,25 +332,37 @@ class ReidModel(nn.Module):
                     # Of patches that were dropped before the first block nothing is left to merge.
                     masks = torch.ones_like(encoded.patches[..., 0], dtype=keep.dtype).unbind(1)
             slimmed = [
-                self.sdtps.slim(name, patches, vectors, there, merged[name], mask)
+                self.sdtps.slim(name, patches, vectors, there, merged[name], mask, further)
                 for name, mask in zip(names, masks, strict=True)
             ]
             slim = [tokens for tokens, _ in slimmed]
             keep = torch.stack([mask for _, mask in slimmed], dim=1) if keep is None else keep
             sdtps = torch.stack([tokens.float().mean(dim=1) for tokens in slim], dim=1)
+        shots = None if text is None else shot_vectors(encoded.vectors, present)
+        if self.text_head is not None and self.config.text == "join":
+            original = self.text_head.joined(original, text, present)
+            sdtps = None if sdtps is None else self.text_head.joined(sdtps, text, present)
+            present = self._with_text(present, original, texts)
         if present is not None:
             scale = self._scale(present).to(original.dtype)
             # Selected, not multiplied: whatever stands in an absent block, NaN included, must not pass.
             original = torch.where(present[:, :, None], original, 0.0) * scale
             sdtps = None if sdtps is None else torch.where(present[:, :, None], sdtps, 0.0) * scale
         flat = None if sdtps is None else sdtps.flatten(1).float()
-        return Fused(original.flatten(1).float(), flat, keep, early=encoded.early)
+        return Fused(original.flatten(1).float(), flat, keep, early=encoded.early, text=text, shots=shots)
+
+    def _with_text(self, present: Tensor | None, blocks: Tensor, texts: ShotTexts | None) -> Tensor:
+        """Which blocks (B, M + 1) of the feature a shot has."""
+        there = torch.ones_like(blocks[:, :-1, 0], dtype=torch.bool) if present is None else present
+        told = torch.zeros_like(there[:, 0]) if texts is None else texts.present
+        self._scale(there)  # a text alone is no sample
+        return torch.cat([there, told[:, None]], dim=1)
 
     def _scale(self, present: Tensor) -> Tensor:
         counts = present.sum(dim=1)
         if bool((counts == 0).any()):
             raise InputError("a sample without any sensor came: at least one must be present.")
-        return (len(self.modalities) / counts).sqrt()[:, None, None]
+        return (present.shape[1] / counts).sqrt()[:, None, None]
 
     def embed(
         self,
@@ -336,19 +370,23 @@ class ReidModel(nn.Module):
         cameras: Tensor | None = None,
         present: Tensor | None = None,
         missing: Missing | None = None,
+        texts: ShotTexts | None = None,
     ) -> Fused:
-        """Features of images (B, M, 3, H, W); absent sensors as `missing` (default: the configuration) says."""
+        """Features of images (B, M, 3, H, W); absent sensors as `missing` (default: the configuration) says.
+
+        `texts` are those of the same shots, for a model that reads them.
+        """
         if present is not None and (present.dtype != torch.bool or present.shape != images.shape[:2]):
             raise InputError(
                 f"present must be {tuple(images.shape[:2])} of torch.bool, a value for every sample and sensor, but "
                 f"{tuple(present.shape)} of {present.dtype} came."
             )
         if present is None or bool(present.all()):
-            return self.fuse(self._observed(self.encode(images, cameras), None))
+            return self.fuse(self._observed(self.encode(images, cameras), None), texts=texts)
         # Whatever is stored in an absent sensor's pixels is replaced, so that it can have no influence.
         shown = torch.where(present[:, :, None, None, None], images, self.blank(images))
         encoded = self._observed(self.encode(shown, cameras), present)
-        return self.fuse(encoded, present if (missing or self.config.missing) == "leave-out" else None)
+        return self.fuse(encoded, present if (missing or self.config.missing) == "leave-out" else None, texts)
 
     def _observed(self, encoded: Encoded, present: Tensor | None) -> Encoded:
         """`encoded`; in training the gate first takes its patches into the statistics that it standardises by."""
@@ -370,9 +408,10 @@ class ReidModel(nn.Module):
         cameras: Tensor | None = None,
         present: Tensor | None = None,
         return_pattern: Pattern | None = None,
+        texts: ShotTexts | None = None,
     ) -> Tensor | tuple[Tensor, ...]:
         """Scores and features in training, features (B, M C or 2 M C) in evaluation; see the class."""
-        fused = self.embed(images, cameras, present)
+        fused = self.embed(images, cameras, present, texts=texts)
         if not self.training:
             return fused.pattern(return_pattern or self.patterns[-1])
         scores = self.classify(fused)

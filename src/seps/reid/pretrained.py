@@ -38,7 +38,7 @@ def save_pretrained(trained: TrainedReid, folder: Path | str, *, about: Mapping[
     model, settings = trained.model, trained.config.to_json()
     _check_encoder(model)
     # Where the training images lay is nobody else's business, and of no use to them.
-    settings["data"] = {**settings["data"], "root": "", "labels": None}
+    settings["data"] = {**settings["data"], "root": "", "labels": None, "texts": None}
     config = json.loads(
         json.dumps(
             {

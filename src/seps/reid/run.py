@@ -72,8 +72,9 @@ def train_reid(
 
 
 def shots_digest(dataset: ReidDataset) -> str:
-    """A short hash of the training shots: names, identities, cameras and scenes, not where they lie."""
+    """A short hash of the training shots: names, identities, cameras, scenes and texts, not where they lie."""
     lines = [f"{shot.name} {shot.pid} {shot.camid} {shot.sceneid}" for shot in dataset.train]
+    lines += [f"{shot.name} {shot.text}" for shot in dataset.train if shot.text is not None]
     return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
@@ -94,7 +95,7 @@ def _same_run(about: Mapping[str, Any], run_dir: Path) -> None:
         return
     stated, now = before.get("reid") or {}, about["reid"]
     # Where the files lie and how fast they are read does not change what is learned.
-    free = {"root", "threads", "cache_mib", "verify_files"}
+    free = {"root", "texts", "threads", "cache_mib", "verify_files"}
     changed = [
         f"{section}.{name}: {stated.get(section, {}).get(name)!r} -> {value!r}"
         for section in ("data", "model", "loss")

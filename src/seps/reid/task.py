@@ -15,27 +15,30 @@ from seps.reid.any_to_any import shared_space_loss
 from seps.reid.build import build_model
 from seps.reid.config import ReidConfig, ReidDataConfig, ReidLossConfig
 from seps.reid.data import Augmentation, IdentityBatches, ReidDataset, ReidReader, holdout, load
+from seps.reid.data.texts import refuse_copies, with_texts
 from seps.reid.data.transforms import apply, draw
 from seps.reid.demo.batches import PublishedBatches, apply_per_sensor, draw_per_sensor
 from seps.reid.evaluate import evaluate
 from seps.reid.model import Fused, ReidModel
+from seps.reid.text import ShotReader, ShotTexts, TextVectors, text_loss, texts_of
 from seps.training import distributed as processes
 from seps.training.optim import backbone_groups
 from seps.training.seeding import derive_seed
 from seps.training.task import Figures, ParameterGroup
 
 # Separate random numbers for the augmentation, the sensors left out and the order of the dev shots.
-_AUGMENT, _DROPOUT, _SHUFFLE = 1, 2, 3
+_AUGMENT, _DROPOUT, _SHUFFLE, _TEXTS = 1, 2, 3, 4
 
 
 @dataclass
 class ReidBatch:
-    """images (B, M, 3, H, W) in [0, 1], labels and cameras (B,), present (B, M) bool."""
+    """images (B, M, 3, H, W) in [0, 1], labels and cameras (B,), present (B, M) bool, and texts where there are any."""
 
     images: Tensor
     labels: Tensor
     cameras: Tensor
     present: Tensor
+    texts: ShotTexts | None = None
 
 
 def load_dataset(config: ReidDataConfig) -> ReidDataset:
@@ -53,6 +56,10 @@ def load_dataset(config: ReidDataConfig) -> ReidDataset:
         labels=config.labels,
         threads=config.threads,
     )
+    if config.texts:
+        dataset = with_texts(dataset, config.texts, config.root)
+        if config.text_copies == "refuse":
+            refuse_copies(dataset)
     if config.modalities is None or config.modalities == dataset.modalities:
         return dataset
     unknown = sorted(set(config.modalities) - set(dataset.modalities))
@@ -63,12 +70,14 @@ def load_dataset(config: ReidDataConfig) -> ReidDataset:
 
 
 def make_reader(config: ReidConfig, dataset: ReidDataset) -> ReidReader:
-    """A reader of the data set at the model's image size."""
-    return ReidReader(
+    """A reader of the data set at the model's image size, and of its texts where the model reads them."""
+    model = config.model
+    return ShotReader(
         dataset.modalities,
-        config.model.image_size,
+        model.image_size,
         threads=config.data.threads,
         cache_bytes=config.data.cache_mib * 2**20,
+        texts=TextVectors(model.text_encoder, model.text_width) if model.text != "none" else None,
     )
 
 
@@ -138,6 +147,14 @@ class ReidTask:
     ) -> None:
         self.config, self.dataset = config, dataset
         self.fit, self.dev = split_dataset(config, dataset)
+        if config.model.text != "none":
+            if all(record.text is None for record in self.fit.train):
+                raise ConfigError(
+                    f"model.text = {config.model.text!r}, but no training shot has a text: name the file of texts with "
+                    "data.texts, or set model.text to 'none'."
+                )
+            if config.data.text_copies == "refuse":
+                refuse_copies(self.dev)
         self.model = model if model is not None else make_model(config, dataset, len(self.fit.identities))
         self.reader = reader if reader is not None else make_reader(config, dataset)
         self.cameras = torch.tensor(dataset.camera_indices(self.fit.train), dtype=torch.long)
@@ -168,7 +185,13 @@ class ReidTask:
         labels = torch.tensor([self.fit.train_labels[index] for index in chosen])
         present = self._present(np.random.default_rng([seed, _DROPOUT, epoch, step]))
         images = self._augmented(pixels, len(indices), mine, generator)
-        return ReidBatch(images, labels, self.cameras[chosen], present.expand(len(chosen), -1))
+        texts = texts_of(self.reader, [self.fit.train[index] for index in chosen])
+        if (
+            texts is not None
+            and np.random.default_rng([seed, _TEXTS, epoch, step]).random() < self.config.loss.text_dropout
+        ):
+            texts = None
+        return ReidBatch(images, labels, self.cameras[chosen], present.expand(len(chosen), -1), texts)
 
     def _augmented(self, pixels: Tensor, total: int, mine: slice, generator: torch.Generator) -> Tensor:
         """This process's shots, augmented; the draws are those of all `total` shots of the global batch."""
@@ -196,7 +219,7 @@ class ReidTask:
 
     def loss(self, batch: ReidBatch, epoch: int) -> tuple[Tensor, Figures]:
         """The loss of this process's rows against those of all."""
-        fused = self.model.embed(batch.images, batch.cameras, batch.present)
+        fused = self.model.embed(batch.images, batch.cameras, batch.present, texts=batch.texts)
         everyone, labels = fused, batch.labels
         if processes.world_size() > 1:
             sdtps = None if fused.sdtps is None else processes.gather_with_gradient(fused.sdtps)
@@ -209,6 +232,9 @@ class ReidTask:
         if self.config.loss.shared:
             shared = self._shared(fused, everyone, labels, batch.present[0], first)
             total, figures["shared"] = total + self.config.loss.shared * shared, shared.detach()
+        if fused.text is not None and batch.texts is not None and self.config.loss.text:
+            text = self._text(fused, labels, batch.texts.present, first)
+            total, figures["text"] = total + self.config.loss.text * text, text.detach()
         if fused.keep is not None:
             figures["kept"] = fused.keep.detach().mean()
             if self.config.model.decision == "binary":
@@ -221,12 +247,23 @@ class ReidTask:
         return total, {**figures, "accuracy": hits}
 
     def _shared(self, fused: Fused, everyone: Fused, labels: Tensor, present: Tensor, first: int) -> Tensor:
-        """The loss of a space that all sensors share, averaged over the branches."""
+        """The loss of a space that all sensors share, averaged over the branches; texts have no part in it."""
+        present = F.pad(present, (0, len(self.model.blocks) - len(self.model.modalities)), value=False)
         branches = [(fused.original, everyone.original)]
         if fused.sdtps is not None and everyone.sdtps is not None:
             branches.append((fused.sdtps, everyone.sdtps))
         losses = [shared_space_loss(own, every, labels, present, first) for own, every in branches]
         return torch.stack(losses).mean()
+
+    def _text(self, fused: Fused, labels: Tensor, told: Tensor, first: int) -> Tensor:
+        """The loss that brings this process's texts near their own shots, against those of all."""
+        assert fused.text is not None and fused.shots is not None
+        texts, shots = (fused.text, fused.text), (fused.shots, fused.shots)
+        if processes.world_size() > 1:
+            texts = fused.text, processes.gather_with_gradient(fused.text)
+            shots = fused.shots, processes.gather_with_gradient(fused.shots)
+            told = processes.gather_ragged(told)
+        return text_loss(texts, shots, labels, told, first)
 
     def _ratio(self, keep: Tensor) -> Tensor:
         """Eq. 7 of each sensor, averaged."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 DATA_SETTINGS = make_dataclass("DataSettings", [("data", ReidDataConfig, field(default_factory=ReidDataConfig))])
 """What may be set beside a trained model: the `data` section alone."""
 READING = (
-    *("data.root", "data.layout", "data.modalities", "data.pattern", "data.labels"),
+    *("data.root", "data.layout", "data.modalities", "data.pattern", "data.labels", "data.texts", "data.text_copies"),
     *("data.on_problem", "data.verify_files", "data.threads", "data.cache_mib"),
 )
 """Those of them that say which shots are read, and how."""

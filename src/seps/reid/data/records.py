@@ -32,12 +32,16 @@ class Source:
 
 @dataclass(frozen=True)
 class ReidRecord:
-    """One shot of one identity in every modality; `pid`, `camid`, `sceneid` as the data set numbers them."""
+    """One shot of one identity in every modality; `pid`, `camid`, `sceneid` as the data set numbers them.
+
+    `text` was written of this shot's pictures, and of no other (`seps.reid.data.texts`).
+    """
 
     sources: Mapping[str, Source]
     pid: int
     camid: int
     sceneid: int = -1
+    text: str | None = None
 
     @property
     def name(self) -> str:

@@ -107,11 +107,11 @@ def map_picture(points: Tensor, records: Sequence[ReidRecord], ringed: int, titl
     y = BORDER
     for index, camera in enumerate(cameras):
         mark(pen, (SIZE + 20, y + 9), index, (120, 120, 120), ring=False)
-        pen.text((SIZE + 36, y), f"camera {camera}", fill="black", font=font)
+        pen.text((SIZE + 42, y), f"camera {camera}", fill="black", font=font)
         y += 24
     if ringed:
         mark(pen, (SIZE + 20, y + 9), 0, (255, 255, 255), ring=True)
-        pen.text((SIZE + 36, y), "ringed: a query", fill="black", font=font)
+        pen.text((SIZE + 42, y), "ringed: a query", fill="black", font=font)
         y += 24
     y += 12
     for index, person in enumerate(people):
@@ -119,7 +119,7 @@ def map_picture(points: Tensor, records: Sequence[ReidRecord], ringed: int, titl
             pen.text((SIZE + 20, y), f"and {len(people) - index} more", fill="black", font=font)
             break
         pen.rectangle([SIZE + 12, y + 2, SIZE + 28, y + 16], fill=colour(index, len(people)))
-        pen.text((SIZE + 36, y), f"identity {person}", fill="black", font=font)
+        pen.text((SIZE + 42, y), f"identity {person}", fill="black", font=font)
         y += 22
     return sheet
 

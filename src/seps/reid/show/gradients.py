@@ -17,6 +17,7 @@ from seps.reid.data.transforms import unit_float
 from seps.reid.evaluate import Features, default_cases, distances
 from seps.reid.model import Pattern, ReidModel
 from seps.reid.show.pictures import Mark, dim, framed, passed_over, stack, strip
+from seps.reid.text import ShotTexts, texts_of
 
 # From dark to light: the strength can be read without telling the colours apart.
 _SHADES = ((0, 0, 4), (87, 16, 110), (188, 55, 84), (249, 142, 9), (252, 255, 164))
@@ -43,7 +44,8 @@ def gradients_picture(
             continue
         pair = (query, dataset.gallery[nearest])
         pixels = reader.batch(pair)
-        strengths, keep = pair_gradients(model, pixels, torch.tensor(dataset.camera_indices(pair)), pattern)
+        texts = texts_of(reader, pair) if model.text_head is not None else None
+        strengths, keep = pair_gradients(model, pixels, torch.tensor(dataset.camera_indices(pair)), pattern, texts)
         verdict: Mark = "right" if pair[0].pid == pair[1].pid else "wrong"
         marks: tuple[tuple[Mark, str], ...] = (
             ("query", "query"),
@@ -68,7 +70,11 @@ def gradients_picture(
 
 
 def pair_gradients(
-    model: ReidModel, pixels: Tensor, cameras: Tensor, pattern: Pattern | None = None
+    model: ReidModel,
+    pixels: Tensor,
+    cameras: Tensor,
+    pattern: Pattern | None = None,
+    texts: ShotTexts | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """(strengths (2, M, N), D (2, M, N) or None) of two shots (2, M, 3, H, W), bytes.
 
@@ -79,9 +85,11 @@ def pair_gradients(
     images = unit_float(pixels.to(device)).requires_grad_(True)
     chosen = default_cases(model, pattern=pattern)[0].pattern
     with evaluating(model), torch.enable_grad():
-        fused = model.embed(images, cameras.to(device))
-        vectors = fused.pattern(chosen).view(2, 2 if chosen == 3 else 1, len(model.modalities), -1)
-        there = torch.ones(2, len(model.modalities), dtype=torch.bool, device=device)
+        fused = model.embed(images, cameras.to(device), texts=None if texts is None else texts.to(device))
+        vectors = fused.pattern(chosen).view(2, 2 if chosen == 3 else 1, len(model.blocks), -1)
+        there = torch.ones(2, len(model.blocks), dtype=torch.bool, device=device)
+        if len(model.blocks) > len(model.modalities):
+            there[:, -1] = False if texts is None else texts.present
         features = Features(vectors, there, model.concatenated)
         similarity = 1 - distances(features[:1], features[1:])[0, 0]
         (gradient,) = torch.autograd.grad(similarity, images)
@@ -104,8 +112,8 @@ def per_patch(values: Tensor, grid: tuple[int, int]) -> Tensor:
 def overlay(pixels: Tensor, strength: Tensor, grid: tuple[int, int]) -> Tensor:
     """Pictures (M, 3, H, W) in grey under the strengths (M, N) in colour, all sensors on one scale -> bytes."""
     height, width = pixels.shape[-2:]
-    # The few strongest patches must not leave the others black.
-    scaled = (strength / torch.quantile(strength, 0.98).clamp_min(1e-30)).clamp(0, 1).sqrt()
+    # The few strongest patches must not darken all others.
+    scaled = (strength / torch.quantile(strength, 0.98).clamp_min(1e-30)).clamp(0, 1)
     rows, columns = torch.arange(height) * grid[0] // height, torch.arange(width) * grid[1] // width
     spread = scaled.view(-1, *grid)[:, rows[:, None], columns[None, :]]  # (M, H, W)
     place = spread * (len(_SHADES) - 1)

@@ -17,6 +17,7 @@ from seps.reid.data import ReidDataset, ReidReader, ReidRecord
 from seps.reid.data.transforms import unit_float
 from seps.reid.evaluate import default_cases, distances, extract
 from seps.reid.model import Pattern, ReidModel
+from seps.reid.text import texts_of
 
 Mark = Literal["query", "right", "wrong"]
 # Blue and orange stay apart for people who do not tell red from green.
@@ -104,7 +105,10 @@ def kept_picture(
     pixels = reader.batch(records)
     cameras = torch.tensor(dataset.camera_indices(records), device=device)
     with evaluating(model), torch.no_grad():
-        keep = model.embed(unit_float(pixels.to(device)), cameras).keep
+        texts = texts_of(reader, records) if model.text_head is not None else None
+        keep = model.embed(
+            unit_float(pixels.to(device)), cameras, texts=None if texts is None else texts.to(device)
+        ).keep
     if keep is None:
         raise ValueError("The model returned no decisions.")
     rows = []
