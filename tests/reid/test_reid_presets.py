@@ -33,7 +33,7 @@ def fields(config: ReidConfig) -> dict[str, Any]:
 
 def table(head: str) -> dict[str, dict[str, Any]]:
     """A table of the page, of settings in which presets differ: setting -> preset -> value."""
-    lines = (ROOT / "docs" / "re-identification.md").read_text(encoding="utf-8").splitlines()
+    lines = (ROOT / "docs" / "re-identification-sets.md").read_text(encoding="utf-8").splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith(head))
     names = [name.strip() for name in lines[start].strip("|").split("|")][1:]
     found: dict[str, dict[str, Any]] = {}

@@ -51,14 +51,14 @@ def with_texts(dataset: ReidDataset, file: Path | str, root: Path | str) -> Reid
             made[id(record)] = replace(record, text=text)
         return made[id(record)]
 
-    splits = {name: tuple(map(written, getattr(dataset, name))) for name in ("train", "query", "gallery")}
+    train, query, gallery = (tuple(map(written, shots)) for shots in (dataset.train, dataset.query, dataset.gallery))
     if not used:
         example = relative(dataset.train[0], dataset.modalities[0], root) if dataset.train else "train/RGB/NAME.jpg"
         raise ReidDataError(
             f"{file} has no text of any shot of this data set: its lines name a picture by its path under {root}, such "
             f"as {example!r}"
         )
-    return replace(dataset, **splits)
+    return replace(dataset, train=train, query=query, gallery=gallery)
 
 
 def relative(record: ReidRecord, sensor: str, root: Path) -> str:
