@@ -21,7 +21,7 @@ from seps.images.sources import row_id as row_id
 from seps.parsing import parse_json
 from seps.retrieval.engine.codec import Array, Precision
 
-FORMAT = 6
+FORMAT = 7
 """Of the columns and settings. A store of any other format is refused: its pictures are indexed again."""
 TABLE = "images"
 STATE = ("tokens", "positions", "mean", "words")
