@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -60,6 +61,11 @@ def test_the_other_shells_know_all_commands(capsys: pytest.CaptureFixture[str]) 
 def test_a_sentence_without_quotes_gets_them(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
     assert f"seps {words[0]} 'a dog on grass'" in capsys.readouterr().err
+
+
+def test_a_folder_stays_outside_the_quotes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["find", "a", "dog", str(tmp_path)]) == 2
+    assert f"seps find 'a dog' {tmp_path}" in capsys.readouterr().err
 
 
 def test_two_words_without_quotes(tmp_path: object, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from seps.cli.shared.argtypes import input_file
@@ -53,8 +54,7 @@ class Parser(argparse.ArgumentParser):
         elif message.startswith("unrecognized arguments: -") and self._dashed:
             message += f"; a name that begins with a dash is written ./{self._dashed}, and a sentence after --"
         elif message.startswith("unrecognized arguments: ") and self.sentence:
-            typed = shlex.quote(self._sentence())
-            message += f"; a sentence of several words goes into quotes: {self.prog} {typed}"
+            message += f"; a sentence of several words goes into quotes: {self.prog} {self._sentence()}"
         raise UsageError(f"{ended(message)} ({self.prog} --help lists the options.)")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -113,7 +113,10 @@ class Parser(argparse.ArgumentParser):
         return rest, found
 
     def _sentence(self) -> str:
-        """The first words that belong together: those between two options, without an option's value."""
+        """The first words that belong together, quoted: those between two options, without an option's value.
+
+        A folder behind them stays outside the quotes.
+        """
         runs: list[list[str]] = [[]]
         for word in self._words:
             if word.startswith("-"):
@@ -123,7 +126,9 @@ class Parser(argparse.ArgumentParser):
                 runs[-1].append(word)
         plain = [run[2:] if run and run[0].startswith("-") else run for run in runs]
         longest: list[str] = max(plain, key=len)
-        return " ".join(longest)
+        folder = longest[-1:] if len(longest) > 1 and Path(longest[-1]).is_dir() else []
+        sentence = " ".join(longest[:-1] if folder else longest)
+        return " ".join(shlex.quote(word) for word in (sentence, *folder))
 
     def _refuse_unknown(self, words: Sequence[str]) -> None:
         known = list(self._option_string_actions)
