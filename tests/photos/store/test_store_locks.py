@@ -104,7 +104,7 @@ def test_a_lock_file_that_cannot_be_removed_is_free(tmp_path: Path, monkeypatch:
 
 def test_a_store_can_be_written_once_the_disk_has_room(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = gallery(tmp_path / "g", 1)
-    arguments = ["index", str(folder), "--model", model_folder(), "--store", str(tmp_path / "s")]
+    arguments = ["index", str(folder), "--model", model_folder(), "--store", str(tmp_path / "s"), "--no-bank"]
     with full_disk(0):
         assert main(arguments) == 2
     assert "[Errno" not in capsys.readouterr().err
