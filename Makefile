@@ -38,7 +38,7 @@ lint: $(STAMP)
 	$(BIN)/lint-imports --no-cache
 
 # Compiled files are kept, also where the environment says not to: each process would compile every test and module again.
-PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal --hypothesis-profile=ci
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal --hypothesis-profile=ci --durations=30 --durations-min=2
 
 test: lint
 	$(PYTEST) -m "not slow"
