@@ -56,8 +56,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "--precision",
         choices=get_args(StoredPrecision),
-        help="precision of the stored features (default: float16, and 8 or 7 bits for the vectors of a dual encoder; "
-        "of several hundred thousand of these float32 is searched faster)",
+        help="precision of the stored patches and words (default: float16, which a dual encoder's vectors always have)",
     )
     parser.add_argument(
         "--state",
