@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from seps.photos.search.query import Term, parse, search_combined, search_terms, terms_of
+from seps.photos.search.query import Term, how_read, parse, search_combined, search_terms, terms_of
 from seps.photos.search.searcher import Hit, Searcher
 from seps.photos.store.rows import Columns
 from stores import gallery, index, model_folder
@@ -33,10 +33,23 @@ SENTENCES = ("a dog", "number 3", "stripes and dots", "black-and-white", "a very
         ('"quoted"', [('"quoted"', 1)]),
         ('5" nails - "hammer', [('5" nails - "hammer', 1)]),
         ("a \u2212 b", [("a \u2212 b", 1)]),
+        ("beach without people", [("beach", 1), ("people", -1)]),
+        ("a street with no cars + snow", [("a street", 1), ("cars", -1), ("snow", 1)]),
+        ("horse - a field Without any trees", [("horse", 1), ("a field", -1), ("trees", 1)]),
+        ('"beach without people"', [("beach without people", 1)]),
+        ("without people", [("without people", 1)]),
+        ("a without b without c", [("a without b without c", 1)]),
     ],
 )
 def test_what_is_a_sign(text: str, expected: list[tuple[str, int]]) -> None:
     assert [(term.text, term.sign) for term in parse(text)] == expected
+
+
+def test_a_form_that_makes_parts_is_said() -> None:
+    assert '"beach - people"' in how_read("beach without people")
+    assert '"horse + beach - people"' in how_read("horse + beach without people")
+    for text in ("a dog", "a - b", '"beach without people"', "without people", "a without b without c"):
+        assert how_read(text) == ""
 
 
 @pytest.mark.parametrize("text", ["horse +", "+", "-", "horse + + grass", "horse + - grass", "- - grass", "a - "])

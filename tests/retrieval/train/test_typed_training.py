@@ -163,3 +163,13 @@ def test_typed_queries_need_a_trained_model() -> None:
         RunConfig(typed=TypedConfig(queries="captions"))
     with pytest.raises(ConfigError, match=r"typed\.temperature"):
         TypedConfig(temperature=0.0)
+
+
+def test_blocks_that_are_frozen_stay(config, start, tmp_path) -> None:
+    config = replace(config, freeze_text=1, data=replace(config.data, dev=()), train=replace(config.train, epochs=2))
+    train_model(config, tmp_path / "run")
+    known = from_pretrained(start).state_dict()
+    found = from_pretrained(tmp_path / "run", averaged=False).state_dict()
+    moved = {name for name in known if not torch.equal(known[name], found[name])}
+    assert not any(name.startswith("text.model.encoder.layer.0.") for name in moved)
+    assert any(name.startswith("text.model.encoder.layer.1.") for name in moved)

@@ -100,7 +100,7 @@ def run(options: argparse.Namespace) -> int:
         query, folder = None, query  # `seps find --image a.jpg FOLDER`
     from seps.cli.shared.outputs import check_page
     from seps.photos.search.folding import best_entries
-    from seps.photos.search.query import search_terms, terms_of
+    from seps.photos.search.query import how_read, search_terms, terms_of
     from seps.photos.search.results import with_sources
     from seps.photos.search.searcher import CANDIDATES, Filters, Searcher
     from seps.photos.store.rows import OtherModelError, StoreError
@@ -127,6 +127,8 @@ def run(options: argparse.Namespace) -> int:
         filters=Filters(os.path.realpath(folders[0]) if folders else None, options.after, options.before),
         min_confidence=options.min_confidence,
     )
+    if query is not None and (form := how_read(query)):
+        say(form)
     for note in {searcher.note(term.text) for term in terms if not term.is_image} - {""}:
         say(note)
     entries = best_entries(searcher.store, hits, options.k, folded=not options.no_fold)

@@ -17,7 +17,7 @@ from seps.plugins import load_plugins
 if TYPE_CHECKING:
     from seps.photos.search.searcher import Hit, Searcher
 
-SIGNS = "+ and - were read as part of the sentence; seps find and the page of seps serve add and subtract."
+SIGNS = '+, - and "without" were read as part of the sentence; seps find and the page of seps serve add and subtract.'
 
 
 def add_options(parser: Parser) -> None:
@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
     if options.image is not None and options.min_confidence is not None:
         options.parser.error("--min-confidence is for sentences; leave it out with --image")
     from seps.photos.search.folding import best_entries
-    from seps.photos.search.query import has_signs
+    from seps.photos.search.query import has_signs, how_read
     from seps.photos.search.searcher import Filters, Searcher
     from seps.photos.store.places import check_folder
 
@@ -67,9 +67,10 @@ def run(options: argparse.Namespace) -> int:
     notes: list[str] = []
     if options.image is None:
         hits = searcher.search(options.query, deep, min_confidence=options.min_confidence, **among)
+        has_form = has_signs(options.query) or bool(how_read(options.query))
         notes = [
             searcher.without_bank,
-            " ".join(filter(None, (searcher.note(options.query), SIGNS * has_signs(options.query)))),
+            " ".join(filter(None, (searcher.note(options.query), SIGNS * has_form))),
         ]
     else:
         hits = searcher.search_image(options.image, deep, **among)

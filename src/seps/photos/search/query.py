@@ -2,10 +2,11 @@
 
     horse + stripes - grass
 
-A `+` or `-` between spaces (or at the start, before a space) is a sign; "black-and-white" and "C++" stay words, and so
-does what stands in double quotes: `"rock - paper" + scissors`. One part alone is exactly the plain search for it, with
-the confidence of a sentence. Scores of different parts have different scales, those of pictures above all, so beside
-other parts each is counted in standard deviations, and the score of a picture v is their weighted mean:
+A `+` or `-` between spaces (or at the start, before a space) is a sign; "black-and-white" and "C++" stay words, and
+so does what stands in double quotes: `"rock - paper" + scissors`. "beach without people" is read as `beach - people`.
+One part alone is exactly the plain search for it, with the confidence of a sentence. Scores of different parts have
+different scales, those of pictures above all, so beside other parts each is counted in standard deviations, and the
+score of a picture v is their weighted mean:
 
     S(v) = sum over parts p of w_p sign_p z_p(v) / sum of all w_p,        z_p(v) = (s_p(v) - mean_p) / deviation_p
 
@@ -33,6 +34,8 @@ SAMPLE = 100
 """Pictures per part over which scores are standardised: those nearest to it."""
 
 _SIGN = re.compile(r'"[^"]*"|(?:^|(?<=\s))[+-](?=\s|$)')
+_WITHOUT = re.compile(r"\s+(?:without|with no)\s+(?:any\s+)?", re.IGNORECASE)
+_BARE_SIGN = re.compile(r"(?:^|\s)[+-](?:\s|$)")
 _QUOTED = re.compile(r'"([^"]*)"')
 
 
@@ -51,7 +54,7 @@ class Term:
 
 
 def parse(text: str) -> tuple[Term, ...]:
-    """The sentences of a query with their signs, as they were written.
+    """The sentences of a query with their signs, as they were written; "A without B" is A and minus B.
 
     Raises ValueError for a sign without anything to add or subtract, and for a blank query.
     """
@@ -63,7 +66,7 @@ def parse(text: str) -> tuple[Term, ...]:
         end = len(text) if found is None else found.start()
         sentence = text[start:end].strip()
         if sentence:
-            terms.append(Term(_unquoted(sentence), sign=sign))
+            terms += _without(sentence, sign)
         elif signed or (found is None and not terms):
             raise ValueError(
                 f"The query {text!r} has a sign with nothing to add or subtract. Write it like 'horse + stripes - "
@@ -76,15 +79,33 @@ def parse(text: str) -> tuple[Term, ...]:
     return tuple(terms)
 
 
+def _without(sentence: str, sign: int) -> list[Term]:
+    """A sentence as one part, or as two where its form says what pictures must not show."""
+    parts = _WITHOUT.split(sentence)
+    if len(parts) != 2 or not all(parts) or '"' in sentence:
+        return [Term(_unquoted(sentence), sign=sign)]
+    return [Term(parts[0], sign=sign), Term(parts[1], sign=-sign)]
+
+
+def how_read(text: str) -> str:
+    """A sentence where the form of a query, not a sign, makes parts of it; else an empty text."""
+    if not _WITHOUT.search(text):
+        return ""
+    terms = parse(text)
+    read = " ".join(f"{'+' if term.sign > 0 else '-'} {term.text}" for term in terms).removeprefix("+ ")
+    written = sum(found[0] in ("+", "-") for found in _SIGN.finditer(text))
+    return f'Read as "{read}"; double quotes keep it one sentence.' if len(terms) > written + 1 else ""
+
+
 def has_signs(text: str) -> bool:
     """Whether a text has a sign by which `parse` would add or subtract."""
     return any(found[0] in ("+", "-") for found in _SIGN.finditer(text))
 
 
 def _unquoted(sentence: str) -> str:
-    """What stands between quotes that keep a sign from being one; other quotes are part of the sentence."""
+    """What stands between quotes that keep a sign or a form from being one; other quotes are part of the sentence."""
     whole = _QUOTED.fullmatch(sentence)
-    return whole[1].strip() if whole and re.search(r"(?:^|\s)[+-](?:\s|$)", whole[1]) else sentence
+    return whole[1].strip() if whole and (_WITHOUT.search(whole[1]) or _BARE_SIGN.search(whole[1])) else sentence
 
 
 def terms_of(

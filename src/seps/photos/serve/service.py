@@ -22,7 +22,7 @@ from seps.images.shards import UnreadableImage, read_source
 from seps.images.sources import ImageSource
 from seps.photos.search.explained import explainer_of
 from seps.photos.search.folding import COMPARED, Entry, fold, unfolded
-from seps.photos.search.query import Term
+from seps.photos.search.query import Term, how_read
 from seps.photos.search.searcher import Hit, Searcher
 from seps.photos.serve import browse, places
 from seps.photos.serve.guard import AwayError
@@ -207,6 +207,7 @@ class Service:
             self._rankings.put(asked, ranking, len(hits) + EMPTY_ROWS)
         every = [hit for entry in ranking for hit in (entry.hit, *entry.folded)]
         page = ranking[offset : offset + count]
+        notes = [how_read(asked.sentence), *(self.searcher.note(term.text) for term in terms if not term.is_image)]
         return {
             "query": asked.sentence,
             "good": None if any(hit.good is None for hit in every) else sum(bool(hit.good) for hit in every),
@@ -218,7 +219,7 @@ class Service:
                 {**self._found(one.hit, terms), "folded": [self._found(hit, terms) for hit in one.folded]}
                 for one in page
             ],
-            "note": next(filter(None, (self.searcher.note(term.text) for term in terms if not term.is_image)), ""),
+            "note": " ".join(dict.fromkeys(filter(None, notes))),
         }
 
     def search_picture(self, data: bytes, asked: Asked, count: int) -> dict[str, Any]:

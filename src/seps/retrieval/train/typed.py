@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from seps.encoders.freezing import freeze
 from seps.images.sources import DataError
 from seps.method.losses import several_infonce
 from seps.metrics import recall
@@ -56,14 +57,16 @@ class TypedBatch:
 
 
 class TextSide(nn.Module):
-    """The model of a run; of it the text side alone has gradients."""
+    """The model of a run; of it the text side alone has gradients, without its first `frozen` blocks (-1: all)."""
 
-    def __init__(self, model: RetrievalModel) -> None:
+    def __init__(self, model: RetrievalModel, frozen: int | None = None) -> None:
         super().__init__()
         self.model = model
         model.requires_grad_(False)
         for name, parameter in model.text.named_parameters():
             parameter.requires_grad_("embedding" not in name)
+        if frozen is not None:
+            freeze(model.text, None if frozen == -1 else frozen)
         model.project_words.requires_grad_(True)
 
 
@@ -83,7 +86,7 @@ class TypedTask:
         vectors: Tensor,
         dev_vectors: Sequence[Tensor],
     ) -> None:
-        self.model = TextSide(model)
+        self.model = TextSide(model, config.freeze_text)
         self.config, self.data, self.dev = config, train, dev
         self.queries = typed_queries(config, train)
         self.dev_queries = [_on_dev(config, part) for part in dev]
@@ -114,7 +117,8 @@ class TypedTask:
         config, model = self.config, self.model.model
         rate = lr * backbone_scale * config.text_lr_scale if config.text_lr is None else config.text_lr
         encoder = [parameter for parameter in model.text.parameters() if parameter.requires_grad]
-        return [{"params": encoder, "lr": rate}, {"params": list(model.project_words.parameters()), "lr": lr}]
+        projection: ParameterGroup = {"params": list(model.project_words.parameters()), "lr": lr}
+        return [{"params": encoder, "lr": rate}, projection] if encoder else [projection]
 
     def batch(self, epoch: int, step: int, rank: int, world: int) -> TypedBatch:
         """Queries, a form of each, and captions: a function of seed, epoch and step."""
