@@ -14,6 +14,7 @@ import pytest
 import torch
 from reid_toys import SENSORS, toy_model
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import seps.reid
 from seps import MultiModalSDTPS
@@ -113,6 +114,24 @@ def test_what_does_not_fit_is_named(example: ModuleType) -> None:
         model.embed = lambda *_: torch.zeros(1, requires_grad=True)  # type: ignore[method-assign, assignment]
         model.forward = lambda *_: torch.zeros(1, requires_grad=True)  # type: ignore[method-assign, assignment]
         seps.reid.check(model, torch.rand(1, 3, 3, 64, 32))
+
+
+def test_the_products_of_attention_count_and_every_torch_counts_the_same() -> None:
+    class Attending(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cut, self.attend = nn.Conv2d(3, 16, 4, 4), nn.MultiheadAttention(16, 2, batch_first=True)
+
+        def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+            patches = self.cut(pixels).flatten(2).transpose(1, 2)
+            return self.attend(patches, patches, patches, need_weights=False)[0]
+
+    model, pixels = Attending(), torch.randn(2, 3, 16, 16)
+    # 16 patches: cut; four projections; scores and their sums.
+    expected = 16 * 48 * 16 + 4 * 16 * 16 * 16 + 2 * 16 * 16 * 16
+    assert selection_check._multiply_adds(model, (pixels,), {}, 2) == expected
+    with sdpa_kernel(SDPBackend.MATH):  # an older torch has no other
+        assert selection_check._products(model.train(), (pixels,), {}, 2) == expected
 
 
 def test_the_example_and_the_check_run_on_torch_1_13_with_the_single_file(tmp_path: Path) -> None:

@@ -213,11 +213,41 @@ def _problems(selection: nn.Module, sensors: list[SensorShapes]) -> list[str]:
 
 
 def _multiply_adds(model: nn.Module, batch: tuple[Any, ...], named: dict[str, Any], samples: int) -> float | None:
+    """Of one sample; None where torch counts none (before 1.13)."""
+    fresh = copy.deepcopy(model).train()
     try:
         from torch.utils.flop_counter import FlopCounterMode
+    except ImportError:  # before torch 2.1
+        return _products(fresh, batch, named, samples)
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    counter = FlopCounterMode(display=False)
+    # The fused attention of CPUs is one operator, which the counter passes over.
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
+        fresh(*batch, **named)
+    return float(counter.get_total_flops()) / 2 / samples
+
+
+def _products(model: nn.Module, batch: tuple[Any, ...], named: dict[str, Any], samples: int) -> float | None:
+    """The multiply-adds of matrix products and convolutions, by the operators that run."""
+    try:
+        from torch.utils._python_dispatch import TorchDispatchMode
     except ImportError:
         return None
-    counter = FlopCounterMode(display=False)
-    with torch.no_grad(), counter:
-        copy.deepcopy(model).train()(*batch, **named)
-    return float(counter.get_total_flops()) / 2 / samples
+    counts = []
+
+    class Counter(TorchDispatchMode):
+        def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            made = operator(*args, **(kwargs or {}))
+            name = operator._schema.name.split("::")[-1]
+            if name in ("mm", "bmm"):
+                counts.append(made.numel() * args[0].shape[-1])
+            elif name in ("addmm", "baddbmm"):
+                counts.append(made.numel() * args[1].shape[-1])
+            elif name == "convolution":
+                counts.append(made.numel() * args[1][0].numel())
+            return made
+
+    with torch.no_grad(), Counter():
+        model(*batch, **named)
+    return sum(counts) / samples
