@@ -234,9 +234,9 @@ def _products(model: nn.Module, batch: tuple[Any, ...], named: dict[str, Any], s
         from torch.utils._python_dispatch import TorchDispatchMode
     except ImportError:
         return None
-    counts = []
+    counts: list[int] = []
 
-    class Counter(TorchDispatchMode):
+    class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             made = operator(*args, **(kwargs or {}))
             name = operator._schema.name.split("::")[-1]
@@ -248,6 +248,6 @@ def _products(model: nn.Module, batch: tuple[Any, ...], named: dict[str, Any], s
                 counts.append(made.numel() * args[1][0].numel())
             return made
 
-    with torch.no_grad(), Counter():
+    with torch.no_grad(), Counter():  # type: ignore[no-untyped-call]
         model(*batch, **named)
     return sum(counts) / samples
