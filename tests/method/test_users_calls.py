@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,26 @@ from messages import naming
 
 OPTIONS = {"embed_size": 32, "num_patches": 16, "sparse_ratio": 0.5, "aggr_ratio": 0.5}
 
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "TokenSparse": {"embed_dim": 512, "sparse_ratio": 0.6, "use_paper_version": False},
+    "TokenAggregation": {"dim": 512, "keeped_patches": 64, "dim_ratio": 0.2},
+    "DualTokenAggregation": {"dim": 512, "keeped_patches": 64, "dim_ratio": 0.2},
+    "HRPA": {"embed_dim": 512, "top_k": 5, "use_paper_version": False, "bidirectional": True},
+    "mask_xattn_one_text": {"i2t": True, "scan": True, "use_paper_version": False, "top_k": 5, "relevance_mlp": None},
+    "CrossSparseAggrNet": {
+        **{"embed_size": 512, "num_patches": 196, "sparse_ratio": 0.5, "aggr_ratio": 0.4, "use_paper_version": False},
+        **{"top_k": 5, "use_gumbel_softmax": False, "gumbel_tau": 1.0, "use_dual_aggr": True, "beta": 0.25},
+        **{"detach_patches": False},
+    },
+    "MultiModalSDTPS": {
+        **{"embed_dim": 512, "num_patches": 128, "sparse_ratio": 0.5, "aggr_ratio": 0.4, "use_gumbel": False},
+        **{"gumbel_tau": 1.0, "beta": 0.25, "dim_ratio": 0.2},
+    },
+    "ContrastiveLoss": {"margin": 0.2, "max_violation": False},
+    "RatioLoss": {"target_ratio": 0.5, "lambda_sparse": 1.0, "lambda_dense": 1.0},
+    "SEPSLoss": {"margin": 0.2, "target_ratio": 0.5, "ratio_weight": 2.0, "max_violation": False},
+}
+
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
@@ -21,6 +42,12 @@ def _seeded() -> None:
 
 def patches_and_attentions() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return torch.randn(3, 16, 32), torch.rand(3, 16), torch.rand(3, 16)
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_what_is_not_given_is_as_they_have_it(seps: Any, name: str) -> None:
+    parameters = inspect.signature(getattr(seps, name)).parameters
+    assert {key: parameters[key].default for key in DEFAULTS[name]} == DEFAULTS[name]
 
 
 @pytest.mark.parametrize("opt", [SimpleNamespace(**OPTIONS, ratio_weight=2.0), OPTIONS])
