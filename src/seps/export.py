@@ -29,7 +29,15 @@ from seps.method.encoded import ImageSide
 from seps.method.known import evaluating
 from seps.method.network import PatchSlimming
 
-__all__ = ["ExportError", "ScorePairs", "check_packages", "export_onnx", "export_score", "largest_difference"]
+__all__ = [
+    "ExportError",
+    "ScorePairs",
+    "check_packages",
+    "export_onnx",
+    "export_score",
+    "largest_difference",
+    "open_session",
+]
 
 OPSET = 18
 """Version of the ONNX operators in the files."""
@@ -207,15 +215,20 @@ def export_onnx(
         quiet.setLevel(level)
 
 
-@torch.no_grad()
-def largest_difference(module: nn.Module, path: Path | str, inputs: Mapping[str, Tensor]) -> float:
-    """The largest difference between `module` and its ONNX file in onnxruntime, on these inputs."""
-    check_packages()
+def open_session(path: Path | str) -> Any:
+    """An ONNX file in onnxruntime, on the CPU."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors: the warnings are about its own optimiser
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+@torch.no_grad()
+def largest_difference(module: nn.Module, path: Path | str, inputs: Mapping[str, Tensor]) -> float:
+    """The largest difference between `module` and its ONNX file in onnxruntime, on these inputs."""
+    check_packages()
+    session = open_session(path)
     theirs = session.run(None, {name: tensor.numpy() for name, tensor in inputs.items()})
     made = module(*inputs.values())
     ours = made if isinstance(made, tuple) else (made,)

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -102,17 +103,38 @@ def export_model(model: RetrievalModel, folder: Path | str) -> dict[str, float]:
     Raises:
         ExportError: without the extra `export`, or where a file that no export wrote is in the way.
     """
-    folder = Path(folder)
-    check_export(folder)
     model = model.to("cpu").eval()
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".exporting-", dir=folder) as made:
-        staged = Path(made)
+
+    def write(staged: Path) -> tuple[dict[str, float], dict[str, Any]]:
         differences = _write_graphs(model, staged)
         if has_text_files(model.text):
             model.text.tokenizer.save_pretrained(str(staged / "tokenizer"))
+        return differences, _facts(model)
+
+    return publish(folder, write)
+
+
+Written = TypeVar("Written")
+
+
+def publish(folder: Path | str, write: Callable[[Path], tuple[Written, dict[str, Any]]]) -> Written:
+    """Let `write` fill an empty folder, then move its files into `folder`, beside export.json with its facts and digests.
+
+    Args:
+        folder: files of former exports are replaced there.
+        write: returns what this function returns, and the facts of export.json.
+
+    Raises:
+        ExportError: without the extra `export`, or where a file that no export wrote is in the way.
+    """
+    folder = Path(folder)
+    check_export(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".exporting-", dir=folder) as made:
+        staged = Path(made)
+        result, facts = write(staged)
         names = sorted(path.relative_to(staged).as_posix() for path in staged.rglob("*") if path.is_file())
-        facts = {**_facts(model), "files": {name: sha256(staged / name) for name in names}}
+        facts = {"seps_export": _FORMAT, **facts, "files": {name: sha256(staged / name) for name in names}}
         _check_free(folder, names)
         # Killed from here on, the folder holds files of both exports; the next export must know them all as ours.
         before = read_json(folder / FACTS)
@@ -121,7 +143,7 @@ def export_model(model: RetrievalModel, folder: Path | str) -> dict[str, float]:
             (folder / name).parent.mkdir(exist_ok=True)
             os.replace(staged / name, folder / name)
     write_json(folder / FACTS, facts)
-    return differences
+    return result
 
 
 def _write_graphs(model: RetrievalModel, folder: Path) -> dict[str, float]:
@@ -155,7 +177,6 @@ def _write_graphs(model: RetrievalModel, folder: Path) -> dict[str, float]:
 
 def _facts(model: RetrievalModel) -> dict[str, Any]:
     return {
-        "seps_export": _FORMAT,
         "opset": OPSET,
         "head": model.config.head,
         "image_size": list(model.image_size),

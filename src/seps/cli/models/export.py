@@ -1,10 +1,10 @@
-"""`seps export`: write a model as ONNX files (image, text, score) and its tokenizer, for programs without torch."""
+"""`seps export`: write a model as ONNX files, for programs without torch: all of it, or one vector per picture and text."""
 
 from __future__ import annotations
 
 import argparse
 
-from seps.cli.shared.argtypes import output_folder
+from seps.cli.shared.argtypes import output_folder, positive
 from seps.cli.shared.parser import Parser, add_plugins
 from seps.cli.shared.text import printable
 
@@ -13,16 +13,36 @@ def add_options(parser: Parser) -> None:
     """The options of `seps export`."""
     parser.add_argument("model", help="'mini', 'base', a model folder or a run of seps train")
     parser.add_argument("-o", "--out", type=output_folder, required=True, help="folder to write")
+    vector = parser.add_argument_group("one vector per picture and text (small, for other programs)")
+    vector.add_argument("--vector", action="store_true", help="write the graphs of one vector, examples and a card")
+    vector.add_argument("--layout", choices=["plain", "immich"], default="plain", help="names of files and inputs")
+    vector.add_argument("--bits", type=int, choices=[8, 32], default=8, help="bits of weights and products (default 8)")
+    vector.add_argument("--batch", type=positive, help="fix the number of pictures per call (default: any number)")
     add_plugins(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Export one model."""
+    from seps.export import ExportError
     from seps.retrieval.export import check_export, export_model
     from seps.retrieval.pretrained import from_pretrained
 
+    if not options.vector and (options.layout, options.bits, options.batch) != ("plain", 8, None):
+        raise ExportError("--layout, --bits and --batch belong to --vector; add --vector, or leave them out.")
     check_export(options.out)
-    differences = export_model(from_pretrained(options.model, plugins=options.plugin), options.out)
+    model = from_pretrained(options.model, plugins=options.plugin)
+    if options.vector:
+        from seps.retrieval.vector_export import export_vectors
+
+        made = export_vectors(
+            model, options.out, name=options.model, layout=options.layout, bits=options.bits, batch=options.batch
+        )
+        for name, megabytes in made.megabytes.items():
+            print(f"{name:<20} {megabytes:.1f} MB")
+        print(f"Least cosine with torch over the texts and pictures of the check: {made.cosine:.4f}")
+        print(f"Wrote {printable(options.out)}; its README.md says how to use it.")
+        return 0
+    differences = export_model(model, options.out)
     for name, value in differences.items():
         print(f"{name:<11} largest difference from torch {value:.1e}")
     print(f"Wrote {printable(options.out)}; export.json has the sizes and the names of the inputs.")

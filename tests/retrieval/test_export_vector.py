@@ -1,0 +1,146 @@
+"""`seps export --vector`: the graphs give the model's vectors, the examples pass their own check, and a wrong part fails it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from seps.cli.main import main
+from seps.export import open_session
+from seps.retrieval.config import ModelConfig
+from seps.retrieval.model import RetrievalModel
+from seps.retrieval.pretrained import from_pretrained, save_pretrained
+from tiny import save_text_encoder, save_vision_encoder
+
+pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+TEXTS = ["a red square on the left .", "a circle", "the picture shows a blue circle and a green square " * 9]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("vectors")
+    vision, text = (str(save(folder / kind)) for kind, save in (("v", save_vision_encoder), ("t", save_text_encoder)))
+    save_pretrained(RetrievalModel(ModelConfig(vision=vision, text=text, embed_size=16)), folder / "model")
+    return folder / "model"
+
+
+@pytest.fixture(scope="module")
+def exported(saved, tmp_path_factory):
+    out = tmp_path_factory.mktemp("exported")
+    assert main(["export", str(saved), "--vector", "--bits", "32", "-o", str(out)]) == 0
+    return out
+
+
+def expected(model, texts, pixels):
+    features = model.encode_texts(texts)
+    words = (features.words * features.mask[..., None]).sum(dim=1) / features.mask.sum(dim=1, keepdim=True)
+    patches = model.encode_pixels(pixels)[:, model.vision.num_prefix_tokens :].mean(dim=1)
+    return [torch.nn.functional.normalize(one, dim=-1).detach().numpy() for one in (words, patches)]
+
+
+def test_graphs_give_the_normalised_means(saved, exported):
+    from tokenizers import Tokenizer
+
+    model = from_pretrained(saved)
+    pixels = torch.rand(3, 3, *model.image_size)
+    words, patches = expected(model, TEXTS, pixels)
+    np.testing.assert_allclose(
+        open_session(exported / "image.onnx").run(None, {"pixels": pixels.numpy()})[0], patches, atol=1e-5
+    )
+    tokenizer, graph = Tokenizer.from_file(str(exported / "tokenizer.json")), open_session(exported / "text.onnx")
+    for text, vector in zip(TEXTS, words, strict=True):
+        ids = np.array([tokenizer.encode(text).ids])
+        made = graph.run(None, {"ids": ids, "mask": np.ones_like(ids, dtype=bool)})[0][0]
+        np.testing.assert_allclose(made, vector, atol=1e-5)
+
+
+def test_eight_bits_are_near_and_smaller(saved, exported, tmp_path):
+    assert main(["export", str(saved), "--vector", "--batch", "1", "-o", str(tmp_path)]) == 0
+    facts = json.loads((tmp_path / "conformance.json").read_text())
+    graph = open_session(tmp_path / "image.onnx")
+    assert graph.get_inputs()[0].shape[0] == 1
+    assert (tmp_path / "text.onnx").stat().st_size < (exported / "text.onnx").stat().st_size
+    assert {len(one["vector"]) for kind in ("texts", "pictures") for one in facts[kind]} == {16}
+
+
+def test_immich_layout_has_its_names_and_inputs(saved, tmp_path):
+    from tokenizers import Tokenizer
+
+    assert main(["export", str(saved), "--vector", "--bits", "32", "--layout", "immich", "-o", str(tmp_path)]) == 0
+    model = from_pretrained(saved)
+    length = json.loads((tmp_path / "config.json").read_text())["text_cfg"]["context_length"]
+    tokenizer = Tokenizer.from_file(str(tmp_path / "textual" / "tokenizer.json"))
+    padding = json.loads((tmp_path / "textual" / "tokenizer_config.json").read_text())["pad_token"]
+    tokenizer.enable_padding(length=length, pad_token=padding, pad_id=tokenizer.token_to_id(padding))
+    tokenizer.enable_truncation(max_length=length)
+    graph = open_session(tmp_path / "textual" / "model.onnx")
+    words, _ = expected(model, TEXTS[:2], torch.rand(1, 3, *model.image_size))
+    for text, vector in zip(TEXTS, words, strict=False):
+        made = graph.run(None, {"text": np.array([tokenizer.encode(text).ids], dtype=np.int32)})[0][0]
+        np.testing.assert_allclose(made, vector, atol=1e-5)
+    facts = json.loads((tmp_path / "visual" / "preprocess_cfg.json").read_text())
+    assert facts["resize_mode"] == "squash" and facts["size"] == list(model.image_size)
+    assert [one.name for one in open_session(tmp_path / "visual" / "model.onnx").get_inputs()] == ["image"]
+
+
+def run_example(folder: Path, *words: str, python: str = sys.executable):
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    return subprocess.run(
+        [python, "search.py", *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=120
+    )
+
+
+def test_the_example_passes_its_check_and_finds_pictures(exported, tmp_path):
+    from PIL import Image
+
+    assert run_example(exported).returncode == 0
+    for name, color in (("red", (200, 0, 0)), ("blue", (0, 0, 200))):
+        Image.new("RGB", (30, 20), color).save(tmp_path / f"{name}.png")
+    made = run_example(exported, "a circle", str(tmp_path))
+    assert {line.split("/")[-1] for line in made.stdout.splitlines()} == {"red.png", "blue.png"}
+
+
+def test_another_tokenizer_fails_the_check(exported, tmp_path):
+    folder = tmp_path / "copy"
+    shutil.copytree(exported, folder)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    names = [name for name in vocabulary if not name.startswith("[")]
+    tokenizer["model"]["vocab"] |= dict(zip(names, reversed([vocabulary[name] for name in names]), strict=True))
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    made = run_example(folder)
+    assert made.returncode == 1 and "FAILED" in made.stdout
+
+
+def test_options_of_vectors_alone_and_files_of_others_are_refused(saved, tmp_path, capsys):
+    assert main(["export", str(saved), "--bits", "32", "-o", str(tmp_path)]) == 2
+    assert "--vector" in capsys.readouterr().err
+    (tmp_path / "search.py").write_text("mine")
+    assert main(["export", str(saved), "--vector", "-o", str(tmp_path)]) == 2
+    assert "search.py" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["search.py"]
+
+
+@pytest.mark.slow
+def test_the_examples_run_in_empty_environments(exported, tmp_path):
+    folder = tmp_path / "js"
+    shutil.copytree(exported, folder)
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "env"], check=True)
+    python = str(tmp_path / "env" / "bin" / "python")
+    packages = ["numpy", "onnxruntime", "pillow", "tokenizers"]
+    subprocess.run([python, "-m", "pip", "install", "-q", *packages], check=True, capture_output=True)
+    made = run_example(folder, python=python)
+    assert made.returncode == 0, made.stdout + made.stderr
+    subprocess.run(["npm", "install", "--no-audit", "--no-fund"], cwd=folder, check=True, capture_output=True)
+    made = subprocess.run(["node", "search.mjs"], cwd=folder, capture_output=True, text=True, timeout=120)
+    assert made.returncode == 0, made.stdout + made.stderr
