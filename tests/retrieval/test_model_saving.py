@@ -177,7 +177,11 @@ print(moment)
 
 def test_a_save_killed_at_any_step_leaves_nothing_after_the_next(tmp_path: Path) -> None:
     """A process that ends at its nth operation on a file, for every n, the folder's making and removal among them."""
-    source = [str(Path(model_saving.__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+    source = [
+        str(Path(model_saving.__file__).parents[2]),
+        str(Path(__file__).parents[1]),
+        os.environ.get("PYTHONPATH", ""),
+    ]
     done = subprocess.run(
         [sys.executable, "-c", KILL_EVERYWHERE, tmp_path, Path(__file__).parent],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(source)},

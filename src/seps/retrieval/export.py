@@ -118,11 +118,11 @@ Written = TypeVar("Written")
 
 
 def publish(folder: Path | str, write: Callable[[Path], tuple[Written, dict[str, Any]]]) -> Written:
-    """Let `write` fill an empty folder, then move its files into `folder`, beside export.json with its facts and digests.
+    """Let `write` fill an empty folder, then move its files into `folder`, with export.json beside them.
 
     Args:
         folder: files of former exports are replaced there.
-        write: returns what this function returns, and the facts of export.json.
+        write: returns what this function returns, and the facts of export.json, which also has the digest of each file.
 
     Raises:
         ExportError: without the extra `export`, or where a file that no export wrote is in the way.

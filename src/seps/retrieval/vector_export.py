@@ -39,7 +39,10 @@ from seps.retrieval.model import RetrievalModel
 Layout = Literal["plain", "immich"]
 Bits = Literal[8, 32]
 TOLERANCE = {8: 0.02, 32: 1e-4}
-"""Largest difference of a vector's value from conformance.json that counts as correct, by bits. Processors round 8-bit products in different ways."""
+"""By bits, the largest difference of a value from conformance.json that counts as correct.
+
+Processors round 8-bit products in different ways.
+"""
 TEXTS = (
     "a dog",
     "a red car on a street",
@@ -53,7 +56,7 @@ _EXAMPLES = ("search.py", "search.mjs", "package.json")
 
 @dataclass(frozen=True)
 class VectorExport:
-    """What was written: megabytes by graph, and the least cosine with torch over the texts and pictures of conformance.json."""
+    """What was written: megabytes by graph, and the least cosine with torch over the check's texts and pictures."""
 
     megabytes: dict[str, float]
     cosine: float
@@ -81,7 +84,8 @@ class TextVector(nn.Module):
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
         """Ids and mask (T, M) -> (T, C)."""
-        ids, mask = ids[:, : self.model.config.max_words], mask[:, : self.model.config.max_words]
+        most = min(self.model.config.max_words, self.model.text.max_length)
+        ids, mask = ids[:, :most], mask[:, :most]
         words = self.model.encode_ids(ids, mask)  # (T, M, C)
         valid = self.model.is_word(ids, mask).to(words.dtype)[:, :, None]  # (T, M, 1)
         return F.normalize((words * valid).sum(dim=1) / valid.sum(dim=1).clamp_min(1), dim=-1)
@@ -148,14 +152,14 @@ def _write_graphs(
     pixels = torch.rand(batch or 2, 3, *model.image_size, generator=generator)
     pixel_name = "image" if immich else "pixels"
     axes: dict[str, dict[int, str]] = {} if batch else {pixel_name: {0: "picture"}}
-    _write_graph(ImageVector(model), paths[0], {pixel_name: pixels}, axes, "embedding" if immich else "vector", bits)
+    _write_graph(ImageVector(model), paths[0], {pixel_name: pixels}, axes, "vector", bits)
     mask = torch.arange(7)[None, :] < torch.tensor([7, 4, 3])[:, None]
     vocabulary = model.text.model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
     ids = torch.randint(0, vocabulary, (3, 7), generator=generator)
     words = {0: "text", 1: "word"}
     if immich:
         inputs = {"text": torch.where(mask, ids, model.text.tokenizer.pad_token_id).int()}
-        _write_graph(PaddedTextVector(model), paths[1], inputs, {"text": words}, "embedding", bits)
+        _write_graph(PaddedTextVector(model), paths[1], inputs, {"text": words}, "vector", bits)
     else:
         inputs = {"ids": ids, "mask": mask}
         _write_graph(TextVector(model), paths[1], inputs, {"ids": words, "mask": words}, "vector", bits)
@@ -184,7 +188,7 @@ def _write_graph(
 
 
 def _write_tokenizer(model: RetrievalModel, folder: Path) -> None:
-    """tokenizer.json without padding and truncation, which the caller and the graph take care of."""
+    """tokenizer.json without padding and truncation: the caller pads, and the graph cuts."""
     with tempfile.TemporaryDirectory() as made:
         model.text.tokenizer.save_pretrained(made)
         path = Path(made) / "tokenizer.json"
@@ -270,7 +274,7 @@ def _rounded(vector: Any) -> list[float]:
 
 
 def drawn_pictures(size: tuple[int, int]) -> list[Image.Image]:
-    """Three simple pictures of the model's own size (height, width), so that no resizing differs: a scene, stripes, a ball."""
+    """A scene, stripes and a ball, in the model's own size (height, width), so that no way of resizing differs."""
     height, width = size
     scene = Image.new("RGB", (width, height), (120, 180, 240))
     draw = ImageDraw.Draw(scene)

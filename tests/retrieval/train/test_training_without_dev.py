@@ -34,7 +34,7 @@ def test_without_dev_the_last_weights_are_saved(encoders, scenes, tmp_path):
     assert saved.description_weight == last.description_weight != 0.2
     assert all(torch.equal(value, last.state_dict()[name]) for name, value in saved.state_dict().items())
     assert any("weight" in sentence for sentence in said)
-    assert not any("dev" in sentence for sentence in said)
+    assert not any("chosen" in sentence for sentence in said)
 
 
 def test_the_command_does_not_speak_of_a_dev_set_that_is_not_there(encoders, scenes, tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""`seps export`: write a model as ONNX files, for programs without torch: all of it, or one vector per picture and text."""
+"""`seps export`: write a model as ONNX files: all of it, or one vector per picture and text."""
 
 from __future__ import annotations
 
