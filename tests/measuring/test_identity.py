@@ -13,6 +13,7 @@ import pytest
 # Tools are no part of the installed package.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
+from probes.plants import PLANTS, Plant
 from probes.registry import AREAS, probes_of
 from probes.values import Prose, compare, leaves, read, write
 
@@ -100,3 +101,15 @@ def test_a_planted_number_is_seen_and_the_same_tree_is_the_same(tmp_path: Path) 
     write(record, values)
     red = subprocess.run([*command, "compare", str(record), *chosen], capture_output=True, text=True, timeout=300)
     assert red.returncode == 1 and key in red.stdout
+
+
+@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.about)
+def test_a_planted_fault_still_fits(plant: Plant) -> None:
+    """Where the text is gone, the plant needs another one: otherwise nothing shows that its probes see anything."""
+    sources = (path.read_text(encoding="utf-8") for path in (TOOL.parents[1] / "src").rglob("*.py"))
+    assert any(plant.old in source for source in sources)
+    assert {probe.partition("/")[0] for probe in plant.probes} <= set(AREAS)
+
+
+def test_every_area_has_a_planted_fault() -> None:
+    assert {probe.partition("/")[0] for plant in PLANTS for probe in plant.probes} == set(AREAS)
