@@ -63,7 +63,7 @@ def test_tokens_and_features_are_theirs(ours: TextEncoder, theirs: TextEncoder, 
     assert (found.words, found.word_of_token) == (expected.words, expected.word_of_token)
     with torch.no_grad():
         ours_BLC, theirs_BLC = ours(found.ids, found.mask), theirs(found.ids, found.mask)
-    torch.testing.assert_close(ours_BLC[found.mask], theirs_BLC[found.mask], atol=1e-6, rtol=0)
+    torch.testing.assert_close(ours_BLC[found.mask], theirs_BLC[found.mask], atol=5e-6, rtol=0)
 
 
 @settings(max_examples=60)
@@ -113,7 +113,7 @@ def test_saved_files_make_the_same_encoder_with_transformers(ours: TextEncoder, 
     assert torch.equal(batch.ids, ours.tokenize(TEXTS[:3]).ids)
     with torch.no_grad():
         found, expected = again(batch.ids, batch.mask), ours(batch.ids, batch.mask)
-    torch.testing.assert_close(found[batch.mask], expected[batch.mask], atol=1e-6, rtol=0)
+    torch.testing.assert_close(found[batch.mask], expected[batch.mask], atol=5e-6, rtol=0)
 
 
 def test_a_copy_and_a_pickle_give_the_same(ours: TextEncoder) -> None:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from seps.files import load_json
+from seps.products import Linear
 
 from .weights import EncoderUnavailable, first_line
 
@@ -71,7 +72,7 @@ class BertOutput(NamedTuple):
     """(B, L, C)."""
 
 
-class _Linear(nn.Linear):
+class _Linear(Linear):
     """Without random values, which take longer to draw than the weights to read."""
 
     def reset_parameters(self) -> None:

@@ -14,6 +14,7 @@ from seps.encoders import PruneConfig, TextEncoder, VisionEncoder, freeze, text_
 from seps.encoders.text import several_texts
 from seps.method.config import ConfigError
 from seps.method.network import PatchSlimming
+from seps.products import Linear
 from seps.registry import OWN
 from seps.retrieval.config import ModelConfig, RunConfig
 from seps.retrieval.heads import Head, ImageFeatures, SlimmingHead, TextFeatures, make_head
@@ -50,10 +51,8 @@ class RetrievalModel(nn.Module):
         self.config = config
         self.vision = vision or make_vision(config)
         self.text = text or text_encoder(config.text)
-        self.project_patches = nn.Sequential(
-            nn.Dropout(config.dropout), nn.Linear(self.vision.width, config.embed_size)
-        )
-        self.project_words = nn.Linear(self.text.width, config.embed_size)
+        self.project_patches = nn.Sequential(nn.Dropout(config.dropout), Linear(self.vision.width, config.embed_size))
+        self.project_words = Linear(self.text.width, config.embed_size)
         slimming = config.slimming_config(self.vision.num_patches, self.vision.num_prefix_tokens)
         if network is not None:
             self._check_network(network)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from seps.encoders.vision import IMAGENET, Preprocessing, VisionEncoder
+from seps.products import Linear
 
 from .pruning import ATTENTION, Merging, PruneConfig, keep_by_attention, tokens_per_block
 
@@ -72,11 +73,11 @@ class Block(nn.Module):
         width = config.width
         self.heads, self.activation, self.drop_path = config.heads, config.activation, drop_path
         self.norm1 = nn.LayerNorm(width, eps=config.eps)
-        self.qkv = nn.Linear(width, 3 * width)
-        self.project = nn.Linear(width, width)
+        self.qkv = Linear(width, 3 * width)
+        self.project = Linear(width, width)
         self.norm2 = nn.LayerNorm(width, eps=config.eps)
-        self.fc1 = nn.Linear(width, config.hidden)
-        self.fc2 = nn.Linear(config.hidden, width)
+        self.fc1 = Linear(width, config.hidden)
+        self.fc2 = Linear(config.hidden, width)
         self.scale1 = nn.Parameter(torch.ones(width)) if config.layer_scale else None
         self.scale2 = nn.Parameter(torch.ones(width)) if config.layer_scale else None
 
