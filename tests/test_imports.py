@@ -73,7 +73,7 @@ for name in ("PIL", "yaml", "rich", "safetensors", "transformers"):
     sys.modules[name] = None
 from seps.synthetic import SyntheticConfig, World, plan_shots
 from seps.reid.data import IdentityBatches
-from seps.reid.model import ReidModel
+from seps.reid.network.model import ReidModel
 config = SyntheticConfig(6, 4, 2, 0, (32, 16), 0.4, 2, 1.0, 3.0, 90)
 assert World(config).look(plan_shots(config)[0]).images[0].shape == (32, 16, 3)
 """,

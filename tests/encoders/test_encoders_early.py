@@ -9,7 +9,7 @@ import torch
 
 from seps.encoders import EfficientNetLite0, Preprocessing, VisionEncoder, ViT, ViTConfig, vision_encoder
 from seps.encoders.vision import HALF, onto_grid
-from seps.reid.backbone import OverlappingPatches, build_backbone
+from seps.reid.network.backbone import OverlappingPatches, build_backbone
 
 FAMILIES = ("vit", "swin", "clip", "siglip", "dinov2", "registers", "ijepa")
 WIDTHS = dict.fromkeys(FAMILIES, 32) | {"swin": 16}

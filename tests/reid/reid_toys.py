@@ -16,7 +16,7 @@ from seps.reid.config import ReidConfig, ReidModelConfig, from_mapping
 from seps.reid.data import ReidDataset, ReidReader
 from seps.reid.demo.model import DemoReidModel
 from seps.reid.evaluate import Case
-from seps.reid.model import ReidModel
+from seps.reid.network.model import ReidModel
 
 SENSORS = ("RGB", "NI", "TI")
 KINDS = ("weight", "bias")

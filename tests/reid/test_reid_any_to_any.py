@@ -14,7 +14,7 @@ from seps.cli.main import main
 from seps.reid.any_to_any import evaluate_pairs, matrix_of, pooled, shared_distances, shared_space_loss
 from seps.reid.data import load
 from seps.reid.evaluate import Features
-from seps.reid.model import missing_cases
+from seps.reid.network.model import missing_cases
 from seps.reid.task import ReidTask, load_dataset, make_reader
 
 

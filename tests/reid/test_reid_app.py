@@ -34,7 +34,7 @@ from seps.reid.evaluate import (
     extract,
     throughput,
 )
-from seps.reid.model import ReidModel
+from seps.reid.network.model import ReidModel
 from seps.reid.run import load_trained, train_reid
 from seps.reid.show.pictures import COLOURS, framed, kept_picture, ranked_picture, ranking
 from seps.reid.task import ReidTask, load_dataset, make_reader

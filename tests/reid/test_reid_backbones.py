@@ -12,7 +12,7 @@ from reid_toys import rgbnt201, toy_config
 
 from seps.encoders import registry
 from seps.encoders.vision import Preprocessing, TransformersVision
-from seps.reid.backbone import OverlappingPatches, build_backbone
+from seps.reid.network.backbone import OverlappingPatches, build_backbone
 from seps.reid.task import ReidTask, load_dataset
 
 

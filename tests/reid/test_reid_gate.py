@@ -18,8 +18,8 @@ from seps.cli.main import call, main
 from seps.encoders import ViT, ViTConfig
 from seps.reid.config import ReidModelConfig, load_config
 from seps.reid.evaluate import all_cases, cost, extract
-from seps.reid.gate import PatchGate, Standardise
-from seps.reid.model import ReidModel
+from seps.reid.network.gate import PatchGate, Standardise
+from seps.reid.network.model import ReidModel
 from seps.reid.pretrained import from_pretrained, save_pretrained
 from seps.reid.run import load_trained, train_reid
 from seps.reid.task import ReidBatch, ReidTask, load_dataset, make_reader

@@ -14,7 +14,7 @@ from seps.method.checks import InputError
 from seps.method.score import cosine_attention, min_max
 from seps.method.sensors import MultiModalSDTPS
 from seps.reid.config import ReidLossConfig, ReidModelConfig
-from seps.reid.model import Fused, ReidModel, missing_cases
+from seps.reid.network.model import Fused, ReidModel, missing_cases
 from seps.reid.task import reid_losses
 
 CAMERAS = torch.tensor([0, 1, 2, 0])

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from seps.encoders import registry
 from seps.reid.config import ReidConfig, ReidLossConfig, from_mapping, load_config
-from seps.reid.model import Fused
+from seps.reid.network.model import Fused
 from seps.reid.task import ReidTask, load_dataset, reid_losses
 from seps.training.optim import build_optimizer, clip_gradients, lr_factor
 

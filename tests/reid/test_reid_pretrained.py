@@ -14,7 +14,7 @@ from reid_toys import SENSORS, ToyEncoder, toy_config
 import seps
 from messages import naming
 from seps.hub.folder import ModelError
-from seps.reid.model import ReidModel
+from seps.reid.network.model import ReidModel
 from seps.reid.pretrained import from_pretrained, save_pretrained
 from seps.reid.run import load_trained
 from seps.reid.trained import TrainedReid

@@ -20,9 +20,9 @@ from seps.reid.config import ReidModelConfig, from_mapping
 from seps.reid.data import ReidDataError, ReidDataset, load
 from seps.reid.data.texts import copied_texts, refuse_copies, with_texts
 from seps.reid.evaluate import Case, default_cases, distances, evaluate, extract
+from seps.reid.network.text import ShotTexts, TextVectors, text_loss
 from seps.reid.run import load_trained, shots_digest
 from seps.reid.task import ReidTask, load_dataset, make_reader
-from seps.reid.text import ShotTexts, TextVectors, text_loss
 
 COLOURS = ("red", "green", "blue", "white", "black", "grey", "brown", "orange")
 THINGS = ("jacket", "shirt", "coat", "dress")

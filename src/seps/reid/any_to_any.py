@@ -21,7 +21,7 @@ from seps.method.losses import batch_hard_triplet
 from seps.metrics import ReidMetrics
 from seps.reid.data import ReidDataset, ReidReader
 from seps.reid.evaluate import Case, Features, distances, extract, measure
-from seps.reid.model import Pattern, ReidModel, missing_cases
+from seps.reid.network.model import Pattern, ReidModel, missing_cases
 
 
 @dataclass(frozen=True)

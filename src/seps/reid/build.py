@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from seps.encoders import VisionEncoder
 from seps.reid.config import ReidModelConfig
 from seps.reid.demo.model import DemoReidModel
-from seps.reid.model import ReidModel
+from seps.reid.network.model import ReidModel
 
 
 def build_model(

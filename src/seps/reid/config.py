@@ -86,7 +86,7 @@ class ReidDataConfig(CheckedSettings):
 
 @dataclass(frozen=True)
 class ReidModelConfig(CheckedSettings):
-    """Settings of the network, `seps.reid.model.ReidModel`.
+    """Settings of the network, `seps.reid.network.model.ReidModel`.
 
     Args:
         network: "seps", or "demo": DeMo's network, batches and augmentation with SDTPS in the place of its fusion
@@ -104,8 +104,8 @@ class ReidModelConfig(CheckedSettings):
         beta: weight of each guide in the score of a patch (Eq. 3).
         decision, temperature: how the kept patches follow from the scores (`SlimmingConfig.decision`), and the
             temperature of its relaxation.
-        selection: who decides which patches are kept: the "published" scores, or a "gate" (`seps.reid.gate`) that sees
-            each patch by itself, before the encoder mixes them, and learns from identities (`loss.gate`).
+        selection: who decides which patches are kept: the "published" scores, or a "gate" (`seps.reid.network.gate`)
+            that sees each patch by itself, before the encoder mixes them, and learns from identities (`loss.gate`).
         select_at: where the gate drops patches: at the "end", when they are merged, or before the "first" block of a
             plain ViT, so that dropped ones have no influence on anything and cost nothing.
         own_guide: weight of a sensor's own global vector beside the others' (published: 2; 0: the others alone guide).

@@ -36,7 +36,7 @@ from seps.reid.data.layouts import (
 )
 from seps.reid.data.records import Problem
 from seps.reid.evaluate import Features, default_cases, extract
-from seps.reid.model import Pattern, ReidModel
+from seps.reid.network.model import Pattern, ReidModel
 from seps.reid.trained import TrainedReid
 
 GRAPH, FACTS = "model.onnx", "export.json"

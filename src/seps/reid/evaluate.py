@@ -21,8 +21,8 @@ from seps.metrics import ReidMetrics, reid_metrics, rerank
 from seps.reid.config import Missing
 from seps.reid.data import ReidDataset, ReidReader, ReidRecord
 from seps.reid.data.transforms import unit_float
-from seps.reid.model import Encoded, Fused, Pattern, ReidModel, missing_cases
-from seps.reid.text import ShotTexts, texts_of
+from seps.reid.network.model import Encoded, Fused, Pattern, ReidModel, missing_cases
+from seps.reid.network.text import ShotTexts, texts_of
 from seps.training import distributed as processes
 
 TextSide = Literal["own", "gallery", "none"]

@@ -20,7 +20,7 @@ from seps.hub.tensor_names import transformers_version, versions_sentence
 from seps.registry import how_to_register, registered
 from seps.reid.build import build_model
 from seps.reid.config import ReidConfig
-from seps.reid.model import ReidModel
+from seps.reid.network.model import ReidModel
 from seps.reid.run import read_description
 from seps.reid.trained import TrainedReid
 from seps.training.checkpoint import load_model_tensors, model_tensors

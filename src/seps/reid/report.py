@@ -26,7 +26,7 @@ from seps.files import read_json, write_json
 from seps.method.config import ConfigError
 from seps.reid.config import ReidConfig
 from seps.reid.evaluate import Case, default_cases, evaluate
-from seps.reid.model import ReidModel, missing_cases
+from seps.reid.network.model import ReidModel, missing_cases
 from seps.reid.run import load_trained, train_reid
 from seps.reid.task import load_dataset, make_reader
 from seps.training.tracking import Progress

@@ -12,11 +12,11 @@ import torch
 
 from seps.files import read_json
 from seps.method.config import ConfigError
-from seps.reid.backbone import build_backbones, describe_backbone
 from seps.reid.build import build_model
 from seps.reid.config import ReidConfig, from_mapping
 from seps.reid.data import ReidDataset
-from seps.reid.model import ReidModel
+from seps.reid.network.backbone import build_backbones, describe_backbone
+from seps.reid.network.model import ReidModel
 from seps.reid.task import ReidTask
 from seps.reid.trained import TrainedReid
 from seps.training import CheckpointError, DistributedInfo, TrainResult, find_checkpoint, train

@@ -19,8 +19,8 @@ from seps.reid.data.texts import refuse_copies, with_texts
 from seps.reid.data.transforms import apply, draw
 from seps.reid.demo.batches import PublishedBatches, apply_per_sensor, draw_per_sensor
 from seps.reid.evaluate import evaluate
-from seps.reid.model import Fused, ReidModel
-from seps.reid.text import ShotReader, ShotTexts, TextVectors, text_loss, texts_of
+from seps.reid.network.model import Fused, ReidModel
+from seps.reid.network.text import ShotReader, ShotTexts, TextVectors, text_loss, texts_of
 from seps.training import distributed as processes
 from seps.training.optim import backbone_groups
 from seps.training.seeding import derive_seed

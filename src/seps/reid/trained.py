@@ -8,7 +8,7 @@ from pathlib import Path
 from seps.method.config import ConfigError
 from seps.reid.config import ReidConfig
 from seps.reid.data import ReidDataset
-from seps.reid.model import ReidModel
+from seps.reid.network.model import ReidModel
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from seps.metrics.verification import Roc, accept_rate, roc, threshold_at
 from seps.reid.config import ReidConfig
 from seps.reid.data import ReidDataError, ReidDataset, ReidReader, ReidRecord
 from seps.reid.evaluate import Case, Features, default_cases, distances, extract
-from seps.reid.model import Pattern
+from seps.reid.network.model import Pattern
 from seps.reid.run import shots_digest
 from seps.reid.task import split_dataset
 from seps.reid.trained import TrainedReid

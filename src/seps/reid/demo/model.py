@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from seps.encoders import VisionEncoder, ViT
 from seps.encoders.vision import HALF
 from seps.method.config import ConfigError
-from seps.reid.backbone import plain_backbone
 from seps.reid.config import ReidModelConfig
-from seps.reid.heads import Neck
-from seps.reid.model import Encoded, ReidModel
+from seps.reid.network.backbone import plain_backbone
+from seps.reid.network.heads import Neck
+from seps.reid.network.model import Encoded, ReidModel
 
 
 class PublishedGlobalLocal(nn.Module):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from seps.reid.data import ReidDataset, ReidReader, ReidRecord
 from seps.reid.evaluate import default_cases, extract
-from seps.reid.model import Pattern, ReidModel
+from seps.reid.network.model import Pattern, ReidModel
 from seps.reid.show.embedding import explained, pca, tsne
 
 Projection = Literal["tsne", "pca"]

@@ -15,9 +15,9 @@ from seps.method.known import evaluating
 from seps.reid.data import ReidDataset, ReidReader
 from seps.reid.data.transforms import unit_float
 from seps.reid.evaluate import Features, default_cases, distances
-from seps.reid.model import Pattern, ReidModel
+from seps.reid.network.model import Pattern, ReidModel
+from seps.reid.network.text import ShotTexts, texts_of
 from seps.reid.show.pictures import Mark, dim, framed, passed_over, stack, strip
-from seps.reid.text import ShotTexts, texts_of
 
 # From dark to light: the strength can be read without telling the colours apart.
 _SHADES = ((0, 0, 4), (87, 16, 110), (188, 55, 84), (249, 142, 9), (252, 255, 164))

@@ -16,8 +16,8 @@ from seps.method.known import evaluating
 from seps.reid.data import ReidDataset, ReidReader, ReidRecord
 from seps.reid.data.transforms import unit_float
 from seps.reid.evaluate import default_cases, distances, extract
-from seps.reid.model import Pattern, ReidModel
-from seps.reid.text import texts_of
+from seps.reid.network.model import Pattern, ReidModel
+from seps.reid.network.text import texts_of
 
 Mark = Literal["query", "right", "wrong"]
 # Blue and orange stay apart for people who do not tell red from green.

@@ -24,11 +24,11 @@ from seps.encoders import VisionEncoder, ViT, freeze
 from seps.method.checks import InputError
 from seps.method.config import ConfigError
 from seps.method.sensors import MultiModalSDTPS
-from seps.reid.backbone import build_backbone
 from seps.reid.config import Missing, ReidModelConfig
-from seps.reid.gate import EVERY, PatchGate, kept_tokens
-from seps.reid.heads import GlobalLocal, Neck
-from seps.reid.text import BLOCK, ShotTexts, TextHead, shot_vectors
+from seps.reid.network.backbone import build_backbone
+from seps.reid.network.gate import EVERY, PatchGate, kept_tokens
+from seps.reid.network.heads import GlobalLocal, Neck
+from seps.reid.network.text import BLOCK, ShotTexts, TextHead, shot_vectors
 
 Pattern = Literal[1, 2, 3]
 

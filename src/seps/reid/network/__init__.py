@@ -1,0 +1,1 @@
+"""The network of re-identification: backbone, global vectors, gate, texts, and what is made of them."""
