@@ -66,6 +66,8 @@ def parts(_: Bench) -> dict[str, Any]:
         "single": tensors(single(tokens)),
         "dual": tensors(dual(tokens, tokens * scores[..., None])),
         "attention": tensors(seps.mask_xattn_one_text(tokens, words)),
+        # Maxima below zero, where the leaky cosine has its slope.
+        "negative": tensors(seps.mask_xattn_one_text(tokens[:, :1], -tokens[:, :1])),
     }
 
 
