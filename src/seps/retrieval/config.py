@@ -105,6 +105,8 @@ class ModelConfig:
     """Probability, in training, that an image skips the last block of a plain vision transformer; earlier ones less."""
     special_tokens: bool = True
     """Whether [CLS], [SEP] and their like are words of a text: aligned, and part of its mean."""
+    short_queries: bool = False
+    """Whether queries of one or two words beside articles and the like have a projection of their own."""
     languages: tuple[str, ...] = ()
     """Languages that it reads, as ISO 639 codes like "en"; empty: not stated."""
 
@@ -236,6 +238,8 @@ class TypedConfig:
     """Of the loss of captions against all training pictures."""
     keep: float = 10.0
     """Of the loss by which words of captions and descriptions stay as they were."""
+    short: bool = False
+    """Train a projection of short queries alone; sentences and descriptions are read as they were."""
     phrases: float = 0.5
     """How often a phrase is drawn, relative to a single word."""
     temperature: float = 0.03
@@ -244,6 +248,10 @@ class TypedConfig:
     def __post_init__(self) -> None:
         require(isinstance(self.queries, str), f'typed.queries is {self.queries!r}; give a file, or "captions".')
         _require_whole("typed.batch_size", self.batch_size, 1)
+        require(isinstance(self.short, bool), f"typed.short is {self.short!r}; give true or false.")
+        require(
+            not self.short or bool(self.queries), 'typed.short belongs to typed.queries: give a file, or "captions".'
+        )
         for name in ("weight", "captions", "keep", "phrases", "temperature"):
             value = getattr(self, name)
             good = _within(value, math.inf) and (value > 0 or name in ("captions", "keep"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from seps.products import Linear
 from seps.registry import OWN
 from seps.retrieval.config import ModelConfig, RunConfig
 from seps.retrieval.heads import Head, ImageFeatures, SlimmingHead, TextFeatures, make_head
+from seps.retrieval.stopwords import is_short
 from seps.scoring.blocks import scoring_memory
 
 TextProgress = Callable[[int, int | None], None]
@@ -53,11 +55,24 @@ class RetrievalModel(nn.Module):
         self.text = text or text_encoder(config.text)
         self.project_patches = nn.Sequential(nn.Dropout(config.dropout), Linear(self.vision.width, config.embed_size))
         self.project_words = Linear(self.text.width, config.embed_size)
+        if config.short_queries:
+            # Typed training alone trains it.
+            self.project_short = Linear(self.text.width, config.embed_size).requires_grad_(False)
         slimming = config.slimming_config(self.vision.num_patches, self.vision.num_prefix_tokens)
         if network is not None:
             self._check_network(network)
             head = SlimmingHead(network.config, network)
         self.head = head or make_head(config.head, self.vision.num_prefix_tokens, slimming)
+
+    def set_short_queries(self, wanted: bool) -> None:
+        """Give short queries a projection, equal to that of sentences at first, or take it away."""
+        if wanted == self.config.short_queries:
+            return
+        self.config = replace(self.config, short_queries=wanted)
+        if wanted:
+            self.project_short = copy.deepcopy(self.project_words).requires_grad_(False)
+        else:
+            del self.project_short
 
     def _check_network(self, network: PatchSlimming) -> None:
         if self.config.head != "slimming":
@@ -99,18 +114,19 @@ class RetrievalModel(nn.Module):
         tokens: Tensor = self.project_patches(seen)
         return tokens.float()
 
-    def encode_ids(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Token ids and mask (T, M) -> words (T, M, C) float32."""
-        words: Tensor = self.project_words(self.text(ids, mask))
+    def encode_ids(self, ids: Tensor, mask: Tensor, short: bool = False) -> Tensor:
+        """Token ids and mask (T, M) -> words (T, M, C) float32; `short`: by the projection of short queries."""
+        project = self.project_short if short else self.project_words
+        words: Tensor = project(self.text(ids, mask))
         return words.float()
 
-    def encode_words(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    def encode_words(self, ids: Tensor, mask: Tensor, short: bool = False) -> tuple[Tensor, Tensor]:
         """Token ids and mask (T, M) -> words (T, M, C) float32 and their mask, the valid ones first.
 
         Without `special_tokens` these are the tokens that are no [CLS], [SEP] or their like; a text of such tokens
         alone keeps them.
         """
-        words = self.encode_ids(ids, mask)
+        words = self.encode_ids(ids, mask, short)
         if self.config.special_tokens:
             return words, mask
         keep = self.is_word(ids, mask)
@@ -138,20 +154,28 @@ class RetrievalModel(nn.Module):
         batch_size: int = 128,
         progress: TextProgress | None = None,
     ) -> TextFeatures:
-        """Sentences to words, without gradients, padded to the longest; batches are of similar length."""
+        """Queries to words, without gradients, padded to the longest; batches are of similar length.
+
+        Short ones (`is_short`) have their own projection where the model has one. `max_words` is of descriptions, which
+        never are queries.
+        """
         limit = max_words or self.config.max_words
         tokenized = self.text.tokenize(several_texts(texts))
         ids, mask = tokenized.ids[:, :limit], tokenized.mask[:, :limit]
-        order = torch.argsort(mask.sum(dim=1), stable=True)
+        short = torch.tensor([self.config.short_queries and max_words is None and is_short(text) for text in texts])
+        order = torch.argsort(mask.sum(dim=1) + short * mask.shape[1], stable=True)
         words = torch.zeros(*mask.shape, self.config.embed_size, device=self.device)
         shown = torch.zeros(mask.shape, dtype=torch.bool, device=self.device)
-        for start in range(0, len(order), batch_size):
-            rows = order[start : start + batch_size]
+        # No batch has queries of both kinds.
+        cuts = [*range(0, len(order), batch_size), len(order) - int(short.sum()), len(order)]
+        for start, stop in pairwise(sorted(set(cuts))):
+            rows = order[start:stop]
             longest = int(mask[rows].sum(dim=1).max())
-            part, valid = self.encode_words(ids[rows, :longest].to(self.device), mask[rows, :longest].to(self.device))
+            some = ids[rows, :longest].to(self.device), mask[rows, :longest].to(self.device)
+            part, valid = self.encode_words(*some, bool(short[rows[0]]))
             words[rows.to(self.device), :longest], shown[rows.to(self.device), :longest] = part, valid.bool()
             if progress is not None:
-                progress(min(start + batch_size, len(order)), len(order))
+                progress(stop, len(order))
         longest = int(shown.sum(dim=1).max())
         return TextFeatures(words[:, :longest], shown[:, :longest])
 

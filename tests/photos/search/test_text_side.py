@@ -39,6 +39,21 @@ def test_each_digest_is_of_its_own_side() -> None:
         assert model_hash(other) != whole[0] and text_hash(other) == whole[1]
 
 
+def test_a_projection_of_short_queries_is_of_neither_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing in a store depends on it: the store is up to date, and a word is read by it."""
+    few_sentences(monkeypatch)
+    photos, place, other = gallery(tmp_path / "g", described=0), tmp_path / "s", copy.deepcopy(model())
+    index_folder(photos, place, model(), model_folder(), options=OPTIONS)
+    other.set_short_queries(True)
+    with torch.no_grad():
+        other.project_short.weight.mul_(-1)
+    before, after = Searcher(place, model()), Searcher(place, other)
+    assert after.note("a dog") == ""
+    long = "a very dark picture of a green square"
+    assert [hit.as_dict() for hit in after.search(long)] == [hit.as_dict() for hit in before.search(long)]
+    assert [hit.score for hit in after.search("a dog")] != [hit.score for hit in before.search("a dog")]
+
+
 def test_a_store_of_the_former_text_side_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few_sentences(monkeypatch)
     photos, place, later = gallery(tmp_path / "g", described=0), tmp_path / "s", moved("text.", "project_words.")

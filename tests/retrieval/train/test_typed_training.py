@@ -173,3 +173,35 @@ def test_blocks_that_are_frozen_stay(config, start, tmp_path) -> None:
     moved = {name for name in known if not torch.equal(known[name], found[name])}
     assert not any(name.startswith("text.model.encoder.layer.0.") for name in moved)
     assert any(name.startswith("text.model.encoder.layer.1.") for name in moved)
+
+
+def test_a_projection_of_short_queries_learns_alone(config, start, scenes, tmp_path) -> None:
+    """Sentences, descriptions and pictures are read as before, to the last bit; short queries are not."""
+    short = replace(config, typed=replace(config.typed, short=True))
+    train_model(short, tmp_path / "run")
+    first, *_, last = logged(tmp_path / "run")
+    assert last["loss_typed"] < 0.9 * first["loss_typed"]
+    known, found = from_pretrained(start), from_pretrained(tmp_path / "run", averaged=False)
+    assert found.config.short_queries and not known.config.short_queries
+    state = found.state_dict()
+    assert all(torch.equal(value, state[name]) for name, value in known.state_dict().items())
+    long, typed = ["a red circle beside a blue square on grey"], ["red circle", "a circle"]
+    assert torch.equal(known.encode_texts(long).words, found.encode_texts(long).words)
+    assert not torch.equal(known.encode_texts(typed).words, found.encode_texts(typed).words)
+    one, other = known.encode_descriptions(["Red circle."]), found.encode_descriptions(["Red circle."])
+    assert torch.equal(one[0], other[0])
+    # Together, each is read as it is alone.
+    both = found.encode_texts([*long, *typed])
+    alone = found.encode_texts(typed)
+    assert torch.allclose(both.words[1:][both.mask[1:]], alone.words[alone.mask], atol=1e-5)
+    # What trains beside it would leave it behind: such a run goes on without.
+    plain = replace(
+        config, start=str(tmp_path / "run" / "model"), typed=TypedConfig(), data=replace(config.data, dev=())
+    )
+    train_model(replace(plain, train=replace(plain.train, epochs=1)), tmp_path / "plain")
+    assert not from_pretrained(tmp_path / "plain").config.short_queries
+
+
+def test_short_needs_queries() -> None:
+    with pytest.raises(ConfigError, match=r"typed\.queries"):
+        TypedConfig(short=True)

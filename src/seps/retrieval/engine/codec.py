@@ -16,7 +16,7 @@ import copy
 import functools
 import hashlib
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, cast, get_args
@@ -56,7 +56,9 @@ squared error for normally distributed values (Max 1960), which the tokens of ou
 trained, and an image's codes depend on no other image."""
 SCORING_MEMORY = 256 * 2**20
 TEXT_SIDE = ("text.", "project_words.")
-"""Beginnings of the names of the weights that no picture's state depends on."""
+"""Beginnings of the names of the weights that read sentences and descriptions."""
+SHORT_SIDE = ("project_short.",)
+"""Of those that only short queries are read by: nothing in a store depends on them."""
 
 
 class PackingError(ValueError):
@@ -248,18 +250,23 @@ def spread(grid: tuple[int, int]) -> Tensor:
 
 def model_hash(model: RetrievalModel) -> str:
     """Hex digest of all weights but the text side's, and of their names: models with one give an image one state."""
-    return _digest(model, text_side=False)
+    return _digest(model, lambda name: not name.startswith(TEXT_SIDE + SHORT_SIDE))
 
 
 def text_hash(model: RetrievalModel) -> str:
-    """Hex digest of the weights that read queries and descriptions: the text encoder and its projection."""
-    return model.stated_text_hash or _digest(model, text_side=True)
+    """Hex digest of the weights that read sentences and descriptions: the text encoder and its projection."""
+    return model.stated_text_hash or _digest(model, lambda name: name.startswith(TEXT_SIDE))
 
 
-def _digest(model: RetrievalModel, text_side: bool) -> str:
+def short_hash(model: RetrievalModel) -> str:
+    """Hex digest of the projection of short queries."""
+    return _digest(model, lambda name: name.startswith(SHORT_SIDE))
+
+
+def _digest(model: RetrievalModel, of: Callable[[str], bool]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for name, tensor in sorted(model.state_dict().items()):
-        if name.startswith(TEXT_SIDE) == text_side:
+        if of(name):
             digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
             digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()

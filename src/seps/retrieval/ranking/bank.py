@@ -32,6 +32,7 @@ from seps.retrieval.engine.codec import (
     image_side,
     image_vectors,
     restore,
+    short_hash,
     text_hash,
     text_vectors,
     unpack_padded,
@@ -269,7 +270,8 @@ def has_article(text: str) -> bool:
 def noun_vectors(model: SearchModel, settings: StoreSettings | None = None) -> Tensor:
     """(2, T, C): search vectors of the nouns with their articles, and without. Encoded once per model and user."""
     texts = [*nouns(), *(noun.split(maxsplit=1)[1] if has_article(noun) else noun for noun in nouns())]
-    key = _key(model, settings, hashlib.sha256("\n".join(texts).encode()).hexdigest())
+    own = "" if isinstance(model, ZeroShotModel) else short_hash(model)
+    key = _key(model, settings, hashlib.sha256("\n".join([own, *texts]).encode()).hexdigest())
     place = key, str(model.device)
     with _LOCK:
         if place not in _NOUNS:

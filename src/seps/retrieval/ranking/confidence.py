@@ -21,14 +21,13 @@ Shapes: B images, T background queries.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from statistics import NormalDist, fmean, pstdev
 
 from torch import Tensor
 
-from seps.retrieval.stopwords import is_stop_word
+from seps.retrieval.stopwords import content_words
 
 STRENGTH = 0.5
 """Part of an image's level that is taken off, chosen on dev with `base` and `mini` (docs/search-figures.md)."""
@@ -39,7 +38,6 @@ FIT = 2.5
 and half of dev (docs/search-figures.md)."""
 RANKS = 50
 """Neighbouring ranks whose fits are made non-increasing together."""
-_WORD = re.compile(r"\w+")
 _EULER = 0.5772156649015329
 
 
@@ -82,8 +80,7 @@ def ranked(k: int, most: int | None) -> int:
 
 def sentence_share(text: str) -> float:
     """How much of a sentence a query is: 0 for one word beside articles and the like, 1/2 for two, 1 for more."""
-    count = sum(not is_stop_word(word) for word in _WORD.findall(text))
-    return min(1.0, max(0, count - 1) / 2)
+    return min(1.0, max(0, content_words(text) - 1) / 2)
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,8 @@ def train_model(
     torch.manual_seed(config.train.seed)
     own: dict[str, Any] = {"vision": vision, "text": text, "head": head, "network": network}
     model = begin(config.model, config.start, **own, log=log)
+    # What is trained beside it would leave that projection behind.
+    model.set_short_queries(config.typed.short)
     _check_descriptions(model, sets)
     check_save(model, run_dir / "model")
     task: Task

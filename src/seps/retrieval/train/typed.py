@@ -8,6 +8,9 @@ Only the text encoder (its embeddings stay) and its projection learn. A step has
 - captions and sentences of descriptions keep the words that they had at the start (`typed.keep`). So sentences, and
   the descriptions of a store, score as they did.
 
+With `typed.short` a projection of short queries learns instead, by the first part alone; `typed.keep` then holds their
+words to those of the other projection. Sentences and descriptions are read as before, to the last bit.
+
 Shapes: Q queries, T captions, B training pictures, C width.
 """
 
@@ -15,7 +18,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +34,7 @@ from seps.retrieval.data.typed import TypedQueries, load_queries, queries_of_cap
 from seps.retrieval.engine.codec import text_vectors
 from seps.retrieval.heads import TextFeatures
 from seps.retrieval.model import RetrievalModel
+from seps.retrieval.stopwords import is_short
 from seps.training.task import Figures, ParameterGroup
 
 FROM_CAPTIONS = "captions"
@@ -57,12 +61,18 @@ class TypedBatch:
 
 
 class TextSide(nn.Module):
-    """The model of a run; of it the text side alone has gradients, without its first `frozen` blocks (-1: all)."""
+    """The model of a run; of it the text side alone has gradients, without its first `frozen` blocks (-1: all).
 
-    def __init__(self, model: RetrievalModel, frozen: int | None = None) -> None:
+    `short`: only the projection of short queries has.
+    """
+
+    def __init__(self, model: RetrievalModel, frozen: int | None = None, short: bool = False) -> None:
         super().__init__()
         self.model = model
         model.requires_grad_(False)
+        if short:
+            model.project_short.requires_grad_(True)
+            return
         for name, parameter in model.text.named_parameters():
             parameter.requires_grad_("embedding" not in name)
         if frozen is not None:
@@ -86,7 +96,7 @@ class TypedTask:
         vectors: Tensor,
         dev_vectors: Sequence[Tensor],
     ) -> None:
-        self.model = TextSide(model, config.freeze_text)
+        self.model = TextSide(model, config.freeze_text, config.typed.short)
         self.config, self.data, self.dev = config, train, dev
         self.queries = typed_queries(config, train)
         self.dev_queries = [_on_dev(config, part) for part in dev]
@@ -115,6 +125,8 @@ class TypedTask:
     def parameter_groups(self, lr: float, backbone_scale: float) -> list[ParameterGroup]:
         """The projection at `lr`; the text encoder as for any run."""
         config, model = self.config, self.model.model
+        if config.typed.short:
+            return [{"params": list(model.project_short.parameters()), "lr": lr}]
         rate = lr * backbone_scale * config.text_lr_scale if config.text_lr is None else config.text_lr
         encoder = [parameter for parameter in model.text.parameters() if parameter.requires_grad]
         projection: ParameterGroup = {"params": list(model.project_words.parameters()), "lr": lr}
@@ -147,19 +159,26 @@ class TypedTask:
         model, settings = self.model.model.eval(), self.config.typed  # without dropout: the start had none either
         self.vectors = self.vectors.to(batch.ids.device)
         scale = 1 / settings.temperature
-        queries = text_vectors(_features(model, batch.ids, batch.mask))
-        typed = several_infonce(queries @ self.vectors.T, scale, batch.right, batch.unknown)
+        queries = _features(model, batch.ids, batch.mask, settings.short)
+        scores = text_vectors(queries) @ self.vectors.T
+        typed = several_infonce(scores, scale, batch.right, batch.unknown)
+        if settings.short:
+            moved = self._moved(queries, batch.ids, batch.mask)
+            return settings.weight * typed + settings.keep * moved, {
+                "loss_typed": typed.detach(),
+                "moved": moved.detach(),
+            }
         captions = _features(model, batch.caption_ids, batch.caption_mask)
         scores = text_vectors(captions) @ self.vectors.T
         named = F.cross_entropy(scale * scores, batch.images)
-        kept = self._moved(captions, batch)
+        kept = self._moved(captions, batch.caption_ids, batch.caption_mask)
         total = settings.weight * typed + settings.captions * named + settings.keep * kept
         return total, {"loss_typed": typed.detach(), "loss_captions": named.detach(), "moved": kept.detach()}
 
-    def _moved(self, captions: TextFeatures, batch: TypedBatch) -> Tensor:
-        """How far the words of captions are from those of the start: mean squared distance by length."""
+    def _moved(self, captions: TextFeatures, ids: Tensor, mask: Tensor) -> Tensor:
+        """How far the words of texts are from those of the start: mean squared distance by length."""
         with torch.no_grad():
-            known = _features(self.first.to(captions.words.device), batch.caption_ids, batch.caption_mask).words
+            known = _features(self.first.to(captions.words.device), ids, mask).words
         distance = (captions.words - known).square().sum(dim=-1) / known.square().sum(dim=-1).clamp_min(1e-12)
         return distance[captions.mask].mean()
 
@@ -201,6 +220,9 @@ def typed_queries(config: RunConfig, train: RetrievalDataset) -> TypedQueries:
     """The typed queries of a run. Raises DataError."""
     given = config.typed.queries
     found = queries_of_captions(train) if given == FROM_CAPTIONS else load_queries(given)
+    if config.typed.short:
+        kept = ((query, tuple(filter(is_short, query.texts))) for query in found)
+        found = tuple(replace(query, texts=texts) for query, texts in kept if texts)
     return TypedQueries(found, train)
 
 
@@ -219,6 +241,6 @@ def _texts(record: ImageRecord) -> list[str]:
     return list(dict.fromkeys([*sentences_of(record), *([record.dense] if record.dense else [])]))
 
 
-def _features(model: RetrievalModel, ids: Tensor, mask: Tensor) -> TextFeatures:
-    words, valid = model.encode_words(ids, mask)
+def _features(model: RetrievalModel, ids: Tensor, mask: Tensor, short: bool = False) -> TextFeatures:
+    words, valid = model.encode_words(ids, mask, short)
     return TextFeatures(words, valid.bool())
