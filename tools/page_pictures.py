@@ -24,6 +24,7 @@ from typing import Any
 from PIL import Image
 
 from seps.photos.indexing.build import index_folder
+from seps.photos.library import Library
 from seps.photos.search.searcher import Searcher
 from seps.photos.serve.app import create_app
 from seps.retrieval.demo import gallery_file
@@ -56,7 +57,7 @@ def served(searcher: Searcher) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    server = uvicorn.Server(uvicorn.Config(create_app(searcher), port=port, log_level="error"))
+    server = uvicorn.Server(uvicorn.Config(create_app(Library.over(searcher)), port=port, log_level="error"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:
@@ -102,7 +103,7 @@ def filtered(page: Any, address: str) -> None:
     page.goto(f"{address}/?q={QUERY}")
     page.wait_for_selector("#results a")
     identity = page.locator("#results a").nth(3).get_attribute("data-id")
-    page.goto(f"{address}/?q={QUERY}&like={identity}&weight=0.3&after=2020-01-01&size=100")
+    page.goto(f"{address}/?q={QUERY}&like={identity}&weight=0.3&since=2020-01-01&min_size=100")
     page.wait_for_selector("#results .folding")
     page.locator("#results .folding").first.click()
     settled(page)

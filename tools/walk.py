@@ -72,7 +72,7 @@ def page(store: Path) -> Functions:
     """A second search by the page, as the page sends it."""
     from starlette.testclient import TestClient
 
-    from seps.photos.search.searcher import Searcher
+    from seps.photos.library import Library
     from seps.photos.serve.app import create_app
 
     clients: list[TestClient] = []
@@ -81,7 +81,7 @@ def page(store: Path) -> Functions:
         assert clients[0].get("/api/search", params={"q": text, "fold": True}).status_code == 200
 
     def first() -> None:  # the service with its threads
-        clients.append(TestClient(create_app(Searcher(store)), base_url="http://127.0.0.1"))
+        clients.append(TestClient(create_app(Library(store=store)), base_url="http://127.0.0.1"))
         clients[0].__enter__()
         call("a photo of a dog")
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from PIL import Image, ImageDraw
 
 from seps.photos import Searcher
-from seps.photos.search.query import search_terms, terms_of
+from seps.photos.library import Library
 
 QUERIES = Path(__file__).with_name("typed_forty.txt")
 SHOWN = 5
@@ -48,10 +48,8 @@ def sheet(searcher: Searcher, texts: Sequence[str]) -> Image.Image:
     draw = ImageDraw.Draw(page)
     for row, text in enumerate(texts):
         draw.text((6, row * CELL[1] + 8), text.replace(" ", "\n", 1), fill="black")
-        for place, hit in enumerate(search_terms(searcher, terms_of(text), SHOWN)):
-            stored = searcher.store.get(hit.id, ["thumbnail"])
-            if stored is not None:
-                page.paste(thumbnail(bytes(stored["thumbnail"])), (LABEL + place * CELL[0], row * CELL[1] + 2))
+        for place, result in enumerate(Library.over(searcher).search(text, SHOWN)):
+            page.paste(thumbnail(result.thumbnail()), (LABEL + place * CELL[0], row * CELL[1] + 2))
     return page
 
 

@@ -33,7 +33,9 @@ from seps.images.sources import row_id
 from seps.photos.indexing.build import IndexOptions, index_folder
 from seps.photos.indexing.embedding import packed_states
 from seps.photos.indexing.maintenance import status
-from seps.photos.search.searcher import CANDIDATES, SHOWN, Searcher
+from seps.photos.search.hits import SHOWN
+from seps.photos.search.query import CANDIDATES
+from seps.photos.search.searcher import Searcher
 from seps.photos.store.rows import STATE, Row
 from seps.photos.store.store import Store
 from seps.photos.threads import computing_threads

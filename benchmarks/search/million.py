@@ -38,9 +38,11 @@ import torch
 from benchmarks.search.serving import resident
 from benchmarks.search.synthetic_store import THUMBNAIL, Synthetic, exhaustive, fill, name_of, originals, store_settings
 from seps.images.sources import row_id
-from seps.photos.search.searcher import CANDIDATES, Searcher
+from seps.photos.search.query import CANDIDATES
+from seps.photos.search.searcher import Searcher
 from seps.photos.store import vector_index
-from seps.photos.store.rows import Columns, Filters
+from seps.photos.store.filters import Filters
+from seps.photos.store.rows import Columns
 from seps.photos.store.store import Store
 from seps.retrieval.data import load_data
 from seps.retrieval.evaluate.run import encode_images
@@ -189,7 +191,7 @@ def filter_facts(searcher: Searcher, queries: Sequence[str]) -> Facts:
     store, count = searcher.store, len(searcher.store)
     folder = Filters(folder="001")
     dates = store.select(_ids(0, 200), ["taken"]).values("taken")
-    since = Filters(after=sorted(dates)[-2])
+    since = Filters(since=sorted(dates)[-2])
     numbers = [2 * (7919 * i % (count // 2)) for i in range(21)]
     return {
         "folder": timed(lambda query: searcher.search(query, TEN, filters=folder), queries[:20]),

@@ -147,9 +147,9 @@ PATHS = {
 }
 # Options with free text; everything else is a number, a device, a choice, a flag or a path.
 TEXT = {
-    "search": {"query", "--folder", "--after", "--before"},
+    "search": {"query", "--folder", "--since", "--until"},
     "explain": {"caption", "--dense", "--guide"},
-    "find": {"query", "--after", "--before", "--exclude"},
+    "find": {"query", "--since", "--until", "--exclude"},
     "index": {"--ray-address", "--forget-descriptions", "--exclude", "--remove-root"},
     "serve": {"--host", "--token", "--allow-host", "--root-path"},
     "caption": {"--model", "--url", "--api-key-env", "--dtype", "--extra", "--prompt", "--ray-address"},
@@ -193,7 +193,7 @@ def is_number(action: argparse.Action) -> bool:
         return isinstance(action.type("0.5"), float) or isinstance(action.type("1"), int)  # type: ignore[operator]
     except (argparse.ArgumentTypeError, ValueError, TypeError):
         try:
-            return isinstance(action.type("1"), int) and action.dest not in ("after", "before")  # type: ignore[operator]
+            return isinstance(action.type("1"), int) and action.dest not in ("since", "until")  # type: ignore[operator]
         except (argparse.ArgumentTypeError, ValueError, TypeError):
             return False
 

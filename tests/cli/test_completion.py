@@ -28,7 +28,7 @@ def script() -> str:
     ("typed", "found"),
     [
         (["dupl"], "duplicates"),
-        (["find", "a dog", "--af"], "--after"),
+        (["find", "a dog", "--si"], "--since"),
         (["find", "--sort", "o"], "oldest"),
         (["reid", "tra"], "train"),
         (["reid", "train", "--conf"], "--config"),

@@ -186,7 +186,7 @@ def test_an_image_that_is_not_there_is_said(browser: Any, address: str) -> None:
     page.goto(f"{address}/?id={'0' * 20}")
     until(page, "document.getElementById('message').textContent.includes('no image')")
     assert page.locator("#detail").is_hidden()
-    page.goto(f"{address}/?q=x&after=soon&sort=newest")
+    page.goto(f"{address}/?q=x&since=soon&sort=newest")
     until(page, "document.getElementById('message').textContent.includes('2024-05-31')")
     assert page.locator("#results a").count() == 0
     page.close()

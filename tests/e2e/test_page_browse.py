@@ -80,7 +80,7 @@ def test_the_address_holds_filters_and_order(page: Any, address: str) -> None:
     page.goto("about:blank")
     page.goto(where)
     found(page, "3 pictures, newest")
-    assert cards(page) == newest and page.input_value("#folder") == "sub" and page.input_value("#after") == "2020-10-10"
+    assert cards(page) == newest and page.input_value("#folder") == "sub" and page.input_value("#since") == "2020-10-10"
     assert page.locator("#filters-title").inner_text() == "Filters (2)"
     page.get_by_role("button", name="Clear filters").click()
     found(page, "32 pictures, newest first")

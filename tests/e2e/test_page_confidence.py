@@ -33,12 +33,13 @@ def with_good(searcher: Searcher, text: str, count: int) -> None:
 def test_the_line_between_good_matches_and_the_rest(
     browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from seps.photos.library import Library
     from seps.photos.serve.app import create_app
 
     few_sentences(monkeypatch)
     index(gallery(tmp_path / "g", 6, described=3), tmp_path / "s", bank=True)
     searcher = Searcher(tmp_path / "s", model())
-    with serving(create_app(searcher)) as place:
+    with serving(create_app(Library.over(searcher))) as place:
         page = browser.new_page(viewport={"width": 1000, "height": 800})
         for good in (2, 5, 0, 6):
             with_good(searcher, f"a dog runs over the wet sand {good}", good)

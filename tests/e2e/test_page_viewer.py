@@ -142,6 +142,7 @@ def test_reloading_keeps_the_place(page: Any, address: str) -> None:
 @pytest.fixture(scope="module")
 def dated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address, below a prefix, of a store with one photo that says when it was taken, and one that does not."""
+    from seps.photos.library import Library
     from seps.photos.serve.app import create_app
 
     folder = tmp_path_factory.mktemp("dated")
@@ -153,7 +154,7 @@ def dated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         photo.save(folder / "g" / "camera.jpg", exif=exif)
     os.utime(folder / "g" / "p00.jpg", (1.6e9, 1.6e9))
     index(folder / "g", folder / "s")
-    inner = create_app(Searcher(folder / "s", model()))
+    inner = create_app(Library.over(Searcher(folder / "s", model())))
 
     async def proxy(scope: Any, receive: Any, send: Any) -> None:
         """Takes the prefix away, as a reverse proxy does, and answers nothing outside of it."""

@@ -22,8 +22,9 @@ import seps
 from messages import naming
 from seps.photos.indexing.opening import IndexOptions
 from seps.photos.library import Library
-from seps.photos.search.searcher import Filters, Searcher
-from seps.photos.search.shown import Explained, Hits
+from seps.photos.search.results import Explained, Results
+from seps.photos.search.searcher import Searcher
+from seps.photos.store.filters import Filters
 from seps.photos.store.places import default_store
 from seps.photos.store.rows import StoreError
 from stores import TEXTS, gallery, index, model, model_folder, paint
@@ -48,11 +49,11 @@ def library(made: tuple[Path, Path]) -> Any:
 def test_it_finds_what_the_search_finds(library: Library, made: tuple[Path, Path]) -> None:
     hits = library.search(TEXTS[2], 5)
     expected = Searcher(made[1], model()).search(TEXTS[2], 5)
-    assert isinstance(hits, Hits) and [one.hit for one in hits] == expected and len(hits) == 5
+    assert isinstance(hits, Results) and [one.hit for one in hits] == expected and len(hits) == 5
     assert hits.paths == [made[0] / hit.path for hit in expected] and all(path.is_file() for path in hits.paths)
     assert (hits[0].rank, hits[0].score, hits[0].confidence) == (1, expected[0].score, expected[0].confidence)
     assert hits[0].good is expected[0].good and hits[0].size == (60, 44)
-    assert [one.rank for one in hits[1:3]] == [2, 3] and isinstance(hits[1:3], Hits)
+    assert [one.rank for one in hits[1:3]] == [2, 3] and isinstance(hits[1:3], Results)
     assert json.dumps([one.as_dict() for one in hits])
     assert len(library) == 8 and library.folder == made[0] and "8 pictures" in repr(library)
     assert library.model is library.searcher.model
@@ -64,7 +65,7 @@ def test_filters(library: Library) -> None:
     assert [one.hit for one in below] == library.searcher.search("a dog", filters=Filters("sub"))
     assert not library.search("a dog", min_size=45) and len(library.search("a dog", min_size=44)) == 8
     for later in ("2100-01-01", date(2100, 1, 1), datetime(2100, 1, 1, tzinfo=timezone.utc)):
-        assert not library.search("a dog", after=later) and len(library.search("a dog", before=later)) == 8
+        assert not library.search("a dog", since=later) and len(library.search("a dog", until=later)) == 8
     with pytest.raises(StoreError, match="confidence"):
         library.search("a dog", min_confidence=0.5)
     store = library.searcher.store
@@ -75,10 +76,10 @@ def test_filters(library: Library) -> None:
     with pytest.raises(ValueError, match="between 0 and 1"):
         library.search("a dog", min_confidence=2)
     with pytest.raises(ValueError, match="read"):
-        library.search("a dog", after="yesterday")
+        library.search("a dog", since="yesterday")
     assert [one.id for one in library.search("a dog", folder=Path("sub"))] == [one.id for one in below]
     with pytest.raises(ValueError, match=naming("2024-05-31T00:00:00", "2024-05-30")):
-        library.search("a dog", after="2024-05-31", before="2024-05-30")
+        library.search("a dog", since="2024-05-31", until="2024-05-30")
     for find in (partial(library.search, "a dog"), partial(library.similar, below[0])):
         with pytest.raises(ValueError, match=naming("sbu", "sub")):
             find(folder="sbu")
@@ -241,11 +242,11 @@ def test_the_default_store_is_that_of_the_command(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     folder = gallery(tmp_path / "My photos", 2)
     with Library(folder, model=model_folder(), options=PLAIN) as library:
-        assert Path(library.store) == default_store(tmp_path / "data", folder, model_folder()) and len(library) == 2
+        assert Path(library.location) == default_store(tmp_path / "data", folder, model_folder()) and len(library) == 2
     monkeypatch.delenv("XDG_DATA_HOME")
     monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
     with Library(folder, model=model_folder(), options=PLAIN) as library:
-        assert Path(library.store).is_relative_to(tmp_path / "home")
+        assert Path(library.location).is_relative_to(tmp_path / "home")
 
 
 def test_duplicates_are_those_of_the_store(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:

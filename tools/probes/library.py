@@ -34,8 +34,8 @@ def search(bench: Bench) -> dict[str, Any]:
     for name, options in {
         "exact": {"exact": True},
         "folder": {"folder": photos(bench) / "sub"},
-        "after": {"after": "2020-09-15"},
-        "before": {"before": "2020-09-20"},
+        "after": {"since": "2020-09-15"},
+        "before": {"until": "2020-09-20"},
         "size": {"min_size": 40},
         "confidence": {"min_confidence": 0.3},
         "few": {"candidates": 3},
@@ -118,7 +118,7 @@ def closed(bench: Bench) -> Any:
 FINDS: dict[str, tuple[str, ...]] = {
     "sentence": ("a red square on the left .",),
     "sum": ("circle + red - green",),
-    "dates": ("a square", "--after", "2020-09-15", "--before", "2020-09-20"),
+    "dates": ("a square", "--since", "2020-09-15", "--until", "2020-09-20"),
     "by date": ("a square", "--sort", "oldest", "-k", "20"),
     "newest": ("a square", "--sort", "newest"),
     "confidence": ("a square", "--min-confidence", "0.2"),

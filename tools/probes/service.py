@@ -87,8 +87,8 @@ def _answers(bench: Bench, place: Any) -> dict[str, Any]:
         listed = {
             "exact": {"exact": "true"},
             "folder": {"folder": "sub"},
-            "after": {"after": "2020-09-15"},
-            "before": {"before": "2020-09-20"},
+            "after": {"since": "2020-09-15"},
+            "before": {"until": "2020-09-20"},
             "min_size": {"min_size": 40},
             "confidence": {"min_confidence": 0.2},
             "offset": {"offset": 2, "k": 3},

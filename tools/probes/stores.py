@@ -76,8 +76,8 @@ def filters(bench: Bench) -> dict[str, Any]:
     place, found = made(bench, "as it is"), dict[str, Any]()
     for words in (
         ("--folder", "sub"),
-        ("--after", "2020-09-15"),
-        ("--before", "2020-09-20"),
+        ("--since", "2020-09-15"),
+        ("--until", "2020-09-20"),
         ("--min-size", "40"),
         ("--min-confidence", "0.3"),
         ("--candidates", "3"),

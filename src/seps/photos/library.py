@@ -8,40 +8,51 @@ hits[0].explain().show()
 from __future__ import annotations
 
 import contextlib
-import importlib
+import functools
 import io
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import date, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 
 from seps.files import replacing
+from seps.images.dates import nanoseconds
 from seps.images.decoding import as_file
 from seps.images.shards import UnreadableImage, read_source
-from seps.photos.search.searcher import CANDIDATES, Filters, Hit, Searcher, nanoseconds
-from seps.photos.search.shown import Explained, Found, Hits
+from seps.images.sources import ImageSource
+from seps.photos.search.hits import Part, check_text
+from seps.photos.search.query import CANDIDATES, Query, Sort, Term, how_read, terms_of
+from seps.photos.search.ranking import rank
+from seps.photos.search.results import Explained, Result, Results
+from seps.photos.search.searcher import Searcher
+from seps.photos.store.filters import Filters
 from seps.photos.store.places import check_folder, data_folder, default_store
 from seps.photos.store.rows import StoreError
+from seps.photos.store.store import AT_ONCE, Store
 from seps.retrieval.config import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from PIL import Image
 
+    from seps.photos.duplicates.duplicates import Group
     from seps.photos.indexing.build import IndexReport
     from seps.photos.indexing.opening import IndexOptions
+    from seps.photos.search.explaining import StoredExplainer
     from seps.retrieval.engine.zeroshot import ZeroShotModel
     from seps.retrieval.model import RetrievalModel
 
 CountProgress = Callable[[int, int], None]
 Day = str | date | datetime
 """2024-05-31, with a time if one matters; local time."""
+_PICTURE = "picture"
+"""What names the picture in a query that `Library.similar` makes of an encoded one."""
 _EXPORTED = ("id", "path", "member", "width", "height", "vector")
 
 
@@ -54,8 +65,10 @@ class Library:
         model: "mini", "base", a dual encoder's name, a model folder, or a model; default: the store's, else "base".
         store: where the index is kept; default: a place of this folder and model in the user's data folder.
         update: index what is new or changed before the first search; False takes the store as it is.
-        device: "cpu", "cuda", ...
+        device: "cpu", "cuda", ...; or a function that names it, called where a model is loaded to index.
         options: how to index (`seps.photos.indexing.opening.IndexOptions`).
+        plugins: files of custom components, which the model needs.
+        first: called before a store is made.
         progress: called with (done, total) pictures while it indexes.
 
     Raises ValueError (DataError, StoreError, ModelError), a sentence each, for a folder, store or model that cannot be
@@ -69,35 +82,64 @@ class Library:
         model: str | RetrievalModel | ZeroShotModel | None = None,
         store: str | os.PathLike[str] | None = None,
         update: bool = True,
-        device: str = "cpu",
+        device: str | Callable[[], str] = "cpu",
         options: IndexOptions | None = None,
+        plugins: Sequence[str] = (),
+        first: Callable[[], None] = lambda: None,
         progress: CountProgress | None = None,
     ) -> None:
         if folder is None and store is None:
             raise ValueError('Name a folder of pictures, Library("photos"), or a store, Library(store="store").')
-        _check_device(device)
-        self._model, self._device, self._options, self._progress = model, device, options, progress
+        if isinstance(device, str):
+            _check_device(device)
+        self._model, self._device, self._options, self._plugins = model, device, options, plugins
+        self._first, self._progress = first, progress
         name = model if isinstance(model, str) else DEFAULT_MODEL
         if model is not None and not isinstance(model, str) and store is None:
             raise ValueError("A model that comes as an object has no name to find its store by; give store=.")
-        self.store = str(store) if store is not None else str(_default_store(folder or ".", name))
-        """Where the index is kept."""
+        self.location = str(store) if store is not None else str(_default_store(folder or ".", name))
+        """Where the store is."""
+        self._store: Store | None = None
         self._searcher: Searcher | None = None
-        self._folder = None if folder is None else Path(folder).expanduser().absolute()
-        if update and self._folder is not None:
+        self._named = None if folder is None else str(Path(folder).expanduser())
+        if update and self._named is not None:
             self.update()
+
+    @classmethod
+    def over(cls, searcher: Searcher) -> Library:
+        """All pictures of a store that is open already."""
+        library = cls(store=searcher.store.location, update=False)
+        library._searcher = searcher
+        return library
+
+    @property
+    def store(self) -> Store:
+        """The store, opened when it is first needed."""
+        if self._searcher is not None:
+            return self._searcher.store
+        if self._store is None:
+            self._store = Store.open(self.location)
+        return self._store
 
     @property
     def searcher(self) -> Searcher:
         """The search over the store, opened when it is first needed."""
         if self._searcher is None:
-            self._searcher = Searcher(self.store, self._model, device=self._device)
+            device = self._device if isinstance(self._device, str) else "cpu"
+            self._searcher = Searcher(self.store, self._model, device=device)
         return self._searcher
+
+    @functools.cached_property
+    def explainer(self) -> StoredExplainer:
+        """What explains its results. Raises ValueError for a model whose scores cannot be split among patches."""
+        from seps.photos.search.explaining import StoredExplainer
+
+        return StoredExplainer(self.searcher)
 
     @property
     def folder(self) -> Path:
         """The folder of the pictures."""
-        return self._folder if self._folder is not None else Path(self.searcher.store.settings.root)
+        return Path(self.store.settings.root) if self._named is None else Path(self._named).absolute()
 
     @property
     def model(self) -> RetrievalModel | ZeroShotModel:
@@ -105,28 +147,31 @@ class Library:
         self.searcher.load_vision()
         return self.searcher.model
 
-    def scope(self, folder: str | os.PathLike[str] | None = None, **filters: Any) -> Filters:
-        """Filters of the pictures below a folder; default: the library's, all of the store where none was named."""
-        chosen = folder if folder is not None else self._folder
-        if chosen is not None and folder is None:
-            chosen = os.path.realpath(chosen)  # as the store has it
-        return Filters(None if chosen is None else os.fspath(chosen), **filters)
+    def scope(self, filters: Filters | None = None) -> Filters:
+        """Filters with the library's folder, unless they name one; all of the store where the library has none."""
+        filters = filters or Filters()
+        if filters.folder is not None or self._named is None:
+            return filters
+        return replace(filters, folder=os.path.realpath(self._named))  # as the store has it
 
     def update(self) -> IndexReport:
-        """Index what is new, changed or gone below the folder; says what was done."""
+        """Index what is new, changed or gone below the folder (without one: all of the store's folders)."""
         from seps.photos.indexing.updating import update_store
 
+        folders = [] if self._named is None else [self._named]
         done = update_store(
-            [str(self.folder)],
-            self.store,
+            folders,
+            self.location,
             self._model,
             options=self._options,
             device=self._device,
+            plugins=self._plugins,
+            first=self._first,
             progress=self._progress,
         )
         if done.model is not None:
             self.close()
-            self._searcher = Searcher(self.store, done.model, device=self._device)
+            self._searcher = Searcher(self.location, done.model, device=done.model.device)
         return done.report
 
     def add(self, path: str | os.PathLike[str]) -> IndexReport:
@@ -146,49 +191,60 @@ class Library:
 
     def search(
         self,
-        text: str,
+        text: str | Query,
         k: int = 10,
         *,
         folder: str | os.PathLike[str] | None = None,
-        after: Day | None = None,
-        before: Day | None = None,
+        since: Day | None = None,
+        until: Day | None = None,
         min_size: int | None = None,
         min_confidence: float | None = None,
         candidates: int = CANDIDATES,
         exact: bool = False,
-    ) -> Hits:
-        """The `k` pictures that fit a sentence best.
+        sort: Sort = "score",
+        fold: bool = False,
+        pictures: Mapping[str, Part] | None = None,
+    ) -> Results:
+        """The `k` pictures that fit a sentence, or a sum like "horse + stripes - grass", best.
 
         Args:
+            text: the query; of a `Query` the settings are its own, and the other arguments are not read.
             folder: only below this folder (or in this shard) of the library's; ValueError where it holds no picture.
-            after, before: only files of this date or later, and of an earlier one.
+            since, until: only files of this date or later, and of an earlier one.
             min_size: least pixels of the shorter side.
             min_confidence: only pictures of this confidence, 0 to 1; none at all where nothing fits.
             candidates: how many are scored exactly; with `exact` all are.
+            sort: "score", "newest" or "oldest" first.
+            fold: put near-duplicates among the results behind the best of them.
+            pictures: encoded pictures, by the names that parts of a `Query` give them.
         """
-        chosen = self.scope(folder, **_facts(after, before, min_size))
-        hits = self.searcher.search(
-            text, k, candidates=candidates, exact=exact, filters=chosen, min_confidence=min_confidence
-        )
-        self._check_found(hits, folder)
-        return self._found(hits, text, self.searcher.note(text))
+        if isinstance(text, Query):
+            query = text
+        else:
+            filters = _filters(folder, since, until, min_size)
+            query = Query(_terms(text), filters, k, candidates, exact, sort, fold, min_confidence, text)
+        hits = rank(self.searcher, replace(query, filters=self.scope(query.filters)), pictures or {})
+        if not hits and query.filters.folder is not None:
+            check_folder(self.store, query.filters.folder)
+        notes = dict.fromkeys([how_read(query.text), *map(self.searcher.note, query.sentences)])
+        return Results(self, query, hits, [note for note in notes if note])
 
     def similar(
         self,
-        picture: str | os.PathLike[str] | bytes | Image.Image | Found,
+        picture: str | os.PathLike[str] | bytes | Image.Image | Result,
         k: int = 10,
         *,
         folder: str | os.PathLike[str] | None = None,
-        after: Day | None = None,
-        before: Day | None = None,
+        since: Day | None = None,
+        until: Day | None = None,
         min_size: int | None = None,
         exact: bool = False,
-    ) -> Hits:
-        """The `k` pictures most like a picture: a file, its bytes, a Pillow image, or one that was found.
+    ) -> Results:
+        """The `k` pictures most like a picture: a file, its bytes, a Pillow image, or a result.
 
         Raises TypeError for anything else.
         """
-        if isinstance(picture, Found):
+        if isinstance(picture, Result):
             picture = self._bytes(picture.id)
         elif hasattr(picture, "getexif"):
             picture = as_file(picture)
@@ -197,22 +253,17 @@ class Library:
                 f"A picture is a file, its bytes, a Pillow image or a hit, not {type(picture).__name__}. Of an array "
                 "of bytes (height, width, 3) PIL.Image.fromarray(array) makes one."
             )
-        chosen = self.scope(folder, **_facts(after, before, min_size))
-        hits = self.searcher.search_image(picture, k, exact=exact, filters=chosen)
-        self._check_found(hits, folder)
-        return self._found(hits, "", "")
+        query = Query((Term(_PICTURE, True),), _filters(folder, since, until, min_size), k, exact=exact)
+        return self.search(query, pictures={_PICTURE: self.searcher.part_of_image(picture)})
 
-    def _check_found(self, hits: list[Hit], folder: str | os.PathLike[str] | None) -> None:
-        """Raise ValueError where nothing was found because no picture is in the folder."""
-        if not hits and folder is not None:
-            check_folder(self.searcher.store, os.fspath(folder))
+    def duplicates(self, **options: Any) -> list[Group]:
+        """Groups of pictures that are the same file, the same picture or nearly so; nothing is ever deleted.
 
-    def duplicates(self, **options: Any) -> list[Any]:
-        """Groups of pictures that are the same file, the same picture or nearly so; nothing is ever deleted."""
-        found: list[Any] = importlib.import_module("seps.photos.duplicates.duplicates").find_duplicates(
-            self.searcher.store, filters=self.scope(), **options
-        )
-        return found
+        `options` are those of `seps.photos.duplicates.duplicates.find_duplicates`.
+        """
+        from seps.photos.duplicates.duplicates import find_duplicates
+
+        return find_duplicates(self.store, filters=self.scope(), **options)
 
     def export(self, path: str | os.PathLike[str]) -> int:
         """Write ids, absolute paths, sizes and vectors of all pictures to a .npz or .parquet file; returns how many.
@@ -223,7 +274,7 @@ class Library:
         if target.suffix not in (".npz", ".parquet"):
             raise ValueError(f"{target} must end in .npz or .parquet: vectors are written as one of these.")
         rows: dict[str, list[Any]] = {name: [] for name in _EXPORTED}
-        store = self.searcher.store
+        store = self.store
         for some in store.scan(_EXPORTED, store.allowed(self.scope()), batch_size=1024):
             for name in _EXPORTED[:-1]:
                 rows[name] += some.values(name)
@@ -233,13 +284,21 @@ class Library:
             _write(part, rows, target.suffix)
         return len(rows["id"])
 
-    def file(self, path: str) -> Path:
-        """The file of a picture, absolute, by its path in the store."""
-        return self.searcher.store.settings.file(path)
+    def source(self, path: str, member: str | None = None) -> ImageSource:
+        """Where a picture's bytes are, by its path in the store. Raises StoreError for a path out of its folders."""
+        return self.searcher.image_source({"path": path, "member": member})
 
     def thumbnail(self, identity: str) -> bytes:
         """The small JPEG of a picture, by its id. Raises StoreError where the store has none."""
         return bytes(self._row(identity, "thumbnail")["thumbnail"])
+
+    def thumbnails(self, ids: Sequence[str]) -> dict[str, bytes]:
+        """The small JPEGs of pictures, by their ids, without those of pictures that the store has not."""
+        parts = (
+            self.store.select(ids[start : start + AT_ONCE], ["id", "thumbnail"])
+            for start in range(0, len(ids), AT_ONCE)
+        )
+        return {row["id"]: bytes(row["thumbnail"]) for part in parts for row in part.rows()}
 
     def image(self, identity: str) -> Image.Image:
         """A picture by its id, upright, at most 1600 pixels wide; its thumbnail where the file cannot be read."""
@@ -248,35 +307,46 @@ class Library:
         from seps.images.decoding import resized_jpeg
 
         row = self._row(identity, "path", "member", "thumbnail")
-        source = self.searcher.image_source(row)
+        source = self.source(row["path"], row["member"])
         try:
             data = resized_jpeg(read_source(source), source, 1600)
         except UnreadableImage:
             data = bytes(row["thumbnail"])
         return Image.open(io.BytesIO(data))
 
-    def explain(self, identity: str, text: str, score: float | None = None) -> Explained:
+    def find(self, name: str) -> str:
+        """The id of the picture that `name` means: its id, its path, or its file. Raises StoreError where none is."""
+        from seps.photos.search.explaining import find_image
+
+        return find_image(self.store, name)
+
+    def explain(self, identity: str, text: str, score: float | None = None, longest: int = 1600) -> Explained:
         """Why a picture, by its id, has its score for a sentence; `score` is what a search has shown.
 
-        Raises ValueError for a model whose scores cannot be split, StoreError where the store has no such picture.
+        Without it the search is made, whose scores differ in the last digit with the pictures that are scored together.
+        The photo of it has at most `longest` pixels. Raises ValueError for a model whose scores cannot be split,
+        StoreError where the store has no such picture.
         """
         from PIL import Image
 
-        from seps.photos.search.explained import StoredExplainer, photo_to_draw
+        from seps.photos.search.explaining import photo_to_draw
 
-        found = StoredExplainer(self.searcher).explain(identity, text, score)
-        if found is None:
-            raise StoreError(f"The store {self.store} has no picture {identity}; it may have been taken out.")
+        explainer = self.explainer
+        if score is None:
+            score = {hit.id: hit.score for hit in self.searcher.search(text, CANDIDATES)}.get(identity)
+        answer = explainer.explain(identity, text, score)
+        if answer is None:
+            raise self._gone(identity)
         row = self._row(identity, "path", "member", "sha256", "thumbnail")
-        picture, note = photo_to_draw(self.searcher, row, 1600)
-        explanation = replace(found[0], note=" ".join(filter(None, (found[0].note, note))))
-        return Explained(explanation, Image.open(io.BytesIO(picture)), self.file(found[1]["path"]))
+        photo, note = photo_to_draw(self.searcher, row, longest)
+        return Explained(answer[0], Image.open(io.BytesIO(photo)), self.source(row["path"], row["member"]).path, note)
 
     def close(self) -> None:
         """Let go of the threads of the search; the next call opens it again."""
         if self._searcher is not None:
             self._searcher.close()
-            self._searcher = None
+        self._searcher = self._store = None
+        self.__dict__.pop("explainer", None)
 
     def __enter__(self) -> Library:
         return self
@@ -287,26 +357,25 @@ class Library:
         self.close()
 
     def __len__(self) -> int:
-        store = self.searcher.store
-        return store.count(store.allowed(self.scope()))
+        return self.store.count(self.store.allowed(self.scope()))
 
     def __repr__(self) -> str:
-        return f"<Library of {len(self)} pictures in {self.folder}, model {self.searcher.store.settings.model}>"
-
-    def _found(self, hits: list[Hit], query: str, note: str) -> Hits:
-        return Hits([Found(self, hit, query) for hit in hits], query, note)
+        return f"<Library of {len(self)} pictures in {self.folder}, model {self.store.settings.model}>"
 
     def _row(self, identity: str, *columns: str) -> dict[str, Any]:
-        row = self.searcher.store.get(identity, list(columns))
+        row = self.store.get(identity, list(columns))
         if row is None:
-            raise StoreError(f"The store {self.store} has no picture {identity}; it may have been taken out.")
+            raise self._gone(identity)
         return row
+
+    def _gone(self, identity: str) -> StoreError:
+        return StoreError(f"The store {self.location} has no picture {identity}; it may have been taken out.")
 
     def _bytes(self, identity: str) -> bytes:
         """The content of a picture's file, or its thumbnail where the file cannot be read."""
         row = self._row(identity, "path", "member", "thumbnail")
         with contextlib.suppress(UnreadableImage):
-            return read_source(self.searcher.image_source(row))
+            return read_source(self.source(row["path"], row["member"]))
         return bytes(row["thumbnail"])
 
 
@@ -325,9 +394,17 @@ def _default_store(folder: str | os.PathLike[str], model: str) -> Path:
     return default_store(data_folder(os.environ, sys.platform, Path.home()), Path(folder).expanduser(), model)
 
 
-def _facts(after: Day | None, before: Day | None, min_size: int | None) -> dict[str, int | None]:
-    first, last = (None if day is None else nanoseconds(str(day)) for day in (after, before))
-    return {"after": first, "before": last, "min_size": min_size}
+def _terms(text: object) -> tuple[Term, ...]:
+    """The parts of a query that is a text. Raises ValueError for what is none."""
+    check_text(text)
+    return terms_of(cast(str, text))
+
+
+def _filters(
+    folder: str | os.PathLike[str] | None, since: Day | None, until: Day | None, min_size: int | None
+) -> Filters:
+    first, last = (None if day is None else nanoseconds(str(day)) for day in (since, until))
+    return Filters(None if folder is None else os.fspath(folder), first, last, min_size)
 
 
 def _write(path: Path, rows: dict[str, list[Any]], kind: str) -> None:

@@ -23,7 +23,7 @@ from seps.photos.captions.images import list_images
 from seps.photos.indexing import gallery as gallery_module
 from seps.photos.indexing.gallery import walk
 from seps.photos.indexing.maintenance import verify
-from seps.photos.search.explained import find_image
+from seps.photos.search.explaining import find_image
 from seps.photos.search.searcher import Searcher
 from seps.photos.store.store import Store
 from stores import index, model_folder, paint

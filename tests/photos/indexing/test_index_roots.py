@@ -14,9 +14,10 @@ from seps.cli.main import main
 from seps.images.sources import DataError
 from seps.photos.indexing.build import IndexOptions, IndexReport, index_folder, up_to_date
 from seps.photos.indexing.maintenance import remove_root, status, verify
-from seps.photos.search.explained import find_image
+from seps.photos.search.explaining import find_image
 from seps.photos.search.searcher import Searcher
-from seps.photos.store.rows import Filters, StoreError
+from seps.photos.store.filters import Filters
+from seps.photos.store.rows import StoreError
 from seps.photos.store.store import Store
 from stores import gallery, model, model_folder, paint
 

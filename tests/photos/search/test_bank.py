@@ -14,7 +14,7 @@ import torch
 
 from seps.cli.main import call, main
 from seps.photos import Searcher
-from seps.photos.search.explained import StoredExplainer
+from seps.photos.search.explaining import StoredExplainer
 from seps.photos.store.rows import StoreError
 from seps.photos.store.store import Store
 from seps.retrieval.data import load_jsonl

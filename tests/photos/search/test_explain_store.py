@@ -15,7 +15,7 @@ import seps
 from messages import mentions
 from seps.cli.main import call
 from seps.images.sources import row_id
-from seps.photos.search.explained import StoredExplainer, find_image
+from seps.photos.search.explaining import StoredExplainer, find_image
 from seps.photos.search.searcher import Searcher
 from seps.photos.store.rows import StoreError
 from stores import gallery, index, model, model_folder, paint

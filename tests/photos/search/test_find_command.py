@@ -20,8 +20,8 @@ from PIL import Image
 from messages import mentions
 from seps.cli.main import call, main
 from seps.images.dates import nanoseconds
-from seps.photos.search.results import _write_new
 from seps.photos.search.searcher import Searcher
+from seps.photos.search.written import _write_new
 from seps.photos.store.places import data_folder, default_store
 from seps.photos.store.store import Store, writer_lock
 from seps.retrieval.engine import zeroshot
@@ -280,7 +280,7 @@ def test_sums_with_pictures(folder: Path, capsys: pytest.CaptureFixture[str]) ->
         (["a", "--store", "{new}"], "folder"),
         (["a", "{folder}", "--copy-to", "{folder}/sub/new"], "found"),
         (["a", "{folder}", "--html", "{folder}/p00.jpg"], "seps"),
-        (["a", "{folder}", "--after", "soon"], "read"),
+        (["a", "{folder}", "--since", "soon"], "read"),
         (["a", "{folder}", "--exclude", ""], "names nothing"),
         (["a", "{folder}", "--json", "--csv"], "not allowed"),
     ],
@@ -304,14 +304,14 @@ def test_sorting_and_dates(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
         Image.open(path).save(path, exif=exif)
     by_age = [str(path) for path in sorted(folder.rglob("*.jpg"))]
     os.utime(by_age[0], ns=(nanoseconds("2030-01-01"),) * 2)  # the file time does not count
-    for order, expected in (("oldest", by_age), ("date", by_age[::-1]), ("newest", by_age[::-1])):
+    for order, expected in (("oldest", by_age), ("newest", by_age[::-1])):
         assert find("a dog", folder, "--paths", "--sort", order) == 0
         assert out(capsys).splitlines() == expected
     assert find("a dog", folder, "--json", "--sort", "oldest", "-k", "2") == 0
     best = json.loads(out(capsys))
     assert {value["rank"] for value in best} == {1, 2}  # the two best, then their order
     assert all(value["date_source"] == "exif" for value in best)
-    assert find("a dog", folder, "--paths", "--after", "2011-01-01", "--before", "2013-01-01") == 0
+    assert find("a dog", folder, "--paths", "--since", "2011-01-01", "--until", "2013-01-01") == 0
     assert set(out(capsys).splitlines()) == set(by_age[1:3])
 
 

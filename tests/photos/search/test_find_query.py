@@ -10,8 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from seps.photos.search.query import Term, how_read, parse, search_combined, search_terms, terms_of
-from seps.photos.search.searcher import Hit, Searcher
+from seps.photos.search.hits import Hit
+from seps.photos.search.query import Query, Term, how_read, parse, terms_of
+from seps.photos.search.ranking import rank
+from seps.photos.search.searcher import Searcher
+from seps.photos.search.sums import search_combined
 from seps.photos.store.rows import Columns
 from stores import gallery, index, model_folder
 
@@ -66,11 +69,11 @@ def test_a_blank_query(text: str) -> None:
 
 def test_something_must_be_looked_for() -> None:
     with pytest.raises(ValueError, match="look"):
-        terms_of(None)
+        Query(terms_of(None))
     with pytest.raises(ValueError, match="away"):
-        terms_of("- grass")
+        Query(terms_of("- grass"))
     with pytest.raises(ValueError, match="away"):
-        terms_of(None, minus_images=["a.jpg"])
+        Query(terms_of(None, minus_images=["a.jpg"]))
     assert terms_of("- grass", ["a.jpg"]) == (Term("grass", sign=-1), Term("a.jpg", True))
 
 
@@ -104,12 +107,14 @@ def plain(hits: list[Hit]) -> list[tuple[object, ...]]:
 
 @pytest.mark.parametrize("text", SENTENCES)
 def test_one_sentence_is_exactly_the_plain_search(searcher: Searcher, text: str) -> None:
-    assert plain(search_terms(searcher, parse(text), 20)) == plain(searcher.search(text, 20))
+    assert plain(rank(searcher, Query(parse(text), k=20), {})) == plain(searcher.search(text, 20))
 
 
 def test_one_picture_is_exactly_the_search_by_a_picture(searcher: Searcher, place: Path) -> None:
     picture = str(place / "g" / "p04.jpg")
-    assert plain(search_terms(searcher, terms_of(None, [picture]), 20)) == plain(searcher.search_image(picture, 20))
+    assert plain(rank(searcher, Query(terms_of(None, [picture]), k=20), {})) == plain(
+        searcher.search_image(picture, 20)
+    )
 
 
 def twin(searcher: Searcher, terms: tuple[Term, ...]) -> list[dict[str, float]]:
@@ -131,7 +136,7 @@ def test_sums_are_means_of_standard_scores(searcher: Searcher, place: Path, exac
     )
     parts = twin(searcher, terms)
     expected = {path: sum(part[path] for part in parts) for path in parts[0]}
-    hits = search_terms(searcher, terms, 20, exact=exact)
+    hits = rank(searcher, Query(terms, k=20, exact=exact), {})
     assert {hit.path: hit.score for hit in hits} == pytest.approx(expected, abs=1e-4)
     assert [hit.path for hit in hits] == sorted(expected, key=lambda path: -expected[path])
     for hit in hits:
@@ -173,7 +178,7 @@ def test_the_order_of_the_parts_never_matters(
 ) -> None:
     terms = [Term("a photo"), *(Term(text, sign=sign) for text, sign in chosen)]
     mixed = shuffler.sample(terms, len(terms))
-    one, other = (search_terms(searcher, some, 5) for some in (terms, mixed))
+    one, other = (rank(searcher, Query(tuple(some), k=5), {}) for some in (terms, mixed))
     assert [(hit.id, hit.score, dict(hit.terms)) for hit in one] == [
         (hit.id, hit.score, dict(hit.terms)) for hit in other
     ]
@@ -182,10 +187,17 @@ def test_the_order_of_the_parts_never_matters(
 def test_candidates_of_a_sum_hold_its_best(searcher: Searcher) -> None:
     """The vector of a sum is the sum of the vectors: few candidates find what scoring everything does."""
     terms = parse("a dog - stripes and dots + number 3")
-    (best, *_) = search_terms(searcher, terms, 1, exact=True)
-    assert best.id in {hit.id for hit in search_terms(searcher, terms, 8, candidates=8)}
+    (best, *_) = rank(searcher, Query(terms, k=1, exact=True), {})
+    assert best.id in {hit.id for hit in rank(searcher, Query(terms, k=8, candidates=8), {})}
 
 
-def test_a_confidence_is_for_one_sentence(searcher: Searcher) -> None:
+def test_a_confidence_is_for_one_sentence() -> None:
     with pytest.raises(ValueError, match="sentence"):
-        search_terms(searcher, parse("a + b"), min_confidence=0.5)
+        Query(parse("a + b"), min_confidence=0.5)
+
+
+def test_equal_queries_are_one_key() -> None:
+    assert Query(parse("a + b")) == Query(terms_of("a + b")) and len({Query(parse("a")), Query(parse(" a "))}) == 1
+    assert str(Query(terms_of("a - b", ["c.jpg"]))) == "a - b + picture c.jpg"
+    assert [Query(terms_of(text)).explained for text in ("a", "- a + b")] == ["a", "b"]
+    assert Query(terms_of(None, ["c.jpg"])).explained is None

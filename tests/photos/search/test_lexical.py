@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from seps.photos.search.explained import StoredExplainer
-from seps.photos.search.searcher import Filters, Searcher
+from seps.photos.search.explaining import StoredExplainer
+from seps.photos.search.searcher import Searcher
+from seps.photos.store.filters import Filters
 from seps.photos.store.store import Store
 from seps.retrieval.data import load_jsonl
 from seps.retrieval.evaluate.protocol import view

@@ -12,8 +12,10 @@ import pytest
 from tests.stores import TEXTS, few_sentences, gallery, index, model
 
 from seps.images.sources import row_id
-from seps.photos.search.searcher import Hit, Searcher
-from seps.photos.store.rows import Filters, Row
+from seps.photos.search.hits import Hit
+from seps.photos.search.searcher import Searcher
+from seps.photos.store.filters import Filters
+from seps.photos.store.rows import Row
 from seps.photos.store.store import Store
 from seps.photos.store.vector_index import Prior, pool
 

@@ -124,8 +124,8 @@ def test_filters(searcher: Searcher, photos: Path) -> None:
     assert len(searcher.search("a dog", k=30, filters=Filters(min_size=44), exact=True)) == 30
     times = sorted(hit.mtime for hit in searcher.search("a dog", k=30))
     middle = times[len(times) // 2]
-    late = searcher.search("a dog", k=30, filters=Filters(after=middle))
-    early = searcher.search("a dog", k=30, filters=Filters(before=middle))
+    late = searcher.search("a dog", k=30, filters=Filters(since=middle))
+    early = searcher.search("a dog", k=30, filters=Filters(until=middle))
     assert len(late) + len(early) == 30 and all(hit.mtime >= middle for hit in late)
 
 

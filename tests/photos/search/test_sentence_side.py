@@ -15,7 +15,7 @@ import torch
 
 from seps.photos.indexing.build import index_folder
 from seps.photos.indexing.opening import IndexOptions
-from seps.photos.search.explained import StoredExplainer
+from seps.photos.search.explaining import StoredExplainer
 from seps.photos.search.searcher import Searcher
 from seps.photos.store.store import Store
 from seps.retrieval.engine.codec import model_hash, text_hash

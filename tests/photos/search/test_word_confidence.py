@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from seps.photos import Searcher
 from seps.photos.indexing.build import index_folder
-from seps.photos.search.searcher import Filters
+from seps.photos.store.filters import Filters
 from seps.retrieval.pretrained import from_pretrained
 from seps.retrieval.ranking import bank
 from seps.retrieval.ranking.confidence import RANKS, falling, isotonic, ranked, sentence_share, word_confidence

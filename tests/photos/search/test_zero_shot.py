@@ -322,10 +322,11 @@ def test_commands_take_a_dual_encoder(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_the_service_serves_a_store_of_a_dual_encoder(tmp_path: Path) -> None:
     from fastapi.testclient import TestClient
 
+    from seps.photos.library import Library
     from seps.photos.serve.app import create_app
 
     searcher = indexed(photos(tmp_path / "photos", described=3), tmp_path / "s", bank=True)
-    with TestClient(create_app(searcher, hosts=None)) as client:
+    with TestClient(create_app(Library.over(searcher), hosts=None)) as client:
         answer = client.get("/api/search", params={"q": "Rufus1 " + "dog " * 30}).json()
         assert len(answer["results"]) == 7 and "end" in answer["note"]
         assert any(result["terms"].get("lexical") for result in answer["results"])

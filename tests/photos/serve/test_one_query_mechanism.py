@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from seps.cli.main import call
-from seps.photos.search import query
+from seps.photos.search import sums
 from seps.photos.search.searcher import Searcher
 from stores import few_sentences, gallery, index, model_folder
 
 pytest.importorskip("fastapi")
 from starlette.testclient import TestClient
 
+from seps.photos.library import Library
 from seps.photos.serve.app import create_app
 from seps.photos.serve.guard import LOOPBACK
 
@@ -44,7 +45,7 @@ def searcher(place: Path) -> Searcher:
 
 @pytest.fixture
 def client(searcher: Searcher) -> Iterator[TestClient]:
-    with TestClient(create_app(searcher, hosts=LOOPBACK), base_url="http://localhost") as client:
+    with TestClient(create_app(Library.over(searcher), hosts=LOOPBACK), base_url="http://localhost") as client:
         yield client
 
 
@@ -119,7 +120,7 @@ def test_filters_and_depth_change_no_score(
     place: Path, client: TestClient, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Scores are standardised over the gallery's pictures nearest to the parts, whatever may be found of them."""
-    monkeypatch.setattr(query, "SAMPLE", 6)
+    monkeypatch.setattr(sums, "SAMPLE", 6)
     whole = {hit["path"]: hit["score"] for hit in by_page(place, client, SUM, True)}
     for more in ({"folder": "sub"}, {"candidates": 3, "k": 3}, {"exact": True}):
         some = {hit["path"]: hit["score"] for hit in by_page(place, client, SUM, True, **more)}

@@ -20,6 +20,7 @@ pytest.importorskip("fastapi")
 from starlette.testclient import TestClient
 
 from seps.images.sources import row_id
+from seps.photos.library import Library
 from seps.photos.search.searcher import Searcher
 from seps.photos.serve import app as service
 from seps.photos.serve import service as work
@@ -39,7 +40,7 @@ def searcher(tmp_path_factory: pytest.TempPathFactory) -> Searcher:
 
 @pytest.fixture
 def client(searcher: Searcher) -> Iterator[TestClient]:
-    with TestClient(service.create_app(searcher, hosts=LOOPBACK), base_url="http://localhost") as client:
+    with TestClient(service.create_app(Library.over(searcher), hosts=LOOPBACK), base_url="http://localhost") as client:
         yield client
 
 
@@ -64,13 +65,13 @@ def test_filters(tmp_path: Path) -> None:
         os.utime(path, (day, day))
     index(folder, tmp_path / "s")
     data = (folder / "p00.jpg").read_bytes()
-    with TestClient(service.create_app(Searcher(tmp_path / "s", model()))) as client:
+    with TestClient(service.create_app(Library.over(Searcher(tmp_path / "s", model())))) as client:
         for chosen, count in (
-            ("after=2024-05-03", 4),
-            ("before=2024-05-03", 2),
-            ("after=2024-05-02&before=2024-05-04", 2),
-            ("after=2024-05-02T13:00&before=2024-05-04", 1),
-            ("after=2024-05-03T12:00:00", 4),
+            ("since=2024-05-03", 4),
+            ("until=2024-05-03", 2),
+            ("since=2024-05-02&until=2024-05-04", 2),
+            ("since=2024-05-02T13:00&until=2024-05-04", 1),
+            ("since=2024-05-03T12:00:00", 4),
             ("folder=sub", 3),
             ("folder=sub&min_size=44", 3),
             ("min_size=45", 0),
@@ -79,9 +80,9 @@ def test_filters(tmp_path: Path) -> None:
                 assert len(client.get(f"{QUERY}&{chosen}{exact}").json()["results"]) == count, chosen
             found = client.post(f"/api/search-image?{chosen}", content=data).json()["results"]
             assert len(found) == count, chosen
-        assert client.post("/api/search-image?after=soon", content=data).status_code == 422
+        assert client.post("/api/search-image?since=soon", content=data).status_code == 422
         documented = client.get("/docs").text
-        assert "after" in documented and "before" in documented
+        assert "since" in documented and "until" in documented
 
 
 def test_pictures(client: TestClient) -> None:
@@ -128,11 +129,11 @@ def test_upload(client: TestClient, searcher: Searcher, monkeypatch: pytest.Monk
         ("/api/search?q=a&k=100000", 422),
         ("/api/search?q=" + "a" * 2001, 422),
         ("/api/search?q=a&min_size=-1", 422),
-        ("/api/search?q=a&after=yesterday", 422),
-        ("/api/search?q=a&before=2024-13-01", 422),
-        ("/api/search?q=a&after=0001-01-01", 422),
-        ("/api/search?q=a&after=2024-05-31&before=2024-05-31", 422),
-        ("/api/search?q=a&after=1+OR+1%3D1", 422),
+        ("/api/search?q=a&since=yesterday", 422),
+        ("/api/search?q=a&until=2024-13-01", 422),
+        ("/api/search?q=a&since=0001-01-01", 422),
+        ("/api/search?q=a&since=2024-05-31&until=2024-05-31", 422),
+        ("/api/search?q=a&since=1+OR+1%3D1", 422),
         ("/api/search?q=a&folder=" + "a" * 1001, 422),
         ("/api/search?q=a&offset=-1", 422),
         ("/api/search?q=a&offset=99999999", 422),
@@ -189,14 +190,16 @@ def test_a_row_that_leads_outside_is_not_read(tmp_path: Path) -> None:
     searcher.store.put([replace(row, id=evil, path="../secret.jpg")])
     (folder / "p00.jpg").unlink()
     (folder / "p00.jpg").symlink_to(secret)
-    with TestClient(service.create_app(searcher)) as client:
+    with TestClient(service.create_app(Library.over(searcher))) as client:
         for identity in (evil, row.id):
             answer = client.get(f"/api/image/{identity}")
             assert answer.status_code == 400 and "indexed" in answer.json()["error"]
 
 
 def test_token(searcher: Searcher) -> None:
-    with TestClient(service.create_app(searcher, token="sesame"), base_url="http://photos.example") as client:
+    with TestClient(
+        service.create_app(Library.over(searcher), token="sesame"), base_url="http://photos.example"
+    ) as client:
         for path in (
             "/",
             QUERY,
@@ -246,12 +249,12 @@ def test_failures_are_answered(searcher: Searcher, monkeypatch: pytest.MonkeyPat
         raise RuntimeError("inner secret")
 
     monkeypatch.setattr(searcher, "search", broken)
-    with TestClient(service.create_app(searcher)) as client:
+    with TestClient(service.create_app(Library.over(searcher))) as client:
         answer = client.get(QUERY)
         assert answer.status_code == 500 and "secret" not in answer.text
         assert answer.headers["x-content-type-options"] == "nosniff"
     monkeypatch.setattr(work, "WAITING", 0)
-    with TestClient(service.create_app(searcher)) as client:
+    with TestClient(service.create_app(Library.over(searcher))) as client:
         assert client.get(QUERY).status_code == 503
 
 
@@ -266,7 +269,7 @@ def test_confidence(tmp_path: Path) -> None:
     """With a bank each result has its confidence, `good` counts those above the line, and the parts sum up."""
     index(gallery(tmp_path / "g", 6, described=3), tmp_path / "s", bank=True)
     banked = Searcher(tmp_path / "s", model())
-    with TestClient(service.create_app(banked), base_url="http://localhost") as client:
+    with TestClient(service.create_app(Library.over(banked)), base_url="http://localhost") as client:
         answer = client.get(QUERY).json()
         sure = [hit["confidence"] for hit in answer["results"]]
         assert sure == sorted(sure, reverse=True) and len(sure) == 6
@@ -278,7 +281,9 @@ def test_confidence(tmp_path: Path) -> None:
         assert parts == pytest.approx(answer["results"][0]["score"], abs=1e-5) and found["background"] < 0
         assert client.get(f"{QUERY}&min_confidence=2").status_code == 422
     index(tmp_path / "g", tmp_path / "plain")
-    with TestClient(service.create_app(Searcher(tmp_path / "plain", model())), base_url="http://localhost") as client:
+    with TestClient(
+        service.create_app(Library.over(Searcher(tmp_path / "plain", model()))), base_url="http://localhost"
+    ) as client:
         answer = client.get(QUERY).json()
         assert answer["good"] is None and answer["results"][0]["confidence"] is None
         refused = client.get(f"{QUERY}&min_confidence=0.5")

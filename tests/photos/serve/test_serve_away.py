@@ -22,6 +22,7 @@ from starlette.testclient import TestClient
 from seps.cli.main import main
 from seps.cli.pictures import serve as serve_command
 from seps.images.sources import row_id
+from seps.photos.library import Library
 from seps.photos.search.searcher import Searcher
 from seps.photos.serve.app import create_app
 
@@ -31,7 +32,7 @@ IDENTITY = row_id("p00.jpg", None)
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[TestClient]:
     index(gallery(tmp_path / "g", 2), tmp_path / "s")
-    with TestClient(create_app(Searcher(tmp_path / "s", model()))) as client:
+    with TestClient(create_app(Library.over(Searcher(tmp_path / "s", model())))) as client:
         yield client
 
 
@@ -157,7 +158,7 @@ def test_a_store_that_cannot_be_written_is_served(tmp_path: Path) -> None:
     before = sorted((path, path.stat().st_mtime_ns) for path in (tmp_path / "s").rglob("*"))
     for path, _ in before:
         path.chmod(0o555 if path.is_dir() else 0o444)
-    with TestClient(create_app(Searcher(tmp_path / "s", model()))) as client:
+    with TestClient(create_app(Library.over(Searcher(tmp_path / "s", model())))) as client:
         assert client.get("/api/search?q=a+dog").status_code == 200
         assert client.get(f"/api/image/{IDENTITY}").status_code == 200
     assert sorted((path, path.stat().st_mtime_ns) for path in (tmp_path / "s").rglob("*")) == before

@@ -20,6 +20,7 @@ pytest.importorskip("fastapi")
 import uvicorn
 
 from seps.cli.pictures.serve import bind
+from seps.photos.library import Library
 from seps.photos.search.searcher import Searcher
 from seps.photos.serve import connections
 from seps.photos.serve.app import create_app
@@ -50,7 +51,7 @@ def served(app: Any) -> Iterator[int]:
 def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     folder = tmp_path_factory.mktemp("connections")
     index(gallery(folder / "g", 2, described=0), folder / "s")
-    with served(create_app(Searcher(folder / "s", model()), hosts=LOOPBACK, local=True)) as port:
+    with served(create_app(Library.over(Searcher(folder / "s", model())), hosts=LOOPBACK, local=True)) as port:
         yield port
 
 

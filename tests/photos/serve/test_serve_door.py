@@ -18,6 +18,7 @@ from fastapi import Request
 from starlette.testclient import TestClient
 
 from seps.images.sources import row_id
+from seps.photos.library import Library
 from seps.photos.search.searcher import Searcher
 from seps.photos.serve import uploads
 from seps.photos.serve.app import create_app
@@ -55,7 +56,7 @@ def searcher(tmp_path_factory: pytest.TempPathFactory) -> Searcher:
 
 @pytest.fixture
 def client(searcher: Searcher) -> Iterator[TestClient]:
-    with TestClient(create_app(searcher, hosts=LOOPBACK), base_url="http://localhost") as client:
+    with TestClient(create_app(Library.over(searcher), hosts=LOOPBACK), base_url="http://localhost") as client:
         yield client
 
 
@@ -107,7 +108,7 @@ def test_links_may_open_the_page(client: TestClient) -> None:
 
 
 def test_the_header_with_the_token_is_enough(searcher: Searcher) -> None:
-    with TestClient(create_app(searcher, token="sesame"), base_url="http://photos.example") as client:
+    with TestClient(create_app(Library.over(searcher), token="sesame"), base_url="http://photos.example") as client:
         headers = {"Origin": "http://behind.a.proxy"}
         assert client.get(QUERY, headers={**headers, "Authorization": "Bearer sesame"}).status_code == 200
         assert client.get(QUERY, headers={**headers, "Cookie": "seps_token=sesame"}).status_code == 403
@@ -156,7 +157,7 @@ def test_addresses_mean_one_store_and_one_content(tmp_path: Path, monkeypatch: p
     for name in ("one", "two"):
         folder = gallery(tmp_path / name, 2, described=0)
         index(folder, tmp_path / f"{name}-store")
-        with TestClient(create_app(Searcher(tmp_path / f"{name}-store", model()))) as client:
+        with TestClient(create_app(Library.over(Searcher(tmp_path / f"{name}-store", model())))) as client:
             answers.append({hit["path"]: hit for hit in client.get(QUERY).json()["results"]})
             before = answers[-1]["p00.jpg"]
             kept = client.get(before["thumbnail"])
@@ -221,7 +222,7 @@ def test_uploads_beyond_the_limit_are_refused_unread(searcher: Searcher) -> None
     """Of 60 uploads at once, eight are read; the bodies of the others are never asked for."""
 
     async def flood() -> tuple[list[int], int]:
-        app = create_app(searcher)
+        app = create_app(Library.over(searcher))
         asked: set[int] = set()
         release = asyncio.Event()
 
@@ -255,7 +256,7 @@ def test_an_upload_that_never_ends_gives_its_place_back(searcher: Searcher, monk
         await asyncio.sleep(60)
 
     async def twice() -> list[int]:
-        app = create_app(searcher)
+        app = create_app(Library.over(searcher))
         return [await call(app, slow), await call(app, slow)]
 
     assert asyncio.run(twice()) == [408, 408]

@@ -16,6 +16,7 @@ pytest.importorskip("fastapi")
 from starlette.testclient import TestClient
 
 from seps.images.sources import row_id
+from seps.photos.library import Library
 from seps.photos.search.searcher import Searcher
 from seps.photos.serve.app import create_app
 from seps.photos.serve.guard import LOOPBACK
@@ -39,7 +40,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def app(folder: Path, **options: object) -> TestClient:
-    return TestClient(create_app(Searcher(folder.parent / "s", model()), **options), base_url="http://localhost")  # type: ignore[arg-type]
+    return TestClient(
+        create_app(Library.over(Searcher(folder.parent / "s", model())), **options), base_url="http://localhost"
+    )  # type: ignore[arg-type]
 
 
 def test_the_bytes_of_the_file(folder: Path) -> None:
@@ -128,7 +131,7 @@ def test_a_path_out_of_the_folder_is_not_followed(folder: Path) -> None:
     shutil.copy(folder.parent / "secret.jpg", folder.parent / "elsewhere" / 'a "näme"; b.jpg')
     shutil.rmtree(folder / "sub")
     (folder / "sub").symlink_to(folder.parent / "elsewhere")
-    with TestClient(create_app(searcher)) as client:
+    with TestClient(create_app(Library.over(searcher))) as client:
         for each in (identity, deep, evil):
             for more in ("", "?download=true"):
                 answer = client.get(f"/api/original/{each}{more}")

@@ -19,9 +19,12 @@ from stores import always_newest, gallery, index, model
 pytest.importorskip("fastapi")
 from starlette.testclient import TestClient
 
+from seps.photos.library import Library
 from seps.photos.search import folding
-from seps.photos.search.searcher import Hit, Searcher
-from seps.photos.serve import browse, queries, rankings, service
+from seps.photos.search.hits import Hit
+from seps.photos.search.ranking import in_order
+from seps.photos.search.searcher import Searcher
+from seps.photos.serve import browse, recent, service
 from seps.photos.serve.app import create_app
 from seps.photos.serve.guard import LOOPBACK
 
@@ -45,7 +48,7 @@ def searcher(tmp_path_factory: pytest.TempPathFactory) -> Searcher:
 
 @pytest.fixture
 def client(searcher: Searcher) -> Iterator[TestClient]:
-    with TestClient(create_app(searcher, hosts=LOOPBACK), base_url="http://localhost") as client:
+    with TestClient(create_app(Library.over(searcher), hosts=LOOPBACK), base_url="http://localhost") as client:
         yield client
 
 
@@ -83,7 +86,7 @@ def test_a_change_of_the_store_between_two_pages(tmp_path: Path, monkeypatch: py
     """Further pages neither repeat nor miss a picture; the next search sees the change."""
     folder = gallery(tmp_path / "g", 6)
     index(folder, tmp_path / "s")
-    with TestClient(create_app(Searcher(tmp_path / "s", model()))) as client:
+    with TestClient(create_app(Library.over(Searcher(tmp_path / "s", model())))) as client:
         before = paths(client.get(f"{QUERY}&k=6").json()["results"])
         first = paths(client.get(f"{QUERY}&k=3").json()["results"])
         listed = paths(client.get("/api/pictures?k=6").json()["results"])
@@ -113,22 +116,22 @@ def hit(rank: int, confidence: float | None, mtime: int) -> Hit:
 
 def test_good_matches_stay_before_the_rest_by_date() -> None:
     hits = [hit(1, 0.9, 5), hit(2, 0.5, 9), hit(3, 0.2, 99), hit(4, 0.1, 1)]
-    assert [one.rank for one in rankings.in_order(hits, "newest")] == [2, 1, 3, 4]
-    assert [one.rank for one in rankings.in_order(hits, "oldest")] == [1, 2, 4, 3]
-    assert rankings.in_order(hits, "score") == hits
+    assert [one.rank for one in in_order(hits, "newest")] == [2, 1, 3, 4]
+    assert [one.rank for one in in_order(hits, "oldest")] == [1, 2, 4, 3]
+    assert in_order(hits, "score") == hits
     unknown = [replace(one, confidence=None) for one in hits]
-    assert [one.rank for one in rankings.in_order(unknown, "newest")] == [3, 2, 1, 4]
+    assert [one.rank for one in in_order(unknown, "newest")] == [3, 2, 1, 4]
 
 
 def test_by_date_what_is_less_relevant_stays_behind() -> None:
     """Without a good match everything was put into an order of dates, and what fits best left the first page."""
     none_good = [hit(rank, 0.2, rank) for rank in range(1, 201)]
     for unsure in (none_good, [replace(one, confidence=None) for one in none_good]):
-        assert [one.rank for one in rankings.in_order(unsure, "newest")] == [*range(24, 0, -1), *range(25, 201)]
+        assert [one.rank for one in in_order(unsure, "newest")] == [*range(24, 0, -1), *range(25, 201)]
     many_good = [hit(rank, 0.9 if rank <= 60 else 0.1, rank) for rank in range(1, 201)]
-    assert [one.rank for one in rankings.in_order(many_good, "newest")] == [*range(60, 0, -1), *range(61, 201)]
+    assert [one.rank for one in in_order(many_good, "newest")] == [*range(60, 0, -1), *range(61, 201)]
     few_good = [hit(rank, 0.9 if rank <= 3 else 0.1, rank) for rank in range(1, 201)]
-    found = [one.rank for one in rankings.in_order(few_good, "newest")]
+    found = [one.rank for one in in_order(few_good, "newest")]
     assert found == [3, 2, 1, *range(24, 3, -1), *range(25, 201)]
 
 
@@ -149,7 +152,7 @@ def test_near_duplicates_are_folded(client: TestClient, monkeypatch: pytest.Monk
 
 
 def test_rankings_are_bounded() -> None:
-    kept: queries.Recent[int] = queries.Recent(most=99)
+    kept: recent.Recent[int] = recent.Recent(most=99)
     for key in range(5):
         kept.put(key, key, 40)
     assert [kept.get(key) for key in range(5)] == [None, None, None, 3, 4]
@@ -163,7 +166,7 @@ def test_rankings_are_bounded() -> None:
 def test_rankings_without_a_result_are_bounded(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no end of queries that find nothing."""
     sizes: list[int] = []
-    monkeypatch.setattr(queries.Recent, "put", lambda self, key, value, size=1: sizes.append(size))
+    monkeypatch.setattr(recent.Recent, "put", lambda self, key, value, size=1: sizes.append(size))
     assert client.get(f"{QUERY}&min_size=9999").json()["results"] == []
     assert client.get("/api/pictures?min_size=9999").json()["results"] == []
     assert [size for size in sizes if size != 1] == [service.EMPTY_ROWS, service.EMPTY_ROWS]
@@ -202,7 +205,7 @@ def test_a_sentence_and_a_picture(client: TestClient, searcher: Searcher) -> Non
 
 def test_uploaded_pictures_are_remembered_for_a_while(searcher: Searcher, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "KEPT_PICTURES", 1)
-    client = TestClient(create_app(searcher, hosts=LOOPBACK), base_url="http://localhost")
+    client = TestClient(create_app(Library.over(searcher), hosts=LOOPBACK), base_url="http://localhost")
     root = Path(searcher.store.settings.root)
     answer = client.post("/api/upload", content=(root / "p02.jpg").read_bytes()).json()
     assert paths(pages(client, f"/api/search?upload={answer['upload']}", 5))[0] == "p02.jpg"
@@ -232,7 +235,7 @@ def test_pictures_without_a_query(client: TestClient, searcher: Searcher) -> Non
     assert paths(pages(client, "/api/pictures?folder=sub", 4)) == [
         f"sub/p{number:02}.jpg" for number in (11, 9, 7, 5, 3, 1)
     ]
-    assert len(pages(client, "/api/pictures?before=2024-05-03", 5)) == 2
+    assert len(pages(client, "/api/pictures?until=2024-05-03", 5)) == 2
     assert client.get(newest[0]["thumbnail"]).status_code == 200
     assert client.get("/api/pictures?min_size=9999").json() == {"total": 0, "offset": 0, "next": None, "results": []}
 
@@ -295,7 +298,7 @@ def test_a_store_of_a_dual_encoder(tmp_path: Path) -> None:
     shutil.copy(folder / "p00.jpg", folder / "copy.jpg")
     clip = load_search_model(dual_folder("clip"))
     index_folder(folder, tmp_path / "s", clip, str(dual_folder("clip")), options=IndexOptions(workers=1))
-    with TestClient(create_app(Searcher(tmp_path / "s", clip))) as client:
+    with TestClient(create_app(Library.over(Searcher(tmp_path / "s", clip)))) as client:
         found = pages(client, f"{QUERY}&fold=true", 2)
         assert len(found) == 4
         (entry,) = [hit for hit in found if hit["folded"]]

@@ -14,6 +14,7 @@ pytest.importorskip("fastapi")
 from starlette.testclient import TestClient
 
 from seps.photos.indexing.build import IndexOptions, index_folder
+from seps.photos.library import Library
 from seps.photos.search.searcher import Searcher
 from seps.photos.serve.app import create_app
 from seps.photos.serve.guard import LOOPBACK
@@ -35,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=["local", "elsewhere"])
 def client(folder: Path, request: pytest.FixtureRequest) -> Iterator[TestClient]:
-    app = create_app(Searcher(folder / "s", model()), hosts=LOOPBACK, local=request.param == "local")
+    app = create_app(Library.over(Searcher(folder / "s", model())), hosts=LOOPBACK, local=request.param == "local")
     with TestClient(app, base_url="http://localhost") as client:
         yield client
 
@@ -77,7 +78,9 @@ def test_a_wrong_folder_names_those_there_are(client: TestClient, folder: Path) 
 def test_whole_paths_are_for_this_machine(folder: Path) -> None:
     searcher = Searcher(folder / "s", model())
     for local in (True, False):
-        with TestClient(create_app(searcher, hosts=LOOPBACK, local=local), base_url="http://localhost") as client:
+        with TestClient(
+            create_app(Library.over(searcher), hosts=LOOPBACK, local=local), base_url="http://localhost"
+        ) as client:
             for hit in client.get("/api/search?q=a").json()["results"]:
                 facts = client.get(f"/api/picture/{hit['id']}").json()
                 if local:
@@ -88,7 +91,7 @@ def test_whole_paths_are_for_this_machine(folder: Path) -> None:
 
 def test_messages_hold_no_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     searcher = Searcher(folder / "s", model())
-    with TestClient(create_app(searcher, hosts=LOOPBACK), base_url="http://localhost") as client:
+    with TestClient(create_app(Library.over(searcher), hosts=LOOPBACK), base_url="http://localhost") as client:
         hits = {hit["path"]: hit["id"] for hit in client.get("/api/search?q=a").json()["results"]}
 
         def fails(*_: Any, **__: Any) -> None:
@@ -119,7 +122,7 @@ def test_messages_hold_no_path(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_store_of_one_folder_has_paths_below_it(tmp_path: Path) -> None:
     index(gallery(tmp_path / "g", 2), tmp_path / "s")
-    with TestClient(create_app(Searcher(tmp_path / "s", model()))) as client:
+    with TestClient(create_app(Library.over(Searcher(tmp_path / "s", model())))) as client:
         assert {hit["path"] for hit in client.get("/api/search?q=a").json()["results"]} == {"p00.jpg", "sub/p01.jpg"}
         answer = client.get("/api/search?q=a&folder=nowhere")
         assert answer.status_code == 404 and "sub" in answer.json()["error"]

@@ -18,6 +18,7 @@ pytest.importorskip("fastapi")
 from starlette.testclient import TestClient
 
 from seps.cli.pictures import serve as command
+from seps.photos.library import Library
 from seps.photos.search.searcher import Searcher
 from seps.photos.serve.app import create_app
 from seps.photos.serve.guard import LOOPBACK
@@ -50,7 +51,7 @@ def searcher(tmp_path_factory: pytest.TempPathFactory) -> Searcher:
 
 @pytest.fixture(params=["taken away", "left"])
 def client(searcher: Searcher, request: pytest.FixtureRequest) -> Iterator[TestClient]:
-    app = create_app(searcher, token="sesame", hosts=(*LOOPBACK, "photos.lan"), root_path="/photos")
+    app = create_app(Library.over(searcher), token="sesame", hosts=(*LOOPBACK, "photos.lan"), root_path="/photos")
     outside = proxied(app, "/photos", stripping=request.param == "taken away")
     with TestClient(outside, base_url="https://photos.lan") as client:
         yield client
@@ -77,14 +78,14 @@ def test_the_page_and_its_addresses_under_a_prefix(client: TestClient) -> None:
 
 def test_a_prefix_without_its_slash(searcher: Searcher) -> None:
     """Addresses relative to it would lead out of it."""
-    app = proxied(create_app(searcher, root_path="/photos"), "/photos", stripping=False)
+    app = proxied(create_app(Library.over(searcher), root_path="/photos"), "/photos", stripping=False)
     with TestClient(app) as client:
         answer = client.get("/photos?q=a", follow_redirects=False)
         assert answer.status_code == 308 and answer.headers["location"] == "/photos/?q=a"
 
 
 def test_other_names(searcher: Searcher) -> None:
-    with TestClient(create_app(searcher, token="t", hosts=(*LOOPBACK, "photos.lan"))) as client:
+    with TestClient(create_app(Library.over(searcher), token="t", hosts=(*LOOPBACK, "photos.lan"))) as client:
         headers = {"Authorization": "Bearer t"}
         for host, status in (("photos.lan", 200), ("Photos.LAN:8443", 200), ("localhost", 200), ("evil.lan", 400)):
             assert client.get("/api/status", headers={**headers, "Host": host}).status_code == status, host

@@ -12,6 +12,7 @@ from stores import gallery, index, model
 pytest.importorskip("fastapi")
 from starlette.testclient import TestClient
 
+from seps.photos.library import Library
 from seps.photos.search.searcher import Searcher
 from seps.photos.serve.app import create_app
 from seps.photos.serve.guard import LOOPBACK
@@ -26,7 +27,7 @@ def searcher(tmp_path_factory: pytest.TempPathFactory) -> Searcher:
 
 @pytest.fixture
 def client(searcher: Searcher) -> Iterator[TestClient]:
-    with TestClient(create_app(searcher, hosts=LOOPBACK), base_url="http://localhost") as client:
+    with TestClient(create_app(Library.over(searcher), hosts=LOOPBACK), base_url="http://localhost") as client:
         yield client
 
 
@@ -34,7 +35,7 @@ def client(searcher: Searcher) -> Iterator[TestClient]:
 @pytest.mark.parametrize("root_path", ["", "/photos"])
 def test_the_schema_is_valid(searcher: Searcher, token: str | None, root_path: str) -> None:
     validator = pytest.importorskip("openapi_spec_validator")
-    with TestClient(create_app(searcher, token=token, root_path=root_path)) as client:
+    with TestClient(create_app(Library.over(searcher), token=token, root_path=root_path)) as client:
         schema = client.get("/openapi.json", headers={"Authorization": "Bearer sesame"}).json()
     validator.validate(schema)
     operations = {
@@ -102,7 +103,9 @@ def test_a_picture_in_a_form(client: TestClient, searcher: Searcher) -> None:
 
 
 def test_health_needs_neither_token_nor_name(searcher: Searcher) -> None:
-    with TestClient(create_app(searcher, token="t", hosts=LOOPBACK), base_url="http://10.0.0.9") as client:
+    with TestClient(
+        create_app(Library.over(searcher), token="t", hosts=LOOPBACK), base_url="http://10.0.0.9"
+    ) as client:
         assert client.get("/health").json() == {"status": "ok"}
         assert client.get("/api/status").status_code == 400
         assert client.get("/health", headers={"Origin": "http://evil.example"}).status_code == 403

@@ -10,7 +10,8 @@ import pytest
 
 from seps.images.sources import row_id
 from seps.photos.store.connection import open_dataset
-from seps.photos.store.rows import Filters, Row, StoreSettings
+from seps.photos.store.filters import Filters
+from seps.photos.store.rows import Row, StoreSettings
 from seps.photos.store.store import Store
 
 ROWS, WIDTH = 12_000, 16

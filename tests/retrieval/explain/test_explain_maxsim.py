@@ -15,7 +15,7 @@ from seps.images.decoding import read_image
 from seps.images.sources import ImageSource
 from seps.method.config import SlimmingConfig
 from seps.photos.indexing.build import IndexOptions, index_folder
-from seps.photos.search.explained import StoredExplainer
+from seps.photos.search.explaining import StoredExplainer
 from seps.photos.search.searcher import Searcher
 from seps.photos.serve.kept import kept_patches, selects_patches
 from seps.retrieval.config import ModelConfig

@@ -14,7 +14,7 @@ from duals import FAMILIES, dual_folder
 from messages import mentions
 from seps.cli.main import main
 from seps.photos.indexing.build import IndexOptions, index_folder
-from seps.photos.search.explained import StoredExplainer, find_image
+from seps.photos.search.explaining import StoredExplainer, find_image
 from seps.photos.search.searcher import Searcher
 from seps.retrieval.engine import zeroshot
 from seps.retrieval.engine.zeroshot import ZeroShotModel, load_search_model

@@ -48,16 +48,15 @@ def run(options: argparse.Namespace) -> int:
         check_picture(options.sheet, "--sheet")
     from seps.cli.shared.progress import count_progress
     from seps.photos.duplicates import contact_sheet
-    from seps.photos.duplicates.duplicates import find_duplicates
-    from seps.photos.store.store import Store
+    from seps.photos.library import Library
 
-    store = Store.open(options.store)
+    library = Library(store=options.store)
     with count_progress("comparing", "images") as progress:
-        groups = find_duplicates(
-            store, kind=options.kind, threshold=options.threshold, within=options.within, progress=progress
+        groups = library.duplicates(
+            kind=options.kind, threshold=options.threshold, within=options.within, progress=progress
         )
     if options.html or options.sheet:
-        pictures = contact_sheet.thumbnails(store, groups)
+        pictures = library.thumbnails([copy.id for group in groups for copy in group.pictures])
         if options.html:
             write_text(Path(options.html), contact_sheet.html_page(groups, pictures))
         if options.sheet:
@@ -71,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
             print(f"   {'keep ' if copy.kind is None else '     '} {printable(copy)}  ({contact_sheet.told(copy)})")
     others = sum(len(group.others) for group in groups)
     beside = f"{counted(others, 'picture')} beside {'that' if len(groups) == 1 else 'those'} to keep"
-    print(f"{counted(len(groups), 'group')} with {beside}, of {len(store)}. Nothing was deleted.")
+    print(f"{counted(len(groups), 'group')} with {beside}, of {len(library)}. Nothing was deleted.")
     for name in filter(None, (options.html, options.sheet)):
         print(f"Written: {printable(name)}")
     return 0

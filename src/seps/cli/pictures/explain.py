@@ -142,23 +142,9 @@ def _check_guides(read: Sequence[str], given: Sequence[str]) -> None:
 
 def _of_store(options: argparse.Namespace) -> tuple[Explanation, Image.Image, list[str]]:
     """The same of a picture of a store, from what the store holds of it, with the score of a search."""
-    from PIL import Image
+    from seps.photos.library import Library
 
-    from seps.photos.search.explained import StoredExplainer, find_image, photo_to_draw
-    from seps.photos.search.searcher import CANDIDATES, Searcher
-
-    searcher = Searcher(options.store, options.model, device=options.device)
-    explainer = StoredExplainer(searcher)
-    identity = find_image(searcher.store, options.image)
-    # The search itself: its scores differ in the last digit with the pictures that are scored together.
-    shown = {hit.id: hit.score for hit in searcher.search(options.caption, CANDIDATES)}
-    found = explainer.explain(identity, options.caption, shown.get(identity))
-    row = searcher.store.get(identity, ["thumbnail", "path", "member", "sha256"])
-    if found is None or row is None:
-        raise ValueError(f"The picture {options.image!r} was taken out of the store meanwhile.")
-    explanation = found[0]
-    notes = [explanation.note] if explanation.note else []
-    picture, note = photo_to_draw(searcher, row, 1024)
-    if note and options.out:
-        notes.append(note)
-    return explanation, Image.open(io.BytesIO(picture)), notes
+    library = Library(store=options.store, model=options.model, device=options.device)
+    explained = library.explain(library.find(options.image), options.caption, longest=1024)
+    notes = [explained.explanation.note, explained.photo_note if options.out else ""]
+    return explained.explanation, explained.photo, [note for note in notes if note]

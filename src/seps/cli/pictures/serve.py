@@ -104,7 +104,7 @@ def run(options: argparse.Namespace) -> int:
         from seps.photos.serve.connections import server_config
     except ImportError as error:
         raise ValueError(f"The service needs FastAPI and uvicorn ({error}): pip install fastapi uvicorn") from error
-    from seps.photos.search.searcher import Searcher
+    from seps.photos.library import Library
     from seps.photos.serve.guard import LOOPBACK
 
     on_loopback = options.host in LOOPBACK
@@ -117,12 +117,12 @@ def run(options: argparse.Namespace) -> int:
     # The address first: it fails at once, the model takes seconds to load.
     listening = bind(options.host, options.port)
     port = listening.getsockname()[1]
-    searcher = Searcher(options.store, options.model, device=options.device)
-    searcher.load_vision()  # now, not by the first request
+    library = Library(store=options.store, model=options.model, device=options.device)
+    library.searcher.load_vision()  # now, not by the first request
     places = reached_at(options.host)
     hosts = tuple(dict.fromkeys([*LOOPBACK, *(places if not on_loopback else ()), *options.allow_host]))
     app = create_app(
-        searcher,
+        library,
         token=token,
         # Beyond this machine the token protects, by whatever name the service is reached.
         hosts=hosts if on_loopback or options.allow_host else None,
@@ -133,7 +133,7 @@ def run(options: argparse.Namespace) -> int:
     listening.listen(2048)  # from here on a client waits and is not refused
     addresses = [f"http://{f'[{place}]' if ':' in place else place}:{port}/" for place in places]
     secret = f"?token={token}" if token else ""
-    print(f"{len(searcher.store)} images. Open {addresses[0]}{secret}  (Ctrl-C stops)", flush=True)
+    print(f"{len(library)} images. Open {addresses[0]}{secret}  (Ctrl-C stops)", flush=True)
     for address in addresses[1:]:
         print(f"On this machine also {address}{secret}", flush=True)
     print(f"The API is documented at {addresses[0]}docs", flush=True)

@@ -7,44 +7,48 @@ import io
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from seps.cli.shared.text import cells, counted, printable
 
+if TYPE_CHECKING:
+    from seps.photos.search.hits import Hit
+    from seps.photos.search.results import Results
+
 
 def print_results(
-    hits: Sequence[Mapping[str, Any]],
+    results: Results,
     names: Sequence[str],
     good: int | None,
     *,
     dates: bool = False,
-    thumbnails: Sequence[str] = (),
+    thumbnails: Mapping[str, bytes] | None = None,
 ) -> None:
-    """Print results (`Hit.as_dict`) under a header, with a line after the first `good`; None: no line.
+    """Print results under a header, with a line after the first `good`; None: no line.
 
-    `names` are what stands for the pictures, `thumbnails` JPEGs in base64. With `dates` there is a column of dates.
+    `names` are those of the pictures, `thumbnails` their JPEGs by id. With `dates` there is a column of dates.
     """
     protocol = inline_protocol()
+    hits = results.hits
     shown = [f"{printable(name)}{_copies(hit)}" for name, hit in zip(names, hits, strict=True)]
     width = max(map(cells, shown))
-    sure = "" if hits[0].get("confidence") is None else "  confidence"
+    sure = "" if hits[0].confidence is None else "  confidence"
     when = f"  {'date':<15}" if dates else ""
     print(f"{'rank':>4}  {'score':>7}{sure}{when}  {'picture':<{width}}  size")
     for place, (hit, name) in enumerate(zip(hits, shown, strict=True)):
         if place == good:
             print(f"      --- {'the rest: weaker matches' if place else 'no good match; the nearest are'} ---")
-        sure = "" if hit.get("confidence") is None else f"  {hit['confidence']:>10.2f}"
-        when = f"  {hit['date'][:10]} {hit['date_source']:<4}" if dates else ""
+        sure = "" if hit.confidence is None else f"  {hit.confidence:>10.2f}"
+        when = f"  {hit.date[:10]} {hit.date_source:<4}" if dates else ""
         padded = name + " " * (width - cells(name))
-        print(f"{hit['rank']:>4}  {hit['score']:>7.3f}{sure}{when}  {padded}  {hit['width']} x {hit['height']}")
-        if protocol and thumbnails and thumbnails[place]:
-            print(_inline(base64.b64decode(thumbnails[place]), protocol))
+        print(f"{hit.rank:>4}  {hit.score:>7.3f}{sure}{when}  {padded}  {hit.width} x {hit.height}")
+        if protocol and thumbnails and hit.id in thumbnails:
+            print(_inline(thumbnails[hit.id], protocol))
 
 
-def _copies(hit: Mapping[str, Any]) -> str:
+def _copies(hit: Hit) -> str:
     """How many near-duplicates are folded under a result."""
-    count = len(hit.get("folded", ()))
-    return f" (and {counted(count, 'copy', 'copies')})" if count else ""
+    return f" (and {counted(len(hit.folded), 'copy', 'copies')})" if hit.folded else ""
 
 
 def inline_protocol() -> str | None:

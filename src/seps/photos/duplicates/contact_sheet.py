@@ -10,7 +10,6 @@ from html import escape
 from PIL import Image, ImageDraw
 
 from seps.photos.duplicates.duplicates import Copy, Group
-from seps.photos.store.store import AT_ONCE, Store
 
 CELL, LINE = 160, 14
 """Pixels of a thumbnail's longer side, and of a line of text."""
@@ -25,13 +24,6 @@ _STYLE = (
     "li.keep img{outline:4px solid #2a7}h2{font-size:1em}"
     "@media(prefers-color-scheme:dark){body{background:#181818;color:#ddd}}"
 )
-
-
-def thumbnails(store: Store, groups: Sequence[Group]) -> dict[str, bytes]:
-    """The thumbnails of all pictures of the groups, by id."""
-    ids = [copy.id for group in groups for copy in group.pictures]
-    parts = [store.select(ids[start : start + AT_ONCE], ["id", "thumbnail"]) for start in range(0, len(ids), AT_ONCE)]
-    return {row["id"]: bytes(row["thumbnail"]) for part in parts for row in part.rows()}
 
 
 def told(copy: Copy) -> str:

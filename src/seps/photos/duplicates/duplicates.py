@@ -19,7 +19,8 @@ import numpy as np
 from seps.images.formats import is_video
 from seps.images.shards import shown_place
 from seps.photos.duplicates.likeness import Array, Looks, looks_of, near_duplicate_cosine
-from seps.photos.store.rows import Columns, Filters, StoreError, StoreSettings
+from seps.photos.store.filters import Filters
+from seps.photos.store.rows import Columns, StoreError, StoreSettings
 from seps.photos.store.store import Store
 from seps.retrieval.engine.codec import appearance
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
@@ -22,26 +21,8 @@ MARGIN = 0.15
 thumbnails would take as long as the search."""
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One result, and the near-duplicates that follow it in the ranking."""
-
-    hit: Hit
-    folded: tuple[Hit, ...] = ()
-
-    def as_dict(self) -> dict[str, Any]:
-        """As `Hit.as_dict`, with `folded` where there are any."""
-        copies = {"folded": [hit.as_dict() for hit in self.folded]} if self.folded else {}
-        return {**self.hit.as_dict(), **copies}
-
-
-def unfolded(hits: Sequence[Hit]) -> list[Entry]:
-    """Every hit as an entry."""
-    return [Entry(hit) for hit in hits]
-
-
-def fold(store: Store, hits: Sequence[Hit]) -> list[Entry]:
-    """Each hit, in order, joins the first one before it that it is like; the others are entries.
+def fold(store: Store, hits: Sequence[Hit]) -> list[Hit]:
+    """Each hit, in order, joins the first one before it that it is like, as one of its `folded`; the others stay.
 
     Only the first `COMPARED` hits are compared.
     """
@@ -52,13 +33,7 @@ def fold(store: Store, hits: Sequence[Hit]) -> list[Entry]:
     groups = joined(gallery, "near", threshold)
     copies = {names[first]: tuple(by_id[names[place]] for place in others) for first, others in groups}
     hidden = {hit.id for group in copies.values() for hit in group}
-    return [Entry(hit, copies.get(hit.id, ())) for hit in hits if hit.id not in hidden]
-
-
-def best_entries(store: Store, hits: Sequence[Hit], count: int, *, folded: bool) -> list[Entry]:
-    """The first `count` entries of a ranking, their ranks counted without what is folded under others."""
-    entries = (fold(store, hits) if folded else unfolded(hits))[:count]
-    return [replace(entry, hit=replace(entry.hit, rank=rank)) for rank, entry in enumerate(entries, 1)]
+    return [replace(hit, folded=copies.get(hit.id, ())) for hit in hits if hit.id not in hidden]
 
 
 def _with_neighbours(store: Store, hits: Sequence[Hit], least: float) -> list[str]:

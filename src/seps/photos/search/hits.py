@@ -38,8 +38,8 @@ class Part:
     sign: int = 1
     """-1: the score of this part is taken off."""
     scale: float = 1.0
-    middle: float = 0.0
-    """Beside other parts its score s counts as `scale (s - middle)`; see `seps.photos.search.query`."""
+    mean: float = 0.0
+    """Beside other parts its score s counts as `scale (s - mean)`; see `seps.photos.search.sums`."""
 
     @property
     def factor(self) -> float:
@@ -75,6 +75,8 @@ class Hit:
     """Nanoseconds since 1970 at which the photo was taken, by EXIF; None where that is not known."""
     parts: Sequence[float] = ()
     """Of a query of several parts what each adds to the score."""
+    folded: tuple[Hit, ...] = ()
+    """Near-duplicates that come after it, where these are folded."""
 
     @property
     def when(self) -> int:

@@ -1,111 +1,243 @@
-"""Results as files: copies of the pictures, and a page with their thumbnails."""
+"""What a library finds, as objects that show themselves: in a notebook with thumbnails, elsewhere as text."""
 
 from __future__ import annotations
 
 import base64
 import html
-import os
+import importlib
+import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
 
-from seps.files import numbered, write_text
-from seps.images.shards import UnreadableImage, read_source
-from seps.images.sources import ImageSource
-from seps.photos.search.folding import Entry
-from seps.photos.search.searcher import Hit, Searcher
+from seps.photos.search.hits import Hit
+from seps.photos.search.query import Query, Term
 
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<meta name="generator" content="seps find">
-<title>{title}</title>
-<style>
-body {{ font: 15px/1.4 system-ui, sans-serif; margin: 1.5rem; color-scheme: light dark; }}
-main {{ display: grid; grid-template-columns: repeat(auto-fill, minmax(170px, 1fr)); gap: 1rem; }}
-figure {{ margin: 0; overflow-wrap: anywhere; }}
-img {{ max-width: 100%; height: 160px; object-fit: contain; }}
-figcaption {{ font-size: 12px; }}
-</style></head><body><h1>{title}</h1><main>
-{pictures}
-</main></body></html>
-"""
-_FIGURE = (
-    '<figure><a href="{link}"><img alt="" src="data:image/jpeg;base64,{thumbnail}"></a>'
-    "<figcaption>{rank}. {score:.3f}, {date}<br>{name}</figcaption></figure>"
-)
+if TYPE_CHECKING:
+    from PIL import Image
+
+    from seps.images.sources import ImageSource
+    from seps.photos.library import Library
+    from seps.retrieval.explain.explanation import Explanation
+
+_CELL = "display:inline-block;vertical-align:top;width:180px;margin:4px;font:12px sans-serif;overflow-wrap:anywhere"
 
 
-@dataclass(frozen=True)
-class FoundPicture:
-    """A hit and where its file is."""
+@dataclass(frozen=True, repr=False)
+class Result:
+    """One picture of a library that fits a query."""
 
+    library: Library
     hit: Hit
-    source: ImageSource
-    folded: tuple[FoundPicture, ...] = ()
-    """Its near-duplicates."""
+    query: Query
 
     @property
-    def path(self) -> str:
-        """Absolute; `SHARD.tar:MEMBER` for a member of a shard."""
-        return str(self.source.path) if self.source.member is None else f"{self.source.path}:{self.source.member}"
+    def folded(self) -> tuple[Result, ...]:
+        """Its near-duplicates, where the query folds them."""
+        return tuple(replace(self, hit=copy) for copy in self.hit.folded)
 
+    @property
+    def source(self) -> ImageSource:
+        """Where its bytes are. Raises StoreError for a path out of the store's folders."""
+        return self.library.source(self.hit.path, self.hit.member)
 
-def with_sources(searcher: Searcher, entries: Sequence[Entry]) -> list[FoundPicture]:
-    """Results with their files, whose paths are absolute. Raises StoreError for a path out of the store's folders."""
+    @property
+    def path(self) -> Path:
+        """Its file, absolute; of a picture in a tar shard the shard."""
+        return self.source.path
 
-    def found(hit: Hit, folded: Sequence[Hit] = ()) -> FoundPicture:
-        source = searcher.image_source({"path": hit.path, "member": hit.member})
-        return FoundPicture(hit, source, tuple(found(copy) for copy in folded))
+    @property
+    def name(self) -> str:
+        """Its file, absolute; `SHARD.tar:MEMBER` for a member of a shard."""
+        return f"{self.path}:{self.member}" if self.member else str(self.path)
 
-    return [found(entry.hit, entry.folded) for entry in entries]
+    @property
+    def member(self) -> str | None:
+        """Its name inside a tar shard; None for a plain file."""
+        return self.hit.member
 
+    @property
+    def rank(self) -> int:
+        """1 is the best."""
+        return self.hit.rank
 
-def write_page(path: Path, title: str, found: Sequence[FoundPicture], thumbnails: Mapping[str, bytes]) -> None:
-    """Write a page that needs no other file: thumbnails by id, each a link to its picture."""
-    pictures = [
-        _FIGURE.format(
-            link=html.escape(picture.source.path.as_uri()),
-            thumbnail=base64.b64encode(thumbnails.get(picture.hit.id, b"")).decode(),
-            rank=picture.hit.rank,
-            score=picture.hit.score,
-            date=picture.hit.date[:10],
-            name=html.escape(picture.path.encode("utf-8", "backslashreplace").decode()),
+    @property
+    def score(self) -> float:
+        """What pictures are ranked by."""
+        return self.hit.score
+
+    @property
+    def confidence(self) -> float | None:
+        """In [0, 1]; None without a bank of background queries, or where a picture was searched by."""
+        return self.hit.confidence
+
+    @property
+    def good(self) -> bool | None:
+        """Whether it is a good match and not one of the rest; None without a confidence."""
+        return self.hit.good
+
+    @property
+    def id(self) -> str:
+        """Its row in the store."""
+        return self.hit.id
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(width, height) in pixels."""
+        return self.hit.width, self.hit.height
+
+    @property
+    def terms(self) -> Mapping[str, float]:
+        """Parts of the score that do not come from the model, by name."""
+        return self.hit.terms
+
+    @property
+    def parts(self) -> list[tuple[Term, float]]:
+        """Of a query of several parts what each adds to the score; else empty."""
+        return list(zip(self.query.parts, self.hit.parts, strict=False))
+
+    def thumbnail(self) -> bytes:
+        """A small JPEG of it, kept in the store. Raises StoreError where the picture was taken out meanwhile."""
+        return self.library.thumbnail(self.id)
+
+    def image(self) -> Image.Image:
+        """The picture, upright; the thumbnail where its file cannot be read."""
+        return self.library.image(self.id)
+
+    def explain(self) -> Explained:
+        """Why it has its score: of a sum for the first sentence. Raises ValueError where a picture was searched by."""
+        text = self.query.explained
+        if text is None:
+            raise ValueError("This picture was found by a picture; only a sentence can be explained. Use search().")
+        return self.library.explain(self.id, text, self.score if self.query.sentence is not None else None)
+
+    def as_dict(self, *, absolute: bool = True) -> dict[str, Any]:
+        """Plain values for JSON; the path `absolute`, or below the indexed folder."""
+        facts = self.hit.as_dict()
+        if absolute:
+            facts["path"] = str(self.path)
+        if self.hit.parts:
+            facts["parts"] = [{"part": str(term), "score": round(value, 6)} for term, value in self.parts]
+        if self.hit.folded:
+            plain = Query((Term(""),))  # of copies the whole score alone
+            facts["folded"] = [replace(copy, query=plain).as_dict(absolute=absolute) for copy in self.folded]
+        return facts
+
+    def __repr__(self) -> str:
+        sure = "" if self.confidence is None else f", confidence {self.confidence:.2f}"
+        return f"<{self.rank}: {self.name}, score {self.score:.3f}{sure}>"
+
+    def _repr_html_(self) -> str:
+        sure = "" if self.confidence is None else f" &middot; confidence {self.confidence:.2f}"
+        name = html.escape(self.member or self.hit.path)
+        return (
+            f'<div style="{_CELL}">{_image(self.thumbnail())}<br><b>{self.rank}</b> {name}<br>'
+            f"score {self.score:.3f}{sure}</div>"
         )
-        for picture in found
-    ]
-    write_text(path, _PAGE.format(title=html.escape(title), pictures="\n".join(pictures)))
 
 
-def copy_to(folder: Path, found: Sequence[FoundPicture]) -> tuple[list[Path], list[str]]:
-    """Copy the files into `folder`, which is made: the copies, and sentences on files that could not be read.
+class Results(Sequence[Result]):
+    """What a search has: pictures, the best first, and the query. The same at every door."""
 
-    Nothing is overwritten: a name that is taken gets a number, `beach (2).jpg`. The copies keep their file times.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    copies, problems = [], []
-    for picture in found:
-        source = picture.source
+    def __init__(self, library: Library, query: Query, hits: Sequence[Hit], notes: Sequence[str] = ()) -> None:
+        self.library, self.query, self.hits, self.notes = library, query, tuple(hits), tuple(notes)
+
+    @overload
+    def __getitem__(self, place: int) -> Result: ...
+    @overload
+    def __getitem__(self, place: slice) -> Results: ...
+    def __getitem__(self, place: int | slice) -> Result | Results:
+        if isinstance(place, slice):
+            return Results(self.library, self.query, self.hits[place], self.notes)
+        return Result(self.library, self.hits[place], self.query)
+
+    def __len__(self) -> int:
+        return len(self.hits)
+
+    @property
+    def paths(self) -> list[Path]:
+        """Their files."""
+        return [result.path for result in self]
+
+    @property
+    def note(self) -> str:
+        """Sentences where the model did not read the whole query; else empty."""
+        return " ".join(self.notes)
+
+    @property
+    def good(self) -> int | None:
+        """How many are good matches; None where that is not known of all."""
+        known = [hit.good for hit in self.hits]
+        return None if None in known else sum(map(bool, known))
+
+    def thumbnails(self) -> dict[str, bytes]:
+        """Small JPEGs by id, without those of pictures that were taken out meanwhile."""
+        return self.library.thumbnails([hit.id for hit in self.hits])
+
+    def __repr__(self) -> str:
+        return "\n".join(map(repr, self)) or "<nothing found>"
+
+    def _repr_html_(self) -> str:
+        title = f"<p>{html.escape(str(self.query))}</p>" if self.query.sentences else ""
+        note = f"<p><i>{html.escape(self.note)}</i></p>" if self.note else ""
+        return f"<div>{title}{note}{''.join(result._repr_html_() for result in self) or 'nothing found'}</div>"
+
+
+@dataclass(frozen=True, repr=False)
+class Explained:
+    """Why a picture has its score for a sentence."""
+
+    explanation: Explanation
+    photo: Image.Image
+    path: Path
+    photo_note: str = ""
+    """Why `photo` is the thumbnail and not the file; empty where it is the file."""
+
+    @property
+    def score(self) -> float:
+        """The score that the search gave it; words and patches add up to it."""
+        return self.explanation.score
+
+    @property
+    def words(self) -> dict[str, float]:
+        """What each word of the sentence adds; a word that occurs twice adds up."""
+        found: dict[str, float] = {}
+        for part in self.explanation.words:
+            found[part.word] = found.get(part.word, 0.0) + part.contribution
+        return found
+
+    def image(self) -> Image.Image:
+        """One sheet: the kept patches, the merged groups, and a heat map per word."""
+        from seps.retrieval.explain.picture import draw
+
+        return draw(self.explanation, self.photo)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the sheet; the name says the format."""
+        self.image().save(path)
+        return Path(path)
+
+    def show(self) -> None:
+        """Show the sheet: in a notebook below the cell, elsewhere in the system's viewer."""
         try:
-            data = read_source(source)
-        except UnreadableImage as error:
-            problems.append(f"{picture.path}: {error.why}")
-            continue
-        name = source.path.name if source.member is None else PurePosixPath(source.member).name
-        copy = _write_new(folder, name, data)
-        os.utime(copy, ns=(picture.hit.mtime, picture.hit.mtime))
-        copies.append(copy)
-    return copies, problems
+            shell: Any = get_ipython()  # type: ignore[name-defined]
+        except NameError:
+            shell = None
+        if shell is not None and type(shell).__name__ == "ZMQInteractiveShell":
+            importlib.import_module("IPython.display").display(self)
+        else:
+            self.image().show(title=self.explanation.caption)
+
+    def __repr__(self) -> str:
+        parts = ", ".join(f"{word} {value:+.3f}" for word, value in self.words.items())
+        return f"<{self.path.name}: score {self.score:.3f} = {parts} and the rest>"
+
+    def _repr_html_(self) -> str:
+        page = io.BytesIO()
+        self.image().save(page, "PNG")
+        return f"<div>{_image(page.getvalue(), 'png', 'max-width:100%')}<br>{html.escape(repr(self))}</div>"
 
 
-def _write_new(folder: Path, name: str, data: bytes) -> Path:
-    for path in numbered(folder / name, " ({})"):
-        try:
-            with path.open("xb") as file:
-                file.write(data)
-        except FileExistsError:
-            continue
-        except BaseException:  # half of a picture is none
-            path.unlink(missing_ok=True)
-            raise
-        return path
-    raise AssertionError("there is always another number")
+def _image(data: bytes, kind: str = "jpeg", style: str = "max-width:172px;max-height:172px") -> str:
+    return f'<img style="{style}" src="data:image/{kind};base64,{base64.b64encode(data).decode()}">'

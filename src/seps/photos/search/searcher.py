@@ -13,12 +13,13 @@ from typing import Any, cast
 
 import torch
 
-from seps.images.dates import nanoseconds
 from seps.images.decoding import decode_image
 from seps.images.shards import read_source
 from seps.images.sources import ImageSource
 from seps.photos.search.hits import SHOWN, Hit, Part, check_text, confidences
-from seps.photos.store.rows import Columns, Filters, OtherModelError, OutdatedStoreError, StoreError
+from seps.photos.search.query import CANDIDATES
+from seps.photos.store.filters import Filters
+from seps.photos.store.rows import Columns, OtherModelError, OutdatedStoreError, StoreError
 from seps.photos.store.store import Store
 from seps.photos.store.vector_index import Prior
 from seps.photos.threads import computing_threads
@@ -33,9 +34,6 @@ from seps.retrieval.ranking.confidence import STRENGTH, Calibration, ranked
 from seps.retrieval.ranking.lexical import Matches
 from seps.retrieval.sentences import AbsentVision, sentence_side
 
-__all__ = ["CANDIDATES", "SHOWN", "Filters", "Hit", "Part", "Searcher", "nanoseconds"]
-
-CANDIDATES = 200
 SCORED_AT_ONCE = 32
 """Images that one core scores at a time: what fits its cache is much faster."""
 OTHER_TEXTS = (
@@ -76,7 +74,7 @@ class Searcher:
         scores = isinstance(self.model, RetrievalModel)
         self.scorer = StoredScorer(cast(RetrievalModel, self.model), self.store.settings) if scores else None
         # One query already uses every core; more than two at a time only use memory.
-        self._running = threading.BoundedSemaphore(2)
+        self.running = threading.BoundedSemaphore(2)
         self._pool = computing_threads(max(1, torch.get_num_threads()), "seps-search")
 
     def close(self) -> None:
@@ -134,7 +132,7 @@ class Searcher:
         calibration = self.calibration
         if min_confidence is not None and calibration is None:
             raise StoreError(f"There is no confidence to compare with. {self.without_bank}")
-        with self._running:
+        with self.running:
             depth = k if calibration is None else ranked(k, None if exact else max(k, candidates))
             part = self.part_of_text(text)
             hits = self.search_parts([part], depth, max(k, candidates), exact, filters)
@@ -227,7 +225,7 @@ class Searcher:
         Descriptions are not used.
         Raises UnreadableImage.
         """
-        with self._running:
+        with self.running:
             return self.search_parts([self.part_of_image(picture)], k, candidates, exact, filters)
 
     def part_of_image(self, picture: str | os.PathLike[str] | bytes, sign: int = 1) -> Part:
@@ -245,25 +243,6 @@ class Searcher:
         vector = image_vectors(self.model, ImageFeatures(tokens))[0]
         return Part(TextFeatures(patches, mask), vector, False, sign=sign)
 
-    def encode_image(self, picture: str | os.PathLike[str] | bytes) -> tuple[TextFeatures | Query, torch.Tensor]:
-        """A picture as a query, and the vector that finds its candidates. Raises UnreadableImage."""
-        with self._running:
-            part = self.part_of_image(picture)
-        return part.query, part.vector
-
-    def search_encoded_image(
-        self,
-        query: TextFeatures | Query,
-        vector: torch.Tensor,
-        k: int,
-        candidates: int,
-        exact: bool = False,
-        filters: Filters | None = None,
-    ) -> list[Hit]:
-        """As `search_image`, for what `encode_image` made of the picture."""
-        with self._running:
-            return self.search_parts([Part(query, vector, False)], k, candidates, exact, filters)
-
     @torch.no_grad()
     def _encode_pixels(self, pixels: torch.Tensor) -> torch.Tensor:
         self.load_vision()
@@ -280,7 +259,7 @@ class Searcher:
     ) -> list[Hit]:
         """The `k` images with the highest sum of the parts' scores, each with its sign and scale; no confidences.
 
-        S(v) = sum over parts p of sign_p scale_p (model(p, v) + lexical(p, v) + background(v) - middle_p), where
+        S(v) = sum over parts p of sign_p scale_p (model(p, v) + lexical(p, v) + background(v) - mean_p), where
         `lexical` and `background` are of sentences alone. The search vector is the same sum of the parts' vectors,
         since a product with it is the sum of the products.
         """
@@ -313,7 +292,7 @@ class Searcher:
             scores = self.scores(images, part.query, part.described)
             added = self.terms(images, part.found, part.described)
             for own, score, terms in zip(facts, scores, added, strict=True):
-                own["values"].append(part.factor * (score + sum(terms.values()) - part.middle))
+                own["values"].append(part.factor * (score + sum(terms.values()) - part.mean))
                 for name, value in terms.items():
                     own["terms"][name] = own["terms"].get(name, 0.0) + part.factor * value
         return facts

@@ -15,7 +15,7 @@ from fastapi.responses import HTMLResponse, Response
 from fastapi.routing import APIRoute
 
 import seps
-from seps.photos.search.searcher import Searcher
+from seps.photos.library import Library
 from seps.photos.serve.guard import Guard, install_errors
 from seps.photos.serve.kept import selects_patches
 from seps.photos.serve.models import Health, Status, documentation_page
@@ -33,7 +33,7 @@ FILES = {
 
 
 def create_app(
-    searcher: Searcher,
+    library: Library,
     *,
     token: str | None = None,
     hosts: tuple[str, ...] | None = None,
@@ -46,7 +46,7 @@ def create_app(
     prefix of its addresses behind a proxy. With `local` it listens on this machine alone: such clients see where files
     are.
     """
-    service = Service(searcher, local=local, root_path=root_path)
+    service = Service(library, local=local, root_path=root_path)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> Any:

@@ -11,10 +11,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from seps.images.dates import local_time
-from seps.photos.search.searcher import SHOWN, Hit, Searcher
+from seps.photos.search.hits import SHOWN, Hit
+from seps.photos.search.query import Sort
+from seps.photos.search.searcher import Searcher
 from seps.photos.serve.places import shown_path
-from seps.photos.serve.queries import Sort
-from seps.photos.store.rows import Filters
+from seps.photos.store.filters import Filters
 
 LISTED = 10_000
 """Pictures that can be reached by scrolling without a query."""

@@ -2,55 +2,66 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from fastapi import Depends, FastAPI, HTTPException, Query, Request
+from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi import Path as InPath
+from fastapi import Query as InQuery
 
+from seps.images.dates import nanoseconds
 from seps.images.shards import UnreadableImage
-from seps.photos.search.searcher import CANDIDATES, nanoseconds
+from seps.photos.search.query import CANDIDATES, Query, Sort, Term, terms_of
 from seps.photos.serve import uploads
 from seps.photos.serve.models import Listing, Overview, Results, Uploaded
-from seps.photos.serve.queries import Asked, Sort
 from seps.photos.serve.service import Service
-from seps.photos.store.rows import Filters
+from seps.photos.serve.uploads import UPLOADED
+from seps.photos.store.filters import Filters
 
 _ADDRESS = "^[0-9a-f]{20}(-[0-9a-f]{12})?$"
 _MOST = 5000
 
 Identity = Annotated[str, InPath(pattern=_ADDRESS, description="Id of an image, from a search")]
-Sentence = Annotated[str, Query(min_length=1, max_length=2000, description="What to look for")]
-Words = Annotated[str | None, Query(min_length=1, max_length=2000, description="What to look for")]
-Like = Annotated[str | None, Query(pattern=_ADDRESS, description="Id of an image to compare with")]
-Upload = Annotated[str | None, Query(pattern="^[0-9a-f]{32}$", description="Id of a picture sent to /api/upload")]
+Sentence = Annotated[str, InQuery(min_length=1, max_length=2000, description="What to look for")]
+Words = Annotated[str | None, InQuery(min_length=1, max_length=2000, description="What to look for")]
+Like = Annotated[str | None, InQuery(pattern=_ADDRESS, description="Id of an image to compare with")]
+Upload = Annotated[str | None, InQuery(pattern="^[0-9a-f]{32}$", description="Id of a picture sent to /api/upload")]
 Weight = Annotated[
-    float, Query(ge=0, le=1, description="Share of the picture beside a sentence; 0: the sentence alone")
+    float, InQuery(ge=0, le=1, description="Share of the picture beside a sentence; 0: the sentence alone")
 ]
-Count = Annotated[int, Query(ge=1, le=200, description="How many images per page")]
-Offset = Annotated[int, Query(ge=0, le=20_000, description="Results before this page; see `next` of the page before")]
+Count = Annotated[int, InQuery(ge=1, le=200, description="How many images per page")]
+Offset = Annotated[int, InQuery(ge=0, le=20_000, description="Results before this page; see `next` of the page before")]
 Candidates = Annotated[
-    int, Query(ge=1, le=_MOST, description="How many images are scored exactly; no more can be found")
+    int, InQuery(ge=1, le=_MOST, description="How many images are scored exactly; no more can be found")
 ]
-Exact = Annotated[bool, Query(description="Score every image")]
-Order = Annotated[Sort, Query(description="By score, or by date: the good matches, then the rest of the 24 best")]
-ByDate = Annotated[Literal["newest", "oldest"], Query(description="newest or oldest first")]
-Fold = Annotated[bool, Query(description="Put near-duplicates among the results behind the best of them")]
-Folder = Annotated[str | None, Query(max_length=1000, description="Only below this folder, or in this shard")]
-After = Annotated[str | None, Query(max_length=40, description="Only files of this date (2024-05-31) or later")]
-Before = Annotated[str | None, Query(max_length=40, description="Only files before this date, as above")]
-Sure = Annotated[float | None, Query(ge=0, le=1, description="Only images of this confidence or more")]
-Shorter = Annotated[int | None, Query(ge=1, le=100_000, description="Least pixels of the shorter side")]
+Exact = Annotated[bool, InQuery(description="Score every image")]
+Order = Annotated[Sort, InQuery(description="By score, or by date: the good matches, then the rest of the 24 best")]
+ByDate = Annotated[Literal["newest", "oldest"], InQuery(description="newest or oldest first")]
+Fold = Annotated[bool, InQuery(description="Put near-duplicates among the results behind the best of them")]
+Folder = Annotated[str | None, InQuery(max_length=1000, description="Only below this folder, or in this shard")]
+Since = Annotated[str | None, InQuery(max_length=40, description="Only files of this date (2024-05-31) or later")]
+Until = Annotated[str | None, InQuery(max_length=40, description="Only files before this date, as above")]
+Sure = Annotated[float | None, InQuery(ge=0, le=1, description="Only images of this confidence or more")]
+Shorter = Annotated[int | None, InQuery(ge=1, le=100_000, description="Least pixels of the shorter side")]
 
 
-def chosen(folder: Folder = None, after: After = None, before: Before = None, min_size: Shorter = None) -> Filters:
+def chosen(folder: Folder = None, since: Since = None, until: Until = None, min_size: Shorter = None) -> Filters:
     """The filters of a request. Raises HTTPException 422 for what is no date, or for dates that leave nothing."""
     try:
-        times = [None if text is None else nanoseconds(text) for text in (after, before)]
+        times = [None if text is None else nanoseconds(text) for text in (since, until)]
     except ValueError as error:
         raise HTTPException(422, f"{error}.") from error
     if times[0] is not None and times[1] is not None and times[0] >= times[1]:
-        raise HTTPException(422, f"No file can be both after {after} and before {before}. Exchange the two dates.")
+        raise HTTPException(422, f"No file can be both of {since} or later and before {until}. Exchange the two dates.")
     return Filters(folder, times[0], times[1], min_size)
+
+
+def _terms(text: str | None, picture: str | None = None, weight: float = 0.5) -> tuple[Term, ...]:
+    """The sentences, each of the weight 1 - `weight`, and the picture, if any, last."""
+    terms = terms_of(text, () if picture is None else (picture,))
+    if picture is None:
+        return terms
+    return tuple(replace(term, weight=weight if term.is_image else 1 - weight) for term in terms)
 
 
 Chosen = Annotated[Filters, Depends(chosen)]
@@ -90,20 +101,23 @@ def add_search(app: FastAPI, service: Service) -> None:
         if min_confidence is not None and (like is not None or upload is not None):
             raise HTTPException(422, "Confidence is that of a sentence; leave out min_confidence beside a picture.")
         if min_confidence is not None and searcher.calibration is None:
-            raise HTTPException(422, "This store knows no confidence; leave out min_confidence, or index it again.")
-        asked = Asked(
-            sentence=q or "",
-            like=like or "",
-            upload=upload or "",
-            weight=weight,
-            depth=max(k, candidates),
+            raise HTTPException(
+                422, "This store has no confidence calibration; leave out min_confidence, or index it again."
+            )
+        picture = like if upload is None else UPLOADED + upload
+        depth = max(k, candidates)
+        query = Query(
+            _terms(q, picture, weight),
+            filters,
+            depth,
+            depth,
             exact=exact,
-            filters=filters,
-            min_confidence=min_confidence,
             sort=sort,
             fold=fold,
+            min_confidence=min_confidence,
+            text=q or "",
         )
-        return await service.run(lambda: service.search(asked, offset, k))
+        return await service.run(lambda: service.search(query, offset, k))
 
     @app.get("/api/similar/{identity}", response_model=Results, summary="Images like one of the store")
     async def similar(
@@ -114,8 +128,8 @@ def add_search(app: FastAPI, service: Service) -> None:
         sort: Order = "score",
         fold: Fold = False,
     ) -> dict[str, Any]:
-        asked = Asked(like=identity, depth=max(k, CANDIDATES), filters=filters, sort=sort, fold=fold)
-        return await service.run(lambda: service.search(asked, offset, k))
+        query = Query(_terms(None, identity), filters, max(k, CANDIDATES), sort=sort, fold=fold)
+        return await service.run(lambda: service.search(query, offset, k))
 
     async def sent(request: Request, work: Any) -> Any:
         """`work` on the picture in the body of a request."""
@@ -145,9 +159,14 @@ def add_search(app: FastAPI, service: Service) -> None:
         candidates: Candidates = CANDIDATES,
         exact: Exact = False,
     ) -> dict[str, Any]:
-        asked = Asked(sentence=q or "", weight=weight, depth=max(k, candidates), exact=exact, filters=filters)
-        found: dict[str, Any] = await sent(request, lambda data: service.search_picture(data, asked, k))
-        return found
+        depth = max(k, candidates)
+
+        def work(data: bytes) -> dict[str, Any]:
+            picture = UPLOADED + service.upload(data)
+            return service.search(Query(_terms(q, picture, weight), filters, depth, depth, exact, text=q or ""), 0, k)
+
+        answer: dict[str, Any] = await sent(request, work)
+        return answer
 
     @app.post(
         "/api/upload",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -20,28 +21,22 @@ from fastapi.responses import Response
 from seps.images.dates import local_time
 from seps.images.shards import UnreadableImage, read_source
 from seps.images.sources import ImageSource
-from seps.photos.search.explained import explainer_of
-from seps.photos.search.folding import COMPARED, Entry, fold, unfolded
-from seps.photos.search.query import Term, how_read
-from seps.photos.search.searcher import Hit, Searcher
+from seps.photos.library import Library
+from seps.photos.search.explaining import StoredExplainer
+from seps.photos.search.folding import COMPARED
+from seps.photos.search.hits import Hit, Part
+from seps.photos.search.query import Query, Sort, explained_sentence, parse
+from seps.photos.search.results import Results
 from seps.photos.serve import browse, places
 from seps.photos.serve.guard import AwayError
 from seps.photos.serve.kept import kept_patches, selects_patches
 from seps.photos.serve.originals import NoPictureError, original
-from seps.photos.serve.queries import (
-    KEPT_PICTURES,
-    Asked,
-    PictureQuery,
-    Recent,
-    Sort,
-    encode_upload,
-    explained_sentence,
-    find,
-)
-from seps.photos.serve.rankings import in_order
-from seps.photos.serve.uploads import Uploads
+from seps.photos.serve.recent import Recent
+from seps.photos.serve.uploads import UPLOADED, Sent, Uploads, encode_upload
 from seps.photos.store.connection import made_by
-from seps.photos.store.rows import TABLE, Filters, StoreError
+from seps.photos.store.filters import Filters
+from seps.photos.store.places import EmptyFolderError, check_folder
+from seps.photos.store.rows import TABLE, StoreError
 from seps.photos.store.store import Store, is_remote
 from seps.retrieval.explain.explanation import Explanation
 
@@ -56,6 +51,8 @@ KEPT_ROWS = 50_000
 """Results that are kept over all rankings, about 25 MB."""
 EMPTY_ROWS = 10
 """What a ranking takes beside its rows: above all the query, of at most 2,000 letters."""
+KEPT_PICTURES = 64
+"""Uploaded pictures that are remembered, as the model sees them (about 100 KB each)."""
 _ROW = 20
 _CHANGED = (
     "The file was written again after it was indexed: the thumbnail and the scores are those of what was indexed. "
@@ -68,13 +65,14 @@ Answer = TypeVar("Answer")
 class Service:
     """One store, a few requests at a time on threads of its own."""
 
-    def __init__(self, searcher: Searcher, *, local: bool = False, root_path: str = "") -> None:
-        self.searcher = searcher
+    def __init__(self, library: Library, *, local: bool = False, root_path: str = "") -> None:
+        self.library = library
+        self.searcher = library.searcher
         self.local = local
         """Only this machine can ask: it may see where the files are."""
         self.root_path = root_path
         """What stands before the addresses of this API, behind a proxy."""
-        self.explainer = explainer_of(searcher)
+        self.explainer = _explainer_of(library)
         # Each thread that computes keeps memory of its own: few threads bound it, whatever the clients do.
         self.pool = ThreadPoolExecutor(2, thread_name_prefix="seps-serve")
         self.quick = ThreadPoolExecutor(2, thread_name_prefix="seps-files")
@@ -82,8 +80,8 @@ class Service:
         self._waiting = 0
         self._lock = threading.Lock()
         self._shown: Recent[dict[str, float]] = Recent(REMEMBERED)
-        self._uploaded: Recent[PictureQuery] = Recent(KEPT_PICTURES)
-        self._rankings: Recent[Sequence[Entry]] = Recent(KEPT_ROWS)
+        self._uploaded: Recent[Sent] = Recent(KEPT_PICTURES)
+        self._rankings: Recent[Results] = Recent(KEPT_ROWS)
         self._lists: Recent[Sequence[str]] = Recent(KEPT_ROWS)
         self._overview: tuple[float, int, dict[str, Any]] | None = None
 
@@ -162,13 +160,13 @@ class Service:
             raise self._no_folder(filters.folder)
         return replace(filters, folder=folder)
 
-    def _check_folder(self, shown: Filters, below: Filters) -> None:
-        """Raise HTTPException 404 where nothing was found because the folder has no pictures."""
-        if shown.folder is None:
-            return
-        store = self.searcher.store
-        if next(store.scan(["id"], store.allowed(Filters(below.folder)), batch_size=1), None) is None and len(store):
-            raise self._no_folder(shown.folder)
+    @contextlib.contextmanager
+    def _folder_shown(self, filters: Filters) -> Iterator[None]:
+        """Raise HTTPException 404 with the folder's name as it was given, where the folder has no pictures."""
+        try:
+            yield
+        except EmptyFolderError as error:
+            raise self._no_folder(filters.folder or "") from error
 
     def _no_folder(self, name: str) -> HTTPException:
         names = [folder["path"] for folder in self.overview()["folders"]]
@@ -189,42 +187,40 @@ class Service:
             raise HTTPException(410, f"The image {address} has changed since, or is of another store. Search again.")
         return row
 
-    def search(self, asked: Asked, offset: int, count: int) -> dict[str, Any]:
+    def search(self, query: Query, offset: int, count: int) -> dict[str, Any]:
         """One page of a search.
 
         The first page looks at the store as it is now; further ones are parts of the same ranking while it is kept.
         """
-        terms = asked.terms()
-        below = replace(asked, filters=self._below(asked.filters))
-        ranking = self._rankings.get(asked) if offset else None
-        if ranking is None:
-            hits = in_order(find(self.searcher, below, self._picture(asked)), asked.sort)
-            if not hits:
-                self._check_folder(asked.filters, below.filters)
-            if len(terms) == 1 and not terms[0].is_image:
-                self._shown.put(terms[0].text, {hit.id: hit.score for hit in hits[:COMPARED]})
-            ranking = fold(self.searcher.store, hits) if asked.fold else unfolded(hits)
-            self._rankings.put(asked, ranking, len(hits) + EMPTY_ROWS)
-        every = [hit for entry in ranking for hit in (entry.hit, *entry.folded)]
-        page = ranking[offset : offset + count]
-        notes = [how_read(asked.sentence), *(self.searcher.note(term.text) for term in terms if not term.is_image)]
+        results = self._rankings.get(query) if offset else None
+        if results is None:
+            results = self._ranking(query)
+        every = [hit for first in results.hits for hit in (first, *first.folded)]
+        page = results.hits[offset : offset + count]
         return {
-            "query": asked.sentence,
+            "query": query.text,
             "good": None if any(hit.good is None for hit in every) else sum(bool(hit.good) for hit in every),
-            "total": len(ranking),
+            "total": len(results),
             "pictures": len(every),
             "offset": offset,
-            "next": offset + count if offset + count < len(ranking) else None,
+            "next": offset + count if offset + count < len(results) else None,
             "results": [
-                {**self._found(one.hit, terms), "folded": [self._found(hit, terms) for hit in one.folded]}
-                for one in page
+                {**self._found(hit, query), "folded": [self._found(copy, query) for copy in hit.folded]} for hit in page
             ],
-            "note": " ".join(dict.fromkeys(filter(None, notes))),
+            "note": results.note,
         }
 
-    def search_picture(self, data: bytes, asked: Asked, count: int) -> dict[str, Any]:
-        """The best pictures for uploaded bytes, which are remembered as `Asked.upload`. Raises UnreadableImage."""
-        return self.search(replace(asked, upload=self.upload(data)), 0, count)
+    def _ranking(self, query: Query) -> Results:
+        """The ranking of a query as the store is now, which is kept."""
+        below = self._below(query.filters)
+        pictures = {part.text: self._picture(part.text) for part in query.parts if part.is_image}
+        with self._folder_shown(query.filters):
+            results = self.library.search(replace(query, filters=below), pictures=pictures)
+        every = [hit for first in results.hits for hit in (first, *first.folded)]
+        if query.sentence is not None:
+            self._shown.put(query.sentence, {hit.id: hit.score for hit in every[:COMPARED]})
+        self._rankings.put(query, results, len(every) + EMPTY_ROWS)
+        return results
 
     def upload(self, data: bytes) -> str:
         """Encode a picture and remember it for a while; its id. Raises UnreadableImage."""
@@ -232,27 +228,38 @@ class Service:
         self._uploaded.put(identity, picture)
         return identity
 
-    def uploaded(self, identity: str) -> PictureQuery:
+    def uploaded(self, identity: str) -> Sent:
         """An uploaded picture. Raises HTTPException 404 where it was never sent, or others have taken its place."""
         kept = self._uploaded.get(identity)
         if kept is None:
             raise HTTPException(404, "That picture is not kept any more: the service remembers a few. Send it again.")
         return kept
 
-    def _picture(self, asked: Asked) -> PictureQuery | None:
-        """The picture that is asked with. Raises HTTPException 404 where it is not there."""
-        if asked.upload:
-            return self.uploaded(asked.upload)
-        return PictureQuery(*self.searcher.encode_image(self.original(asked.like)[0])) if asked.like else None
+    def _picture(self, name: str) -> Part:
+        """A picture of a query: one that was sent, or one of the store by its address.
 
-    def _found(self, hit: Hit, terms: Sequence[Term] = ()) -> dict[str, Any]:
-        """A hit as the API answers it; `terms` are what was asked for."""
+        Raises HTTPException 404 where it is not there.
+        """
+        if name.startswith(UPLOADED):
+            return self.uploaded(name.removeprefix(UPLOADED)).part
+        return self.searcher.part_of_image(self.original(name)[0])
+
+    def _found(self, hit: Hit, query: Query | None = None) -> dict[str, Any]:
+        """A hit as the API answers it; `query` is what was looked for."""
         address = self.address(hit.id, hit.sha256)
         thumbnail = f"{self.root_path}/api/thumb/{address}"
-        more = {"id": address, "path": self.shown_path(hit.path), "thumbnail": thumbnail, "good": hit.good}
+        more: dict[str, Any] = {
+            "id": address,
+            "path": self.shown_path(hit.path),
+            "thumbnail": thumbnail,
+            "good": hit.good,
+        }
+        terms = () if query is None else query.parts
         names = ["picture" if term.is_image else str(term) for term in terms]
         parts = [{"part": name, "score": round(score, 6)} for name, score in zip(names, hit.parts, strict=False)]
-        return {**hit.as_dict(), **more, "parts": parts}
+        if hit.parts and terms and terms[-1].is_image:
+            more["terms"] = {"sentence": round(sum(hit.parts[:-1]), 6), "picture": round(hit.parts[-1], 6)}
+        return {**replace(hit, folded=()).as_dict(), **more, "parts": parts}
 
     def listing(self, filters: Filters, sort: Sort, offset: int, count: int) -> dict[str, Any]:
         """One page of the pictures by date, without a query; pages of one order, as in `search`."""
@@ -261,8 +268,9 @@ class Service:
         if ids is None:
             below = self._below(filters)
             ids = browse.listed(self.searcher, below, sort)
-            if not ids:
-                self._check_folder(filters, below)
+            if not ids and below.folder is not None:
+                with self._folder_shown(filters):
+                    check_folder(self.searcher.store, below.folder)
             self._lists.put(key, ids, len(ids) + EMPTY_ROWS)
         page = browse.shown(self.searcher, list(ids[offset : offset + count]), offset + 1)
         return {
@@ -283,7 +291,7 @@ class Service:
         """Which patches of an image a sentence keeps. Raises HTTPException 501 where the model selects none."""
         if not selects_patches(self.searcher.scorer):
             raise HTTPException(501, "The model of this store selects no patches: there are none to show.")
-        found = kept_patches(self.searcher, self.row(address)["id"], explained_sentence(text))
+        found = kept_patches(self.searcher, self.row(address)["id"], _explained(text))
         if found is None:
             raise HTTPException(404, f"There is no image {address} in this store; it may have been removed.")
         return found
@@ -376,7 +384,7 @@ class Service:
                 "The model of this store has no patch selection, or an embedder that does not split its vectors: there "
                 "is nothing to explain.",
             )
-        identity, text = self.row(address)["id"], explained_sentence(text)
+        identity, text = self.row(address)["id"], _explained(text)
         shown = self._shown.get(text) or {}
         answer = self.explainer.explain(identity, text, shown.get(identity))
         if answer is None:
@@ -387,6 +395,19 @@ class Service:
         # The same digits as in the results of a search.
         address = self.address(row["id"], row["sha256"])
         return {"id": address, **facts, **_rounded(found), "score": round(found.score, 6)}
+
+
+def _explained(text: str) -> str:
+    """The sentence that is explained of a query's text. Raises ValueError for one that cannot be read."""
+    return explained_sentence(parse(text)) or text
+
+
+def _explainer_of(library: Library) -> StoredExplainer | None:
+    """The explainer of a store; None where its model's scores cannot be split among patches."""
+    try:
+        return library.explainer
+    except ValueError:
+        return None
 
 
 def _has_changed(source: ImageSource, row: dict[str, Any]) -> bool:

@@ -3,18 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import HTTPException, Request
+
+from seps.images.decoding import resized_jpeg, upright_size
+from seps.photos.search.hits import Part
+from seps.photos.search.searcher import Searcher
 
 UPLOAD_BYTES, UPLOAD_PIXELS = 20 * 2**20, 50_000_000
 UPLOADS = 8
 """Pictures in memory at once; what comes beyond is refused before it is read."""
 UPLOAD_SECONDS = 30.0
+UPLOADED = "upload:"
+"""How a query names a picture that was sent; its id follows."""
 _HEAD = 4096
+_THUMBNAIL = 160
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A picture that was sent, as a part of a query."""
+
+    part: Part
+    thumbnail: bytes
+    """JPEG."""
 
 
 class Uploads:
@@ -46,6 +64,14 @@ class _Upload:
 
 
 UPLOAD: Any = _Upload()
+
+
+def encode_upload(data: bytes, searcher: Searcher) -> tuple[str, Sent]:
+    """The id of an uploaded picture, and the picture as part of a query. Raises UnreadableImage."""
+    upright_size(data, UPLOAD, UPLOAD_PIXELS)
+    with searcher.running:
+        part = searcher.part_of_image(data)
+    return hashlib.sha256(data).hexdigest()[:32], Sent(part, resized_jpeg(data, UPLOAD, _THUMBNAIL))
 
 
 async def bounded_body(request: Request) -> bytes:

@@ -43,12 +43,16 @@ def default_store(data: Path, folder: str | os.PathLike[str], model: str) -> Pat
     return data / "seps" / "stores" / f"{readable}-{digest}"
 
 
-def check_folder(store: Store, folder: str) -> None:
-    """Raise ValueError where no picture of the store is below the folder."""
-    from seps.photos.store.rows import Filters
+class EmptyFolderError(ValueError):
+    """No picture of the store is below the folder."""
 
-    if next(store.scan(["id"], Filters(folder), batch_size=1), None) is None and len(store):
+
+def check_folder(store: Store, folder: str) -> None:
+    """Raise EmptyFolderError where no picture of the store is below the folder."""
+    from seps.photos.store.filters import Filters
+
+    if next(store.scan(["id"], store.allowed(Filters(folder)), batch_size=1), None) is None and len(store):
         there = [name if name.isprintable() else repr(name) for name in store.folders()]
         more = " and others" if len(there) > _NAMED else ""
         names = f"Its folders are {', '.join(there[:_NAMED])}{more}." if there else "It has no folders."
-        raise ValueError(f"No picture of the store {store.location} is in the folder {folder!r}. {names}")
+        raise EmptyFolderError(f"No picture of the store {store.location} is in the folder {folder!r}. {names}")

@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import posixpath
 import shlex
-import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +14,6 @@ from typing import Any, Literal, get_args
 import numpy as np
 import pyarrow as pa
 
-from seps.images.dates import local_time
 from seps.images.sources import row_id as row_id
 from seps.parsing import parse_json
 from seps.retrieval.engine.codec import Array, Precision
@@ -337,63 +334,6 @@ class IndexedFile:
     description: str | None
     guides: bytes | None = None
     excluded: bool | None = False
-
-
-_MOST_PIXELS = 2**31 - 1
-"""What the columns `width` and `height` can hold."""
-
-
-@dataclass(frozen=True)
-class Filters:
-    """Which images a search may find: those that fit all fields that are not None.
-
-    `folder`, `after` <= date < `before` and `min_size` are for callers; `Store.allowed` sets the other fields.
-    """
-
-    folder: str | None = None
-    """Path below the indexed folder, or one tar shard; absolute for a further folder of the store."""
-    after: int | None = None
-    before: int | None = None
-    """Nanoseconds since 1970; the date is when the photo was taken or, where that is not known, its file's time."""
-    min_size: int | None = None
-    """Pixels of the shorter side."""
-    all_rows: bool = True
-    """Also those that are excluded; `Store.allowed` leaves them out."""
-    first_root: bool = False
-    """Only pictures of the store's first folder; `Store.allowed` sets it where `folder` is that one."""
-
-    def __post_init__(self) -> None:
-        """Raises ValueError for dates that no picture can have."""
-        if self.folder is not None:
-            object.__setattr__(self, "folder", os.fspath(self.folder))
-        if self.after is not None and self.before is not None and self.after >= self.before:
-            raise ValueError(
-                f"No picture is of {local_time(self.after)} or later and from before {local_time(self.before)}: the "
-                "second date must be later, and is itself left out."
-            )
-
-    def clause(self) -> str | None:
-        """As a condition in SQL; None without any."""
-        parts = []
-        folder = posixpath.normpath((self.folder or "").strip("/") or ".").replace("'", "''")
-        if folder != ".":
-            # One name can be composed or decomposed Unicode, and systems differ in which they store and type.
-            names = dict.fromkeys([folder, *(unicodedata.normalize(form, folder) for form in ("NFC", "NFD"))])
-            if (self.folder or "").startswith("/"):
-                names |= {f"/{name}": None for name in names}
-            parts.append("(" + " OR ".join(f"starts_with(path, '{name}/') OR path = '{name}'" for name in names) + ")")
-        if self.after is not None:
-            parts.append(f"COALESCE(taken, mtime) >= {int(self.after)}")
-        if self.before is not None:
-            parts.append(f"COALESCE(taken, mtime) < {int(self.before)}")
-        if self.min_size:
-            size = min(max(int(self.min_size), 0), _MOST_PIXELS)
-            parts.append(f"(width >= {size} AND height >= {size})")
-        if self.first_root:
-            parts.append("NOT starts_with(path, '/')")
-        if not self.all_rows:
-            parts.append("(excluded IS NULL OR NOT excluded)")
-        return " AND ".join(parts) or None
 
 
 def told_widths(guides: Mapping[str, int]) -> str:

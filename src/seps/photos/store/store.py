@@ -33,9 +33,9 @@ from seps.photos.store.connection import (
     open_dataset,
     writer_lock,
 )
+from seps.photos.store.filters import Filters
 from seps.photos.store.rows import (
     Columns,
-    Filters,
     IndexedFile,
     MissingStoreError,
     Row,

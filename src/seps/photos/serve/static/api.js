@@ -10,8 +10,10 @@ export async function ask(path, options) {
   return answer;
 }
 
+// The filters: the names of fields of the form, of parts of the address, and of parameters of the service.
+export const FILTERS = ["folder", "since", "until", "min_size"];
 // The whole state of the page is its address. The first group says what is searched for, the second how it is shown.
-const ASKED = ["q", "like", "upload", "weight", "folder", "after", "before", "size", "sort", "depth", "fold"];
+const ASKED = ["q", "like", "upload", "weight", ...FILTERS, "sort", "depth", "fold"];
 const SHOWN = ["id", "plain", "kept"];
 
 export function state() {
@@ -41,8 +43,7 @@ export const apiPath = (kind, id) => `api/${kind}/${encodeURIComponent(id)}`;
 // The path of one page of results, of at least `count` of them as far as the service gives so many at once.
 export function pagePath(now, offset, count = PAGE) {
   const params = new URLSearchParams({ k: Math.min(MOST, Math.ceil(Math.max(count, 1) / PAGE) * PAGE), offset });
-  const names = { folder: "folder", after: "after", before: "before", size: "min_size" };
-  for (const [name, parameter] of Object.entries(names)) if (now[name]) params.set(parameter, now[name]);
+  for (const name of FILTERS) if (now[name]) params.set(name, now[name]);
   if (!isQuery(now)) {
     if (now.sort) params.set("sort", now.sort);
     return `api/pictures?${params}`;

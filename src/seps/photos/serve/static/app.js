@@ -1,5 +1,5 @@
 // The page: its state is the address, and every change of the address is rendered here.
-import { $, address, apiPath, ask, isQuery, keyOf, make, pagePath, plainClick, say, state, typing } from "./api.js";
+import { $, FILTERS, address, apiPath, ask, isQuery, keyOf, make, pagePath, plainClick, say, state, typing } from "./api.js";
 import * as detail from "./detail.js";
 import * as grid from "./grid.js";
 import * as viewer from "./viewer.js";
@@ -136,8 +136,6 @@ function counted(now, answer) {
     : `${pictures} pictures, ${order}${good === null ? "" : `; ${good} good`}${folded}.`;
   return note ? `${text} ${note}` : text;
 }
-
-const FILTERS = ["folder", "after", "before", "size"];
 
 function fillForm(now) {
   $("query").value = now.q;

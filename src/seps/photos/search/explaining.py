@@ -70,14 +70,6 @@ class StoredExplainer:
         return replace(found, score=score, terms=every, added=added, background=level, found_words=each), row
 
 
-def explainer_of(searcher: Searcher) -> StoredExplainer | None:
-    """The explainer of a store; None where its model's scores cannot be split among patches."""
-    try:
-        return StoredExplainer(searcher)
-    except ValueError:
-        return None
-
-
 def photo_to_draw(searcher: Searcher, row: dict[str, Any], longest: int) -> tuple[bytes, str]:
     """A JPEG to draw an explanation on, and a note: the file's while it is what was indexed, else the thumbnail.
 
