@@ -19,10 +19,11 @@ from messages import mentions
 from seps.cli.main import call, main
 from seps.photos.duplicates import duplicates as module
 from seps.photos.duplicates import likeness
-from seps.photos.duplicates.contact_sheet import SHEET_GROUPS, sheet, thumbnails
+from seps.photos.duplicates.contact_sheet import SHEET_GROUPS, sheet
 from seps.photos.duplicates.duplicates import ComparedPictures, CopyKind, find_duplicates, group, read_gallery
 from seps.photos.duplicates.likeness import Looks, looks_of
 from seps.photos.indexing.build import IndexOptions, index_folder
+from seps.photos.library import Library
 from seps.photos.search.folding import fold
 from seps.photos.search.searcher import Searcher
 from seps.photos.store.rows import StoreError
@@ -248,7 +249,7 @@ def test_bad_input_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert mentions(capsys.readouterr().err, ".jpg", ".png")
     assert main(["duplicates", "--store", str(tmp_path / "s")]) == 0
     assert "0 groups" in capsys.readouterr().out
-    assert sheet([], thumbnails(store, [])).size[0] > 0 and SHEET_GROUPS == 60
+    assert sheet([], Library(store=tmp_path / "s").thumbnails([])).size[0] > 0 and SHEET_GROUPS == 60
 
 
 def as_paths(groups: Sequence[module.Group]) -> list[list[str]]:
