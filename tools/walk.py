@@ -3,7 +3,7 @@
     python tools/walk.py [search page]
 
 Traced by `sys.setprofile` in all threads over a second call in one process, over a store of the demo photos: the files
-of the application that run, and all functions of seps. `tests/cli/test_walks.py` bounds them.
+of the application that run, and all functions of seps. `tests/photos/test_walks.py` bounds them.
 """
 
 from __future__ import annotations

@@ -89,9 +89,9 @@ def test_a_page_opened_before_the_service_was_ready(page: Any, address: str) -> 
 
 
 def test_filters_that_leave_nothing_are_named(page: Any, address: str) -> None:
-    page.goto(f"{address}/?q=dog&size=9999")
+    page.goto(f"{address}/?q=dog&min_size=9999")
     found(page, "filters")
-    page.goto(f"{address}/?size=9999")
+    page.goto(f"{address}/?min_size=9999")
     found(page, "No pictures")
 
 
