@@ -49,7 +49,7 @@ def test_the_other_shells_know_all_commands(capsys: pytest.CaptureFixture[str]) 
     assert zsh.splitlines()[0].startswith("autoload") and zsh.endswith(bash_script())
     assert call("completion", ["fish"]) == 0
     fish = capsys.readouterr().out
-    assert all(f"-a {name} " in fish for name in COMMANDS) and "-l after -r" in fish
+    assert all(f"-a {name} " in fish for name in COMMANDS) and "-l since -r" in fish
     if shutil.which("fish"):
         subprocess.run(["fish", "--no-execute"], input=fish, text=True, check=True, timeout=20)
 
