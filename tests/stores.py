@@ -9,14 +9,22 @@ import shutil
 import tempfile
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from seps.images.sources import ImageSource
 from seps.photos.indexing.build import IndexOptions, IndexReport, index_folder
-from seps.retrieval.config import ModelConfig
+from seps.photos.search.searcher import Searcher
+from seps.photos.store.rows import StoreSettings
+from seps.retrieval.config import SIZES, ModelConfig, PatchSize, StoredPrecision
+from seps.retrieval.engine.engine import Photo
+from seps.retrieval.engine.layout import PatchLayout
+from seps.retrieval.engine.loading import engine_of
+from seps.retrieval.explain.explanation import Explanation
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import from_pretrained, save_pretrained
 from seps.retrieval.ranking import bank
@@ -73,7 +81,42 @@ def always_newest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seps.photos.store.store._FRESH", timedelta(0))
 
 
-def index(folder: Path, store: Path, **options: object) -> IndexReport:
-    """Index with the tiny model; without the bank of background queries unless asked: plain scores, and faster."""
-    settings = IndexOptions(**{"workers": 2, "bank": False, **options})  # type: ignore[arg-type]
+def explain_file(
+    model: object, path: str | Path, caption: str, description: str | None = None, **guides: Any
+) -> Explanation:
+    """Why a picture has its score for a caption, by its file alone."""
+    photo = Photo(Path(path).read_bytes(), ImageSource(Path(path)))
+    return engine_of(model).explain(caption, description, lambda: photo, **guides)
+
+
+def explain_row(searcher: Searcher, identity: str, caption: str) -> Explanation:
+    """Why a stored picture has its score for a caption, without what the search adds."""
+    images = searcher.store.select([identity], [*searcher.columns, "dense"])
+    (text,) = images.values("dense")
+    return searcher.engine.explain(
+        caption, text, lambda: pytest.fail("no file is needed"), stored=searcher.pictures(images)
+    )
+
+
+def plain_settings(width: int, grid: tuple[int, int] = (1, 1)) -> StoreSettings:
+    """Settings of a store whose rows a test makes by itself."""
+    return StoreSettings("/x", "mini", "0" * 32, PatchLayout("full", width, grid, 0))
+
+
+def custom_size(precision: StoredPrecision = "float16", **spec: int | None) -> str:
+    """The name of a size that only tests have: `PatchSize` with these values."""
+    name = f"test {precision} {sorted(spec.items())}"
+    SIZES[name] = PatchSize(precision, **spec)
+    return name
+
+
+def index(folder: Path, store: Path, **options: Any) -> IndexReport:
+    """Index with the tiny model; without the bank of background queries unless asked: plain scores, and faster.
+
+    `precision`, `patches`, `means` and `words` make a size of their own.
+    """
+    spec = {name: options.pop(name) for name in ("precision", "patches", "means", "words") if name in options}
+    if spec:
+        options["size"] = custom_size(**spec)
+    settings = IndexOptions(**{"workers": 2, "bank": False, **options})
     return index_folder(folder, store, model(), model_folder(), options=settings)

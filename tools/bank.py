@@ -49,15 +49,13 @@ def most_needed(sentences: list[str], stores: list[str]) -> list[str]:
     import torch
 
     from seps.photos.store.store import Store
-    from seps.retrieval.pretrained import from_pretrained
-    from seps.retrieval.ranking.bank import encode, search_vectors
+    from seps.retrieval.engine.loading import load_engine
 
     counts = torch.zeros(len(sentences))
     for place in stores:
         store = Store.open(place)
-        model = from_pretrained(store.settings.model)
-        with torch.no_grad():
-            texts = search_vectors(model, encode(model, sentences))
+        engine = load_engine(store.settings.model)
+        texts = engine.vectors(engine.encode_texts(sentences))
         for part in store.scan(["vector"]):
             near = (torch.from_numpy(part.vectors().copy()).float() @ texts.T).topk(NEAREST).indices.flatten()
             counts += torch.bincount(near, minlength=len(sentences))

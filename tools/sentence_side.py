@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 
-from seps.retrieval.engine.codec import model_hash, text_hash
+from seps.retrieval.engine.digests import model_hash, text_hash
 from seps.retrieval.pretrained import EMBEDDED, embedded_folder, from_pretrained
 from seps.retrieval.sentences import FILE, describe
 

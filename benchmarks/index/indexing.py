@@ -53,12 +53,12 @@ from benchmarks.index.watching import STEPS, Spans, Timed, steady_window
 from seps.images.sources import ImageSource
 from seps.photos.indexing import build
 from seps.photos.indexing.build import IndexOptions, index_folder
-from seps.photos.indexing.embedding import ImageJob, PreparedBatch, Preparer, fast_vision, prepare_locally
-from seps.photos.indexing.opening import usual_patches
-from seps.photos.store.rows import Row, StoreSettings
+from seps.photos.indexing.embedding import ImageJob, PreparedBatch, Preparer, prepare_locally
+from seps.photos.store.rows import Row
 from seps.photos.store.store import Store
 from seps.ray_cluster import RayConfig
-from seps.retrieval.engine.codec import model_hash, text_hash
+from seps.retrieval.engine.faster import fast_vision
+from seps.retrieval.engine.loading import engine_of
 from seps.retrieval.pretrained import embedded_folder, from_pretrained
 
 Facts = dict[str, Any]
@@ -132,23 +132,15 @@ def run(folder: Path, store: Path, model: Any, name: str, ray: RayConfig | None,
 
 def run_without_store(folder: Path, model: Any, name: str) -> Facts:
     """Decode, encode and pack as `seps index` does, and write nothing."""
-    settings = StoreSettings(
-        root=str(folder),
-        model=name,
-        model_hash=model_hash(model),
-        text_hash=text_hash(model),
-        width=model.config.embed_size,
-        grid=model.vision.grid_for(*model.image_size),
-        num_prefix_tokens=model.vision.num_prefix_tokens,
-        keep_patches=usual_patches(model),
-    )
+    engine = engine_of(model)
+    layout = engine.layout(engine.traits.default_size)
     jobs = [ImageJob(ImageSource(path), None) for path in sorted(folder.rglob("*.jpg"))]
     size = IndexOptions().batch_size
     batches = [jobs[start : start + size] for start in range(0, len(jobs), size)]
     spans = Timed.spans = Spans()
     start, done, decoding, encoding = time.perf_counter(), 0, 0.0, 0.0
     marks: list[tuple[float, int]] = []
-    for _, batch in prepare_locally(batches, Timed(model, settings)):
+    for _, batch in prepare_locally(batches, Timed(engine, layout)):
         done += len(batch.outcomes)
         decoding, encoding = decoding + batch.decoding, encoding + batch.encoding
         marks.append((time.perf_counter(), done))

@@ -23,6 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -35,10 +36,13 @@ from seps.encoders.compiled import CompiledVision, fastest_precision, is_install
 from seps.images.shards import read_source
 from seps.metrics import recall
 from seps.photos.indexing.build import index_folder
-from seps.photos.indexing.embedding import ImageJob, Preparer, half_copy, multiplies_bfloat16
+from seps.photos.indexing.embedding import ImageJob, Preparer, multiplies_bfloat16
 from seps.photos.store.store import Store
 from seps.retrieval.data import decode_all, load_data
-from seps.retrieval.engine.codec import StoredScorer, image_vectors, restore
+from seps.retrieval.engine import slimmed
+from seps.retrieval.engine.faster import half_copy, with_vision
+from seps.retrieval.engine.loading import engine_of
+from seps.retrieval.engine.pictures import PatchPictures
 from seps.retrieval.heads import ImageFeatures
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import from_pretrained
@@ -143,7 +147,7 @@ def small_store(options: argparse.Namespace, model: RetrievalModel, work: Path, 
 def whole(options: argparse.Namespace, model: RetrievalModel, work: Path) -> None:
     """Photos as `seps index` prepares them, read, encoded, packed and with their levels, in batches of 16 in turn."""
     jobs = [ImageJob(source, None) for source in load_data(options.data).sources[: 16 * options.rounds]]
-    settings = small_store(options, model, work, 4).settings
+    settings, engine = small_store(options, model, work, 4).settings, engine_of(model)
     encoders: dict[str, Any] = {"torch": half_copy(model)}
     if is_installed():
         precisions = dict.fromkeys(["bf16" if multiplies_bfloat16() else "f32", fastest_precision(model.vision)])
@@ -152,8 +156,8 @@ def whole(options: argparse.Namespace, model: RetrievalModel, work: Path) -> Non
     for start in range(0, len(jobs), 16):
         for name, encoder in encoders.items():
             for with_bank in (True, False):
-                prepare = Preparer(model, settings if with_bank else replace(settings, bank=""))
-                prepare.take_vision(encoder)
+                prepare = Preparer(engine, settings.layout, bank=with_bank)
+                prepare.set_fast(with_vision(engine, encoder))
                 before = time.process_time()  # that of a thread leaves out what OpenVINO's threads do
                 made = prepare(jobs[start : start + 16])
                 rest = time.process_time() - before - made.decoding
@@ -176,25 +180,21 @@ def whole(options: argparse.Namespace, model: RetrievalModel, work: Path) -> Non
 def levels(options: argparse.Namespace, model: RetrievalModel, work: Path) -> None:
     """Levels over the bank, one photo at a time and several at once, in turn: processor time and differences."""
     store = small_store(options, model, work, 16 * options.rounds)
-    rows = store.select(sorted(store.known()), ["vector", *store.settings.state])
-    vectors = torch.from_numpy(np.asarray(rows.values("vector"), np.float32))
-    stored, scoring = restore(rows, store.settings), StoredScorer(model, store.settings)
-    own, ways = bank.bank_of(model, store.settings), ("one at a time", "several at once")
-    own.pool  # made once per process  # noqa: B018
+    layout, engine = store.settings.layout, engine_of(model)
+    rows = store.select(sorted(store.known()), ["vector", *layout.columns])
+    vectors, stored = torch.from_numpy(rows.vectors()), layout.unpack(rows)
+    own, ways = bank.bank_of(engine), ("one at a time", "several at once")
+    own.texts.pool  # made once per process  # noqa: B018
     spent: dict[str, list[float]] = {way: [] for way in ways}
     found: dict[str, list[Tensor]] = {way: [] for way in ways}
     for start in range(0, len(vectors), 16):
         some = stored.rows(start, start + 16)
         for way in ways:
-            several = (scoring.net, lambda i, j, some=some: scoring.side(some.rows(i, j))) if way == ways[1] else ()
-            before = time.process_time()
-            scores = own.near_scores(
-                vectors[start : start + 16],
-                lambda i, texts, some=some: scoring.score(some.rows(i, i + 1), texts)[0],
-                *several,
-            )
+            with patch.object(slimmed, "can_score", lambda net, way=way: way == ways[1]):
+                before = time.process_time()
+                levels = own.levels(engine, some, vectors[start : start + 16])
             spent[way].append(1000 * (time.process_time() - before) / 16)
-            found[way].append(bank.level(scores))
+            found[way].append(levels)
     line = {
         "model": options.model,
         "data": Path(options.data).name,
@@ -215,12 +215,12 @@ def nearest(options: argparse.Namespace, model: RetrievalModel) -> None:
     pixels = decode_all(data, model.image_size)
     images = ImageFeatures(torch.cat([model.encode_pixels(photo[None].float() / 255) for photo in pixels]))
     described = ImageFeatures(images.tokens, *model.encode_descriptions([one.dense for one in data.records]))
-    bank.NEAR = 128
+    engine = engine_of(model)
+    own = bank.bank_of(engine)
     for name, features in (("pixels", images), ("description", described)):
-        scores = bank.bank_of(model).near_scores(
-            image_vectors(model, features),
-            lambda i, texts, own=features: model.score(own.rows(i, i + 1), texts)[0],
-        )
+        pictures = PatchPictures(features, model.vision.num_prefix_tokens)
+        close = (engine.vectors(pictures) @ own.vectors.T).topk(128, dim=1).indices
+        scores = engine.score(pictures, own.texts, chosen=close)
         for count in (64, 48, 40, 32, 24, 16):
             apart = (bank.level(scores[:, :count]) - bank.level(scores)).abs()
             line = {

@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -27,11 +26,12 @@ from torch import Tensor
 from benchmarks.quality.partly_described import measure
 from seps.metrics import recall
 from seps.retrieval.data import decode_all, load_jsonl
-from seps.retrieval.engine.codec import image_vectors
+from seps.retrieval.engine.loading import engine_of
+from seps.retrieval.engine.pictures import PatchPictures
 from seps.retrieval.evaluate.run import encode_images
-from seps.retrieval.heads import ImageFeatures, TextFeatures
+from seps.retrieval.heads import ImageFeatures
 from seps.retrieval.pretrained import from_pretrained
-from seps.retrieval.ranking.bank import BEST, GOOD, bank_of, level, strength_without_labels
+from seps.retrieval.ranking.bank import BEST, GOOD, NEAR, bank_of, level, strength_without_labels
 from seps.retrieval.ranking.confidence import STRENGTH, Calibration
 
 NOTHING = Path(__file__).with_name("nothing_fits.txt")
@@ -49,15 +49,14 @@ def score_all(name: str, data: Path) -> dict[str, Tensor]:
     described = ImageFeatures(tokens, *model.encode_descriptions(dataset.dense))
     captions = model.encode_texts(dataset.captions)
     nothing = model.encode_texts(NOTHING.read_text(encoding="utf-8").splitlines())
-    bank = bank_of(model)
-    asked, every = cast(TextFeatures, bank.asked), cast(TextFeatures, bank.texts)
+    engine = engine_of(model)
+    bank = bank_of(engine)
+    asked, every = bank.asked.text_features, bank.texts.text_features
     found = {}
     for kind, images in zip(KINDS, (ImageFeatures(tokens), described), strict=True):
-
-        def one(i: int, texts: object, images: ImageFeatures = images) -> Tensor:
-            return model.score(images.rows(i, i + 1), texts)[0]  # type: ignore[arg-type]
-
-        found[f"{kind} bank"] = bank.near_scores(image_vectors(model, images), one)
+        pictures = PatchPictures(images, model.vision.num_prefix_tokens)
+        nearest = (engine.vectors(pictures) @ bank.vectors.T).topk(NEAR, dim=1).indices
+        found[f"{kind} bank"] = engine.score(pictures, bank.texts, chosen=nearest)
         for what, texts in (("captions", captions), ("asked", asked), ("nothing", nothing), ("all", every)):
             found[f"{kind} {what}"] = model.score(images, texts)
     return found

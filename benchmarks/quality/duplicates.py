@@ -84,9 +84,9 @@ def measure(folder: Path, location: Path, model_name: str) -> list[str]:
     from seps.photos.duplicates.likeness import near_duplicate_cosine
     from seps.photos.indexing.build import IndexOptions, index_folder
     from seps.photos.store.store import Store
-    from seps.retrieval.engine.zeroshot import load_search_model
+    from seps.retrieval.engine.loading import load_engine
 
-    index_folder(folder, location, load_search_model(model_name), model_name, options=IndexOptions(bank=False))
+    index_folder(folder, location, load_engine(model_name), model_name, options=IndexOptions(bank=False))
     store = Store.open(location)
     gallery, near = read_gallery(store), near_duplicate_cosine(store.settings.model_hash)
     groups = group(gallery, "near", near)

@@ -18,7 +18,8 @@ from torch import Tensor
 from seps.images.decoding import read_image
 from seps.photos.threads import computing_threads
 from seps.retrieval.data import load_jsonl
-from seps.retrieval.explain.explanation import Explainer
+from seps.retrieval.explain.patches import explain_patches
+from seps.retrieval.heads import ImageFeatures
 from seps.retrieval.pretrained import from_pretrained
 
 
@@ -42,9 +43,9 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=3)
     options = parser.parse_args()
     model = from_pretrained(options.model)
-    explainer, dataset = Explainer(model), load_jsonl(options.data)
-    net = explainer.net
-    cells = explainer.grid[0] * explainer.grid[1]
+    grid, dataset = model.vision.grid_for(*model.image_size), load_jsonl(options.data)
+    net = model.head.network
+    cells = grid[0] * grid[1]
     step = max(1, len(dataset) // options.photos)
 
     @torch.no_grad()
@@ -52,7 +53,8 @@ def main() -> None:
         """For each number of patches, masked and painted: what the named and what random ones take off the score."""
         record, chance = dataset.records[index], torch.Generator().manual_seed(index)
         pixels = read_image(record.source, model.image_size)
-        order = torch.tensor(explainer.picture(pixels, record.captions[0]).patches).argsort(descending=True)
+        image = ImageFeatures(model.encode_pixels(pixels[None].float() / 255))
+        order = torch.tensor(explain_patches(model, image, record.captions[0], None).patches).argsort(descending=True)
         words = model.encode_texts([record.captions[0]])
         text = words.words[0, : int(words.mask[0].sum())]
         tokens = model.encode_pixels(pixels[None].float() / 255)
@@ -61,7 +63,7 @@ def main() -> None:
         for count in options.patches:
             chosen = [order[:count], *(torch.randperm(cells, generator=chance)[:count] for _ in range(options.draws))]
             masked = [score(tokens, text, some) for some in chosen]
-            views = [painted(pixels, some, explainer.grid)[None].float() / 255 for some in chosen]
+            views = [painted(pixels, some, grid)[None].float() / 255 for some in chosen]
             repainted = [score(model.encode_pixels(view), text) for view in views]
             found.append([(whole - named, whole - sum(random) / len(random)) for named, *random in (masked, repainted)])
         return found

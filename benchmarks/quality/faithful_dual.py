@@ -30,8 +30,9 @@ from seps.images.decoding import decode_image, pixels_of
 from seps.images.shards import read_source
 from seps.metrics import recall
 from seps.retrieval.data import load_jsonl
-from seps.retrieval.engine.zeroshot import ZeroShotModel, load_search_model
-from seps.retrieval.explain.zeroshot import cells_of
+from seps.retrieval.engine.loading import load_engine
+from seps.retrieval.engine.vectors import VectorEngine
+from seps.retrieval.explain.vectors import cells_of
 from seps.retrieval.pretrained import from_pretrained
 
 
@@ -145,8 +146,8 @@ def main() -> None:
     options = parser.parse_args()
     embedder: Any = StandIn()
     if options.model:
-        model = load_search_model(options.model)
-        if not isinstance(model, ZeroShotModel):
+        model = load_engine(options.model)
+        if not isinstance(model, VectorEngine):
             raise ValueError(f"{options.model} is no dual encoder.")
         embedder = model.embedder
     dataset = load_jsonl(options.data)

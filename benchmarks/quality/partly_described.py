@@ -23,11 +23,13 @@ from torch import Tensor
 
 from seps.retrieval.data import RetrievalDataset, decode_all, load_jsonl
 from seps.retrieval.demo import gallery_file
+from seps.retrieval.engine.loading import engine_of
+from seps.retrieval.engine.pictures import PatchPictures
 from seps.retrieval.evaluate.run import encode_images
 from seps.retrieval.heads import ImageFeatures
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import from_pretrained
-from seps.retrieval.ranking.bank import background, bank_of, description_gap, image_levels
+from seps.retrieval.ranking.bank import background, bank_of, description_gap
 from seps.retrieval.ranking.confidence import STRENGTH
 
 Levels = tuple[Tensor, Tensor]
@@ -70,7 +72,9 @@ def score_matrices(model: RetrievalModel, dataset: RetrievalDataset) -> tuple[Te
     tokens = encode_images(model, dataset, pixels=decode_all(dataset, model.image_size))
     captions = model.encode_texts(dataset.captions)
     bare, described = ImageFeatures(tokens), ImageFeatures(tokens, *model.encode_descriptions(dataset.dense))
-    levels = image_levels(model, bare, bank_of(model)), image_levels(model, described, bank_of(model))
+    engine = engine_of(model)
+    pictures = [PatchPictures(images, model.vision.num_prefix_tokens) for images in (bare, described)]
+    levels = tuple(bank_of(engine).levels(engine, some, engine.vectors(some)) for some in pictures)
     return model.score(bare, captions), model.score(described, captions), levels
 
 

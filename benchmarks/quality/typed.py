@@ -35,7 +35,6 @@ from seps.photos.search.ranking import RELEVANT, in_order
 from seps.retrieval.data import RetrievalDataset, load_jsonl
 from seps.retrieval.data.typed import queries_of_captions
 from seps.retrieval.evaluate.run import evaluate_each
-from seps.retrieval.languages import is_not_english
 from seps.retrieval.pretrained import from_pretrained
 from seps.retrieval.ranking.bank import GOOD, nouns
 
@@ -185,7 +184,7 @@ def language_rows(searcher: Searcher, captions: Sequence[str]) -> None:
     """Print what is taken for another language."""
 
     def taken(texts: Sequence[str]) -> int:
-        return sum(is_not_english(text, searcher.model.pieces) for text in texts)
+        return sum(searcher.engine.unread(text).foreign for text in texts)
 
     print("\n| queries | number | taken for another language |\n|---|---|---|")
     for part in re.split(r"^\[", LANGUAGES.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:

@@ -4,7 +4,7 @@
 
 The embedded model is measured as it is, and as a stand-in for a dual encoder: the cosine of its mean patch and mean
 word, with the temperature of the least cross-entropy on dev. The description is added to that cosine as
-`seps.retrieval.engine.zeroshot` adds it to a CLIP's, times 1 (what is used) and other strengths. Then ten photos take
+`seps.retrieval.engine.vectors` adds it to a CLIP's, times 1 (what is used) and other strengths. Then ten photos take
 descriptions with names, and 37 queries ask for them.
 """
 
@@ -22,13 +22,16 @@ from torch import Tensor
 
 from seps.metrics import recall
 from seps.retrieval.data import load_jsonl
-from seps.retrieval.engine.codec import image_vectors, text_vectors
-from seps.retrieval.engine.zeroshot import CENTRE, TEMPERATURE, nat_of
+from seps.retrieval.engine.loading import engine_of
+from seps.retrieval.engine.slimmed import image_vectors, text_vectors
+from seps.retrieval.engine.vectors import CENTRE, TEMPERATURE
 from seps.retrieval.evaluate.protocol import View
-from seps.retrieval.evaluate.run import add_lexical, encode_images
+from seps.retrieval.evaluate.run import encode_images
 from seps.retrieval.heads import ImageFeatures
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import from_pretrained
+from seps.retrieval.ranking.lexical import InMemory, matches
+from seps.retrieval.ranking.terms import GalleryFacts, ImageFacts, add_to_scores
 
 STAND_IN = 0.054
 """Temperature of the cosine of mean patch and mean word."""
@@ -65,6 +68,14 @@ def parts(
     return {"own": own, "cosine": cosines / STAND_IN, "described": (described - CENTRE) / TEMPERATURE}
 
 
+def add_lexical(scores: Tensor, seen: View, unit: float) -> Tensor:
+    """Add what a search adds for rare words of a caption in an image's description."""
+    ids = [str(row) for row in range(len(scores))]
+    texts = InMemory(dict(zip(ids, seen.image_descriptions or [], strict=False)))
+    found = [matches(caption, texts) for caption in seen.captions]
+    return add_to_scores(scores, ImageFacts(ids, [True] * len(ids)), found, GalleryFacts(unit, 0.0, 0.0))
+
+
 def first(scores: Tensor, targets: Tensor) -> int:
     """Queries whose photo is first."""
     return int((scores.argmax(dim=0) == targets).sum())
@@ -74,7 +85,7 @@ def first(scores: Tensor, targets: Tensor) -> int:
 def measure(model: RetrievalModel, path: str) -> dict[str, Any]:
     """All figures of one data set."""
     data = load_jsonl(path)
-    tokens, owner, nat = encode_images(model, data), data.image_of_caption, nat_of(model)
+    tokens, owner, nat = encode_images(model, data), data.image_of_caption, engine_of(model).traits.score_unit
 
     def rsum(scores: Tensor) -> float:
         return round(float(recall(scores, owner).rsum), 1)

@@ -1,6 +1,6 @@
 """Index and search, measured on real photos, and on a large gallery made from their features.
 
-    python -m benchmarks.search.gallery FOLDER --work DIR [--precision int8] [--large 100000] [--out FILE.json]
+    python -m benchmarks.search.gallery FOLDER --work DIR [--size small] [--large 100000] [--out FILE.json]
 
 FOLDER holds pictures (or shards) and a JSONL whose captions are the queries. Four parts, each printed as it is done:
 
@@ -31,32 +31,24 @@ import torch
 
 from seps.images.sources import row_id
 from seps.photos.indexing.build import IndexOptions, index_folder
-from seps.photos.indexing.embedding import packed_states
 from seps.photos.indexing.maintenance import status
 from seps.photos.search.hits import SHOWN
 from seps.photos.search.query import CANDIDATES
 from seps.photos.search.searcher import Searcher
-from seps.photos.store.rows import STATE, Row
+from seps.photos.store.rows import Row
 from seps.photos.store.store import Store
 from seps.photos.threads import computing_threads
+from seps.retrieval.config import SIZES
 from seps.retrieval.data.lines import json_lines
-from seps.retrieval.engine.codec import Precision, restore, text_vectors
-from seps.retrieval.heads import ImageFeatures, TextFeatures
+from seps.retrieval.engine.loading import engine_of
+from seps.retrieval.engine.pictures import PatchPictures, Queries
+from seps.retrieval.heads import ImageFeatures
 from seps.retrieval.pretrained import from_pretrained
 
 Facts = dict[str, Any]
 TEN = 10
 COUNTS = (10, 25, 50, 100, 200, 400, 800)
-STATES: tuple[tuple[Precision, int | None, int | None], ...] = (
-    ("float16", None, None),
-    ("int8", None, None),
-    ("int8", None, 24),
-    ("int8", None, 16),
-    ("int8", None, 8),
-    ("int8", 48, None),
-    ("int8", 32, None),
-)
-"""Precision, patches kept of an image, words that a description is merged to."""
+STATES = tuple(SIZES)
 
 
 def main() -> None:
@@ -65,13 +57,13 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--work", type=Path, required=True, help="scratch folder; its stores are removed again")
     parser.add_argument("--model", default="mini")
-    parser.add_argument("--precision", default="float16", choices=("float32", "float16", "int8"))
+    parser.add_argument("--size", default="full", choices=tuple(SIZES))
     parser.add_argument("--large", type=int, default=0, metavar="IMAGES", help="size of the large gallery; 0: none")
     parser.add_argument("--noise", type=float, default=0.5, help="on each patch and word, in standard deviations")
     parser.add_argument("--shift", type=float, default=0.5, help="on all patches, or words, of a copy together")
     parser.add_argument("--queries", type=int, default=40)
     parser.add_argument("--exact", type=int, default=2, help="queries on which scoring everything is timed at large")
-    parser.add_argument("--states", action="store_true", help="compare the precisions and numbers of patches")
+    parser.add_argument("--states", action="store_true", help="compare the sizes")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     model = from_pretrained(options.model)
@@ -88,7 +80,7 @@ def main() -> None:
         print(name, json.dumps(facts, indent=1), flush=True)
 
     try:
-        first = "float32" if options.states else options.precision
+        first = "full" if options.states else options.size
         tell("index", index_facts(options.folder, small, model, options.model, first))
         if options.states:
             tell("states", state_facts(Store.open(small), options.work / "state", model, queries))
@@ -137,13 +129,13 @@ class Demand:
                 self._seen[task.parent.name] = running + waiting
 
 
-def index_facts(folder: Path, place: Path, model: Any, name: str, precision: Any) -> Facts:
+def index_facts(folder: Path, place: Path, model: Any, name: str, size: str) -> Facts:
     """Index once. Shares are of the processor time; `busy` is that time over wall time and cores.
 
     `wanted` counts the time that threads waited for a core as well, which others had.
     """
     with Demand() as demand:
-        done = index_folder(folder, place, model, name, options=IndexOptions(precision))
+        done = index_folder(folder, place, model, name, options=IndexOptions(size=size))
     spent = done.decoding + done.encoding + done.own
     held = status(Store.open(place))
     return {
@@ -162,7 +154,7 @@ def index_facts(folder: Path, place: Path, model: Any, name: str, precision: Any
 def disk(held: Facts) -> Facts:
     """Bytes of an image, thumbnail aside."""
     return {
-        "precision": held["precision"],
+        "size": held["size"],
         "patches": held["patches"],
         "bytes_without_thumbnail": held["disk_bytes_per_image"] - held["thumbnail_bytes_per_image"],
     }
@@ -178,11 +170,11 @@ def stage_facts(searcher: Searcher, queries: Sequence[str]) -> Facts:
     for query in queries:
         marks = [time.perf_counter()]
         words = searcher.encode(query)
-        vector = text_vectors(words)[0].numpy()
+        vector = searcher.search_vector(words).numpy()
         marks.append(time.perf_counter())
         searcher.store.nearest(vector, CANDIDATES, ["id"])
         marks.append(time.perf_counter())
-        table = searcher.store.nearest(vector, CANDIDATES, [*SHOWN, *STATE])
+        table = searcher.store.nearest(vector, CANDIDATES, [*SHOWN, *searcher.columns])
         marks.append(time.perf_counter())
         spent = time.process_time()
         searcher.scores(table, words)
@@ -202,7 +194,7 @@ def recall_facts(searcher: Searcher, queries: Sequence[str]) -> Facts:
     best = exact_best(searcher, queries)
     found: dict[int, list[float]] = {count: [] for count in sorted({*COUNTS, CANDIDATES})}
     for query, wanted in zip(queries, best, strict=True):
-        vector = text_vectors(searcher.encode(query))[0].numpy()
+        vector = searcher.search_vector(searcher.encode(query)).numpy()
         ids = searcher.store.nearest(vector, max(found), ["id"]).values("id")
         for count, values in found.items():
             values.append(len(wanted & set(ids[:count])) / TEN)
@@ -211,7 +203,7 @@ def recall_facts(searcher: Searcher, queries: Sequence[str]) -> Facts:
 
 def exact_best(searcher: Searcher, queries: Sequence[str]) -> list[set[str]]:
     """Ids of the exact ten best of each query: every image is scored, with all queries at once."""
-    texts = searcher.model.encode_texts(list(queries))
+    texts = searcher.engine.encode_texts(list(queries))
     scores, names = [], []
     for ids, part in _scored(searcher, texts):
         names += ids
@@ -220,15 +212,14 @@ def exact_best(searcher: Searcher, queries: Sequence[str]) -> list[set[str]]:
     return [{names[row] for row in column} for column in order.T]
 
 
-def _scored(searcher: Searcher, texts: TextFeatures) -> Iterator[tuple[list[str], Any]]:
+def _scored(searcher: Searcher, texts: Queries) -> Iterator[tuple[list[str], Any]]:
     pool = computing_threads(os.cpu_count() or 1, "exact")
 
     def work(batch: Any) -> tuple[list[str], Any]:
-        images = restore(batch, searcher.store.settings)
-        return batch.values("id"), searcher.scorer.score(images, texts).numpy()
+        return batch.values("id"), searcher.engine.score(searcher.pictures(batch), texts).numpy()
 
     waiting = []
-    for batch in searcher.store.scan(["id", *STATE], batch_size=64):
+    for batch in searcher.store.scan(["id", *searcher.columns], batch_size=64):
         waiting.append(pool.submit(work, batch))
         if len(waiting) > 8:
             yield waiting.pop(0).result()
@@ -252,33 +243,34 @@ def exact_facts(searcher: Searcher, queries: Sequence[str], two_stage: float) ->
 
 
 def state_facts(store: Store, place: Path, model: Any, queries: Sequence[str]) -> Facts:
-    """Bytes of smaller states, and the overlap of their exact ten best with those of the float32 store given."""
+    """Bytes of smaller states, and the overlap of their exact ten best with those of the store given, of size full."""
     wanted = exact_best(Searcher(store, model), queries)
     facts = {}
-    for precision, patches, words in STATES:
+    engine = engine_of(model)
+    for size in STATES:
         shutil.rmtree(place, ignore_errors=True)
-        settings = replace(store.settings, precision=precision, keep_patches=patches, keep_words=words)
-        small = Store.create(place, settings)
+        layout = engine.layout(size)
+        small = Store.create(place, replace(store.settings, layout=layout))
         for rows, features in _rows(store):
-            states = packed_states(model, features, settings)
+            states = engine.keep(features, layout).packed(layout.precision)
             small.put([replace(row, **state) for row, state in zip(rows, states, strict=True)])
         small.tidy(always=True)
         best = exact_best(Searcher(small, model), queries)
         overlap = float(np.mean([len(a & b) / TEN for a, b in zip(best, wanted, strict=True)]))
-        facts[f"{precision}, {patches or 'all'} patches, {words or 'all'} words"] = {
+        facts[size] = {
             "top10_overlap": round(overlap, 4),
             "bytes_without_thumbnail": disk(status(small))["bytes_without_thumbnail"],
         }
     return facts
 
 
-def _rows(store: Store, size: int = 128) -> Iterator[tuple[list[Row], ImageFeatures]]:
+def _rows(store: Store, size: int = 128) -> Iterator[tuple[list[Row], Any]]:
     """Rows and their features, some at a time."""
     ids = sorted(store.known())
     for start in range(0, len(ids), size):
         rows = store.rows(ids[start : start + size])
-        images = store.select(list(rows), ["id", *STATE])
-        yield [rows[identity] for identity in images.values("id")], restore(images, store.settings).features
+        images = store.select(list(rows), ["id", *store.settings.layout.columns])
+        yield [rows[identity] for identity in images.values("id")], store.settings.layout.unpack(images)
 
 
 def enlarge(searcher: Searcher, place: Path, count: int, noise: float, shift: float) -> Facts:
@@ -303,11 +295,14 @@ def enlarge(searcher: Searcher, place: Path, count: int, noise: float, shift: fl
     written = copy = 0
     pending: list[Row] = []
     while written < count:
-        for rows, images in originals:
+        for rows, pictures in originals:
+            images = pictures.features
             features = ImageFeatures(
                 noisy(images.tokens), None if images.dense is None else noisy(images.dense), images.dense_mask
             )
-            states = packed_states(searcher.model, features, large.settings)
+            layout = large.settings.layout
+            noised = PatchPictures(features, layout.num_prefix_tokens)
+            states = searcher.engine.keep(noised, layout).packed(layout.precision)
             for row, state in list(zip(rows, states, strict=True))[: count - written]:
                 path = f"{copy}/{row.path}"
                 facts: Facts = {"id": row_id(path, row.member), "path": path, "thumbnail": b"\xff\xd8"}

@@ -44,11 +44,11 @@ from seps.photos.store import vector_index
 from seps.photos.store.filters import Filters
 from seps.photos.store.rows import Columns
 from seps.photos.store.store import Store
+from seps.retrieval.config import SIZES
 from seps.retrieval.data import load_data
 from seps.retrieval.evaluate.run import encode_images
 from seps.retrieval.pretrained import from_pretrained
 from seps.retrieval.ranking import lexical
-from seps.retrieval.ranking.bank import search_vectors
 
 Facts = dict[str, Any]
 TEN = 10
@@ -65,9 +65,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--model", default="base")
     parser.add_argument("--count", type=int, default=1_000_000)
-    parser.add_argument("--patches", type=int, default=16)
-    parser.add_argument("--words", type=int, default=8)
-    parser.add_argument("--precision", default="int8", choices=("float16", "int8"))
+    parser.add_argument("--size", default="small", choices=tuple(SIZES))
     parser.add_argument("--noise", type=float, default=0.3)
     parser.add_argument("--shift", type=float, default=0.3)
     parser.add_argument("--queries", type=int, default=60)
@@ -112,8 +110,8 @@ def main() -> None:
 def prepared(options: argparse.Namespace, data: Any) -> Synthetic:
     """The real photos' states, from DIR where an earlier run left them."""
     model = from_pretrained(options.model).eval()
-    settings = store_settings(model, options.model, options.patches, options.words, options.precision)
-    known = options.work / f"photos-{options.model}-{options.patches}-{options.words}-{options.precision}.pt"
+    settings = store_settings(model, options.model, options.size)
+    known = options.work / f"photos-{options.model}-{options.size}.pt"
     if known.exists():
         real = torch.load(known, weights_only=False)  # what this command itself wrote
     else:
@@ -207,7 +205,7 @@ def filter_facts(searcher: Searcher, queries: Sequence[str]) -> Facts:
 
 def recall_facts(searcher: Searcher, queries: Sequence[str]) -> Facts:
     """Part of the exact ten best that is found; exact: every picture scored, for a search with what rare words add."""
-    texts = searcher.model.encode_texts(list(queries))
+    texts = searcher.engine.encode_texts(list(queries))
     matches = [lexical.matches(query, searcher.store) for query in queries]
 
     def scores(some: Columns) -> torch.Tensor:
@@ -217,7 +215,7 @@ def recall_facts(searcher: Searcher, queries: Sequence[str]) -> Facts:
 
     found, seconds = exhaustive(searcher.store, scores, 2 * len(queries), TEN)
     best, whole = found[: len(queries)], found[len(queries) :]
-    vectors = search_vectors(searcher.model, texts).numpy()
+    vectors = searcher.engine.vectors(texts).numpy()
 
     def recall(count: int, prior: Any) -> float:
         found = [searcher.store.nearest(vector, count, ["id"], None, prior).values("id") for vector in vectors]

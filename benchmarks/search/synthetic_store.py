@@ -21,22 +21,25 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from seps.images.sources import row_id
-from seps.photos.indexing.embedding import packed_columns, packed_states
+from seps.photos.indexing.embedding import packed_columns, stored_levels
 from seps.photos.store.rows import Row, StoreSettings
 from seps.photos.store.store import Store
 from seps.photos.threads import computing_threads
 from seps.retrieval.data import RetrievalDataset
-from seps.retrieval.engine.codec import Precision, image_vectors, model_hash, pack, text_hash, unpack_all, unpack_padded
+from seps.retrieval.engine.layout import PatchLayout
+from seps.retrieval.engine.loading import engine_of
+from seps.retrieval.engine.packing import pack, unpack_all, unpack_padded
+from seps.retrieval.engine.slimmed import image_vectors, kept_patches
 from seps.retrieval.heads import ImageFeatures
 from seps.retrieval.model import RetrievalModel
-from seps.retrieval.ranking.bank import bank_name, stored_levels
+from seps.retrieval.ranking.bank import bank_name
 
 ROWS = 32_000
 """Rows of one commit."""
@@ -68,19 +71,16 @@ class Originals:
         return len(self.tokens)
 
 
-def store_settings(model: RetrievalModel, name: str, patches: int, words: int, precision: Precision) -> StoreSettings:
-    """Settings of a store as `seps index --precision ... --patches ... --words ...` makes it."""
+def store_settings(model: RetrievalModel, name: str, size: str) -> StoreSettings:
+    """Settings of a store as `seps index --size ...` makes it."""
+    engine = engine_of(model)
+    digests = engine.digests()
     return StoreSettings(
         root="/synthetic",
         model=name,
-        model_hash=model_hash(model),
-        text_hash=text_hash(model),
-        width=model.config.embed_size,
-        grid=model.vision.grid_for(*model.image_size),
-        num_prefix_tokens=model.vision.num_prefix_tokens,
-        precision=precision,
-        keep_patches=None if patches >= model.vision.num_patches else patches,
-        keep_words=words,
+        model_hash=digests.pictures,
+        text_hash=digests.texts,
+        layout=engine.layout(size),
         bank=bank_name(),
     )
 
@@ -90,22 +90,23 @@ def originals(model: RetrievalModel, data: RetrievalDataset, tokens: Tensor, set
     """The state of real photos, packed by the code of the index and unpacked again, and their levels."""
     texts = [record.dense or record.captions[0] for record in data.records]
     parts: list[dict[str, Any]] = []
+    engine, layout = engine_of(model), cast(PatchLayout, settings.layout)
     for start in range(0, len(texts), 64):
         features = ImageFeatures(tokens[start : start + 64].float())
         features.dense, features.dense_mask = model.encode_descriptions(texts[start : start + 64], batch_size=8)
-        parts += packed_states(model, features, settings)
-    words, mask = unpack_padded([part["words"] for part in parts], settings.width)
+        parts += kept_patches(model, features, layout).packed(layout.precision)
+    words, mask = unpack_padded([part["words"] for part in parts], layout.width)
     found = torch.from_numpy(unpack_all([part["tokens"] for part in parts]))
-    prefix = settings.num_prefix_tokens
+    prefix = layout.num_prefix_tokens
     means = tokens[:, prefix:].float().mean(dim=1)
     bare = image_vectors(model, ImageFeatures(torch.cat([found[:, :prefix], means[:, None]], dim=1)))
-    described = torch.from_numpy(np.stack([part["vector"] for part in parts]).astype(np.float32))
     levels = []
     for start in range(0, len(parts), 256):
         some = parts[start : start + 256]
-        plain = packed_columns([{**part, "words": None} for part in some], settings)
-        alone = stored_levels(model, plain, bare[start : start + 256], settings)
-        both = stored_levels(model, packed_columns(some, settings), described[start : start + 256], settings)
+        alone_vectors = bare[start : start + 256].numpy().astype(np.float16)
+        plain = [{**part, "words": None, "vector": own} for part, own in zip(some, alone_vectors, strict=True)]
+        alone = stored_levels(engine, packed_columns(plain, layout), layout)
+        both = stored_levels(engine, packed_columns(some, layout), layout)
         levels.append(torch.tensor([alone, both]).T)
     positions = [part["positions"] for part in parts]
     return Originals(found, positions, means, words, mask, texts, torch.cat(levels))
@@ -131,7 +132,7 @@ class Synthetic:
     @torch.no_grad()
     def states(self, start: int, stop: int) -> tuple[list[dict[str, Any]], list[int]]:
         """Packed states of the pictures `start` to `stop`, and which photo is A of each."""
-        real, count, prefix = self.real, stop - start, self.settings.num_prefix_tokens
+        real, count, prefix = self.real, stop - start, cast(PatchLayout, self.settings.layout).num_prefix_tokens
         chance = torch.Generator().manual_seed(start)
         a, b = (torch.randint(len(real), (count,), generator=chance) for _ in range(2))
         share = 0.5 + 0.5 * torch.rand(count, 1, generator=chance)
@@ -148,11 +149,12 @@ class Synthetic:
         pooled = ImageFeatures(torch.cat([tokens[:, :prefix], means[:, None]], dim=1), words, mask)
         vectors = image_vectors(self.model, pooled).numpy().astype(np.float16)
         levels = real.levels[b, described.long()].lerp(real.levels[a, described.long()], share[:, 0]).tolist()
-        slim = self.settings.keep_patches is not None
+        layout = cast(PatchLayout, self.settings.layout)
+        slim = layout.patches is not None
         states: list[dict[str, Any]] = []
         for i, photo in enumerate(a.tolist()):
-            state: dict[str, Any] = {"vector": vectors[i], "tokens": pack(tokens[i], self.settings.precision)}
-            state["words"] = pack(words[i][mask[i]], self.settings.precision) if described[i] else None
+            state: dict[str, Any] = {"vector": vectors[i], "tokens": pack(tokens[i], layout.precision)}
+            state["words"] = pack(words[i][mask[i]], layout.precision) if described[i] else None
             state["positions"] = real.positions[photo] if slim else None
             state["mean"] = pack(means[i : i + 1], "float16") if slim else None
             states.append({**state, "bank": levels[i]})
@@ -226,7 +228,7 @@ def exhaustive(store: Store, score: Any, queries: int, best: int) -> tuple[list[
 
 def _scored(store: Store, score: Any) -> Iterator[tuple[list[str], Tensor]]:
     """Ids and scores of all pictures, a batch at a time on each core."""
-    columns, cores = ["id", *store.settings.state, "bank"], os.cpu_count() or 1
+    columns, cores = ["id", *store.settings.layout.columns, "bank"], os.cpu_count() or 1
     pool, waiting = computing_threads(cores, "exact"), deque[Any]()
     for images in store.scan(columns, batch_size=256):
         waiting.append((images.values("id"), pool.submit(score, images)))

@@ -56,7 +56,7 @@ def test_it_finds_what_the_search_finds(library: Library, made: tuple[Path, Path
     assert [one.rank for one in hits[1:3]] == [2, 3] and isinstance(hits[1:3], Results)
     assert json.dumps([one.as_dict() for one in hits])
     assert len(library) == 8 and library.folder == made[0] and "8 pictures" in repr(library)
-    assert library.model is library.searcher.model
+    assert library.engine is library.searcher.engine
 
 
 def test_filters(library: Library) -> None:
@@ -281,7 +281,7 @@ def test_every_door_of_a_store_of_two_folders_gives_paths_that_are_there(tmp_pat
 def test_with_nothing_new_no_model_is_loaded_for_pictures(
     made: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("seps.retrieval.engine.zeroshot.load_search_model", lambda *_, **__: pytest.fail("not needed"))
+    monkeypatch.setattr("seps.photos.indexing.updating.load_engine", lambda *_, **__: pytest.fail("not needed"))
     with Library(made[0], store=made[1], options=PLAIN) as library:
         assert len(library.search("a dog")) == 8 and library.update().unchanged == 8
 

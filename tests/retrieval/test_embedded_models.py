@@ -10,13 +10,11 @@ import pytest
 import torch
 
 from seps.encoders import ViT
-from seps.images.decoding import read_image
-from seps.images.sources import ImageSource
 from seps.retrieval.data import load_data
 from seps.retrieval.evaluate.run import encode_images
-from seps.retrieval.explain.explanation import Explainer
 from seps.retrieval.heads import ImageFeatures
 from seps.retrieval.pretrained import EMBEDDED, embedded_folder, from_pretrained
+from stores import explain_file
 
 QUERIES = {
     "a cup of coffee": "coffee-cup.jpg",
@@ -61,9 +59,9 @@ def test_base_needs_no_first_weights_and_finds_the_coffee_cup(monkeypatch: pytes
 
 def test_base_keeps_what_a_sentence_is_about() -> None:
     """With the image's own guide, as published, it kept the background and left out nine tenths of these patches."""
-    explainer, folder = Explainer(from_pretrained("base")), embedded_folder("gallery")
+    model, folder = from_pretrained("base"), embedded_folder("gallery")
     for name, (sentence, rows, columns) in SUBJECTS.items():
-        pixels = read_image(ImageSource(folder / name), explainer.model.image_size)
-        kept = torch.tensor(explainer.picture(pixels, sentence).kept).view(explainer.grid)
+        found = explain_file(model, str(folder / name), sentence)
+        kept = torch.tensor(found.kept).view(found.grid)
         assert int(kept.sum()) == 200
         assert kept[rows, columns].float().mean() > 0.7, name

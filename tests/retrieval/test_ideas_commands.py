@@ -19,7 +19,6 @@ from messages import mentions, naming
 from seps import registry
 from seps.cli.main import main
 from seps.hub.folder import ModelError
-from seps.images.decoding import decode_image
 from seps.method.checks import InputError
 from seps.method.config import ConfigError
 from seps.photos.indexing.build import IndexOptions, index_folder
@@ -29,12 +28,12 @@ from seps.retrieval.data import load_jsonl
 from seps.retrieval.evaluate.protocol import view
 from seps.retrieval.evaluate.run import encode_images, evaluate, score_dataset
 from seps.retrieval.experiments.suites import suite_with_own_rows
-from seps.retrieval.explain.explanation import Explainer
 from seps.retrieval.heads import ImageFeatures, SlimmingHead
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import from_pretrained, save_pretrained
 from seps.retrieval.train.run import train_model
 from seps.retrieval.train.task import RetrievalTask
+from stores import custom_size, explain_file
 
 pytestmark = pytest.mark.usefixtures("own_registry")
 PLUGIN = """
@@ -136,9 +135,7 @@ def test_a_decision_is_used_by_evaluation_and_explanation(encoders, dev_scenes, 
     expected = quietly(lambda: score_dataset(twin, data, view(data, "image")))
     torch.testing.assert_close(scores, expected, atol=2e-5, rtol=0)
     assert evaluate(model, data).metrics.rsum == pytest.approx(quietly(lambda: evaluate(twin, data)).metrics.rsum)
-    source = data.records[0].source
-    pixels = decode_image(source.path.read_bytes(), source, model.image_size)
-    found = Explainer(model).picture(pixels, data.captions[0], data.dense[0])
+    found = explain_file(model, data.records[0].source.path, data.captions[0], data.dense[0])
     assert found.kept == [True] * 8 + [False] * 8
     assert found.score == pytest.approx(float(scores[0, 0]), abs=1e-4)
 
@@ -148,7 +145,7 @@ def test_a_decision_is_used_by_index_and_search(encoders, dev_scenes, plugin, tm
     load_plugin(plugin)
     model, twin = twins(encoders)
     save_pretrained(model, tmp_path / "model")
-    options = IndexOptions(precision="float32", keep_patches=keep, workers=1, bank=False)
+    options = IndexOptions(size=custom_size("float32", patches=keep), workers=1, bank=False)
     index_folder(dev_scenes.parent, tmp_path / "store", model, str(tmp_path / "model"), options=options)
     forget_plugins()
     with pytest.raises(ModelError, match="first"):

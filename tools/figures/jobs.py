@@ -119,9 +119,9 @@ def searching(files: Results) -> str:
     rows: list[Row] = []
     for name, part, images, told, default in (
         ("small, float16", "search", 964, "as it comes: float16, 200 candidates", MODEL),
-        ("small, int8", "search", 964, "`--precision int8`", NO),
+        ("small, int8", "search", 964, "int8", NO),
         ("large, float16, noise alone", "large", 100_000, "as it comes", MODEL),
-        ("large, int8, noise alone", "large", 100_000, "`--precision int8`", NO),
+        ("large, int8, noise alone", "large", 100_000, "int8", NO),
     ):
         one = data[name][part]
         recall = one["recall"][str(one["default_candidates"])]

@@ -14,17 +14,9 @@ from probes.registry import probe
 
 OPTIONS: dict[str, tuple[str, ...]] = {
     "as it is": (),
-    "float32": ("--precision", "float32"),
-    "float16": ("--precision", "float16"),
-    "int8": ("--precision", "int8"),
-    "int4": ("--precision", "int4"),
-    "int2": ("--precision", "int2"),
-    "small": ("--state", "small"),
-    "tiny": ("--state", "tiny"),
-    "patches": ("--patches", "8"),
-    "patches and words": ("--patches", "8", "--words", "4", "--precision", "int8"),
-    "means": ("--means", "2"),
-    "words": ("--words", "4"),
+    "full": ("--size", "full"),
+    "small": ("--size", "small"),
+    "tiny": ("--size", "tiny"),
     "without a bank": ("--no-bank",),
 }
 

@@ -45,8 +45,7 @@ if TYPE_CHECKING:
     from seps.photos.indexing.build import IndexReport
     from seps.photos.indexing.opening import IndexOptions
     from seps.photos.search.explaining import StoredExplainer
-    from seps.retrieval.engine.zeroshot import ZeroShotModel
-    from seps.retrieval.model import RetrievalModel
+    from seps.retrieval.engine.engine import Engine
 
 CountProgress = Callable[[int, int], None]
 Day = str | date | datetime
@@ -79,7 +78,7 @@ class Library:
         self,
         folder: str | os.PathLike[str] | None = None,
         *,
-        model: str | RetrievalModel | ZeroShotModel | None = None,
+        model: object = None,
         store: str | os.PathLike[str] | None = None,
         update: bool = True,
         device: str | Callable[[], str] = "cpu",
@@ -142,10 +141,9 @@ class Library:
         return Path(self.store.settings.root) if self._named is None else Path(self._named).absolute()
 
     @property
-    def model(self) -> RetrievalModel | ZeroShotModel:
-        """The model, whole."""
-        self.searcher.load_vision()
-        return self.searcher.model
+    def engine(self) -> Engine:
+        """What encodes and scores."""
+        return self.searcher.engine
 
     def scope(self, filters: Filters | None = None) -> Filters:
         """Filters with the library's folder, unless they name one; all of the store where the library has none."""
@@ -169,9 +167,9 @@ class Library:
             first=self._first,
             progress=self._progress,
         )
-        if done.model is not None:
+        if done.engine is not None:
             self.close()
-            self._searcher = Searcher(self.location, done.model, device=done.model.device)
+            self._searcher = Searcher(self.location, done.engine, device=done.engine.device)
         return done.report
 
     def add(self, path: str | os.PathLike[str]) -> IndexReport:

@@ -56,23 +56,30 @@ Protocol = Literal["none", "image", "published"]
 PROTOCOLS: tuple[Protocol, ...] = get_args(Protocol)
 DEFAULT_MODEL = "base"
 """The embedded model that searches and is evaluated where none is named; "mini" is the faster and weaker one."""
-StoredPrecision = Literal["float32", "float16", "int8", "int4", "int2"]
-"""Of the token matrices in a store."""
+StoredPrecision = Literal["float32", "float16", "int4", "int2"]
+"""Of packed matrices in a store."""
 
 
 @dataclass(frozen=True)
-class StateSize:
-    """What a store keeps per picture, chosen to fit a number of bytes: see docs/search-figures.md."""
+class PatchSize:
+    """What a store keeps of the patches of a picture and of the words of its description."""
 
     precision: StoredPrecision
-    means: int
-    """A grid of at most this many means of patches, down and across."""
-    words: int
-    """Of a description, merged."""
+    patches: int | None = None
+    """How many, those that matter most before any caption is known; None: all."""
+    means: int | None = None
+    """No patches, but means over a grid of at most this many cells, down and across."""
+    words: int | None = None
+    """Of a description, merged; None: all."""
 
 
-STATE_SIZES = {"small": StateSize("int4", 4, 16), "tiny": StateSize("int2", 2, 5)}
-"""By name: at most 8 KB and 2 KB per picture at width 384, with the search vector and without the thumbnail."""
+SIZES = {
+    "tiny": PatchSize("int2", means=2, words=5),
+    "small": PatchSize("int4", means=4, words=16),
+    "patches": PatchSize("float16", patches=64),
+    "full": PatchSize("float16"),
+}
+"""By name, the smallest first; at width 384 `tiny` takes 2 KB and `small` 8 KB: see docs/search-figures.md."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.resources import files
 from typing import Protocol
 
@@ -26,19 +26,6 @@ ENGLISH = frozenset(_LISTED.split())
 MANY_LANGUAGES = "siglip2-b-16"
 """The smallest preset that reads many languages."""
 _WORD = re.compile(r"[^\W\d_]+")
-
-
-class QueryReader(Protocol):
-    """What reads queries."""
-
-    @property
-    def languages(self) -> tuple[str, ...]:
-        """Languages that it reads, as ISO 639 codes; empty: not known, or many."""
-        ...
-
-    def pieces(self, word: str) -> int:
-        """How many tokens a word has; one of the vocabulary has one."""
-        ...
 
 
 class IndexedBy(Protocol):
@@ -80,10 +67,13 @@ def is_not_english(text: str, pieces: Callable[[str], int]) -> bool:
     return 2 * strange > len(words)
 
 
-def language_note(model: QueryReader, text: str, store: IndexedBy) -> str:
-    """A sentence where a store's model reads English alone and a query is in another language; else an empty text."""
-    if tuple(model.languages) != ("en",) or not is_not_english(text, model.pieces):
-        return ""
+def reads(languages: Sequence[str], text: str, pieces: Callable[[str], int]) -> bool:
+    """Whether a model of these languages reads a query, as far as that can be told; none: not known, or many."""
+    return tuple(languages) != ("en",) or not is_not_english(text, pieces)
+
+
+def language_note(store: IndexedBy) -> str:
+    """A sentence on a query in another language than the English that a store's model reads."""
     return (
         f"The model {store.model} reads English, and this query seems to be in another language: its results are "
         f"arbitrary. Write it in English, or use a model of many languages: seps index {store.root} --store ANOTHER "

@@ -22,7 +22,9 @@ from seps.encoders.vit.pruning import PruneKind
 from seps.images.decoding import read_image
 from seps.images.sources import ImageSource
 from seps.photos.indexing import embedding
-from seps.photos.store.rows import StoreSettings
+from seps.retrieval.engine import faster
+from seps.retrieval.engine.layout import PatchLayout
+from seps.retrieval.engine.loading import engine_of
 from seps.retrieval.pretrained import embedded_folder, from_pretrained
 
 SMALL = ViTConfig(patch_size=8, width=32, depth=2, heads=2, hidden=64, grid=(4, 4))
@@ -168,18 +170,18 @@ def test_patches_that_skip_blocks_do_so_compiled_as_well(kind: PruneKind) -> Non
 
 def test_without_the_package_torch_encodes_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "is_installed", lambda: False)
-    monkeypatch.setattr(embedding, "multiplies_bfloat16", lambda: False)
-    assert embedding.fast_vision(from_pretrained("mini")) is None
-    monkeypatch.setattr(embedding, "multiplies_bfloat16", lambda: True)
-    assert isinstance(embedding.fast_vision(from_pretrained("base")), ViT)
+    monkeypatch.setattr(faster, "multiplies_bfloat16", lambda: False)
+    assert faster.fast_vision(from_pretrained("mini")) is None
+    monkeypatch.setattr(faster, "multiplies_bfloat16", lambda: True)
+    assert isinstance(faster.fast_vision(from_pretrained("base")), ViT)
 
 
 def test_with_the_package_it_encodes_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     needs_openvino()
     model = from_pretrained("mini")
-    assert embedding.fast_vision(model) is None  # conftest.py sets SEPS_OPENVINO=0
+    assert faster.fast_vision(model) is None  # conftest.py sets SEPS_OPENVINO=0
     monkeypatch.delenv("SEPS_OPENVINO")
-    assert isinstance(embedding.fast_vision(model), CompiledVision)
+    assert isinstance(faster.fast_vision(model), CompiledVision)
 
 
 def test_a_package_that_fails_is_told_and_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,8 +209,8 @@ def test_a_long_run_without_it_names_it(
 
 def test_the_encoder_is_chosen_for_the_device_of_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker may move the model of the driver to a GPU; a copy made before would stay on the CPU."""
-    monkeypatch.setattr(embedding, "multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr(faster, "multiplies_bfloat16", lambda: True)
     model = from_pretrained("base")
-    prepare = embedding.Preparer(model, StoreSettings.__new__(StoreSettings))
+    prepare = embedding.Preparer(engine_of(model), PatchLayout("full", 384, (20, 20), 1))
     model.to("meta")
-    assert prepare.vision is None
+    assert prepare.fast.vision is None

@@ -12,7 +12,7 @@ from seps.photos.indexing.build import IndexOptions, index_folder
 from seps.photos.search.searcher import Searcher
 from seps.photos.store.store import Store
 from seps.retrieval.model import RetrievalModel, with_grid
-from stores import gallery, model, model_folder, paint
+from stores import custom_size, gallery, model, model_folder, paint
 
 OPTIONS = IndexOptions(workers=1, bank=False)
 
@@ -42,14 +42,17 @@ def test_another_grid_keeps_weights_and_the_number_of_merged_patches() -> None:
 @pytest.mark.parametrize("keep", [None, 8])
 def test_pictures_that_come_later_are_encoded_as_those_that_are_there(tmp_path: Path, keep: int | None) -> None:
     """They were given places of the model's new grid, which the store's does not have."""
-    folder, options = gallery(tmp_path / "pictures", 3), IndexOptions(workers=1, bank=False, keep_patches=keep)
+    folder, options = (
+        gallery(tmp_path / "pictures", 3),
+        IndexOptions(workers=1, bank=False, size=custom_size(patches=keep)),
+    )
     former: RetrievalModel = with_grid(model(), (4, 4))
     index_folder(folder, tmp_path / "store", former, model_folder(), options=options)
     paint(folder / "later.jpg", 77)
     report = index_folder(folder, tmp_path / "store", model(), model_folder(), options=OPTIONS)
     assert report.former_size == (128, 128)
     index_folder(folder, tmp_path / "whole", former, model_folder(), options=options)
-    assert Store.open(tmp_path / "store").settings.grid == (4, 4)
+    assert Store.open(tmp_path / "store").settings.layout.grid == (4, 4)
     assert len(states(tmp_path / "store")) == 4 and states(tmp_path / "store") == states(tmp_path / "whole")
     sentence = "a red square on blue"
     found = [

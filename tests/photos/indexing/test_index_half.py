@@ -16,16 +16,18 @@ from seps.photos.indexing import embedding
 from seps.photos.indexing.build import IndexOptions, index_folder
 from seps.photos.indexing.ray import Worker
 from seps.photos.search.searcher import Searcher
-from seps.photos.store.rows import StoreSettings
 from seps.photos.store.store import Store
+from seps.retrieval.engine import faster, layout, slimmed
+from seps.retrieval.engine.layout import PatchLayout
+from seps.retrieval.engine.loading import engine_of
 from seps.retrieval.pretrained import embedded_folder, from_pretrained
 from stores import gallery, index, model
 
 
 def test_tokens_in_bfloat16_are_those_of_float32_within_its_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     model = from_pretrained("base")
-    monkeypatch.setattr(embedding, "multiplies_bfloat16", lambda: True)
-    vision = embedding.half_copy(model)
+    monkeypatch.setattr(faster, "multiplies_bfloat16", lambda: True)
+    vision = faster.half_copy(model)
     assert isinstance(vision, ViT) and vision.patch.weight.dtype == torch.bfloat16
     assert model.vision.patch.weight.dtype == torch.float32
     pixels = torch.rand(1, 3, *model.image_size, generator=torch.Generator().manual_seed(0))
@@ -38,38 +40,38 @@ def test_tokens_in_bfloat16_are_those_of_float32_within_its_rounding(monkeypatch
 
 
 def test_other_processors_and_encoders_keep_the_models_own_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedding, "multiplies_bfloat16", lambda: True)
-    assert embedding.half_copy(from_pretrained("mini")) is None
-    monkeypatch.setattr(embedding, "multiplies_bfloat16", lambda: False)
-    assert embedding.half_copy(from_pretrained("base")) is None
+    monkeypatch.setattr(faster, "multiplies_bfloat16", lambda: True)
+    assert faster.half_copy(from_pretrained("mini")) is None
+    monkeypatch.setattr(faster, "multiplies_bfloat16", lambda: False)
+    assert faster.half_copy(from_pretrained("base")) is None
 
 
 def test_a_gpu_with_tensor_cores_of_bfloat16_uses_them(monkeypatch: pytest.MonkeyPatch) -> None:
     class OnGpu:
         device, vision = torch.device("cuda"), from_pretrained("base").vision
 
-    monkeypatch.setattr(embedding, "multiplies_bfloat16", lambda: False)  # what the processor has is of no account
+    monkeypatch.setattr(faster, "multiplies_bfloat16", lambda: False)  # what the processor has is of no account
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    vision = embedding.half_copy(OnGpu())  # type: ignore[arg-type]
+    vision = faster.half_copy(OnGpu())  # type: ignore[arg-type]
     assert vision is not None and vision.patch.weight.dtype == torch.bfloat16
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    assert embedding.half_copy(OnGpu()) is None  # type: ignore[arg-type]
+    assert faster.half_copy(OnGpu()) is None  # type: ignore[arg-type]
 
 
 def test_a_worker_chooses_by_its_own_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver's copy stayed on the driver's kind of device, so a worker with a GPU could not encode with it."""
-    monkeypatch.setattr(embedding, "multiplies_bfloat16", lambda: True)
-    prepare = embedding.Preparer(from_pretrained("base"), StoreSettings.__new__(StoreSettings))
-    assert prepare.vision is not None
-    monkeypatch.setattr(embedding, "multiplies_bfloat16", lambda: False)
-    assert Worker(copy.copy(prepare), on_gpu=False).prepare.vision is None  # pickled by Ray, it is a copy too
-    monkeypatch.setattr(embedding, "multiplies_bfloat16", lambda: True)
-    assert Worker(copy.copy(prepare), on_gpu=False).prepare.vision is not None
+    monkeypatch.setattr(faster, "multiplies_bfloat16", lambda: True)
+    prepare = embedding.Preparer(engine_of(from_pretrained("base")), PatchLayout("full", 384, (20, 20), 1))
+    assert prepare.fast.vision is not None
+    monkeypatch.setattr(faster, "multiplies_bfloat16", lambda: False)
+    assert Worker(copy.copy(prepare), on_gpu=False).prepare.fast.vision is None  # pickled by Ray, it is a copy too
+    monkeypatch.setattr(faster, "multiplies_bfloat16", lambda: True)
+    assert Worker(copy.copy(prepare), on_gpu=False).prepare.fast.vision is not None
 
 
 def test_the_gpu_is_free_while_a_batch_is_decoded_and_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     index(gallery(tmp_path / "g", 3), tmp_path / "s")
-    prepare = embedding.Preparer(model(), Store.open(tmp_path / "s").settings)
+    prepare = embedding.Preparer(engine_of(model()), Store.open(tmp_path / "s").settings.layout, bank=False)
     lock = threading.Lock()
     prepare.gpu_lock = lock
     held: dict[str, set[bool]] = {}
@@ -83,9 +85,9 @@ def test_the_gpu_is_free_while_a_batch_is_decoded_and_packed(tmp_path: Path, mon
 
         monkeypatch.setattr(owner, name, noted)
 
-    noting(embedding, "pack")
+    noting(layout, "pack")
     noting(embedding, "read_picture")
-    noting(embedding, "image_vectors")
+    noting(slimmed, "image_vectors")
     noting(model(), "encode_pixels")
     paths = sorted((tmp_path / "g").rglob("*.jpg"))
     done = prepare([embedding.ImageJob(ImageSource(path), None) for path in paths])
@@ -102,12 +104,12 @@ def test_a_store_of_base_keeps_the_patches_that_matter(tmp_path: Path) -> None:
         shutil.copy(embedded_folder("gallery") / name, photos)
     model = from_pretrained("base")
     index_folder(photos, tmp_path / "usual", model, "base", options=IndexOptions(bank=False))
-    assert Store.open(tmp_path / "usual").settings.keep_patches == 64
-    index_folder(photos, tmp_path / "all", model, "base", options=IndexOptions(keep_patches=400, bank=False))
+    assert Store.open(tmp_path / "usual").settings.layout.patches == 64
+    index_folder(photos, tmp_path / "all", model, "base", options=IndexOptions(size="full", bank=False))
     index_folder(photos, tmp_path / "all", model, "base", options=IndexOptions(bank=False))
-    assert Store.open(tmp_path / "all").settings.keep_patches is None
+    assert Store.open(tmp_path / "all").settings.layout.patches is None
     found = Searcher(tmp_path / "usual", model).search("a cup of coffee", 1)
     assert found[0].path == "coffee-cup.jpg"
     mini = from_pretrained("mini")
     index_folder(photos, tmp_path / "mini", mini, "mini", options=IndexOptions(bank=False))
-    assert Store.open(tmp_path / "mini").settings.keep_patches is None
+    assert Store.open(tmp_path / "mini").settings.layout.patches is None

@@ -27,7 +27,7 @@ from seps.photos.indexing.ray import LOST, _one_by_one, _spread, carry_plugins
 from seps.photos.store.rows import Row
 from seps.photos.store.store import Store
 from seps.ray_cluster import RayConfig, connected
-from seps.retrieval.engine.codec import unpack
+from seps.retrieval.engine.packing import unpack
 from seps.retrieval.ranking import bank
 from stores import few_sentences, gallery, index, model, model_folder, paint
 

@@ -12,11 +12,11 @@ from seps.images.sources import ImageSource
 from seps.photos.indexing.build import IndexOptions, index_folder
 from seps.photos.search.searcher import Searcher
 from seps.retrieval.config import ModelConfig
-from seps.retrieval.engine.codec import patches_to_keep
+from seps.retrieval.engine.slimmed import patches_to_keep
 from seps.retrieval.heads import ImageFeatures, TextFeatures
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import from_pretrained, save_pretrained
-from stores import TEXTS, gallery
+from stores import TEXTS, custom_size, gallery
 
 KEPT = 3
 
@@ -34,7 +34,7 @@ def test_a_search_gives_the_scores_of_the_head(folder: Path, tmp_path: Path, kep
     """The mean patch is that of all patches, though a store holds few of them."""
     model = from_pretrained(folder)
     photos = gallery(tmp_path / "photos", described=0)
-    options = IndexOptions(workers=2, bank=False, keep_patches=kept, precision="float16")
+    options = IndexOptions(workers=2, bank=False, size=custom_size(patches=kept))
     index_folder(photos, tmp_path / "store", model, str(folder), options=options)
     searcher = Searcher(tmp_path / "store", model)
     found = {hit.path: hit.score for hit in searcher.search(TEXTS[0], k=8)}

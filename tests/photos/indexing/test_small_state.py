@@ -19,16 +19,19 @@ from torch.nn import functional as F
 
 from messages import naming
 from seps.cli.main import call
-from seps.cli.shared.parser import UsageError
 from seps.images.sources import ImageSource
-from seps.photos.indexing.embedding import ImageJob, Preparer, packed_states
+from seps.photos.indexing.embedding import ImageJob, Preparer
 from seps.photos.indexing.maintenance import status, verify
 from seps.photos.search.searcher import Searcher
 from seps.photos.store.rows import StoreError, StoreSettings
 from seps.photos.store.store import Store
-from seps.retrieval.config import STATE_SIZES
-from seps.retrieval.engine.codec import PackingError, Precision, fewer_patches, mean_grid, pack, packed_shape, unpack
+from seps.retrieval.engine.layout import PatchLayout
+from seps.retrieval.engine.loading import engine_of
+from seps.retrieval.engine.packing import PackingError, Precision, pack, packed_shape, unpack
+from seps.retrieval.engine.pictures import PatchPictures
+from seps.retrieval.engine.slimmed import fewer_patches
 from seps.retrieval.heads import ImageFeatures
+from seps.retrieval.merging import mean_grid
 from seps.retrieval.pretrained import from_pretrained
 from stores import TEXTS, gallery, index, model, model_folder, paint
 
@@ -38,7 +41,7 @@ LEVELS = {
 }
 """Of the least squared error for the normal distribution (Max 1960, table 1, N = 16 and 4)."""
 KINDS = tuple(LEVELS)
-SMALL: dict[str, Any] = {"precision": "int4", "means": 2, "keep_words": 3}
+SMALL: dict[str, Any] = {"precision": "int4", "means": 2, "words": 3}
 
 
 def slowly(blob: bytes) -> list[list[float]]:
@@ -154,20 +157,18 @@ def test_states_depend_on_no_other_picture_and_runs_go_on(tmp_path: Path) -> Non
     index(folder, tmp_path / "twice", **SMALL, batch_size=1)
     for path in late:
         (tmp_path / path.name).rename(path)
-    report = index(folder, tmp_path / "twice", precision="int4", keep_words=3, workers=1, batch_size=1)
+    report = index(folder, tmp_path / "twice", workers=1, batch_size=1)
     assert (report.new, report.unchanged) == (2, 4)
     assert states(tmp_path / "once") == states(tmp_path / "twice")
-    with pytest.raises(StoreError, match=naming("2 x 2", "3", "int4", "5")):
-        index(folder, tmp_path / "twice", precision="int4", keep_words=3, keep_patches=5)
-    with pytest.raises(StoreError, match=naming("int4", "2 x 2", "3", "float16")):
-        index(folder, tmp_path / "twice", keep_words=3, precision="float16")
+    with pytest.raises(StoreError, match=naming("int4", "full", "--size")):
+        index(folder, tmp_path / "twice", size="full")
 
 
 def test_a_worker_elsewhere_makes_the_same_codes(tmp_path: Path) -> None:
     """Workers of a cluster get a pickled copy of the preparer, and nothing else."""
     folder = gallery(tmp_path / "g", 3, described=1)
     index(folder, tmp_path / "s", **SMALL, batch_size=1)
-    here = Preparer(model(), Store.open(tmp_path / "s").settings)
+    here = Preparer(engine_of(model()), Store.open(tmp_path / "s").settings.layout, bank=False)
     there = pickle.loads(pickle.dumps(here))
     stored = states(tmp_path / "s")
     for name in ("p00.jpg", "sub/p01.jpg"):
@@ -177,9 +178,9 @@ def test_a_worker_elsewhere_makes_the_same_codes(tmp_path: Path) -> None:
 
 
 def test_a_grid_of_means_as_fine_as_the_patches_is_all_patches(tmp_path: Path) -> None:
-    index(gallery(tmp_path / "g", 2), tmp_path / "usual", precision="int8", means=9)
-    usual = Store.open(tmp_path / "usual").settings
-    assert (usual.means, usual.patches) == (False, 9)
+    index(gallery(tmp_path / "g", 2), tmp_path / "usual", means=9)
+    usual = Store.open(tmp_path / "usual").settings.layout
+    assert (usual.means, usual.stored) == (False, 9)
 
 
 def test_verify_finds_damaged_codes(tmp_path: Path) -> None:
@@ -205,46 +206,33 @@ def test_verify_finds_damaged_codes(tmp_path: Path) -> None:
 
 
 def test_damaged_settings_are_a_sentence(tmp_path: Path) -> None:
-    good = json.loads(StoreSettings("/x", "mini", "0" * 32, 32, (2, 2), 0, "int4", means=True).to_json())
-    assert StoreSettings.from_json(json.dumps(good), "here").patches == 4
-    for wrong in ({"means": "yes"}, {"keep_patches": 3}, {"precision": "int3"}):
+    good = json.loads(StoreSettings("/x", "mini", "0" * 32, PatchLayout("small", 32, (2, 2), 0, None, True)).to_json())
+    assert StoreSettings.from_json(json.dumps(good), "here").layout.stored == 4
+    for wrong in ({"means": "yes"}, {"patches": 3}, {"size": "int3"}, {"kind": "pictures"}, {"grid": [0, 2]}, {"x": 1}):
         with pytest.raises(StoreError, match="damaged"):
-            StoreSettings.from_json(json.dumps({**good, **wrong}), "here")
-
-
-def test_mistaken_options_are_sentences(tmp_path: Path) -> None:
-    folder = gallery(tmp_path / "g", 2)
-    with pytest.raises(StoreError, match="give"):
-        index(folder, tmp_path / "s", means=2, keep_patches=3)
-    command = [str(folder), "--store", str(tmp_path / "s"), "--model", model_folder(), "--no-bank"]
-    with pytest.raises(UsageError, match=naming("--state", "--words")):
-        call("index", [*command, "--state", "small", "--words", "3"])
+            StoreSettings.from_json(json.dumps({**good, "layout": {**good["layout"], **wrong}}), "here")
 
 
 @pytest.mark.parametrize(("name", "most"), [("small", 8000), ("tiny", 2000)])
 def test_the_bytes_of_the_named_states(name: str, most: int) -> None:
     """All that scoring needs of a picture with a long description, at the width and grid of `base`."""
-    base, size = from_pretrained("base"), STATE_SIZES[name]
+    engine = engine_of(from_pretrained("base"))
     generator = torch.Generator().manual_seed(0)
     mask = torch.ones(1, 180, dtype=torch.bool)
     images = ImageFeatures(
-        torch.randn(1, 1 + base.vision.num_patches, 384, generator=generator),
-        torch.randn(1, 180, 384, generator=generator),
-        mask,
+        torch.randn(1, 401, 384, generator=generator), torch.randn(1, 180, 384, generator=generator), mask
     )
-    kept = StoreSettings(
-        "/x", "base", "0" * 32, 384, (size.means, size.means), 1, size.precision, None, size.words, means=True
-    )
-    (state,) = packed_states(base, images, kept)
+    layout = engine.layout(name)
+    (state,) = engine.keep(PatchPictures(images, 1), layout).packed(layout.precision)
     total = state["vector"].nbytes + sum(len(state[part]) for part in ("tokens", "mean", "words"))
     assert 0.9 * most < total <= most
 
 
 def test_the_command_makes_and_continues_a_small_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, place = gallery(tmp_path / "g", 3), tmp_path / "s"
-    command = [str(folder), "--store", str(place), "--model", model_folder(), "--no-bank", "--state", "tiny"]
+    command = [str(folder), "--store", str(place), "--model", model_folder(), "--no-bank", "--size", "tiny"]
     assert call("index", command) == 0
-    kept = Store.open(place).settings
+    kept = Store.open(place).settings.layout
     assert (kept.precision, kept.grid, kept.means, kept.keep_words) == ("int2", (2, 2), True, 5)
     paint(folder / "more.jpg", 77)
     assert call("index", command) == 0
@@ -256,33 +244,14 @@ def test_the_command_makes_and_continues_a_small_store(tmp_path: Path, capsys: p
 
 
 def test_a_store_remembers_what_it_keeps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`--state` had to be given again with every run, and by whoever else adds pictures."""
+    """`--size` had to be given again with every run, and by whoever else adds pictures."""
     folder, store = gallery(tmp_path / "g", 3), tmp_path / "s"
     command = [str(folder), "--store", str(store), "--model", model_folder(), "--no-bank"]
-    assert call("index", [*command, "--precision", "int4", "--means", "2", "--words", "3"]) == 0
+    assert call("index", [*command, "--size", "small"]) == 0
     kept = Store.open(store).settings
     paint(folder / "later.jpg", 7)
     assert call("index", command) == 0
-    assert Store.open(store).settings.kept == kept.kept and len(Store.open(store)) == 4
+    assert Store.open(store).settings.layout == kept.layout and len(Store.open(store)) == 4
     index(folder, store)  # as seps.Library does
-    with pytest.raises(StoreError, match=r"keeps .* as int4, not .* as float16"):
-        index(folder, store, precision="float16")
-
-
-def test_a_grid_of_means_that_keeps_all_patches_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The model has 3 x 3 patches: --means 1000 kept all of them and said nothing."""
-    command = [str(gallery(tmp_path / "g", 2)), "--model", model_folder(), "--no-bank"]
-    for means, told in (("2", False), ("3", True), ("1000", True)):
-        assert call("index", [*command, "--store", str(tmp_path / means), "--means", means]) == 0
-        error = capsys.readouterr().err
-        assert ("3 x 3" in error) == told
-        assert Store.open(tmp_path / means).settings.means == (not told)
-    # A state is of at most so many bytes: a model with fewer patches has nothing to be told.
-    assert call("index", [*command, "--store", str(tmp_path / "s"), "--state", "small"]) == 0
-    assert "3 x 3" not in capsys.readouterr().err
-
-
-def test_means_and_patches_exclude_each_other(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=naming("--means", "--patches")):
-        call("index", [str(tmp_path), "--store", str(tmp_path / "s"), "--means", "2", "--patches", "3"])
-    assert not (tmp_path / "s").exists()
+    with pytest.raises(StoreError, match=naming("small", "full", "--size")):
+        index(folder, store, size="full")

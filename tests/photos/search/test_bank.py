@@ -18,9 +18,10 @@ from seps.photos.search.explaining import StoredExplainer
 from seps.photos.store.rows import StoreError
 from seps.photos.store.store import Store
 from seps.retrieval.data import load_jsonl
+from seps.retrieval.engine.loading import engine_of
+from seps.retrieval.engine.patches import STRENGTH
 from seps.retrieval.evaluate.protocol import ProtocolError, view
 from seps.retrieval.evaluate.run import evaluate, score_dataset
-from seps.retrieval.heads import ImageFeatures
 from seps.retrieval.ranking import bank as bank_module
 from seps.retrieval.ranking import text_cache
 from seps.retrieval.ranking.bank import (
@@ -31,12 +32,10 @@ from seps.retrieval.ranking.bank import (
     background,
     bank_of,
     description_gap,
-    image_levels,
     level,
     sentences,
     strength_without_labels,
 )
-from seps.retrieval.ranking.confidence import STRENGTH
 from stores import few_sentences, gallery, index, model, model_folder, paint
 
 
@@ -118,7 +117,7 @@ def test_a_picture_to_search_by_needs_no_bank(searcher: Searcher, photos: Path, 
     assert plain.search_image(photos / "p00.jpg") == searcher.search_image(photos / "p00.jpg")
 
 
-@pytest.mark.parametrize("options", [{}, {"precision": "int8", "keep_patches": 5, "keep_words": 3}])
+@pytest.mark.parametrize("options", [{}, {"precision": "int4", "patches": 5, "words": 3}])
 def test_a_store_of_the_last_release_gets_its_bank(photos: Path, tmp_path: Path, options: dict[str, object]) -> None:
     """It opens and searches without; `seps index` fills in the levels of a new store, and changes nothing else."""
     index(photos, tmp_path / "new", bank=True, **options)
@@ -254,8 +253,9 @@ def test_levels_of_loose_images_equal_those_of_the_store(photos: Path, searcher:
     from seps.retrieval.evaluate.run import encode_images
 
     dataset = load_jsonl(photos / "data.jsonl")
-    images = ImageFeatures(encode_images(model(), dataset), *model().encode_descriptions(dataset.dense))
-    found = image_levels(model(), images, bank_of(model()), memory=2**28)
+    engine = engine_of(model())
+    pictures = engine.pictures(encode_images(engine, dataset), dataset.dense)
+    found = bank_of(engine).levels(engine, pictures, engine.vectors(pictures), 2**28)
     stored = levels_of(searcher.store)
     assert found.tolist() == pytest.approx([stored[record.id] for record in dataset.records], abs=1e-3)
 
@@ -273,25 +273,25 @@ def fresh_process(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_encoded_once_per_process(searcher: Searcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_cache, "cache_folder", lambda: tmp_path)
     made = fresh_process(monkeypatch)
-    bank = bank_of(model())
+    bank = bank_of(engine_of(model()))
     (tmp_path / os.listdir(tmp_path)[0]).unlink()
-    assert bank_of(model(), searcher.store.settings) is bank and made == [1]
+    assert bank_of(engine_of(model()), searcher.store.settings.digests) is bank and made == [1]
 
 
 def test_encoded_once_per_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next process reads what the first one encoded, bit by bit; a damaged or cut file is made anew."""
     monkeypatch.setattr(text_cache, "cache_folder", lambda: tmp_path)
     made = fresh_process(monkeypatch)
-    first = bank_of(model())
+    first = bank_of(engine_of(model()))
     (kept,) = tmp_path.iterdir()
     whole = kept.read_bytes()
     for damaged, encoded in ((whole, 1), (whole[:-7], 2), (whole[:9], 3), (b"", 4), (flipped(whole), 5), (whole, 5)):
         kept.write_bytes(damaged)
         monkeypatch.setattr(bank_module, "_MADE", {})
-        again = bank_of(model())
+        again = bank_of(engine_of(model()))
         assert len(made) == encoded and [path.name for path in tmp_path.iterdir()] == [kept.name]
         for name in ("texts", "asked"):
-            one, other = getattr(first, name), getattr(again, name)
+            one, other = (getattr(bank, name).text_features for bank in (first, again))
             assert torch.equal(one.mask, other.mask) and torch.equal(one.words[one.mask], other.words[other.mask])
         assert torch.equal(first.vectors, again.vectors)
 
@@ -305,13 +305,13 @@ def test_the_cache_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(text_cache, "cache_folder", lambda: tmp_path / "absent")
     made = fresh_process(monkeypatch)
     with pytest.warns(UserWarning, match="HF_HOME"):
-        assert bank_of(model()).vectors.shape[0] == 40 and made == [1] and not list(tmp_path.iterdir())
+        assert bank_of(engine_of(model())).vectors.shape[0] == 40 and made == [1] and not list(tmp_path.iterdir())
     monkeypatch.setattr(text_cache, "cache_folder", lambda: tmp_path)
     monkeypatch.setattr(text_cache, "KEPT_FILES", 1)
     monkeypatch.setattr(bank_module, "_MADE", {})
     (tmp_path / "older.bank").write_bytes(b"of another model")
     os.utime(tmp_path / "older.bank", (1, 1))
-    bank_of(model())
+    bank_of(engine_of(model()))
     assert made == [1, 1] and "older.bank" not in os.listdir(tmp_path)
 
 
@@ -321,8 +321,8 @@ def test_a_file_in_place_of_the_cache_is_told_once(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("huggingface_hub.utils._cache_assets.HF_ASSETS_CACHE", str(tmp_path / "file" / "assets"))
     made = fresh_process(monkeypatch)
     with pytest.warns(UserWarning, match="HF_HOME") as told:
-        first = bank_of(model())
-        assert bank_of(model()) is first and made == [1]
+        first = bank_of(engine_of(model()))
+        assert bank_of(engine_of(model())) is first and made == [1]
     assert len(told) == 1
 
 

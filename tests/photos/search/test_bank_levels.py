@@ -7,14 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from seps.method.encoded import ImageSide
 from seps.photos.store.store import Store
 from seps.retrieval.data import load_jsonl
-from seps.retrieval.engine.codec import StoredScorer, image_side, image_vectors, restore, text_vectors
+from seps.retrieval.engine import slimmed
+from seps.retrieval.engine.loading import engine_of
+from seps.retrieval.engine.slimmed import PatchScorer, text_vectors
 from seps.retrieval.evaluate.run import encode_images
-from seps.retrieval.heads import ImageFeatures, SlimmingHead, TextFeatures
+from seps.retrieval.heads import ImageFeatures, TextFeatures
 from seps.retrieval.ranking import bank as bank_module
-from seps.retrieval.ranking.bank import BEST, bank_of, image_levels, level
+from seps.retrieval.ranking.bank import BEST, bank_of, level
 from stores import gallery, index, model
 
 
@@ -23,45 +24,49 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return gallery(tmp_path_factory.mktemp("photos"), 12, described=6)
 
 
-@pytest.mark.parametrize("options", [{}, {"precision": "int8", "keep_patches": 5}, {"keep_patches": 3}])
+@pytest.mark.parametrize("options", [{}, {"precision": "int4", "patches": 5}, {"patches": 3}])
 def test_levels_are_those_of_one_sentence_at_a_time(photos: Path, tmp_path: Path, options: dict[str, object]) -> None:
     """A slow twin: each photo, some described, with each of its nearest sentences by the readable network."""
     index(photos, tmp_path / "s", bank=True, **options)
     store = Store.open(tmp_path / "s")
-    texts = bank_of(model(), store.settings).texts
-    assert isinstance(texts, TextFeatures)
-    (rows,) = store.scan(["path", "vector", "bank", *store.settings.state])
-    images, scorer = restore(rows, store.settings), StoredScorer(model(), store.settings)
+    layout = store.settings.layout
+    texts = bank_of(engine_of(model()), store.settings.digests).texts.text_features
+    (rows,) = store.scan(["path", "vector", "bank", *layout.columns])
+    images, scorer = layout.unpack(rows), PatchScorer(model(), layout)
     means = text_vectors(texts)
     for i, row in enumerate(rows.rows()):
         cosines = (torch.tensor(row["vector"]).float() * means).sum(dim=1).tolist()
         nearest = sorted(range(len(cosines)), key=cosines.__getitem__, reverse=True)[: bank_module.NEAR]
-        side = scorer.side(images.rows(i, i + 1))
+        side = scorer.side(images.rows(i, i + 1).features)
         with torch.no_grad():
             found = [float(scorer.net.score_text(side, texts.words[t][texts.mask[t]]).similarity) for t in nearest]
         assert row["bank"] == pytest.approx(sum(sorted(found)[-BEST:]) / BEST, abs=1e-6)
 
 
-def test_known_networks_are_scored_some_images_at_once(photos: Path) -> None:
+def test_known_networks_are_scored_some_images_at_once(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not one image at a time, but for those that this form cannot score: they get the score they would have alone."""
-    bank, head = bank_of(model()), model().head
-    assert isinstance(head, SlimmingHead)
-    dataset = load_jsonl(photos / "data.jsonl")
-    images = ImageFeatures(encode_images(model(), dataset), *model().encode_descriptions(dataset.dense))
-    asked: list[int] = []
+    engine = engine_of(model())
+    bank, dataset = bank_of(engine), load_jsonl(photos / "data.jsonl")
+    pictures = engine.pictures(encode_images(engine, dataset), dataset.dense)
+    vectors = engine.vectors(pictures)
+    wanted = bank.levels(engine, pictures, vectors)
+    asked: list[float] = []
 
-    def alone(i: int, texts: bank_module.AnyTexts) -> torch.Tensor:
-        asked.append(i)
-        return torch.full((len(texts.words),), float(i))  # type: ignore[union-attr]
+    def alone(self: PatchScorer, images: ImageFeatures, texts: TextFeatures, memory: int | None = None) -> torch.Tensor:
+        asked.append(len(images.tokens))
+        return torch.full((1, len(texts.words)), 9.0)
 
-    def side(i: int, j: int) -> ImageSide:
-        made = image_side(head.net, images.rows(i, j))
-        if i <= 9 < j:
-            made.logits["caption"][9 - i, 0] = 500.0
-        return made
+    def unsafe(*given: object) -> tuple[torch.Tensor, torch.Tensor]:
+        scores, flags = known(*given)
+        if len(flags) == 4:  # the last images: 8 are scored at once
+            flags[1] = True
+        return scores, flags
 
-    scores = bank.near_scores(image_vectors(model(), images), alone, head.net, side)
-    assert asked == [9] and set(scores[9].tolist()) == {9.0}
-    wanted = image_levels(model(), images, bank)
+    known = slimmed.score_own_texts
+    monkeypatch.setattr(slimmed, "score_own_texts", unsafe)
+    monkeypatch.setattr(PatchScorer, "score", alone)
+    nearest = (vectors @ bank.vectors.T).topk(bank_module.NEAR, dim=1).indices
+    scores = engine.score(pictures, bank.texts, chosen=nearest)
+    assert asked == [1] and set(scores[9].tolist()) == {9.0}
     others = [i for i in range(12) if i != 9]
     assert level(scores)[others].tolist() == pytest.approx(wanted[others].tolist(), abs=1e-6)

@@ -23,18 +23,18 @@ from stores import gallery, index, model, model_folder, paint
 QUERY = "an unbelievable dog, running!"
 KINDS: dict[str, dict[str, Any]] = {
     "all": {},
-    "fewer patches": {"keep_patches": 5},
-    "fewer words": {"keep_words": 3},
-    "int8": {"precision": "int8"},
-    "means in codes": {"precision": "int2", "means": 2, "keep_words": 2},
-    "all of them": {"keep_patches": 4, "keep_words": 2, "precision": "int8"},
+    "fewer patches": {"patches": 5},
+    "fewer words": {"words": 3},
+    "int8": {"precision": "int4"},
+    "means in codes": {"precision": "int2", "means": 2, "words": 2},
+    "all of them": {"patches": 4, "words": 2, "precision": "int4"},
 }
 
 
 @pytest.fixture(autouse=True)
 def _loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands take the model that is loaded already: reading it for every call takes most of the time."""
-    monkeypatch.setattr("seps.photos.search.searcher.load_search_model", lambda *_, **__: model())
+    monkeypatch.setattr("seps.photos.search.searcher.load_engine", lambda *_, **__: model())
 
 
 def asked(capsys: pytest.CaptureFixture[str], command: str, *words: str) -> str:

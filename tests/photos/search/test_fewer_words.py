@@ -8,13 +8,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from messages import naming
 from seps.photos.indexing.maintenance import status, verify
 from seps.photos.search.searcher import Searcher
-from seps.photos.store.rows import STATE, StoreError
-from seps.retrieval.engine.codec import merge_words, packed_shape, restore, segment_ids
-from seps.retrieval.explain.explanation import Explainer
-from stores import gallery, index, model
+from seps.photos.store.rows import StoreError
+from seps.retrieval.engine.packing import packed_shape
+from seps.retrieval.merging import merge_words, segment_ids
+from stores import explain_row, gallery, index, model
 
 
 @pytest.mark.parametrize(("count", "most"), [(7, 3), (8, 8), (100, 1), (5, 9), (158, 24)])
@@ -41,16 +40,14 @@ def test_merged_by_hand() -> None:
 @pytest.mark.parametrize("keep", [1, 4])
 def test_a_store_of_merged_words(tmp_path: Path, keep: int) -> None:
     folder = gallery(tmp_path / "g", 6, described=3)
-    index(folder, tmp_path / "s", keep_words=keep)
+    index(folder, tmp_path / "s", words=keep)
     searcher = Searcher(tmp_path / "s", model())
     assert status(searcher.store)["words"] == keep and not verify(searcher.store)
-    explainer = Explainer(model(), searcher.scorer)
     described = 0
     for hit in searcher.search("a dog on the stripes", k=6):
-        table = searcher.store.select([hit.id], [*STATE, "dense"])
+        table = searcher.store.select([hit.id], ["words", "dense"])
         text = table.values("dense")[0]
-        image = restore(table, searcher.store.settings)
-        found = explainer.stored(image, "a dog on the stripes", text)
+        found = explain_row(searcher, hit.id, "a dog on the stripes")
         assert found.score == pytest.approx(hit.score, abs=1e-4)
         if text is None:
             assert not found.description
@@ -62,15 +59,13 @@ def test_a_store_of_merged_words(tmp_path: Path, keep: int) -> None:
         whole = sum(part.contribution for part in found.description) + sum(found.patches) + found.elsewhere
         assert whole + found.rest == pytest.approx(hit.score, abs=1e-4)
     assert described == 3
-    with pytest.raises(StoreError, match=naming(keep, keep + 1)):
-        index(folder, tmp_path / "s", keep_words=keep + 1)
-    with pytest.raises(StoreError, match="word"):
-        index(folder, tmp_path / "t", keep_words=0)
+    with pytest.raises(StoreError, match="--size"):
+        index(folder, tmp_path / "s", words=keep + 1)
 
 
 def test_enough_words_change_nothing(tmp_path: Path) -> None:
     folder = gallery(tmp_path / "g", 4, described=3)
     index(folder, tmp_path / "a")
-    index(folder, tmp_path / "b", keep_words=200)
+    index(folder, tmp_path / "b", words=200)
     first, second = (Searcher(tmp_path / name, model()).search("a dog", k=4) for name in "ab")
     assert [(hit.id, hit.score) for hit in first] == [(hit.id, hit.score) for hit in second]

@@ -20,11 +20,11 @@ from PIL import Image
 from messages import mentions
 from seps.cli.main import call, main
 from seps.images.dates import nanoseconds
+from seps.photos.indexing import updating
 from seps.photos.search.searcher import Searcher
 from seps.photos.search.written import _write_new
 from seps.photos.store.places import data_folder, default_store
 from seps.photos.store.store import Store, writer_lock
-from seps.retrieval.engine import zeroshot
 from stores import gallery, index, model_folder, paint
 
 
@@ -77,13 +77,13 @@ def test_the_first_call_makes_a_store_and_the_next_ones_index_what_is_new(
 def test_nothing_new_opens_no_model_for_pictures(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the search loads a model then, and nothing is written."""
     loaded: list[str] = []
-    real = zeroshot.load_search_model
+    real = updating.load_engine
 
     def load(name: Any, **options: Any) -> Any:
         loaded.append("index")
         return real(name, **options)
 
-    monkeypatch.setattr(zeroshot, "load_search_model", load)  # what find imports; the searcher has its own name
+    monkeypatch.setattr(updating, "load_engine", load)  # what find imports; the searcher has its own name
     monkeypatch.setattr("seps.photos.indexing.build.writer_lock", lambda _: pytest.fail("nothing is to be written"))
     assert find("a dog", folder, "--paths") == 0
     assert loaded == []
@@ -99,8 +99,8 @@ def test_a_damaged_file_is_read_once(
     """Else every search of a folder with one such file would open the model, and calibrate again."""
     (folder / "bad.jpg").write_bytes(b"no picture")
     calls: list[str] = []
-    real = zeroshot.load_search_model
-    monkeypatch.setattr(zeroshot, "load_search_model", lambda name, **more: calls.append("load") or real(name, **more))
+    real = updating.load_engine
+    monkeypatch.setattr(updating, "load_engine", lambda name, **more: calls.append("load") or real(name, **more))
     for _ in range(3):
         assert find("a dog", folder, "--paths") == 0
     assert calls == ["load"]
@@ -419,12 +419,12 @@ def test_a_store_that_would_lose_much_is_not_touched(folder: Path, data: Path) -
 def test_a_store_of_several_folders_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A named store keeps its model and its precision, and all of its folders are looked at."""
     a, b, store = gallery(tmp_path / "a", 2), gallery(tmp_path / "b", 2), tmp_path / "s"
-    assert call("index", [str(a), str(b), "--store", str(store), "--model", model_folder(), "--precision", "int8", "--no-bank"]) == 0  # fmt: skip  # noqa: E501
+    assert call("index", [str(a), str(b), "--store", str(store), "--model", model_folder(), "--size", "small", "--no-bank"]) == 0  # fmt: skip  # noqa: E501
     paint(b / "new.jpg", 60)
     capsys.readouterr()
     assert call("find", ["a dog", "--store", str(store), "--paths", "--no-fold"]) == 0
     assert set(out(capsys).splitlines()) == {str(path) for place in (a, b) for path in place.rglob("*.jpg")}
-    assert Store.open(store).settings.precision == "int8" and not Store.open(store).settings.bank
+    assert Store.open(store).settings.layout.size == "small" and not Store.open(store).settings.bank
     for place in (a, b):  # one of its folders alone
         assert call("find", ["a dog", str(place), "--store", str(store), "--paths"]) == 0
         assert set(out(capsys).splitlines()) == {str(path) for path in place.rglob("*.jpg")}

@@ -13,7 +13,7 @@ from seps.photos.store.filters import Filters
 from seps.photos.store.store import Store
 from seps.retrieval.data import load_jsonl
 from seps.retrieval.evaluate.protocol import view
-from seps.retrieval.evaluate.run import add_lexical, evaluate, score_dataset
+from seps.retrieval.evaluate.run import evaluate, score_dataset
 from seps.retrieval.ranking import lexical
 from seps.retrieval.ranking.lexical import InMemory, matches, ordinary_words, rare, unusual, words_of
 from stores import index, model, paint
@@ -94,7 +94,7 @@ def test_the_evaluation_can_add_what_the_search_adds(searcher: Searcher, photos:
     for record in data.records:  # one query with a name among the captions
         object.__setattr__(record, "captions", ("Rufus on the beach",))
     seen = view(data, "image")
-    scores = add_lexical(score_dataset(model(), data, seen), seen, searcher.nat)
+    scores = score_dataset(model(), data, seen, lexical=True)
     wanted = {record.id: float(scores[i, 0]) for i, record in enumerate(data.records)}
     hits = searcher.search("Rufus on the beach", k=50)
     assert {hit.path: hit.score for hit in hits} == pytest.approx(wanted, abs=1e-3)

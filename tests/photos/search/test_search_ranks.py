@@ -14,7 +14,7 @@ from seps.photos import Filters, Searcher
 from seps.photos.store.rows import StoreError
 from seps.retrieval.config import ModelConfig
 from seps.retrieval.data import load_jsonl
-from seps.retrieval.engine.codec import image_vectors, text_vectors
+from seps.retrieval.engine.slimmed import image_vectors, text_vectors
 from seps.retrieval.evaluate.protocol import view
 from seps.retrieval.evaluate.run import score_dataset
 from seps.retrieval.heads import ImageFeatures
@@ -52,7 +52,7 @@ def test_ranks_equal_the_evaluation(searcher: Searcher, photos: Path, scores: to
         assert [hit.rank for hit in hits] == list(range(1, 31))
 
 
-@pytest.mark.parametrize(("options", "tolerance"), [({}, 0.01), ({"precision": "int8"}, 0.05)])
+@pytest.mark.parametrize(("options", "tolerance"), [({}, 0.01), ({"precision": "int4"}, 0.1)])
 def test_smaller_states_stay_close(
     photos: Path, searcher: Searcher, tmp_path: Path, options: dict[str, str], tolerance: float
 ) -> None:
@@ -64,7 +64,7 @@ def test_smaller_states_stay_close(
 
 def test_index_time_slimming(photos: Path, searcher: Searcher, tmp_path: Path) -> None:
     """Fewer patches: smaller states and other scores, but the mean patch is still that of all."""
-    index(photos, tmp_path / "s", precision="float32", keep_patches=6)
+    index(photos, tmp_path / "s", precision="float32", patches=6)
     slim = Searcher(tmp_path / "s", model())
     columns = ["tokens"]
     identity = slim.search("a dog", k=1)[0].id
@@ -78,7 +78,7 @@ def test_index_time_slimming(photos: Path, searcher: Searcher, tmp_path: Path) -
 
 
 def test_all_patches_kept_is_no_slimming(photos: Path, searcher: Searcher, tmp_path: Path) -> None:
-    index(photos, tmp_path / "s", precision="float32", keep_patches=9)
+    index(photos, tmp_path / "s", precision="float32", patches=9)
     assert Searcher(tmp_path / "s", model()).search("a dog") == searcher.search("a dog")
 
 
@@ -173,7 +173,7 @@ def test_image_source_stays_inside(searcher: Searcher) -> None:
 def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, store = gallery(tmp_path / "g", 4), str(tmp_path / "s")
     (folder / "bad.jpg").write_bytes(b"")
-    assert call("index", [str(folder), "--store", store, "--model", model_folder(), "--precision", "int8"]) == 0
+    assert call("index", [str(folder), "--store", store, "--model", model_folder(), "--size", "small"]) == 0
     shown = capsys.readouterr()
     assert "4 new" in shown.out and "bad.jpg" in shown.err
     for action in ("--status", "--verify", "--compact"):

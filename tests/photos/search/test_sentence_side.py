@@ -9,6 +9,7 @@ import subprocess
 import sys
 from importlib.resources import files
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -18,8 +19,8 @@ from seps.photos.indexing.opening import IndexOptions
 from seps.photos.search.explaining import StoredExplainer
 from seps.photos.search.searcher import Searcher
 from seps.photos.store.store import Store
-from seps.retrieval.engine.codec import model_hash, text_hash
-from seps.retrieval.explain.explanation import Explainer
+from seps.retrieval.engine.digests import model_hash, text_hash
+from seps.retrieval.engine.patches import PatchEngine
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import EMBEDDED, embedded_folder, from_pretrained
 from seps.retrieval.sentences import FILE, AbsentVision, describe, sentence_side
@@ -59,7 +60,8 @@ def test_the_files_beside_the_models_are_theirs(name: str, whole: RetrievalModel
 def test_it_finds_what_the_whole_model_finds(store: Path, whole: RetrievalModel) -> None:
     quick, slow = Searcher(store), Searcher(store, whole)
     explainer = StoredExplainer(quick)
-    kept = quick.model
+    engine = cast(PatchEngine, quick.engine)
+    kept = engine.model
     assert isinstance(kept, RetrievalModel) and isinstance(kept.vision, AbsentVision)
     for query in ("a dog", "a cup of coffee on a table", "the sea"):
         assert quick.search(query) == slow.search(query) and quick.note(query) == slow.note(query)
@@ -68,8 +70,8 @@ def test_it_finds_what_the_whole_model_finds(store: Path, whole: RetrievalModel)
     photo = files("seps") / "assets" / "gallery" / PHOTOS[0]
     assert quick.search_image(str(photo)) == slow.search_image(str(photo))
     # The vision encoder joins the model: what holds the model, as the explainer of the page does, holds the same one.
-    assert quick.model is kept and not isinstance(kept.vision, AbsentVision)
-    assert isinstance(explainer.explainer, Explainer) and explainer.explainer.model is kept
+    assert engine.model is kept and not isinstance(kept.vision, AbsentVision)
+    assert explainer.searcher.engine is engine
     assert quick.search("a dog") == slow.search("a dog")
 
 

@@ -25,10 +25,11 @@ from seps.photos.search.searcher import Searcher
 from seps.photos.store.rows import StoreError
 from seps.photos.store.store import Store
 from seps.retrieval.data import load_jsonl
-from seps.retrieval.engine import zeroshot
-from seps.retrieval.engine.zeroshot import ZeroShotModel, description_scores, load_search_model
+from seps.retrieval.engine import vectors
+from seps.retrieval.engine.loading import load_engine
+from seps.retrieval.engine.vectors import VectorEngine
 from seps.retrieval.evaluate.protocol import ProtocolError, view
-from seps.retrieval.evaluate.run import evaluate, score_zero_shot
+from seps.retrieval.evaluate.run import evaluate, score_dataset
 from seps.retrieval.pretrained import from_pretrained
 from seps.retrieval.ranking import bank
 from stores import few_sentences, paint
@@ -47,10 +48,8 @@ def mini() -> Any:
 @pytest.fixture(autouse=True)
 def _mini_once(monkeypatch: pytest.MonkeyPatch, mini: Any) -> None:
     """The embedded model is read once: it takes most of a test's time."""
-    real = zeroshot.from_pretrained
-    monkeypatch.setattr(
-        zeroshot, "from_pretrained", lambda name, **more: mini if name == "mini" else real(name, **more)
-    )
+    real = vectors.from_pretrained
+    monkeypatch.setattr(vectors, "from_pretrained", lambda name, **more: mini if name == "mini" else real(name, **more))
 
 
 @pytest.fixture(autouse=True)
@@ -70,8 +69,8 @@ def photos(folder: Path, count: int = 7, described: int = 0) -> Path:
 
 def indexed(folder: Path, store: Path, family: str = "clip", **options: Any) -> Searcher:
     """A store of plain scores, unless asked otherwise: without the bank, vectors as whole as the model makes them."""
-    model = load_search_model(dual_folder(family))
-    settings = IndexOptions(**{"workers": 1, "bank": False, "precision": "float32", **options})
+    model = load_engine(dual_folder(family))
+    settings = IndexOptions(**{"workers": 1, "bank": False, **options})
     index_folder(folder, store, model, str(dual_folder(family)), options=settings)
     return Searcher(store, model)
 
@@ -126,19 +125,19 @@ def test_the_command_searches_in_a_process_of_its_own(tmp_path: Path) -> None:
 def test_a_description_adds_its_logarithm(tmp_path: Path, mini: Any) -> None:
     """S = cos + (D - CENTRE) / (TEMPERATURE scale), with D as the embedded model computes it; nothing without one."""
     folder = photos(tmp_path / "photos", described=4)
-    searcher = indexed(folder, tmp_path / "s", precision="float32")
+    searcher = indexed(folder, tmp_path / "s")
     query = "a dog on grass"
     wanted = own_cosines("clip", folder, query)
     words = mini.encode_texts([query]).words[0]
     net = mini.head.net
-    scale = searcher.model.embedder.scale  # type: ignore[union-attr]
+    scale = searcher.engine.embedder.scale  # type: ignore[union-attr]
     for i in range(4):
         dense = mini.encode_texts([f"a dog, picture {i} of Rufus{i}"], max_words=200).words
         patches = torch.randn(1, mini.vision.num_patches + mini.vision.num_prefix_tokens, mini.config.embed_size)
         with torch.no_grad():
             side = net.encode_images(patches, dense=dense, dense_lengths=torch.tensor([dense.shape[1]]))
             described = float(net.score_text(side, words).description)
-        wanted[f"p{i}.png"] += (described - zeroshot.CENTRE) / (zeroshot.TEMPERATURE * scale)
+        wanted[f"p{i}.png"] += (described - vectors.CENTRE) / (vectors.TEMPERATURE * scale)
     hits = searcher.search(query, k=20)
     assert {hit.path: hit.score for hit in hits} == pytest.approx(wanted, abs=ROUNDED)
     assert {hit.path: hit.score for hit in searcher.search(query, k=20, exact=True)} == pytest.approx(
@@ -150,10 +149,10 @@ def test_a_description_adds_its_logarithm(tmp_path: Path, mini: Any) -> None:
 def test_the_bank_of_a_dual_encoder(family: str, tmp_path: Path) -> None:
     """Levels from every sentence by hand, a strength without labels, and a confidence; --no-bank has none of them."""
     folder = photos(tmp_path / "photos", described=3)
-    plain = indexed(folder, tmp_path / "plain", family, precision="float32")
-    searcher = indexed(folder, tmp_path / "s", family, precision="float32", bank=True)
-    model = searcher.model
-    assert isinstance(model, ZeroShotModel)
+    plain = indexed(folder, tmp_path / "plain", family)
+    searcher = indexed(folder, tmp_path / "s", family, bank=True)
+    model = searcher.engine
+    assert isinstance(model, VectorEngine)
     # Without what rare words of a description add: levels have none of that.
     every = [plain.search(text, 20) for text in bank.sentences()[: -bank.ASKED]]
     found = [{hit.path: hit.score - sum(hit.terms.values()) for hit in hits} for hits in every]
@@ -200,48 +199,44 @@ def test_a_plain_store_of_a_dual_encoder_gets_its_bank(tmp_path: Path, monkeypat
         assert one.confidence == pytest.approx(other.confidence, abs=1e-5)
 
 
-def test_a_small_store_of_a_dual_encoder(tmp_path: Path) -> None:
-    """Vectors and descriptions in codes; the scores hardly change, and the bank may come later."""
+def test_the_bank_may_come_later(tmp_path: Path) -> None:
     folder = photos(tmp_path / "photos", described=3)
     usual = indexed(folder, tmp_path / "usual", bank=True)
-    small = indexed(folder, tmp_path / "small", precision="int4", bank=True)
-    indexed(folder, tmp_path / "later", precision="int4")
-    later = indexed(folder, tmp_path / "later", precision="int4", bank=True)
-    assert verify(small.store) == []
+    indexed(folder, tmp_path / "later")
+    later = indexed(folder, tmp_path / "later", bank=True)
+    assert verify(later.store) == []
     for query in QUERIES:
         wanted = {hit.path: hit.score for hit in usual.search(query, 20)}
-        found = {hit.path: hit.score for hit in small.search(query, 20)}
-        assert found == pytest.approx(wanted, abs=0.05)
-        assert found == pytest.approx({hit.path: hit.score for hit in later.search(query, 20)}, abs=1e-6)
-    assert small.search_image(folder / "p3.png")[0].path == "p3.png"
+        assert {hit.path: hit.score for hit in later.search(query, 20)} == pytest.approx(wanted, abs=1e-6)
+    assert later.search_image(folder / "p3.png")[0].path == "p3.png"
 
 
 def test_vectors_are_stored_as_float16_and_indexed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Natively, so that the vector index finds them; with many rows, nothing is compared one by one."""
     folder = photos(tmp_path / "photos", described=3)
     monkeypatch.setattr("seps.photos.store.store.INDEX_ABOVE", 5)
-    for precision in (None, "float32", "int4"):
-        store = indexed(folder, tmp_path / f"{precision}", precision=precision).store
-        assert store.indexed("vector") and store._dataset.schema.field("vector").type.value_type == "halffloat"
-        rows = store.select(sorted(store.known()), ["id", "vector"])
-        vectors = rows.vectors()
-        query = vectors[2] + 0.01
-        order = [rows.values("id")[place] for place in np.argsort(-(vectors @ query), kind="stable")]
-        assert store.nearest(query, 4, ["id"]).values("id") == order[:4]
+    store = indexed(folder, tmp_path / "s").store
+    assert store.indexed("vector") and store._dataset.schema.field("vector").type.value_type == "halffloat"
+    rows = store.select(sorted(store.known()), ["id", "vector"])
+    stored = rows.vectors()
+    query = stored[2] + 0.01
+    order = [rows.values("id")[place] for place in np.argsort(-(stored @ query), kind="stable")]
+    assert store.nearest(query, 4, ["id"]).values("id") == order[:4]
 
 
 def test_padding_of_descriptions_changes_nothing(mini: Any) -> None:
     words, mask = mini.encode_descriptions(["a dog", None, "a very long description of a red square on green grass"])
     query = mini.encode_texts(["a red square"]).words[0]
-    together = description_scores(mini.head.net, words, mask, query)
-    alone = description_scores(mini.head.net, words[:1, : int(mask[0].sum())], mask[:1, : int(mask[0].sum())], query)
+    engine = load_engine(dual_folder("clip"))
+    together = engine.description_scores(words, mask, query)  # type: ignore[attr-defined]
+    alone = engine.description_scores(words[:1, : int(mask[0].sum())], mask[:1, : int(mask[0].sum())], query)  # type: ignore[attr-defined]
     assert torch.allclose(together[:1], alone, atol=1e-6) and torch.isfinite(together).all()
 
 
 def test_names_win_in_a_store_of_a_dual_encoder(tmp_path: Path) -> None:
     searcher = indexed(photos(tmp_path / "photos", described=5), tmp_path / "s")
     # Cosines of random weights spread over all of [-1, 1]; those of trained ones over about 20 nats.
-    searcher.model.embedder.scale = 10.0  # type: ignore[union-attr]
+    searcher.engine.embedder.scale = 10.0  # type: ignore[union-attr]
     for i in range(5):
         hit = searcher.search(f"Rufus{i}", k=1, candidates=1)[0]
         assert hit.path == f"p{i}.png"
@@ -256,9 +251,9 @@ def test_the_store_is_whole_and_goes_on(tmp_path: Path) -> None:
     assert (told["kind"], told["patches"], told["described"]) == ("vectors", 0, 2)
     shutil.copy(folder / "p0.png", folder / "copy.png")
     (folder / "p6.png").unlink()
-    report = index_folder(folder, tmp_path / "s", searcher.model, str(dual_folder("clip")))
+    report = index_folder(folder, tmp_path / "s", searcher.engine, str(dual_folder("clip")))
     assert (report.moved, report.deleted, report.unchanged) == (1, 1, 6)
-    assert len(Searcher(tmp_path / "s", searcher.model).search("dog", k=20)) == 7
+    assert len(Searcher(tmp_path / "s", searcher.engine).search("dog", k=20)) == 7
 
 
 def test_another_model_is_refused_and_nothing_is_lost(tmp_path: Path) -> None:
@@ -267,35 +262,31 @@ def test_another_model_is_refused_and_nothing_is_lost(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="model"):
         indexed(folder, tmp_path / "s", "altclip")
     with pytest.raises(StoreError, match="weights"):
-        Searcher(tmp_path / "s", load_search_model(dual_folder("altclip")))
-    with pytest.raises(StoreError, match="vector"):
-        indexed(folder, tmp_path / "t", keep_patches=3)
-    with pytest.raises(StoreError, match=naming("2", "vector")):
-        indexed(folder, tmp_path / "t", means=2)
-    with pytest.raises(StoreError, match="5"):
-        indexed(folder, tmp_path / "s", keep_words=5)
+        Searcher(tmp_path / "s", load_engine(dual_folder("altclip")))
+    with pytest.raises(StoreError, match=naming("small", "vector")):
+        indexed(folder, tmp_path / "t", size="small")
     assert not (tmp_path / "t").exists()
     assert len(Searcher(tmp_path / "s").search("dog", k=20)) == 7
 
 
 def test_eval_scores_as_the_search_does(tmp_path: Path) -> None:
     folder = photos(tmp_path / "photos", described=3)
-    searcher = indexed(folder, tmp_path / "s", precision="float32")
-    model = searcher.model
-    assert isinstance(model, ZeroShotModel)
+    searcher = indexed(folder, tmp_path / "s")
+    model = searcher.engine
+    assert isinstance(model, VectorEngine)
     data = load_jsonl(folder / "data.jsonl")
-    scores = score_zero_shot(model, data, view(data, "image"))
+    scores = score_dataset(model, data, view(data, "image"))
     for column, caption in enumerate(data.captions[:3]):
         hits = searcher.search(caption, k=20)
         found = {hit.path: hit.score - sum(hit.terms.values()) for hit in hits}
         assert found == pytest.approx({f"p{i}.png": float(scores[i, column]) for i in range(7)}, abs=ROUNDED)
-    banked = indexed(folder, tmp_path / "t", precision="float32", bank=True)
-    corrected = score_zero_shot(model, data, view(data, "image"), bank=True)
+    banked = indexed(folder, tmp_path / "t", bank=True)
+    corrected = score_dataset(model, data, view(data, "image"), bank=True)
     for column, caption in enumerate(data.captions[:3]):
         found = {hit.path: hit.score - hit.terms.get("lexical", 0) for hit in banked.search(caption, k=20)}
         assert found == pytest.approx({f"p{i}.png": float(corrected[i, column]) for i in range(7)}, abs=ROUNDED)
     assert "strength" in evaluate(model, data, bank=True).as_dict()["bank"]
-    plain = score_zero_shot(model, data, view(data, "none"))
+    plain = score_dataset(model, data, view(data, "none"))
     assert plain.abs().max() <= 1 and not torch.allclose(plain[:3], scores[:3])
     assert torch.allclose(plain[3:], scores[3:], atol=1e-6)
     assert evaluate(model, data).images_with_description == 3
@@ -374,7 +365,7 @@ def test_an_embedder_of_ones_own(tmp_path: Path) -> None:
     folder.mkdir()
     for name, colour in (("r.png", (250, 9, 9)), ("g.png", (9, 250, 9)), ("b.png", (9, 9, 250))):
         Image.new("RGB", (20, 20), colour).save(folder / name)
-    model = ZeroShotModel(Colours())
+    model = VectorEngine(Colours())
     index_folder(folder, tmp_path / "s", model, "colours")
     searcher = Searcher(tmp_path / "s", model)
     for query, path in (("a red thing", "r.png"), ("green", "g.png"), ("blue", "b.png")):
@@ -384,7 +375,7 @@ def test_an_embedder_of_ones_own(tmp_path: Path) -> None:
 def test_many_threads_may_ask(tmp_path: Path) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
-    embedder = load_search_model(dual_folder("clip")).embedder  # type: ignore[union-attr]
+    embedder = load_engine(dual_folder("clip")).embedder  # type: ignore[union-attr]
     texts = [" ".join(["a dog"] * (1 + i % 9)) for i in range(60)]
     wanted = [embedder.text_vectors([text]) for text in texts]
     with ThreadPoolExecutor(6) as pool:
@@ -403,7 +394,7 @@ def test_strips_and_large_photos_are_indexed(tmp_path: Path) -> None:
     assert len(searcher.search("dog")) == 3
     # A large JPEG is decoded smaller first; what the model sees is nearly the same.
     with Image.open(folder / "large.jpg") as picture:
-        embedder = searcher.model.embedder  # type: ignore[union-attr]
+        embedder = searcher.engine.embedder  # type: ignore[union-attr]
         whole = embedder.image_vectors([embedder.prepare(picture.convert("RGB"))])[0].numpy()
     row = searcher.store.get(next(hit.id for hit in searcher.search("dog") if hit.path == "large.jpg"), ["vector"])
     assert row is not None and float(np.dot(whole, row["vector"][: len(whole)])) > 0.99

@@ -12,7 +12,8 @@ import transformers
 from duals import dual_folder
 from messages import naming
 from seps.encoders import EncoderUnavailable
-from seps.retrieval.engine.zeroshot import ZeroShotModel, load_search_model
+from seps.retrieval.engine.loading import load_engine
+from seps.retrieval.engine.vectors import VectorEngine
 from seps.retrieval.pretrained import ModelError
 
 pytestmark = pytest.mark.usefixtures("no_network")
@@ -20,15 +21,15 @@ pytestmark = pytest.mark.usefixtures("no_network")
 
 def test_wrong_names_are_sentences(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=naming("clop-b-32", "clip-b-32")):
-        load_search_model("clop-b-32")
+        load_engine("clop-b-32")
     with pytest.raises(ModelError, match="reached"):
-        load_search_model("someone/clip")
+        load_engine("someone/clip")
     with pytest.raises(EncoderUnavailable, match="openai/clip-vit-base-patch32"):
-        load_search_model("clip-b-32")
+        load_engine("clip-b-32")
     config = transformers.BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
     config.save_pretrained(tmp_path)
     with pytest.raises(EncoderUnavailable, match="bert"):
-        load_search_model(tmp_path)
+        load_engine(tmp_path)
 
 
 def test_a_hub_model_of_another_kind_is_not_downloaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -43,7 +44,7 @@ def test_a_hub_model_of_another_kind_is_not_downloaded(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     with pytest.raises(EncoderUnavailable, match="bert"):
-        load_search_model("google/bert")
+        load_engine("google/bert")
     assert asked == [["config.json"]]
 
 
@@ -68,11 +69,11 @@ def test_weights_of_a_pickled_hub_model(converted: bool, monkeypatch: pytest.Mon
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     monkeypatch.setattr(huggingface_hub.HfApi, "get_repo_discussions", discussions)
     if converted:
-        assert isinstance(load_search_model("clip-b-32"), ZeroShotModel)
+        assert isinstance(load_engine("clip-b-32"), VectorEngine)
         assert [revision for revision, _ in asked] == [None, None, "refs/pr/7"]
     else:
         with pytest.raises(EncoderUnavailable, match=naming("model.safetensors")):
-            load_search_model("openai/clip-vit-base-patch32")
+            load_engine("openai/clip-vit-base-patch32")
     # A pickle is asked for only where the hub has nothing else; it is read by a restricted unpickler.
     pickles = any("bin" in pattern for _, patterns in asked for pattern in patterns)
     assert pickles is not converted
@@ -87,4 +88,4 @@ def test_gated_and_missing_models_are_sentences(kind: str, monkeypatch: pytest.M
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     with pytest.raises(ModelError, match=r"gated|no model someone/clip on the hub"):
-        load_search_model("someone/clip")
+        load_engine("someone/clip")

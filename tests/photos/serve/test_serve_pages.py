@@ -42,7 +42,7 @@ def searcher(tmp_path_factory: pytest.TempPathFactory) -> Searcher:
     (folder / "copies" / "deep").mkdir(parents=True)
     for name in ("a.jpg", "deep/b.jpg"):
         shutil.copy(folder / "p00.jpg", folder / "copies" / name)
-    index(folder, folder.parent / "s", keep_patches=7)
+    index(folder, folder.parent / "s", patches=7)
     return Searcher(folder.parent / "s", model())
 
 
@@ -292,11 +292,11 @@ def test_a_store_of_a_dual_encoder(tmp_path: Path) -> None:
     """Its vectors fold copies, descriptions aside; a sentence and a picture combine; no patches are kept."""
     from duals import dual_folder
     from seps.photos.indexing.build import IndexOptions, index_folder
-    from seps.retrieval.engine.zeroshot import load_search_model
+    from seps.retrieval.engine.loading import load_engine
 
     folder = gallery(tmp_path / "g", 4, described=4)
     shutil.copy(folder / "p00.jpg", folder / "copy.jpg")
-    clip = load_search_model(dual_folder("clip"))
+    clip = load_engine(dual_folder("clip"))
     index_folder(folder, tmp_path / "s", clip, str(dual_folder("clip")), options=IndexOptions(workers=1))
     with TestClient(create_app(Library.over(Searcher(tmp_path / "s", clip)))) as client:
         found = pages(client, f"{QUERY}&fold=true", 2)

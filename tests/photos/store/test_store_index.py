@@ -24,7 +24,7 @@ from seps.photos.indexing.maintenance import status, verify
 from seps.photos.store.connection import open_dataset
 from seps.photos.store.rows import FORMAT, OutdatedStoreError, Row, StoreError, StoreSettings
 from seps.photos.store.store import Filters, Store, writer_lock
-from stores import gallery, index, model, model_folder, paint
+from stores import gallery, index, model, model_folder, paint, plain_settings
 
 Form = Literal["NFC", "NFD"]
 
@@ -56,7 +56,7 @@ def test_moved_images_are_not_embedded_again(tmp_path: Path, monkeypatch: pytest
     folder, store = gallery(tmp_path / "g", described=0), tmp_path / "s"
     index(folder, store)
     os.replace(folder / "sub", folder / "other")
-    monkeypatch.setattr(embedding, "packed_states", None)
+    monkeypatch.setattr(embedding.Preparer, "embed", lambda *given: [])
     assert index(folder, store).moved == 4
     assert verify(Store.open(store)) == []
 
@@ -182,8 +182,8 @@ def test_what_was_embedded_when_a_run_ends_early_is_kept(tmp_path: Path, fault: 
 def test_other_settings_models_and_folders_are_refused(tmp_path: Path) -> None:
     folder, other = gallery(tmp_path / "g", 2), gallery(tmp_path / "h", 2)
     index(folder, tmp_path / "s")
-    with pytest.raises(StoreError, match=naming("float16", "int8")):
-        index(folder, tmp_path / "s", precision="int8")
+    with pytest.raises(StoreError, match=naming("patches", "small", "--size")):
+        index(folder, tmp_path / "s", size="small")
     with pytest.raises(StoreError, match=naming("/g", "/h")):
         index(other, tmp_path / "s")
     shutil.rmtree(other)
@@ -220,7 +220,7 @@ def test_verify_finds_damage_and_compact_keeps_everything(tmp_path: Path) -> Non
     from dataclasses import replace
 
     folder = gallery(tmp_path / "g", 4)
-    index(folder, tmp_path / "s", keep_patches=4)
+    index(folder, tmp_path / "s", patches=4)
     store = Store.open(tmp_path / "s")
     rows = store.rows(sorted(store.known()))
     first = next(iter(rows.values()))
@@ -243,7 +243,7 @@ def put_vectors(store: Store, names: Sequence[str], vectors: Any) -> None:
 
 
 def settings(width: int) -> StoreSettings:
-    return StoreSettings("/x", "mini", "0" * 32, width, (1, 1), 0)
+    return plain_settings(width, (1, 1))
 
 
 def test_large_stores_get_an_index_that_misses_next_to_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,14 +324,14 @@ def test_the_folder_itself_is_no_filter(folder: str | None) -> None:
 def test_a_refused_run_leaves_no_folder_behind(tmp_path: Path) -> None:
     """Options that the model cannot have, descriptions that it lacks: what was not there before is not there after."""
     folder, place = gallery(tmp_path / "g", 2), tmp_path / "new" / "deep" / "s"
-    with pytest.raises(StoreError, match="1000"):
-        index(folder, place, keep_patches=1000)
+    with pytest.raises(StoreError, match="vector"):
+        index(folder, place, size="vector")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["g"]
     (tmp_path / "mine").mkdir()
-    with pytest.raises(StoreError, match=naming("keep_words", "-1")):
-        index(folder, tmp_path / "mine" / "s", keep_words=-1)
+    with pytest.raises(StoreError, match="huge"):
+        index(folder, tmp_path / "mine" / "s", size="huge")
     assert list((tmp_path / "mine").iterdir()) == []  # a folder that was there stays
     index(folder, place)
-    with pytest.raises(StoreError, match="1000"):
-        index(folder, place, keep_patches=1000)
+    with pytest.raises(StoreError, match="small"):
+        index(folder, place, size="small")
     assert len(Store.open(place)) == 2

@@ -11,8 +11,9 @@ import pytest
 from seps.images.sources import row_id
 from seps.photos.store.connection import open_dataset
 from seps.photos.store.filters import Filters
-from seps.photos.store.rows import Row, StoreSettings
+from seps.photos.store.rows import Row
 from seps.photos.store.store import Store
+from stores import plain_settings
 
 ROWS, WIDTH = 12_000, 16
 FEW = 30
@@ -30,7 +31,7 @@ def put(store: Store, names: list[str], values: Any) -> None:
 
 def make(place: Path, count: int = ROWS) -> Store:
     """`FEW` rows in the folder `few`, the others in `many`."""
-    store = Store.create(place, StoreSettings("/x", "mini", "0" * 32, WIDTH, (1, 1), 0))
+    store = Store.create(place, plain_settings(WIDTH, (1, 1)))
     put(store, [f"few/{i}" if i < FEW else f"many/{i}" for i in range(count)], vectors(count))
     return store
 

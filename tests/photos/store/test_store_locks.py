@@ -22,9 +22,9 @@ from seps import locks
 from seps.cli.main import main
 from seps.images.sources import row_id
 from seps.locks import FREE, LOCK_TABLE, FileInUse, FileLock, RemoteLock
-from seps.photos.store.rows import Row, StoreError, StoreSettings
+from seps.photos.store.rows import Row, StoreError
 from seps.photos.store.store import Store, writer_lock
-from stores import gallery, index, model_folder
+from stores import gallery, index, model_folder, plain_settings
 
 HOLD = """
 import errno, os, sys, time
@@ -214,7 +214,7 @@ def test_a_holder_that_signed_again_is_not_robbed(tmp_path: Path, monkeypatch: p
 
 def filled(place: Path, count: int) -> Store:
     """A store in many small parts."""
-    store = Store.create(place, StoreSettings("/x", "mini", "0" * 32, 4, (1, 1), 0))
+    store = Store.create(place, plain_settings(4, (1, 1)))
     for start in range(0, count, 10):
         names = [f"{i:04}.jpg" for i in range(start, start + 10)]
         facts = (1, 1, "0" * 64, 9, 9, b"\xff\xd8")

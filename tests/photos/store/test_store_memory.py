@@ -13,9 +13,9 @@ import pytest
 from seps.images.sources import row_id
 from seps.photos.store import store as store_module
 from seps.photos.store.connection import open_dataset
-from seps.photos.store.rows import IndexedFile, Row, StoreSettings
+from seps.photos.store.rows import IndexedFile, Row
 from seps.photos.store.store import Store
-from stores import gallery, index
+from stores import gallery, index, plain_settings
 
 FEW, MANY = 2_000, 12_000
 
@@ -28,7 +28,7 @@ def put(store: Store, start: int, stop: int, words: int = 2) -> None:
 
 
 def filled(place: Path, count: int, words: int = 2) -> Store:
-    store = Store.create(place, StoreSettings("/x", "mini", "0" * 32, 4, (1, 1), 0))
+    store = Store.create(place, plain_settings(4, (1, 1)))
     for start in range(0, count, 1_000):
         put(store, start, start + 1_000, words)
     return store

@@ -17,8 +17,9 @@ from seps.images.sources import row_id
 from seps.photos.store import store as store_module
 from seps.photos.store import upkeep
 from seps.photos.store.connection import open_dataset
-from seps.photos.store.rows import Row, StoreSettings
+from seps.photos.store.rows import Row
 from seps.photos.store.store import Store
+from stores import plain_settings
 
 WIDTH, TOKENS = 16, 400
 INDEXES = ("vector_idx", "dense_idx", "id_idx")
@@ -48,7 +49,7 @@ def put(store: Store, start: int, stop: int, step: int) -> None:
 
 
 def made(place: Path, count: int, step: int = 2000) -> Store:
-    store = Store.create(place, StoreSettings("/x", "mini", "0" * 32, WIDTH, (1, 1), 0))
+    store = Store.create(place, plain_settings(WIDTH, (1, 1)))
     put(store, 0, count, step)
     store.tidy()
     return store
@@ -125,7 +126,7 @@ def test_one_column_is_set_without_reading_the_others(
 ) -> None:
     """Without an index of ids Lance read every column of every row, for each commit, and copied what changed."""
     monkeypatch.setattr(store_module, "INDEX_ABOVE", 2_000 if indexed else 5_000)
-    store = Store.create(tmp_path / "s", StoreSettings("/x", "mini", "0" * 32, WIDTH, (1, 1), 0))
+    store = Store.create(tmp_path / "s", plain_settings(WIDTH, (1, 1)))
     put(store, 0, 3_000, 1_000)
     store.tidy()
     put(store, 3_000, 3_100, 100)

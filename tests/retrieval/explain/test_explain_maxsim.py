@@ -17,13 +17,13 @@ from seps.method.config import SlimmingConfig
 from seps.photos.indexing.build import IndexOptions, index_folder
 from seps.photos.search.explaining import StoredExplainer
 from seps.photos.search.searcher import Searcher
-from seps.photos.serve.kept import kept_patches, selects_patches
+from seps.photos.serve.kept import kept_patches
 from seps.retrieval.config import ModelConfig
 from seps.retrieval.explain.maxsim import maxsim_shares
 from seps.retrieval.heads import ImageFeatures, MaxSimHead, TextFeatures
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import from_pretrained, save_pretrained
-from stores import gallery
+from stores import custom_size, gallery
 
 QUERY = "an unbelievable dog, running!"
 
@@ -63,10 +63,10 @@ def test_a_store_is_explained_with_the_score_of_its_search(tmp_path: Path, capsy
     save_pretrained(RetrievalModel(config), tmp_path / "model", form="delta")
     model = from_pretrained(tmp_path / "model")
     photos = gallery(tmp_path / "g", 4, described=2)
-    options = IndexOptions(workers=2, bank=False, keep_patches=kept)
+    options = IndexOptions(workers=2, bank=False, size=custom_size(patches=kept))
     index_folder(photos, tmp_path / "s", model, str(tmp_path / "model"), options=options)
     searcher = Searcher(tmp_path / "s", model)
-    assert selects_patches(searcher.scorer)
+    assert searcher.engine.traits.selects_patches
     hits = searcher.search(QUERY, k=4)
     for hit in hits:
         found = StoredExplainer(searcher).explain(hit.id, QUERY)

@@ -11,17 +11,13 @@ from PIL import Image
 
 from messages import naming
 from seps.cli.main import call
-from seps.images.decoding import read_image
-from seps.images.sources import ImageSource
 from seps.method.attribution import shares
 from seps.method.config import SlimmingConfig
 from seps.method.network import PatchSlimming
 from seps.photos.search.searcher import Searcher
-from seps.photos.store.rows import STATE
-from seps.retrieval.engine.codec import restore
-from seps.retrieval.explain.explanation import Explainer, Explanation
+from seps.retrieval.explain.explanation import Explanation
 from seps.retrieval.explain.picture import draw, make_panels
-from stores import gallery, index, model, model_folder, paint
+from stores import explain_file, explain_row, gallery, index, model, model_folder, paint
 
 SHAPE = {"embed_size": 16, "num_patches": 12, "num_prefix_tokens": 2, "aggr_ratio": 0.5}
 CONFIGS = {
@@ -74,13 +70,10 @@ def check_sums(found: Explanation, score: float) -> None:
 @pytest.mark.parametrize("keep", [None, 5])
 def test_stored_images(tmp_path: Path, keep: int | None) -> None:
     """The explanation of a stored image has the score that the search gave it."""
-    index(gallery(tmp_path / "g", 4, described=2), tmp_path / "s", keep_patches=keep)
+    index(gallery(tmp_path / "g", 4, described=2), tmp_path / "s", patches=keep)
     searcher = Searcher(tmp_path / "s", model())
-    explainer = Explainer(model(), searcher.scorer)
     for hit in searcher.search("an unbelievable dog, running!", k=4):
-        table = searcher.store.select([hit.id], [*STATE, "dense"])
-        image = restore(table, searcher.store.settings)
-        found = explainer.stored(image, "an unbelievable dog, running!", table.values("dense")[0])
+        found = explain_row(searcher, hit.id, "an unbelievable dog, running!")
         check_sums(found, hit.score)
         assert [part.word for part in found.words if not part.special] == [
             "an", "unbelievable", "dog", ",", "running", "!",
@@ -91,14 +84,13 @@ def test_stored_images(tmp_path: Path, keep: int | None) -> None:
 
 def test_picture_and_drawing(tmp_path: Path) -> None:
     path = paint(tmp_path / "p.jpg", 3, (120, 80))
-    explainer = Explainer(model())
-    found = explainer.picture(read_image(ImageSource(path), (96, 96)), "a dog", "Two words and a dog.")
+    found = explain_file(model(), path, "a dog", "Two words and a dog.")
     check_sums(found, found.score)
     assert found.grid == (3, 3) and found.description[1].word == "Two"
     sheet = draw(found, Image.open(path))
     assert sheet.width > 1000 and sheet.height > 300
     with pytest.raises(ValueError, match="caption"):
-        explainer.picture(read_image(ImageSource(path), (96, 96)), " ")
+        explain_file(model(), path, " ")
 
 
 def test_lists_for_people_name_the_words_that_a_picture_can_show(
@@ -106,7 +98,7 @@ def test_lists_for_people_name_the_words_that_a_picture_can_show(
 ) -> None:
     """Function words, commas and the tokenizer's marks are one line, and the lines still sum to the score."""
     path, sentence = paint(tmp_path / "p.jpg", 3, (120, 80)), "the dog is running, on a beach"
-    found = Explainer(model()).picture(read_image(ImageSource(path), (96, 96)), sentence)
+    found = explain_file(model(), path, sentence)
     named, others = found.shown_words
     assert [part.word for part in named] == ["dog", "running", "beach"]
     assert [part.word for part in others if not part.special] == ["the", "is", ",", "on", "a"]
@@ -122,7 +114,7 @@ def test_lists_for_people_name_the_words_that_a_picture_can_show(
 
 def test_a_sentence_of_function_words_alone_is_listed(tmp_path: Path) -> None:
     path = paint(tmp_path / "p.jpg", 3, (120, 80))
-    found = Explainer(model()).picture(read_image(ImageSource(path), (96, 96)), "what is that")
+    found = explain_file(model(), path, "what is that")
     named, others = found.shown_words
     assert [part.word for part in named if not part.special] == ["what", "is", "that"] and not others
 

@@ -96,7 +96,7 @@ def run(options: argparse.Namespace) -> int:
     from seps.cli.shared.progress import stage_progress
     from seps.retrieval.data import attach_dense, check_dataset, load_data
     from seps.retrieval.data.check import left_out
-    from seps.retrieval.engine.zeroshot import ZeroShotModel, load_search_model
+    from seps.retrieval.engine.loading import load_engine, set_description_weight
     from seps.retrieval.evaluate.encoding import encode_readable
     from seps.retrieval.evaluate.extended import extended, load_answers
     from seps.retrieval.evaluate.run import check_evaluation, evaluate
@@ -113,11 +113,9 @@ def run(options: argparse.Namespace) -> int:
     # What cannot be evaluated is told before the pictures are encoded, which may take hours.
     check_evaluation(dataset, options.protocol, **wanted, left_out=whole - len(dataset))
     more = None if answers is None else extended(dataset, answers)
-    model = load_search_model(options.model, device=options.device or default_device())
+    model = load_engine(options.model, device=options.device or default_device())
     if options.description_weight is not None:
-        if isinstance(model, ZeroShotModel):
-            raise ValueError("A dual encoder has no weight of the description to set; leave --description-weight out.")
-        model.set_description_weight(options.description_weight)
+        set_description_weight(model, options.description_weight)
     check_evaluation(dataset, options.protocol, model=model, **wanted, left_out=whole - len(dataset))
     with stage_progress() as progress:
         tokens, report = encode_readable(model, dataset, progress=progress)

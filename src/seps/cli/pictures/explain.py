@@ -98,28 +98,22 @@ def _of_file(options: argparse.Namespace) -> tuple[Explanation, Image.Image, lis
     import torch
     from PIL import Image
 
-    from seps.images.decoding import decode_image, resized_jpeg
+    from seps.images.decoding import resized_jpeg
     from seps.images.shards import read_source
     from seps.images.sources import ImageSource
     from seps.retrieval.data.guides import GuideSource
-    from seps.retrieval.engine.zeroshot import ZeroShotModel, load_search_model
-    from seps.retrieval.explain.explanation import Explainer
-    from seps.retrieval.explain.zeroshot import ZeroShotExplainer
+    from seps.retrieval.engine.engine import Photo
+    from seps.retrieval.engine.loading import load_engine
 
     refuse_same_file("--out", options.out, [options.image])
     source = ImageSource(Path(options.image))
     data = read_source(source)
-    model = load_search_model(options.model or DEFAULT_MODEL, device=options.device)
-    if isinstance(model, ZeroShotModel):
-        if options.guide:
-            raise ValueError("--guide is for models of seps; a dual encoder reads none.")
-        explanation = ZeroShotExplainer(model).picture(data, source, options.caption, options.dense)
-    else:
-        explainer = Explainer(model)
-        _check_guides(model.head.guides, [name for name, _ in options.guide])
-        pixels = decode_image(data, source, model.image_size)
-        guides = {name: torch.from_numpy(GuideSource(path=Path(file)).read(name)) for name, file in options.guide}
-        explanation = explainer.picture(pixels, options.caption, options.dense, guides)
+    engine = load_engine(options.model or DEFAULT_MODEL, device=options.device)
+    if reason := engine.traits.explains:
+        raise ValueError(reason)
+    _check_guides(engine.traits.guides, [name for name, _ in options.guide])
+    guides = {name: torch.from_numpy(GuideSource(path=Path(file)).read(name)) for name, file in options.guide}
+    explanation = engine.explain(options.caption, options.dense, lambda: Photo(data, source), guides=guides)
     hint = "Give it with --dense TEXT, or name the store with --store DIR."
     notes = [f"{explanation.note} {hint}"] if explanation.note else []
     return explanation, Image.open(io.BytesIO(resized_jpeg(data, source, 1024))), notes
@@ -132,7 +126,7 @@ def _check_guides(read: Sequence[str], given: Sequence[str]) -> None:
         options = " ".join(f"--guide {name}=FILE" for name in missing)
         raise ValueError(
             f"The model reads {', '.join(map(repr, missing))} of each picture, a guide that comes with the data: give "
-            f"it with {options}, or explain a picture of a store, which keeps it, with --store DIR."
+            f"it with {options}."
         )
     unread = [name for name in given if name not in read]
     if unread:

@@ -11,20 +11,19 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 from seps.cli.shared.argtypes import default_device, device, non_negative_real, positive, positive_real
 from seps.cli.shared.indexing import is_all_excluded, tell_left_out
 from seps.cli.shared.parser import Parser, add_plugins
 from seps.cli.shared.text import counted, list_problems, print_json, printable, say
-from seps.retrieval.config import DEFAULT_MODEL, STATE_SIZES, StoredPrecision
+from seps.retrieval.config import DEFAULT_MODEL, SIZES
 
 if TYPE_CHECKING:
     from seps.photos.indexing.build import IndexOptions, IndexReport
     from seps.photos.indexing.gallery import Problem
     from seps.photos.store.store import Store
-    from seps.retrieval.engine.zeroshot import ZeroShotModel
-    from seps.retrieval.model import RetrievalModel
+    from seps.retrieval.engine.engine import Engine
 
 
 LONG_SECONDS = 60.0
@@ -54,23 +53,11 @@ def add_options(parser: Parser) -> None:
         help="JSONL of descriptions by image, e.g. from seps caption; FOLDER/*.jsonl is read anyway",
     )
     parser.add_argument(
-        "--precision",
-        choices=get_args(StoredPrecision),
-        help="precision of the stored patches and words (default: float16, which a dual encoder's vectors always have)",
+        "--size",
+        choices=("vector", *SIZES),
+        help="size preset per picture: vector (one vector, of a dual encoder), tiny (2 KB), small (at most 8 KB), "
+        "patches (64 patches), full (all patches); default: as in the store, else patches, of a dual encoder vector",
     )
-    parser.add_argument(
-        "--state",
-        choices=tuple(STATE_SIZES),
-        help="what is kept of a picture: small (at most 8 KB) or tiny (2 KB), instead of --precision, --patches, "
-        "--means and --words",
-    )
-    parser.add_argument(
-        "--patches", type=positive, metavar="M", help="keep only M patches, half by score, half spread (default: 64)"
-    )
-    parser.add_argument(
-        "--means", type=positive, metavar="R", help="keep no patches, but the means of the cells of an R x R grid"
-    )
-    parser.add_argument("--words", type=positive, metavar="M", help="merge each description to at most M words")
     parser.add_argument("--batch", type=positive, default=32, help="images embedded at a time (default: 32)")
     parser.add_argument(
         "--workers", type=positive, help="threads that embed (default: one per core, at most 16); actors of Ray"
@@ -127,53 +114,40 @@ def run(options: argparse.Namespace) -> int:
         return _maintain(options)
     if options.remove_root is not None:
         return _remove(options)
-    if options.state is not None:
-        _expand_state(options)
-    elif options.means is not None and options.patches is not None:
-        options.parser.error("give either --means or --patches")
-    from seps.photos.indexing.build import IndexOptions
-    from seps.photos.indexing.opening import settings_at
+    from seps.photos.indexing.opening import IndexOptions, settings_at
     from seps.ray_cluster import RayConfig
 
     known = settings_at(options.store)
     if not options.folder and known is None:
         options.parser.error("name the folder of pictures, or give --status, --verify or --compact of a store")
-    from seps.retrieval.engine.zeroshot import load_search_model
-    from seps.retrieval.model import RetrievalModel
+    from seps.retrieval.engine.loading import load_engine
 
     ray = RayConfig(options.ray_address, options.workers or 2, options.gpus) if options.engine == "ray" else None
     device = options.device or ("cpu" if ray is not None else default_device())
     options.model = options.model or (DEFAULT_MODEL if known is None else known.model)
-    model = load_search_model(options.model, device=device, plugins=options.plugin)
-    if options.state is not None and not isinstance(model, RetrievalModel):
-        options.means = None  # of a dual encoder no patches are kept
-    if options.state is None and options.means is not None and isinstance(model, RetrievalModel):
-        _tell_whole_grid(model.vision.grid_for(*model.image_size), options.means)
+    engine = load_engine(options.model, device=device, plugins=options.plugin)
     settings = IndexOptions(
-        options.precision,
-        options.patches,
-        options.words,
-        options.batch,
-        options.workers,
-        options.moved,
-        ray,
-        options.prune,
-        options.strict,
-        tuple(options.forget_descriptions),
-        not options.no_bank,
-        tuple(options.exclude),
-        options.add,
-        options.means,
+        size=options.size,
+        batch_size=options.batch,
+        workers=options.workers,
+        moved=options.moved,
+        ray=ray,
+        prune=options.prune,
+        strict=options.strict,
+        forget_descriptions=tuple(options.forget_descriptions),
+        bank=not options.no_bank,
+        exclude=tuple(options.exclude),
+        add=options.add,
     )
     if options.watch:
-        return _watch(options, model, settings)
-    report = _index(options, model, settings)
+        return _watch(options, engine, settings)
+    report = _index(options, engine, settings)
     if options.json:
         print_json(_plain_report(report))
         return 0
     _tell(report)
-    if report.former_size is not None and isinstance(model, RetrievalModel):
-        then, now = (f"{height} x {width}" for height, width in (report.former_size, model.image_size))
+    if report.former_size is not None:
+        then, now = (f"{height} x {width}" for height, width in (report.former_size, engine.traits.image_size))
         print(
             f"The pictures of {options.store} were encoded with {then} px, and so are those that join them. The model "
             f"takes {now} px now. To change over, index into a new store: seps index "
@@ -188,12 +162,12 @@ def run(options: argparse.Namespace) -> int:
     if options.model == DEFAULT_MODEL and known is None:
         _name_stronger()
     if report.encoding > LONG_SECONDS:
-        _name_faster(model)
+        _name_faster(engine)
     print(f'Search it: seps search "a dog on the beach" --store {shlex.quote(options.store)}')
     return 0
 
 
-def _index(options: argparse.Namespace, model: RetrievalModel | ZeroShotModel, settings: IndexOptions) -> IndexReport:
+def _index(options: argparse.Namespace, engine: Engine, settings: IndexOptions) -> IndexReport:
     from seps.cli.shared.progress import count_progress
     from seps.photos.indexing.build import index_folder
 
@@ -201,7 +175,7 @@ def _index(options: argparse.Namespace, model: RetrievalModel | ZeroShotModel, s
         return index_folder(
             options.folder,
             options.store,
-            model,
+            engine,
             options.model,
             dense=options.dense,
             options=settings,
@@ -239,7 +213,7 @@ def _tell(report: IndexReport, again: str = "") -> None:
     tell_left_out(report, "--json", again)
 
 
-def _watch(options: argparse.Namespace, model: RetrievalModel | ZeroShotModel, settings: IndexOptions) -> int:
+def _watch(options: argparse.Namespace, engine: Engine, settings: IndexOptions) -> int:
     """Index whenever the folders change, until Ctrl-C."""
     from seps.photos.indexing.opening import settings_at
     from seps.photos.indexing.watching import Watch, list_folders
@@ -248,7 +222,7 @@ def _watch(options: argparse.Namespace, model: RetrievalModel | ZeroShotModel, s
     folders = options.folder or list(known.roots if known is not None else ())
 
     def update() -> None:
-        report = _index(options, model, settings)
+        report = _index(options, engine, settings)
         if report.new + report.changed + report.moved + report.deleted or watch.seen is None:
             _tell(report, "" if watch.seen is None else f"seps index --store {shlex.quote(options.store)}")
 
@@ -302,15 +276,12 @@ def _name_stronger() -> None:
     )
 
 
-def _name_faster(model: RetrievalModel | ZeroShotModel) -> None:
+def _name_faster(engine: Engine) -> None:
     """Say, after a long run on a CPU, what would make the next one shorter."""
-    from seps.encoders.compiled import TIP, can_compile, is_installed
-    from seps.retrieval.engine.zeroshot import ZeroShotModel
+    from seps.retrieval.engine.faster import faster_way
 
-    if isinstance(model, ZeroShotModel) or model.device.type != "cpu" or is_installed():
-        return
-    if can_compile(model.vision):
-        print(f"On a CPU indexing is 1.35 to 1.5 times as fast after: {TIP}")
+    if tip := faster_way(engine):
+        print(f"On a CPU indexing is 1.35 to 1.5 times as fast after: {tip}")
 
 
 def _maintain(options: argparse.Namespace) -> int:
@@ -336,21 +307,6 @@ def _maintain(options: argparse.Namespace) -> int:
         print(f"{counted(len(store), 'image')} checked, {counted(len(problems), 'problem')}.")
         list_problems(problems, "are not as they should be", "--json")
     return 1 if problems else 0
-
-
-def _expand_state(options: argparse.Namespace) -> None:
-    """Set the options that `--state` stands for. One that is given beside it is a mistake."""
-    for name in ("precision", "patches", "means", "words"):
-        if getattr(options, name) is not None:
-            options.parser.error(f"give either --state or --{name}: --state {options.state} sets it")
-    size = STATE_SIZES[options.state]
-    options.precision, options.means, options.words = size.precision, size.means, size.words
-
-
-def _tell_whole_grid(grid: tuple[int, int], means: int) -> None:
-    """Say that no means are made where the model has no more patches than the grid of them has cells."""
-    if means >= max(grid):
-        say(f"The model has {grid[0]} x {grid[1]} patches per image, so that all of them are kept: --means {means}.")
 
 
 def _status(store: Store, as_json: bool) -> int:

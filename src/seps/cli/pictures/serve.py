@@ -106,6 +106,7 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError(f"The service needs FastAPI and uvicorn ({error}): pip install fastapi uvicorn") from error
     from seps.photos.library import Library
     from seps.photos.serve.guard import LOOPBACK
+    from seps.retrieval.engine.loading import load_pixels
 
     on_loopback = options.host in LOOPBACK
     token = options.token or os.environ.get("SEPS_TOKEN")
@@ -118,7 +119,7 @@ def run(options: argparse.Namespace) -> int:
     listening = bind(options.host, options.port)
     port = listening.getsockname()[1]
     library = Library(store=options.store, model=options.model, device=options.device)
-    library.searcher.load_vision()  # now, not by the first request
+    load_pixels(library.engine)  # now, not by the first request
     places = reached_at(options.host)
     hosts = tuple(dict.fromkeys([*LOOPBACK, *(places if not on_loopback else ()), *options.allow_host]))
     app = create_app(

@@ -22,7 +22,6 @@ from seps.photos.duplicates.likeness import Array, Looks, looks_of, near_duplica
 from seps.photos.store.filters import Filters
 from seps.photos.store.rows import Columns, StoreError, StoreSettings
 from seps.photos.store.store import Store
-from seps.retrieval.engine.codec import appearance
 
 CopyKind = Literal["file", "picture", "near"]
 """Why pictures are in one group: the same bytes; the same picture, encoded or sized again; nearly the same picture."""
@@ -90,7 +89,7 @@ class ComparedPictures:
     facts: Sequence[dict[str, Any]]
     looks: Looks
     vectors: Array
-    """(n, C) float32 of length 1, of the pixels alone (`appearance`)."""
+    """(n, C) float32 of length 1, of the pixels alone (`Layout.appearance`)."""
     videos: Array
     """(n,) int64: the number of the video that a frame is of; -1 for what is no frame."""
 
@@ -122,7 +121,7 @@ def find_duplicates(
 
 def read_gallery(store: Store, filters: Filters | None = None) -> ComparedPictures:
     """The pictures of a store that can be found, best first."""
-    columns = [*_FACTS, "thumbnail", *store.settings.appearance]
+    columns = [*_FACTS, "thumbnail", *store.settings.layout.appearance_columns]
     gallery = compared(store.scan(columns, store.allowed(filters), batch_size=1024), store.settings)
     order = np.array(sorted(range(len(gallery.facts)), key=lambda place: _rank(gallery.facts[place])), np.int64)
     facts = [gallery.facts[place] for place in order]
@@ -131,7 +130,7 @@ def read_gallery(store: Store, filters: Filters | None = None) -> ComparedPictur
 
 def read_pictures(store: Store, ids: Sequence[str]) -> ComparedPictures:
     """The pictures with these ids, in their order; those that are gone are left out. Frames count as photos."""
-    columns = [*_FACTS, "thumbnail", *store.settings.appearance]
+    columns = [*_FACTS, "thumbnail", *store.settings.layout.appearance_columns]
     parts = (store.select(ids[start : start + AT_ONCE], columns) for start in range(0, len(ids), AT_ONCE))
     gallery = compared(parts, store.settings)
     places = {row["id"]: place for place, row in enumerate(gallery.facts)}
@@ -143,12 +142,12 @@ def read_pictures(store: Store, ids: Sequence[str]) -> ComparedPictures:
 def compared(parts: Iterable[Columns], settings: StoreSettings) -> ComparedPictures:
     """What is compared of pictures, as they come; thumbnails are decoded on all cores and not kept."""
     facts: list[dict[str, Any]] = []
-    vectors: list[Array] = [np.zeros((0, settings.width), np.float32)]
+    vectors: list[Array] = [np.zeros((0, settings.layout.width), np.float32)]
 
     def thumbnails() -> Iterator[list[bytes]]:
         for images in parts:
             facts.extend(images.rows(_FACTS))
-            vectors.append(appearance(images, settings))
+            vectors.append(settings.layout.appearance(images))
             yield images.values("thumbnail")
 
     looks = looks_of(thumbnails(), lambda: [(row["width"], row["height"]) for row in facts])

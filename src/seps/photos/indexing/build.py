@@ -17,13 +17,11 @@ from seps.images.sources import DataError, ImageSource
 from seps.photos.indexing.descriptions import Descriptions, named_by, read_descriptions, unusable
 from seps.photos.indexing.embedding import (
     Content,
-    FolderGuides,
     ImageJob,
     PreparedBatch,
     PreparedImage,
     Preparer,
     Unread,
-    guides_of_folder,
     prepare_locally,
 )
 from seps.photos.indexing.gallery import Found, Gallery, Problem, walk
@@ -40,8 +38,8 @@ from seps.photos.indexing.opening import (
 )
 from seps.photos.store.rows import IndexedFile, Row, StoreError, StoreSettings
 from seps.photos.store.store import Store, writer_lock
-from seps.retrieval.engine.zeroshot import ZeroShotModel
-from seps.retrieval.model import RetrievalModel, with_grid
+from seps.retrieval.engine.engine import Engine
+from seps.retrieval.engine.loading import engine_of, fitting
 from seps.retrieval.ranking.bank import is_outdated
 from seps.retrieval.sentences import stated_text_hash
 
@@ -60,7 +58,6 @@ class _Work:
     source: ImageSource
     description: str | None
     known: IndexedFile | None
-    guides: bytes | None = None
     forget: bool = False
     """No description is wanted, not even that of the same content elsewhere in the store."""
 
@@ -68,7 +65,7 @@ class _Work:
 def index_folder(
     folder: Folders,
     location: str | os.PathLike[str],
-    model: RetrievalModel | ZeroShotModel,
+    model: object,
     model_name: str,
     *,
     dense: Folders = (),
@@ -85,23 +82,22 @@ def index_folder(
     options = options or IndexOptions()
     start, cpu = time.monotonic(), time.process_time()
     survey = _Survey.of(folder, location, dense, options)
-    report, guides = survey.report, FolderGuides()
-    if isinstance(model, RetrievalModel):
-        have = settings_at(location)
-        if have is not None and have.kind == "patches" and not have.means and have.grid != model.vision.grid:
-            model = with_grid(model, have.grid)  # as the pictures that are there were encoded
-            report.former_size = model.image_size
-        guides = survey.guides(model)
+    report, have = survey.report, settings_at(location)
+    engine = engine_of(model)
+    if have is not None:
+        fitted = fitting(engine, have.layout)  # as the pictures that are there were encoded
+        if fitted is not engine:
+            engine, report.former_size = fitted, fitted.traits.image_size
     if options.strict and report.description_problems:
         first, count = report.description_problems[0], len(report.description_problems)
         raise DataError(f"{count} lines of descriptions cannot be used; the first: {first}. Nothing was changed.")
     forgotten = named_by(options.forget_descriptions, survey.images)
     with writer_lock(str(location)):
         before = settings_at(location)
-        store, known = open_store(location, survey.galleries, survey.roots, model, model_name, options, guides.widths)
-        work, gone, excluded = survey.compare(known, store.settings, guides, forgotten)
+        store, known = open_store(location, survey.galleries, survey.roots, engine, model_name, options)
+        work, gone, excluded = survey.compare(known, store.settings, forgotten)
         if work:
-            _Indexer(store, model, options, known, report).run(work, progress)
+            _Indexer(store, engine, options, known, report).run(work, progress)
         store.delete(gone)
         report.deleted += len(gone)
         remember_unreadable(store, survey.galleries, report.unreadable)
@@ -109,10 +105,12 @@ def index_folder(
             store.put_excluded(excluded)
         shown_rows = len(store) - store.settings.excluded
         if store.settings.bank and shown_rows:
-            rescored = before is not None and (is_outdated(before) or _other_texts(before, store.settings.text_hash))
+            rescored = before is not None and (
+                is_outdated(before.bank, before.calibration_tag) or _other_texts(before, store.settings.text_hash)
+            )
             report.rescored = len(known) if rescored else 0
             changed = bool(len(work) > len(report.unreadable) or gone or excluded)
-            bring_up_to_date(store, model, changed=changed)
+            bring_up_to_date(store, engine, changed=changed)
         store.tidy()
     report.seconds = time.monotonic() - start
     report.own = time.process_time() - cpu
@@ -137,14 +135,14 @@ def up_to_date(
     if settings is None or options.forget_descriptions:
         return None
     survey = _Survey.of(folder, location, dense, options)
-    if not all(root.known for root in survey.roots) or any(text.has_guides for text in survey.texts):
+    if not all(root.known for root in survey.roots):
         return None
     store = Store.open(location)
-    work, gone, excluded = survey.compare(store.known(), settings, FolderGuides(), set())
+    work, gone, excluded = survey.compare(store.known(), settings, set())
     bad = [item for item in work if _failed_before(settings, item.found)]
     broken = {name: facts for gallery in survey.galleries for name, facts in gallery.unreadable.items()}
     unfinished = settings.bank and (
-        is_outdated(settings)
+        is_outdated(settings.bank, settings.calibration_tag)
         or _other_texts(settings, stated_text_hash(settings.model) or settings.text_hash)
         or store.without_level()
         or settings.calibration.get("images") == UNFINISHED
@@ -211,18 +209,8 @@ class _Survey:
         """All images of all folders."""
         return [found for gallery in self.galleries for found in gallery.images]
 
-    def guides(self, model: RetrievalModel) -> FolderGuides:
-        """The guides of all folders. Raises DataError where their widths differ."""
-        joined = FolderGuides()
-        for gallery, texts in zip(self.galleries, self.texts, strict=True):
-            found = guides_of_folder(gallery, texts, model, self.report.description_problems)
-            if joined.widths and found.widths and joined.widths != found.widths:
-                raise DataError(f"The guides of {gallery.root} have other widths than those of the other folders.")
-            joined = FolderGuides(joined.widths or found.widths, {**joined.of, **found.of})
-        return joined
-
     def compare(
-        self, known: dict[str, IndexedFile], settings: StoreSettings, guides: FolderGuides, forgotten: set[str]
+        self, known: dict[str, IndexedFile], settings: StoreSettings, forgotten: set[str]
     ) -> tuple[list[_Work], list[str], dict[str, bool]]:
         """What has to be read, ids of what is gone, and by id which rows become excluded, or are so no longer."""
         work: list[_Work] = []
@@ -236,7 +224,7 @@ class _Survey:
             changes |= {identity: True for identity in missing.excluded if not known[identity].excluded}
             there = (known[found.id] for found in gallery.images if found.id in known)
             changes |= {row.id: False for row in there if row.excluded}
-            work += _compare(gallery, known, texts, guides, forgotten, self.report)
+            work += _compare(gallery, known, texts, forgotten, self.report)
         return work, gone, changes
 
 
@@ -249,7 +237,6 @@ def _compare(
     gallery: Gallery,
     known: dict[str, IndexedFile],
     texts: Descriptions,
-    guides: FolderGuides,
     forgotten: set[str],
     report: IndexReport,
 ) -> list[_Work]:
@@ -268,11 +255,10 @@ def _compare(
                 why = "its file has changed since it was described; look whether the description still fits"
                 report.description_problems.append(Problem(str(found), why))
         report.described += text is not None
-        guided = guides.of.get(found.id, before.guides if before is not None else None)
-        if before is not None and same_file and (before.description, before.guides) == (text, guided):
+        if before is not None and same_file and before.description == text:
             report.unchanged += 1
         else:
-            work.append(_Work(found, found.source(gallery.root), text, before, guided, found.id in forgotten))
+            work.append(_Work(found, found.source(gallery.root), text, before, found.id in forgotten))
     return work
 
 
@@ -282,17 +268,16 @@ class _Indexer:
     def __init__(
         self,
         store: Store,
-        model: RetrievalModel | ZeroShotModel,
+        engine: Engine,
         options: IndexOptions,
         known: dict[str, IndexedFile],
         report: IndexReport,
     ) -> None:
         self.store, self.options, self.report = store, options, report
-        self.same_content = {(file.sha256, file.description, file.guides): file.id for file in known.values()}
+        self.same_content = {(file.sha256, file.description): file.id for file in known.values()}
         for file in known.values():
-            for content in _taken_over(file.sha256, file.description, file.guides):
-                self.same_content.setdefault(content, file.id)
-        self.prepare = Preparer(model, store.settings, self.same_content)
+            self.same_content.setdefault((file.sha256, None), file.id)
+        self.prepare = Preparer(engine, store.settings.layout, self.same_content, bank=bool(store.settings.bank))
         self.pending: list[Row] = []
         self.committed = time.monotonic()
 
@@ -300,7 +285,7 @@ class _Indexer:
         """Index everything in `work`."""
         size, done = self.options.batch_size, 0
         batches = [work[start : start + size] for start in range(0, len(work), size)]
-        jobs = [[ImageJob(item.source, item.description, item.guides) for item in batch] for batch in batches]
+        jobs = [[ImageJob(item.source, item.description) for item in batch] for batch in batches]
         try:
             # Closed here and not some time later: a cluster must not outlive an interrupted run.
             with contextlib.closing(self._prepared(jobs)) as prepared_batches:
@@ -359,12 +344,11 @@ class _Indexer:
         states = self.prepare.embed(
             [prepared.picture for _, prepared in unknown],
             [work.description for work, _ in unknown],
-            [work.guides for work, _ in unknown],
         )
         self.pending += [_row(*entry, state) for entry, state in zip(unknown, states, strict=True)]
 
     def _same_rows(self, batch: Sequence[_Work], outcomes: Sequence[PreparedImage | Unread]) -> dict[Content, Row]:
-        """Rows of the store with the same content, description and guides as some of the batch."""
+        """Rows of the store with the same content and description as some of the batch."""
         wanted = {
             self.same_content[_content(work, outcome.picture)]
             for work, outcome in zip(batch, outcomes, strict=True)
@@ -372,10 +356,9 @@ class _Indexer:
         }
         # By the digests that are read now: this run may have changed a row since it began.
         rows = self.store.rows(sorted(wanted)).values()
-        same: dict[Content, Row] = {(row.sha256, row.dense, row.guides): row for row in rows}
-        for row in rows:
-            for content in _taken_over(row.sha256, row.dense, row.guides):
-                same.setdefault(content, row)
+        same: dict[Content, Row] = {(row.sha256, row.dense): row for row in rows}
+        for row in rows:  # a picture without a description takes over that of the same content
+            same.setdefault((row.sha256, None), row)
         return same
 
     def _commit(self) -> None:
@@ -385,12 +368,7 @@ class _Indexer:
 
 
 def _content(work: _Work, picture: Picture) -> Content:
-    return picture.sha256, work.description, work.guides
-
-
-def _taken_over(sha256: str, description: str | None, guides: bytes | None) -> list[Content]:
-    """A picture without a description, or without guides, takes over those of the same content."""
-    return [(sha256, None, guides), (sha256, description, None), (sha256, None, None)]
+    return picture.sha256, work.description
 
 
 def _row(work: _Work, prepared: PreparedImage, state: dict[str, Any]) -> Row:

@@ -3,7 +3,7 @@
 One JSON object per line: {"image": "sub/cat.jpg", "dense": "A tabby cat ..."}. `image` is the path in the folder, or
 the name of a member of a tar, then with "shard": "a.tar" where several tars hold that name, or "c.mp4 @ 00:01:20" for a
 frame of a video. A shard that is not in the folder is ignored: its pictures may lie there loose. `text` is read like
-`dense`, and `id` like `image`; `guides` are those of `seps.retrieval.data.guides`. Lines that cannot be used are
+`dense`, and `id` like `image`. Lines that cannot be used are
 remembered with their reason; the others count.
 """
 
@@ -20,7 +20,6 @@ from seps.images.formats import is_video
 from seps.images.sources import DataError
 from seps.parsing import parse_json
 from seps.photos.indexing.gallery import Found, Gallery, Problem, shown
-from seps.retrieval.data.guides import GuideSource, parse_guides
 from seps.retrieval.data.lines import TOO_LONG, Root, cut_text, is_unicode, raw_lines
 
 Place = tuple[str, str]
@@ -30,13 +29,12 @@ _OTHER_KINDS = ("captions", "caption", "reason", "guides")
 
 
 class Descriptions:
-    """Texts and guides by image, and the lines that could not be used."""
+    """Texts by image, and the lines that could not be used."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.problems: list[Problem] = []
         self._texts: dict[Place, tuple[str, str]] = {}
-        self._guides: dict[Place, dict[str, GuideSource]] = {}
         self._composed: dict[Place, Place] = {}
         self._ids: dict[str, Place] = {}
         self._unpacked: dict[str, Place] = {}
@@ -72,12 +70,6 @@ class Descriptions:
             self._unpacked[place[1]] = place
         if value.get("id") is not None and "image" in value:
             self._ids[str(value["id"])] = place
-        if value.get("guides") is not None:
-            try:
-                self._guides[place] = parse_guides(value["guides"], root, where)
-            except DataError as error:
-                return str(error).removeprefix(f"{where}: ")
-            self._composed[_composed(place)] = place
         return self._keep(value, place, where)
 
     def _keep(self, value: dict[str, Any], place: Place, where: str) -> str | None:
@@ -98,20 +90,10 @@ class Descriptions:
         self._composed[_composed(place)] = place
         return notice
 
-    @property
-    def has_guides(self) -> bool:
-        """Whether any line brings guides."""
-        return bool(self._guides)
-
     def of(self, image: Found) -> str | None:
         """The description of an image, or None."""
         place = self._place(image, self._texts)
         return None if place is None else self._texts[place][0]
-
-    def guides_of(self, image: Found) -> Mapping[str, GuideSource]:
-        """The guides of an image, by name."""
-        place = self._place(image, self._guides)
-        return {} if place is None else self._guides[place]
 
     def _place(self, image: Found, table: Mapping[Place, Any]) -> Place | None:
         if image.member is None:

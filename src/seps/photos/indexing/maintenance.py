@@ -10,28 +10,26 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import torch
 
 from seps.images.shards import UnreadableImage, read_source, shown_place
 from seps.images.sources import ImageSource, row_id
+from seps.photos.indexing.embedding import stored_levels
 from seps.photos.indexing.gallery import Problem
 from seps.photos.indexing.opening import stored_root
 from seps.photos.search.searcher import Searcher
 from seps.photos.store.rows import Columns, StoreError
 from seps.photos.store.store import Store, writer_lock
-from seps.retrieval.engine.codec import packed_shape
-from seps.retrieval.engine.zeroshot import ZeroShotModel
+from seps.retrieval.engine.engine import Engine
+from seps.retrieval.engine.patches import STRENGTH
 from seps.retrieval.ranking.bank import (
-    SearchModel,
     bank_of,
     calibration_name,
     description_gap,
     is_outdated,
-    stored_levels,
     strength_without_labels,
 )
-from seps.retrieval.ranking.confidence import REFERENCE, STRENGTH, Calibration
+from seps.retrieval.ranking.confidence import REFERENCE, Calibration
 
 UNFINISHED = -1.0
 """Images of a calibration that is being made."""
@@ -84,25 +82,27 @@ class IndexReport:
         return dict(Counter(problem.kind or "not readable" for problem in self.problems).most_common())
 
 
-def bring_up_to_date(store: Store, model: SearchModel, *, changed: bool) -> None:
+def bring_up_to_date(store: Store, engine: Engine, *, changed: bool) -> None:
     """Fill in missing levels, and calibrate again where the gallery has `changed`; the caller holds the lock."""
     missing = store.without_level()
     for start in range(0, len(missing), AT_ONCE):
-        images = store.select(missing[start : start + AT_ONCE], ["id", "vector", *store.settings.state])
-        vectors = torch.from_numpy(images.vectors())
-        levels = zip(images.values("id"), stored_levels(model, images, vectors, store.settings), strict=True)
+        columns = list(dict.fromkeys(["id", "vector", *store.settings.layout.columns]))
+        images = store.select(missing[start : start + AT_ONCE], columns)
+        levels = zip(images.values("id"), stored_levels(engine, images, store.settings.layout), strict=True)
         store.put_levels({identity: value for identity, value in levels if value is not None})
     known = Calibration.from_dict(store.settings.calibration)
     count = len(store) - store.settings.excluded
-    if changed or missing or is_outdated(store.settings) or known is None or known.images != count:
-        strength = gallery_strength(store, model) if isinstance(model, ZeroShotModel) else STRENGTH
+    outdated = is_outdated(store.settings.bank, store.settings.calibration_tag)
+    if changed or missing or outdated or known is None or known.images != count:
+        weight = engine.traits.background_weight
+        strength = gallery_strength(store, engine) if weight is None else weight
         gap = gallery_gap(store)
         # Until the new one is there the last calibration goes on; if this run ends before, its images are not those.
         former = {} if known is None else {**known.as_dict(), "images": UNFINISHED}
         making = {**former, "strength": strength, "gap": gap}
         store.set_settings(replace(store.settings, calibration=making, calibrated=calibration_name()))
-        searcher = Searcher(store, model)
-        found = calibrate(searcher, model, count)
+        searcher = Searcher(store, engine)
+        found = calibrate(searcher, count)
         searcher.close()
         calibration = {} if found is None else {**found.as_dict(), "gap": gap}
         store.set_settings(replace(store.settings, calibration=calibration))
@@ -113,12 +113,11 @@ def _shown(searcher: Searcher) -> Iterator[Columns]:
     return searcher.store.scan(["id", *searcher.columns], searcher.store.allowed(None))
 
 
-def calibrate(searcher: Searcher, model: SearchModel, images: int) -> Calibration | None:
-    """Ask the gallery the last sentences of the bank. None for a gallery without anything that the model scores."""
-    only_described = not isinstance(model, ZeroShotModel) and not model.head.uses_pixels
-    if not images or (only_described and not searcher.store.described()):
+def calibrate(searcher: Searcher, images: int) -> Calibration | None:
+    """Ask the gallery the last sentences of the bank. None for a gallery without anything that the engine scores."""
+    if not images or (not searcher.engine.traits.reads_pixels and not searcher.store.described()):
         return None
-    bank = bank_of(model, searcher.store.settings)
+    bank = bank_of(searcher.engine, searcher.engine.digests())
     if images < REFERENCE:
         parts = [searcher.query_scores(part, bank.asked) for part in _shown(searcher)]
         return Calibration.of_scores(torch.cat(parts), searcher.strength)
@@ -134,10 +133,10 @@ def _sample(store: Store, columns: list[str]) -> Columns:
     return store.select(ids[:: max(1, len(ids) // SAMPLED)][:SAMPLED], columns)
 
 
-def gallery_strength(store: Store, model: ZeroShotModel) -> float:
+def gallery_strength(store: Store, engine: Engine) -> float:
     """`strength_without_labels` of at most `SAMPLED` images, with the scores of their vectors, nearly the exact."""
     images = _sample(store, ["vector"])
-    bank = bank_of(model, store.settings)
+    bank = bank_of(engine)
     vectors = torch.from_numpy(images.vectors()).to(bank.vectors.device)
     return strength_without_labels(vectors @ bank.vectors.T) if len(images) else STRENGTH
 
@@ -168,11 +167,8 @@ def status(store: Store) -> dict[str, Any]:
         "model": settings.model,
         "model_hash": settings.model_hash,
         **({"text_hash": settings.text_hash} if settings.text_hash else {}),
-        "precision": settings.precision,
-        "patches": 0 if settings.kind == "vectors" else settings.patches,
-        "means": settings.means,
-        "words": settings.keep_words,
-        "kind": settings.kind,
+        "size": settings.layout.size,
+        **settings.layout.facts,
         "bank": bool(settings.bank),
         "approximate_index": store.indexed(),
         "format": settings.format,
@@ -187,15 +183,8 @@ def verify(store: Store, *, progress: Callable[[int, int], None] | None = None) 
     problems: list[Problem] = []
     seen: set[str] = set()
     total, done = len(store), 0
-    columns = [
-        "id",
-        "path",
-        "member",
-        "sha256",
-        "thumbnail",
-        *(["vector"] if store.settings.kind == "vectors" else []),
-        *store.settings.state,
-    ]
+    facts = ("id", "path", "member", "sha256", "thumbnail", "vector")
+    columns = list(dict.fromkeys([*facts, *store.settings.layout.columns]))
     for images in store.scan(columns, batch_size=128):
         for row in images.rows():
             name = shown_place(row["path"], row["member"])
@@ -211,35 +200,9 @@ def verify(store: Store, *, progress: Callable[[int, int], None] | None = None) 
 
 
 def _faults(store: Store, row: dict[str, Any]) -> list[str]:
-    settings = store.settings
-    patches = settings.patches
-    faults = []
-    if row["id"] != row_id(row["path"], row["member"]):
-        faults.append("its id does not belong to its path")
-    try:
-        if settings.kind == "vectors":
-            length = np.linalg.norm(np.array(row["vector"], np.float32)[: settings.width])
-            if not abs(length - 1) < 1e-3:
-                faults.append(f"its vector has the length {length:.3f}, not 1; run seps index into another store")
-            if row["words"] is not None and packed_shape(row["words"])[1] != settings.words_width:
-                faults.append("its description has another width")
-            return faults + _thumbnail_faults(row)
-        shape = packed_shape(row["tokens"])
-        if shape != (settings.num_prefix_tokens + patches, settings.width):
-            faults.append(f"its state holds {shape[0]} tokens of width {shape[1]}, not {patches} of {settings.width}")
-        if row["words"] is not None and packed_shape(row["words"])[1] != settings.width:
-            faults.append("its description has another width")
-        if row["mean"] is not None and packed_shape(row["mean"]) != (1, settings.width):
-            faults.append("the mean of its patches has another width")
-    except ValueError as error:
-        faults.append(f"its state is damaged: {error}")
-    if settings.means and row["mean"] is None:
-        faults.append("the mean of its patches is missing")
-    if settings.keep_patches is not None and (row["mean"] is None or len(row["positions"] or b"") != 2 * patches):
-        faults.append("the positions of its patches are missing")
-    if row.get("guides") is not None and len(row["guides"]) != 4 * sum(settings.guides.values()):
-        faults.append("its guides are damaged")
-    return faults + _thumbnail_faults(row)
+    wrong_id = row["id"] != row_id(row["path"], row["member"])
+    faults = ["its id does not belong to its path"] if wrong_id else []
+    return faults + store.settings.layout.faults(row) + _thumbnail_faults(row)
 
 
 def _thumbnail_faults(row: dict[str, Any]) -> list[str]:

@@ -16,28 +16,21 @@ from pathlib import Path
 
 from seps.images.formats import is_video
 from seps.images.shards import UnreadableImage, read_source
-from seps.method.known import why_not_fast
 from seps.photos.indexing.gallery import Gallery
 from seps.photos.store.rows import (
+    OTHER_WORDS,
     IndexedFile,
     MissingStoreError,
     OtherModelError,
     StoreError,
     StoreSettings,
-    told_widths,
 )
 from seps.photos.store.store import Store
 from seps.ray_cluster import RayConfig
-from seps.retrieval.data.guides import stacked
-from seps.retrieval.engine.codec import Precision, model_hash, text_hash
-from seps.retrieval.engine.zeroshot import ZeroShotModel, other_words
-from seps.retrieval.heads import SlimmingHead
-from seps.retrieval.model import RetrievalModel
+from seps.retrieval.engine.engine import Engine
 from seps.retrieval.pretrained import EMBEDDED
 from seps.retrieval.ranking import bank
 
-USUAL_PATCHES = 64
-"""Patches of an image that a new store keeps: rSum hardly changes, and a picture takes a quarter of 256."""
 MOST_UNREADABLE = 10_000
 """Files that could not be read that a store remembers."""
 
@@ -46,13 +39,8 @@ MOST_UNREADABLE = 10_000
 class IndexOptions:
     """How to index."""
 
-    precision: Precision | None = None
-    """Of the stored state; None: as the store has it, and of a new store float16."""
-    keep_patches: int | None = None
-    """Patches kept per image, those that matter most before any caption is known; None: as many as the store has, and
-    of a new store `usual_patches`."""
-    keep_words: int | None = None
-    """Words that each description is merged to; None: as many as the store has, and of a new store all."""
+    size: str | None = None
+    """How a picture is kept, one of `Traits.sizes`; None: as in the store, and in a new store `Traits.default_size`."""
     batch_size: int = 32
     workers: int | None = None
     moved: bool = False
@@ -71,8 +59,6 @@ class IndexOptions:
     """Patterns of what is left out, beside those of ignore files (`seps.photos.indexing.ignoring`)."""
     add: bool = False
     """A folder that the store does not have joins those that it has."""
-    means: int | None = None
-    """Keep a grid of at most this many means of patches, down and across, and no patches; None: as the store does."""
 
     def __post_init__(self) -> None:
         """One pattern may come as a text. Raises ValueError for numbers below 1."""
@@ -237,66 +223,29 @@ def _check_loss(
         )
 
 
-def usual_patches(model: RetrievalModel) -> int | None:
-    """How many patches of an image a new store keeps; None for all, as of a model that selects none."""
-    if not isinstance(model.head, SlimmingHead) or why_not_fast(model.head.net) is not None:
-        return None
-    return USUAL_PATCHES if model.vision.num_patches > USUAL_PATCHES else None
-
-
-def _as_stored(options: IndexOptions, have: StoreSettings | None) -> IndexOptions:
-    """The options, and for what they leave open what the store has."""
-    if have is None:
-        return options
-    if options.keep_patches is None and options.means is None:
-        options = replace(options, keep_patches=have.keep_patches, means=max(have.grid) if have.means else None)
-    words = have.keep_words if options.keep_words is None else options.keep_words
-    return replace(options, precision=options.precision or have.precision, keep_words=words)
-
-
 def _settings(
-    model: RetrievalModel | ZeroShotModel,
-    roots: Sequence[Root],
-    model_name: str,
-    options: IndexOptions,
-    guides: dict[str, int],
-    have: StoreSettings | None,
+    engine: Engine, roots: Sequence[Root], model_name: str, options: IndexOptions, have: StoreSettings | None
 ) -> StoreSettings:
-    """The settings of a store of this model, which may `have` some. Raises StoreError for options it cannot have."""
-    if options.keep_words is not None and options.keep_words < 1:
-        raise StoreError(f"keep_words is {options.keep_words}; a description needs at least one word.")
+    """The settings of a store of this engine, which may `have` some. Raises StoreError for a size it cannot have."""
     name = str(Path(model_name).resolve()) if model_name not in EMBEDDED and Path(model_name).is_dir() else model_name
-    options = _as_stored(options, have)
-    precision, words = options.precision or "float16", options.keep_words
-    keep, means = options.keep_patches, options.means
-    if means is not None and (keep is not None or means < 1):
-        raise StoreError(f"means is {means} and keep_patches {keep}; give one of them, a whole number from 1.")
-    if have is None and keep is None and means is None and isinstance(model, RetrievalModel):
-        keep = usual_patches(model)
-    if isinstance(model, ZeroShotModel):
-        if keep is not None or means is not None:
-            asked = f"keep_patches is {keep}" if means is None else f"means is {means}"
-            raise StoreError(f"{asked}, but of this model one vector per image is kept, and no patches.")
-        more = {"precision": precision, "keep_words": words}
-        return model.settings(roots[0].folder, name, bank=bank.bank_name() if options.bank else "", **more)
-    whole = grid = model.vision.grid_for(*model.image_size)
-    if means is not None:
-        grid = min(means, grid[0]), min(means, grid[1])
-    if keep is not None and not 1 <= keep <= grid[0] * grid[1]:
-        raise StoreError(f"The store cannot keep {keep} patches: this model has {grid[0] * grid[1]} per image.")
+    traits, digests = engine.traits, engine.digests()
+    if traits.guides:
+        raise StoreError(
+            f"The model {name} reads the guides {', '.join(traits.guides)} beside its pictures, which stores do not "
+            "keep. Use a model without them; seps train and seps eval take guides."
+        )
+    size = options.size or (traits.default_size if have is None else have.layout.size)
+    try:
+        layout = engine.layout(size)
+    except ValueError as error:
+        raise StoreError(str(error)) from error
     return StoreSettings(
         root=roots[0].folder,
         model=name,
-        model_hash=model_hash(model),
-        text_hash=text_hash(model),
-        width=model.config.embed_size,
-        grid=grid,
-        num_prefix_tokens=model.vision.num_prefix_tokens,
-        precision=precision,
-        keep_patches=None if keep == grid[0] * grid[1] else keep,
-        keep_words=words,
-        means=grid != whole,
-        guides=guides,
+        model_hash=digests.pictures,
+        layout=layout,
+        words_hash=digests.words,
+        text_hash=digests.texts,
         bank=bank.bank_name() if options.bank else "",
     )
 
@@ -305,18 +254,15 @@ def open_store(
     location: str | os.PathLike[str],
     galleries: Sequence[Gallery],
     roots: Sequence[Root],
-    model: RetrievalModel | ZeroShotModel,
+    engine: Engine,
     model_name: str,
     options: IndexOptions,
-    guides: dict[str, int],
 ) -> tuple[Store, dict[str, IndexedFile]]:
     """The store, made where there is none, and its files. A store that does not fit is left as it was."""
-    settings = _settings(model, roots, model_name, options, guides, settings_at(location))
+    settings = _settings(engine, roots, model_name, options, settings_at(location))
     try:
         store = Store.open(location)
     except MissingStoreError:
-        if isinstance(model, RetrievalModel):
-            stacked([], () if guides else model.head.guides, roots[0].folder)  # says what is missing
         return Store.create(location, _with_roots(settings, roots)), {}
     _check_same(store, settings)
     known = store.known()
@@ -361,14 +307,9 @@ def _check_same(store: Store, wanted: StoreSettings) -> None:
             f"{wanted.model} ({wanted.model_hash[:8]}): their states do not mix. Use that model or another store."
         )
     if have.words_hash != wanted.words_hash:
-        raise OtherModelError(other_words(store.location))
-    if have.kept != wanted.kept:
+        raise OtherModelError(OTHER_WORDS.format(store.location))
+    if have.layout != wanted.layout:
         raise StoreError(
-            f"The store {store.location} keeps {have.kept}, not {wanted.kept}. Leave these options as they were, "
-            "or use another store."
-        )
-    if wanted.guides and have.guides != wanted.guides:
-        raise StoreError(
-            f"The store {store.location} keeps the guides {told_widths(have.guides)}, not "
-            f"{told_widths(wanted.guides)} (values per image). Leave the guides as they were, or use another store."
+            f"The store {store.location} keeps pictures at the size {have.layout.size!r}, not {wanted.layout.size!r}. "
+            "Leave --size out, or use another store."
         )

@@ -13,6 +13,7 @@ from typing import Any
 from seps.photos.indexing.embedding import ImageJob, PreparedBatch, PreparedImage, Preparer, Unread
 from seps.plugins import plugin_modules
 from seps.ray_cluster import RayConfig, connected
+from seps.retrieval.engine.loading import on_device
 from seps.retrieval.ranking.bank import bank_of
 
 AHEAD = 2
@@ -30,9 +31,8 @@ class Worker:
     def __init__(self, prepare: Preparer, on_gpu: bool) -> None:
         self.prepare = prepare
         if on_gpu:
-            prepare.model.to("cuda")
+            prepare.engine = on_device(prepare.engine, "cuda")
             prepare.bank = None if prepare.bank is None else prepare.bank.to("cuda")
-        prepare.model.eval()
 
     def ready(self) -> None:
         """Answer, once the worker has started."""
@@ -68,10 +68,10 @@ def _spread(
     ray: Any, batches: Sequence[Sequence[ImageJob]], prepare: Preparer, config: RayConfig
 ) -> Generator[tuple[int, PreparedBatch]]:
     prepare = copy.copy(prepare)
-    if prepare.model.device.type != "cpu":  # a machine without a GPU could not load it
-        prepare.model = copy.deepcopy(prepare.model).cpu()
-    if prepare.settings.bank:  # each worker would encode its sentences anew
-        prepare.bank = bank_of(prepare.model, prepare.settings)
+    if prepare.engine.device.type != "cpu":  # a machine without a GPU could not load it
+        prepare.engine = on_device(prepare.engine, "cpu")
+    if prepare.has_bank:  # each worker would encode its sentences anew
+        prepare.bank = bank_of(prepare.engine)
     carry_plugins(ray)
     actor = ray.remote(Worker).options(num_cpus=1, num_gpus=config.gpus or None, max_restarts=-1)
     shared = ray.put(prepare)

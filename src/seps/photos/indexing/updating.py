@@ -9,24 +9,22 @@ from dataclasses import dataclass, replace
 from seps.photos.indexing.build import IndexOptions, IndexReport, index_folder, up_to_date
 from seps.photos.indexing.opening import roots_to_read, settings_at
 from seps.retrieval.config import DEFAULT_MODEL
-from seps.retrieval.engine.zeroshot import ZeroShotModel
-from seps.retrieval.model import RetrievalModel
-
-SearchModel = RetrievalModel | ZeroShotModel
+from seps.retrieval.engine.engine import Engine
+from seps.retrieval.engine.loading import engine_of, load_engine
 
 
 @dataclass(frozen=True)
 class Update:
-    """What was done, and the model, where it was needed for that."""
+    """What was done, and the engine, where it was needed for that."""
 
     report: IndexReport
-    model: SearchModel | None = None
+    engine: Engine | None = None
 
 
 def update_store(
     folders: Sequence[str],
     store: str,
-    model: str | SearchModel | None = None,
+    model: object = None,
     *,
     options: IndexOptions | None = None,
     device: str | Callable[[], str] = "cpu",
@@ -52,9 +50,9 @@ def update_store(
     if known is not None and not isinstance(model, str):
         name = known.model
     if model is None or isinstance(model, str):
-        from seps.retrieval.engine.zeroshot import load_search_model
-
-        model = load_search_model(name, device=device if isinstance(device, str) else device(), plugins=plugins)
+        engine = load_engine(name, device=device if isinstance(device, str) else device(), plugins=plugins)
+    else:
+        engine = engine_of(model)
     if known is None:
         first()
-    return Update(index_folder(folders, store, model, name, options=wanted, progress=progress), model)
+    return Update(index_folder(folders, store, engine, name, options=wanted, progress=progress), engine)

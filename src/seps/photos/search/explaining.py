@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,8 @@ from seps.images.sources import row_id
 from seps.photos.search.searcher import Searcher
 from seps.photos.store.rows import StoreError
 from seps.photos.store.store import Store
-from seps.retrieval.engine.codec import restore
-from seps.retrieval.engine.zeroshot import ZeroShotModel
-from seps.retrieval.explain.explanation import Explainer, Explanation
-from seps.retrieval.explain.zeroshot import ZeroShotExplainer
+from seps.retrieval.engine.engine import Photo
+from seps.retrieval.explain.explanation import Explanation
 from seps.retrieval.ranking.lexical import matches
 
 FACTS = ("id", "path", "member", "size", "mtime", "sha256", "width", "height", "dense")
@@ -30,15 +28,12 @@ _ID = re.compile(r"([0-9a-f]{20})(?:-[0-9a-f]{12})?")
 
 
 class StoredExplainer:
-    """Explains images of one store. Raises ValueError for a model whose scores cannot be split among patches."""
+    """Explains images of one store. Raises ValueError for an engine whose scores cannot be split among patches."""
 
     def __init__(self, searcher: Searcher) -> None:
+        if reason := searcher.engine.traits.explains:
+            raise ValueError(reason)
         self.searcher = searcher
-        self.explainer: Explainer | ZeroShotExplainer
-        if isinstance(searcher.model, ZeroShotModel):
-            self.explainer = ZeroShotExplainer(searcher.model)
-        else:
-            self.explainer = Explainer(searcher.model, searcher.scorer)
 
     def explain(
         self, identity: str, text: str, shown: float | None = None
@@ -48,26 +43,38 @@ class StoredExplainer:
         The score is the exact score of the search. Where a search has `shown` a score that differs from it only by
         rounding, the explanation has that score, digit by digit.
         """
-        zero_shot = isinstance(self.explainer, ZeroShotExplainer)
-        facts = (*FACTS, "thumbnail") if zero_shot else FACTS
-        images = self.searcher.store.select([identity], [*facts, *self.searcher.columns])
+        searcher = self.searcher
+        facts = (*FACTS, "thumbnail")
+        images = searcher.store.select([identity], [*facts, *searcher.columns])
         if not len(images):
             return None
         (row,) = images.rows(facts)
-        if isinstance(self.explainer, ZeroShotExplainer):
-            found = self.explainer.stored(self.searcher, images, row, text)
-        else:
-            stored = restore(images, self.searcher.store.settings, self.searcher.model.device)
-            found = self.explainer.stored(stored, text, row["dense"])
-        words = matches(text, self.searcher.store)
-        (terms,) = self.searcher.terms(images, words)
+        found = searcher.engine.explain(
+            text, row["dense"], lambda: indexed_photo(searcher, row), stored=searcher.pictures(images)
+        )
+        words = matches(text, searcher.store)
+        (terms,) = searcher.terms(images, words)
         added = sum(terms.values())
-        score = self.searcher.scores(images, self.searcher.encode(text))[0] + added
+        score = searcher.scores(images, searcher.encode(text))[0] + added
         if shown is not None and abs(shown - score) <= ROUNDING:
             score = shown
-        each = {word: self.searcher.nat * words.words[word] for word in words.found.get(row["id"], ())}
+        each = {word: searcher.nat * words.words[word] for word in words.found.get(row["id"], ())}
         level, every = terms.get("background", 0.0), {**found.terms, **terms}
         return replace(found, score=score, terms=every, added=added, background=level, found_words=each), row
+
+
+def indexed_photo(searcher: Searcher, row: Mapping[str, Any]) -> Photo:
+    """The file of an image while it is what was indexed, else the store's thumbnail."""
+    source = searcher.image_source(row)
+    try:
+        data = read_source(source)
+        if hashlib.sha256(data).hexdigest() == row["sha256"]:
+            return Photo(data, source)
+        why = "it was written again after it was indexed"
+    except UnreadableImage as error:
+        why = error.why.rstrip(".")
+    note = f"The file cannot be used ({why}): what patches add is that of the store's thumbnail."
+    return Photo(bytes(row["thumbnail"]), source, note)
 
 
 def photo_to_draw(searcher: Searcher, row: dict[str, Any], longest: int) -> tuple[bytes, str]:

@@ -11,7 +11,6 @@ from seps.photos.duplicates.duplicates import joined, read_pictures
 from seps.photos.duplicates.likeness import near_duplicate_cosine
 from seps.photos.search.hits import Hit
 from seps.photos.store.store import AT_ONCE, Store
-from seps.retrieval.engine.codec import appearance
 
 COMPARED = 1000
 """Results, from the first, among which near-duplicates are looked for."""
@@ -39,12 +38,12 @@ def fold(store: Store, hits: Sequence[Hit]) -> list[Hit]:
 def _with_neighbours(store: Store, hits: Sequence[Hit], least: float) -> list[str]:
     """Ids of the hits that have another with at least this cosine, in order."""
     ids = [hit.id for hit in hits]
-    columns = ["id", *store.settings.appearance]
+    columns = ["id", *store.settings.layout.appearance_columns]
     parts = [store.select(ids[start : start + AT_ONCE], columns) for start in range(0, len(ids), AT_ONCE)]
     names = [name for part in parts for name in part.values("id")]
     if not names:
         return []
-    vectors = np.concatenate([appearance(part, store.settings) for part in parts if len(part)])
+    vectors = np.concatenate([store.settings.layout.appearance(part) for part in parts if len(part)])
     cosines = vectors @ vectors.T
     np.fill_diagonal(cosines, -1)
     near = {name for name, alike in zip(names, cosines.max(axis=1) >= least, strict=True) if alike}

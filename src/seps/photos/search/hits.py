@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,8 +11,7 @@ import torch
 
 from seps.images.dates import local_time
 from seps.photos.store.store import AT_ONCE, Store
-from seps.retrieval.engine.zeroshot import Query
-from seps.retrieval.heads import TextFeatures
+from seps.retrieval.engine.pictures import Queries
 from seps.retrieval.ranking import lexical
 from seps.retrieval.ranking.bank import GOOD, has_article, level, noun_vectors
 from seps.retrieval.ranking.confidence import falling, sentence_share, word_confidence
@@ -29,7 +28,7 @@ SHOWN = ("id", "path", "member", "width", "height", "mtime", "sha256", "taken")
 class Part:
     """One part of a query, a sentence or a picture, as the model sees it."""
 
-    query: TextFeatures | Query
+    query: Queries
     vector: torch.Tensor
     """(C,) its product with an image's vector is about the score."""
     described: bool
@@ -125,9 +124,9 @@ def confidences(searcher: Searcher, text: str, part: Part, hits: Sequence[Hit]) 
     share = sentence_share(text)
     if share == 1 or not hits:
         return whole
-    settings = replace(searcher.store.settings, text_hash=searcher.text_hash)
+    digests = searcher.store.settings.digests._replace(texts=searcher.text_hash)
     vectors = _vectors(searcher.store, [hit.id for hit in hits]).to(part.vector)
-    others = noun_vectors(searcher.model, settings)[0 if has_article(text) else 1].to(part.vector)
+    others = noun_vectors(searcher.engine, digests)[0 if has_article(text) else 1].to(part.vector)
     better = (vectors @ part.vector - level(vectors @ others.T)) * searcher.slope
     added = [hit.terms.get("lexical", 0.0) for hit in hits]
     fits = [(value + more) / searcher.nat for value, more in zip(better.tolist(), added, strict=True)]
@@ -142,7 +141,9 @@ def _vectors(store: Store, ids: Sequence[str]) -> torch.Tensor:
     for start in range(0, len(ids), AT_ONCE):
         images = store.select(ids[start : start + AT_ONCE], columns)
         rows.update(zip(images.values("id"), images.vectors(), strict=True))
-    return torch.from_numpy(np.stack([rows.get(one, np.zeros(store.settings.vector_width)) for one in ids])).float()
+    return torch.from_numpy(
+        np.stack([rows.get(one, np.zeros(store.settings.layout.vector_width)) for one in ids])
+    ).float()
 
 
 def check_text(text: object) -> None:

@@ -19,20 +19,19 @@ from seps.images.sources import ImageSource
 from seps.photos.search.hits import SHOWN, Hit, Part, check_text, confidences
 from seps.photos.search.query import CANDIDATES
 from seps.photos.store.filters import Filters
-from seps.photos.store.rows import Columns, OtherModelError, OutdatedStoreError, StoreError
+from seps.photos.store.rows import OTHER_WORDS, Columns, OtherModelError, OutdatedStoreError, StoreError
 from seps.photos.store.store import Store
 from seps.photos.store.vector_index import Prior
 from seps.photos.threads import computing_threads
-from seps.retrieval.engine.codec import StoredScorer, image_vectors, model_hash, restore, text_hash, unpack_padded
-from seps.retrieval.engine.zeroshot import Query, ZeroShotModel, load_search_model, nat_of, other_words, words_digest
-from seps.retrieval.heads import ImageFeatures, TextFeatures
+from seps.retrieval.engine.engine import Engine
+from seps.retrieval.engine.loading import engine_of, load_engine
+from seps.retrieval.engine.pictures import Queries
 from seps.retrieval.languages import language_note
-from seps.retrieval.model import RetrievalModel
 from seps.retrieval.ranking import lexical
-from seps.retrieval.ranking.bank import NO_BANK, OUTDATED, is_outdated, search_vectors, stored_background
-from seps.retrieval.ranking.confidence import STRENGTH, Calibration, ranked
+from seps.retrieval.ranking.bank import NO_BANK, OUTDATED, is_outdated
+from seps.retrieval.ranking.confidence import Calibration, ranked
 from seps.retrieval.ranking.lexical import Matches
-from seps.retrieval.sentences import AbsentVision, sentence_side
+from seps.retrieval.ranking.terms import GalleryFacts, ImageFacts, add_to_scores, added_terms
 
 SCORED_AT_ONCE = 32
 """Images that one core scores at a time: what fits its cache is much faster."""
@@ -55,24 +54,24 @@ class Searcher:
     def __init__(
         self,
         store: str | os.PathLike[str] | Store,
-        model: RetrievalModel | ZeroShotModel | str | None = None,
+        model: object = None,
         *,
         device: torch.device | str = "cpu",
     ) -> None:
+        """`model`: its name, a model or an engine; None: that of the store."""
         self.store = store if isinstance(store, Store) else Store.open(store)
-        if is_outdated(self.store.settings):
+        settings = self.store.settings
+        if is_outdated(settings.bank, settings.calibration_tag):
             raise OutdatedStoreError(OUTDATED.format(self.store.location, shlex.quote(self.store.location)))
-        self._device, self._loading = device, threading.Lock()
-        self._name = model if isinstance(model, str) else self.store.settings.model
-        side = sentence_side(self._name, device) if model is None or isinstance(model, str) else None
-        if side is not None:
-            self._check(side[1])
-        self.model: RetrievalModel | ZeroShotModel = self._whole(model) if side is None else side[0]
-        """It reads sentences and scores images; an embedded one has no vision encoder before `load_vision`."""
-        self.text_hash = text_hash(self.model) if isinstance(self.model, RetrievalModel) else ""
+        name = settings.model if model is None else model
+        self.engine: Engine = (
+            load_engine(name, device=device, sentences=True) if isinstance(name, str) else engine_of(name)
+        )
+        """It reads sentences and scores stored pictures."""
+        digests = self.engine.digests()
+        self._check(digests.pictures, digests.words)
+        self.text_hash = digests.texts
         """Digest of the text side that reads queries; of a dual encoder it is empty."""
-        scores = isinstance(self.model, RetrievalModel)
-        self.scorer = StoredScorer(cast(RetrievalModel, self.model), self.store.settings) if scores else None
         # One query already uses every core; more than two at a time only use memory.
         self.running = threading.BoundedSemaphore(2)
         self._pool = computing_threads(max(1, torch.get_num_threads()), "seps-search")
@@ -81,25 +80,7 @@ class Searcher:
         """End its threads; it cannot search any more."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def load_vision(self) -> None:
-        """Read the vision encoder of an embedded model, which sentences do not need; once.
-
-        Raises StoreError for weights that are not those of the store.
-        """
-        with self._loading:
-            if isinstance(self.model, RetrievalModel) and isinstance(self.model.vision, AbsentVision):
-                self.model.vision = cast(RetrievalModel, self._whole(self._name)).vision
-
-    def _whole(self, model: RetrievalModel | ZeroShotModel | str | None) -> RetrievalModel | ZeroShotModel:
-        """The model with all of its weights, checked."""
-        if model is None or isinstance(model, str):
-            model = load_search_model(self._name, device=self._device)
-        model.eval()
-        digest = model.embedder.digest() if isinstance(model, ZeroShotModel) else model_hash(model)
-        self._check(digest, words_digest(model.describer) if isinstance(model, ZeroShotModel) else None)
-        return model
-
-    def _check(self, digest: str, words: str | None = None) -> None:
+    def _check(self, digest: str, words: str) -> None:
         """Raise StoreError unless the store was made with a model of this digest, and words of that one."""
         settings = self.store.settings
         if digest != settings.model_hash:
@@ -107,8 +88,8 @@ class Searcher:
                 f"The store {self.store.location} was made with {settings.model} ({settings.model_hash[:8]}), whose "
                 "weights are not those of the model given here. Use that model, or index again into another store."
             )
-        if words is not None and words != settings.words_hash:
-            raise OtherModelError(other_words(self.store.location))
+        if words != settings.words_hash:
+            raise OtherModelError(OTHER_WORDS.format(self.store.location))
 
     def search(
         self,
@@ -143,7 +124,7 @@ class Searcher:
 
     def search_words(
         self,
-        query: TextFeatures | Query,
+        query: Queries,
         k: int,
         candidates: int,
         exact: bool = False,
@@ -157,12 +138,12 @@ class Searcher:
         """A sentence as one part of a query."""
         return self._sentence(self.encode(text), lexical.matches(text, self.store), sign)
 
-    def _sentence(self, query: TextFeatures | Query, found: Matches, sign: int = 1) -> Part:
+    def _sentence(self, query: Queries, found: Matches, sign: int = 1) -> Part:
         return Part(query, self._pool.submit(self.search_vector, query).result(), True, found, sign)
 
-    def search_vector(self, query: TextFeatures | Query) -> torch.Tensor:
+    def search_vector(self, query: Queries) -> torch.Tensor:
         """The vector that finds the candidates of an encoded sentence."""
-        return search_vectors(self.model, query)[0]
+        return self.engine.vectors(query)[0]
 
     @property
     def calibration(self) -> Calibration | None:
@@ -172,8 +153,8 @@ class Searcher:
     @property
     def strength(self) -> float:
         """Part of an image's level over the bank that is taken off its scores."""
-        # A dual encoder's is made of the whole gallery: until that is done, its scores stay plain.
-        usual = 0.0 if isinstance(self.model, ZeroShotModel) else STRENGTH
+        # Where it is found for each gallery: until that is done, scores stay plain.
+        usual = self.engine.traits.background_weight or 0.0
         return self.store.settings.calibration.get("strength", usual)
 
     @property
@@ -190,26 +171,27 @@ class Searcher:
         place, settings = self.store.location, self.store.settings
         return "" if settings.bank else NO_BANK.format(place, settings.root, place)
 
-    def encode(self, text: str) -> TextFeatures | Query:
-        """One query as the model sees it."""
-        if isinstance(self.model, ZeroShotModel):
-            return self._pool.submit(self.model.query, [text.strip()]).result()
-        return self._pool.submit(self.model.encode_texts, [text.strip()]).result()
+    def encode(self, text: str) -> Queries:
+        """One query as the engine sees it."""
+        return self._pool.submit(self.engine.encode_texts, [text.strip()]).result()
 
     def note(self, text: str) -> str:
         """Sentences where the model does not read the whole of the query, or by another text side than the store's."""
         return " ".join(filter(None, (self._unread(text), self.other_texts)))
 
     def _unread(self, text: str) -> str:
-        cut, other = self.model.cut(text.strip()), language_note(self.model, text, self.store.settings)
-        if cut is None or other:
-            return other
-        return f"The model reads the first {cut[1]} tokens of a query, and this one has more: its end was not used."
+        unread = self.engine.unread(text.strip())
+        if unread.foreign:
+            return language_note(self.store.settings)
+        if unread.cut is None:
+            return ""
+        most = unread.cut[1]
+        return f"The model reads the first {most} tokens of a query, and this one has more: its end was not used."
 
     @property
     def nat(self) -> float:
         """What a score changes by when a match becomes e times likelier."""
-        return nat_of(self.model)
+        return self.engine.traits.score_unit
 
     def search_image(
         self,
@@ -232,22 +214,10 @@ class Searcher:
         """A picture as one part of a query. Raises UnreadableImage."""
         source = ImageSource(Path("upload") if isinstance(picture, bytes) else Path(picture))
         data = picture if isinstance(picture, bytes) else read_source(source)
-        if isinstance(self.model, ZeroShotModel):
-            prepared = decode_image(data, source, self.model.image_size, self.model.embedder.prepare)
-            query = Query(self._pool.submit(self.model.images, [prepared]).result(), None)
-            return Part(query, self.model.search_vectors(query)[0], False, sign=sign)
-        pixels = decode_image(data, source, self.model.image_size)
-        tokens = self._pool.submit(self._encode_pixels, pixels).result()
-        patches = tokens[:, self.model.vision.num_prefix_tokens :]
-        mask = torch.ones(patches.shape[:2], dtype=torch.bool, device=patches.device)
-        vector = image_vectors(self.model, ImageFeatures(tokens))[0]
-        return Part(TextFeatures(patches, mask), vector, False, sign=sign)
-
-    @torch.no_grad()
-    def _encode_pixels(self, pixels: torch.Tensor) -> torch.Tensor:
-        self.load_vision()
-        model = cast(RetrievalModel, self.model)
-        return model.encode_pixels(pixels[None].to(model.device).float() / 255)
+        decoded = decode_image(data, source, self.engine.traits.image_size, self.engine.decoding)
+        encoded = self._pool.submit(self.engine.encode_pixels, [decoded]).result()
+        pictures = self.engine.pictures(encoded)
+        return Part(pictures.as_queries(), self.engine.vectors(pictures)[0], False, sign=sign)
 
     def search_parts(
         self,
@@ -301,8 +271,7 @@ class Searcher:
     def columns(self) -> tuple[str, ...]:
         """What the store holds of an image that its score needs."""
         settings = self.store.settings
-        columns = ("vector", "words") if isinstance(self.model, ZeroShotModel) else settings.state
-        return (*columns, "bank") if settings.bank else columns
+        return (*settings.layout.columns, "bank") if settings.bank else settings.layout.columns
 
     def prior(self, sentences: float = 1) -> Prior | None:
         """The estimate of a score by which candidates are chosen; None without a bank, where the vectors decide alone.
@@ -316,8 +285,7 @@ class Searcher:
     @property
     def slope(self) -> float:
         """About what a score gains where the product of the vectors gains 1."""
-        net = None if self.scorer is None else self.scorer.net
-        return 1.0 if net is None else 2 * net.config.pooled or 1.0
+        return self.engine.traits.vector_slope
 
     def _candidates(
         self, parts: Sequence[Part], count: int, columns: Sequence[str], filters: Filters
@@ -339,38 +307,39 @@ class Searcher:
 
         Without `described` (a picture was searched by) the bank, whose queries are sentences, adds nothing.
         """
-        added = [self.nat * found.of(identity) for identity in images.values("id")]
-        terms = [{"lexical": value} if value else {} for value in added]
-        if described and self.store.settings.bank:
-            gap = self.store.settings.calibration.get("gap", 0.0)
-            for own, level in zip(terms, stored_background(images, self.strength, gap), strict=True):
-                own["background"] = level
-        return terms
+        return added_terms(self._facts(images), found, self._gallery, is_sentence=described)
 
-    def scores(self, images: Columns, query: TextFeatures | Query, described: bool = True) -> list[float]:
+    @property
+    def _gallery(self) -> GalleryFacts:
+        gap = self.store.settings.calibration.get("gap", 0.0)
+        return GalleryFacts(self.engine.traits.score_unit, self.strength, gap)
+
+    def _facts(self, images: Columns) -> ImageFacts:
+        described = [words is not None for words in images.values("words")]
+        levels = images.values("bank") if self.store.settings.bank else None
+        return ImageFacts(images.values("id"), described, levels)
+
+    def scores(self, images: Columns, query: Queries, described: bool = True) -> list[float]:
         """Exact scores of the model, of images read with `columns`, a few at a time on each core."""
 
         def part(start: int) -> list[float]:
             some: list[float] = self._scores(images.part(start, step), query, described)[:, 0].tolist()
             return some
 
-        step = SCORED_AT_ONCE if self.model.device.type == "cpu" else max(1, len(images))
+        step = SCORED_AT_ONCE if self.engine.device.type == "cpu" else max(1, len(images))
         return [score for some in self._pool.map(part, range(0, len(images), step)) for score in some]
 
-    def query_scores(self, images: Columns, queries: TextFeatures | Query) -> torch.Tensor:
+    def query_scores(self, images: Columns, queries: Queries) -> torch.Tensor:
         """(B, T) what searches for several encoded queries give images read with `columns` and `id`."""
-        added = torch.tensor([sum(terms.values()) for terms in self.terms(images, lexical.NONE)])
-        return self._scores(images, queries, True).cpu() + added[:, None]
+        return add_to_scores(self._scores(images, queries, True).cpu(), self._facts(images), None, self._gallery)
 
-    def _scores(self, images: Columns, query: TextFeatures | Query, described: bool) -> torch.Tensor:
-        settings, device = self.store.settings, self.model.device
-        if isinstance(self.model, ZeroShotModel):
-            words, mask = unpack_padded(images.values("words"), settings.words_width or settings.width)
-            vectors = torch.from_numpy(images.vectors()[:, : settings.width])
-            return self.model.scores(vectors.to(device), words.to(device), mask.to(device), cast(Query, query))
-        stored = restore(images, settings, device)
-        scorer = cast(StoredScorer, self.scorer)
-        return scorer.score(stored if described else stored.without_description(), cast(TextFeatures, query))
+    def _scores(self, images: Columns, query: Queries, described: bool) -> torch.Tensor:
+        pictures = self.pictures(images)
+        return self.engine.score(pictures if described else pictures.without_descriptions(), query)
+
+    def pictures(self, images: Columns) -> Any:
+        """Images read with `columns`, as the engine scores them."""
+        return self.store.settings.layout.unpack(images, self.engine.device)
 
     def image_source(self, row: Mapping[str, Any]) -> ImageSource:
         """Where the original of a row with `path` and `member` is. Raises StoreError for a path out of the folder."""

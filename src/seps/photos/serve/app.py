@@ -17,7 +17,6 @@ from fastapi.routing import APIRoute
 import seps
 from seps.photos.library import Library
 from seps.photos.serve.guard import Guard, install_errors
-from seps.photos.serve.kept import selects_patches
 from seps.photos.serve.models import Health, Status, documentation_page
 from seps.photos.serve.openapi import ERRORS, describe_token, only_known_parameters
 from seps.photos.serve.picture_routes import add_pictures
@@ -94,10 +93,10 @@ def _add_status(app: FastAPI, service: Service) -> None:
             "images": await service.run(lambda: len(searcher.store), quick=True),
             "folder": Path(settings.root).name,
             "model": Path(settings.model).name,
-            "grid": settings.grid,
+            "grid": settings.layout.grid,
             "version": seps.__version__,
             "explains": service.explainer is not None,
-            "keeps": selects_patches(searcher.scorer),
+            "keeps": searcher.engine.traits.selects_patches,
         }
 
     @app.get("/health", response_model=Health, summary="Whether the service and its store are there; needs no token")

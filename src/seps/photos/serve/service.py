@@ -29,7 +29,7 @@ from seps.photos.search.query import Query, Sort, explained_sentence, parse
 from seps.photos.search.results import Results
 from seps.photos.serve import browse, places
 from seps.photos.serve.guard import AwayError
-from seps.photos.serve.kept import kept_patches, selects_patches
+from seps.photos.serve.kept import kept_patches
 from seps.photos.serve.originals import NoPictureError, original
 from seps.photos.serve.recent import Recent
 from seps.photos.serve.uploads import UPLOADED, Sent, Uploads, encode_upload
@@ -289,7 +289,7 @@ class Service:
 
     def kept(self, address: str, text: str) -> dict[str, Any]:
         """Which patches of an image a sentence keeps. Raises HTTPException 501 where the model selects none."""
-        if not selects_patches(self.searcher.scorer):
+        if not self.searcher.engine.traits.selects_patches:
             raise HTTPException(501, "The model of this store selects no patches: there are none to show.")
         found = kept_patches(self.searcher, self.row(address)["id"], _explained(text))
         if found is None:

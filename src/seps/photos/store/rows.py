@@ -9,20 +9,31 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from seps.images.sources import row_id as row_id
 from seps.parsing import parse_json
-from seps.retrieval.engine.codec import Array, Precision
+from seps.retrieval.engine.engine import Digests
+from seps.retrieval.engine.layout import Layout, layout_values, read_layout
+from seps.retrieval.engine.packing import Array
 
-FORMAT = 7
+FORMAT = 8
 """Of the columns and settings. A store of any other format is refused: its pictures are indexed again."""
 TABLE = "images"
-STATE = ("tokens", "positions", "mean", "words")
-StoreKind = Literal["patches", "vectors"]
+PACKED_TYPES = {
+    "tokens": pa.large_binary(),
+    "positions": pa.binary(),
+    "mean": pa.binary(),
+    "words": pa.large_binary(),
+}
+"""Of the columns `seps.retrieval.engine.layout.PACKED`."""
+OTHER_WORDS = (
+    "The descriptions in the store {} were encoded by the embedded model of another release of seps. Use that release, "
+    "or index the folder into another store."
+)
 
 
 class StoreError(ValueError):
@@ -50,29 +61,13 @@ class StoreSettings:
     model: str
     model_hash: str
     """Digest of what makes a picture's state."""
-    width: int
-    """C of tokens, words and vectors."""
-    grid: tuple[int, int]
-    """Patches, or means of patches, down and across."""
-    num_prefix_tokens: int
-    precision: Precision = "float16"
-    keep_patches: int | None = None
-    """Patches kept per image; None: all."""
-    keep_words: int | None = None
-    """Words kept per description, merged; None: all."""
-    means: bool = False
-    """The tokens are means of the patches in each cell of `grid`, which is coarser than the model's."""
-    format: int = FORMAT
-    guides: Mapping[str, int] = field(default_factory=dict)
-    """By name of a guide that comes with the images: the number of its values. Without any there is no such column."""
-    kind: StoreKind = "patches"
-    """"vectors": of a dual encoder, one vector per image and no tokens; its pixels are made by its own processor."""
-    words_width: int | None = None
-    """C of description words where another model than the pictures' encodes them."""
+    layout: Layout
+    """How one picture is kept."""
     words_hash: str = ""
-    """Digest of that model."""
+    """Digest of the model that encodes descriptions, where that is another one."""
     text_hash: str = ""
     """Digest of the text side that the levels and the calibration were made with; of a dual encoder it is empty."""
+    format: int = FORMAT
     bank: str = ""
     """Tag of the background queries that the images' levels are made with; without any there is no such column."""
     calibration: Mapping[str, float] = field(default_factory=dict)
@@ -114,43 +109,18 @@ class StoreSettings:
         return Path(folder).relative_to(self.root).as_posix()
 
     @property
-    def state(self) -> tuple[str, ...]:
-        """The columns from which an image's state is restored."""
-        return (*STATE, "guides") if self.guides else STATE
+    def digests(self) -> Digests:
+        """Of the engine that the store is of."""
+        return Digests(self.model_hash, self.words_hash, self.text_hash)
 
     @property
-    def appearance(self) -> tuple[str, ...]:
-        """The columns from which a vector of an image's pixels alone is made (`codec.appearance`)."""
-        if self.kind == "vectors":
-            return ("vector",)
-        return ("mean",) if self.keep_patches is not None or self.means else ("tokens",)
-
-    @property
-    def patches(self) -> int:
-        """Patches, or means of them, that are kept per image."""
-        return self.keep_patches or self.grid[0] * self.grid[1]
-
-    @property
-    def kept(self) -> str:
-        """What is kept per image, in words."""
-        patches = "one vector" if self.kind == "vectors" else f"{self.keep_patches or 'all'} patches"
-        if self.means:
-            patches = f"{self.grid[0]} x {self.grid[1]} means of patches"
-        return f"{patches} and {self.keep_words or 'all'} words of a description as {self.precision}"
-
-    @property
-    def vector_type(self) -> pa.DataType:
-        """Of the column `vector`."""
-        return pa.list_(pa.float16(), self.vector_width)
-
-    @property
-    def vector_width(self) -> int:
-        """Values of a search vector: that of the picture, and where descriptions have their own width theirs and 1."""
-        return self.width if self.words_width is None else self.width + self.words_width + 1
+    def calibration_tag(self) -> str | None:
+        """How the calibration was made; None without one."""
+        return self.calibrated if self.calibration else None
 
     def to_json(self) -> str:
         """One line of JSON."""
-        return json.dumps(dataclasses.asdict(self))
+        return json.dumps({**dataclasses.asdict(self), "layout": layout_values(self.layout)})
 
     @classmethod
     def from_json(cls, text: str, where: str) -> StoreSettings:
@@ -158,10 +128,9 @@ class StoreSettings:
         try:
             values = parse_json(text, finite=True)
             if int(values["format"]) == FORMAT:
-                rows, columns = map(int, values["grid"])
                 values |= {name: tuple(values.get(name, ())) for name in ("more_roots", "removed_roots")}
                 values["unreadable"] = {name: tuple(facts) for name, facts in values.get("unreadable", {}).items()}
-                settings = cls(**{**values, "grid": (rows, columns)})
+                settings = cls(**{**values, "layout": read_layout(values["layout"])})
                 settings._check()
                 return settings
         except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -177,26 +146,15 @@ class StoreSettings:
 
     def _check(self) -> None:
         texts = (self.root, self.model, self.model_hash, self.text_hash, *self.more_roots, *self.removed_roots)
-        numbers = (self.width, *self.grid, self.keep_patches or 1, self.keep_words or 1, self.words_width or 1)
         if not all(isinstance(value, str) for value in texts):
             raise ValueError("root, model and digests must be texts")
-        if not all(isinstance(value, int) and value > 0 for value in numbers) or self.num_prefix_tokens < 0:
-            raise ValueError("width, grid and counts must be positive numbers")
-        if self.precision not in get_args(Precision):
-            raise ValueError(f"the precision is {self.precision!r}")
-        if not isinstance(self.means, bool) or (self.means and self.keep_patches is not None):
-            raise ValueError(f"means is {self.means!r} beside keep_patches {self.keep_patches!r}")
-        if not all(isinstance(width, int) and width > 0 for width in self.guides.values()):
-            raise ValueError("the widths of the guides must be positive numbers")
-        if self.kind not in get_args(StoreKind):
-            raise ValueError(f"the kind is {self.kind!r}")
         if not isinstance(self.bank, str) or not all(isinstance(value, float) for value in self.calibration.values()):
             raise ValueError("the bank must be a text and its calibration numbers")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One image of the store; the names are those of the columns. Those of `STATE` are its packed state."""
+    """One image of the store; the names are those of the columns. Those of `PACKED_TYPES` are its packed state."""
 
     id: str
     path: str
@@ -211,9 +169,9 @@ class Row:
     height: int
     thumbnail: bytes
     vector: Any
-    """(C,) float16; of the kind "vectors" it is the whole state of the picture."""
+    """(C,) float16."""
     tokens: bytes
-    """(P + N or M, C) prefix tokens and patches; empty in a store of the kind "vectors"."""
+    """(P + N or M, C) prefix tokens and patches; empty where a picture has one vector."""
     positions: bytes | None
     """(M,) uint16: which patches the tokens are; None: all, or a grid of means, in order."""
     mean: bytes | None
@@ -222,8 +180,6 @@ class Row:
     """(L, C) words of the description."""
     dense: str | None
     """The description."""
-    guides: bytes | None = None
-    """Float32 values of all guides, one after the other in the settings' order; None: no guide came with it."""
     bank: float | None = None
     """Level of the image over the bank of background queries; None: not computed yet."""
     taken: int | None = None
@@ -244,20 +200,16 @@ def schema(settings: StoreSettings) -> pa.Schema:
         "width": pa.int32(),
         "height": pa.int32(),
         "thumbnail": pa.large_binary(),
-        "vector": settings.vector_type,
-        "tokens": pa.large_binary(),
-        "positions": pa.binary(),
-        "mean": pa.binary(),
-        "words": pa.large_binary(),
+        "vector": pa.list_(pa.float16(), settings.layout.vector_width),
+        **PACKED_TYPES,
         "dense": pa.string(),
-        **({"guides": pa.binary()} if settings.guides else {}),
         **({"bank": pa.float32()} if settings.bank else {}),
         "taken": pa.int64(),
         "excluded": pa.bool_(),
     }
     # Rounded values use 7.4 of their 8 bits on average, codes of 4 bits 3.8: coding them takes 6 % off, without loss.
     coded = {"lance-encoding:compression": "zstd", "lance-encoding:compression-level": "1"}
-    packed = ("tokens", "words") if settings.precision.startswith("int") else ()
+    packed = ("tokens", "words") if settings.layout.precision.startswith("int") else ()
     fields = [pa.field(name, kind, metadata=coded if name in packed else None) for name, kind in kinds.items()]
     return pa.schema(fields, metadata={"seps": settings.to_json().encode()})
 
@@ -332,10 +284,4 @@ class IndexedFile:
     mtime: int
     sha256: str
     description: str | None
-    guides: bytes | None = None
     excluded: bool | None = False
-
-
-def told_widths(guides: Mapping[str, int]) -> str:
-    """Names and widths, for messages."""
-    return ", ".join(f"{name} ({width})" for name, width in guides.items()) or "none"

@@ -116,7 +116,6 @@ class Store:
     def known(self) -> dict[str, IndexedFile]:
         """The files of all images, by id."""
         columns = ["id", "path", "member", "size", "mtime", "sha256", "dense", "excluded"]
-        columns += ["guides"] if self.settings.guides else []
         rows = (row for some in self.scan(columns, batch_size=8192) for row in some.rows())
         return {row["id"]: IndexedFile(description=row.pop("dense"), **row) for row in rows}
 

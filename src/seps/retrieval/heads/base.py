@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from seps.method.checks import InputError
+from seps.method.network import PatchSlimming
 from seps.training.batches import map_tensors
 
 
@@ -149,6 +150,11 @@ class Head(nn.Module):
     @property
     def description_logit(self) -> Tensor | None:
         """Logit of the description's weight g in S = (1 - g) S_patches + g S_words; None where S has no such parts."""
+        return None
+
+    @property
+    def network(self) -> PatchSlimming | None:
+        """The network of a head that selects patches by slimming; None for any other."""
         return None
 
     def bytes_per_image(self, images: ImageFeatures, texts: TextFeatures) -> int:

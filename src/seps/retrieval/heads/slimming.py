@@ -33,6 +33,11 @@ class SlimmingHead(Head):
         return asdict(self.net.config)
 
     @property
+    def network(self) -> PatchSlimming:
+        """See `Head.network`."""
+        return self.net
+
+    @property
     def description_logit(self) -> Tensor | None:
         """See `Head.description_logit`."""
         return self.net.trust if self.net.config.dense == "tokens" else None

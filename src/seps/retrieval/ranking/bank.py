@@ -5,48 +5,29 @@ Some images score high for every sentence, and a description raises an image's s
 image. A search ranks by `S - strength * b`; what descriptions raise b by on average is taken off whole (`background`).
 
 The last `ASKED` sentences of the bank are asked of the whole gallery instead. They were written for other photos, so
-their best scores are those of queries whose photo is not there: see `seps.retrieval.ranking.confidence`.
+their best scores are those of queries whose photo is not there: see `seps.retrieval.confidence`.
 
 Shapes: B images, T sentences, C width.
 """
 
 from __future__ import annotations
 
-import copy
 import functools
 import hashlib
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from importlib.resources import files
 from statistics import fmean
-from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 
-from seps.method.encoded import ImageSide
-from seps.method.network import PatchSlimming
-from seps.retrieval.engine.codec import (
-    StoredScorer,
-    image_side,
-    image_vectors,
-    restore,
-    short_hash,
-    text_hash,
-    text_vectors,
-    unpack_padded,
-)
-from seps.retrieval.engine.zeroshot import Query, ZeroShotModel, words_digest
-from seps.retrieval.heads import ImageFeatures, SlimmingHead, TextFeatures
-from seps.retrieval.model import RetrievalModel
+from seps.retrieval.engine.engine import Digests, Engine, Pictures
+from seps.retrieval.engine.patches import STRENGTH
+from seps.retrieval.engine.pictures import Queries
 from seps.retrieval.ranking import text_cache
-from seps.retrieval.ranking.confidence import REFERENCE, STRENGTH, Calibration
-from seps.scoring.own_texts import TextPool, can_score, images_at_once, score_own_texts
-from seps.training.batches import map_tensors
-
-if TYPE_CHECKING:
-    from seps.photos.store.rows import Columns, StoreSettings
+from seps.retrieval.ranking.confidence import REFERENCE, Calibration
 
 BEST = 10
 """Best scores whose mean is an image's level."""
@@ -73,8 +54,6 @@ CALIBRATION = 1
 """Version of the formulas of a calibration."""
 KEPT_BANKS = 2
 """Encoded banks that a process keeps: 70 MB each at width 384."""
-SearchModel = RetrievalModel | ZeroShotModel
-AnyTexts = TextFeatures | Query
 _LOCK = threading.Lock()
 
 
@@ -99,11 +78,12 @@ def calibration_name() -> str:
     return hashlib.sha256("\n".join(map(str, made)).encode()).hexdigest()[:16]
 
 
-def is_outdated(settings: StoreSettings) -> bool:
-    """Whether the levels or the calibration of a store are made in another way than this version makes them."""
-    if not settings.bank:
-        return False
-    return settings.bank != bank_name() or bool(settings.calibration and settings.calibrated != calibration_name())
+def is_outdated(bank: str, calibrated: str | None) -> bool:
+    """Whether levels and a calibration with these tags are made in another way than this version makes them.
+
+    Without a bank its tag is empty; without a calibration that is None.
+    """
+    return bool(bank) and (bank != bank_name() or calibrated not in (None, calibration_name()))
 
 
 def bank_words(strength: str = f"{STRENGTH:g}", captions: float = 0.0) -> str:
@@ -113,146 +93,73 @@ def bank_words(strength: str = f"{STRENGTH:g}", captions: float = 0.0) -> str:
     return f"S - {strength} x the mean of the {BEST} best of {len(sentences()) - ASKED} background queries{gap}{both}"
 
 
+@dataclass(frozen=True)
 class Bank:
-    """The sentences of the bank as a model sees them: `texts` make the levels, `asked` (the last `ASKED`) calibrate.
+    """The sentences of the bank as an engine sees them."""
 
-    `found`: all sentences as the model encoded them earlier. Without, they are encoded now.
-    """
+    texts: Queries
+    """They make the levels."""
+    asked: Queries
+    """The last `ASKED`; they calibrate."""
+    vectors: Tensor
+    """(T, width) search vectors of `texts`."""
 
-    def __init__(self, model: SearchModel, found: AnyTexts | None = None) -> None:
-        if found is None:
-            found = encode_sentences(model)
-        self.texts, self.asked = _rows(found, slice(None, -ASKED)), _rows(found, slice(-ASKED, None))
-        self.vectors = search_vectors(model, self.texts)
-
-    def near_scores(
-        self,
-        vectors_BC: Tensor,
-        score: Callable[[int, AnyTexts], Tensor],
-        net: PatchSlimming | None = None,
-        side: Callable[[int, int], ImageSide] | None = None,
-    ) -> Tensor:
-        """(B, `NEAR`) exact scores with each image's nearest sentences: `score(i, texts)` gives image i's (T,).
-
-        `vectors_BC` are the images' vectors as a store has them, by which the nearest sentences are found. With `net`
-        and its state `side(i, j)` of images i to j, some images are scored at once where the network is a known one.
-        """
-        pooled = vectors_BC.float().to(self.vectors.device) @ self.vectors.T
-        nearest = pooled.topk(min(NEAR, pooled.shape[1]), dim=1).indices
-        found, left = torch.zeros_like(nearest, dtype=torch.float32), list(range(len(nearest)))
-        if net is not None and side is not None and can_score(net):
-            left = []
-            step = images_at_once(nearest.device)
-            for start in range(0, len(nearest), step):
-                some = nearest[start : start + step]
-                scores, unsafe = score_own_texts(net, side(start, start + len(some)), self.pool, some)
-                found[start : start + step] = scores
-                left += [start + i for i, flag in enumerate(unsafe.tolist()) if flag]
-        for i in left:
-            found[i] = score(i, _rows(self.texts, nearest[i]))
-        return found
-
-    @functools.cached_property
-    def pool(self) -> TextPool:
-        """`texts` as many images are scored with them at once."""
-        texts = cast(TextFeatures, self.texts)
-        return TextPool(texts.words, texts.mask)
+    @classmethod
+    def of(cls, engine: Engine, encoded: Queries) -> Bank:
+        """The bank of an engine, from all sentences as it encodes them."""
+        texts = encoded.rows(slice(None, -ASKED))
+        return cls(texts, encoded.rows(slice(-ASKED, None)), engine.vectors(texts))
 
     def to(self, device: torch.device | str) -> Bank:
         """The same on another device."""
-        moved = copy.copy(self)
-        for name in ("texts", "asked", "vectors"):
-            setattr(moved, name, map_tensors(getattr(self, name), lambda tensor: tensor.to(device)))
-        moved.__dict__.pop("pool", None)
-        return moved
+        return Bank(self.texts.to(device), self.asked.to(device), self.vectors.to(device))
 
-    def each_asked(self) -> list[AnyTexts]:
+    def each_asked(self) -> list[Queries]:
         """The sentences of the calibration, one at a time."""
-        return [_rows(self.asked, slice(i, i + 1)) for i in range(ASKED)]
+        return [self.asked.rows(slice(i, i + 1)) for i in range(ASKED)]
+
+    @torch.no_grad()
+    def levels(self, engine: Engine, pictures: Pictures, vectors_BC: Tensor, memory: int | None = None) -> Tensor:
+        """(B,) levels of pictures, whose search vectors, as a store has them, find the nearest sentences."""
+        pooled = vectors_BC.float().to(self.vectors.device) @ self.vectors.T
+        nearest = pooled.topk(min(NEAR, pooled.shape[1]), dim=1).indices
+        return level(engine.score(pictures, self.texts, chosen=nearest, memory=memory))
 
 
-def encode_sentences(model: SearchModel) -> AnyTexts:
-    """All sentences of the bank as queries of the model."""
-    return encode(model, list(sentences()))
+def encode_sentences(engine: Engine) -> Queries:
+    """All sentences of the bank as queries."""
+    return engine.encode_texts(list(sentences()))
 
 
-def encode(model: SearchModel, texts: list[str]) -> AnyTexts:
-    """Texts as queries of the model."""
-    return model.query(texts) if isinstance(model, ZeroShotModel) else model.encode_texts(texts)
+def bank_of(engine: Engine, digests: Digests | None = None) -> Bank:
+    """The bank of an engine: encoded once, then read from the user's cache; one per process, from any thread.
 
-
-def search_vectors(model: SearchModel, texts: AnyTexts) -> Tensor:
-    """(T, vector width) of queries: their products with images' vectors find the nearest."""
-    if isinstance(texts, Query):
-        return cast(ZeroShotModel, model).search_vectors(texts)
-    return text_vectors(texts)
-
-
-def _rows(texts: AnyTexts, rows: Tensor | slice) -> AnyTexts:
-    """Some of the sentences, without padding that none of them needs."""
-    if isinstance(texts, Query):
-        return Query(texts.vectors[rows], None if texts.words is None else cast(TextFeatures, _rows(texts.words, rows)))
-    mask = texts.mask[rows]
-    longest = int(mask.sum(dim=1).max())
-    return TextFeatures(texts.words[:, :longest][rows], mask[:, :longest])
-
-
-def bank_of(model: SearchModel, settings: StoreSettings | None = None) -> Bank:
-    """The bank of a model: encoded once, then read from the user's cache; one per process, from any thread.
-
-    `settings` of a store whose levels are of this text side: they hold its digests, which are computed otherwise.
+    `digests` of the engine, where the caller has them: those of a store whose levels are of this text side.
     """
-    key = _key(model, settings, bank_name())
+    key = _key(engine, digests, bank_name())
     with _LOCK:
-        made = _MADE.get((key, str(model.device)))
+        made = _MADE.get((key, str(engine.device)))
         if made is None:
-            found = _read_cache(key, model)
-            if found is None:
-                found = encode_sentences(model)
-                _write_cache(key, found)
+            values = text_cache.read(f"{key}.bank")
+            if values is None:
+                encoded = encode_sentences(engine)
+                text_cache.write(f"{key}.bank", encoded.tensors())
+            else:
+                encoded = Queries.of_tensors(values).to(engine.device)
             while len(_MADE) >= KEPT_BANKS:
                 del _MADE[next(iter(_MADE))]
-            made = _MADE[key, str(model.device)] = Bank(model, found)
+            made = _MADE[key, str(engine.device)] = Bank.of(engine, encoded)
         return made
 
 
 _MADE: dict[tuple[str, str], Bank] = {}
-"""Banks of this process, by key of the model and device."""
+"""Banks of this process, by key of the engine and device."""
 
 
-def _key(model: SearchModel, settings: StoreSettings | None, texts: str) -> str:
+def _key(engine: Engine, digests: Digests | None, texts: str) -> str:
     """What encodings depend on: the tag of their `texts`, weights, and settings of the model."""
-    own = model.describer if isinstance(model, ZeroShotModel) else model
-    if not isinstance(model, ZeroShotModel):
-        digests = [settings.text_hash if settings is not None and settings.text_hash else text_hash(own)]
-    elif settings is not None:
-        digests = [settings.model_hash, settings.words_hash]
-    else:
-        digests = [model.embedder.digest(), words_digest(own)]
-    return hashlib.sha256("\n".join([texts, *digests, repr(own.config)]).encode()).hexdigest()[:32]
-
-
-def _write_cache(key: str, found: AnyTexts) -> None:
-    """Keep encoded sentences."""
-    words = found.words if isinstance(found, Query) else found
-    values = {"vectors": found.vectors} if isinstance(found, Query) else {}
-    if words is not None:
-        values |= {"words": words.words[words.mask], "counts": words.mask.sum(dim=1)}
-    text_cache.write(f"{key}.bank", values)
-
-
-def _read_cache(key: str, model: SearchModel) -> AnyTexts | None:
-    """What `_write_cache` kept under the key; None where there is nothing, or it is not whole."""
-    values = text_cache.read(f"{key}.bank")
-    if values is None:
-        return None
-    counts = values["counts"]
-    mask = torch.arange(int(counts.max())) < counts[:, None]
-    words = torch.zeros(*mask.shape, values["words"].shape[1])
-    words[mask] = values["words"]
-    texts = TextFeatures(words, mask)
-    found = Query(values["vectors"], texts) if isinstance(model, ZeroShotModel) else texts
-    return cast(AnyTexts, map_tensors(found, lambda tensor: tensor.to(model.device)))
+    own = (engine.digests() if digests is None else digests).reading
+    return hashlib.sha256("\n".join([texts, *own, engine.traits.settings]).encode()).hexdigest()[:32]
 
 
 @functools.cache
@@ -267,26 +174,26 @@ def has_article(text: str) -> bool:
     return text.split(maxsplit=1)[0].lower() in ARTICLES
 
 
-def noun_vectors(model: SearchModel, settings: StoreSettings | None = None) -> Tensor:
+def noun_vectors(engine: Engine, digests: Digests | None = None) -> Tensor:
     """(2, T, C): search vectors of the nouns with their articles, and without. Encoded once per model and user."""
     texts = [*nouns(), *(noun.split(maxsplit=1)[1] if has_article(noun) else noun for noun in nouns())]
-    own = "" if isinstance(model, ZeroShotModel) else short_hash(model)
-    key = _key(model, settings, hashlib.sha256("\n".join([own, *texts]).encode()).hexdigest())
-    place = key, str(model.device)
+    own = engine.digests().short
+    key = _key(engine, digests, hashlib.sha256("\n".join([own, *texts]).encode()).hexdigest())
+    place = key, str(engine.device)
     with _LOCK:
         if place not in _NOUNS:
             values = text_cache.read(f"{key}.nouns")
             if values is None:
-                values = {"vectors": search_vectors(model, encode(model, texts))}
+                values = {"vectors": engine.vectors(engine.encode_texts(texts))}
                 text_cache.write(f"{key}.nouns", values)
             while len(_NOUNS) >= KEPT_BANKS:
                 del _NOUNS[next(iter(_NOUNS))]
-            _NOUNS[place] = values["vectors"].to(model.device).reshape(2, len(nouns()), -1)
+            _NOUNS[place] = values["vectors"].to(engine.device).reshape(2, len(nouns()), -1)
         return _NOUNS[place]
 
 
 _NOUNS: dict[tuple[str, str], Tensor] = {}
-"""Vectors of nouns of this process, by key of the model and device: 1.5 MB each at width 384."""
+"""Vectors of nouns of this process, by key of the engine and device: 1.5 MB each at width 384."""
 
 
 def level(scores_BT: Tensor, best: int = BEST) -> Tensor:
@@ -294,66 +201,13 @@ def level(scores_BT: Tensor, best: int = BEST) -> Tensor:
     return scores_BT.topk(min(best, scores_BT.shape[1]), dim=1).values.mean(dim=1)
 
 
-@torch.no_grad()
-def image_levels(model: RetrievalModel, images: ImageFeatures, bank: Bank, *, memory: int | None = None) -> Tensor:
-    """(B,) levels of images that are in no store."""
-    net = model.head.net if isinstance(model.head, SlimmingHead) else None
-    return level(
-        bank.near_scores(
-            image_vectors(model, images),
-            lambda i, texts: model.score(images.rows(i, i + 1), cast(TextFeatures, texts), memory=memory)[0],
-            net,
-            lambda i, j: image_side(cast(PatchSlimming, net), images.rows(i, j)),
-        )
-    )
-
-
-def caption_levels(texts: TextFeatures, bank: Bank) -> Tensor:
-    """(T,) how ordinary captions are: the mean of the `BEST` largest cosines of each with sentences of the bank.
+def caption_levels(vectors_TC: Tensor, bank: Bank) -> Tensor:
+    """(T,) how ordinary captions are: the mean of the `BEST` largest products of their search vectors with the bank's.
 
     An ordinary caption scores high with every image. Where captions are ranked, that is what levels are for images; for
     one query of a search it is a constant.
     """
-    return level(text_vectors(texts) @ bank.vectors.T)
-
-
-@torch.no_grad()
-def zero_shot_levels(model: ZeroShotModel, vectors: Tensor, words: Tensor, mask: Tensor, bank: Bank) -> Tensor:
-    """(B,) levels of pictures, vectors (B, C), with their descriptions' words (B, L, E) and mask (B, L)."""
-    return level(
-        bank.near_scores(
-            model.index_vectors(vectors, words, mask),
-            lambda i, texts: model.scores(vectors[i : i + 1], words[i : i + 1], mask[i : i + 1], cast(Query, texts))[0],
-        )
-    )
-
-
-@torch.no_grad()
-def stored_levels(
-    model: SearchModel, images: Columns, vectors_BC: Tensor, settings: StoreSettings, bank: Bank | None = None
-) -> list[float | None]:
-    """The level of each image, from its state as a store with these settings keeps it.
-
-    None for all where the head scores descriptions alone and none of them has one. `bank`: that of the model, where
-    the caller has it.
-    """
-    if isinstance(model, ZeroShotModel):
-        words, mask = unpack_padded(images.values("words"), settings.words_width or settings.width)
-        vectors, words, mask = (value.to(model.device) for value in (vectors_BC[:, : settings.width], words, mask))
-        return [
-            float(value) for value in zero_shot_levels(model, vectors, words, mask, bank or bank_of(model, settings))
-        ]
-    stored = restore(images, settings, model.device)
-    if not model.head.uses_pixels and stored.features.dense is None:
-        return [None] * len(images)
-    scorer = StoredScorer(model, settings)
-    scores = (bank or bank_of(model, settings)).near_scores(
-        vectors_BC,
-        lambda i, texts: scorer.score(stored.rows(i, i + 1), cast(TextFeatures, texts))[0],
-        scorer.net,
-        lambda i, j: scorer.side(stored.rows(i, j)),
-    )
-    return [float(value) for value in level(scores)]
+    return level(vectors_TC @ bank.vectors.T)
 
 
 def strength_without_labels(scores_BT: Tensor, best: int = BEST) -> float:
@@ -407,8 +261,3 @@ def background(
         -strength * (usual if value is None else value) - rest * told
         for value, told in zip(levels, described or [False] * len(levels), strict=True)
     ]
-
-
-def stored_background(images: Columns, strength: float, gap: float) -> list[float]:
-    """`background` of images of a store, read with `bank` and `words`."""
-    return background(images.values("bank"), strength, [words is not None for words in images.values("words")], gap)

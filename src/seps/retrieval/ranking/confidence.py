@@ -27,10 +27,9 @@ from statistics import NormalDist, fmean, pstdev
 
 from torch import Tensor
 
+from seps.retrieval.engine.patches import STRENGTH
 from seps.retrieval.stopwords import content_words
 
-STRENGTH = 0.5
-"""Part of an image's level that is taken off, chosen on dev with `base` and `mini` (docs/search-figures.md)."""
 REFERENCE = 400
 """Images that confidences in a smaller gallery are computed for, chosen on dev (docs/search-figures.md)."""
 FIT = 2.5

@@ -31,7 +31,7 @@ from seps.metrics import recall
 from seps.retrieval.config import RunConfig
 from seps.retrieval.data import ImageRecord, RetrievalDataset, mixed_seed
 from seps.retrieval.data.typed import TypedQueries, load_queries, queries_of_captions, sentences_of
-from seps.retrieval.engine.codec import text_vectors
+from seps.retrieval.engine.slimmed import text_vectors
 from seps.retrieval.heads import TextFeatures
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.stopwords import is_short

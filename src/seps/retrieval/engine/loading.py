@@ -1,0 +1,163 @@
+"""Which engine a model has: one row of `KINDS` per kind, and loading by name."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import torch
+
+from seps.encoders import DUAL_PRESETS, dual_encoder
+from seps.encoders.dual import is_dual, presets_sentence, refuse_other_kind
+from seps.encoders.weights import EncoderUnavailable, hub_folder
+from seps.hub.download import HubError
+from seps.hub.download import hub_folder as download
+from seps.plugins import load_plugins
+from seps.retrieval.engine.digests import short_hash, text_hash
+from seps.retrieval.engine.engine import Digests, Engine
+from seps.retrieval.engine.layout import Layout, PatchLayout
+from seps.retrieval.engine.patches import PatchEngine
+from seps.retrieval.engine.vectors import VectorEngine
+from seps.retrieval.model import RetrievalModel
+from seps.retrieval.pretrained import EMBEDDED, ModelError, from_pretrained
+from seps.retrieval.sentences import sentence_side
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """How a model is loaded."""
+
+    device: torch.device | str = "cpu"
+    local_files_only: bool = False
+    sentences: bool = False
+    """What sentences and stored pictures need, at first; the rest when it is needed."""
+
+
+@dataclass(frozen=True)
+class EngineKind:
+    """One kind of engine."""
+
+    wraps: Callable[[object], Engine | None]
+    """The engine of an object that is a model of this kind."""
+    claims: Callable[[Path], bool]
+    """Whether a folder, by its config.json, holds a model of this kind."""
+    load: Callable[[str, Path | None, LoadOptions], Engine]
+    """The engine of a model by its name, and its folder where it is one of this machine."""
+
+
+def _load_ours(name: str, folder: Path | None, options: LoadOptions) -> Engine:
+    def whole() -> RetrievalModel:
+        return from_pretrained(name, device=options.device, local_files_only=options.local_files_only).eval()
+
+    side = sentence_side(name, options.device) if options.sentences else None
+    if side is None:
+        return PatchEngine(whole())
+    model, digest = side
+    return PatchEngine(model, digests=Digests(digest, texts=text_hash(model), short=short_hash(model)), whole=whole)
+
+
+def _load_dual(name: str, folder: Path | None, options: LoadOptions) -> Engine:
+    if folder is None:
+        hub = _hub_id(name)
+        refuse_other_kind(download(hub, ["config.json"], local_files_only=options.local_files_only))
+        folder = hub_folder(hub, weights=True, local_files_only=options.local_files_only)
+    return VectorEngine(dual_encoder(folder)).to(options.device)
+
+
+def _wrap_ours(model: object) -> Engine | None:
+    return PatchEngine(model) if isinstance(model, RetrievalModel) else None
+
+
+def _wrap_dual(model: object) -> Engine | None:
+    return VectorEngine(model) if hasattr(model, "image_vectors") and hasattr(model, "text_vectors") else None  # type: ignore[arg-type]
+
+
+KINDS = [EngineKind(_wrap_dual, is_dual, _load_dual), EngineKind(_wrap_ours, lambda folder: True, _load_ours)]
+"""The first that claims a model has it. Another kind is a file and a row here."""
+
+
+def engine_of(model: object) -> Engine:
+    """The engine of a model of ours or of an `Embedder`; an engine is its own. Raises TypeError for anything else."""
+    if hasattr(model, "traits"):
+        return cast(Engine, model)
+    engine = next((found for kind in KINDS if (found := kind.wraps(model)) is not None), None)
+    if engine is None:
+        raise TypeError(f"A model is a RetrievalModel, an Embedder or an engine, not {type(model).__name__}.")
+    return engine
+
+
+def load_engine(
+    name: str | Path,
+    *,
+    device: torch.device | str = "cpu",
+    local_files_only: bool = False,
+    plugins: Iterable[str | os.PathLike[str]] = (),
+    sentences: bool = False,
+) -> Engine:
+    """A model of ours as `from_pretrained` loads it, or a published dual encoder.
+
+    A dual encoder is named by a preset (`seps.encoders.DUAL_PRESETS`), a hub id, or the folder it was saved to; a
+    folder of that name comes first. `plugins` are run first, see `from_pretrained`. With `sentences` what only pictures
+    need is loaded when the first one is encoded.
+
+    Raises ModelError and EncoderUnavailable (both ValueErrors), a sentence each.
+    """
+    load_plugins(plugins)
+    text, local = str(name), Path(name).expanduser()
+    options = LoadOptions(device, local_files_only, sentences)
+    if text in EMBEDDED:
+        return _load_ours(text, None, options)
+    folder = local if local.is_dir() else None
+    place = folder or _config_folder(text, local_files_only)
+    kind = next(kind for kind in KINDS if kind.claims(place))
+    return kind.load(text, folder, options)
+
+
+def _hub_id(name: str) -> str:
+    return DUAL_PRESETS[name].hub if name in DUAL_PRESETS else name
+
+
+def _config_folder(name: str, local_files_only: bool) -> Path:
+    """A folder with the config.json of a model of the hub."""
+    hub = _hub_id(name)
+    if hub.count("/") != 1 or hub.startswith((".", "/", "~")) or "\\" in hub:
+        raise ModelError(
+            f"There is no model {name!r}: give {' or '.join(map(repr, EMBEDDED))}, a preset, a model folder, a run "
+            "of seps train, or a hub "
+            f"id like organisation/name. Presets: {presets_sentence()}."
+        )
+    try:
+        return download(hub, ["config.json"], local_files_only=local_files_only)
+    except HubError as error:
+        raise (EncoderUnavailable if name in DUAL_PRESETS else ModelError)(str(error)) from error
+
+
+def fitting(engine: Engine, layout: Layout) -> Engine:
+    """The engine for pictures of as many patches as those that are kept in this way: itself, or a copy."""
+    if not isinstance(engine, PatchEngine) or not isinstance(layout, PatchLayout) or layout.means:
+        return engine
+    return engine.with_grid(layout.grid)
+
+
+def on_device(engine: Engine, device: torch.device | str) -> Engine:
+    """A copy of an engine on another device."""
+    if isinstance(engine, PatchEngine):
+        return PatchEngine(copy.deepcopy(engine.model).to(device), digests=engine.digests())
+    return copy.deepcopy(engine).to(device)  # type: ignore[attr-defined, no-any-return]
+
+
+def set_description_weight(engine: Engine, weight: float) -> None:
+    """Set the weight of the description in the score of a model of ours. Raises ValueError for another engine."""
+    if not isinstance(engine, PatchEngine):
+        raise ValueError("A dual encoder has no weight of the description to set; leave --description-weight out.")
+    engine.model.set_description_weight(weight)
+
+
+def load_pixels(engine: Engine) -> None:
+    """Load what pictures need now, and not when the first one is encoded."""
+    if isinstance(engine, PatchEngine):
+        engine.load_pixels()

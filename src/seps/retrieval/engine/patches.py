@@ -1,0 +1,285 @@
+"""`PatchEngine`: our models, which score the patches of a picture and the words of its description."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from seps.images.decoding import Mode, decode_image
+from seps.method.known import why_not_fast
+from seps.retrieval.config import SIZES
+from seps.retrieval.engine.digests import model_hash, short_hash, text_hash
+from seps.retrieval.engine.engine import Digests, Photo, Progress, Traits, Unread
+from seps.retrieval.engine.layout import Kept, PatchLayout
+from seps.retrieval.engine.pictures import PatchPictures, Queries
+from seps.retrieval.engine.slimmed import PatchScorer, image_vectors, kept_patches, text_vectors
+from seps.retrieval.explain.explanation import Explanation
+from seps.retrieval.explain.patches import explain_patches, unexplained
+from seps.retrieval.heads import ImageFeatures, TextFeatures
+from seps.retrieval.languages import reads
+from seps.retrieval.merging import merge_words
+from seps.retrieval.model import RetrievalModel, TextProgress, with_grid
+from seps.retrieval.sentences import AbsentVision
+from seps.scoring import score_matrix
+from seps.scoring.blocks import scoring_memory
+
+KIND = "patches"
+NATS = 25.0
+"""`Head.score_range` of our models is about this many nats: 28 for the embedded one on dev."""
+STRENGTH = 0.5
+"""Part of a picture's level over the background queries that is taken off, chosen on dev with `base` and `mini`
+(docs/search-figures.md)."""
+Vision = Callable[[Tensor], Tensor]
+"""A vision encoder: pixels (B, 3, H, W) -> tokens (B, P + N, width)."""
+
+
+class PatchEngine:
+    """A model of ours. `whole` loads all of a model that was read for sentences alone, with these digests.
+
+    The model is in eval mode from now on.
+    """
+
+    def __init__(
+        self,
+        model: RetrievalModel,
+        *,
+        digests: Digests | None = None,
+        whole: Callable[[], RetrievalModel] | None = None,
+    ) -> None:
+        self.model = model.eval()
+        self.vision: Vision | None = None
+        """The vision encoder in another form, in the place of the model's own."""
+        self._digests, self._whole = digests, whole
+        self._loading = threading.Lock()
+        self._scorers: dict[PatchLayout | None, PatchScorer] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy in another process has a lock, scorers and a form of the vision encoder of its own."""
+        return {"model": self.model, "_digests": self._digests}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["model"], digests=state["_digests"])  # type: ignore[misc]
+
+    @property
+    def device(self) -> torch.device:
+        """See `Engine`."""
+        return self.model.device
+
+    @property
+    def decoding(self) -> Mode:
+        """See `Engine`."""
+        return "model"
+
+    @functools.cached_property
+    def traits(self) -> Traits:
+        """See `Engine`."""
+        model, head, net = self.model, self.model.head, self.model.head.network
+        fast = net is not None and why_not_fast(net) is None
+        return Traits(
+            kind=KIND,
+            reads_pixels=head.uses_pixels,
+            reads_descriptions=head.uses_description,
+            selects_patches=not unexplained(model),
+            explains=unexplained(model),
+            pairs_queries=_unpaired(model),
+            guides=head.guides,
+            languages=model.languages,
+            width=model.config.embed_size,
+            score_unit=head.score_range / NATS,
+            score_range=head.score_range,
+            vector_slope=1.0 if net is None else 2 * net.config.pooled or 1.0,
+            background_weight=STRENGTH,
+            sizes=tuple(SIZES),
+            default_size="patches" if fast else "full",
+            image_size=model.image_size,
+            cpu_batch=2,
+            settings=repr(model.config),
+        )
+
+    def digests(self) -> Digests:
+        """See `Engine`."""
+        if self._digests is None:
+            self._digests = Digests(model_hash(self.model), texts=text_hash(self.model), short=short_hash(self.model))
+        return self._digests
+
+    def load_pixels(self) -> None:
+        """Read the vision encoder where it was not needed yet. Raises ValueError for weights of another model."""
+        with self._loading:
+            if self._whole is not None and isinstance(self.model.vision, AbsentVision):
+                model = self._whole()
+                if model_hash(model) != self.digests().pictures:
+                    raise ValueError("The model's files have changed since its sentence side was read; start again.")
+                self.model.vision = model.vision
+
+    def with_grid(self, grid: tuple[int, int]) -> PatchEngine:
+        """The engine for pictures of `grid` patches."""
+        model = with_grid(self.model, grid)
+        return self if model is self.model else PatchEngine(model, digests=self._digests)
+
+    @torch.no_grad()
+    def encode_pixels(self, decoded: Sequence[Tensor]) -> Tensor:
+        """See `Engine`: pixels (3, H, W) uint8 each -> tokens (B, P + N, C)."""
+        self.load_pixels()
+        pixels = decoded if isinstance(decoded, Tensor) else torch.stack(list(decoded))
+        return self.model.encode_pixels(pixels.to(self.device).float() / 255, self.vision)
+
+    @torch.no_grad()
+    def pictures(
+        self,
+        encoded: Tensor,
+        descriptions: Sequence[str | None] | None = None,
+        *,
+        guides: Mapping[str, Tensor] | None = None,
+        keep_words: int | None = None,
+        batch_size: int = 128,
+        progress: Progress | None = None,
+    ) -> PatchPictures:
+        """See `Engine`."""
+        features = ImageFeatures(encoded, guides=guides)
+        if descriptions is not None and self.model.head.uses_description:
+            features.dense, features.dense_mask = self.model.encode_descriptions(
+                descriptions, batch_size=batch_size, progress=_stage(progress, "descriptions")
+            )
+            if keep_words is not None:
+                features.dense, features.dense_mask = merge_words(features.dense, features.dense_mask, keep_words)
+        return PatchPictures(features, self.model.vision.num_prefix_tokens)
+
+    def encode_texts(self, texts: Sequence[str], *, progress: Progress | None = None) -> Queries:
+        """See `Engine`."""
+        return Queries(self.model.encode_texts(texts, progress=_stage(progress, "captions")))
+
+    @torch.no_grad()
+    def vectors(self, encoded: PatchPictures | Queries) -> Tensor:
+        """See `Engine`."""
+        if isinstance(encoded, PatchPictures):
+            return image_vectors(self.model, encoded.features)
+        return text_vectors(encoded.text_features)
+
+    @torch.no_grad()
+    def score(
+        self,
+        pictures: PatchPictures,
+        queries: Queries,
+        *,
+        chosen: Tensor | None = None,
+        paired: Sequence[str] | None = None,
+        memory: int | None = None,
+    ) -> Tensor:
+        """See `Engine`."""
+        if paired is not None:
+            return score_paired(self.model, pictures.features, queries.text_features, paired, memory)
+        scorer = self.scorer(pictures.layout)
+        if chosen is not None:
+            return scorer.score_chosen(pictures, queries, chosen, memory)
+        return scorer.score(pictures.features, queries.text_features, memory)
+
+    def scorer(self, layout: PatchLayout | None) -> PatchScorer:
+        """The scorer of pictures that are kept in this way."""
+        with self._loading:
+            if layout not in self._scorers:
+                self._scorers[layout] = PatchScorer(self.model, layout)
+            return self._scorers[layout]
+
+    @torch.no_grad()
+    def explain(
+        self,
+        caption: str,
+        description: str | None,
+        photo: Callable[[], Photo],
+        *,
+        stored: PatchPictures | None = None,
+        guides: Mapping[str, Tensor] | None = None,
+    ) -> Explanation:
+        """See `Engine`."""
+        if stored is not None:
+            scorer = self.scorer(stored.layout)
+            side = None if scorer.net is None else scorer.side(stored.features)
+            grid = None if stored.layout is None else stored.layout.grid
+            found = explain_patches(
+                self.model,
+                stored.features,
+                caption,
+                description,
+                side=side,
+                net=scorer.net,
+                grid=grid,
+                positions=stored.positions,
+            )
+            if description is None and self.model.head.uses_description:
+                found.note = "The store holds no description of this picture: its score is that of its pixels alone."
+            return found
+        file = photo()
+        pixels = decode_image(file.data, file.source, self.model.image_size)
+        given = description if description is not None and description.strip() else None
+        own = {name: vector[None].to(self.device) for name, vector in (guides or {}).items()} or None
+        features = self.pictures(self.encode_pixels([pixels]), None if given is None else [given], guides=own)
+        found = explain_patches(self.model, features.features, caption, description)
+        if given is None and self.model.head.uses_description:
+            found.note = (
+                "No description of the picture took part: a store that holds one gives the picture another score."
+            )
+        return found
+
+    def layout(self, size: str) -> PatchLayout:
+        """See `Engine`."""
+        vision = self.model.vision
+        grid = vision.grid_for(*self.model.image_size)
+        return PatchLayout.of(size, self.model.config.embed_size, grid, vision.num_prefix_tokens)
+
+    def keep(self, pictures: PatchPictures, layout: PatchLayout) -> Kept:
+        """See `Engine`."""
+        return kept_patches(self.model, pictures.features, layout)
+
+    def unread(self, text: str) -> Unread:
+        """See `Engine`."""
+        return Unread(self.model.cut(text), not reads(self.model.languages, text, self.model.pieces))
+
+
+def score_paired(
+    model: RetrievalModel, images: ImageFeatures, texts: TextFeatures, paired: Sequence[str], memory: int | None
+) -> Tensor:
+    """(B, T) where description t comes with caption t, as in the published protocol; each text is encoded once."""
+    net = model.head.network
+    assert net is not None  # `Traits.pairs_queries`
+    distinct = sorted(set(paired))
+    place = {text: i for i, text in enumerate(distinct)}
+    features = model.encode_texts(distinct, max_words=model.config.max_dense_words)
+    rows = torch.tensor([place[text] for text in paired], device=model.device)
+    scores = []
+    # The paired texts of a block of captions are spread out at a time: all of them at once would not fit.
+    per_text = features.words.shape[1] * features.words.shape[2] * 4
+    memory = scoring_memory(model.device) if memory is None else memory
+    step = max(16, memory // 4 // per_text)
+    for start in range(0, len(rows), step):
+        chosen = rows[start : start + step]
+        part = score_matrix(
+            net,
+            images.tokens,
+            texts.words[start : start + step],
+            texts.lengths[start : start + step],
+            paired_dense=features.words[chosen],
+            paired_dense_lengths=features.mask[chosen].sum(dim=1),
+            guides=images.guides,
+            memory=memory,
+        )
+        scores.append(cast(Tensor, part))  # not the best alone
+    return torch.cat(scores, dim=1)
+
+
+def _unpaired(model: RetrievalModel) -> str:
+    """See `Traits.pairs_queries`."""
+    if model.head.network is not None and model.head.uses_description:
+        return ""
+    return (
+        "Protocol 'published' pairs captions with descriptions inside a slimming head with descriptions; head "
+        f"{model.config.head!r} takes none. Use protocol 'none' or 'image'."
+    )
+
+
+def _stage(progress: Progress | None, name: str) -> TextProgress | None:
+    return None if progress is None else lambda done, total: progress(name, done, total)

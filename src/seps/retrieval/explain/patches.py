@@ -1,0 +1,148 @@
+"""Why a picture has its score by patches and words: shares by words of the caption and of the description.
+
+Shapes: M words, N patches, L description words, C width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from seps.encoders.text import TextBatch
+from seps.method.attribution import Shares, shares
+from seps.method.encoded import ImageSide
+from seps.method.network import PatchSlimming
+from seps.retrieval.explain.explanation import DescriptionPart, Explanation, WordPart
+from seps.retrieval.explain.maxsim import maxsim_shares
+from seps.retrieval.heads import ImageFeatures, MaxSimHead
+from seps.retrieval.merging import segment_ids
+from seps.retrieval.model import RetrievalModel
+
+
+def unexplained(model: RetrievalModel) -> str:
+    """Why scores of a model cannot be split; empty where they can."""
+    if model.head.network is not None or isinstance(model.head, MaxSimHead):
+        return ""
+    return (
+        f"The model's head is {model.config.head!r}, which selects no patches; explanations need 'slimming' or "
+        "'maxsim'."
+    )
+
+
+def explain_patches(
+    model: RetrievalModel,
+    image: ImageFeatures,
+    caption: str,
+    description: str | None,
+    *,
+    side: ImageSide | None = None,
+    net: PatchSlimming | None = None,
+    grid: tuple[int, int] | None = None,
+    positions: Tensor | None = None,
+) -> Explanation:
+    """The score of one image (B = 1) and a caption. Raises ValueError for `unexplained`, and for a blank caption.
+
+    Of an image as a store keeps it: `side` and `net` for as many patches, their `grid`, and their `positions` on it.
+    """
+    if reason := unexplained(model):
+        raise ValueError(reason)
+    if not caption.strip():
+        raise ValueError("The caption is blank. Write the sentence whose score to explain.")
+    rows, columns = grid = grid or model.vision.grid_for(*model.image_size)
+    cells = rows * columns
+    batch = model.text.tokenize([caption.strip()])
+    words = model.encode_texts([caption.strip()])
+    tokens = _tokens(model, batch, model.config.max_words)
+    places = torch.arange(cells) if positions is None else positions[0].cpu()
+    found = _shares(model, image, words.words[0, : len(tokens)], cells, side, net)
+    stored = torch.zeros(cells, dtype=torch.bool)
+    stored[places] = True
+    return Explanation(
+        caption=caption.strip(),
+        score=found.score,
+        grid=grid,
+        words=_words(found, batch, tokens, places, cells),
+        patches=_spread(found.patches.sum(dim=0), places, cells).tolist(),
+        kept=(_spread(found.kept.float(), places, cells) > 0.5).tolist(),
+        stored=stored.tolist(),
+        groups=_spread(found.groups, places, cells).tolist(),
+        description=_description(model, found, description),
+        elsewhere=float(found.elsewhere.sum()),
+        rest=found.rest,
+        terms=found.terms,
+    )
+
+
+def _shares(
+    model: RetrievalModel,
+    image: ImageFeatures,
+    words_MC: Tensor,
+    cells: int,
+    side: ImageSide | None,
+    net: PatchSlimming | None,
+) -> Shares:
+    if isinstance(model.head, MaxSimHead):
+        return maxsim_shares(model.head, image, words_MC, cells)
+    net = net or model.head.network
+    assert net is not None  # `unexplained`
+    if side is None:
+        side = net.encode_images(
+            image.tokens, dense=image.dense, dense_lengths=image.dense_lengths, guides=image.guides
+        )
+    return shares(net, side, words_MC, None if image.mean is None else cells * float(image.mean[0].norm()))
+
+
+def _description(model: RetrievalModel, found: Shares, description: str | None) -> list[DescriptionPart]:
+    if not found.description.shape[1] or description is None:
+        return []
+    return description_parts(model, found.description.sum(dim=0), description)
+
+
+def description_parts(model: RetrievalModel, values: Tensor, description: str) -> list[DescriptionPart]:
+    """The words of a description, from what each of its (L,) encoded words, or merged segments of them, adds."""
+    batch = model.text.tokenize([description])
+    tokens = _tokens(model, batch, model.config.max_dense_words)
+    # Words that the store merged into one segment share equally what the segment adds.
+    ids = segment_ids(len(tokens), len(values))
+    each = values.cpu() / torch.bincount(ids, minlength=len(values))
+    joined = _join(each[ids][:, None], batch, tokens)
+    return [DescriptionPart(word, special, float(value[0])) for word, special, value in joined]
+
+
+def _tokens(model: RetrievalModel, batch: TextBatch, limit: int) -> list[int]:
+    """The tokens of the first text that are aligned with the image."""
+    words: list[int] = model.is_word(batch.ids[:1, :limit], batch.mask[:1, :limit])[0].nonzero()[:, 0].tolist()
+    return words
+
+
+def _spread(values: Tensor, places: Tensor, cells: int) -> Tensor:
+    """(..., N) values of patches onto the (..., cells) of the grid, zero elsewhere."""
+    spread = torch.zeros(*values.shape[:-1], cells)
+    spread[..., places] = values.float().cpu()
+    return spread
+
+
+def _words(found: Shares, batch: TextBatch, tokens: Sequence[int], places: Tensor, cells: int) -> list[WordPart]:
+    heat = _spread(found.patches, places, cells)
+    total = heat.sum(dim=1) + found.elsewhere.cpu() + found.description.sum(dim=1).cpu()
+    joined = _join(torch.cat([total[:, None], heat], dim=1), batch, tokens)
+    return [WordPart(word, special, float(values[0]), values[1:].tolist()) for word, special, values in joined]
+
+
+def _join(values: Tensor, batch: TextBatch, tokens: Sequence[int]) -> list[tuple[str, bool, Tensor]]:
+    """Add up what belongs to the tokens of one word: (tokens, X) -> (word, special, (X,)) in order."""
+    joined: list[tuple[str, bool, Tensor]] = []
+    last: int | None = None
+    for row, token in enumerate(tokens):
+        owner = batch.word_of_token[0][token]
+        if owner is not None and owner == last:
+            word, special, before = joined[-1]
+            joined[-1] = (word, special, before + values[row])
+        elif owner is None:
+            joined.append(("[start]" if token == 0 else "[end]", True, values[row]))
+        else:
+            joined.append((batch.words[0][owner], False, values[row]))
+        last = owner
+    return joined
