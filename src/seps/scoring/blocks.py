@@ -20,7 +20,8 @@ from torch import Tensor
 from seps.method.checks import InputError, values_unchecked
 from seps.method.encoded import ImageSide
 from seps.method.network import PatchSlimming
-from seps.scoring.factored import DirectScorer, factored_scorer
+from seps.scoring.difference import DifferenceScorer
+from seps.scoring.factored import BlockScorer, DirectScorer, factored_scorer
 from seps.scoring.gpu.fused import TritonScorer
 from seps.scoring.inputs import (
     ImageBlock,
@@ -44,6 +45,8 @@ _FEW_IMAGES = 8
 """At most so many at once on a core, at least so many on a GPU where half the memory holds them."""
 _CHUNK = 6500
 """Texts that the fused kernels select at once: some hundred thousand pairs fill a GPU, more would leave its cache."""
+_TEXTS = 512
+"""Texts whose decisions are compared at once on a CPU."""
 _MOST_TRAINED = 128
 """Images at once in training: a second block would double the launches of a step."""
 
@@ -213,6 +216,10 @@ def make_plan(
     if not cuda and not gradient:
         # One image, or a few where few texts come: small operations cost more to start than to do.
         text = 0 if kept else text
+        if dtype == torch.float32:
+            # What stands in a core's cache at once `DifferenceScorer` sees to.
+            count = max(1, min(_FEW_IMAGES, images // 8, _TEXTS // texts, (memory - text - pair) // image))
+            return Plan(count, max(1, min(texts, _TEXTS, (memory - count * image) // (text + count * pair))), costs)
         room = max(min(memory, _CACHE + image + text) - image, text + pair)
         fitting = min(_FEW_IMAGES, images // 8, room // max(1, texts * (text + pair)), (memory - room) // image)
         count = 1 << (max(1, fitting).bit_length() - 1)
@@ -372,8 +379,13 @@ class Engine:
         if self.fused is not None:
             self.fused(side).fill(self.texts, self.plan.texts, self.plan.chunk, out)
             return
-        scorer = factored_scorer(self.net, side, self.dtype, self.texts.guides)
-        for start, stop in self.texts.runs(self.plan.texts):
+        scorer: BlockScorer
+        if self.dtype == torch.float32 and not side.patches.is_cuda:
+            # Words stand without padding there, so that blocks need not be cut by length.
+            scorer, least = DifferenceScorer(self.net, side, self.dtype, self.texts.guides), self.plan.texts
+        else:
+            scorer, least = factored_scorer(self.net, side, self.dtype, self.texts.guides), 64
+        for start, stop in self.texts.runs(self.plan.texts, least):
             out[:, start:stop] = scorer.score(self.texts.block(start, stop))
 
     def _fill_direct(self, side: ImageSide, out: Tensor) -> None:

@@ -89,7 +89,7 @@ class BlockScorer:
     def __init__(
         self, net: PatchSlimming, side: ImageSide, dtype: torch.dtype, text_guides: Collection[str] = ("caption",)
     ) -> None:
-        self.net, self.side, self.dtype = net, side, dtype
+        self.net, self.side, self.dtype, self.text_guides = net, side, dtype, text_guides
         # (B, N, C) float32; the first for the selection, without gradient.
         self.unit_patches, scaled = unit_and_scaled(side)
         pad = self.padding(scaled.shape[1])

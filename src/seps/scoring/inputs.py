@@ -172,10 +172,22 @@ class TextBlock:
     """(T, C) L2-normalised mean word, float32."""
     lengths: Tensor
     """(T,) int32 words of each."""
-    packed: PackedWords | None = None
-    """On the CPU, where texts of several lengths stand in one block, and without gradients."""
     pairs: dict[str, Tensor] = field(default_factory=dict)
     """What the fused kernels have made of the block, kept for the next images."""
+    made: dict[str, Any] = field(default_factory=dict)
+    """The same on a CPU."""
+
+    @property
+    def packed(self) -> PackedWords | None:
+        """On a CPU, where texts of several lengths stand in one block, and without gradients."""
+        if self.mask is None or self.words.dtype != torch.float32 or self.words.is_cuda or torch.is_grad_enabled():
+            return None
+        if "packed" not in self.made:
+            places = torch.nonzero(self.mask.flatten()).squeeze(-1)
+            words = self.words.flatten(0, 1).index_select(0, places)
+            self.made["packed"] = PackedWords(words, places // self.words.shape[1], places)
+        packed: PackedWords = self.made["packed"]
+        return packed
 
     @property
     def count(self) -> int:
@@ -308,11 +320,7 @@ class Texts:
         if mask is not None:
             unit = unit.masked_fill(~mask[..., None], 0.0)
         mean = F.normalize(masked_mean(words, mask), dim=-1)
-        block = TextBlock(index, unit.to(self.products), mask, mean, counts)
-        if mask is not None and self.products == torch.float32 and not (words.is_cuda or torch.is_grad_enabled()):
-            places = torch.nonzero(mask.flatten()).squeeze(-1)
-            block.packed = PackedWords(unit.flatten(0, 1).index_select(0, places), places // longest, places)
-        return block
+        return TextBlock(index, unit.to(self.products), mask, mean, counts)
 
 
 @dataclass(frozen=True)
