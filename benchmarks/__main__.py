@@ -30,6 +30,7 @@ RUNS: dict[str, tuple[str, str]] = {
     "quality.faithful_dual": ("minutes", "CPU, data"),
     "quality.partly_described": ("minutes", "CPU, data"),
     "quality.typed": ("minutes", "CPU, data"),
+    "quality.vectors": ("minutes", "CPU, data"),
     "quality.words": ("an hour", "CPU, data"),
 }
 """By module: the order of magnitude of its time on two CPU cores or one H200, and what it needs."""

@@ -8,14 +8,15 @@
     search.py, search.mjs   examples that need neither torch nor SEPS
     README.md          the card: licence, languages, size, usage
 
-A vector is the normalised mean of the patches, or of the words; the product of two vectors is their cosine. Weights and
-products are 8-bit integers unless `bits=32`. The layout "immich" has the names and inputs that Immich's machine
-learning reads.
+A vector is the normalised mean of the patches, or of the words; the product of two vectors is their cosine. Weights are
+8-bit integers unless `bits=32`, and so are the products of the picture's graph. The layout "immich" has the names and
+inputs that Immich's machine learning reads.
 """
 
 from __future__ import annotations
 
 import base64
+import copy
 import io
 import json
 import shutil
@@ -33,6 +34,7 @@ from torch.nn import functional as F
 
 from seps.export import ExportError, export_onnx, open_session
 from seps.files import write_json
+from seps.images.sizes import stored_size
 from seps.retrieval.export import publish
 from seps.retrieval.model import RetrievalModel
 
@@ -89,6 +91,52 @@ class TextVector(nn.Module):
         words = self.model.encode_ids(ids, mask)  # (T, M, C)
         valid = self.model.is_word(ids, mask).to(words.dtype)[:, :, None]  # (T, M, 1)
         return F.normalize((words * valid).sum(dim=1) / valid.sum(dim=1).clamp_min(1), dim=-1)
+
+
+class EightBitTable(nn.Module):
+    """A matrix as 8-bit integers with one scale per row; what is computed with it is float32."""
+
+    def __init__(self, matrix: Tensor) -> None:
+        super().__init__()
+        scale = matrix.abs().amax(dim=1, keepdim=True).clamp_min(1e-12) / 127
+        self.register_buffer("scale", scale)
+        self.register_buffer("values", (matrix / scale).round().to(torch.int8))
+
+
+class EightBitEmbedding(EightBitTable):
+    """An embedding with 8-bit rows."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Ids (T, M) -> (T, M, C)."""
+        rows: Tensor = F.embedding(ids, self.values)  # type: ignore[arg-type]
+        return rows.float() * F.embedding(ids, self.scale)  # type: ignore[arg-type]
+
+
+class EightBitLinear(EightBitTable):
+    """A linear layer with 8-bit weights, one scale per output. The products are float32.
+
+    Inputs of a text encoder have outliers: rounding them too has a mean cosine of 0.997, rounding weights alone 0.9999.
+    """
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__(layer.weight.detach())
+        self.bias = layer.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., C) -> (..., D)."""
+        return F.linear(x, self.values.float() * self.scale, self.bias)  # type: ignore[operator]
+
+
+def _with_eight_bits(model: RetrievalModel) -> RetrievalModel:
+    """A copy of the model whose text side has 8-bit weights."""
+    model = copy.deepcopy(model)
+    for module in [model, *model.text.modules()]:
+        for name, child in list(module.named_children()):
+            if isinstance(child, nn.Embedding):
+                setattr(module, name, EightBitEmbedding(child.weight.detach()))
+            elif isinstance(child, nn.Linear) and (module is not model or child is model.project_words):
+                setattr(module, name, EightBitLinear(child))
+    return model
 
 
 class PaddedTextVector(nn.Module):
@@ -149,35 +197,34 @@ def _write_graphs(
     for path in paths:
         path.parent.mkdir(exist_ok=True)
     generator = torch.Generator().manual_seed(0)
+    vocabulary = model.text.model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
     pixels = torch.rand(batch or 2, 3, *model.image_size, generator=generator)
     pixel_name = "image" if immich else "pixels"
     axes: dict[str, dict[int, str]] = {} if batch else {pixel_name: {0: "picture"}}
-    _write_graph(ImageVector(model), paths[0], {pixel_name: pixels}, axes, "vector", bits)
+    _write_graph(ImageVector(model), paths[0], {pixel_name: pixels}, axes, "vector")
+    if bits == 8:
+        _round_products(paths[0])
+        model = _with_eight_bits(model)
     mask = torch.arange(7)[None, :] < torch.tensor([7, 4, 3])[:, None]
-    vocabulary = model.text.model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
     ids = torch.randint(0, vocabulary, (3, 7), generator=generator)
     words = {0: "text", 1: "word"}
     if immich:
         inputs = {"text": torch.where(mask, ids, model.text.tokenizer.pad_token_id).int()}
-        _write_graph(PaddedTextVector(model), paths[1], inputs, {"text": words}, "vector", bits)
+        _write_graph(PaddedTextVector(model), paths[1], inputs, {"text": words}, "vector")
     else:
         inputs = {"ids": ids, "mask": mask}
-        _write_graph(TextVector(model), paths[1], inputs, {"ids": words, "mask": words}, "vector", bits)
+        _write_graph(TextVector(model), paths[1], inputs, {"ids": words, "mask": words}, "vector")
     return paths
 
 
 def _write_graph(
-    module: nn.Module,
-    path: Path,
-    inputs: dict[str, Tensor],
-    axes: dict[str, dict[int, str]],
-    output: str,
-    bits: Bits,
+    module: nn.Module, path: Path, inputs: dict[str, Tensor], axes: dict[str, dict[int, str]], output: str
 ) -> None:
-    """One graph; with 8 bits, weights have one scale per output, and what comes in is rounded as it comes."""
     export_onnx(module.eval(), path, inputs, axes, [output])
-    if bits == 32:
-        return
+
+
+def _round_products(path: Path) -> None:
+    """Weights of a graph to 8 bits with one scale per output; what comes into a product is rounded as it comes."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
@@ -205,11 +252,15 @@ def _write_tokenizer(model: RetrievalModel, folder: Path) -> None:
 def _write_plain(model: RetrievalModel, folder: Path, graphs: tuple[Path, Path], name: str, bits: Bits) -> float:
     _write_tokenizer(model, folder)
     height, width = model.image_size
+    stored = stored_size(model.image_size)
     write_json(
         folder / "preprocessing.json",
         {
             "color": "RGB, upright by EXIF, transparency on white",
-            "resize": {"width": width, "height": height, "keep_aspect": False, "filter": "bicubic"},
+            "resize": [
+                {"width": stored[1], "height": stored[0], "keep_aspect": False, "filter": "bicubic", "antialias": True},
+                {"width": width, "height": height, "keep_aspect": False, "filter": "bilinear", "antialias": False},
+            ],
             "scale": "value / 255",
             "layout": "NCHW float32",
             "padding_id": int(model.text.tokenizer.pad_token_id),
@@ -254,14 +305,14 @@ def _write_conformance(model: RetrievalModel, folder: Path, graphs: tuple[Path, 
             least = min(least, float(vector @ made))
             records["texts"].append({"text": sentence, "ids": ids[0].tolist(), "vector": _rounded(vector)})
         for picture in drawn_pictures(model.image_size):
+            buffer = io.BytesIO()
+            picture.save(buffer, "PNG", optimize=True)
             pixels = torch.from_numpy(np.array(picture, dtype=np.float32).transpose(2, 0, 1)[None] / 255)
             vector = ImageVector(model)(pixels)[0].numpy()
             count = image.get_inputs()[0].shape[0]
             batch = pixels.expand(count if isinstance(count, int) else 1, -1, -1, -1).contiguous()
             made = image.run(None, {"pixels": batch.numpy()})[0][0]
             least = min(least, float(vector @ made))
-            buffer = io.BytesIO()
-            picture.save(buffer, "PNG", optimize=True)
             records["pictures"].append(
                 {"png": base64.b64encode(buffer.getvalue()).decode(), "vector": _rounded(vector)}
             )

@@ -6,7 +6,7 @@ import { Tokenizer } from "@huggingface/tokenizers";
 import { PNG } from "pngjs";
 
 const read = (name) => JSON.parse(readFileSync(new URL(name, import.meta.url)));
-const { width, height } = read("preprocessing.json").resize;
+const { width, height } = read("preprocessing.json").resize[1];
 const tokenizer = new Tokenizer(read("tokenizer.json"), read("tokenizer_config.json"));
 const open = (name) => InferenceSession.create(new URL(name, import.meta.url).pathname);
 const [images, texts] = await Promise.all([open("image.onnx"), open("text.onnx")]);
