@@ -6,7 +6,7 @@
                                       (`--only TEXT`: those that contain it; slow ones need this)
     python tools/printed.py lists     write the lists of the figures in sentences anew: look at the diff
 
-Pages are README.md, docs/*.md and docs/zh/*.md. The markers in them are HTML comments:
+Pages are README.md, README.zh.md, docs/*.md and docs/zh/*.md. The markers in them are HTML comments:
 
     <!-- printed: COMMAND | PART | PART -->        before a text block: lines of what the command printed
     <!-- figures: NAME --> ... <!-- /figures -->   a table of tools/figures: a function, or a section of tables/*.md
@@ -58,7 +58,12 @@ RESULTS = ROOT / "docs/results"
 TEMPLATES = ROOT / "tools/figures/tables"
 LAB = ROOT / "lab"
 RECORD = "printed.json"
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs/zh").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "README.zh.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs/zh").glob("*.md")),
+]
 
 _FENCE = r"(?:^ *```.*?^ *```$)"
 _PRINTED = re.compile(

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
-PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "api")]
+READMES = [ROOT / "README.md", ROOT / "README.zh.md"]
+PAGES = [*READMES, *sorted(path for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "api")]
 """Every page whose blocks are executed: all but those made from docstrings."""
 _FENCE = re.compile(r"^( *)(`{3,})([^\n`]*)\n(.*?)^\1\2 *$", re.MULTILINE | re.DOTALL)
 _SHELL = {"&&", "||", "|", ";", ">", ">>", "<", "&"}

@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import unquote, urldefrag, urlsplit
 
 import pytest
-from doc_blocks import ROOT
+from doc_blocks import READMES, ROOT
 
 pytest.importorskip("mkdocs")
 sys.path.append(str(ROOT / "tools"))
@@ -85,8 +85,9 @@ def test_nothing_is_fetched_from_elsewhere(site: Path, pages: dict[Path, Page]) 
     assert found == []
 
 
-def test_readme_links_exist() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("readme", READMES, ids=lambda path: path.name)
+def test_readme_links_exist(readme: Path) -> None:
+    text = readme.read_text(encoding="utf-8")
     links = [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if not urlsplit(link).scheme]
     assert links
     assert [link for link in links if not (ROOT / urldefrag(link)[0]).exists()] == []
