@@ -132,7 +132,7 @@ def test_an_explanation_is_not_drawn_on_another_picture(tmp_path: Path, capsys: 
     assert "thumbnail" in asked(capsys, *words)
     library = seps.Library(store=tmp_path / "s")
     why = next(one for one in library.search(QUERY) if one.path.name == "p00.jpg").explain()
-    assert "changed" in why.explanation.note
+    assert "changed" in why.note
     assert abs(np.asarray(why.photo.convert("L")).mean() - grey) < 3
 
 

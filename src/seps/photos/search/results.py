@@ -195,6 +195,11 @@ class Explained:
     """Why `photo` is the thumbnail and not the file; empty where it is the file."""
 
     @property
+    def note(self) -> str:
+        """What took no part in the score, and why `photo` is not the file; empty where nothing is to be noted."""
+        return " ".join(filter(None, (self.explanation.note, self.photo_note)))
+
+    @property
     def score(self) -> float:
         """The score that the search gave it; words and patches add up to it."""
         return self.explanation.score
