@@ -120,8 +120,8 @@ class Result:
         if self.hit.parts:
             facts["parts"] = [{"part": str(term), "score": round(value, 6)} for term, value in self.parts]
         if self.hit.folded:
-            plain = Query((Term(""),))  # of copies the whole score alone
-            facts["folded"] = [replace(copy, query=plain).as_dict(absolute=absolute) for copy in self.folded]
+            copies = [replace(copy, hit=replace(copy.hit, parts=())) for copy in self.folded]  # the whole score alone
+            facts["folded"] = [copy.as_dict(absolute=absolute) for copy in copies]
         return facts
 
     def __repr__(self) -> str:
