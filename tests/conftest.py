@@ -31,7 +31,7 @@ if not torch.cuda.is_available():
     # Before anything imports triton: without a GPU its kernels run in the interpreter.
     os.environ["TRITON_INTERPRET"] = "1"
 sys.path.insert(0, str(Path(__file__).parent))
-from single_files import VARIANTS, module_of
+from single_files import module_of
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -81,12 +81,9 @@ def _leaves_torch_as_it_was() -> Iterator[None]:
     assert _switches() == before
 
 
-@pytest.fixture(scope="session", name="seps", params=["package", VARIANTS[-1]])
+@pytest.fixture(scope="session", name="seps", params=["package", "annotated-zh"])
 def _package_or_file(request: pytest.FixtureRequest) -> ModuleType:
-    """The package, then one of the files that `seps modules` writes.
-
-    The four hold the same code: `test_all_files_hold_the_same_code`.
-    """
+    """The package, then one of the files that `seps modules` writes."""
     import seps
 
     return seps if request.param == "package" else module_of(request.param)

@@ -1,4 +1,4 @@
-"""The four files that `seps modules` can write: both styles in both languages, as texts and as modules."""
+"""The files that `seps modules` can write: both styles in both languages, and the parts, as texts and as modules."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ import sys
 from functools import cache
 from types import ModuleType
 
-from seps.modules import LANGUAGES, STYLES, single_file
+from seps.modules import LANGUAGES, PARTS, STYLES, single_file
 
 VARIANTS = [f"{style}-{language}" for style in STYLES for language in LANGUAGES]
 
 
+PART_FILES = [f"{style}-{language}-{part}" for style in STYLES for language in LANGUAGES for part in PARTS]
+
+
 @cache
 def text_of(variant: str) -> str:
-    """The file of "annotated-en", "annotated-zh", "plain-en" or "plain-zh"."""
-    style, language = variant.split("-")
-    return single_file(style, language)
+    """The file of "annotated-en", "annotated-zh", "slim-en" or "slim-zh"; with "-sensors" and so on one part of it."""
+    style, language, *only = variant.split("-")
+    return single_file(style, language, only[0] if only else None)
 
 
 def execute(text: str, name: str) -> ModuleType:

@@ -34,7 +34,8 @@ def main() -> int:
     left = 0
     for language in LANGUAGES[1:]:
         for name, translation in check_translations(ROOT, language).items():
-            write(ROOT / f"{name}.{language}.yaml", translation)
+            if translation.used or translation.entries:
+                write(ROOT / f"{name}.{language}.yaml", translation)
             left += len(translation.missing) + len(translation.stale)
             if translation.missing or translation.stale:
                 print(f"{name}.{language}.yaml: {len(translation.missing)} to fill in, {len(translation.stale)} stale")

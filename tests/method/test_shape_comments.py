@@ -23,14 +23,15 @@ from seps import registry
 from seps.method.attribution import shares
 from seps.method.losses import identity, ratio, triplet
 from seps.method.select import hard_topk, keep_best
+from seps.modules.network import CrossSparseAggrNet
 from shape_comments import Watch
 from shape_source import Source
 
 PACKAGE = Path(seps.__file__).parent
-FILES = sorted((PACKAGE / "method").rglob("*.py"))
+FILES = [*sorted((PACKAGE / "method").rglob("*.py")), PACKAGE / "modules/network.py"]
 SHARE = 0.95
 B, T, P, N, M, L, C = 3, 4, 2, 20, 5, 7, 16
-LEGEND = {"B": {B, 1, T}, "T": {T, 0}, "P": {P}, "N": {N, N // 2}, "M": {M, L}, "C": {C, N}, "Q": {8}}
+LEGEND = {"B": {B, 1, T}, "T": {T, 0}, "P": {P, 1, 0}, "N": {N, N // 2}, "M": {M, L}, "C": {C, N}, "Q": {8}}
 """What a letter can be: the explanation takes one image, and merges an identity matrix instead of features; losses take
 T pairs; the aggregation takes also the kept half alone; the published pairing aligns a description as a caption."""
 NETWORKS = [
@@ -140,7 +141,18 @@ def run_parts() -> None:
     for paper, both_ways in itertools.product((False, True), (False, True)):
         align = seps.HRPA(C, 6, use_paper_version=paper, bidirectional=both_ways)
         align(tokens, words)
+        seps.mask_xattn_one_text(tokens, words)
         align(tokens, words, torch.arange(11).expand(B, -1) < torch.tensor([[11], [9], [6]]))
+
+
+def run_readable_network() -> None:
+    """That of the single file, in both modes."""
+    images, words, dense = torch.randn(B, 1 + N, C), torch.randn(T, M, C), torch.randn(T, L, C)
+    lengths, dense_lengths = torch.tensor([5, 1, 3, 4]), torch.tensor([7, 1, 2, 3])
+    for paper, dual, long in itertools.product((False, True), (False, True), ((), (dense, dense_lengths))):
+        net = CrossSparseAggrNet(C, N, 0.5, 0.8, paper, use_dual_aggr=dual, detach_patches=dual)
+        net(images, words, lengths, *long)
+        net.eval()(images[:, 1:], words)
 
 
 def run_sensors() -> None:
@@ -187,6 +199,7 @@ def watched() -> Watch:
         run_networks()
         run_own_ideas()
         run_parts()
+        run_readable_network()
         run_sensors()
         run_losses()
     return watch

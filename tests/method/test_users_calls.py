@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+import seps as package
 from messages import naming
 
 OPTIONS = {"embed_size": 32, "num_patches": 16, "sparse_ratio": 0.5, "aggr_ratio": 0.5}
@@ -180,9 +181,13 @@ def test_their_gumbel_keeps_the_plain_top_k(seps: Any, paper: bool) -> None:
         similarity.sum().backward()
         gradient = gumbel_net.sparse_net_cap.score_predictor[0].weight.grad
         assert gradient is not None and 0 < float(gradient.abs().max()) < 1e3
-    sampled = seps.PatchSlimming(
-        seps.SlimmingConfig.paper(embed_size=32, num_patches=16, num_prefix_tokens=0, decision="gumbel")
+
+
+def test_gumbel_samples_in_the_network() -> None:
+    sampled = package.PatchSlimming(
+        package.SlimmingConfig.paper(embed_size=32, num_patches=16, num_prefix_tokens=0, decision="gumbel")
     ).train()
+    images, words = torch.randn(4, 16, 32), torch.randn(5, 6, 32)
     masks_of = [sampled(images, words)[1][0].detach() for _ in range(3)]
     assert any(not torch.equal(masks_of[0], mask) for mask in masks_of[1:])
 
@@ -219,7 +224,7 @@ def test_a_checkpoint_of_several_gpus_loads(seps: Any) -> None:
     for make in (
         lambda: seps.MultiModalSDTPS(16, 12),
         lambda: seps.CrossSparseAggrNet(**OPTIONS, use_paper_version=True),
-        lambda: seps.PatchSlimming(seps.SlimmingConfig(**OPTIONS)),
+        lambda: package.PatchSlimming(package.SlimmingConfig(**OPTIONS)),
     ):
         saved, net = torch.nn.DataParallel(make()).state_dict(), make()
         assert all(name.startswith("module.") for name in saved)

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+import torch
 
-import seps
+import seps as package
 from seps.cli.main import main
-from seps.modules import LANGUAGES, MODULES
-from seps.modules.contents import DIFFERENCES, BundleError, first_sentence, legend, line_of
+from seps.modules import LANGUAGES, MODULES, PARTS, STYLES
+from seps.modules.contents import BundleError, first_sentence, legend, line_of, without_shapes
 from seps.modules.language import in_english
 from seps.modules.writer import read_translations
-from single_files import VARIANTS, text_of
+from single_files import PART_FILES, VARIANTS, module_of, text_of
 
-ROOT = Path(seps.__file__).parent
+ROOT = Path(package.__file__).parent
 CHINESE = read_translations(ROOT, "zh")
 WORDS = {
-    "en": ("Shapes: the axes", "The seven differences", "set +line", "acts +lines", ""),
-    "zh": ("形状：括号里", "七处差异", "设置  第", "作用  第", " 行"),  # noqa: RUF001
+    "en": ("Shapes: the axes of a tensor in brackets; a name such as `patches_BNC` ends with its axes.", "The seven"),
+    "zh": ("像 `patches_BNC` 这样的名称以它的各轴结尾。", "论文与其公开代码的七处差异"),
 }
-"""By language: how the legend and the table begin, and what stands around the numbers of lines."""
+"""By language: what stands before and behind the legend."""
 every_file = pytest.mark.parametrize("variant", VARIANTS)
 every_language = pytest.mark.parametrize("language", LANGUAGES)
 
@@ -34,17 +37,20 @@ def module_head(name: str, language: str) -> str:
 
 
 def sections(text: str) -> dict[str, list[str]]:
-    """The lines of each section by module name."""
-    parts = re.split(r"^# --- (.+)\.py$", text, flags=re.MULTILINE)
+    """The lines of each section by its title."""
+    parts = re.split(r"^# --- (.+)$", text, flags=re.MULTILINE)
     return {name: body.splitlines() for name, body in zip(parts[1::2], parts[2::2], strict=True)}
 
 
-def difference_rows(variant: str) -> dict[str, tuple[int, list[int]]]:
-    """By option: the line that sets it, and the lines where it acts."""
-    _, start, set_at, acts_at, end = WORDS[variant[-2:]]
-    table = text_of(variant).split(start, 1)[1].split('"""', 1)[0]
-    found = re.findall(rf"\d\. (\w+)\n.+\n.+\n +{set_at} (\d+){end}\n +{acts_at} ([\d, ]+){end}\n", table)
-    return {option: (int(at), [int(number) for number in acts.split(",")]) for option, at, acts in found}
+def difference_rows(variant: str) -> list[tuple[int, list[int]]]:
+    """By difference: the line that sets it, and the lines where it acts."""
+    front = text_of(variant).split('"""', 2)[1]
+    pattern = {
+        "en": r"\d\. .+: set in line (\d+), acts in lines ([\d, ]+)",
+        "zh": r"\d\. .+第 (\d+) 行设置.第 ([\d, ]+) 行",
+    }
+    found = re.findall(pattern[variant[-2:]], front)
+    return [(int(at), [int(number) for number in acts.split(",")]) for at, acts in found]
 
 
 @every_file
@@ -58,100 +64,176 @@ def test_torch_is_the_only_package_imported(variant: str) -> None:
     assert imported - sys.stdlib_module_names == {"torch"}
 
 
-@every_language
-def test_annotated_file_has_every_head_in_full(language: str) -> None:
-    found = sections(text_of(f"annotated-{language}"))
-    assert tuple(found) == MODULES
-    for name, lines in found.items():
-        head = [f"# {line}".rstrip() for line in module_head(name, language).splitlines()]
-        assert lines[1 : 3 + len(head)] == ["#", *head, ""], name
+@every_file
+def test_the_file_opens_with_the_classes_that_users_call(variant: str) -> None:
+    names = list(spans(variant))
+    wanted = ["TokenSparse", "TokenAggregation", "DualTokenAggregation", "HRPA", "CrossSparseAggrNet"]
+    if variant.startswith("annotated"):
+        wanted += ["MultiModalSDTPS"]
+    wanted += ["SEPSLoss", "ContrastiveLoss", "RatioLoss"]
+    classes = [name for name in names if name in wanted]
+    assert classes == wanted
+    assert names[0] == "TokenSparse" and spans(variant)["TokenSparse"] < 150
+    # Functions, checks and the self test come behind the last class of the list.
+    order = [
+        spans(variant)[name] for name in (wanted[-1], "combine_scores", "InputError", "self_test") if name in names
+    ]
+    assert order == sorted(order)
 
 
-@every_language
-def test_plain_file_has_one_line_docstrings_and_no_comments_beside_code(language: str) -> None:
-    text = text_of(f"plain-{language}")
-    for name, lines in sections(text).items():
-        assert lines[2] == f"# {first_sentence(module_head(name, language))}" and lines[3] == "", name
+def spans(variant: str) -> dict[str, int]:
+    """The line of each function and class."""
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    return {node.name: node.lineno for node in ast.parse(text_of(variant)).body if isinstance(node, kinds)}
+
+
+@every_file
+def test_the_file_stays_short(variant: str) -> None:
+    assert len(text_of(variant).splitlines()) <= (2200 if variant.startswith("annotated") else 900)
+
+
+@pytest.mark.parametrize("variant", [*VARIANTS, *PART_FILES])
+def test_the_file_names_nothing_that_it_does_not_have(variant: str) -> None:
+    text = text_of(variant)
     tree = ast.parse(text)
+    defined = set(dir(builtins))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            defined.add(node.name)
+        elif isinstance(node, ast.arg):
+            defined.add(node.arg)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            defined.add(node.id)
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            defined.add(node.name)
+        elif isinstance(node, ast.alias):
+            defined.add((node.asname or node.name).split(".")[0])
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    assert used <= defined | {"__name__"}, used - defined
+    for word in ("regist", "plugin", "plug-in", "SlimmingConfig", "PatchSlimming", "LossConfig", "from_config"):
+        assert word not in text, word
+    imported = {
+        name for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom) for name in bound(node)
+    }
+    assert imported <= used | {"annotations"}, imported - used
+
+
+def bound(node: ast.Import | ast.ImportFrom) -> list[str]:
+    return [(alias.asname or alias.name).split(".")[0] for alias in node.names]
+
+
+@pytest.mark.parametrize("variant", [*VARIANTS, *PART_FILES])
+def test_every_forward_walks_in_numbered_steps(variant: str) -> None:
+    text = text_of(variant)
+    word = {"en": r"# Steps? ", "zh": r"# 第 "}[variant.split("-")[1]]
+    walked = 0
+    for node in ast.parse(text).body:
+        for method in node.body if isinstance(node, ast.ClassDef) else []:
+            if isinstance(method, ast.FunctionDef) and method.name == "forward":
+                source = ast.get_source_segment(text, method) or ""
+                steps = re.findall(word + r"(\d)", source)
+                assert steps and steps[0] == "1" and steps == sorted(steps), node.name
+                assert all(re.search(r"\([A-Z.]|scalar|标量", line) for line in step_lines(source, word)), node.name
+                walked += 1
+    assert walked >= (2 if variant.count("-") > 1 else 8)
+
+
+def step_lines(source: str, word: str) -> list[str]:
+    return [line for line in source.splitlines() if re.match(r"\s*" + word, line) and "losses" not in line]
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_has_its_classes_alone(part: str) -> None:
+    wanted = {
+        "sdtps": {"TokenSparse", "TokenAggregation", "DualTokenAggregation"},
+        "sensors": {"TokenSparse", "TokenAggregation", "MultiModalSDTPS"},
+        "losses": {"SEPSLoss", "ContrastiveLoss", "RatioLoss"},
+    }
+    for style in STYLES:
+        made = module_of(f"{style}-en-{part}")
+        assert set(made.__all__) == wanted[part]
+        modules = {
+            name for name, value in vars(made).items() if isinstance(value, type) and issubclass(value, torch.nn.Module)
+        }
+        assert modules == wanted[part]
+
+
+def test_the_slim_file_has_both_modes_and_no_checks() -> None:
+    slim = module_of("slim-en")
+    for paper, count in ((False, 291), (True, 1198)):
+        net = slim.CrossSparseAggrNet(32, 16, 0.5, 0.5, use_paper_version=paper)
+        assert sum(weight.numel() for weight in net.parameters()) == count
+    assert not [name for name in vars(slim) if re.match("_?check_", name)]
+
+
+@every_language
+def test_annotated_file_has_every_head(language: str) -> None:
+    text = text_of(f"annotated-{language}")
+    commented = [line[2:] if line.startswith("# ") else line[1:] for line in text.splitlines() if line.startswith("#")]
+    for name in MODULES:
+        if name != "method/config":
+            head = without_shapes(module_head(name, language)).splitlines()
+            assert "\n".join(head) in "\n".join(commented), name
+
+
+@every_language
+def test_slim_file_has_one_line_docstrings(language: str) -> None:
+    tree = ast.parse(text_of(f"slim-{language}"))
     strings = [
         node
         for node in ast.walk(tree)
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and node is not tree.body[0]
     ]
-    assert len(strings) > 100
+    assert len(strings) > 50
     assert [node.lineno for node in strings if node.lineno != node.end_lineno] == []
-    assert [line for line in text.splitlines() if re.search(r"\S  # (?!type:|noqa)", line)] == []
-    annotated = text_of(f"annotated-{language}").splitlines()
-    assert any(re.search(r"\S  # (?!type:|noqa)", line) for line in annotated)
-
-
-def test_all_files_hold_the_same_code() -> None:
-    def code(text: str) -> str:
-        tree = ast.parse(text)
-        for node in ast.walk(tree):
-            body = getattr(node, "body", None)
-            if isinstance(body, list):
-                node.body = [one for one in body if not (isinstance(one, ast.Expr) and is_text(one.value))]
-        return ast.dump(tree)
-
-    def is_text(value: ast.expr) -> bool:
-        return isinstance(value, ast.Constant) and isinstance(value.value, str)
-
-    assert len({code(text_of(variant)) for variant in VARIANTS}) == 1
 
 
 @every_file
 def test_contents_give_the_line_of_each_section(variant: str) -> None:
     lines = text_of(variant).splitlines()
-    listed = re.findall(r"^ +(\d+): (\S+)\.py  (.+)$", text_of(variant), re.MULTILINE)
-    assert [name for _, name, _ in listed] == list(MODULES)
-    for number, name, told in listed:
-        assert lines[int(number) - 1] == f"# --- {name}.py"
-        assert told == first_sentence(module_head(name, variant[-2:]))
+    listed = re.findall(r"^ +(\d+): (.+?)(?:  .+)?$", text_of(variant).split('"""', 2)[1], re.MULTILINE)
+    assert len(listed) > 8
+    for number, title in listed:
+        first = title.split(",")[0]
+        assert lines[int(number) - 1] in (f"# --- {title}", f"class {first}(nn.Module):"), title
 
 
 @every_file
-def test_legend_explains_every_symbol_of_the_sections(variant: str) -> None:
-    text, (start, end, *_) = text_of(variant), WORDS[variant[-2:]]
+def test_legend_explains_every_symbol_of_the_file(variant: str) -> None:
+    text, (start, end) = text_of(variant), WORDS[variant[-2:]]
     rows = [row for row in text.split(start, 1)[1].split(end)[0].splitlines() if row.startswith("    ")]
-    legend = dict(row.strip().split("  ", 1) for row in rows)
-    assert len(legend) == len(rows) > 15 and all(re.fullmatch("[A-Z]", symbol) for symbol in legend), legend
-    said = {
-        "en": [
-            "words of a caption; sensors",
-            "kept patches; image tokens",
-            "the similarity of an image and a text; columns",
-        ],
-        "zh": ["短文本的词；传感器", "保留的图块；图像 token", "图像与文本的相似度；列"],  # noqa: RUF001
-    }
-    assert [legend[symbol] for symbol in "MKS"] == said[variant[-2:]]
-    suffixes = set(re.findall(r"\b[a-z_]+_([A-Z]{1,4})\b", text.split("# --- ", 1)[1]))
-    assert len(suffixes) > 10
+    legend = dict(item.strip().split(" ", 1) for item in " ".join(rows).replace("    ", " ").split("; "))
+    assert len(legend) > 14 and all(re.fullmatch("[A-Z]", symbol) for symbol in legend), legend
+    suffixes = set(re.findall(r"\b[a-z_]+_([A-Z]{1,4})\b", text.split('"""', 2)[2]))
+    assert len(suffixes) > 8
     assert {symbol for suffix in suffixes for symbol in suffix} <= set(legend)
 
 
 @every_file
 def test_differences_name_the_lines_where_options_act(variant: str) -> None:
     lines, rows = text_of(variant).splitlines(), difference_rows(variant)
-    options = ["scoring", "dense", "aggregation", "alignment", "similarity", "decision", "ratio_form"]
-    assert list(rows) == options
-    # What a line says that reads the option, under its own name or the name the value has further on.
-    words = {
-        "scoring": r"scoring ==|if (not )?self\.use_paper_version",
-        "dense": r"\bdense (==|!=|in)",
-        "aggregation": r'aggregation == "dual"',
-        "alignment": r'alignment == "topk"|mlp is None',
-        "similarity": r'similarity == "leaky"|if leaky:',
-        "decision": r"self\.decision (==|in)|decision=config\.decision",
-        "ratio_form": r"form == |self\.form or",
-    }
-    for option, (set_at, acts) in rows.items():
-        assert re.match(rf"    {option}: \w+( \| str)? = ", lines[set_at - 1]), option
+    words = [
+        ("use_paper_version: bool", r"if not self\.use_paper_version"),
+        ("use_paper_version: bool", r"if not self\.use_paper_version|for tokens, \(text"),
+        ("use_dual_aggr: bool", r"self\.use_dual_aggr"),
+        ("use_paper_version: bool", r"relevance_mlp\(top_k\) if|if mlp is None"),
+        ("scan: bool", r"self\.scan =|if leaky"),
+        ("use_gumbel_softmax: bool", r'self\.decision == "topk"|return gumbel_topk\('),
+        ("ratio_form: RatioForm", r'if form == "'),
+    ]
+    assert len(rows) == len(words)
+    for (set_at, acts), (option, pattern) in zip(rows, words, strict=True):
+        assert option in lines[set_at - 1], option
         for number in acts:
-            assert re.search(words[option], lines[number - 1]), (option, number, lines[number - 1])
-        # Every line of the network that reads the option is named.
-        readers = {i for i, line in enumerate(lines, start=1) if re.search(rf"\bconfig\.{option}\b(?!,)", line)}
-        assert readers <= set(acts), (option, [lines[i - 1] for i in readers - set(acts)])
+            assert re.search(pattern, lines[number - 1]), (option, number, lines[number - 1])
+
+
+def test_print_shows_beta_and_the_numbers_of_patches(seps: ModuleType) -> None:
+    net = seps.CrossSparseAggrNet(64, 196, use_paper_version=True) if seps is not package else None
+    if net is not None:
+        assert "beta=0.25" in repr(net) and "196 -> 98 -> 39" in repr(net)
+    sensors = repr(seps.MultiModalSDTPS(64, 128))
+    assert "beta=0.25" in sensors and "128 -> 64 -> 25" in sensors
 
 
 def test_a_difference_whose_line_is_gone_stops_the_making() -> None:
@@ -162,18 +244,10 @@ def test_a_difference_whose_line_is_gone_stops_the_making() -> None:
 
 
 def test_a_head_whose_shapes_cannot_be_read_stops_the_making() -> None:
-    assert legend({"a": "Head.\n\nShapes: B images,\nN patches."}, in_english)[0] == "    B  images"
+    assert legend({"a": "Head.\n\nShapes: B images,\nN patches."}, in_english)[0].startswith("    B images; D ")
     for shapes in ("B images, the best Z of them", "B images, N", "B images; n patches, n lines"):
         with pytest.raises(BundleError, match="capital"):
             legend({"a": f"Head.\n\nShapes: {shapes}."}, in_english)
-
-
-def test_options_of_the_table_are_those_of_the_presets() -> None:
-    paper, code = seps.SlimmingConfig.paper(), seps.SlimmingConfig.open_source()
-    for row in DIFFERENCES[:6]:
-        assert f'"{getattr(code, row.option)}"' in row.code
-        if row.option != "decision":  # the preset takes the code's: top-K
-            assert f'"{getattr(paper, row.option)}"' in row.paper
 
 
 def test_first_sentence_reads_over_abbreviations() -> None:

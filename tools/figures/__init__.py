@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from figures import jobs, scoring, studies
+from figures import differences, jobs, scoring, studies
 from figures.raw import Results
 
 TABLES: dict[str, Callable[[Results], str]] = {
@@ -20,4 +20,5 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "cold-start": jobs.cold_start,
     "kernel-tests": jobs.kernel_tests,
     "ablation": studies.ablation,
+    **differences.TABLES,
 }

@@ -12,7 +12,7 @@ from probes.bench import Bench
 from probes.registry import Gone, probe
 from probes.values import Prose
 
-VARIANTS = ("annotated en", "annotated zh", "plain en", "plain zh")
+VARIANTS = ("annotated en", "annotated zh")
 COMPUTE = """
 import importlib, json, sys
 sys.path.insert(0, sys.argv[1])

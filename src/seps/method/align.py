@@ -41,34 +41,6 @@ def pool_relevance(
     return pooled + float_apply(mlp, top).squeeze(-1)  # (B, E) -> (B,)
 
 
-def align(
-    similarity_BMK: Tensor,
-    word_mask_BM: Tensor | None = None,
-    token_mask_BK: Tensor | None = None,
-    *,
-    leaky: bool = False,
-    bidirectional: bool = True,
-    top_k: int = 0,
-    mlp: nn.Module | None = None,
-) -> Tensor:
-    """`S` of Eq. 5 from the cosines `A_jk` of words and image tokens: (B, M, K) -> (B,).
-
-    word -> patch `r_j = max_k A_jk`, patch -> word `c_k = max_j A_jk`, each pooled by `pool_relevance`, and added.
-
-    Args:
-        word_mask_BM, token_mask_BK: True at words and tokens that count; None: all do.
-        leaky: a leaky ReLU of slope 0.1 on the cosines first, as the published code has it.
-        bidirectional: False leaves out patch -> word.
-        top_k, mlp: of `pool_relevance`.
-    """
-
-    def pool(best: Tensor, mask: Tensor | None) -> Tensor:
-        return pool_relevance(best, mask, top_k=top_k, mlp=mlp)  # (B, X) -> (B,)
-
-    rows, columns = largest(similarity_BMK.float(), word_mask_BM, token_mask_BK)  # (B, M), (B, K)
-    return pool_both(pool, rows, columns, word_mask_BM, token_mask_BK, leaky=leaky, bidirectional=bidirectional)  # (B,)
-
-
 def pool_both(
     pool: Callable[[Tensor, Tensor | None], Tensor],
     rows_BM: Tensor,
@@ -88,62 +60,36 @@ def pool_both(
 
 
 def largest(
-    similarity_BMK: Tensor, word_mask_BM: Tensor | None = None, token_mask_BK: Tensor | None = None
+    similarity: Tensor, word_mask: Tensor | None = None, token_mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Best token of each word, best word of each token: (B, M, K) -> (B, M), (B, K). Masks are True at what counts."""
-    lowest = torch.finfo(similarity_BMK.dtype).min
-    rows = columns = similarity_BMK
-    if token_mask_BK is not None:
-        rows = similarity_BMK.masked_fill(~token_mask_BK[:, None, :], lowest)  # (B, M, K)
-    if word_mask_BM is not None:
-        columns = similarity_BMK.masked_fill(~word_mask_BM[:, :, None], lowest)  # (B, M, K)
-    return rows.amax(dim=2), columns.amax(dim=1)  # (B, M), (B, K)
+    """Best token of each word, best word of each token: (..., M, K) -> (..., M), (..., K). Masks are True at both."""
+    lowest = torch.finfo(similarity.dtype).min
+    rows = columns = similarity
+    if token_mask is not None:
+        rows = similarity.masked_fill(~token_mask[..., None, :], lowest)  # (..., M, K)
+    if word_mask is not None:
+        columns = similarity.masked_fill(~word_mask[..., :, None], lowest)  # (..., M, K)
+    return rows.amax(dim=-1), columns.amax(dim=-2)  # (..., M), (..., K)
 
 
-def mask_xattn_one_text(
-    img_embs: Tensor,
-    cap_i_expand: Tensor,
-    img_mask: Tensor | None = None,
-    i2t: bool = True,
-    scan: bool = True,
-    use_paper_version: bool = False,
-    top_k: int = 5,
-    relevance_mlp: nn.Module | None = None,
-) -> Tensor:
-    """Eq. 5 for one text against B images, in the call shape of the published function.
-
-    Args:
-        img_embs: (B, K, C) image tokens, L2-normalised.
-        cap_i_expand: (B, M, C) words, L2-normalised.
-        img_mask: (B, K), 1 at valid tokens.
-        i2t: add the patch -> word direction.
-        scan: LeakyReLU of slope 0.1 on the cosines.
-        use_paper_version: add `relevance_mlp`, (..., top_k) -> (..., 1), of the `top_k` best of each direction.
-
-    Returns:
-        (B, 1) similarities.
-    """
+def check_pairs(img_embs: Tensor, words: Tensor, img_mask: Tensor | None) -> None:
+    """Raise `InputError` unless tokens (B, K, C), words (B, M, C) and the mask (B, K) of the tokens fit each other."""
     check_features("img_embs", img_embs, "images, tokens, width")
-    check_features("cap_i_expand", cap_i_expand, "images, words, width", img_embs.shape[-1])
-    if img_embs.shape[0] != cap_i_expand.shape[0]:
+    check_features("cap_i_expand", words, "images, words, width", img_embs.shape[-1])
+    if img_embs.shape[0] != words.shape[0]:
         raise InputError(
-            f"img_embs holds {img_embs.shape[0]} images and cap_i_expand {cap_i_expand.shape[0]} rows; repeat the "
-            "words once per image."
+            f"img_embs holds {img_embs.shape[0]} images and cap_i_expand {words.shape[0]} rows; repeat the words once "
+            "per image."
         )
-    similarity = float_matmul(cap_i_expand, img_embs.transpose(1, 2))  # (B, M, C), (B, K, C) -> (B, M, K)
-    token_mask = None
-    if img_mask is not None:
-        check_tensor("img_mask", img_mask, "images, tokens")
-        token_mask = img_mask > 0.5  # (B, K)
-        if token_mask.shape != img_embs.shape[:2]:
-            raise InputError(
-                f"img_mask must have the shape (images, tokens) = {tuple(img_embs.shape[:2])}, but its shape is "
-                f"{tuple(token_mask.shape)}."
-            )
-        check_rows_hold_one("img_mask", token_mask)
-    mlp = relevance_mlp if use_paper_version else None
-    score = align(similarity, None, token_mask, leaky=scan, bidirectional=i2t, top_k=top_k, mlp=mlp)  # (B,)
-    return score[:, None]  # (B,) -> (B, 1)
+    if img_mask is None:
+        return
+    check_tensor("img_mask", img_mask, "images, tokens")
+    if img_mask.shape != img_embs.shape[:2]:
+        raise InputError(
+            f"img_mask must have the shape (images, tokens) = {tuple(img_embs.shape[:2])}, but its shape is "
+            f"{tuple(img_mask.shape)}."
+        )
+    check_rows_hold_one("img_mask", img_mask > 0.5)
 
 
 class HRPA(nn.Module):
@@ -151,10 +97,10 @@ class HRPA(nn.Module):
 
     Flow::
 
-        A_jk = cos(word j, token k)                         (B, M, K), LeakyReLU(0.1) if `scan`
-        r_j = max_k A_jk   word -> patch                    (B, M)
-        c_k = max_j A_jk   patch -> word                    (B, K)
-        S = mean r + MLP(top-k r) + mean c + MLP(top-k c)   the MLP with `use_paper_version` alone
+        1 cosines  A_jk = cos(word j, token k)                         (B, M, K), LeakyReLU(0.1) if `scan`
+        2 maxima   r_j = max_k A_jk   word -> patch                    (B, M)
+                   c_k = max_j A_jk   patch -> word                    (B, K)
+        3 pooling  S = mean r + MLP(top-k r) + mean c + MLP(top-k c)   the MLP with `use_paper_version` alone
 
     Args:
         embed_dim: width C (kept for the published signature; no weight depends on it).
@@ -175,12 +121,15 @@ class HRPA(nn.Module):
         super().__init__()
         if top_k < 1:
             raise InputError(f"top_k must be at least 1, but {top_k!r} came.")
-        self.embed_dim = embed_dim
-        self.top_k = top_k
-        self.use_paper_version = use_paper_version
-        self.bidirectional = bidirectional
+        self.embed_dim, self.top_k = embed_dim, top_k
+        self.use_paper_version, self.bidirectional = use_paper_version, bidirectional
         self.scan = not use_paper_version if scan is None else scan
-        self.relevance_mlp = relevance_mlp(top_k) if use_paper_version else None
+        self.relevance_mlp: nn.Module | None = relevance_mlp(top_k) if use_paper_version else None
+
+    def extra_repr(self) -> str:
+        """Settings shown by `print(module)`."""
+        pooling = f"mean + MLP of the {self.top_k} best" if self.use_paper_version else "mean"
+        return f"{pooling}, {'LeakyReLU(0.1) of the cosine' if self.scan else 'cosine'}"
 
     def pool(self, best: Tensor, mask: Tensor | None = None) -> Tensor:
         """One direction of Eq. 5 from its maxima r or c: (B, X) -> (B,); `mask` (B, X) is True at valid ones."""
@@ -199,15 +148,40 @@ class HRPA(nn.Module):
         rows, columns = largest(similarity.float(), word_mask, token_mask)  # (B, M), (B, K)
         return self.pool_both(rows, columns, word_mask, token_mask)  # (B,)
 
-    def forward(self, patch_features: Tensor, word_features: Tensor, patch_mask: Tensor | None = None) -> Tensor:
-        """S of Eq. 5 from L2-normalised tokens (B, K, C) and words (B, M, C) -> (B, 1)."""
-        return mask_xattn_one_text(  # (B, K, C), (B, M, C) -> (B, 1)
-            patch_features,
-            word_features,
-            patch_mask,
-            i2t=self.bidirectional,
-            scan=self.scan,
-            use_paper_version=self.use_paper_version,
-            top_k=self.top_k,
-            relevance_mlp=self.relevance_mlp,
-        )
+    def forward(
+        self,
+        patch_features: Tensor,
+        word_features: Tensor,
+        patch_mask: Tensor | None = None,
+        word_mask: Tensor | None = None,
+    ) -> Tensor:
+        """S of Eq. 5 from L2-normalised tokens (B, K, C) and words (B, M, C) -> (B, 1); masks are 1 at what counts."""
+        check_pairs(patch_features, word_features, patch_mask)
+        tokens_valid = None if patch_mask is None else patch_mask > 0.5  # (B, K)
+        # Step 1, cosines: words (B, M, C) and tokens (B, K, C) -> A (B, M, K)
+        cosines = float_matmul(word_features, patch_features.transpose(1, 2))  # (B, M, C), (B, K, C) -> (B, M, K)
+        # Step 2, maxima: A (B, M, K) -> best token of each word r (B, M), best word of each token c (B, K)
+        rows, columns = largest(cosines, word_mask, tokens_valid)  # (B, M), (B, K)
+        # Step 3, pooling: mean r + mean c, and with use_paper_version the MLP of the top_k best of each -> S (B, 1)
+        return self.pool_both(rows, columns, word_mask, tokens_valid)[:, None]  # (B, M), (B, K) -> (B, 1)
+
+
+def mask_xattn_one_text(
+    img_embs: Tensor,
+    cap_i_expand: Tensor,
+    img_mask: Tensor | None = None,
+    i2t: bool = True,
+    scan: bool = True,
+    use_paper_version: bool = False,
+    top_k: int = 5,
+    relevance_mlp: nn.Module | None = None,
+) -> Tensor:
+    """Eq. 5 for one text against B images, in the call shape of the published function; `HRPA` has its steps.
+
+    img_embs (B, K, C) and cap_i_expand (B, M, C) are L2-normalised, img_mask (B, K) is 1 at valid tokens -> (B, 1).
+    `i2t` adds patch -> word, `scan` is LeakyReLU(0.1), `use_paper_version` adds `relevance_mlp` of the `top_k` best.
+    """
+    hrpa = HRPA(top_k=top_k, bidirectional=i2t, scan=scan)
+    hrpa.relevance_mlp = relevance_mlp if use_paper_version else None
+    score: Tensor = hrpa(img_embs, cap_i_expand, img_mask)  # (B, K, C), (B, M, C) -> (B, 1)
+    return score

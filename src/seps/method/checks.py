@@ -97,12 +97,18 @@ def length_mask(
     rows, longest = tensor.shape[0], tensor.shape[1]
     if lengths is None:
         return torch.ones(rows, longest, dtype=torch.bool, device=tensor.device)  # (R, L)
-    try:
-        values = torch.as_tensor(lengths)  # (R,)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"{name} must hold {rows} whole numbers, one per text, but got {lengths!r}.") from error
+    check_numbers(name, lengths, rows)
+    values = torch.as_tensor(lengths)  # (R,)
     check_lengths(name, values, rows, longest, allow_empty=allow_empty)
     return torch.arange(longest, device=tensor.device)[None, :] < values.to(tensor.device)[:, None]  # (R, L)
+
+
+def check_numbers(name: str, lengths: Tensor | Sequence[int], rows: int) -> None:
+    """Raise `InputError` unless the lengths are numbers."""
+    try:
+        torch.as_tensor(lengths)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"{name} must hold {rows} whole numbers, one per text, but got {lengths!r}.") from error
 
 
 def check_lengths(name: str, values: Tensor, rows: int, longest: int, *, allow_empty: bool = False) -> None:
@@ -124,6 +130,20 @@ def check_rows_hold_one(name: str, mask: Tensor) -> None:
     if mask.numel() and _inspectable() and not bool(mask.any(dim=-1).all()):
         row = int((~mask.any(dim=-1)).nonzero()[0, 0])
         raise InputError(f"{name} leaves row {row} without any valid position; every image needs at least one.")
+
+
+def check_attentions(tokens: Tensor, own: Tensor, caption: Tensor, dense: Tensor | None) -> None:
+    """Raise `InputError` unless the attentions are (B, N), as the patches (B, N, C) are."""
+    given: dict[str, Any] = {"attention_x": own, "attention_y": caption}
+    if dense is not None:
+        given["attention_y_dense"] = dense
+    for name, attention in given.items():
+        check_tensor(name, attention, "images, patches")
+        if attention.shape != tokens.shape[:2]:
+            raise InputError(
+                f"{name} must have the shape (images, patches) of tokens, {tuple(tokens.shape[:2])}, but its "
+                f"shape is {tuple(attention.shape)}."
+            )
 
 
 def check_patch_mask(mask: Tensor, patches: Tensor) -> None:
@@ -156,6 +176,18 @@ def check_one_each(dense: Tensor, batch: int) -> None:
         raise InputError(
             f"dense holds {dense.shape[0]} descriptions for {batch} images; it belongs to the images, one each "
             "(length 0 for an image without one)."
+        )
+
+
+def check_pairing(captions: Tensor, dense: Tensor | None) -> None:
+    """Raise `InputError` unless there is one dense text (T, L, C) for each caption (T, M, C), or none at all."""
+    if dense is None:
+        return
+    check_features("long_cap_embs", dense, "texts, words, width", captions.shape[-1])
+    if dense.shape[0] != captions.shape[0] or not len(captions):
+        raise InputError(
+            f"long_cap_embs holds {dense.shape[0]} texts for {captions.shape[0]} captions; the published pairing needs "
+            "one each, and one caption or more."
         )
 
 

@@ -25,7 +25,7 @@ from seps.method.align import HRPA
 from seps.method.checks import InputError
 from seps.method.config import SlimmingConfig
 from seps.method.network import PatchSlimming
-from seps.method.parts import OwnAggregation, OwnAlignment
+from seps.method.parts import OwnAggregation, OwnAlignment, OwnDecision
 from seps.method.select import TokenSparse
 from seps.method.tokens import DualTokenAggregation, TokenAggregation
 from seps.registry import FORMS
@@ -60,6 +60,7 @@ _METHODS: dict[type, dict[str, Any]] = {
     for kind in (
         PatchSlimming,
         TokenSparse,
+        OwnDecision,
         TokenAggregation,
         DualTokenAggregation,
         OwnAggregation,
@@ -137,9 +138,10 @@ def _unknown_selection(net: PatchSlimming) -> str | None:
     names = ["sparse_net_cap", *(["sparse_net_long"] if net.config.uses_dense_branch else [])]
     for name in names:
         module = getattr(net, name)
-        if type(module) is not TokenSparse:
+        kind = OwnDecision if "decision" in net.forms else TokenSparse
+        if type(module) is not kind:
             return f"{name} is a {type(module).__name__}"
-        changed = _changed(name, module, TokenSparse)
+        changed = _changed(name, module, kind)
         if changed is not None:
             return changed
         expected = (net.config.decision, net.config.sparse_ratio, net.config.scoring == "learned")

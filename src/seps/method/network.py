@@ -30,7 +30,16 @@ from seps.method.checks import (
 )
 from seps.method.config import Branch, SlimmingConfig
 from seps.method.encoded import ImageSide, TextScore
-from seps.method.parts import Guides, IdeaPart, OwnAggregation, OwnAlignment, check_decision, checked_result, own_part
+from seps.method.parts import (
+    Guides,
+    IdeaPart,
+    OwnAggregation,
+    OwnAlignment,
+    OwnDecision,
+    check_decision,
+    checked_result,
+    own_part,
+)
 from seps.method.precision import float_matmul
 from seps.method.score import combine_scores, cosine_attention, masked_mean
 from seps.method.select import TokenSparse, extra_token
@@ -112,15 +121,16 @@ class PatchSlimming(nn.Module):
         return part
 
     def _sparse_net(self, decision: IdeaPart | None = None) -> TokenSparse:
-        config = self.config
+        config, own = self.config, self._own("decision", decision)
+        if own is not None:
+            return OwnDecision(own, config)
         return TokenSparse(
             config.embed_size,
             config.sparse_ratio,
             config.scoring == "learned",
-            decision=config.decision,
+            decision=config.decision,  # type: ignore[arg-type]
             temperature=config.temperature,
             sharpness=config.sharpness,
-            decide_by=self._own("decision", decision),
         )
 
     def _branch_net(self, name: str) -> TokenSparse:

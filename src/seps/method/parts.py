@@ -19,6 +19,7 @@ from seps.method.align import HRPA
 from seps.method.checks import InputError
 from seps.method.config import SlimmingConfig
 from seps.method.precision import float_matmul
+from seps.method.select import TokenSparse, kept_counts
 from seps.method.tokens import merge
 from seps.registry import FORMS, OWN, promised, registered
 
@@ -60,6 +61,26 @@ def check_decision(name: str, keep: Tensor) -> None:
             f"The decision {name!r} promises form={FORMS['decision']!r}, so D must hold zeros and ones alone, and "
             f"{float(keep.min()):.3g} to {float(keep.max()):.3g} came; register it without the form to keep weights."
         )
+
+
+class OwnDecision(TokenSparse):
+    """A decision of somebody's own, in the place of the K best."""
+
+    def __init__(self, decide: IdeaPart, config: SlimmingConfig) -> None:
+        super().__init__(config.embed_size, config.sparse_ratio, config.scoring == "learned")
+        self.decision: str = config.decision  # type: ignore[assignment]
+        self.decide_by = decide
+
+    def decide(self, scores: Tensor, valid: Tensor | None = None, full_score: Tensor | float = 1.0) -> Tensor:
+        """D (B, N) for `scores` (B, N)."""
+        keep = self.decide_by(scores.float(), kept_counts(scores, self.sparse_ratio, valid), valid)  # (..., N)
+        if not isinstance(keep, Tensor) or keep.shape != scores.shape:
+            raise InputError(
+                f"The decision {self.decision!r} must return D of the scores' shape {tuple(scores.shape)}, and "
+                f"returned {tuple(keep.shape) if isinstance(keep, Tensor) else type(keep).__name__}."
+            )
+        # Padding is never kept, whatever the idea does with it.
+        return keep.float() if valid is None else keep.float() * valid  # (..., N)
 
 
 class OwnAggregation(nn.Module):
@@ -117,10 +138,16 @@ class OwnAlignment(HRPA):
         found = self.idea(similarity, word_mask, token_mask)  # (B,)
         return checked_result("An alignment", found, (similarity.shape[0],)).float()  # (B,)
 
-    def forward(self, patch_features: Tensor, word_features: Tensor, patch_mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        patch_features: Tensor,
+        word_features: Tensor,
+        patch_mask: Tensor | None = None,
+        word_mask: Tensor | None = None,
+    ) -> Tensor:
         """S from L2-normalised tokens (B, K, C) and words (B, M, C) -> (B, 1)."""
         cosines = float_matmul(word_features, patch_features.transpose(1, 2))  # (B, M, C), (B, K, C) -> (B, M, K)
-        return self.align(cosines, None, None if patch_mask is None else patch_mask > 0.5)[:, None]  # (B, 1)
+        return self.align(cosines, word_mask, None if patch_mask is None else patch_mask > 0.5)[:, None]  # (B, 1)
 
 
 class Guides(nn.Module):

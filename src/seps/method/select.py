@@ -11,13 +11,13 @@ Shapes: B images, N patches, C width, K kept patches.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import NamedTuple, get_args
+from collections.abc import Mapping
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 
-from seps.method.checks import InputError, check_features, check_ratio, check_tensor, is_compiling
+from seps.method.checks import InputError, check_attentions, check_features, check_ratio, is_compiling
 from seps.method.config import DecisionKind
 from seps.method.precision import float_apply, float_matmul
 from seps.method.relaxation import FAR, soft_topk
@@ -55,10 +55,10 @@ def keep_best(scores_BN: Tensor, count_B1: Tensor) -> Tensor:
 def hard_topk(scores_BN: Tensor, ratio: float, valid_BN: Tensor | None = None) -> Tensor:
     """D: 1 at the K best-scored valid patches, 0 elsewhere, (B, N) float32, without gradient."""
     scores = scores_BN.detach().float()  # (B, N)
-    if valid_BN is None and not (is_compiling() or torch.onnx.is_in_onnx_export()):
-        return _keep_best_of_all(scores, num_kept(scores.shape[-1], ratio))  # (B, N)
     if valid_BN is not None:
         scores = scores.masked_fill(~valid_BN, float("-inf"))  # (B, N)
+    elif not (is_compiling() or torch.onnx.is_in_onnx_export()):
+        return _keep_best_of_all(scores, num_kept(scores.shape[-1], ratio))  # (B, N)
     return keep_best(scores, kept_counts(scores, ratio, valid_BN))  # (B, N)
 
 
@@ -208,11 +208,12 @@ class TokenSparse(nn.Module):
     Flow::
 
         tokens (B, N, C), attentions (B, N)
-          score   s = (1 - 2b) s^p + b (s_st + s_dt + 2 s_im)     learned, each attention min-max normalised
-                  s = a_im + a_st                                  sum of cosines (the published code)
-          decide  D (B, N): 1 at the K = max(1, ceil(ratio N)) best patches, ties to the lower index
-          gather  select_tokens (B, K, C), best first
-          merge   extra_token (B, 1, C): softmax of the discarded patches' scores on their features
+          1 predict  s^p (B, N) = sigmoid(MLP(v))                  learned scoring alone (Eq. 1)
+          2 score    s = (1 - 2b) s^p + b (s_st + s_dt + 2 s_im)   learned, each attention min-max normalised (Eq. 2-3)
+                     s = a_im + a_st                               sum of cosines (the published code)
+          3 top-K    D (B, N): 1 at the K = max(1, ceil(ratio N)) best patches, ties to the lower index
+          4 gather   select_tokens (B, K, C), best first
+          5 extra    extra_token (B, 1, C): softmax of the dropped patches' scores on their features
 
     s^p is the predictor's score of a patch; s_im, s_st and s_dt say how well it fits the image's own mean, the caption
     (sparse text) and the description (dense text); a_im, a_st and a_dt are the same before normalisation.
@@ -222,9 +223,8 @@ class TokenSparse(nn.Module):
         sparse_ratio: part of the patches that is kept, in (0, 1].
         use_paper_version: learned scoring with the predictor s^p (Eq. 1), otherwise the sum.
         decision: "topk" (the K best), "gumbel" (K sampled in training), "relaxed" (the K best, with the gradient of a
-            noisy relaxation) or "binary" (per patch, the number is learned); or any name, with `decide_by`.
+            noisy relaxation) or "binary" (per patch, the number is learned).
         temperature, sharpness: of the relaxations; scores are multiplied by `sharpness` first.
-        decide_by: a decision of your own, `decide_by(scores, count, valid)` -> D; see `seps.register_decision`.
     """
 
     def __init__(
@@ -233,29 +233,28 @@ class TokenSparse(nn.Module):
         sparse_ratio: float = 0.6,
         use_paper_version: bool = False,
         *,
-        decision: DecisionKind | str = "topk",
+        decision: DecisionKind = "topk",
         temperature: float = 1.0,
         sharpness: float = 10.0,
-        decide_by: Callable[[Tensor, Tensor, Tensor | None], Tensor] | None = None,
     ) -> None:
         super().__init__()
-        check_ratio("sparse_ratio", sparse_ratio)
-        if decide_by is None and decision not in get_args(DecisionKind):
-            raise InputError(f"decision must be one of {get_args(DecisionKind)}, but {decision!r} came.")
-        for name, value in (("temperature", temperature), ("sharpness", sharpness)):
-            if not 0 < value < math.inf:
-                raise InputError(f"{name} must be positive and finite, but {value!r} came.")
-        self.embed_dim = embed_dim
-        self.sparse_ratio = sparse_ratio
-        self.use_paper_version = use_paper_version
-        self.decision = decision
-        self.decide_by = decide_by
-        self.temperature = temperature
-        self.sharpness = sharpness
+        self.check_settings(sparse_ratio, decision, temperature, sharpness)
+        self.embed_dim, self.sparse_ratio, self.use_paper_version = embed_dim, sparse_ratio, use_paper_version
+        self.decision, self.temperature, self.sharpness = decision, temperature, sharpness
         if use_paper_version:
             self.score_predictor = score_predictor(embed_dim)
         if decision == "binary":
             self.threshold = nn.Parameter(torch.tensor(0.5))
+
+    @staticmethod
+    def check_settings(sparse_ratio: float, decision: str, temperature: float, sharpness: float) -> None:
+        """Raise `InputError` for settings that cannot work."""
+        check_ratio("sparse_ratio", sparse_ratio)
+        if decision not in get_args(DecisionKind):
+            raise InputError(f"decision must be one of {get_args(DecisionKind)}, but {decision!r} came.")
+        for name, value in (("temperature", temperature), ("sharpness", sharpness)):
+            if not 0 < value < math.inf:
+                raise InputError(f"{name} must be positive and finite, but {value!r} came.")
 
     def extra_repr(self) -> str:
         """Settings shown by `print(module)`."""
@@ -273,40 +272,16 @@ class TokenSparse(nn.Module):
         `full_score` is the largest possible score (the sum of Eq. 3's weights); the learned threshold of "binary"
         is a fraction of it. A sum of cosines has no such scale and is min-max scaled instead.
         """
-        if self.decide_by is not None:
-            return self._own_decision(self.decide_by, scores, valid)  # (..., N)
         if self.decision == "topk":
             return hard_topk(scores, self.sparse_ratio, valid)  # (B, N)
-        if self.decision in ("gumbel", "relaxed"):
-            return gumbel_topk(  # (B, N)
-                scores,
-                self.sparse_ratio,
-                temperature=self.temperature,
-                sharpness=self.sharpness,
-                training=self.training,
-                sample=self.decision == "gumbel",
-                valid_BN=valid,
-            )
-        return binary_decision(  # (B, N)
-            scores / full_score if self.use_paper_version else min_max(scores, valid),
-            self.threshold,
-            temperature=self.temperature,
-            sharpness=self.sharpness,
-            training=self.training,
-            valid_BN=valid,
-        )
-
-    def _own_decision(
-        self, decide: Callable[[Tensor, Tensor, Tensor | None], Tensor], scores: Tensor, valid: Tensor | None
-    ) -> Tensor:
-        keep = decide(scores.float(), kept_counts(scores, self.sparse_ratio, valid), valid)  # (..., N)
-        if not isinstance(keep, Tensor) or keep.shape != scores.shape:
-            raise InputError(
-                f"The decision {self.decision!r} must return D of the scores' shape {tuple(scores.shape)}, and "
-                f"returned {tuple(keep.shape) if isinstance(keep, Tensor) else type(keep).__name__}."
-            )
-        # Padding is never kept, whatever the idea does with it.
-        return keep.float() if valid is None else keep.float() * valid  # (..., N)
+        relaxed: dict[str, Any] = {"temperature": self.temperature, "sharpness": self.sharpness}
+        relaxed["training"] = self.training
+        if self.decision == "binary":
+            scaled = scores / full_score if self.use_paper_version else min_max(scores, valid)  # (B, N)
+            return binary_decision(scaled, self.threshold, **relaxed, valid_BN=valid)  # (B, N)
+        return gumbel_topk(
+            scores, self.sparse_ratio, sample=self.decision == "gumbel", valid_BN=valid, **relaxed
+        )  # (B, N)
 
     def forward(
         self,
@@ -317,24 +292,11 @@ class TokenSparse(nn.Module):
         beta: float = 0.25,
         use_gumbel: bool = False,
         gumbel_tau: float = 1.0,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Score, decide and gather, in the call shape of the published module: the first three of `select`."""
-        return self.select(  # (B, K, C), (B, 1, C), (B, N)
-            tokens, attention_x, attention_y, attention_y_dense, beta=beta, use_gumbel=use_gumbel, gumbel_tau=gumbel_tau
-        )[:3]
-
-    def select(
-        self,
-        tokens: Tensor,
-        attention_x: Tensor,
-        attention_y: Tensor,
-        attention_y_dense: Tensor | None = None,
         *,
-        beta: float = 0.25,
-        use_gumbel: bool = False,
-        gumbel_tau: float = 1.0,
-    ) -> Selection:
-        """Score, decide and gather.
+        predicted: Tensor | None = None,
+        full: bool = False,
+    ) -> tuple[Tensor, ...]:
+        """Kept patches (B, K, C), best first, the extra token (B, 1, C) and D (B, N).
 
         Args:
             tokens: (B, N, C) patches.
@@ -344,62 +306,55 @@ class TokenSparse(nn.Module):
             beta: b of Eq. 3.
             use_gumbel, gumbel_tau: in this call D carries the gradient of the Gumbel relaxation of
                 `(score + noise) / gumbel_tau`, as published; the kept set is that of the plain top-K ("relaxed").
+            predicted: (B, N) `s^p` of an earlier `predict`, which no text changes.
+            full: return a `Selection`, which has more.
 
         Raises:
             InputError: for attentions that do not fit, and where the number kept differs between images.
         """
-        if self.decision == "binary" or self.decide_by is not None:
+        self.check_gathers()
+        check_features("tokens", tokens, "images, patches, width", self.embed_dim, values=False)
+        check_attentions(tokens, attention_x, attention_y, attention_y_dense)
+        attentions = {"image": attention_x, "caption": attention_y, "dense": attention_y_dense}  # each (B, N)
+        # Step 1, predict (Eq. 1): tokens (B, N, C) -> s^p (B, N); the plain sum has no predictor
+        predicted = self.predict(tokens) if predicted is None else predicted  # (B, N)
+        # Step 2, score (Eq. 2-3): s^p and attentions (B, N) -> scores (B, N)
+        scores = self.score(attentions, predicted, beta)  # (B, N)
+        # Step 3, top-K: scores (B, N) -> D (B, N), 1 at the K best
+        if use_gumbel and self.decision == "topk":
+            gumbel: dict[str, Any] = {"temperature": gumbel_tau, "sharpness": 1.0, "training": self.training}
+            keep = gumbel_topk(scores, self.sparse_ratio, sample=False, **gumbel)  # (B, N)
+        else:
+            keep = self.decide(scores)  # (B, N)
+        # Step 4, gather: tokens (B, N, C) where D is 1 -> kept patches (B, K, C), best first
+        count = num_kept(tokens.shape[1], self.sparse_ratio)
+        first = torch.where(keep.detach() > 0.5, scores.detach(), float("-inf"))  # (B, N)
+        indices = rank_patches(first)[:, :count]  # (B, N) -> (B, K)
+        select_tokens = torch.gather(tokens, 1, indices[..., None].expand(-1, -1, tokens.shape[-1]))  # (B, K, C)
+        # Step 5, extra token: tokens (B, N, C) where D is 0, by the softmax of their scores -> (B, 1, C)
+        extra = extra_token(tokens, scores, keep)  # (B, N, C), (B, N) -> (B, 1, C)
+        if not full:
+            return select_tokens, extra, keep  # (B, K, C), (B, 1, C), (B, N)
+        return Selection(select_tokens, extra, keep, indices, torch.gather(keep, 1, indices))  # (B, K, C), ...
+
+    def select(self, *arguments: Any, **options: Any) -> Selection:
+        """What `forward` returns, and the places of the kept patches; arguments as there."""
+        chosen: Selection = self(*arguments, full=True, **options)  # (B, K, C), ...
+        return chosen
+
+    def score(self, attentions: Mapping[str, Tensor | None], predicted: Tensor | None, beta: float) -> Tensor:
+        """s of Eq. 3, or the sum of the cosines: by guide its attention (B, N), s^p (B, N) -> (B, N)."""
+        given = {name: attention for name, attention in attentions.items() if attention is not None}  # each (B, N)
+        if not self.use_paper_version:
+            return combine_scores(given, {"image": 1.0, "caption": 1.0})  # (B, N)
+        weights = {"image": 2 * beta, "caption": beta, "dense": beta}
+        rest = 1 - 2 * beta
+        return combine_scores(given, weights, predicted_BN=predicted, predictor_weight=rest, normalise=True)  # (B, N)
+
+    def check_gathers(self) -> None:
+        """Raise `InputError` where the number of kept patches may differ between images."""
+        if self.decision == "binary":
             raise InputError(
                 f"decision={self.decision!r} may keep another number of patches in each image, so they cannot be "
                 "gathered into one tensor; use decide() and the masked aggregation instead."
             )
-        scores = self._scores(tokens, attention_x, attention_y, attention_y_dense, beta)  # (B, N)
-        if use_gumbel and self.decision == "topk":
-            keep = gumbel_topk(  # (B, N)
-                scores,
-                self.sparse_ratio,
-                temperature=gumbel_tau,
-                sharpness=1.0,
-                training=self.training,
-                sample=False,
-            )
-        else:
-            keep = self.decide(scores)  # (B, N)
-        return self._gather(tokens, scores, keep)  # (B, K, C), (B, 1, C), (B, N), (B, K), (B, K)
-
-    def _scores(
-        self, tokens: Tensor, attention_x: Tensor, attention_y: Tensor, attention_y_dense: Tensor | None, beta: float
-    ) -> Tensor:
-        """s of Eq. 3, or the sum of the cosines: (B, N, C), attentions (B, N) -> (B, N)."""
-        check_features("tokens", tokens, "images, patches, width", self.embed_dim, values=False)
-        given = {"attention_x": attention_x, "attention_y": attention_y}
-        if attention_y_dense is not None:
-            given["attention_y_dense"] = attention_y_dense
-        for name, attention in given.items():
-            check_tensor(name, attention, "images, patches")
-            if attention.shape != tokens.shape[:2]:
-                raise InputError(
-                    f"{name} must have the shape (images, patches) of tokens, {tuple(tokens.shape[:2])}, but its "
-                    f"shape is {tuple(attention.shape)}."
-                )
-        attentions = {"image": attention_x, "caption": attention_y}  # each (B, N)
-        if not self.use_paper_version:
-            return combine_scores(attentions, {"image": 1.0, "caption": 1.0})  # (B, N)
-        if attention_y_dense is not None:
-            attentions["dense"] = attention_y_dense
-        return combine_scores(  # (B, N)
-            attentions,
-            {"image": 2 * beta, "caption": beta, "dense": beta},
-            predicted_BN=self.predict(tokens),
-            predictor_weight=1 - 2 * beta,
-            normalise=True,
-        )
-
-    def _gather(self, tokens: Tensor, scores: Tensor, keep: Tensor) -> Selection:
-        """The kept patches, best first, and the extra token: (B, N, C), (B, N), D (B, N) -> `Selection`."""
-        kept_first = torch.where(keep.detach() > 0.5, scores.detach(), float("-inf"))  # (B, N)
-        indices = rank_patches(kept_first)[:, : num_kept(tokens.shape[1], self.sparse_ratio)]  # (B, N) -> (B, K)
-        select_tokens = torch.gather(tokens, 1, indices[..., None].expand(-1, -1, tokens.shape[-1]))  # (B, K, C)
-        return Selection(  # (B, K, C), (B, 1, C), (B, N), (B, K), (B, K)
-            select_tokens, extra_token(tokens, scores, keep), keep, indices, torch.gather(keep, 1, indices)
-        )

@@ -15,11 +15,10 @@ from torch import Tensor, nn
 from seps.method.checks import InputError, check_features, check_patch_count, check_ratio, check_tensor, unwrapped
 from seps.method.config import DecisionKind, GuideKind
 from seps.method.score import combine_scores, cosine_attention
-from seps.method.select import TokenSparse, extra_token
-from seps.method.tokens import TokenAggregation, merge
+from seps.method.select import TokenSparse, extra_token, num_kept
+from seps.method.tokens import TokenAggregation
 
 _FURTHER = "further guide"
-_DEMO_NAMES = {"rgb": "RGB", "nir": "NI", "tir": "TI"}
 
 
 class MultiModalSDTPS(nn.Module):
@@ -80,6 +79,32 @@ class MultiModalSDTPS(nn.Module):
         super().__init__()
         check_ratio("sparse_ratio", sparse_ratio)
         check_ratio("aggr_ratio", aggr_ratio)
+        self.check_settings(modalities, beta, own_guide, further_guide, guides, cross_attn_type, cross_attn_heads)
+        self.embed_dim, self.num_patches, self.check_num_patches = embed_dim, num_patches, check_num_patches
+        self.beta, self.own_guide, self.guides, self.further_guide = beta, own_guide, guides, further_guide
+        self.modalities = tuple(modalities)
+        self.predictor_weight = 1 - (len(modalities) - 1) * beta
+        chosen: DecisionKind = decision or ("relaxed" if use_gumbel else "topk")
+        scale = sharpness if decision else 1.0
+        for name in self.modalities:
+            sparse = TokenSparse(
+                embed_dim, sparse_ratio, True, decision=chosen, temperature=gumbel_tau, sharpness=scale
+            )
+            self.add_module(f"{name}_sparse", sparse)
+            merged = int(num_patches * aggr_ratio * sparse_ratio)
+            self.add_module(f"{name}_aggr", TokenAggregation(embed_dim, merged, dim_ratio))
+
+    @staticmethod
+    def check_settings(
+        modalities: Sequence[str],
+        beta: float,
+        own_guide: float,
+        further_guide: float,
+        guides: str,
+        attention: str,
+        heads: int | None,
+    ) -> None:
+        """Raise `InputError` for settings that cannot work."""
         if len(modalities) < 2 or len(set(modalities)) != len(modalities):
             raise InputError(f"modalities must be two or more different names, but {tuple(modalities)} came.")
         if not 0 <= beta < math.inf:
@@ -90,31 +115,25 @@ class MultiModalSDTPS(nn.Module):
             raise InputError(f"further_guide must be a finite number, 0 or more, but {further_guide} came.")
         if guides not in get_args(GuideKind):
             raise InputError(f"guides must be one of {get_args(GuideKind)}, but {guides!r} came.")
-        self.embed_dim, self.num_patches, self.check_num_patches = embed_dim, num_patches, check_num_patches
-        self.beta, self.own_guide, self.guides, self.further_guide = beta, own_guide, guides, further_guide
-        self.modalities = tuple(modalities)
-        self.predictor_weight = 1 - (len(modalities) - 1) * beta
-        if self.predictor_weight < 0:
+        if (len(modalities) - 1) * beta > 1:
             raise InputError(
                 f"beta={beta} with {len(modalities)} modalities gives the predictor the negative weight "
-                f"{self.predictor_weight:.3g}; use a beta of at most {1 / (len(modalities) - 1):.3g}."
+                f"{1 - (len(modalities) - 1) * beta:.3g}; use a beta of at most {1 / (len(modalities) - 1):.3g}."
             )
-        if cross_attn_type != "cosine" or cross_attn_heads is not None:
-            heads = "" if cross_attn_heads is None else f", cross_attn_heads={cross_attn_heads!r}"
+        if attention != "cosine" or heads is not None:
+            told = "" if heads is None else f", cross_attn_heads={heads!r}"
             raise InputError(
-                f"cross_attn_type={cross_attn_type!r}{heads}: this module guides by 'cosine', without weights, as "
+                f"cross_attn_type={attention!r}{told}: this module guides by 'cosine', without weights, as "
                 "the method has it; a learned cross attention with heads has other weights and is not part of it. "
                 "Leave cross_attn_type and cross_attn_heads out."
             )
-        chosen: DecisionKind = decision or ("relaxed" if use_gumbel else "topk")
-        scale = sharpness if decision else 1.0
-        for name in self.modalities:
-            sparse = TokenSparse(
-                embed_dim, sparse_ratio, True, decision=chosen, temperature=gumbel_tau, sharpness=scale
-            )
-            self.add_module(f"{name}_sparse", sparse)
-            merged = int(num_patches * aggr_ratio * sparse_ratio)
-            self.add_module(f"{name}_aggr", TokenAggregation(embed_dim, merged, dim_ratio))
+
+    def extra_repr(self) -> str:
+        """Settings shown by `print(module)`."""
+        sparse: TokenSparse = getattr(self, f"{self.modalities[0]}_sparse")
+        kept = num_kept(self.num_patches, sparse.sparse_ratio)
+        merged = getattr(self, f"{self.modalities[0]}_aggr").keeped_patches
+        return f"{', '.join(self.modalities)}: {self.num_patches} -> {kept} -> {merged} + 1 tokens, beta={self.beta}"
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **options: Any) -> Any:
         """As `nn.Module.load_state_dict`; a checkpoint saved from `DataParallel` loads as well."""
@@ -139,24 +158,33 @@ class MultiModalSDTPS(nn.Module):
         `further` is one more guide, such as a text: vectors (B, C), and which samples have one, (B,) bool.
         Raises `InputError` when the tensors do not fit each other or this module.
         """
+        self.check_sensors(patches, vectors, present)
+        self.check_sensor(name, patches, features, keep)
+        own = patches[name] if features is None else features  # (B, N, C)
+        # Steps 2 to 4, `choose`: patches (B, N, C), global vectors (B, C) -> scores (B, N), D (B, N)
+        scores, chosen = self.choose(name, patches, vectors, present, further)  # (B, N), (B, N)
+        keep = chosen if keep is None else keep
+        # Step 5, merge (Eq. 4): patches (B, N, C) where D is 1 -> merged patches (B, Q, C)
+        merged = getattr(self, f"{name}_aggr")(own, keep)  # (B, N, C), (B, N) -> (B, Q, C)
+        # Step 6, extra token: patches (B, N, C) where D is 0 -> (B, 1, C), behind the merged ones: (B, Q + 1, C)
+        return torch.cat([merged, extra_token(own, scores, keep)], dim=1), keep  # (B, Q + 1, C), (B, N)
+
+    def check_sensor(
+        self, name: str, patches: Mapping[str, Tensor], features: Tensor | None, keep: Tensor | None
+    ) -> None:
+        """Raise `InputError` unless sensor `name` exists, and its features and D fit its patches."""
         if name not in self.modalities:
             raise InputError(f"{name!r} is not one of the modalities {self.modalities}.")
-        self._check_sensors(patches, vectors, present)
-        own = patches[name] if features is None else features  # (B, N, C)
-        if own.shape != patches[name].shape:
+        shape = patches[name].shape
+        if features is not None and features.shape != shape:
             raise InputError(
-                f"features of {name} must have the shape of its patches, {tuple(patches[name].shape)}, but "
-                f"{tuple(own.shape)} came."
+                f"features of {name} must have the shape of its patches, {tuple(shape)}, but {tuple(features.shape)} "
+                "came."
             )
         if keep is not None:
             check_tensor(f"keep of {name}", keep, "samples, patches")
-        if keep is not None and keep.shape != own.shape[:2]:
-            raise InputError(f"keep of {name} must be {tuple(own.shape[:2])}, but {tuple(keep.shape)} came.")
-        aggregate: TokenAggregation = getattr(self, f"{name}_aggr")
-        scores, chosen = self.choose(name, patches, vectors, present, further)  # (B, N), (B, N)
-        keep = chosen if keep is None else keep
-        merged = merge(own, aggregate.logits(own), keep)  # (B, N, C) -> (B, Q, C)
-        return torch.cat([merged, extra_token(own, scores, keep)], dim=1), keep  # (B, Q + 1, C), (B, N)
+        if keep is not None and keep.shape != shape[:2]:
+            raise InputError(f"keep of {name} must be {tuple(shape[:2])}, but {tuple(keep.shape)} came.")
 
     def choose(
         self,
@@ -168,6 +196,7 @@ class MultiModalSDTPS(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Scores and decision D, both (B, N), of modality `name`; arguments as in `slim`."""
         sparse: TokenSparse = getattr(self, f"{name}_sparse")
+        # Step 2, guides (Eq. 2): patches (B, N, C) and each global vector (B, C) -> cosines (B, N), one for each sensor
         attentions = {}
         for other, vector in vectors.items():
             attention = cosine_attention(patches[other if self.guides == "position" else name], vector)  # (B, N)
@@ -177,11 +206,14 @@ class MultiModalSDTPS(nn.Module):
             attentions[other] = attention
         there = {} if present is None else dict(present)
         if further is not None:
-            vector, has = self._checked_further(further, patches[name])  # (B, C), (B,)
+            self.check_further(further, patches[name])
+            vector, has = further  # (B, C), (B,)
             attention = cosine_attention(patches[name], vector)  # (B, N)
             attention = attention.masked_fill(~has[:, None], 0.0)  # (B, N)
             attentions[_FURTHER], there[_FURTHER] = attention, has
+        # Step 3, score (Eq. 1 and 3): s^p (B, N) and the cosines, min-max normalised -> scores (B, N)
         scores = self._scores(name, attentions, sparse.predict(patches[name]), there)  # (B, N)
+        # Step 4, top-K: scores (B, N) -> D (B, N), 1 at the K best
         guides = len(self.modalities) - 1 + self.own_guide
         return scores, sparse.decide(scores, None, self.predictor_weight + self.beta * guides)  # (B, N), (B, N)
 
@@ -216,8 +248,8 @@ class MultiModalSDTPS(nn.Module):
         guided = guided * (total / weighed.clamp_min(1e-8))[:, None]  # (B, N)
         return guided if predicted is None else self.predictor_weight * predicted.float() + guided  # (B, N)
 
-    def _checked_further(self, further: tuple[Tensor, Tensor], patches: Tensor) -> tuple[Tensor, Tensor]:
-        """The further guide, after `InputError` where it does not fit the patches (B, N, C)."""
+    def check_further(self, further: tuple[Tensor, Tensor], patches: Tensor) -> None:
+        """Raise `InputError` unless the further guide fits the patches (B, N, C)."""
         vector, there = further
         check_features("further guide", vector, "samples, width", self.embed_dim, values=False)
         if vector.shape[0] != patches.shape[0] or there.shape != vector.shape[:1] or there.dtype != torch.bool:
@@ -226,9 +258,8 @@ class MultiModalSDTPS(nn.Module):
                 f"({patches.shape[0]},) of torch.bool, but {tuple(vector.shape)} and {tuple(there.shape)} of "
                 f"{there.dtype} came."
             )
-        return vector, there  # (B, C), (B,)
 
-    def _check_sensors(
+    def check_sensors(
         self, patches: Mapping[str, Tensor], vectors: Mapping[str, Tensor], present: Mapping[str, Tensor] | None
     ) -> None:
         """Raise `InputError`, naming the sensor and the shapes, unless the tensors of all sensors fit each other."""
@@ -277,6 +308,7 @@ class MultiModalSDTPS(nn.Module):
         Returns:
             M token tensors (B, Q + 1, C), then M masks D (B, N).
         """
+        # Step 1, inputs by sensor: M patch tensors (B, N, C), then M global vectors (B, C)
         count = len(self.modalities)
         if named:
             inputs = (*inputs, *self._by_name(named, len(inputs)))  # (B, N, C), ...
@@ -291,16 +323,18 @@ class MultiModalSDTPS(nn.Module):
             flat = vector[:, 0] if vector.ndim == 3 and vector.shape[1] == 1 else vector  # (B, C)
             vectors[name] = flat
         patches_of = dict(zip(self.modalities, inputs[:count], strict=True))  # each (B, N, C)
-        self._check_sensors(patches_of, vectors, None)
+        self.check_sensors(patches_of, vectors, None)
         for name in self.modalities:
             check_features(f"{name} patches", patches_of[name], "samples, patches, width", self.embed_dim)
             check_features(f"{name} global vector", vectors[name], "samples, width", self.embed_dim)
+        # Steps 2 to 6, `slim`: each sensor's patches (B, N, C), guided by all vectors -> (B, Q + 1, C), D (B, N)
         slimmed = [self.slim(name, patches_of, vectors) for name in self.modalities]
         return (*(tokens for tokens, _ in slimmed), *(keep for _, keep in slimmed))  # (B, Q + 1, C), ...
 
     def _by_name(self, named: Mapping[str, Tensor], given: int) -> list[Tensor]:
         """The tensors that come by DeMo's names, behind the first `given` ones, in the order of `forward`."""
-        sensors = [_DEMO_NAMES.get(name, name) for name in self.modalities]
+        demo = {"rgb": "RGB", "nir": "NI", "tir": "TI"}
+        sensors = [demo.get(name, name) for name in self.modalities]
         order = [f"{sensor}_cash" for sensor in sensors] + [f"{sensor}_global" for sensor in sensors]
         wanted = order[given:]
         if sorted(named) != sorted(wanted):

@@ -2,6 +2,18 @@
 
 from .contents import BundleError
 from .language import LANGUAGES, Language
-from .writer import GENERATED, MODULES, STYLES, Style, single_file
+from .writer import GENERATED, MODULES, PARTS, STYLES, Part, Style, public_names, single_file
 
-__all__ = ["GENERATED", "LANGUAGES", "MODULES", "STYLES", "BundleError", "Language", "Style", "single_file"]
+__all__ = [
+    "GENERATED",
+    "LANGUAGES",
+    "MODULES",
+    "PARTS",
+    "STYLES",
+    "BundleError",
+    "Language",
+    "Part",
+    "Style",
+    "public_names",
+    "single_file",
+]

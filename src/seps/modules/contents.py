@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from typing import NamedTuple
@@ -34,82 +35,61 @@ class Difference(NamedTuple):
 DIFFERENCES = (
     Difference(
         "scoring",
-        '"learned": predictor and scaled attentions (Eq. 1-3)',
-        '"sum": of two cosines',
-        ("SlimmingConfig", "scoring: Scoring | str ="),
+        "predictor and scaled attentions (Eq. 1-3)",
+        "sum of two cosines",
+        ("CrossSparseAggrNet.__init__", "use_paper_version: bool"),
         (
-            ("SlimmingConfig.predictor_weight", 'if self.scoring == "learned"'),
-            ("SlimmingConfig.branches", "unit = self.beta if self.scoring"),
+            ("TokenSparse.score", "if not self.use_paper_version"),
             ("TokenSparse.predict", "if not self.use_paper_version"),
-            ("TokenSparse._scores", "if not self.use_paper_version"),
-            ("PatchSlimming._sparse_net", "config.scoring =="),
-            ("PatchSlimming._fixed_scores", "self.config.scoring =="),
-            ("PatchSlimming.guided", "self.config.scoring =="),
-            ("CrossSparseAggrNet.forward", "self.config.scoring =="),
         ),
     ),
     Difference(
-        "dense",
-        '"guide": the description guides selection and merging',
-        '"branch": a second branch, its similarity added',
-        ("SlimmingConfig", "dense: DenseRole ="),
+        "dense text",
+        "guides selection and merging",
+        "a second branch, its similarity added",
+        ("CrossSparseAggrNet.__init__", "use_paper_version: bool"),
         (
-            ("SlimmingConfig.uses_dense_branch", 'self.dense == "branch"'),
-            ("SlimmingConfig.branches", "shares = self.dense in"),
-            ("PatchSlimming.__init__", 'config.dense == "tokens"'),
-            ("PatchSlimming.encode_images", 'config.dense != "none"'),
-            ("PatchSlimming.encode_images", 'config.dense == "tokens"'),
-            ("PatchSlimming.encode_images", 'config.dense == "branch"'),
-            ("PatchSlimming._align_patches", 'self.config.dense == "branch"'),
-            ("score_pairing_texts", 'net.config.dense != "branch"'),
+            ("CrossSparseAggrNet.choose", "if not self.use_paper_version"),
+            ("CrossSparseAggrNet.align", "for tokens, (text"),
         ),
     ),
     Difference(
         "aggregation",
-        '"dual": two weight matrices (Eq. 4)',
-        '"single": one',
-        ("SlimmingConfig", "aggregation: Aggregation | str ="),
+        "two weight matrices (Eq. 4)",
+        "one",
+        ("CrossSparseAggrNet.__init__", "use_dual_aggr: bool"),
         (
-            ("SlimmingConfig.uses_dense_branch", 'self.aggregation == "dual"'),
-            ("PatchSlimming.__init__", 'config.aggregation == "dual"'),
-            ("PatchSlimming.image_tokens", 'self.config.aggregation == "dual"'),
+            ("CrossSparseAggrNet.__init__", "if self.use_dual_aggr"),
+            ("CrossSparseAggrNet.merge", "if not self.use_dual_aggr"),
         ),
     ),
     Difference(
         "alignment",
-        '"topk": mean + MLP of the 5 best (Eq. 5)',
-        '"mean"',
-        ("SlimmingConfig", "alignment: Alignment | str ="),
-        (("pool_relevance", "if mlp is None"), ("PatchSlimming.__init__", 'config.alignment == "topk"')),
+        "mean + MLP of the 5 best (Eq. 5)",
+        "mean",
+        ("CrossSparseAggrNet.__init__", "use_paper_version: bool"),
+        (("HRPA.__init__", "relevance_mlp(top_k) if"), ("pool_relevance", "if mlp is None")),
     ),
     Difference(
         "similarity",
-        '"cosine"',
-        '"leaky": LeakyReLU(0.1) of the cosine',
-        ("SlimmingConfig", "similarity: Similarity ="),
-        (("pool_both", "if leaky"), ("PatchSlimming.__init__", 'config.similarity == "leaky"')),
+        "cosine",
+        "LeakyReLU(0.1) of the cosine",
+        ("HRPA.__init__", "scan: bool"),
+        (("HRPA.__init__", "self.scan ="), ("pool_both", "if leaky")),
     ),
     Difference(
         "decision",
-        '"gumbel": Gumbel-Softmax; "relaxed": its gradient alone',
-        '"topk": the K best',
-        ("SlimmingConfig", "decision: DecisionKind | str ="),
-        (
-            ("TokenSparse.decide", 'if self.decision == "topk"'),
-            ("TokenSparse.decide", 'if self.decision in ("gumbel", "relaxed")'),
-            ("PatchSlimming._sparse_net", "decision=config.decision"),
-        ),
+        "Gumbel-Softmax; the kept set is that of top-K",
+        "top-K",
+        ("CrossSparseAggrNet.__init__", "use_gumbel_softmax: bool"),
+        (("TokenSparse.decide", 'if self.decision == "topk"'), ("TokenSparse.decide", "return gumbel_topk(")),
     ),
     Difference(
-        "ratio_form",
-        '"printed": rho less the weighted sum of both means (Eq. 7)',
-        '"unified": the mean of D_s + D_d ("separate", a term each, is the dual-mode file\'s)',
-        ("LossConfig", "ratio_form: RatioForm ="),
-        (
-            ("ratio_loss", 'if form == "unified"'),
-            ("ratio_loss", 'if form == "printed"'),
-            ("RatioLoss.forward", "form = self.form or"),
-        ),
+        "ratio loss",
+        '"printed": rho minus the weighted sum of both means (Eq. 7)',
+        '"unified": the mean of D_s + D_d; the dual-mode file has "separate"',
+        ("SEPSLoss.__init__", "ratio_form: RatioForm"),
+        (("ratio_loss", 'if form == "unified"'), ("ratio_loss", 'if form == "printed"')),
     ),
 )
 _SHAPES = re.compile(r"^(?:Shapes: |\u5f62\u72b6\uff1a)(.+?)[.\u3002]$", re.MULTILINE | re.DOTALL)
@@ -144,6 +124,11 @@ def line_of(lines: Sequence[str], spans: Mapping[str, tuple[int, int]], place: t
     return found[0]
 
 
+def without_shapes(head: str) -> str:
+    """A head without its "Shapes:" paragraph, which the legend of the file has."""
+    return _SHAPES.sub("", head).strip()
+
+
 def legend(heads: Mapping[str, str], say: Callable[[str], str]) -> list[str]:
     """One line per symbol, collected from the "Shapes:" paragraphs of the modules' heads."""
     meanings = {symbol: [say(meaning)] for symbol, meaning in _LEGEND.items()}
@@ -155,16 +140,36 @@ def legend(heads: Mapping[str, str], say: Callable[[str], str]) -> list[str]:
                     raise BundleError(f"{item!r} in a head's shapes is not a capital letter and its meaning.")
                 if meaning not in meanings.setdefault(symbol, []):
                     meanings[symbol].append(meaning)
-    told, both = [], say("{}; {}")
+    told, both = [], say("{}, {}")
     for symbol, words in sorted(meanings.items()):
         # "words of a caption" says what "words" says.
         own = [word for word in words if not any(other.startswith((f"{word} ", f"{word}\uff08")) for other in words)]
-        told.append(f"    {symbol}  {reduce(both.format, own)}")
-    return told
+        told.append(f"{symbol} {reduce(both.format, own)}")
+    lines = [""]
+    for item in told:
+        if lines[-1] and _width(f"{lines[-1]}; {item};") > 112:
+            lines[-1] += ";"
+            lines.append("")
+        lines[-1] += f"; {item}" if lines[-1] else item
+    return [f"    {line}" for line in lines]
 
 
-def front_matter(heads: Mapping[str, str], body: str | None, say: Callable[[str], str]) -> str:
-    """Contents, legend and differences; the line numbers are those of `body`, the whole file, or 0 without it.
+def _width(text: str) -> int:
+    """How wide a terminal shows it: Chinese characters and points take two columns."""
+    return sum(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in text)
+
+
+class Entry(NamedTuple):
+    """A line of the contents: the title of a section, and what it says of itself."""
+
+    title: str
+    told: str
+
+
+def front_matter(
+    entries: Sequence[Entry], heads: Mapping[str, str], body: str | None, say: Callable[[str], str], table: bool
+) -> str:
+    """Contents, legend (of the heads) and (with `table`) differences; line numbers are those of `body`, or 0 without.
 
     The number of lines does not depend on `body`, so that a first pass without it can be replaced by a second. `say`
     translates the words of this page; the heads come translated.
@@ -176,26 +181,29 @@ def front_matter(heads: Mapping[str, str], body: str | None, say: Callable[[str]
         return line_of(lines, spans, place) if body else 0
 
     told = [say("Contents (line: section)"), ""]
-    for name, head in heads.items():
-        at = lines.index(section(name)) + 1 if body else 0
-        told.append(f"    {at:5d}: {name}.py  {first_sentence(head)}")
+    for entry in entries:
+        name = entry.title.split(",")[0]
+        at = 0 if not body else spans[name][0] if name in spans else lines.index(section(entry.title)) + 1
+        told.append(f"    {at:5d}: {entry.title}  {entry.told}".rstrip())
     told += ["", say("Shapes: the axes of a tensor in brackets; a name such as `patches_BNC` ends with its axes."), ""]
-    told += [*legend(heads, say), "", say("The seven differences between the paper and its published code"), ""]
+    told += legend(heads, say)
+    if not table:
+        return "\n".join(told)
+    told += ["", say("The seven differences between the paper and its published code"), ""]
     for i, row in enumerate(DIFFERENCES, start=1):
         acts = ", ".join(str(number(place)) for place in row.acts_at)
         told += [
-            f"    {i}. {row.option}",
-            "       " + say("paper  {}").format(say(row.paper)),
-            "       " + say("code   {}").format(say(row.code)),
-            "       " + say("set    line {}").format(number(row.set_at)),
-            "       " + say("acts   lines {}").format(acts),
+            f"    {i}. "
+            + say("{}: set in line {}, acts in lines {}").format(say(row.option), number(row.set_at), acts),
+            "       " + say("paper: {}").format(say(row.paper)),
+            "       " + say("code: {}").format(say(row.code)),
         ]
     return "\n".join(told)
 
 
-def section(name: str) -> str:
-    """The line at which the section of a module begins."""
-    return f"# --- {name}.py"
+def section(title: str) -> str:
+    """The line at which a section begins."""
+    return f"# --- {title}"
 
 
 def first_sentence(text: str) -> str:

@@ -10,7 +10,7 @@ Shapes: B images, T texts, N patches, M words of a caption, L words of a descrip
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from seps.method.losses.combined import SEPSLoss
 from seps.method.losses.triplet import ContrastiveLoss
-from seps.method.published import CrossSparseAggrNet
 from seps.method.relaxation import soft_topk
 from seps.method.select import TokenSparse
 from seps.method.sensors import MultiModalSDTPS
+from seps.modules.network import CrossSparseAggrNet
 
 _PARAMETERS = {"code": 291, "paper": 1198}
 """Of the network at embed 32, 16 patches, 0.5 / 0.5."""
@@ -113,37 +113,26 @@ def _close(found: Tensor, wanted: object) -> bool:
     return torch.allclose(found.detach().cpu().float(), torch.tensor(wanted), rtol=0, atol=1e-5)
 
 
-def _check_parameters(mode: str) -> str:
-    count = sum(weight.numel() for weight in _tiny_net(mode).parameters())
-    return _expect(count == _PARAMETERS[mode], f"{count} parameters, {_PARAMETERS[mode]} expected")
-
-
-def _check_shapes(mode: str, device: torch.device) -> str:
-    batch = [tensor.to(device) for tensor in _tiny_batch()]
+def _look_at_network(mode: str, device: torch.device) -> str:
     net = _tiny_net(mode).to(device)
+    count = sum(weight.numel() for weight in net.parameters())
+    _expect(count == _PARAMETERS[mode], f"{count} parameters, {_PARAMETERS[mode]} expected")
+    batch = [tensor.to(device) for tensor in _tiny_batch()]
     similarity, masks = net.train()(*batch)
-    listed = list(masks) if isinstance(masks, tuple) else [masks]
+    listed = masks if isinstance(masks, tuple) else (masks,)
     shapes = [tuple(mask.shape) for mask in listed]
-    told = f"similarity {tuple(similarity.shape)}, masks {', '.join(map(str, shapes))}"
+    told = f"{count} parameters, similarity {tuple(similarity.shape)}, masks {', '.join(map(str, shapes))}"
     right = tuple(similarity.shape) == (2, 2) and shapes == [(2, 2, 16)] * (2 if mode == "paper" else 1)
     kept = sum(mask.sum(dim=-1) for mask in listed)
     _expect(right and bool((kept == 16).all()), f"{told}; both branches keep {kept.tolist()} patches, 2 x 8 expected")
-    evaluated = net.eval()(*batch)
-    return _expect(torch.equal(evaluated, similarity), f"{told}; evaluation gives the same similarity")
-
-
-def _check_figures(mode: str, device: torch.device) -> str:
-    net = _tiny_net(mode).to(device)
-    batch = [tensor.to(device) for tensor in _tiny_batch()]
-    similarity = net.eval()(*batch)
+    _expect(torch.equal(net.eval()(*batch), similarity), f"{told}; evaluation gives another similarity")
     _expect(_close(similarity, _SIMILARITY[mode]), f"similarity {similarity.tolist()}, {_SIMILARITY[mode]} expected")
-    masks = net.train()(*batch[:3])[1]
-    kept = (masks[0] if isinstance(masks, tuple) else masks)[0, 0].nonzero().flatten().tolist()
-    _expect(kept == _KEPT[mode], f"patches {kept} are kept, {_KEPT[mode]} expected")
-    return "similarities and kept patches as recorded"
+    alone = net.train()(*batch[:3])[1]
+    places = (alone[0] if isinstance(alone, tuple) else alone)[0, 0].nonzero().flatten().tolist()
+    return _expect(places == _KEPT[mode], f"{told}; patches {places} are kept, {_KEPT[mode]} expected")
 
 
-def _check_training(mode: str, device: torch.device) -> str:
+def _look_at_training(mode: str, device: torch.device) -> str:
     net = _tiny_net(mode).to(device).train()
     images, *texts = (tensor.to(device) for tensor in _tiny_batch())
     images.requires_grad_()
@@ -164,15 +153,16 @@ def _check_training(mode: str, device: torch.device) -> str:
     return _expect(losses[1] < losses[0], told)
 
 
-def _check_selection(mode: str, device: torch.device) -> str:
+def _look_at_selection(mode: str, device: torch.device) -> str:
     net, inputs = _tiny_selection(mode)
-    chosen = net.to(device).select(*(tensor.to(device) for tensor in inputs))
-    found = torch.stack([_trace(part)[0] for part in (chosen.tokens, chosen.extra, chosen.mask)])
+    chosen = net.to(device)(*(tensor.to(device) for tensor in inputs))
+    found = torch.stack([_trace(part)[0] for part in chosen])
     _expect(_close(found, _SELECTED[mode]), f"kept, extra and D {found.tolist()}, {_SELECTED[mode]} expected")
     return "kept patches, extra token and D as recorded"
 
 
-def _check_relaxation(device: torch.device) -> str:
+def test_relaxation(device: torch.device) -> str:
+    """The relaxation and its gradient."""
     logits = (3 * _pattern(1.0, 2, 10)).to(device).requires_grad_()
     soft = soft_topk(logits, torch.tensor([[3], [6]], device=device), 0.7)
     (slope,) = torch.autograd.grad(_trace(soft).sum(), logits)
@@ -181,33 +171,34 @@ def _check_relaxation(device: torch.device) -> str:
     return "probabilities that sum to K, and their gradient, as recorded"
 
 
-def _check_gumbel(device: torch.device) -> str:
-    """In training, D is that of the plain top-K, and its gradient reaches the predictor beside that without Gumbel."""
+def _gumbel_gradient(
+    make: Callable[[bool], nn.Module], batch: Callable[[], Sequence[Tensor]], name: str, device: torch.device
+) -> str:
+    """With Gumbel the forward pass is the same, and the gradient of D reaches the predictor of the part `name`."""
+    values, gradients = [], []
+    for gumbel in (False, True):
+        module = make(gumbel).to(device).train()
+        values.append(module(*(tensor.to(device) for tensor in batch()))[0])
+        weight = module.get_parameter(f"{name}.score_predictor.0.weight")
+        gradients.append(torch.autograd.grad(_trace(values[-1]).sum(), weight)[0])
+    _expect(torch.equal(*values), "Gumbel changes the forward pass")
+    apart = float((gradients[0] - gradients[1]).abs().max())
+    _expect(math.isfinite(apart) and apart > 1e-6, f"with Gumbel the gradient at the predictor moves by {apart:.1e}")
+    return "the same forward pass; the gradient of D reaches the predictor"
+
+
+def test_gumbel(device: torch.device) -> str:
+    """In training D is that of the plain top-K, and carries a gradient."""
     net, inputs = _tiny_selection("paper")
-    inputs = [tensor.to(device) for tensor in inputs]
     net.to(device).train()
+    inputs = [tensor.to(device) for tensor in inputs]
     plain, relaxed = (net(*inputs, use_gumbel=gumbel)[2] for gumbel in (False, True))
     _expect(torch.equal(plain, relaxed.detach()), "use_gumbel changes which patches TokenSparse keeps")
-    _expect(relaxed.requires_grad, "D of TokenSparse has no gradient with use_gumbel")
-    makes: list[tuple[Callable[[bool], nn.Module], list[Tensor], str]] = [
-        (partial(_tiny_net, "paper"), list(_tiny_batch()), "sparse_net_cap"),
-        (_tiny_sensors, _tiny_shots(), "rgb_sparse"),
-    ]
-    for make, batch, name in makes:
-        values, gradients = [], []
-        for gumbel in (False, True):
-            module = make(gumbel).to(device).train()
-            values.append(module(*(tensor.to(device) for tensor in batch))[0])
-            weight = module.get_parameter(f"{name}.score_predictor.0.weight")
-            gradients.append(torch.autograd.grad(_trace(values[-1]).sum(), weight)[0])
-        _expect(torch.equal(*values), f"Gumbel changes the forward pass of {type(module).__name__}")
-        apart = float((gradients[0] - gradients[1]).abs().max())
-        told = f"with Gumbel the gradient at the predictor of {type(module).__name__} moves by {apart:.1e}"
-        _expect(math.isfinite(apart) and apart > 1e-6, told)
-    return "kept patches of the plain top-K; the gradient of D reaches the predictors"
+    return _expect(relaxed.requires_grad, "D of the plain top-K, with a gradient")
 
 
-def _check_sensors(device: torch.device) -> str:
+def test_sensors(device: torch.device) -> str:
+    """The sensors' module."""
     net: nn.Module = _tiny_sensors().to(device)
     *tokens, rgb, nir, tir = net(*(tensor.to(device) for tensor in _tiny_shots()))
     kept = {int(count) for mask in (rgb, nir, tir) for count in mask.sum(dim=-1)}
@@ -219,34 +210,32 @@ def _check_sensors(device: torch.device) -> str:
     return "128 -> 64 -> 25 + 1 tokens for each of three sensors, as recorded"
 
 
-def _check_loss(device: torch.device) -> str:
+def test_loss(device: torch.device) -> str:
+    """The triplet loss."""
     loss = ContrastiveLoss(0.2, True)(torch.tensor(_MEASURED, device=device))
     return _expect(_close(loss, _MEASURED_LOSS), f"triplet loss {float(loss):.6f}, {_MEASURED_LOSS:.6f} expected")
+
+
+test_code_selection = partial(_look_at_selection, "code")
+test_paper_selection = partial(_look_at_selection, "paper")
+test_code_network = partial(_look_at_network, "code")
+test_paper_network = partial(_look_at_network, "paper")
+test_code_training = partial(_look_at_training, "code")
+test_paper_training = partial(_look_at_training, "paper")
+test_network_gumbel = partial(_gumbel_gradient, partial(_tiny_net, "paper"), _tiny_batch, "sparse_net_cap")
+test_sensors_gumbel = partial(_gumbel_gradient, _tiny_sensors, _tiny_shots, "rgb_sparse")
 
 
 def self_test(write: Callable[[str], object]) -> int:
     """Run all checks, pass one line for each to `write`, and return the exit status: 0, or 1 if one failed."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     write(f"device {device}, torch {torch.__version__}")
-    checks: list[tuple[str, Callable[[], str]]] = []
-    for mode in ("code", "paper"):
-        checks += [
-            (f"{mode} parameters", partial(_check_parameters, mode)),
-            (f"{mode} shapes", partial(_check_shapes, mode, device)),
-            (f"{mode} selection", partial(_check_selection, mode, device)),
-            (f"{mode} figures", partial(_check_figures, mode, device)),
-            (f"{mode} training", partial(_check_training, mode, device)),
-        ]
-    checks += [
-        ("sensors", partial(_check_sensors, device)),
-        ("relaxation", partial(_check_relaxation, device)),
-        ("gumbel", partial(_check_gumbel, device)),
-        ("loss", partial(_check_loss, device)),
-    ]
+    checks = {name: value for name, value in globals().items() if name.startswith("test_")}
     failed = 0
-    for name, run in checks:
+    for name, run in checks.items():
+        name = name[len("test_") :].replace("_", " ")
         try:
-            write(f"ok      {name}: {run()}")
+            write(f"ok      {name}: {run(device)}")
         except Exception as error:  # whatever a changed file does, the other checks still run
             failed += 1
             write(f"FAILED  {name}: {type(error).__name__}: {error}")

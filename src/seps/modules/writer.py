@@ -1,55 +1,113 @@
-"""Put the modules named in `MODULES` into one file that needs torch alone; nothing is written twice by hand.
+"""Write the method as one file that needs torch alone; nothing is written twice by hand.
+
+The file opens with the classes that its users call, in the order of `SECTIONS`; behind them come the functions that
+these use, then checks and the self test. A definition that no class of the file needs is left out by itself.
 
 The file runs on Python 3.8 and torch 1.13, which other projects have; the package needs newer ones. The writer replaces
 what Python 3.8 lacks (`_for_python_3_8`). What torch 1.13 lacks has a fallback in `method/checks.py` and
 `method/precision.py`.
 
-Two styles: "annotated" has the heads, docstrings and comments of the sources; "plain" has the code, one-line heads and
-docstrings. Two languages: "en", that of the sources, and "zh" (`seps.modules.language`).
+Two styles: "annotated" has the heads, docstrings and comments of the sources; "slim" has both modes of the network and
+nothing else, with one-line docstrings and without checks of arguments. Two languages: "en", that of the sources, and
+"zh" (`language`).
 """
 
 from __future__ import annotations
 
 import ast
-import io
-import tokenize
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
-from .contents import BundleError, first_sentence, front_matter, section
-from .language import Language, Translation, in_english, translated
+from .contents import BundleError, Entry, first_sentence, front_matter, section, without_shapes
+from .language import Language, Translation, in_english, texts, translated
+from .pieces import Piece, imports_of, merged_imports, needed, pieces
+from .slim import slim, without_methods
 
-Style = Literal["annotated", "plain"]
+Style = Literal["annotated", "slim"]
 STYLES: tuple[Style, ...] = get_args(Style)
+Part = Literal["sdtps", "sensors", "losses"]
+PARTS: tuple[Part, ...] = get_args(Part)
 
-MODULES = (
-    "registry",
-    "method/config",
-    "method/checks",
-    "method/precision",
+
+class Section(NamedTuple):
+    """Classes of one module, which open the file, and the parts of it that have them."""
+
+    module: str
+    names: tuple[str, ...]
+    parts: tuple[Part, ...] = ()
+    slim: bool = True
+
+
+ALIASES = ("CrossSparseAggrNet_v2", "SDTPS", "SDTPS_TokenSparse", "SDTPS_TokenAggregation", "HRPA_function")
+"""Further names of the users' files for classes of this one."""
+SECTIONS = (
+    Section("method/select", ("TokenSparse",), ("sdtps", "sensors")),
+    Section("method/tokens", ("TokenAggregation",), ("sdtps", "sensors")),
+    Section("method/tokens", ("DualTokenAggregation",), ("sdtps",)),
+    Section("method/align", ("HRPA", "mask_xattn_one_text")),
+    Section("modules/network", ("CrossSparseAggrNet", "create_seps_model", *ALIASES)),
+    Section("method/sensors", ("MultiModalSDTPS",), ("sensors",), slim=False),
+    Section("method/losses/combined", ("SEPSLoss",), ("losses",)),
+    Section("method/losses/triplet", ("ContrastiveLoss",), ("losses",)),
+    Section("method/losses/ratio", ("RatioLoss",), ("losses",)),
+)
+HELPERS = (
     "method/score",
-    "method/relaxation",
     "method/select",
+    "method/relaxation",
     "method/tokens",
     "method/align",
-    "method/parts",
-    "method/encoded",
-    "method/network",
-    "method/pairing",
+    "modules/network",
     "method/sensors",
+    "method/losses/combined",
     "method/losses/triplet",
     "method/losses/ratio",
-    "method/losses/contrastive",
-    "method/losses/combined",
-    "method/published",
+    "method/config",
+    "method/precision",
+    "method/checks",
     "modules/selftest",
 )
+"""The modules in the order of the functions that stand behind the classes."""
+MODULES = tuple(dict.fromkeys([*(part.module for part in SECTIONS), *HELPERS]))
+_TESTS = {
+    "method/select": ("code_selection", "paper_selection", "relaxation", "gumbel"),
+    "modules/network": ("code_network", "paper_network", "code_training", "paper_training", "network_gumbel"),
+    "method/sensors": ("sensors", "sensors_gumbel"),
+    "method/losses/triplet": ("loss",),
+}
+"""By module of a section: the checks of the self test that it brings."""
+_ANNOTATED_ONLY = frozenset({"mask_xattn_one_text", "create_seps_model", *ALIASES})
+"""Further names and call shapes, which the slim file does not have."""
+_SLIM_TESTS = ("code_network", "paper_network", "code_training", "paper_training", "network_gumbel", "loss")
+"""Those of the whole slim file: its network runs every other function."""
+_LEFT_OUT: dict[Style, frozenset[str]] = {
+    "annotated": frozenset({"SEPSLoss.from_config", "HRPA.align"}),
+    "slim": frozenset(
+        {
+            "SEPSLoss.from_config",
+            "SEPSLoss.set_max_violation",
+            "ContrastiveLoss.max_violation_on",
+            "ContrastiveLoss.max_violation_off",
+            "CrossSparseAggrNet.load_state_dict",
+            "HRPA.align",
+            "HRPA.extra_repr",
+            "TokenSparse.select",
+            "TokenSparse.extra_repr",
+            "TokenAggregation.extra_repr",
+            "DualTokenAggregation.extra_repr",
+        }
+    ),
+}
+"""Methods that the file has no use for: what they take is not in it."""
+_WITHOUT_HEAD = frozenset({"method/config"})
+"""Modules of which the file holds a few names alone, so that their heads would mislead."""
 GENERATED: dict[Language, str] = {
     "en": "Generated by `seps modules`",
     "zh": "\u7531 `seps modules` \u751f\u6210",
 }
 """How the file is told from one that somebody wrote."""
+_SELFTEST = "modules/selftest"
 _FRONT = "modules/contents"
 """The translation of this name holds the words of the front matter."""
 _TITLE = """Semantic-Enhanced Patch Slimming (arXiv 2511.01390) in one file that needs torch alone.
@@ -70,88 +128,24 @@ _MAIN = """if __name__ == "__main__":
 """
 
 
-def _shorten(source: str) -> str:
-    """The source with one-line docstrings and without comments beside code; comments on their own lines stay."""
-    lines = source.splitlines(keepends=True)
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        row, column = token.start
-        code = token.line[:column].rstrip()
-        if token.type == tokenize.COMMENT and code and not token.string.startswith(("# type:", "# noqa")):
-            lines[row - 1] = code + "\n"
-    for node in ast.walk(ast.parse(source)):
-        if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Constant):
-            continue
-        first, last = node.lineno - 1, (node.end_lineno or node.lineno) - 1
-        if isinstance(node.value.value, str) and last > first:
-            text = "".join(lines[first : last + 1]).strip()
-            if not text.startswith('"""'):
-                raise BundleError(f'A docstring must begin with """, but one begins with {text[:20]!r}.')
-            text = first_sentence(text.removeprefix('"""').removesuffix('"""'))
-            lines[first : last + 1] = [f'{" " * node.col_offset}"""{text}"""\n', *[""] * (last - first)]
-    return "".join(lines)
-
-
-def _for_python_3_8(source: str) -> str:
-    """The source without `zip(strict=True)`; all lengths agree, as every test of the package shows."""
-    return source.replace(", strict=True)", ")")
-
-
-def _split(source: str, name: str) -> tuple[list[ast.stmt], str, list[str]]:
-    """The outside imports of a module, its body as text without the head, and the names it defines."""
-    tree = ast.parse(source)
-    lines = source.splitlines(keepends=True)
-    imports: list[ast.stmt] = []
-    defined: list[str] = []
-    for i, node in enumerate(tree.body):
-        docstring = i == 0 and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            inside = isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in ("seps", "__future__")
-            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("seps"):
-                renamed = [alias.name for alias in node.names if alias.asname]
-                if renamed:
-                    raise BundleError(f"{name} renames {renamed} on import; a single file cannot.")
-            if not inside:
-                imports.append(node)
-        elif not docstring:
-            if isinstance(node, ast.FunctionDef | ast.ClassDef):
-                defined.append(node.name)
-            elif isinstance(node, ast.Assign):
-                defined += [target.id for target in node.targets if isinstance(target, ast.Name)]
-            elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-                defined.append(node.target.id)
-            continue
-        for line in range(node.lineno - 1, node.end_lineno or node.lineno):
-            lines[line] = ""
-    return imports, "".join(lines).strip(), defined
-
-
-def _merge_imports(imports: list[ast.stmt]) -> str:
-    plain: set[str] = set()
-    names: dict[str, set[str]] = {}
-    for node in imports:
-        if isinstance(node, ast.Import):
-            plain |= {ast.unparse(ast.Import([alias])) for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            # Those of collections.abc take no brackets at run time before Python 3.9.
-            module = "typing" if node.module == "collections.abc" else node.module or ""
-            names.setdefault(module, set()).update(ast.unparse(alias) for alias in node.names)
-    listed = [f"from {module} import {', '.join(sorted(parts))}" for module, parts in sorted(names.items())]
-    return "\n".join([*sorted(plain), *listed])
-
-
-def single_file(style: Style = "annotated", language: Language = "en") -> str:
-    """The text of `seps_modules.py`.
+def single_file(style: Style = "annotated", language: Language = "en", only: Part | None = None) -> str:
+    """The text of `seps_modules.py`, or of one part of it.
 
     Raises `BundleError` where two modules define the same name, a line that the table of differences names is gone, or
     a text has no translation.
     """
     root = Path(__file__).parents[1]
     translations = {} if language == "en" else read_translations(root, language)
-    made = _compose(root, style, language, translations)
+    made = _compose(root, style, translations, language, only)
     for name, translation in translations.items():
         if translation.missing:
             raise BundleError(f"{name}.{language}.yaml has no translation of {translation.missing[0]!r}.")
     return made
+
+
+def public_names(style: Style = "annotated", only: Part | None = None) -> list[str]:
+    """The names that users of the file import."""
+    return [name for part in _sections(style, only) for name in part.names]
 
 
 def read_translations(root: Path, language: Language) -> dict[str, Translation]:
@@ -160,40 +154,143 @@ def read_translations(root: Path, language: Language) -> dict[str, Translation]:
 
 
 def check_translations(root: Path, language: Language) -> dict[str, Translation]:
-    """The translations after the file was made: each lists what is missing, and what the sources no longer say."""
+    """The translations after the files were made: each lists what is missing, and what the sources no longer say."""
     translations = read_translations(root, language)
-    _compose(root, "annotated", language, translations)
+    for only in (None, *PARTS):
+        _compose(root, "annotated", translations, language, only)
     return translations
 
 
-def _compose(root: Path, style: Style, language: Language, translations: Mapping[str, Translation]) -> str:
+def _sections(style: Style, only: Part | None) -> list[Section]:
+    chosen = [part for part in SECTIONS if only is None or only in part.parts]
+    if style == "annotated":
+        return chosen
+    chosen = [part for part in chosen if part.slim or only is not None]
+    return [part._replace(names=tuple(name for name in part.names if name not in _ANNOTATED_ONLY)) for part in chosen]
+
+
+def _for_python_3_8(source: str) -> str:
+    """The source without `zip(strict=...)`; all lengths agree, as every test of the package shows."""
+    return source.replace(", strict=True)", ")").replace(", strict=False)", ")")
+
+
+class _Source:
+    """One module as a style shows it: its pieces, its imports and its head in the language of the file."""
+
+    def __init__(self, root: Path, name: str, style: Style, translation: Translation | None) -> None:
+        source = _for_python_3_8((root / f"{name}.py").read_text(encoding="utf-8"))
+        self.name, self.style, self.translation = name, style, translation
+        self._head = ast.get_docstring(ast.parse(source)) or ""
+        self.imports = imports_of(source, name)
+        source = without_methods(source, _LEFT_OUT[style])
+        self.pieces = pieces(slim(source) if style == "slim" else source, name)
+
+    @property
+    def whole_head(self) -> str:
+        """The head of the module."""
+        return self.translation(self._head) if self.translation else self._head
+
+    @property
+    def head(self) -> str:
+        """The head of the module without its legend; in the slim style its first sentence."""
+        return without_shapes(self.whole_head) if self.style == "annotated" else first_sentence(self.whole_head)
+
+    def text(self, piece: Piece) -> str:
+        """A piece as the file shows it."""
+        text = translated(piece.text, self.translation) if self.translation else piece.text
+        if self.style == "annotated":
+            return text
+        return _one_line_docstrings(text) if piece.is_code else text.partition('\n"""')[0].rstrip() + "\n"
+
+
+def _one_line_docstrings(source: str) -> str:
+    lines = source.splitlines(keepends=True)
+    for text in reversed(texts(source)):
+        if text.docstring and text.last > text.first:
+            indent = " " * text.column
+            lines[text.first : text.last + 1] = [f'{indent}"""{first_sentence(text.said)}"""\n']
+    return "".join(lines)
+
+
+def _compose(
+    root: Path,
+    style: Style,
+    translations: Mapping[str, Translation],
+    language: Language,
+    only: Part | None,
+) -> str:
     import seps
 
-    imports: list[ast.stmt] = []
-    bodies: list[str] = []
-    owner: dict[str, str] = {}
-    heads: dict[str, str] = {}
-    for name in MODULES:
-        source = _for_python_3_8((root / f"{name}.py").read_text(encoding="utf-8"))
-        if name in translations:
-            source = translated(source, translations[name])
-        heads[name] = ast.get_docstring(ast.parse(source)) or ""
-        own_imports, body, defined = _split(source if style == "annotated" else _shorten(source), name)
-        for symbol in defined:
-            if symbol in owner:
-                raise BundleError(f"{name} and {owner[symbol]} both define {symbol}; rename one.")
-            owner[symbol] = name
-        imports += own_imports
-        head = heads[name] if style == "annotated" else first_sentence(heads[name])
-        commented = "\n".join(f"# {line}".rstrip() for line in head.splitlines())
-        bodies.append(f"{section(name)}\n#\n{commented}\n\n{body}\n")
-    exported = sorted(set(seps.__all__) & set(owner))
+    sources = {name: _Source(root, name, style, translations.get(name)) for name in MODULES}
+    _owners(sources.values())
+    chosen = _sections(style, only)
+    exported = [name for part in chosen for name in part.names]
+    tests = [name for module in dict.fromkeys(part.module for part in chosen) for name in _TESTS.get(module, ())]
+    if style == "slim" and only is None:
+        tests = list(_SLIM_TESTS)
+    every = {name: piece for source in sources.values() for piece in source.pieces for name in piece.names}
+    kept = needed(every, [*exported, "self_test", *(f"test_{name}" for name in tests)])
     say: Callable[[str], str] = translations.get(_FRONT, in_english)
+    shown: set[str] = set()
+    entries: list[Entry] = []
+    bodies: list[str] = []
+
+    def add(title: str, source: _Source, body: str) -> None:
+        head = "" if source.name in shown | _WITHOUT_HEAD else source.head
+        shown.add(source.name)
+        entries.append(Entry(title, first_sentence(head)))
+        commented = "".join(f"# {line}".rstrip() + "\n" for line in head.splitlines())
+        opening = f"#\n{commented}\n" if head and style == "annotated" else "\n"
+        named = title.split(",")[0] in exported and style == "slim"  # the class says what it is
+        bodies.append(body if named else f"{section(title)}\n{opening}{body}")
+
+    for part in chosen:
+        opening = [piece for piece in sources[part.module].pieces if set(piece.names) & set(part.names)]
+        title = ", ".join(name for name in part.names if name not in ALIASES)
+        add(title, sources[part.module], _spaced(sources[part.module], opening))
+    rest = {name: [p for p in sources[name].pieces if kept & set(p.names) - set(exported)] for name in HELPERS}
+    if style == "slim":
+        functions = [_spaced(sources[name], wanted) for name, wanted in rest.items() if wanted and name != _SELFTEST]
+        shown.update(HELPERS)
+        add("functions", sources[HELPERS[0]], "\n\n".join(functions))
+        shown.remove(_SELFTEST)
+        rest = {_SELFTEST: rest[_SELFTEST]}
+    for name, wanted in rest.items():
+        if wanted:
+            add(f"{name}.py", sources[name], _spaced(sources[name], wanted))
+    text = "\n\n".join(bodies)
+    imports = merged_imports((node for source in sources.values() for node in source.imports), text)
     title = say(_TITLE).format(generated=GENERATED[language], version=seps.__version__)
 
     def assemble(front: str) -> str:
         header = _HEADER.format(title=title, front=front)
-        names = f"__version__ = {seps.__version__!r}\n__all__ = {exported!r}"
-        return "\n\n".join([header + _merge_imports(imports), names, *bodies, _MAIN])
+        names = f"__version__ = {seps.__version__!r}\n__all__ = {sorted(exported)!r}"
+        return "\n\n".join([header + imports, names, text, _MAIN])
 
-    return assemble(front_matter(heads, assemble(front_matter(heads, None, say)), say))
+    table = only is None
+    used = [
+        name
+        for name in MODULES
+        if name not in _WITHOUT_HEAD and kept & {n for p in sources[name].pieces for n in p.names}
+    ]
+    heads = {name: sources[name].whole_head for name in used}
+    first = assemble(front_matter(entries, heads, None, say, table))
+    return assemble(front_matter(entries, heads, first, say, table))
+
+
+def _spaced(source: _Source, wanted: Sequence[Piece]) -> str:
+    """The pieces as text: two lines between functions and classes, none between values."""
+    text = ""
+    for i, piece in enumerate(wanted):
+        close = i and not piece.is_code and not wanted[i - 1].is_code
+        text += ("" if not i or close else "\n\n") + source.text(piece)
+    return text
+
+
+def _owners(sources: Iterable[_Source]) -> None:
+    """Raise `BundleError` where two modules define the same name."""
+    owner: dict[str, str] = {}
+    for source in sources:
+        for symbol in (name for piece in source.pieces for name in piece.names):
+            if owner.setdefault(symbol, source.name) != source.name:
+                raise BundleError(f"{source.name} and {owner[symbol]} both define {symbol}; rename one.")

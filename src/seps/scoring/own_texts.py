@@ -159,7 +159,7 @@ def _scores(net: PatchSlimming, side: ImageSide, pool: TextPool, chosen_BT: Tens
 def _keeps_all(net: PatchSlimming, side: ImageSide) -> bool:
     """Whether every patch is kept, whatever the text: the ratio may be 1, or a store may keep no more patches."""
     module, count = net.sparse_net_cap, side.patches.shape[1]
-    by_ratio = module.decision in ("topk", "gumbel", "relaxed") and module.decide_by is None and side.valid is None
+    by_ratio = module.decision in ("topk", "gumbel", "relaxed") and side.valid is None
     return by_ratio and num_kept(count, module.sparse_ratio) == count
 
 

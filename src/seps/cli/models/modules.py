@@ -11,7 +11,7 @@ from seps.cli.shared.argtypes import output_file_or_stdout
 from seps.cli.shared.parser import Parser
 from seps.cli.shared.text import printable
 from seps.files import write_text
-from seps.modules import GENERATED, LANGUAGES, STYLES, single_file
+from seps.modules import GENERATED, LANGUAGES, PARTS, STYLES, public_names, single_file
 
 
 def add_options(parser: Parser) -> None:
@@ -27,8 +27,14 @@ def add_options(parser: Parser) -> None:
         "--style",
         choices=STYLES,
         default=STYLES[0],
-        help="annotated: with the heads, docstrings and shapes of the sources; plain: one-line docstrings "
-        "(default: %(default)s)",
+        help="annotated: with full docstrings and checks of arguments; slim: both modes and nothing else, with "
+        "one-line docstrings (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--only",
+        choices=PARTS,
+        help="write one part: sdtps (selection and aggregation), sensors (MultiModalSDTPS with its parts) or losses "
+        "(default: all)",
     )
     parser.add_argument(
         "--language",
@@ -41,7 +47,7 @@ def add_options(parser: Parser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Write `seps_modules.py`, or print it with `-o -`; a file of somebody else stays as it is."""
-    text = single_file(options.style, options.language)
+    text = single_file(options.style, options.language, options.only)
     if options.out == "-":
         if hasattr(sys.stdout, "reconfigure"):
             # Python reads its files as UTF-8, whatever the terminal's encoding is.
@@ -54,7 +60,8 @@ def run(options: argparse.Namespace) -> int:
     write_text(Path(os.path.realpath(path)), text)  # a link stays one
     print(
         f"Wrote {printable(str(path))} ({len(text.splitlines())} lines). "
-        f"It needs torch alone: from {printable(path.stem)} import SEPSLoss. Run as a program, it tests itself."
+        f"It needs torch alone: from {printable(path.stem)} import {public_names(options.style, options.only)[0]}. "
+        "Run as a program, it tests itself."
     )
     return 0
 

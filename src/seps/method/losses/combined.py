@@ -28,7 +28,7 @@ class SEPSLoss(nn.Module):
     Args:
         margin, max_violation: of the triplet loss (Eq. 6), see `ContrastiveLoss`.
         target_ratio, ratio_weight, lambda_sparse, lambda_dense, ratio_form: of the ratio loss (Eq. 7), see `RatioLoss`.
-        align: an alignment loss in place of the triplet, called `align(scores, img_ids)`, such as `InfoNCELoss()`.
+        align: an alignment loss in place of the triplet, called `align(scores, img_ids)`.
     """
 
     def __init__(
@@ -79,8 +79,11 @@ class SEPSLoss(nn.Module):
         img_ids: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Similarities (B, B), decision masks D, image ids (B,) -> (total, align, ratio) scalars."""
+        # Step 1, alignment (Eq. 6): S (B, B) -> a scalar
         align: Tensor = self.contrastive_loss(similarity_matrix, img_ids)
         if not self.ratio_weight:
             return align, align, torch.zeros((), device=align.device)
+        # Step 2, ratio (Eq. 7): D (T, B, N), or one for each branch -> a scalar
         ratio: Tensor = self.ratio_loss(score_mask)
+        # Step 3, total: L = L_align + w L_ratio, a scalar
         return align + self.ratio_weight * ratio, align, ratio

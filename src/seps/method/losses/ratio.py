@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +38,9 @@ def ratio_loss(
     """
     if not 1 <= len(masks) <= 2:
         raise InputError(f"the ratio loss takes one or two masks, but {len(masks)} came.")
+    # Step 1, means: D_s and D_d, each (..., N) -> the share of kept patches, a scalar each
     means = [mask.float().mean() for mask in masks]
+    # Step 2, distance to rho: the shares -> a scalar
     if form == "unified":
         return (torch.stack(means).sum() - target) ** 2
     weights = [lambda_sparse, lambda_dense][: len(means)]
@@ -90,31 +93,30 @@ class RatioLoss(nn.Module):
         form: RatioForm | None = None,
     ) -> None:
         super().__init__()
-        self.target_ratio = target_ratio
-        self.lambda_sparse = lambda_sparse
-        self.lambda_dense = lambda_dense
+        self.target_ratio, self.lambda_sparse, self.lambda_dense = target_ratio, lambda_sparse, lambda_dense
         self.form: RatioForm | None = form
         self._checked = False
 
     def forward(self, score_mask: Tensor | Sequence[Tensor]) -> Tensor:
         """D, or a tuple (D_s, D_d), each (..., N) with 1 at kept patches -> scalar loss."""
-        if not isinstance(score_mask, Sequence):
-            check_tensor("score_mask", score_mask, "texts, images, patches")
-        masks = [score_mask] if isinstance(score_mask, Tensor) else list(score_mask)  # each (..., N)
-        if not self._checked:
-            fixed = number_is_fixed(masks)
-            self._checked = fixed is not None
-            if fixed:
-                warnings.warn(
-                    "The ratio loss cannot act: this decision keeps a fixed number of patches, so the loss is a "
-                    "constant. Use decision='binary' to learn the number, or set its weight to 0.",
-                    UserWarning,
-                )
+        masks: list[Any] = list(score_mask) if isinstance(score_mask, (list, tuple)) else [score_mask]  # each (..., N)
+        self._check_once(masks)
+        # Steps 1 and 2, `ratio_loss`: D_s and D_d, each (..., N) -> a scalar
         form = self.form or ("unified" if isinstance(score_mask, Tensor) else "separate")
-        return ratio_loss(
-            masks,
-            target=self.target_ratio,
-            form=form,
-            lambda_sparse=self.lambda_sparse,
-            lambda_dense=self.lambda_dense,
-        )
+        weights = {"lambda_sparse": self.lambda_sparse, "lambda_dense": self.lambda_dense}
+        return ratio_loss(masks, target=self.target_ratio, form=form, **weights)
+
+    def _check_once(self, masks: Sequence[Tensor]) -> None:
+        """Warn once where the loss cannot act."""
+        for mask in masks:
+            check_tensor("score_mask", mask, "texts, images, patches")
+        if self._checked:
+            return
+        fixed = number_is_fixed(masks)
+        self._checked = fixed is not None
+        if fixed:
+            warnings.warn(
+                "The ratio loss cannot act: this decision keeps a fixed number of patches, so the loss is a constant. "
+                "Set its weight to 0, or use a decision that learns the number.",
+                UserWarning,
+            )

@@ -41,14 +41,26 @@ def triplet_loss(scores: Tensor, img_ids: Tensor | None = None, *, margin: float
     of the batch, or with `hardest=False` all of them are added.
     """
     check_square(scores, img_ids)
+    # Step 1, right pairs: S (B, B) -> its diagonal (B,), and which pairs are no negatives (B, B)
     scores = scores.float()  # (B, B)
     positive = scores.diagonal()  # (B, B) -> (B,)
     excluded = same_image(scores, img_ids)  # (B, B)
+    # Step 2, violations: S (B, B) and the diagonal (B,) -> [m - S_ii + S_ij]_+ (B, B), for texts and for images
     texts = (margin + scores - positive[:, None]).clamp_min(0).masked_fill(excluded, 0.0)  # (B, B)
     images = (margin + scores - positive[None, :]).clamp_min(0).masked_fill(excluded, 0.0)  # (B, B)
+    # Step 3, sum: the largest of each row and column (B,), or all of (B, B) -> a scalar
     if hardest:
         return texts.amax(dim=1).sum() + images.amax(dim=0).sum()
     return texts.sum() + images.sum()
+
+
+def check_margin(margin: object) -> None:
+    """Raise `InputError` unless the margin is a number: the published call has the options in its place."""
+    if not isinstance(margin, (int, float)):
+        raise InputError(
+            f"margin must be a number, but got a {type(margin).__name__}; pass the published options by name: "
+            "ContrastiveLoss(opt=opt, margin=..., max_violation=...)."
+        )
 
 
 class ContrastiveLoss(nn.Module):
@@ -71,11 +83,7 @@ class ContrastiveLoss(nn.Module):
 
     def __init__(self, margin: float = 0.2, max_violation: bool = False, *, opt: object = None) -> None:
         super().__init__()
-        if not isinstance(margin, (int, float)):
-            raise InputError(
-                f"margin must be a number, but got a {type(margin).__name__}; pass the published options by name: "
-                "ContrastiveLoss(opt=opt, margin=..., max_violation=...)."
-            )
+        check_margin(margin)
         options = opt if isinstance(opt, Mapping) else vars(opt) if opt is not None else {}
         self.mask_repeat = bool(options.get("mask_repeat", True))
         self.margin = margin
@@ -92,4 +100,5 @@ class ContrastiveLoss(nn.Module):
     def forward(self, scores: Tensor, img_ids: Tensor | None = None) -> Tensor:
         """(B, B) similarities, image i and text i being a pair -> scalar loss, summed over the batch."""
         ids = img_ids if self.mask_repeat else None
+        # Steps 1 to 3, `triplet_loss`: S (B, B) -> a scalar
         return triplet_loss(scores, ids, margin=self.margin, hardest=self.max_violation)
