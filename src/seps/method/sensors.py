@@ -215,7 +215,7 @@ class MultiModalSDTPS(nn.Module):
         scores = self._scores(name, attentions, sparse.predict(patches[name]), there)  # (B, N)
         # Step 4, top-K: scores (B, N) -> D (B, N), 1 at the K best
         guides = len(self.modalities) - 1 + self.own_guide
-        return scores, sparse.decide(scores, None, self.predictor_weight + self.beta * guides)  # (B, N), (B, N)
+        return scores, sparse.decide(scores, full_score=self.predictor_weight + self.beta * guides)  # (B, N), (B, N)
 
     def _scores(
         self,
