@@ -64,9 +64,9 @@ def forget_plugins() -> None:
 class FirstTwin(PatchSlimming):
     """`keep_first`, without the registry: the readable form computes it."""
 
-    def decide(self, side, branch, scores):
+    def decide(self, images, place, scores):
         count = -(-scores.shape[-1] // 2)
-        return torch.cat([torch.ones(len(scores), count), torch.zeros(len(scores), scores.shape[-1] - count)], dim=1)
+        return (torch.arange(scores.shape[-1]) < count).float().expand(scores.shape)
 
 
 def model_config(encoders, **more) -> ModelConfig:

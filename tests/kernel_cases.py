@@ -11,7 +11,7 @@ from scoring_cases import SMALL
 from seps.method.config import SlimmingConfig
 from seps.scoring.gpu import fused
 from seps.scoring.gpu.fused import KernelSizes
-from seps.scoring.inputs import Texts
+from seps.scoring.inputs import SortedTexts
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
@@ -51,7 +51,7 @@ def on_device(net, data):
 
 def fused_scores(net, data, sizes=TINY, dtype=torch.float16, **described):
     """The fused backend without its check for a GPU."""
-    texts = Texts(data["words"], data["lengths"], dtype=torch.float32)
+    texts = SortedTexts(data["words"], data["lengths"], dtype=torch.float32)
     out = torch.empty(data["images"].shape[0], texts.count, device=DEVICE)
     with torch.no_grad():
         side = net.encode_images(data["images"], **described)

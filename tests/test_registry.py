@@ -14,31 +14,27 @@ from messages import mentions, naming
 from seps import registry
 from seps.method.checks import InputError
 from seps.method.config import Aggregation, Alignment, ConfigError, DecisionKind, Scoring, SlimmingConfig
-from seps.method.known import why_not_fast
 from seps.method.network import PatchSlimming
 from seps.registry import RegistryError
-from seps.scoring import score_matrix
+from seps.scoring import choose_backend
 
 pytestmark = pytest.mark.usefixtures("own_registry")
 
 
 def test_objects_stand_for_ideas_without_a_name():
     class Keep:
-        form = "scores"
-
         def __call__(self, scores, count, valid):
             return first(scores, count, valid)
 
     images, words, lengths, extras = features()
     net = PatchSlimming(SlimmingConfig(**SIZES), decision=Keep(), alignment=nn.Identity())
     assert (net.config.decision, net.config.alignment, net.config.scoring) == ("own", "own", "learned")
-    assert net.forms == {"decision": "scores", "alignment": None}
-    seps.register_decision("first", form="scores")(first)
+    seps.register_decision("first")(first)
     named = PatchSlimming(SlimmingConfig(decision="first", **SIZES))
     net = PatchSlimming(SlimmingConfig(**SIZES), decision=Keep())
     net.load_state_dict(named.state_dict())
     assert torch.equal(readable(net, images, words, lengths, extras), readable(named, images, words, lengths, extras))
-    assert why_not_fast(net) is None
+    assert choose_backend(net, "cpu").backend == "factored"
     with pytest.raises(InputError, match=naming("decision='own'")):
         PatchSlimming(net.config)
 
@@ -72,15 +68,12 @@ def test_a_name_that_nobody_registered_is_a_sentence(kind):
 def test_bad_registrations_are_sentences():
     with pytest.raises(RegistryError, match="topk"):
         seps.register_decision("topk")
-    with pytest.raises(RegistryError, match="scores"):
-        seps.register_decision("mine", form="logits")
     with pytest.raises(RegistryError, match="registered"):
         seps.register_decision("")
     with pytest.raises(RegistryError, match="register"):
         seps.register_decision("mine")(3)
     seps.register_decision("mine")(first)
-    seps.register_decision("mine", form="scores")(first)  # the same one again, as in a notebook
-    assert registry.registered("decision")["mine"].form == "scores"
+    seps.register_decision("mine")(first)  # the same one again, as in a notebook
     with pytest.raises(RegistryError, match=naming("ideas.py")):
         seps.register_decision("mine")(median)
 
@@ -96,12 +89,22 @@ class WithoutConfig(nn.Module):
 
 
 class WithConfig(nn.Module):
-    """A class that is called as the readable form does, whatever it promises."""
+    """A class whose call takes what another hook is given."""
 
     def __init__(self, config):
         super().__init__()
 
     def forward(self, patches, keep, scores):
+        return patches
+
+
+class Merging(nn.Module):
+    """A class that merges by itself, and forgets what it is given."""
+
+    def __init__(self, config):
+        super().__init__()
+
+    def merge(self, patches):
         return patches
 
 
@@ -121,17 +124,13 @@ class WithConfig(nn.Module):
             naming("(patches, attentions, weights, valid)", "first"),
         ),
         (
-            lambda: seps.register_alignment("x", form="maxima"),
+            lambda: seps.register_alignment("x"),
             first,
             r"\(best, mask\), which first.*missing a required",
         ),
-        (
-            lambda: seps.register_alignment("x"),
-            median,
-            naming("(similarity, word_mask, token_mask)", "median"),
-        ),
-        (lambda: seps.register_aggregation("x", form="logits"), WithoutConfig, naming("(config)", "Without")),
-        (lambda: seps.register_aggregation("x", form="logits"), WithConfig, r"with \(patches\), which .*missing a req"),
+        (lambda: seps.register_aggregation("x"), WithoutConfig, naming("(config)", "Without")),
+        (lambda: seps.register_aggregation("x"), WithConfig, r"with \(patches\), which .*missing a req"),
+        (lambda: seps.register_aggregation("x"), Merging, naming("(patches, keep, scores)", "merge")),
         (lambda: seps.register_guide("x"), lambda: 0, naming("(vectors)")),
         (lambda: seps.register_head("x"), WithoutConfig, naming("'x'", "(config)")),
         (lambda: seps.register_row("x", "title"), lambda: 0, naming("'x'", "(recipe)")),
@@ -151,20 +150,19 @@ def test_what_cannot_be_registered_names_what_can():
 def test_what_can_be_called_is_registered():
     seps.register_decision("any")(lambda *given: given[0])
     seps.register_decision("more")(lambda scores, count, valid, sharpness=2: scores)
-    seps.register_aggregation("class")(WithConfig)
-    seps.register_aggregation("slots", form="logits")(Slots)
-    seps.register_alignment("median", form="maxima")(median)
+    seps.register_aggregation("slots")(Slots)
+    seps.register_alignment("median")(median)
     assert set(registry.registered("decision")) == {"any", "more"}
 
 
 @pytest.mark.parametrize(
     ("kind", "idea", "told"),
     [
-        ("decision", lambda scores, count, valid: scores[:, :3], "D"),
+        ("decision", lambda scores, count, valid: scores[:, :3], "decision"),
         ("decision", lambda scores, count, valid: None, "returned NoneType"),
         ("scoring", lambda patches, attentions, weights, valid: patches, "scoring"),
-        ("aggregation", lambda patches, keep, scores: patches[..., :3], "shape"),
-        ("alignment", lambda similarity, words, tokens: similarity, "alignment"),
+        ("aggregation", lambda patches: patches[..., :1], "shape"),
+        ("alignment", lambda best, mask: best, "alignment"),
     ],
 )
 def test_a_result_that_does_not_fit_is_a_sentence(kind, idea, told):
@@ -172,18 +170,3 @@ def test_a_result_that_does_not_fit_is_a_sentence(kind, idea, told):
     images, words, lengths, _ = features()
     with pytest.raises(InputError, match=told):
         net(images, words, lengths)
-
-
-def test_a_broken_promise_is_found():
-    seps.register_decision("half", form="scores")(lambda scores, count, valid: torch.full_like(scores, 0.5))
-    net = PatchSlimming(SlimmingConfig(decision="half", dense="none", **SIZES))
-    images, words, lengths, _ = features()
-    with pytest.raises(InputError, match=naming("D", "0.5")):
-        score_matrix(net, images, words, lengths)
-
-
-def test_a_class_that_is_no_idea_of_the_registry_is_still_not_taken_for_one():
-    seps.register_aggregation("slots", form="logits")(Slots)
-    net = PatchSlimming(SlimmingConfig(aggregation="slots", dense="none", **SIZES))
-    net.aggr_net.merged = lambda *_: None
-    assert "aggr_net" in why_not_fast(net)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from seps.images.decoding import read_image
+from seps.method.encoded import Texts
 from seps.photos.threads import computing_threads
 from seps.retrieval.data import load_jsonl
 from seps.retrieval.explain.patches import explain_patches
@@ -72,7 +73,7 @@ def main() -> None:
         mask = torch.ones(1, cells, dtype=torch.bool)
         if without is not None:
             mask[0, without] = False
-        return float(net.score_text(net.encode_images(tokens, patch_mask=mask), text).similarity)
+        return float(net.score(net.encode_images(tokens, patch_mask=mask), Texts.of(text[None])).similarity)
 
     pool = computing_threads(torch.get_num_threads(), "faithful")
     found = list(pool.map(drops, range(0, len(dataset), step)[: options.photos]))

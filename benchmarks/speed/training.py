@@ -13,7 +13,7 @@ from torch import Tensor
 from benchmarks.common.machine import PeakMemory, clock
 from benchmarks.speed.scoring import make_inputs, make_net
 from seps.method.network import PatchSlimming
-from seps.method.pairing import score_published_pairing
+from seps.method.published import score_published_pairing
 from seps.scoring import score_with_gradient
 
 

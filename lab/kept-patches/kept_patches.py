@@ -29,9 +29,11 @@ from torch import Tensor
 from benchmarks.faithful import painted
 from benchmarks.lines import append_line
 from benchmarks.token_curve import difference
+from seps.method.encoded import Texts
 from seps.metrics import recall
-from seps.retrieval.data import RetrievalDataset, load_jsonl, read_image
-from seps.retrieval.eval.evaluate import encode_images
+from seps.retrieval.data import RetrievalDataset, load_jsonl
+from seps.images.decoding import read_image
+from seps.retrieval.evaluate.run import encode_images
 from seps.retrieval.explain.explanation import Explainer, Explanation
 from seps.retrieval.heads import ImageFeatures, SlimmingHead
 from seps.retrieval.model import RetrievalModel
@@ -65,13 +67,13 @@ class Gallery:
     def scores(self) -> Tensor:
         """(photos, captions)."""
         side = self.net.encode_images(self.tokens)
-        return torch.stack([self.net.score_text(side, words).similarity for words in self.words], dim=1)
+        return torch.cat([self.net.score(side, Texts.of(words[None])).similarity for words in self.words], dim=1)
 
     def kept(self) -> list[Tensor]:
         """The cells that the caption of each photo keeps of it."""
         sides = (self.net.encode_images(self.tokens[i : i + 1]) for i in range(len(self.tokens)))
-        made = (self.net.score_text(side, words) for side, words in zip(sides, self.words, strict=True))
-        return [found.masks[0][0].bool().nonzero().flatten() for found in made]
+        made = (self.net.select(side, Texts.of(words[None])) for side, words in zip(sides, self.words, strict=True))
+        return [found[0].keep[0, 0].bool().nonzero().flatten() for found in made]
 
     def places(self, scores: Tensor, cells: list[Tensor] | None) -> list[int]:
         """The place at which each caption finds its photo, painted over at `cells`, among the others as they are."""
@@ -80,7 +82,7 @@ class Gallery:
             own = scores[i, i]
             if cells is not None:
                 tokens = self.encode(painted(self.pixels[i], cells[i], self.grid))
-                own = self.net.score_text(self.net.encode_images(tokens), words).similarity[0]
+                own = self.net.score(self.net.encode_images(tokens), Texts.of(words[None])).similarity[0, 0]
             others = torch.cat([scores[:i, i], scores[i + 1 :, i]])
             found.append(int((others >= own).sum()))
         return found

@@ -25,12 +25,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from seps.method.encoded import Texts
 from seps import registry
 from seps.cli.main import call
 from seps.cli.models import compare
 from seps.config import SlimmingConfig
-from seps.experiments import compare as runs
-from seps.experiments.suites import SUITES, Change, Variant
+from seps.retrieval.experiments import compare as runs
+from seps.retrieval.experiments.suites import SUITES, Change, Variant
 from seps.nn.guidance import masked_mean
 from seps.nn.precision import float_matmul, without_autocast
 from seps.nn.slimming import PatchSlimming
@@ -154,7 +155,7 @@ class SwappingTask(RetrievalTask):
         net: PatchSlimming = self.model.model.head.net
         side = net.encode_images(tokens)
         own, swapped = (
-            net.score_text(side, words[part].float(), mask[part]).similarity
+            net.score(side, Texts.of(words[None, part].float(), mask[None, part])).similarity[:, 0]
             for part in (slice(0, rows), slice(rows, None))
         )
         criterion: Any = self.model.criteria["fused"]

@@ -30,14 +30,15 @@ from torch.nn import functional as F
 
 from benchmarks.lines import append_line
 from benchmarks.token_curve import difference
+from seps.method.encoded import Texts
 from seps.metrics import recall
 from seps.retrieval.config import STATE_SIZES
 from seps.retrieval.data import load_data
-from seps.retrieval.eval.evaluate import encode_images
+from seps.retrieval.evaluate.run import encode_images
 from seps.retrieval.heads import ImageFeatures, SlimmingHead, TextFeatures
-from seps.retrieval.index.codec import Precision, StoredImages, StoredScorer, pack, restore, unpack
-from seps.retrieval.index.embedding import packed_columns, packed_states
-from seps.retrieval.index.rows import Columns, StoreSettings
+from seps.retrieval.engine.codec import Precision, StoredImages, StoredScorer, pack, restore, unpack
+from seps.photos.indexing.embedding import packed_columns, packed_states
+from seps.photos.store.rows import Columns, StoreSettings
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import from_pretrained
 
@@ -190,8 +191,9 @@ def both_scores(model: RetrievalModel, settings: StoreSettings, stored: StoredIm
     net, side = scorer.net, scorer.side(stored)
     assert net is not None and side.dense_words is not None and side.dense_mask is not None
     caption = torch.stack([words[valid].mean(dim=0) for words, valid in zip(texts.words, texts.mask, strict=True)])
-    (tokens,), (kept,) = net.image_tokens(side, caption[:1])
-    assert bool((kept == 1).all()), "a caption selects patches here"
+    kept = net.select(side, Texts.of(texts.words[:1], texts.mask[:1]))
+    assert bool((kept[0].keep == 1).all()), "a caption selects patches here"
+    tokens = net.tokens(side, kept)[0]
     pixels = product_scores(list(tokens), texts) + net.pooled_score(side.pooled, caption)
     words = [row[valid] for row, valid in zip(side.dense_words, side.dense_mask, strict=True)]
     means = torch.stack([row.mean(dim=0) for row in words])

@@ -24,13 +24,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.lines import append_line
+from seps.method.encoded import Texts
 from seps.encoders.vit.pruning import Merging
 from seps.metrics import recall
 from seps.nn.selection import rank_patches
 from seps.retrieval.data import load_data
-from seps.retrieval.eval.evaluate import encode_images
+from seps.retrieval.evaluate.run import encode_images
 from seps.retrieval.heads import ImageFeatures, SlimmingHead
-from seps.retrieval.index.codec import fewer_patches, fixed_patch_scores, pack, patches_to_keep
+from seps.retrieval.engine.codec import fewer_patches, fixed_patch_scores, pack, patches_to_keep
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import from_pretrained
 from seps.scoring import score_state
@@ -120,7 +121,7 @@ def scores(model: RetrievalModel, kept: Tensor, images: ImageFeatures, texts: ob
     times = []
     for row in range(3):
         start = time.perf_counter()
-        net.score_text(side, words[row, : int(lengths[row])])
+        net.score(side, Texts.of(words[row : row + 1, : int(lengths[row])]))
         times.append(time.perf_counter() - start)
     similarity = score_state(net, side, words, lengths)
     assert isinstance(similarity, Tensor)

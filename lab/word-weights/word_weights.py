@@ -31,9 +31,9 @@ from benchmarks.lines import append_line
 from seps.metrics import recall
 from seps.nn.selection import rank_patches
 from seps.retrieval.data import RetrievalDataset, load_data
-from seps.retrieval.eval.evaluate import encode_images
+from seps.retrieval.evaluate.run import encode_images
 from seps.retrieval.heads import SlimmingHead
-from seps.retrieval.index.codec import fewer_patches
+from seps.retrieval.engine.codec import fewer_patches
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import from_pretrained
 from seps.retrieval.stopwords import is_stop_word
@@ -102,12 +102,12 @@ def weighted_mean(words: Tensor, weights: Tensor) -> Tensor:
 
 def token_cosines(net: object, side: object, texts: Words, unit: Tensor) -> Tensor:
     """A (T, M, K) of one image with all captions: the factored form of Eq. 1-4, selection by the plain mean word."""
-    patches, logits = side.patches[0].float(), side.logits["caption"][0].float()  # type: ignore[attr-defined]
+    patches, logits = side.patches[0].float(), side.sets[0].logits[0].float()  # type: ignore[attr-defined]
     branch = net.config.branches[0]  # type: ignore[attr-defined]
     caption = F.normalize(weighted_mean(texts.words, texts.mask.float()), dim=-1)
     attention = caption @ F.normalize(patches, dim=-1).T  # (T, N)
     low, high = attention.amin(dim=1, keepdim=True), attention.amax(dim=1, keepdim=True)
-    scores = side.fixed_scores["caption"] + branch.guides["caption"] * (attention - low) / (high - low + 1e-8)  # type: ignore[attr-defined]
+    scores = side.sets[0].fixed + branch.guides["caption"] * (attention - low) / (high - low + 1e-8)  # type: ignore[attr-defined]
     count = math.ceil(net.config.sparse_ratio * len(patches))  # type: ignore[attr-defined]
     keep = torch.zeros_like(scores).scatter_(1, rank_patches(scores)[:, :count], 1.0)
     shares = (logits - logits.amax(dim=0)).exp()  # (N, Q); the norm below takes the common factor off again

@@ -12,10 +12,9 @@ if TYPE_CHECKING:
     from seps.method.align import HRPA, mask_xattn_one_text
     from seps.method.checks import InputError
     from seps.method.config import ConfigError, LossConfig, SlimmingConfig
-    from seps.method.encoded import ImageSide
+    from seps.method.encoded import EncodedImages
     from seps.method.losses import ContrastiveLoss, InfoNCELoss, RatioLoss, SEPSLoss, SigmoidLoss
     from seps.method.network import PatchSlimming
-    from seps.method.pairing import score_published_pairing
     from seps.method.published import (
         SDTPS,
         CrossSparseAggrNet,
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
         SDTPS_TokenAggregation,
         SDTPS_TokenSparse,
         create_seps_model,
+        score_published_pairing,
     )
     from seps.method.select import TokenSparse
     from seps.method.sensors import MultiModalSDTPS
@@ -48,8 +48,8 @@ __all__ = [
     "CrossSparseAggrNet",
     "CrossSparseAggrNet_v2",
     "DualTokenAggregation",
+    "EncodedImages",
     "HRPA_function",
-    "ImageSide",
     "InfoNCELoss",
     "InputError",
     "Library",
@@ -92,7 +92,6 @@ _HOMES = (
             "network",
             "sensors",
             "losses",
-            "pairing",
             "published",
         )
     ),

@@ -16,17 +16,15 @@ import logging
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from seps.files import naming
-from seps.method.encoded import ImageSide
-from seps.method.known import evaluating
+from seps.method.checks import evaluating
+from seps.method.encoded import Texts
 from seps.method.network import PatchSlimming
 
 __all__ = [
@@ -102,26 +100,7 @@ class ScorePairs(nn.Module):
         side = net.encode_images(images, dense=dense, dense_lengths=dense_lengths)
         mask = torch.arange(words.shape[1], device=words.device)[None, :] < lengths[:, None]
 
-        images_count, texts_count = images.shape[0], words.shape[0]
-        pairs = _repeat_images(side, texts_count)
-        words, mask = _repeat_texts(words, images_count), _repeat_texts(mask, images_count)
-        return net.score_text(pairs, words, mask).similarity.reshape(images_count, texts_count)
-
-
-def _repeat_images(side: ImageSide, count: int) -> ImageSide:
-    """Each image `count` times in a row: (image, text) = (0, 0), (0, 1), ..."""
-
-    def repeat(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {name: repeat(tensor) for name, tensor in value.items()}
-        return None if value is None else value[:, None].expand(-1, count, *value.shape[1:]).flatten(0, 1)
-
-    return ImageSide(**{field.name: repeat(getattr(side, field.name)) for field in fields(side)})
-
-
-def _repeat_texts(tensor: Tensor, count: int) -> Tensor:
-    """All texts, `count` times."""
-    return tensor[None].expand(count, *tensor.shape).flatten(0, 1)
+        return net.score(side, Texts.of(words, mask)).similarity
 
 
 def export_score(net: PatchSlimming, path: Path | str, *, descriptions: bool | None = None) -> dict[str, Tensor]:

@@ -1,14 +1,14 @@
 """Ideas of your own, by name: scoring, decision, aggregation, alignment and guides; `seps.plugins` adds the rest.
 
-    @register_decision("first", form="scores")
+    @register_decision("first")
     def keep_first(scores, count, valid):
-        return (torch.arange(scores.shape[-1]) < count).float().expand_as(scores)
+        return (torch.arange(scores.shape[-1]) < count).float()
 
     PatchSlimming(SlimmingConfig(decision="first"))
 
-A class is made once per network, as `Mine(config)` with its `SlimmingConfig`; a function is used as it is. What each is
-called with says the function that registers it. `form` is a promise by which the fast paths can use the idea; without
-it the network runs in the readable form, and says so.
+A class is made once per network, as `Mine(config)` with its `SlimmingConfig`; a function is used as it is. The function
+that registers a component says what it is called with. An aggregation and an alignment have a second hook, a method
+(`merge`, `align`), for what the first cannot express; with it all pairs are scored by the reference, which is slower.
 """
 
 from __future__ import annotations
@@ -22,14 +22,6 @@ from typing import Any, TypeVar
 Thing = TypeVar("Thing", bound=Callable[..., Any])
 OWN = "own"
 """The name of an idea that came as an object and not by name."""
-FORMS = {
-    "scoring": "additive",
-    "decision": "scores",
-    "aggregation": "logits",
-    "alignment": "maxima",
-    "guide": "patches",
-}
-"""By kind: the form that may be promised."""
 BUILT_IN: dict[str, tuple[str, ...]] = {
     "scoring": ("sum", "learned"),
     "decision": ("topk", "gumbel", "relaxed", "binary"),
@@ -44,18 +36,16 @@ BUILT_IN: dict[str, tuple[str, ...]] = {
 """By kind: the names of this library, which cannot be registered."""
 
 
-CALLED_WITH = {
-    "scoring": ("patches", "attentions", "weights", "valid"),
-    "decision": ("scores", "count", "valid"),
-    "aggregation": ("patches", "keep", "scores"),
-    "alignment": ("similarity", "word_mask", "token_mask"),
-    "guide": ("vectors",),
-    "logits": ("patches",),
-    "maxima": ("best", "mask"),
-    "patches": ("patches",),
-    "row": ("recipe",),
+HOOKS: dict[str, dict[str, tuple[str, ...]]] = {
+    "scoring": {"": ("patches", "attentions", "weights", "valid")},
+    "decision": {"": ("scores", "count", "valid")},
+    "aggregation": {"merge": ("patches", "keep", "scores"), "": ("patches",)},
+    "alignment": {"align": ("similarity", "word_mask", "token_mask"), "": ("best", "mask")},
+    "guide": {"": ("vectors",)},
+    "row": {"": ("recipe",)},
 }
-"""By kind, or by form where that is called otherwise: what an idea is called with."""
+"""By kind, and by the name of the method ("": the component itself), what a component is called with; the first method
+that it has is its hook."""
 
 
 class RegistryError(ValueError):
@@ -69,7 +59,6 @@ class Idea:
     kind: str
     name: str
     thing: Callable[..., Any]
-    form: str | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
 
     def made(self, *arguments: Any, **options: Any) -> Any:
@@ -80,10 +69,10 @@ class Idea:
 _IDEAS: dict[tuple[str, str], Idea] = {}
 
 
-def register(kind: str, name: str, *, form: str | None = None, **about: Any) -> Callable[[Thing], Thing]:
+def register(kind: str, name: str, **about: Any) -> Callable[[Thing], Thing]:
     """A decorator that puts a class or function under `name`; the same one may come again, and replaces itself.
 
-    Raises `RegistryError` for a name that is taken, and for a form that this kind does not have.
+    Raises `RegistryError` for a name that is taken.
     """
     if callable(name):
         raise RegistryError(f'A {kind} needs a name: write @seps.{_decorator(kind)}("NAME") above {_place(name)[1]}.')
@@ -91,10 +80,6 @@ def register(kind: str, name: str, *, form: str | None = None, **about: Any) -> 
         raise RegistryError(f"A {kind} cannot be registered as {name!r}; choose a name that says what it does.")
     if name in BUILT_IN[kind]:
         raise RegistryError(f"The {kind} {name!r} is built in and cannot be replaced; choose another name.")
-    known = FORMS.get(kind)
-    if form not in (None, known):
-        what = f"a {kind} can promise {known!r}, or nothing" if known else f"a {kind} has none"
-        raise RegistryError(f"form={form!r} is not a form of a {kind}: {what}.")
 
     def take(thing: Thing) -> Thing:
         if not callable(thing):
@@ -106,24 +91,26 @@ def register(kind: str, name: str, *, form: str | None = None, **about: Any) -> 
             raise RegistryError(
                 f"The {kind} {name!r} is registered already, by {place} in {file}; choose another name."
             )
-        _check_call(kind, name, thing, promised(kind, thing, form))
-        _IDEAS[kind, name] = Idea(kind, name, thing, promised(kind, thing, form), about)
+        _check_call(kind, name, thing)
+        _IDEAS[kind, name] = Idea(kind, name, thing, about)
         return thing
 
     return take
 
 
-def _check_call(kind: str, name: str, thing: Any, form: str | None) -> None:
-    """Raise `RegistryError` where an idea cannot be made with its configuration, or called with what it is given."""
-    what, given = f"The {kind} {name!r}", CALLED_WITH.get(form or kind) or CALLED_WITH.get(kind)
-    if kind == "head" or (isinstance(thing, type) and kind in FORMS):
+def _check_call(kind: str, name: str, thing: Any) -> None:
+    """Raise `RegistryError` where a component cannot be made with its configuration, or called as its hook is."""
+    what = f"The {kind} {name!r}"
+    if kind == "head" or (isinstance(thing, type) and kind in HOOKS):
         _check_arguments(f"{what} is made with", thing, ("config",))
-    if given is None:
+    method = next((method for method in HOOKS.get(kind, ()) if not method or hasattr(thing, method)), None)
+    if method is None:
         return
+    given = HOOKS[kind][method]
     if not isinstance(thing, type):
-        _check_arguments(f"{what} is called with", thing, given)
+        _check_arguments(f"{what} is called with", getattr(thing, method) if method else thing, given)
         return
-    called = inspect.getattr_static(thing, "forward" if hasattr(thing, "forward") else "__call__", None)
+    called = inspect.getattr_static(thing, method or ("forward" if hasattr(thing, "forward") else "__call__"), None)
     if inspect.isfunction(called):
         _check_arguments(f"{what} is called with", called, ("self", *given))
 
@@ -149,12 +136,6 @@ def _place(thing: Any) -> tuple[str, str]:
     return str(named.__module__), str(named.__qualname__)
 
 
-def promised(kind: str, thing: Any, form: str | None = None) -> str | None:
-    """The form that is promised for `thing`: by `form`, or by an attribute of that name."""
-    found = form if form is not None else getattr(thing, "form", None)
-    return found if found is not None and found == FORMS.get(kind) else None
-
-
 def registered(kind: str) -> dict[str, Idea]:
     """The ideas of that kind, by name."""
     return {idea.name: idea for (of, _), idea in _IDEAS.items() if of == kind}
@@ -177,63 +158,54 @@ def unknown_name(field_name: str, kind: str, name: object) -> str | None:
     return f"{field_name} is {name!r}; choose one of {names}. {how_to_register(kind, name)}"
 
 
-def register_scoring(name: str, *, form: str | None = None) -> Callable[[Thing], Thing]:
-    """A scoring of your own: `scoring(patches, attentions, weights, valid)` -> scores (B, N).
+def register_scoring(name: str) -> Callable[[Thing], Thing]:
+    """A custom scoring: `scoring(patches, attentions, weights, valid)` -> scores (..., N).
 
-    patches (B, N, C); attentions: by guide ("image", "caption", "dense" and extra guides) the cosines (B, N) of its
+    patches (B, N, C); attentions: by guide ("image", "caption", "dense" and extra guides) the cosines (T, B, N) of its
     vector with the patches, without gradient; weights: by guide a number (1, or that of `extra_guides`); valid (B, N)
-    bool, or None. A guide that an image lacks has a weight and no attention. Without "caption" the scores before any
-    caption are asked for.
-
-    form="additive": it is called once per image, without "caption", and the caption's cosine is added to what it
-    returns. The fast paths then use it.
+    bool, or None. A guide that an image lacks has a weight and no attention. It is also called once per image without
+    "caption", with cosines (B, N): for the scores before any caption.
     """
-    return register("scoring", name, form=form)
+    return register("scoring", name)
 
 
-def register_decision(name: str, *, form: str | None = None) -> Callable[[Thing], Thing]:
-    """A decision of your own: `decision(scores, count, valid)` -> D (..., N), 1 at the kept patches.
+def register_decision(name: str) -> Callable[[Thing], Thing]:
+    """A custom decision: `decision(scores, count, valid)` -> D (R, N), 1 at the kept patches; a row is one pair.
 
-    scores (..., N) float32; count (..., 1) is K, the number of patches that `sparse_ratio` asks for, and a decision may
-    keep another number; valid (..., N) bool marks the patches that exist, None: all do. D may carry a gradient, and may
-    hold weights between 0 and 1.
-
-    form="scores" promises more, and the fast scoring then uses the decision: D holds zeros and ones alone, each row of
-    D depends on the same row of the scores alone, and any number of axes may stand before N.
+    scores (R, N) float32; count (R, 1) is K, the number of patches that `sparse_ratio` asks for, and a decision may
+    keep another number; valid (R, N) bool marks the patches that exist, None: all do. Each row of D depends on the same
+    row of the scores alone. D may carry a gradient. Where it holds weights between 0 and 1, the pairs are scored by the
+    reference, which is slower.
     """
-    return register("decision", name, form=form)
+    return register("decision", name)
 
 
-def register_aggregation(name: str, *, form: str | None = None) -> Callable[[Thing], Thing]:
-    """An aggregation of your own: `aggregation(patches, keep, scores)` -> merged patches (B, Q, C), Q of its choice.
+def register_aggregation(name: str) -> Callable[[Thing], Thing]:
+    """A custom aggregation: `aggregation(patches)` -> merge logits (B, N, Q), Q = `config.num_merged`.
 
-    patches (B, N, C); keep: D (B, N); scores (B, N).
-
-    form="logits": it is called as `aggregation(patches)` and returns logits (B, N, Q), Q = `config.num_merged`; the
-    merged patches are those of a softmax over the kept ones (Eq. 4). The fast paths and explanations then use it.
+    patches (B, N, C). The merged patches are those of a softmax over the kept ones (Eq. 4). A class with the method
+    `merge(patches, keep, scores)` -> (B, Q, C) merges by itself instead: keep is D (B, N) and scores (B, N) of one
+    caption, Q of its choice. It is scored by the reference and not explained.
     """
-    return register("aggregation", name, form=form)
+    return register("aggregation", name)
 
 
-def register_alignment(name: str, *, form: str | None = None) -> Callable[[Thing], Thing]:
-    """An alignment of your own: `alignment(similarity, word_mask, token_mask)` -> S (B,).
+def register_alignment(name: str) -> Callable[[Thing], Thing]:
+    """A custom alignment: `alignment(best, mask)` -> (...), one direction of S from its maxima.
 
-    similarity (B, M, K): cosines of words and image tokens, leaky where the option `similarity` says so; word_mask
-    (B, M) and token_mask (B, K) bool, or None.
-
-    form="maxima": it is called as `alignment(best, mask)` -> (...), once for the best cosine of each word, (..., M),
-    and once for that of each token, (..., K), and S is the sum of both; mask, bool or None, broadcasts to `best`. The
-    fast paths and explanations then use it.
+    It is called for the best cosine of each word (..., M) and for that of each token (..., K), and S is the sum of
+    both; mask, bool or None, broadcasts to `best`. A class with the method `align(similarity, word_mask, token_mask)`
+    -> (R,) reads all cosines (R, M, K) of each pair instead, leaky where the option `similarity` says so; the masks are
+    (R, M) and (R, K) bool, or None. It is scored by the reference and not explained.
     """
-    return register("alignment", name, form=form)
+    return register("alignment", name)
 
 
-def register_guide(name: str, *, form: str | None = None) -> Callable[[Thing], Thing]:
-    """A guide of your own: `guide(vectors)` -> (B, C), from the vectors (B, V), V any width, that come with the images.
+def register_guide(name: str, *, from_patches: bool = False) -> Callable[[Thing], Thing]:
+    """A custom guide: `guide(vectors)` -> (B, C), from the vectors (B, V), V any width, that come with the images.
 
     An image without a vector has zeros, and its guide is zero, which guides nothing. `extra_guides={name: weight}` of
     the configuration gives it its weight. Guides are used without gradient (Eq. 2): what is in one does not learn.
-
-    form="patches": it is called as `guide(patches)`, (B, N, C) -> (B, C), and needs no data.
+    With `from_patches` it is called with the patches (B, N, C), and needs no data.
     """
-    return register("guide", name, form=form)
+    return register("guide", name, from_patches=from_patches)

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import seps
+from seps.method.encoded import Texts
 from seps.method.select import binary_decision, gumbel_topk, hard_topk, soft_topk
 
 DIFFERENTIABLE = ["gumbel", "binary"]
@@ -241,5 +242,5 @@ def test_binary_number_follows_the_ratio_loss(scoring):
     assert abs(sampled - 0.3) < 0.05
     net.eval()
     side = net.encode_images(images)
-    kept = torch.stack([net.score_text(side, text).masks[0].mean() for text in words]).mean()
+    kept = net.select(side, Texts.of(torch.stack(list(words))))[0].keep.mean()
     assert abs(kept - 0.3) < 0.05

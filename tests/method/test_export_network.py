@@ -8,6 +8,7 @@ import torch
 import seps
 from messages import naming
 from seps import export
+from seps.method.encoded import Texts
 from seps.method.select import hard_topk
 
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -111,7 +112,7 @@ def test_pairs_are_the_diagonal():
         net, inputs = make_net(preset), make_inputs((4, 4, 6, 5))
         side = net.encode_images(inputs["images"], dense=inputs["dense"], dense_lengths=inputs["dense_lengths"])
         mask = torch.arange(6)[None] < inputs["lengths"][:, None]
-        pairs = net.score_text(side, inputs["words"], mask).similarity
+        pairs = net.score(side, Texts.of(inputs["words"][None], mask[None])).similarity[:, 0]
         torch.testing.assert_close(pairs, net(**inputs).diagonal(), atol=1e-6, rtol=0)
 
 

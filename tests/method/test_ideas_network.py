@@ -1,6 +1,6 @@
-"""An idea of somebody's own in the network: what it computes, against a twin written out, and what is refused.
+"""A custom component in the network: what it computes, against a twin written out, and what is refused.
 
-Every idea is tried in the readable form and, with the form it promises, in the fast paths, which must agree.
+Every component is tried in the reference and in every other path, which must agree.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from torch.nn import functional as F
 
 import seps
 from ideas import SIZES, Slots, features, first, median, readable
-from messages import mentions, naming
+from messages import naming
 from seps import registry
-from seps.method.attribution import shares
 from seps.method.checks import InputError
 from seps.method.config import SlimmingConfig
-from seps.method.known import why_not_fast
+from seps.method.encoded import Texts
 from seps.method.network import PatchSlimming
+from seps.retrieval.explain.shares import shares
 from seps.scoring import choose_backend, score_matrix, score_with_gradient
+from seps.scoring.factored import GramMaxima
 
 pytestmark = pytest.mark.usefixtures("own_registry")
 B, T, N, K = 4, 5, 10, 4
@@ -60,13 +61,12 @@ def cosines_with(patches, vector):
     return F.normalize(patches, dim=-1) @ F.normalize(vector, dim=-1)
 
 
-@pytest.mark.parametrize("form", [None, "scores"])
-def test_a_decision_keeps_what_it_says(form):
-    seps.register_decision("first", form=form)(first)
+def test_a_decision_keeps_what_it_says():
+    seps.register_decision("first")(first)
     net = PatchSlimming(SlimmingConfig(decision="first", scoring="sum", dense="none", **SIZES))
     images, words, lengths, _ = features()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
         scores = every_path(net, images, words, lengths, {})
     keep = (torch.arange(N) < K).float()
     for b, t in itertools.product(range(B), range(T)):
@@ -77,17 +77,30 @@ def test_a_decision_keeps_what_it_says(form):
     plain = PatchSlimming(SlimmingConfig(scoring="sum", dense="none", **SIZES))
     plain.load_state_dict(net.state_dict())
     assert not torch.allclose(readable(plain, images, words, lengths, {}), scores, atol=1e-3)
-    said = [str(warning.message) for warning in caught if "readable" in str(warning.message)]
-    assert bool(said) == (form is None)
-    assert (why_not_fast(net) is None) == (form == "scores")
-    choice = choose_backend(net, "cpu")
-    assert choice.backend == ("factored" if form else "reference")
-    if form is None:
-        assert mentions(choice.reason, "decision='first'", "form='scores'")
+    assert choose_backend(net, "cpu").backend == "factored"
+
+
+def test_a_decision_may_weigh_patches():
+    """Gram matrices are for zeros and ones: such pairs are scored by the reference."""
+    seps.register_decision("half")(lambda scores, count, valid: torch.sigmoid(20 * (scores - scores.mean(-1, True))))
+    net = PatchSlimming(SlimmingConfig(decision="half", dense="none", **SIZES))
+    images, words, lengths, _ = features()
+    scores = every_path(net, images, words.repeat(20, 1, 1), lengths.repeat(20), {})
+    patches, caption = images[0, 1:], words[0]
+    side = net.encode_images(images[:1])
+    kept = net.select(side, Texts.of(caption[None]))[0]
+    with torch.no_grad():
+        weights = kept.keep[0, 0, :, None] * side.sets[0].logits[0].exp()
+        merged = (weights / weights.sum(dim=0)).T @ patches
+        tokens = torch.cat([images[0, :1], merged, kept.extra[0] @ patches])
+        cosines = F.normalize(caption, dim=-1) @ F.normalize(tokens, dim=-1).T
+        expected = cosines.amax(dim=1).mean() + cosines.amax(dim=0).mean()
+        expected = expected + 2 * F.cosine_similarity(patches.mean(dim=0), caption.mean(dim=0), dim=0)
+    torch.testing.assert_close(scores[0, 0], expected, atol=1e-5, rtol=0)
 
 
 def test_a_decision_never_keeps_padding():
-    seps.register_decision("all", form="scores")(lambda scores, count, valid: torch.ones_like(scores))
+    seps.register_decision("all")(lambda scores, count, valid: torch.ones_like(scores))
     net = PatchSlimming(SlimmingConfig(decision="all", dense="none", **SIZES))
     images, words, lengths, _ = features()
     mask = torch.arange(N).expand(B, -1) < torch.tensor([[10], [6], [3], [1]])
@@ -99,13 +112,11 @@ def test_a_decision_never_keeps_padding():
 
 def test_a_kept_patch_that_weighs_next_to_nothing_is_still_scored():
     """Of logits that spread far the fast form must know that a decision of one's own may keep the lowest alone."""
-    seps.register_decision("last", form="scores")(
+    seps.register_decision("last")(
         lambda scores, count, valid: F.one_hot(torch.tensor(N - 1), N).float().expand_as(scores)
     )
 
     class First(nn.Module):
-        form = "logits"
-
         def forward(self, patches):
             return patches[..., :2]
 
@@ -118,8 +129,6 @@ def test_a_kept_patch_that_weighs_next_to_nothing_is_still_scored():
 class Threshold(nn.Module):
     """Keep what is above a learned threshold, straight through."""
 
-    form = "scores"
-
     def __init__(self, config):
         super().__init__()
         self.level = nn.Parameter(torch.tensor(0.1 * config.embed_size))
@@ -130,13 +139,8 @@ class Threshold(nn.Module):
         return ((scores > self.level) | best).float() + (soft - soft.detach())
 
 
-@pytest.mark.parametrize("registered_form", ["scores", None])
-def test_a_decision_with_weights_learns_and_is_saved(registered_form):
-    if registered_form is None:
-        with mock.patch.object(Threshold, "form", None):
-            seps.register_decision("level")(Threshold)
-    else:
-        seps.register_decision("level")(Threshold)
+def test_a_decision_with_weights_learns_and_is_saved():
+    seps.register_decision("level")(Threshold)
     net = PatchSlimming(SlimmingConfig(decision="level", dense="branch", scoring="sum", **SIZES)).train()
     names = [name for name in net.state_dict() if name.endswith("level")]
     assert names == ["sparse_net_cap.decide_by.level", "sparse_net_long.decide_by.level"]
@@ -160,8 +164,8 @@ def test_a_decision_with_weights_learns_and_is_saved(registered_form):
 
 
 def product(patches, attentions, weights, valid):
-    """The product of all cosines, moved above zero: not a sum, so it is called for each caption."""
-    total = torch.ones(patches.shape[:2])
+    """The product of all cosines, moved above zero."""
+    total = torch.ones(())
     for name in weights:
         if name in attentions:
             total = total * (1.5 + weights[name] * attentions[name])
@@ -172,8 +176,7 @@ def test_a_scoring_reads_every_guide_of_each_pair():
     seps.register_scoring("product")(product)
     net = PatchSlimming(SlimmingConfig(scoring="product", dense="guide", **SIZES))
     images, words, lengths, extras = features()
-    with pytest.warns(UserWarning, match=naming("scoring='product'", "form='additive'")):
-        scores = every_path(net, images, words, lengths, extras)
+    scores = every_path(net, images, words, lengths, extras)
     for b, t in itertools.product(range(B), range(T)):
         caption, patches = words[t, : lengths[t]], images[b, 1:]
         dense = extras["dense"][b, : extras["dense_lengths"][b]]
@@ -184,36 +187,17 @@ def test_a_scoring_reads_every_guide_of_each_pair():
             torch.testing.assert_close(scores[b, t], twin_score(net, images[b], caption, keep, raw), atol=1e-5, rtol=0)
 
 
-def test_an_additive_scoring_is_scored_fast():
-    def loudest(patches, attentions, weights, valid):
-        assert "caption" not in attentions
-        return patches.norm(dim=-1) / 10 + attentions["image"]
-
-    seps.register_scoring("loudest", form="additive")(loudest)
-    net = PatchSlimming(SlimmingConfig(scoring="loudest", dense="none", **SIZES))
-    images, words, lengths, _ = features()
-    assert why_not_fast(net) is None
-    scores = every_path(net, images, words, lengths, {})
-    for b, t in itertools.product(range(B), range(T)):
-        caption, patches = words[t, : lengths[t]], images[b, 1:]
-        raw = patches.norm(dim=-1) / 10 + cosines_with(patches, patches.mean(dim=0))
-        raw = raw + cosines_with(patches, caption.mean(dim=0))
-        keep = torch.zeros(N).scatter(0, raw.topk(K).indices, 1.0)
-        with torch.no_grad():
-            torch.testing.assert_close(scores[b, t], twin_score(net, images[b], caption, keep, raw), atol=1e-5, rtol=0)
-
-
 @pytest.mark.parametrize("dense", ["none", "branch", "tokens"])
 def test_an_aggregation_by_logits_is_scored_fast_and_explained(dense):
-    seps.register_aggregation("slots", form="logits")(Slots)
+    seps.register_aggregation("slots")(Slots)
     net = PatchSlimming(SlimmingConfig(aggregation="slots", dense=dense, **SIZES))
     images, words, lengths, extras = features()
-    assert why_not_fast(net) is None
+    assert GramMaxima.supports(net) is None
     scores = every_path(net, images, words, lengths, extras if dense != "none" else {})
     side = net.encode_images(images[:1], **({k: v[:1] for k, v in extras.items()} if dense != "none" else {}))
     assert shares(net, side, words[0]).score == pytest.approx(float(scores[0, 0]), abs=1e-4)
     hand = 3 * F.normalize(images[:1, 1:], dim=-1) @ F.normalize(net.aggr_net.aggregate.slots, dim=-1).T
-    torch.testing.assert_close(side.logits["caption"], hand)
+    torch.testing.assert_close(side.sets[0].logits, hand)
     net.train()
     scored = score_with_gradient(net, images, words, lengths, **(extras if dense != "none" else {}))
     slow = net(images, words, lengths, **(extras if dense != "none" else {}))[0]
@@ -223,11 +207,18 @@ def test_an_aggregation_by_logits_is_scored_fast_and_explained(dense):
     torch.testing.assert_close(fast, truth, atol=1e-4, rtol=1e-3)
 
 
-def test_an_aggregation_of_any_kind_runs_readably_and_is_not_explained():
-    seps.register_aggregation("best")(lambda patches, keep, scores: (patches * keep[..., None]).sum(1, keepdim=True))
+def test_an_aggregation_that_merges_by_itself_is_scored_by_the_reference_and_not_explained():
+    @seps.register_aggregation("best")
+    class Best:
+        def __init__(self, config):
+            pass
+
+        def merge(self, patches, keep, scores):
+            return (patches * keep[..., None]).sum(1, keepdim=True)
+
     net = PatchSlimming(SlimmingConfig(aggregation="best", scoring="sum", dense="none", pooled=0.0, **SIZES))
     images, words, lengths, _ = features()
-    with pytest.warns(UserWarning, match=naming("aggregation='best'", "form='logits'")):
+    with pytest.warns(UserWarning, match=naming("aggregation='best'", "reference")):
         scores = every_path(net, images, words, lengths, {})
     patches, caption = images[0, 1:], words[0]
     raw = cosines_with(patches, patches.mean(dim=0)) + cosines_with(patches, caption.mean(dim=0))
@@ -242,19 +233,20 @@ def test_an_aggregation_of_any_kind_runs_readably_and_is_not_explained():
 
 @pytest.mark.parametrize("similarity", ["cosine", "leaky"])
 def test_an_alignment_of_maxima_is_scored_fast_and_explained(similarity):
-    seps.register_alignment("median", form="maxima")(median)
+    seps.register_alignment("median")(median)
     config = SlimmingConfig(alignment="median", similarity=similarity, **SIZES)
     net = PatchSlimming(config)
     images, words, lengths, extras = features()
-    assert why_not_fast(net) is None
+    assert GramMaxima.supports(net) is None
     scores = every_path(net, images, words, lengths, extras)
     side = net.encode_images(images[:1], dense=extras["dense"][:1])
     assert shares(net, side, words[0]).score == pytest.approx(float(scores[0, 0]), abs=1e-4)
     plain = PatchSlimming(SlimmingConfig(similarity=similarity, dense="none", **SIZES)).eval()
     alone = PatchSlimming(SlimmingConfig(alignment="median", similarity=similarity, dense="none", **SIZES)).eval()
     alone.load_state_dict(plain.state_dict())
-    groups, _ = plain.image_tokens(plain.encode_images(images), words[1, :2].mean(dim=0)[None])
-    cosines = F.normalize(words[1, :2], dim=-1) @ groups[0][2].T
+    side = plain.encode_images(images)
+    tokens = plain.tokens(side, plain.select(side, Texts.of(words[1:2, :2])))
+    cosines = F.normalize(words[1, :2], dim=-1) @ tokens[0, 2].T
     if similarity == "leaky":
         cosines = torch.where(cosines < 0, 0.1 * cosines, cosines)
     by_hand = cosines.amax(dim=1).sort().values[0] + cosines.amax(dim=0).median()
@@ -262,18 +254,23 @@ def test_an_alignment_of_maxima_is_scored_fast_and_explained(similarity):
     torch.testing.assert_close(readable(alone, images, words, lengths, {})[2, 1], by_hand, atol=1e-5, rtol=0)
 
 
-def test_an_alignment_of_all_cosines_runs_readably_and_is_not_explained():
-    def everything(similarity, word_mask, token_mask):
-        masked = similarity if word_mask is None else similarity.masked_fill(~word_mask[:, :, None], 0.0)
-        return masked.square().sum(dim=(1, 2))
+def test_an_alignment_of_all_cosines_is_scored_by_the_reference_and_not_explained():
+    @seps.register_alignment("squares")
+    class Squares:
+        def __init__(self, config):
+            pass
 
-    seps.register_alignment("squares")(everything)
+        def align(self, similarity, word_mask, token_mask):
+            masked = similarity if word_mask is None else similarity.masked_fill(~word_mask[:, :, None], 0.0)
+            return masked.square().sum(dim=(1, 2))
+
     net = PatchSlimming(SlimmingConfig(alignment="squares", dense="none", **SIZES))
     images, words, lengths, _ = features()
-    with pytest.warns(UserWarning, match=naming("alignment='squares'", "form='maxima'")):
+    with pytest.warns(UserWarning, match=naming("alignment='squares'", "reference")):
         scores = every_path(net, images, words, lengths, {})
-    groups, _ = net.image_tokens(net.encode_images(images), words[1, :2].mean(dim=0)[None])
-    cosines = F.normalize(words[1, :2], dim=-1) @ groups[0][3].T
+    side = net.encode_images(images)
+    tokens = net.tokens(side, net.select(side, Texts.of(words[1:2, :2])))
+    cosines = F.normalize(words[1, :2], dim=-1) @ tokens[0, 3].T
     pooled = 2 * F.cosine_similarity(images[3, 1:].mean(dim=0), words[1, :2].mean(dim=0), dim=0)
     torch.testing.assert_close(scores[3, 1], cosines.square().sum() + pooled, atol=1e-5, rtol=0)
     with pytest.raises(InputError, match=naming("alignment='squares'")):
@@ -288,7 +285,7 @@ def test_guides_are_made_from_data_and_from_patches(scoring):
     def project(vectors):
         return vectors @ matrix + 3.0
 
-    seps.register_guide("loudest", form="patches")(lambda patches: patches.amax(dim=1))
+    seps.register_guide("loudest", from_patches=True)(lambda patches: patches.amax(dim=1))
     config = SlimmingConfig(scoring=scoring, dense="none", extra_guides={"audio": 0.2, "loudest": 0.1}, **SIZES)
     net = PatchSlimming(config)
     images, words, lengths, _ = features()

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import seps
+from seps.method.encoded import Texts
 from seps.method.score import cosine_attention, min_max
 from seps.scoring import ImageBlock, score_matrix
 
@@ -151,7 +152,7 @@ def test_audio_is_a_configuration():
     audio = torch.randn(2, 16)
     side = net.encode_images(images, dense=dense, guides={"audio": audio})
     caption = words.mean(dim=1)
-    scores = net.patch_scores(side, net.config.branches[0], caption)
+    scores = net.patch_scores(side, Texts.of(words))[0]
 
     def attention(vector):
         return min_max(cosine_attention(images, vector))
@@ -175,7 +176,7 @@ def test_the_image_itself_guides_as_often_as_the_configuration_says(times):
     expected = 0.5 * net.sparse_net_cap.predict(images) + 0.25 * (
         attention(caption) + attention(dense.mean(dim=1)) + times * attention(images.mean(dim=1))
     )
-    torch.testing.assert_close(net.patch_scores(side, net.config.branches[0], caption), expected)
+    torch.testing.assert_close(net.patch_scores(side, Texts.of(caption[None]))[0], expected)
 
 
 def test_published_pairing_is_not_the_native_call():
@@ -224,7 +225,7 @@ def test_image_side_exports_to_onnx(tmp_path):
 
         def forward(self, images):
             side = self.net.encode_images(images)
-            return side.fixed_scores["caption"], side.logits["caption"]
+            return side.sets[0].fixed, side.sets[0].logits
 
     module = ImageOnly(make_net(("learned", "guide", "single", "mean"))).eval()
     path = tmp_path / "image_side.onnx"

@@ -20,10 +20,10 @@ from torch.nn import functional as F
 
 import seps
 from seps import registry
-from seps.method.attribution import shares
 from seps.method.losses import identity, ratio, triplet
 from seps.method.select import hard_topk, keep_best
 from seps.modules.network import CrossSparseAggrNet
+from seps.retrieval.explain.shares import shares
 from shape_comments import Watch
 from shape_source import Source
 

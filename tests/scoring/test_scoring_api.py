@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-import seps.scoring
 from messages import naming
 from scoring_cases import CONFIGS, make_inputs, make_net
 from seps.method.checks import InputError
+from seps.method.network import PatchSlimming
 from seps.scoring import (
     ImageBlock,
     choose_backend,
@@ -20,7 +20,6 @@ from seps.scoring import (
     score_state,
     take_images,
 )
-from seps.scoring.factored import BlockScorer
 from seps.scoring.inputs import cut_by_length
 
 
@@ -96,20 +95,20 @@ def test_memory_is_refused_with_the_least_that_works(case):
 
 def test_runs_on_when_the_device_is_full(case, monkeypatch, caplog):
     net, data, described, scores = case
-    honest, sizes = BlockScorer.parts, []
+    honest, sizes = PatchSlimming.score, []
 
-    def cramped(scorer, block, **options):
+    def cramped(net, images, block, maxima):
         sizes.append(block.count)
         if block.count > 3:
             raise torch.OutOfMemoryError("full")
-        return honest(scorer, block, **options)
+        return honest(net, images, block, maxima)
 
-    monkeypatch.setattr(BlockScorer, "parts", cramped)
+    monkeypatch.setattr(PatchSlimming, "score", cramped)
     with caplog.at_level(logging.WARNING):
         again = score_matrix(net, data["images"], data["words"], data["lengths"], **described)
     torch.testing.assert_close(again, scores, atol=1e-6, rtol=0)
     assert len(caplog.records) == 1 and "memory" in caplog.text
-    monkeypatch.setattr(BlockScorer, "parts", lambda *a, **k: (_ for _ in ()).throw(torch.OutOfMemoryError("full")))
+    monkeypatch.setattr(PatchSlimming, "score", lambda *a, **k: (_ for _ in ()).throw(torch.OutOfMemoryError("full")))
     with pytest.raises(torch.OutOfMemoryError):
         score_matrix(net, data["images"], data["words"], data["lengths"])
 
@@ -185,16 +184,6 @@ def test_a_state_gives_the_scores_of_its_features(name):
     for backend in ("factored", "reference"):
         coarse = score_state(net, small, data["words"], data["lengths"], backend=backend)
         assert 0 < (coarse - scores).abs().max() < 5e-4
-
-
-@pytest.mark.parametrize(
-    "name", ["explain_choice", "join_states", "load_state", "move_state", "save_state", "state_nbytes"]
-)
-def test_removed_names_say_what_to_use(name):
-    with pytest.raises(AttributeError, match=naming(f"seps.scoring.{name}")):
-        getattr(seps.scoring, name)
-    with pytest.raises(AttributeError, match="other"):
-        _ = seps.scoring.other
 
 
 def test_runs_have_little_padding():

@@ -6,13 +6,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn import functional as F
 
 from scoring_cases import CONFIGS, make_inputs, make_net
 from seps.method.config import SlimmingConfig
+from seps.method.encoded import Texts
 from seps.scoring import difference, score_matrix
-from seps.scoring.difference import DifferenceScorer, _Norms, alike
-from seps.scoring.factored import DirectScorer
-from seps.scoring.inputs import Texts
+from seps.scoring.difference import DifferenceMaxima, _Norms, alike
+from seps.scoring.inputs import SortedTexts
 
 NEAR = 1e-6
 SHAPE = {"embed_size": 48, "num_patches": 40, "sparse_ratio": 0.5, "aggr_ratio": 0.4}
@@ -43,7 +44,7 @@ def differ(net, data, **options) -> tuple[torch.Tensor, int]:
 
 @pytest.fixture
 def met(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many texts met `DifferenceScorer` itself, call by call."""
+    """How many texts met `DifferenceMaxima` itself, call by call."""
     calls: list[int] = []
     whole = difference._Sets.maxima
 
@@ -186,13 +187,26 @@ def test_groups_gather_texts_that_decide_alike() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(CONFIGS) - {"gumbel"}))
-def test_scores_are_those_of_the_direct_form(name: str) -> None:
-    """Also where it leaves the work to others: sets that no text changes, learned numbers of patches."""
+def test_maxima_are_those_of_the_reference(name: str) -> None:
+    """Also where it leaves the work to others: two sets in one token, sets that no text changes, learned numbers."""
     config = CONFIGS[name]
     net, data = make_net(config), make_inputs(config, texts=30)
     dense = {} if config.dense == "none" else {"dense": data["dense"], "dense_lengths": data["dense_lengths"]}
     with torch.no_grad():
-        side = net.encode_images(data["images"], **dense)
-        block = Texts(data["words"], data["lengths"], dtype=torch.float32).block(0, 30)
-        found, exact = (kind(net, side, torch.float32).score(block) for kind in (DifferenceScorer, DirectScorer))
-    torch.testing.assert_close(found, exact, atol=2e-6, rtol=0)
+        images = net.encode_images(data["images"], **dense)
+        texts = SortedTexts(data["words"], data["lengths"], dtype=torch.float32)
+        block = texts.block(0, 30)
+        found = net.score(images, block, DifferenceMaxima(net, images)).similarity
+        torch.testing.assert_close(found, net.score(images, block).similarity, atol=2e-6, rtol=0)
+
+
+def test_it_says_where_it_does_not_apply() -> None:
+    net, data = make_net(CONFIGS["default"]), make_inputs(CONFIGS["default"])
+    images = net.encode_images(data["images"])
+    assert "gradients" in str(DifferenceMaxima.supports(net, images))
+    with torch.no_grad():
+        assert DifferenceMaxima.supports(net, images) is None
+        # Texts that are no sorted block go another way, to the same scores.
+        texts = Texts.of(F.normalize(data["words"], dim=-1))
+        other = net.score(images, texts, DifferenceMaxima(net, images)).similarity
+        torch.testing.assert_close(other, net.score(images, texts).similarity, atol=2e-6, rtol=0)

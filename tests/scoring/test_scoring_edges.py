@@ -10,9 +10,9 @@ import torch
 from kernel_cases import fused_scores, on_device
 from messages import naming
 from scoring_cases import CONFIGS, SMALL, make_inputs, make_net
-from seps.method.attribution import shares
 from seps.method.checks import InputError
 from seps.method.config import SlimmingConfig
+from seps.retrieval.explain.shares import shares
 from seps.scoring import ImageBlock, choose_backend, score_matrix, score_state, score_with_gradient
 
 BACKENDS = ["auto", "reference", "factored"]

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from scoring_cases import CONFIGS, SMALL, make_inputs, make_net
 from seps.method.config import SlimmingConfig
-from seps.method.pairing import score_published_pairing
+from seps.method.published import score_published_pairing
 from seps.method.select import hard_topk, keep_best, kept_counts
 from seps.scoring import score_matrix
-from seps.scoring.terms import unit_attention
 
 
 def both(net, images, words, lengths=None, **options):
@@ -186,8 +185,12 @@ def test_hard_topk_without_sorting_is_that_of_sorted_scores(values, ratio):
 @pytest.mark.parametrize("patches", [1, 7, 49, 196, 203])
 @pytest.mark.parametrize("texts", [1, 2, 37])
 def test_equal_patches_get_equal_attention(patches, texts):
-    unit = torch.nn.functional.normalize(torch.randn(2, 1, 64), dim=-1).expand(2, patches, 64).contiguous()
-    attention = unit_attention(unit, torch.randn(texts, 64))
+    config = SlimmingConfig.default(
+        **{**SMALL, "embed_size": 64, "num_patches": patches, "aggr_ratio": 1.0, "sparse_ratio": 1.0}
+    )
+    tokens = torch.randn(2, 1 + patches, 64)
+    tokens[:, 1:] = torch.randn(2, 1, 64)
+    attention = make_net(config).encode_images(tokens).text_attention(torch.randn(texts, 64))
     assert torch.equal(attention, attention[..., :1].expand_as(attention))
 
 

@@ -9,11 +9,11 @@ from scoring_cases import CONFIGS, make_inputs, make_net
 from seps.method import select as selection_module
 from seps.method.checks import InputError
 from seps.method.config import SlimmingConfig
-from seps.method.pairing import score_published_pairing
+from seps.method.published import score_published_pairing
 from seps.scoring import score_with_gradient
 from seps.scoring import train as train_module
 from seps.scoring.blocks import block_costs
-from seps.scoring.inputs import Texts, shapes_of
+from seps.scoring.inputs import SortedTexts, shapes_of
 
 
 def gradients(net, leaves, sims):
@@ -66,7 +66,7 @@ def test_gradients_equal_the_networks(name, memory, monkeypatch):
     described = {} if config.dense == "none" else {"dense": data["dense"], "dense_lengths": data["dense_lengths"]}
     budget = 2**30
     if memory == "scarce":
-        texts = Texts(data["words"], [6] * len(data["words"]), dtype=torch.float32)
+        texts = SortedTexts(data["words"], [6] * len(data["words"]), dtype=torch.float32)
         shapes = shapes_of(config, config.num_patches, texts, data["dense"])
         budget = 4 * block_costs(shapes, torch.float32, gradient=True).least
     scored = score_with_gradient(

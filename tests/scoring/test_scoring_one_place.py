@@ -13,8 +13,8 @@ from torch import Tensor
 
 from scoring_cases import CONFIGS, make_inputs, make_net
 from seps.method import align, select, tokens
-from seps.method.attribution import shares
 from seps.method.network import PatchSlimming
+from seps.retrieval.explain.shares import shares
 from seps.scoring import choose_backend, score_matrix, score_with_gradient, take_images
 from seps.scoring.gpu.fused import why_not_triton
 from seps.scoring.own_texts import TextPool, can_score, score_own_texts
@@ -100,7 +100,7 @@ def test_every_path_follows_a_step_changed_in_its_place(
     assert can_score(net) == (preset == "default")
 
 
-@pytest.mark.parametrize("kind", [OtherSum, OtherMix])
+@pytest.mark.parametrize("kind", [OtherSum])
 def test_the_kernels_refuse_a_network_with_another_step(kind: type[PatchSlimming]) -> None:
     net = kind(CONFIGS["default"]).eval()
     assert choose_backend(net, "cpu").backend == "factored"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from scoring_cases import CONFIGS, SMALL, make_inputs, make_net
 from seps.method.config import SlimmingConfig
-from seps.method.encoded import ImageSide
+from seps.method.encoded import EncodedImages, Texts
 from seps.method.network import PatchSlimming
 from seps.scoring import take_images
 from seps.scoring.own_texts import TextPool, _OwnWords, can_score, images_at_once, score_own_texts
@@ -24,13 +24,13 @@ OWN = {
 }
 
 
-def slow_scores(net: PatchSlimming, side: ImageSide, words: Tensor, lengths: Tensor, chosen: Tensor) -> Tensor:
-    """A loop over images and their texts, each pair by `score_text`."""
+def slow_scores(net: PatchSlimming, side: EncodedImages, words: Tensor, lengths: Tensor, chosen: Tensor) -> Tensor:
+    """A loop over images and their texts, each pair by the reference."""
     found = torch.zeros(chosen.shape)
     for i, row in enumerate(chosen.tolist()):
         for place, text in enumerate(row):
-            one = net.score_text(take_images(side, slice(i, i + 1)), words[text, : int(lengths[text])])
-            found[i, place] = one.similarity[0]
+            one = net.score(take_images(side, slice(i, i + 1)), Texts.of(words[text : text + 1, : int(lengths[text])]))
+            found[i, place] = one.similarity[0, 0]
     return found
 
 
@@ -85,7 +85,7 @@ def test_images_whose_weights_would_vanish_are_named() -> None:
     net, data = make_net(config), make_inputs(config)
     images = data["images"]
     side = net.encode_images(images)
-    side.logits["caption"][2, 0] = 500.0
+    side.sets[0].logits[2, 0] = 500.0
     pool = TextPool(data["words"], torch.arange(6) < data["lengths"][:, None])
     _, unsafe = score_own_texts(net, side, pool, torch.zeros(4, 1, dtype=torch.long))
     assert unsafe.tolist() == [False, False, True, False]
@@ -93,8 +93,8 @@ def test_images_whose_weights_would_vanish_are_named() -> None:
 
 def test_networks_it_does_not_know() -> None:
     class Mine(PatchSlimming):
-        def pooled_score(self, image_BC: Tensor, caption_TC: Tensor) -> Tensor:
-            return torch.zeros(len(image_BC), len(caption_TC))
+        def tokens(self, *arguments: Any) -> Tensor:
+            return -super().tokens(*arguments)
 
     assert not can_score(Mine(OWN["default"]))
     for name in ("default_dual", "branch_learned"):

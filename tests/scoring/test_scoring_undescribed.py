@@ -7,9 +7,9 @@ import torch
 
 from kernel_cases import DEVICE, fused_scores, on_device
 from scoring_cases import CONFIGS, SMALL, make_inputs, make_net
-from seps.method.attribution import shares
 from seps.method.config import SlimmingConfig
-from seps.method.pairing import score_published_pairing
+from seps.method.published import score_published_pairing
+from seps.retrieval.explain.shares import shares
 from seps.scoring import (
     ImageBlock,
     score_matrix,
@@ -88,9 +88,9 @@ def test_gradients_and_the_mask_beside_the_parts(case):
     (theirs,) = torch.autograd.grad(bare[BARE].sum(), images)
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
     if net.config.dense == "tokens":
-        mixed = scored.patches + net.description_weight * (scored.description - scored.patches)
+        mixed = scored.pixels + net.description_weight * (scored.description - scored.pixels)
         torch.testing.assert_close(
-            torch.where(scored.described[:, None], mixed, scored.patches), scored.similarity, atol=1e-6, rtol=0
+            torch.where(scored.described[:, None], mixed, scored.pixels), scored.similarity, atol=1e-6, rtol=0
         )
 
 

@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 class InputError(ValueError):
@@ -195,3 +195,16 @@ def check_ratio(name: str, value: float) -> None:
     """Raise `InputError` unless `value` lies in (0, 1]."""
     if not 0 < value <= 1:
         raise InputError(f"{name} must lie in (0, 1], but {value!r} came.")
+
+
+@contextmanager
+def evaluating(net: nn.Module) -> Iterator[None]:
+    """Within it the network and all its parts are in evaluation mode; each part then returns to its mode."""
+    training = [module for module in net.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True

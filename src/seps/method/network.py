@@ -1,7 +1,8 @@
 """The composed network: guide -> select -> aggregate -> align (Eq. 1-5), for all pairs of images and texts.
 
-This is the readable form: what depends on the image alone is computed once (`encode_images`), then one text at a
-time is scored against all images (`score_text`). `seps.scoring` computes the same scores without the loop over texts.
+`PatchSlimming.score` is the method, written once: what depends on the image alone is computed once (`encode_images`),
+then the best token of each word and the best word of each token are found by a `Maxima` (`seps.method.maxima`). The
+reference builds every token of every pair; `seps.scoring` has faster ones.
 
 Shapes: B images, T texts, P prefix tokens, N patches, M words of a caption, L words of a description, C width,
 Q merged patches, K image tokens.
@@ -17,34 +18,33 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from seps.method.align import HRPA
 from seps.method.checks import (
     InputError,
     check_features,
     check_one_each,
     check_patch_count,
     check_patch_mask,
-    is_compiling,
     length_mask,
     unwrapped,
 )
 from seps.method.config import Branch, SlimmingConfig
-from seps.method.encoded import ImageSide, TextScore
+from seps.method.encoded import EncodedImages, Kept, PatchSet, Scores, Texts
+from seps.method.maxima import Maxima, ReferenceMaxima, best_pairs, reference_scores
 from seps.method.parts import (
+    Component,
+    CustomMerger,
     Guides,
-    IdeaPart,
-    OwnAggregation,
-    OwnAlignment,
-    OwnDecision,
-    check_decision,
     checked_result,
-    own_part,
+    make_merger,
+    make_pooling,
+    make_selector,
+    own_component,
 )
 from seps.method.precision import float_matmul
 from seps.method.score import combine_scores, cosine_attention, masked_mean
-from seps.method.select import TokenSparse, extra_token
-from seps.method.tokens import DualTokenAggregation, TokenAggregation, merge
-from seps.registry import FORMS, OWN
+from seps.method.select import extra_weights
+from seps.method.tokens import merge_weights
+from seps.registry import OWN
 
 
 class PatchSlimming(nn.Module):
@@ -64,9 +64,12 @@ class PatchSlimming(nn.Module):
     An image without description (`dense=None`, or length 0) scores as if descriptions did not exist, in every role
     of the description: nothing guides its selection in its place, and S is that of the caption's branch.
 
+    To change the method, override a step (`select`, `tokens`, `pool`, `mix`, `encode_images`): `forward`, training and
+    all-pairs scoring follow it.
+
     Args:
         config: see `SlimmingConfig`.
-        scoring, decision, aggregation, alignment: ideas of your own, as objects: what `seps.register_scoring` and the
+        scoring, decision, aggregation, alignment: custom components, as objects: what `seps.register_scoring` and the
             others take, a function or a module ready to be called. The option of the configuration is then "own".
     """
 
@@ -77,34 +80,21 @@ class PatchSlimming(nn.Module):
         self,
         config: SlimmingConfig,
         *,
-        scoring: IdeaPart | None = None,
-        decision: IdeaPart | None = None,
-        aggregation: IdeaPart | None = None,
-        alignment: IdeaPart | None = None,
+        scoring: Component | None = None,
+        decision: Component | None = None,
+        aggregation: Component | None = None,
+        alignment: Component | None = None,
     ) -> None:
         super().__init__()
         given = {"scoring": scoring, "decision": decision, "aggregation": aggregation, "alignment": alignment}
         objects: dict[str, Any] = {kind: OWN for kind, part in given.items() if part is not None}
         self.config = config = replace(config, **objects) if objects else config
-        self.forms: dict[str, str | None] = {}
-        self.sparse_net_cap = self._sparse_net(decision)
+        self.sparse_net_cap = make_selector(config, decision)
         if config.uses_dense_branch:
-            self.sparse_net_long = self._sparse_net(decision)
-        self.own_scoring = self._own("scoring", scoring)
-        self.aggr_net: TokenAggregation | DualTokenAggregation | OwnAggregation
-        own = self._own("aggregation", aggregation)
-        if own is not None:
-            self.aggr_net = OwnAggregation(own, self.forms["aggregation"], config.num_merged)
-        elif config.aggregation == "dual":
-            self.aggr_net = DualTokenAggregation(config.embed_size, config.num_merged)
-        else:
-            self.aggr_net = TokenAggregation(config.embed_size, config.num_merged)
-        own, leaky = self._own("alignment", alignment), config.similarity == "leaky"
-        if own is not None:
-            self.hrpa: HRPA = OwnAlignment(own, self.forms["alignment"], config.embed_size, scan=leaky)
-        else:
-            topk = config.alignment == "topk"
-            self.hrpa = HRPA(config.embed_size, top_k=config.top_k, use_paper_version=topk, scan=leaky)
+            self.sparse_net_long = make_selector(config, decision)
+        self.own_scoring = own_component("scoring", config, scoring)
+        self.aggr_net = make_merger(config, aggregation)
+        self.hrpa = make_pooling(config, alignment)
         self.guides = Guides(config)
         if config.dense == "tokens":
             self.trust = nn.Parameter(torch.zeros(()))
@@ -112,34 +102,6 @@ class PatchSlimming(nn.Module):
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **options: Any) -> Any:
         """As `nn.Module.load_state_dict`; a checkpoint saved from `DataParallel` loads as well."""
         return super().load_state_dict(unwrapped(state_dict), *args, **options)
-
-    def _own(self, kind: str, given: IdeaPart | None) -> IdeaPart | None:
-        """The idea that stands for an option, None for a built-in one; its form goes to `forms`."""
-        part, form = own_part(kind, self.config, given)
-        if part is not None:
-            self.forms[kind] = form
-        return part
-
-    def _sparse_net(self, decision: IdeaPart | None = None) -> TokenSparse:
-        config, own = self.config, self._own("decision", decision)
-        if own is not None:
-            return OwnDecision(own, config)
-        return TokenSparse(
-            config.embed_size,
-            config.sparse_ratio,
-            config.scoring == "learned",
-            decision=config.decision,  # type: ignore[arg-type]
-            temperature=config.temperature,
-            sharpness=config.sharpness,
-        )
-
-    def _branch_net(self, name: str) -> TokenSparse:
-        return self.sparse_net_cap if name == "caption" else self.sparse_net_long
-
-    def _logits(self, patches: Tensor, name: str) -> Tensor:
-        if isinstance(self.aggr_net, DualTokenAggregation):
-            return self.aggr_net.logits(patches, name)  # (B, N, C) -> (B, N, Q)
-        return self.aggr_net.logits(patches)  # (B, N, C) -> (B, N, Q)
 
     @property
     def description_weight(self) -> Tensor:
@@ -149,255 +111,6 @@ class PatchSlimming(nn.Module):
     def prefix_count(self, num_tokens: int) -> int:
         """How many of an image's `num_tokens` tokens are prefix tokens such as CLS."""
         return self.config.num_prefix_tokens
-
-    def encode_images(
-        self,
-        images: Tensor,
-        *,
-        dense: Tensor | None = None,
-        dense_lengths: Tensor | Sequence[int] | None = None,
-        guides: Mapping[str, Tensor] | None = None,
-        patch_mask: Tensor | None = None,
-    ) -> ImageSide:
-        """Compute once per image what no caption changes.
-
-        Args:
-            images: (B, P + N, C) prefix tokens first, then the patches.
-            dense: (B, L, C) word features of each image's own description.
-            dense_lengths: (B,) valid words of each; 0 marks an image without description.
-            guides: further guidance vectors (B, C), one per image for each name in `config.extra_guides`.
-            patch_mask: (B, N) bool, False at padding patches.
-        """
-        config = self.config
-        prefix, patches = self._prefix_and_patches(images)  # (B, P, C), (B, N, C)
-        if patch_mask is not None:
-            check_patch_mask(patch_mask, patches)
-        dense_words = dense_mask = None
-        if dense is not None and config.dense != "none":
-            check_features("dense", dense, "images, words, width", config.embed_size)
-            check_one_each(dense, images.shape[0])
-            dense_mask = length_mask("dense_lengths", dense_lengths, dense, allow_empty=True)  # (B, L)
-        if dense is not None and config.dense == "tokens":
-            dense_words = F.normalize(dense.float(), dim=-1)  # (B, L, C)
-        self.check_guides(guides, images.shape[0])
-        attentions = self._attentions(patches, patch_mask, dense, dense_mask, guides or {})  # each (B, N)
-        # Without any description an independent second branch has nothing to go by, and is left out.
-        branches = config.branches[:1] if config.dense == "branch" and dense is None else config.branches
-        return ImageSide(
-            prefix=prefix,
-            patches=patches,
-            valid=patch_mask,
-            fixed_scores={b.name: self._fixed_scores(b, patches, attentions, patch_mask) for b in branches},
-            full_score=self._full_score(images, attentions, dense_mask),
-            logits={branch.name: self._logits(patches, branch.name) for branch in branches},
-            pooled=F.normalize(masked_mean(patches, patch_mask), dim=-1),
-            dense_words=dense_words,
-            dense_mask=dense_mask,
-            attentions=attentions if self._scores_each_caption else {},
-        )
-
-    def _prefix_and_patches(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """The two kinds of tokens, in the network's dtype: (B, P + N, C) -> (B, P, C), (B, N, C)."""
-        check_features("images", images, "images, tokens, width", self.config.embed_size)
-        images = images.to(self.aggr_net.scale.dtype)  # (B, P + N, C)
-        count = self.prefix_count(images.shape[1])
-        if images.shape[1] <= count:
-            raise InputError(
-                f"images holds {images.shape[1]} tokens, of which {count} are prefix tokens; no patch is left. "
-                "Check num_prefix_tokens."
-            )
-        if self.config.check_num_patches:
-            check_patch_count("images", images, count, self.config.num_patches, self.count_remedy)
-        patches = images[:, count:]  # (B, N, C)
-        return images[:, :count], patches.detach() if self.config.detach_patches else patches  # (B, P, C), (B, N, C)
-
-    def _attentions(
-        self,
-        patches: Tensor,
-        valid: Tensor | None,
-        dense: Tensor | None,
-        dense_mask: Tensor | None,
-        guides: Mapping[str, Tensor],
-    ) -> dict[str, Tensor]:
-        """By guide the cosines (B, N) of its vector (B, C) with the patches (B, N, C); all guides but the caption."""
-        vectors = {"image": masked_mean(patches, valid)}  # each (B, C)
-        if dense is not None and dense_mask is not None:
-            vectors["dense"] = masked_mean(dense, dense_mask)
-        vectors.update(self.guides(patches, guides))
-        return {name: cosine_attention(patches, vector) for name, vector in vectors.items()}
-
-    @property
-    def _scores_each_caption(self) -> bool:
-        """Whether a scoring of somebody's own is called anew for each caption."""
-        return self.own_scoring is not None and self.forms["scoring"] != FORMS["scoring"]
-
-    def check_guides(self, guides: Mapping[str, Tensor] | None, batch: int) -> None:
-        """Raise `InputError` unless `guides` holds one vector per image for each name in `config.extra_guides`."""
-        given, wanted = set(guides or {}), set(self.guides.from_data)
-        if given - wanted:
-            raise InputError(
-                f"guides names {sorted(given - wanted)}, which config.extra_guides gives no weight; add them there."
-            )
-        if wanted - given:
-            raise InputError(
-                f"config.extra_guides names {sorted(wanted - given)}, but guides does not hold them; pass "
-                "guides={name: (images, width) vectors}, or leave the name out of extra_guides."
-            )
-        for name, vector in (guides or {}).items():
-            width = self.config.embed_size if self.guides.part(name) is None else vector.shape[-1]
-            check_features(f"guides[{name!r}]", vector, "images, width", width)
-            if vector.shape[0] != batch:
-                raise InputError(
-                    f"guides[{name!r}] holds {vector.shape[0]} vectors for {batch} images; give one vector per image."
-                )
-
-    def _fixed_scores(
-        self, branch: Branch, patches: Tensor, attentions: Mapping[str, Tensor], valid: Tensor | None
-    ) -> Tensor:
-        if self.own_scoring is not None:
-            return self._own_scores(branch, patches, attentions, valid)  # (B, N)
-        return combine_scores(  # (B, N)
-            attentions,
-            branch.guides,
-            predicted_BN=self._branch_net(branch.name).predict(patches),
-            predictor_weight=branch.predictor_weight,
-            normalise=self.config.scoring == "learned",
-            valid_BN=valid,
-        )
-
-    def _own_scores(
-        self, branch: Branch, patches: Tensor, attentions: Mapping[str, Tensor], valid: Tensor | None
-    ) -> Tensor:
-        """The scores (B, N) of somebody's own scoring, from the guides of one branch."""
-        chosen = {name: attentions[name] for name in branch.guides if name in attentions}  # each (B, N)
-        found = self.own_scoring(patches, chosen, branch.guides, valid) if self.own_scoring is not None else None
-        return checked_result("The scoring", found, tuple(patches.shape[:2])).float()  # (B, N)
-
-    def _full_score(self, images: Tensor, attentions: Mapping[str, Tensor], dense_mask: Tensor | None) -> Tensor:
-        branch = self.config.branches[0]
-        present = {"caption", *attentions} - {"dense"}
-        total = branch.predictor_weight + sum(w for name, w in branch.guides.items() if name in present)
-        if dense_mask is None:
-            return torch.full((images.shape[0], 1), total, device=images.device)  # (B, 1)
-        return total + branch.guides.get("dense", 0.0) * dense_mask.any(dim=-1, keepdim=True).float()  # (B, 1)
-
-    def decide(self, side: ImageSide, branch: Branch, scores: Tensor) -> Tensor:
-        """D (B, N) for the scores (B, N) of one branch."""
-        keep = self._branch_net(branch.name).decide(scores, side.valid, side.full_score)  # (..., N)
-        if self.forms.get("decision") is not None and not self.training and not is_compiling():
-            check_decision(self.config.decision, keep)
-        return keep
-
-    def patch_scores(self, side: ImageSide, branch: Branch, caption_BC: Tensor) -> Tensor:
-        """s of Eq. 3 for captions with the mean word `caption_BC` ((B or 1, C)): (B, N)."""
-        if not branch.guides.get("caption"):
-            return side.fixed_scores[branch.name]  # (B, N)
-        attention = cosine_attention(side.patches, caption_BC)  # (B, N, C) -> (B, N)
-        if self._scores_each_caption:
-            attentions = {**side.attentions, "caption": attention}  # each (B, N)
-            return self._own_scores(branch, side.patches, attentions, side.valid)  # (B, N)
-        return self.guided(side, branch, {"caption": attention})  # (B, N)
-
-    def guided(self, side: ImageSide, branch: Branch, attentions: Mapping[str, Tensor]) -> Tensor:
-        """s of Eq. 3: the part of the image, and the guides that come with texts, by name their cosines (..., B, N)."""
-        return combine_scores(  # (..., N)
-            attentions,
-            branch.guides,
-            fixed_BN=side.fixed_scores[branch.name],
-            normalise=self.config.scoring == "learned",
-            valid_BN=side.valid,
-        )
-
-    def image_tokens(self, side: ImageSide, caption_BC: Tensor) -> tuple[list[Tensor], tuple[Tensor, ...]]:
-        """The tokens that are aligned with the words, L2-normalised, and D of each branch.
-
-        One (B, P + Q + 1, C) tensor, or two where `dense="branch"` keeps the branches apart. With two kept sets in one
-        tensor (`aggregation="dual"`) the merged patches are added, and the extra token is the mean of both.
-        """
-        prefix, patches = side.prefix.float(), side.patches.float()  # (B, P, C), (B, N, C)
-        merged, extras, masks = [], [], []
-        for branch in self.config.branches:
-            if branch.name not in side.fixed_scores:
-                continue
-            scores = self.patch_scores(side, branch, caption_BC)  # (B, N)
-            keep = self.decide(side, branch, scores)  # (B, N)
-            merged.append(self._merge(patches, side.logits[branch.name], keep, scores))
-            extras.append(extra_token(patches, scores, keep, side.valid))
-            masks.append(keep)
-        if self.config.aggregation == "dual":
-            merged = [torch.stack(merged).sum(dim=0)]  # each (B, Q, C)
-            extras = [torch.stack(extras).mean(dim=0)]  # each (B, 1, C)
-        groups = [torch.cat([prefix, *pair], dim=1) for pair in zip(merged, extras, strict=True)]  # each (B, K, C)
-        return [F.normalize(group, dim=-1) for group in groups], tuple(masks)
-
-    def _merge(self, patches: Tensor, logits: Tensor, keep: Tensor, scores: Tensor) -> Tensor:
-        if isinstance(self.aggr_net, OwnAggregation):
-            return self.aggr_net.merged(patches, logits, keep, scores)  # (B, Q, C)
-        return merge(patches, logits, keep)  # (B, N, C) -> (B, Q, C)
-
-    def cosines(self, words_MC: Tensor, tokens_BKC: Tensor) -> Tensor:
-        """Cosines of normalised words and tokens: (M, C) or (B, M, C), (B, K, C) -> (B, M, K)."""
-        return float_matmul(words_MC, tokens_BKC.transpose(1, 2))  # (M, C), (B, K, C) -> (B, M, K)
-
-    def pooled_score(self, image_BC: Tensor, caption_TC: Tensor) -> Tensor:
-        """The pooled part of S: `pooled` times the cosine of an image's mean (B, C) and a mean word (T, C), (B, T)."""
-        return self.config.pooled * float_matmul(F.normalize(image_BC, dim=-1), F.normalize(caption_TC, dim=-1).T)
-
-    def _pooled_pairs(self, image_BC: Tensor, caption_BC: Tensor) -> Tensor:
-        """`pooled_score` of image i with caption i alone: (B, C), (B, C) -> (B,)."""
-        return self.config.pooled * (F.normalize(image_BC, dim=-1) * F.normalize(caption_BC, dim=-1)).sum(dim=-1)
-
-    def score_text(self, side: ImageSide, words: Tensor, mask: Tensor | None = None) -> TextScore:
-        """Score one caption, words (M, C) with `mask` (M,) bool, against the B images of `side`: S (B,).
-
-        Or B pairs, a caption for each image: words (B, M, C) with `mask` (B, M).
-
-        Flow::
-
-            mean word (1, C) -> select and merge (Eq. 1-4) -> image tokens (B, K, C), L2-normalised
-            cosines of words and tokens (B, M, K) -> align (Eq. 5) -> S_patches (B,), + pooled cosine
-            cosines of words and description words (B, M, L) -> align -> S_words (B,), + pooled cosine
-            S = (1 - g) S_patches + g S_words      with `dense="tokens"`; S_patches for an image without description
-        """
-        batch = side.patches.shape[0]
-        one_caption = words.dim() == 2
-        word_mask = mask[None, :] if mask is not None and one_caption else mask  # (M,) -> (1, M)
-        caption = masked_mean(words[None] if one_caption else words, word_mask)  # (M, C) -> (1, C)
-        unit_words = F.normalize(words.float(), dim=-1)  # (M, C)
-        groups, masks = self.image_tokens(side, caption)
-
-        def pooled(mean: Tensor) -> Tensor:
-            return self.pooled_score(mean, caption).squeeze(1) if one_caption else self._pooled_pairs(mean, caption)
-
-        expanded = None if word_mask is None else word_mask.expand(batch, -1)  # (1, M) -> (B, M)
-        similarity = self._align_patches(side, groups, unit_words, expanded) + pooled(side.pooled)  # (B,)
-        if side.dense_words is None or side.dense_mask is None:
-            return TextScore(similarity, masks)
-        # An image without description is judged by its patches alone, on the same scale. Its row is computed
-        # on padding and thrown away: a row of masked values alone would leave NaN in the gradients.
-        has_text = side.dense_mask.any(dim=-1, keepdim=True)  # (B, L) -> (B, 1)
-        cosines = self.cosines(unit_words, side.dense_words)  # (M, C), (B, L, C) -> (B, M, L)
-        described = self.hrpa.align(cosines, expanded, side.dense_mask | ~has_text)  # (B, M, L) -> (B,)
-        described = described + pooled(masked_mean(side.dense_words, side.dense_mask))  # (B,)
-        return TextScore(self.mix(side, similarity, described), masks, similarity, described)
-
-    def mix(self, side: ImageSide, patches: Tensor, description: Tensor) -> Tensor:
-        """`(1 - g) S_patches + g S_words`, (B,) or (B, T); an image without description keeps S_patches."""
-        mixed = patches + self.description_weight * (description - patches)  # (...)
-        if side.described is None:  # the descriptions come with the captions, as published
-            return mixed
-        described = side.described if patches.dim() == 1 else side.described[:, None]
-        return torch.where(described, mixed, patches)  # (...)
-
-    def _align_patches(
-        self, side: ImageSide, groups: Sequence[Tensor], unit_words: Tensor, word_mask: Tensor | None
-    ) -> Tensor:
-        """S of the words with the tokens (B, K, C) of each branch, summed: (M, C) -> (B,)."""
-        scores = [self.hrpa.align(self.cosines(unit_words, group), word_mask) for group in groups]  # each (B,)
-        if self.config.dense == "branch" and len(scores) == 2 and side.described is not None:
-            # The second branch is the description's: without one it has nothing to say.
-            scores[1] = torch.where(side.described, scores[1], 0.0)
-        return torch.stack(scores).sum(dim=0)  # (B,)
 
     def forward(
         self,
@@ -420,21 +133,296 @@ class PatchSlimming(nn.Module):
             In training (similarity (B, T), masks), one mask (T, B, N) per branch; in evaluation the similarity.
         """
         check_features("words", words, "texts, words, width", self.config.embed_size)
-        word_mask = length_mask("lengths", lengths, words)  # (T, M)
-        words = words.to(self.aggr_net.scale.dtype)  # (T, M, C)
-        side = self.encode_images(
+        texts = Texts.of(words.to(self.aggr_net.scale.dtype), length_mask("lengths", lengths, words))
+        encoded = self.encode_images(
             images, dense=dense, dense_lengths=dense_lengths, guides=guides, patch_mask=patch_mask
         )
-        if not len(words):
-            nothing = side.pooled.new_zeros(images.shape[0], 0)  # (B, 0)
-            masks = tuple(side.pooled.new_zeros(0, *side.patches.shape[:2]) for _ in side.fixed_scores)
-            return (nothing, masks) if self.training else nothing  # (B, 0), ...
-        scored = [self.score_text(side, text, mask) for text, mask in zip(words, word_mask, strict=True)]
-        return self.collect(scored)  # (B, T), ...
+        scored = reference_scores(self, encoded, texts)
+        return (scored.similarity, scored.masks) if self.training else scored.similarity  # (B, T), ...
 
-    def collect(self, scored: Sequence[TextScore]) -> Tensor | tuple[Tensor, tuple[Tensor, ...]]:
-        """Stack the scores of T texts, each (B,), into what `forward` returns: (B, T), in training with the masks."""
-        similarity = torch.stack([one.similarity for one in scored], dim=1)  # (B, T)
-        if not self.training:
-            return similarity
-        return similarity, tuple(torch.stack(masks) for masks in zip(*(one.masks for one in scored), strict=True))
+    def score(self, images: EncodedImages, texts: Texts, maxima: Maxima | None = None) -> Scores:
+        """Score all pairs of images and texts: select -> maxima -> pool -> mix, each (B, T).
+
+        `maxima` was made for these images; None: the reference, which builds every token of every pair.
+        """
+        maxima = ReferenceMaxima(self, images) if maxima is None else maxima
+        kept = self.select(images, texts)
+        pixels = self.score_patches(images, texts, kept, maxima)  # (B, T)
+        description = self.score_description(images, texts, maxima)  # (B or 1, T)
+        similarity = pixels if description is None else self.mix(images, pixels, description)  # (B, T)
+        shape = (texts.count, *images.patches.shape[:2])
+        masks = tuple(one.keep.expand(shape) for one in kept)  # each (T, B, N)
+        return Scores(similarity, pixels, description, images.described, masks)
+
+    def select(self, images: EncodedImages, texts: Texts) -> tuple[Kept, ...]:
+        """The scores of Eq. 3 and the decision D of every pair, for each set of patches."""
+        return tuple(self.select_set(images, place, texts) for place in range(len(images.sets)))
+
+    def select_set(self, images: EncodedImages, place: int, texts: Texts) -> Kept:
+        """The same for one set: the caption's (0) or the description's (1)."""
+        branch = self.config.branches[place]
+        scores = self.patch_scores(images, texts, place)  # (T or 1, B, N)
+        guided = any(branch.guides.get(name) for name in texts.guides)
+        fixed = not (guided or self.draws_noise or self.config.aggregation == "dual")
+        if not fixed:
+            scores = scores.expand(texts.count, -1, -1)  # (T, B, N)
+        keep = self.decide(images, place, scores)  # (T or 1, B, N)
+        return Kept(scores, keep, extra_weights(scores, keep, images.valid), place, fixed)
+
+    @property
+    def draws_noise(self) -> bool:
+        """Whether decisions are drawn at random: D differs from text to text then, and carries a gradient."""
+        return self.training and self.config.decision != "topk"
+
+    def patch_scores(self, images: EncodedImages, texts: Texts, place: int = 0) -> Tensor:
+        """s of Eq. 3 for all pairs and one set, (T, B, N); (1, B, N) where no text guides it."""
+        branch = self.config.branches[place]
+        attentions = {  # each (T, B, N)
+            name: images.text_attention(mean) for name, mean in texts.guides.items() if branch.guides.get(name)
+        }
+        if not attentions:
+            return images.sets[place].fixed[None]  # (B, N) -> (1, B, N)
+        if self.own_scoring is not None:
+            fixed = {name: attention.expand(texts.count, -1, -1) for name, attention in images.attentions.items()}
+            return self._own_scores(branch, images.patches, {**fixed, **attentions}, images.valid)  # (T, B, N)
+        return self.guided(images, place, branch, attentions)  # (T, B, N)
+
+    def guided(self, images: EncodedImages, place: int, branch: Branch, attentions: Mapping[str, Tensor]) -> Tensor:
+        """s of Eq. 3: the part of the image, and the guides that come with texts, by name their cosines (T, B, N)."""
+        return combine_scores(  # (T, B, N)
+            attentions,
+            branch.guides,
+            fixed_BN=images.sets[place].fixed,
+            normalise=self.config.scoring == "learned",
+            valid_BN=images.valid,
+        )
+
+    def decide(self, images: EncodedImages, place: int, scores: Tensor) -> Tensor:
+        """D (T, B, N) for the scores (T, B, N) of one set."""
+        selector = self.sparse_net_long if place else self.sparse_net_cap
+        return selector(scores, images.valid, images.full_score)  # (T, B, N)
+
+    def score_patches(self, images: EncodedImages, texts: Texts, kept: Sequence[Kept], maxima: Maxima) -> Tensor:
+        """S (B, T) of the words with the tokens of the patches, and the pooled cosine."""
+        # With "dual" both sets are merged into the same tokens, else each into tokens of its own.
+        groups = [kept] if self.config.aggregation == "dual" else [[one] for one in kept]
+        total = None
+        for group in groups:
+            second = self.config.dense == "branch" and group[0].place == 1
+            # The published pairing aligns the description's own words with the second set.
+            words = texts.description if second and texts.description is not None else texts
+            score = self.pool(*maxima(words, group), words.word_mask)  # (B, T)
+            if second and images.described is not None:
+                # The second set is the description's: without a description it has nothing to say.
+                score = torch.where(images.described[:, None], score, 0.0)  # (B, T)
+            total = score if total is None else total + score  # (B, T)
+        if total is None:
+            raise InputError("These encoded images hold no set of patches; make them by encode_images.")
+        return total + self.pooled_score(images.pooled, texts.mean) if self.config.pooled else total  # (B, T)
+
+    def score_description(self, images: EncodedImages, texts: Texts, maxima: Maxima) -> Tensor | None:
+        """S (B, T) of the words with those of the images' descriptions; None where descriptions are no tokens.
+
+        In the published pairing descriptions come with the texts: (1, T), the same for every image.
+        """
+        if self.config.dense != "tokens":
+            return None
+        if texts.description is not None:
+            return self._score_pairing(texts, texts.description)  # (1, T)
+        words, mask = images.dense_words, images.dense_mask
+        if words is None or mask is None:
+            return None
+        # An image without description is judged by its patches alone, on the same scale. Its row is computed on
+        # padding and thrown away: a row of masked values alone would leave NaN in the gradients.
+        filled = mask | ~mask.any(dim=-1, keepdim=True)  # (B, L)
+        score = self.pool(*maxima.beside(texts, words, filled), texts.word_mask, filled[:, None])  # (B, T)
+        if not self.config.pooled:
+            return score
+        return score + self.pooled_score(masked_mean(words, mask), texts.mean)  # (B, T)
+
+    def _score_pairing(self, texts: Texts, description: Texts) -> Tensor:
+        """S (1, T) of each text with the words of the description that comes with it."""
+        cosines = float_matmul(texts.words, description.words.transpose(-1, -2))  # (T, M, C) -> (T, M, L)
+        found = best_pairs(self, cosines, texts.mask, description.mask)  # (T, M), (T, L)
+        score = self.pool(*found, texts.mask, description.mask)  # (T,)
+        mean = F.normalize(masked_mean(description.words, description.mask), dim=-1)  # (T, C)
+        return (score + self.config.pooled * (mean * texts.mean).sum(dim=-1))[None]  # (1, T)
+
+    def pool(
+        self, rows: Tensor, columns: Tensor, word_mask: Tensor | None = None, token_mask: Tensor | None = None
+    ) -> Tensor:
+        """S of Eq. 5 from the best token of each word (B, T, M) and the best word of each token (B, T, K): (B, T)."""
+        score: Tensor = self.hrpa(rows, columns, word_mask, token_mask)  # (B, T)
+        return score
+
+    def pooled_score(self, image_BC: Tensor, means: Tensor) -> Tensor:
+        """The pooled part of S: `pooled` times the cosine of an image's mean and a mean word.
+
+        `means` (T, C), or (T, B, C) with texts of its own for each image; the result is (B, T).
+        """
+        image, words = F.normalize(image_BC, dim=-1), F.normalize(means, dim=-1)  # (B, C), (..., C)
+        if means.dim() == 3:
+            return self.config.pooled * (image * words).sum(dim=-1).T  # (B, T)
+        return self.config.pooled * float_matmul(image, words.T)  # (B, T)
+
+    def mix(self, images: EncodedImages, patches: Tensor, description: Tensor) -> Tensor:
+        """`(1 - g) S_patches + g S_words`, (B, T); an image without description keeps S_patches."""
+        mixed = patches + self.description_weight * (description - patches)  # (B, T)
+        if images.described is None:  # the descriptions come with the captions, as published
+            return mixed
+        return torch.where(images.described[:, None], mixed, patches)  # (B, T)
+
+    def weights(self, images: EncodedImages, kept: Sequence[Kept]) -> Tensor:
+        """How each token of a pair is made of patches, (T, B, Q + 1, N): the merged patches and the extra token.
+
+        With two sets in one group the weights of the merged patches are added, and those of the extra token averaged.
+        """
+        if isinstance(self.aggr_net, CustomMerger):
+            raise InputError(
+                f"aggregation={self.config.aggregation!r} merges patches by itself (`merge`), so its tokens have no "
+                "weights of patches; give it merge logits instead (docs/change-one-idea.md)."
+            )
+        merged = [merge_weights(images.sets[one.place].logits, one.keep).transpose(-1, -2) for one in kept]
+        extra = [one.extra[..., None, :] for one in kept]  # each (T, B, 1, N)
+        if len(kept) == 1:
+            return torch.cat([merged[0], extra[0]], dim=-2)  # (T, B, Q + 1, N)
+        return torch.cat([torch.stack(merged).sum(dim=0), torch.stack(extra).mean(dim=0)], dim=-2)  # (T, B, Q + 1, N)
+
+    def tokens(self, images: EncodedImages, kept: Sequence[Kept]) -> Tensor:
+        """The tokens of each pair that are aligned with the words, L2-normalised: (T, B, P + Q + 1, C)."""
+        prefix, patches = images.prefix.float(), images.patches.float()  # (B, P, C), (B, N, C)
+        if isinstance(self.aggr_net, CustomMerger):
+            made = self.aggr_net.tokens(patches, kept)  # (T, B, Q + 1, C)
+        else:
+            weights = self.weights(images, kept)  # (T, B, Q + 1, N)
+            by_image = weights.transpose(0, 1).flatten(1, 2)  # (B, T * (Q + 1), N)
+            made = (
+                float_matmul(by_image, patches).unflatten(1, (weights.shape[0], weights.shape[2])).transpose(0, 1)
+            )  # (T, B, Q + 1, C)
+        tokens = torch.cat([prefix.expand(made.shape[0], -1, -1, -1), made], dim=2)  # (T, B, K, C)
+        return F.normalize(tokens, dim=-1)  # (T, B, K, C)
+
+    def encode_images(
+        self,
+        images: Tensor,
+        *,
+        dense: Tensor | None = None,
+        dense_lengths: Tensor | Sequence[int] | None = None,
+        guides: Mapping[str, Tensor] | None = None,
+        patch_mask: Tensor | None = None,
+    ) -> EncodedImages:
+        """Compute once per image what no caption changes.
+
+        Args:
+            images: (B, P + N, C) prefix tokens first, then the patches.
+            dense: (B, L, C) word features of each image's own description.
+            dense_lengths: (B,) valid words of each; 0 marks an image without description.
+            guides: further guidance vectors (B, C), one per image for each name in `config.extra_guides`.
+            patch_mask: (B, N) bool, False at padding patches.
+        """
+        config = self.config
+        prefix, patches = self._prefix_and_patches(images)  # (B, P, C), (B, N, C)
+        if patch_mask is not None:
+            check_patch_mask(patch_mask, patches)
+        dense_words = dense_mask = None
+        if dense is not None and config.dense != "none":
+            check_features("dense", dense, "images, words, width", config.embed_size)
+            check_one_each(dense, images.shape[0])
+            dense_mask = length_mask("dense_lengths", dense_lengths, dense, allow_empty=True)  # (B, L)
+        if dense is not None and config.dense == "tokens":
+            dense_words = F.normalize(dense.float(), dim=-1)  # (B, L, C)
+        self.check_guides(guides, images.shape[0])
+        mean = masked_mean(patches, patch_mask)  # (B, C)
+        vectors = {"image": mean}  # each (B, C)
+        if dense is not None and dense_mask is not None:
+            vectors["dense"] = masked_mean(dense, dense_mask)  # (B, C)
+        vectors.update(self.guides(patches, guides or {}))
+        attentions = {name: cosine_attention(patches, vector) for name, vector in vectors.items()}  # each (B, N)
+        # Without any description an independent second branch has nothing to go by, and is left out.
+        branches = config.branches[:1] if config.dense == "branch" and dense is None else config.branches
+        logits = self.aggr_net(patches)  # each (B, N, Q)
+        return EncodedImages(
+            prefix=prefix,
+            patches=patches,
+            valid=patch_mask,
+            sets=tuple(
+                PatchSet(
+                    self._fixed_scores(place, branch, patches, attentions, patch_mask), logits[place % len(logits)]
+                )
+                for place, branch in enumerate(branches)
+            ),
+            full_score=self._full_score(images, attentions, dense_mask),
+            pooled=F.normalize(mean, dim=-1),
+            dense_words=dense_words,
+            dense_mask=dense_mask,
+            attentions={} if self.own_scoring is None else attentions,
+        )
+
+    def _prefix_and_patches(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """The two kinds of tokens, in the network's dtype: (B, P + N, C) -> (B, P, C), (B, N, C)."""
+        check_features("images", images, "images, tokens, width", self.config.embed_size)
+        images = images.to(self.aggr_net.scale.dtype)  # (B, P + N, C)
+        count = self.prefix_count(images.shape[1])
+        if images.shape[1] <= count:
+            raise InputError(
+                f"images holds {images.shape[1]} tokens, of which {count} are prefix tokens; no patch is left. "
+                "Check num_prefix_tokens."
+            )
+        if self.config.check_num_patches:
+            check_patch_count("images", images, count, self.config.num_patches, self.count_remedy)
+        patches = images[:, count:]  # (B, N, C)
+        return images[:, :count], patches.detach() if self.config.detach_patches else patches  # (B, P, C), (B, N, C)
+
+    def check_guides(self, guides: Mapping[str, Tensor] | None, batch: int) -> None:
+        """Raise `InputError` unless `guides` holds one vector per image for each name in `config.extra_guides`."""
+        given, wanted = set(guides or {}), set(self.guides.from_data)
+        if given - wanted:
+            raise InputError(
+                f"guides names {sorted(given - wanted)}, which config.extra_guides gives no weight; add them there."
+            )
+        if wanted - given:
+            raise InputError(
+                f"config.extra_guides names {sorted(wanted - given)}, but guides does not hold them; pass "
+                "guides={name: (images, width) vectors}, or leave the name out of extra_guides."
+            )
+        for name, vector in (guides or {}).items():
+            width = self.config.embed_size if self.guides.part(name) is None else vector.shape[-1]
+            check_features(f"guides[{name!r}]", vector, "images, width", width)
+            if vector.shape[0] != batch:
+                raise InputError(
+                    f"guides[{name!r}] holds {vector.shape[0]} vectors for {batch} images; give one vector per image."
+                )
+
+    def _fixed_scores(
+        self, place: int, branch: Branch, patches: Tensor, attentions: Mapping[str, Tensor], valid: Tensor | None
+    ) -> Tensor:
+        if self.own_scoring is not None:
+            return self._own_scores(branch, patches, attentions, valid)  # (B, N)
+        selector = self.sparse_net_long if place else self.sparse_net_cap
+        return combine_scores(  # (B, N)
+            attentions,
+            branch.guides,
+            predicted_BN=selector.predict(patches),
+            predictor_weight=branch.predictor_weight,
+            normalise=self.config.scoring == "learned",
+            valid_BN=valid,
+        )
+
+    def _own_scores(
+        self, branch: Branch, patches: Tensor, attentions: Mapping[str, Tensor], valid: Tensor | None
+    ) -> Tensor:
+        """The scores (..., N) of a custom scoring, from the guides of one branch."""
+        chosen = {name: attentions[name] for name in branch.guides if name in attentions}  # each (..., N)
+        if self.own_scoring is None:
+            raise InputError("This network has no custom scoring.")
+        shape = next(iter(chosen.values())).shape if chosen else patches.shape[:2]
+        scores = self.own_scoring(patches, chosen, branch.guides, valid)  # (..., N)
+        return checked_result("The scoring", scores, tuple(shape)).float()  # (..., N)
+
+    def _full_score(self, images: Tensor, attentions: Mapping[str, Tensor], dense_mask: Tensor | None) -> Tensor:
+        branch = self.config.branches[0]
+        present = {"caption", *attentions} - {"dense"}
+        total = branch.predictor_weight + sum(w for name, w in branch.guides.items() if name in present)
+        if dense_mask is None:
+            return torch.full((images.shape[0], 1), total, device=images.device)  # (B, 1)
+        return total + branch.guides.get("dense", 0.0) * dense_mask.any(dim=-1, keepdim=True).float()  # (B, 1)

@@ -1,14 +1,14 @@
-"""Parts of the network that are somebody's own idea, in the places of the built-in ones (see `seps.registry`).
+"""The modules of the network, called through `forward`, and custom components in their places (see `seps.registry`).
 
-Each keeps to the interface of the part it stands for, so that the network and the fast paths call it alike. A module
-among the ideas is a part of the network: it trains, moves and is saved with it.
+A module among the components is part of the network: it trains, moves and is saved with it.
 
-Shapes: B images, N patches, C width, Q merged patches, M words, K image tokens, V values of a guide's data.
+Shapes: B images, T texts, N patches, C width, Q merged patches, M words, K image tokens, V values of a guide's data,
+R rows (pairs).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,29 +18,30 @@ from torch.nn import functional as F
 from seps.method.align import HRPA
 from seps.method.checks import InputError
 from seps.method.config import SlimmingConfig
+from seps.method.encoded import Kept
 from seps.method.precision import float_matmul
 from seps.method.select import TokenSparse, kept_counts
-from seps.method.tokens import merge
-from seps.registry import FORMS, OWN, promised, registered
+from seps.method.tokens import DualTokenAggregation, TokenAggregation
+from seps.registry import OWN, registered
 
-IdeaPart = Callable[..., Any]
+Component = Callable[..., Any]
 
 
-def own_part(kind: str, config: SlimmingConfig, given: IdeaPart | None) -> tuple[IdeaPart | None, str | None]:
-    """The idea that stands for an option of `config`, and the form it promises; (None, None) for a built-in one.
+def own_component(kind: str, config: SlimmingConfig, given: Component | None) -> Component | None:
+    """The custom component for an option of `config`; None where it is built in.
 
     `given` came as an object. Raises `InputError` where the option is "own" and no object came.
     """
     if given is not None:
-        return given, promised(kind, given)
+        return given
     name = getattr(config, kind)
     if name == OWN:
         raise InputError(
-            f"{kind}={OWN!r} stands for an object, which did not come: pass it, PatchSlimming(config, {kind}=...), or "
-            "give the whole network to from_pretrained(folder, network=...)."
+            f"{kind}={OWN!r} requires the component as an object: PatchSlimming(config, {kind}=...), or the whole "
+            "network: from_pretrained(folder, network=...)."
         )
     idea = registered(kind).get(name)
-    return (None, None) if idea is None else (idea.made(config), idea.form)
+    return None if idea is None else idea.made(config)
 
 
 def checked_result(what: str, found: Any, shape: tuple[int | None, ...]) -> Tensor:
@@ -54,108 +55,163 @@ def checked_result(what: str, found: Any, shape: tuple[int | None, ...]) -> Tens
     return result
 
 
-def check_decision(name: str, keep: Tensor) -> None:
-    """Raise `InputError` unless D holds zeros and ones alone, as form="scores" promises."""
-    if not bool(((keep == 0) | (keep == 1)).all()):
-        raise InputError(
-            f"The decision {name!r} promises form={FORMS['decision']!r}, so D must hold zeros and ones alone, and "
-            f"{float(keep.min()):.3g} to {float(keep.max()):.3g} came; register it without the form to keep weights."
-        )
+class Selector(TokenSparse):
+    """The predictor and the decision of one set of patches; its `forward` decides about all pairs."""
+
+    def forward(  # type: ignore[override]
+        self, scores: Tensor, valid: Tensor | None = None, full_score: Tensor | float = 1.0
+    ) -> Tensor:
+        """D (..., N) for the scores (..., N) of pairs; see `TokenSparse.decide`."""
+        return self.decide(scores, valid, full_score)  # (..., N)
 
 
-class OwnDecision(TokenSparse):
-    """A decision of somebody's own, in the place of the K best."""
+class CustomSelector(Selector):
+    """A custom decision in the place of the built-in ones: `decision(scores, count, valid)`, one row per pair."""
 
-    def __init__(self, decide: IdeaPart, config: SlimmingConfig) -> None:
-        super().__init__(config.embed_size, config.sparse_ratio, config.scoring == "learned")
-        self.decision: str = config.decision  # type: ignore[assignment]
-        self.decide_by = decide
+    def __init__(self, decide_by: Component, name: str, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.decide_by, self.decision = decide_by, name
 
     def decide(self, scores: Tensor, valid: Tensor | None = None, full_score: Tensor | float = 1.0) -> Tensor:
-        """D (B, N) for `scores` (B, N)."""
-        keep = self.decide_by(scores.float(), kept_counts(scores, self.sparse_ratio, valid), valid)  # (..., N)
-        if not isinstance(keep, Tensor) or keep.shape != scores.shape:
-            raise InputError(
-                f"The decision {self.decision!r} must return D of the scores' shape {tuple(scores.shape)}, and "
-                f"returned {tuple(keep.shape) if isinstance(keep, Tensor) else type(keep).__name__}."
-            )
-        # Padding is never kept, whatever the idea does with it.
-        return keep.float() if valid is None else keep.float() * valid  # (..., N)
+        """D (..., N) for the scores (..., N); padding is never kept."""
+        rows = scores.float().flatten(0, -2)  # (R, N)
+        present = None if valid is None else valid.expand(scores.shape).flatten(0, -2)  # (R, N)
+        count = kept_counts(rows, self.sparse_ratio, present)  # (R, 1)
+        keep = checked_result(
+            f"The decision {self.decision!r}", self.decide_by(rows, count, present), tuple(rows.shape)
+        )
+        keep = keep.float() if present is None else keep.float() * present  # (R, N)
+        return keep.view(scores.shape)  # (..., N)
 
 
-class OwnAggregation(nn.Module):
-    """An aggregation of somebody's own, in the place of Eq. 4.
+class Merger(TokenAggregation):
+    """Merge logits with one weight matrix for all sets."""
+
+    def forward(self, patches: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        """Logits L of the merge weights, one for all sets: (B, N, C) -> (B, N, Q)."""
+        return (self.logits(patches),)  # each (B, N, Q)
+
+
+class DualMerger(DualTokenAggregation):
+    """Merge logits with a weight matrix for each set."""
+
+    def forward(self, patches: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        """Logits of the caption's and of the description's set: (B, N, C) -> each (B, N, Q)."""
+        return self.logits(patches, "caption"), self.logits(patches, "dense")  # each (B, N, Q)
+
+
+class CustomLogits(nn.Module):
+    """A custom aggregation by merge logits (Eq. 4).
 
     Flow::
 
-        form "logits"    patches (B, N, C) -> logits (B, N, Q) of the merge weights -> merged (B, Q, C)
-        otherwise        patches (B, N, C), D (B, N), scores (B, N) -> merged (B, Q, C)
+        patches (B, N, C) -> `aggregation(patches)` = L (B, N, Q)
     """
 
     scale: Tensor
 
-    def __init__(self, aggregate: IdeaPart, form: str | None, num_merged: int) -> None:
+    def __init__(self, aggregate: Component, num_merged: int) -> None:
         super().__init__()
-        self.aggregate, self.form, self.num_merged = aggregate, form, num_merged
-        # What tells the network's dtype, as the built-in `scale` does; it is no weight.
+        self.aggregate, self.num_merged = aggregate, num_merged
+        # It holds the network's dtype, as the built-in `scale` does; it is no weight.
         self.register_buffer("scale", torch.ones(1, 1, 1), persistent=False)
 
-    def logits(self, x: Tensor) -> Tensor:
-        """Logits L of the merge weights, (B, N, C) -> (B, N, Q) float32; zeros where the idea has none."""
-        if self.form != FORMS["aggregation"]:
-            return x.new_zeros(*x.shape[:2], self.num_merged, dtype=torch.float32)  # (B, N, Q)
-        shape = (*x.shape[:2], self.num_merged)
-        return checked_result("An aggregation by logits", self.aggregate(x), shape).float()  # (B, N, Q)
-
-    def merged(self, patches: Tensor, logits: Tensor, keep: Tensor, scores: Tensor) -> Tensor:
-        """The merged patches (B, Q, C) of one decision D (B, N)."""
-        if self.form == FORMS["aggregation"]:
-            return merge(patches, logits, keep)  # (B, Q, C)
-        found = self.aggregate(patches, keep, scores)  # (B, Q, C)
-        return checked_result("An aggregation", found, (patches.shape[0], None, patches.shape[2]))  # (B, Q, C)
+    def forward(self, patches: Tensor) -> tuple[Tensor, ...]:
+        """Logits L of the merge weights: (B, N, C) -> (B, N, Q)."""
+        shape = (*patches.shape[:2], self.num_merged)
+        return (checked_result("An aggregation by logits", self.aggregate(patches), shape).float(),)  # each (B, N, Q)
 
 
-class OwnAlignment(HRPA):
-    """An alignment of somebody's own: of the maxima of each direction (form "maxima"), or of all cosines."""
+class CustomMerger(CustomLogits):
+    """A custom aggregation that merges by itself: `aggregation.merge(patches, keep, scores)` -> (B, any number, C)."""
 
-    def __init__(self, idea: IdeaPart, form: str | None, embed_dim: int, *, scan: bool) -> None:
-        super().__init__(embed_dim, scan=scan)
-        self.idea, self.form = idea, form
+    def forward(self, patches: Tensor) -> tuple[Tensor, ...]:
+        """Zeros, as it has no logits: (B, N, Q)."""
+        return (patches.new_zeros(*patches.shape[:2], self.num_merged, dtype=torch.float32),)  # each (B, N, Q)
+
+    def tokens(self, patches: Tensor, kept: Sequence[Kept]) -> Tensor:
+        """The merged patches and the extra token of each pair, one text after another: (T, B, Q + 1, C)."""
+        (one,) = kept
+        shape, made = (patches.shape[0], None, patches.shape[2]), []
+        for keep, scores, extra in zip(one.keep, one.scores, one.extra, strict=True):
+            merged = checked_result("An aggregation", self.aggregate.merge(patches, keep, scores), shape)  # type: ignore[attr-defined]
+            made.append(torch.cat([merged, float_matmul(extra[:, None], patches)], dim=1))
+        return torch.stack(made)  # (T, B, Q + 1, C)
+
+
+class Pooling(HRPA):
+    """The pooling of Eq. 5, called with the maxima of all pairs."""
+
+    reads_cosines = False
+    """Whether it reads all cosines instead of the maxima."""
+
+    def forward(  # type: ignore[override]
+        self, rows: Tensor, columns: Tensor, word_mask: Tensor | None = None, token_mask: Tensor | None = None
+    ) -> Tensor:
+        """S (...) from the maxima r (..., M) and c (..., K); see `HRPA.pool_both`."""
+        return self.pool_both(rows, columns, word_mask, token_mask)  # (...)
+
+
+class CustomPooling(Pooling):
+    """A custom alignment: `alignment(best, mask)` of each direction, or `alignment.align(cosines, masks)` of both."""
+
+    def __init__(self, idea: Component, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.idea, self.reads_cosines = idea, hasattr(idea, "align")
 
     def pool(self, best: Tensor, mask: Tensor | None = None) -> Tensor:
         """One direction from its maxima: (..., X) -> (...)."""
-        if self.form != FORMS["alignment"]:
-            raise InputError("This alignment reads all cosines, and not the maxima of each direction.")
         return checked_result("An alignment of maxima", self.idea(best, mask), tuple(best.shape[:-1]))
 
-    def align(self, similarity: Tensor, word_mask: Tensor | None = None, token_mask: Tensor | None = None) -> Tensor:
-        """S from the cosines of words and tokens: (B, M, K) -> (B,)."""
-        if self.form == FORMS["alignment"]:
-            return super().align(similarity, word_mask, token_mask)  # (B, M, K) -> (B,)
-        similarity = similarity.float()  # (B, M, K)
-        if self.scan:
-            similarity = F.leaky_relu(similarity, 0.1)  # (B, M, K)
-        found = self.idea(similarity, word_mask, token_mask)  # (B,)
-        return checked_result("An alignment", found, (similarity.shape[0],)).float()  # (B,)
-
-    def forward(
-        self,
-        patch_features: Tensor,
-        word_features: Tensor,
-        patch_mask: Tensor | None = None,
-        word_mask: Tensor | None = None,
+    def forward(  # type: ignore[override]
+        self, rows: Tensor, columns: Tensor, word_mask: Tensor | None = None, token_mask: Tensor | None = None
     ) -> Tensor:
-        """S from L2-normalised tokens (B, K, C) and words (B, M, C) -> (B, 1)."""
-        cosines = float_matmul(word_features, patch_features.transpose(1, 2))  # (B, M, C), (B, K, C) -> (B, M, K)
-        return self.align(cosines, word_mask, None if patch_mask is None else patch_mask > 0.5)[:, None]  # (B, 1)
+        """S (...) from the maxima; where it reads all cosines, `rows` are these, (..., M, K)."""
+        if not self.reads_cosines:
+            return super().forward(rows, columns, word_mask, token_mask)  # (...)
+        shape = rows.shape[:-2]
+        flat = rows.float().flatten(0, -3)  # (R, M, K)
+        flat = F.leaky_relu(flat, 0.1) if self.scan else flat  # (R, M, K)
+        masks = [
+            None if mask is None else mask.expand(*shape, mask.shape[-1]).flatten(0, -2)
+            for mask in (word_mask, token_mask)
+        ]
+        score = self.idea.align(flat, *masks)  # type: ignore[attr-defined]
+        return checked_result("An alignment", score, (len(flat),)).float().view(shape)  # (...)
+
+
+def make_selector(config: SlimmingConfig, given: Component | None) -> Selector:
+    """The selector of one set of patches."""
+    arguments = (config.embed_size, config.sparse_ratio, config.scoring == "learned")
+    own = own_component("decision", config, given)
+    if own is not None:
+        return CustomSelector(own, config.decision, *arguments)
+    return Selector(*arguments, decision=config.decision, temperature=config.temperature, sharpness=config.sharpness)
+
+
+def make_merger(config: SlimmingConfig, given: Component | None) -> Merger | DualMerger | CustomLogits:
+    """The aggregation of all sets."""
+    own = own_component("aggregation", config, given)
+    if own is not None:
+        return (CustomMerger if hasattr(own, "merge") else CustomLogits)(own, config.num_merged)
+    return (DualMerger if config.aggregation == "dual" else Merger)(config.embed_size, config.num_merged)
+
+
+def make_pooling(config: SlimmingConfig, given: Component | None) -> Pooling:
+    """The pooling of the alignment."""
+    own, leaky = own_component("alignment", config, given), config.similarity == "leaky"
+    if own is not None:
+        return CustomPooling(own, config.embed_size, scan=leaky)
+    topk = config.alignment == "topk"
+    return Pooling(config.embed_size, top_k=config.top_k, use_paper_version=topk, scan=leaky)
 
 
 class Guides(nn.Module):
-    """Guides of somebody's own: the vectors of `extra_guides`, by which Eq. 2 compares the patches.
+    """Custom guides: the vectors of `extra_guides`, by which Eq. 2 compares the patches.
 
     Flow::
 
-        form "patches"    patches (B, N, C) -> vectors (B, C)
+        from_patches      patches (B, N, C) -> vectors (B, C)
         otherwise         data (B, V) -> vectors (B, C), zeros where the data are
     """
 
@@ -164,7 +220,7 @@ class Guides(nn.Module):
         self.width = config.embed_size
         self.names = tuple(config.extra_guides)
         ideas = {name: idea for name, idea in registered("guide").items() if name in self.names}
-        self.from_patches = frozenset(name for name, idea in ideas.items() if idea.form is not None)
+        self.from_patches = frozenset(name for name, idea in ideas.items() if idea.about["from_patches"])
         parts = {name: idea.made(config) for name, idea in ideas.items()}
         self.modules_by_name = nn.ModuleDict({n: part for n, part in parts.items() if isinstance(part, nn.Module)})
         self.functions = {name: part for name, part in parts.items() if not isinstance(part, nn.Module)}
@@ -174,7 +230,7 @@ class Guides(nn.Module):
         """The guides whose vectors must come with the images."""
         return tuple(name for name in self.names if name not in self.from_patches)
 
-    def part(self, name: str) -> IdeaPart | None:
+    def part(self, name: str) -> Component | None:
         """What makes this guide; None where the vectors are used as they come."""
         if name in self.modules_by_name:
             return self.modules_by_name[name]

@@ -8,8 +8,9 @@ Shapes: R rows, I inputs, S columns, O outputs.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
@@ -52,3 +53,21 @@ def float_apply(network: nn.Module, inputs: Tensor) -> Tensor:
         else:
             result = network(inputs.to(weight.dtype))  # (..., I) -> (..., O)
         return result.float()  # (..., O)
+
+
+@contextmanager
+def float32_products(precision: Literal["ieee", "tf32"]) -> Iterator[None]:
+    """Float32 products on a GPU at full precision, or of operands rounded to TF32."""
+    settings = torch.backends.cuda.matmul
+    name = "fp32_precision" if hasattr(settings, "fp32_precision") else "allow_tf32"
+    before = getattr(settings, name)
+    setattr(settings, name, precision if name == "fp32_precision" else precision == "tf32")
+    try:
+        yield
+    finally:
+        setattr(settings, name, before)
+
+
+def strict_float32() -> AbstractContextManager[None]:
+    """Float32 products at full precision: TF32 would flip patches at the boundary of the selection."""
+    return float32_products("ieee")

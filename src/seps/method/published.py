@@ -1,4 +1,9 @@
-"""The names and call shapes of the earlier releases (`seps_modules`), on top of the native network."""
+"""The names and call shapes of the published code and of the earlier releases, on top of the native network.
+
+The published pairing, which gives dense text i to caption i, is for reproduction, and to show that leak.
+
+Shapes: B images, T texts, N patches, C width.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +14,12 @@ from typing import Any
 from torch import Tensor
 
 from seps.method.align import mask_xattn_one_text
-from seps.method.checks import InputError, check_features
+from seps.method.checks import InputError, check_features, length_mask
 from seps.method.config import SlimmingConfig
-from seps.method.encoded import ImageSide
+from seps.method.encoded import EncodedImages, Texts
+from seps.method.maxima import reference_scores
 from seps.method.network import PatchSlimming
-from seps.method.pairing import score_published_pairing
+from seps.method.parts import make_selector
 from seps.method.select import TokenSparse
 from seps.method.tokens import TokenAggregation
 
@@ -88,7 +94,7 @@ class CrossSparseAggrNet(PatchSlimming):
         self.has_cls = has_cls
         if use_paper_version and not config.uses_dense_branch:
             # The reference builds this predictor even where it has no use for it; its checkpoints hold the weights.
-            self.sparse_net_long = self._sparse_net()
+            self.sparse_net_long = make_selector(config, None)
 
     @property
     def num_patches(self) -> int:
@@ -133,15 +139,12 @@ class CrossSparseAggrNet(PatchSlimming):
         dense_lengths: Tensor | Sequence[int] | None = None,
         guides: Mapping[str, Tensor] | None = None,
         patch_mask: Tensor | None = None,
-    ) -> ImageSide:
+    ) -> EncodedImages:
         """As `PatchSlimming.encode_images`; without a dense text the caption's weight matrix W_s works alone."""
         side = super().encode_images(
             images, dense=dense, dense_lengths=dense_lengths, guides=guides, patch_mask=patch_mask
         )
-        if dense is not None:
-            return side
-        first = self.config.branches[0].name
-        return replace(side, fixed_scores={first: side.fixed_scores[first]}, logits={first: side.logits[first]})
+        return side if dense is not None else replace(side, sets=side.sets[:1])
 
     def forward(  # type: ignore[override]
         self,
@@ -191,6 +194,49 @@ def _read_options(opt: Any) -> tuple[int, int, float, float]:
             )
         values.append(value)
     return int(values[0]), int(values[1]), float(values[2]), float(values[3])
+
+
+def score_published_pairing(
+    net: PatchSlimming,
+    images: Tensor,
+    words: Tensor,
+    lengths: Tensor | Sequence[int] | None,
+    paired_dense: Tensor,
+    paired_dense_lengths: Tensor | Sequence[int] | None,
+    patch_mask: Tensor | None = None,
+    guides: Mapping[str, Tensor] | None = None,
+) -> Tensor | tuple[Tensor, tuple[Tensor, ...]]:
+    """Similarities with the published pairing: dense text i comes with *caption* i, not with an image.
+
+    This gives each query a description of the image it should find. It exists to reproduce published figures
+    and to show that leak. `paired_dense` is (T, L, C). With `dense="branch"` each image is also aligned with the
+    dense text's own words; otherwise the dense text guides the selection in every image. `guides` and `patch_mask`
+    belong to the images, as in `PatchSlimming.encode_images`.
+    """
+    check_features("words", words, "texts, words, width", net.config.embed_size)
+    check_features("paired_dense", paired_dense, "texts, words, width", net.config.embed_size)
+    if paired_dense.shape[0] != words.shape[0]:
+        raise InputError(
+            f"paired_dense holds {paired_dense.shape[0]} texts for {words.shape[0]} captions; the published pairing "
+            "needs one each."
+        )
+    if not len(words):
+        raise InputError("words holds no caption; the published pairing needs one or more, each with its dense text.")
+    dtype = net.aggr_net.scale.dtype
+    dense = Texts.of(paired_dense.to(dtype), length_mask("paired_dense_lengths", paired_dense_lengths, paired_dense))
+    texts = Texts.of(words.to(dtype), length_mask("lengths", lengths, words), dense)
+    scored = reference_scores(net, encode_for_pairing(net, images, guides, patch_mask), texts)
+    return (scored.similarity, scored.masks) if net.training else scored.similarity  # (B, T), ...
+
+
+def encode_for_pairing(
+    net: PatchSlimming, images: Tensor, guides: Mapping[str, Tensor] | None, patch_mask: Tensor | None
+) -> EncodedImages:
+    """The images with every set of patches and no description: descriptions come with the captions."""
+    # A zero vector guides nothing, but makes both sets appear.
+    nothing = images.new_zeros(images.shape[0], 1, images.shape[-1])  # (B, 1, C)
+    side = net.encode_images(images, dense=nothing, guides=guides, patch_mask=patch_mask)
+    return replace(side, dense_words=None, dense_mask=None)
 
 
 CrossSparseAggrNet_v2 = CrossSparseAggrNet

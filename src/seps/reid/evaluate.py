@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from seps.method.known import evaluating
+from seps.method.checks import evaluating
 from seps.metrics import ReidMetrics, reid_metrics, rerank
 from seps.reid.config import Missing
 from seps.reid.data import ReidDataset, ReidReader, ReidRecord

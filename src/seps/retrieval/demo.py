@@ -12,6 +12,7 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from seps.method.encoded import Texts
 from seps.metrics import RetrievalMetrics, recall
 from seps.retrieval.config import DEFAULT_MODEL
 from seps.retrieval.data import RetrievalDataset, decode_all, load_jsonl
@@ -83,7 +84,8 @@ def _sheet(
         dense = None if images.dense is None else images.dense[chosen]
         lengths = None if images.dense_lengths is None else images.dense_lengths[chosen]
         side = net.encode_images(images.tokens[chosen], dense=dense, dense_lengths=lengths)
-        keep = net.score_text(side, texts.words[column], texts.mask[column]).masks[0]
+        text = Texts.of(texts.words[column : column + 1], texts.mask[column : column + 1])
+        keep = net.select(side, text)[0].keep[0]
         photos = [
             (overlay(pixels[i], keep[place], model.vision.grid), f"{dataset.records[i].id}  {scores[i, column]:.2f}")
             for place, i in enumerate(chosen.tolist())

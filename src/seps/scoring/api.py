@@ -13,19 +13,18 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from seps.method.checks import InputError, check_features
-from seps.method.encoded import ImageSide
-from seps.method.known import evaluating, say_readable, why_not_fast
+from seps.method.checks import InputError, check_features, evaluating
+from seps.method.encoded import EncodedImages
 from seps.method.network import PatchSlimming
 from seps.scoring.blocks import SCORING_MEMORY as SCORING_MEMORY
 from seps.scoring.blocks import score_rows, scoring_memory
 from seps.scoring.gpu import fused
-from seps.scoring.inputs import ImageBlock, Lengths, Texts, count_images
+from seps.scoring.inputs import ImageBlock, Lengths, SortedTexts, count_images
+from seps.scoring.other_forward import scores_of_forward, warn_slow
 from seps.scoring.pairing import PairedTexts, paired_texts
-from seps.scoring.terms import product_dtype
-from seps.scoring.train import score_readably
+from seps.scoring.terms import other_forward, other_tokens, product_dtype
 
-Gallery = Tensor | ImageSide | Iterable[Any]
+Gallery = Tensor | EncodedImages | Iterable[Any]
 
 
 @dataclass(frozen=True)
@@ -69,14 +68,11 @@ def choose_backend(
         raise InputError(f"backend is {backend!r}; choose 'auto', 'reference', 'factored' or 'triton'.")
     if backend == "reference":
         return Choice(backend, "asked for")
-    unknown = why_not_fast(net)
-    if unknown is not None:
+    unsupported = other_forward(net) or other_tokens(net)
+    if unsupported is not None:
         if backend == "triton":
-            raise InputError(
-                f"backend='triton' cannot score this: the fast paths do not know this network ({unknown}). Use "
-                "backend='auto' or 'reference'."
-            )
-        return Choice("reference", f"the fast paths do not know this network: {unknown}")
+            raise InputError(f"backend='triton' cannot score this: {unsupported}. Use backend='auto' or 'reference'.")
+        return Choice("reference", unsupported)
     if backend == "factored":
         return Choice(backend, "asked for")
     dtype = product_dtype(precision, device)
@@ -119,13 +115,13 @@ def score_matrix(
 ) -> Tensor | TopK:
     """Score every image against every text, exactly, without gradients.
 
-    The scores are those of evaluation, whatever mode the network is in: nothing is drawn at random. A network that
-    the fast paths do not know (a subclass, a swapped part, a hook; see `seps.method.known`) is scored by its own loop
-    over the texts, with a warning that says why.
+    The scores are those of evaluation, whatever mode the network is in: nothing is drawn at random. All backends call
+    the steps of the network (`PatchSlimming.score`), so a subclass or a custom component is followed. A network that
+    makes its tokens otherwise is scored by the reference, and one with another `forward` by that, with a warning.
 
     Args:
         net: the network.
-        img_embs: (B, P + N, C) features, an `ImageSide` made earlier, or an iterable of such blocks (also
+        img_embs: (B, P + N, C) features, an `EncodedImages` made earlier, or an iterable of such blocks (also
             `ImageBlock`), read one at a time, so that a gallery larger than memory can be scored.
         cap_embs: (T, M, C) caption words; `cap_lens` (T,) valid words of each.
         dense, dense_lengths, guides, patch_mask: belong to the images; see `PatchSlimming.encode_images`.
@@ -152,14 +148,14 @@ def score_matrix(
     dtype = product_dtype(precision, device)
     memory = scoring_memory(device) if memory is None else memory
     if paired_dense is None:
-        texts = Texts(cap_embs, cap_lens, dtype=net.aggr_net.scale.dtype, products=dtype)
+        texts = SortedTexts(cap_embs, cap_lens, dtype=net.aggr_net.scale.dtype, products=dtype)
     else:
         texts = paired_texts(net, cap_embs, cap_lens, paired_dense, paired_dense_lengths, dtype, dense=dense)
-    blocks: Iterable[ImageBlock | ImageSide]
+    blocks: Iterable[ImageBlock | EncodedImages]
     total: int | None = None
     if isinstance(img_embs, Tensor):
         blocks, total = [ImageBlock(img_embs, dense, dense_lengths, guides, patch_mask)], img_embs.shape[0]
-    elif isinstance(img_embs, ImageSide):
+    elif isinstance(img_embs, EncodedImages):
         blocks, total = [img_embs], count_images(img_embs)
     else:
         blocks = map(_block, img_embs)
@@ -195,14 +191,14 @@ def _check_call(
     query: str,
 ) -> None:
     check_features("cap_embs", cap_embs[:1], "texts, words, width", net.config.embed_size)
-    if paired_dense is not None and isinstance(img_embs, ImageSide):
+    if paired_dense is not None and isinstance(img_embs, EncodedImages):
         raise InputError(
             "paired_dense changes what is computed of the images, so they must come as features, not as an "
-            "ImageSide; pass the (images, tokens, width) tensor."
+            "EncodedImages; pass the (images, tokens, width) tensor."
         )
     if not isinstance(img_embs, Tensor) and any(x is not None for x in (dense, guides, patch_mask)):
         raise InputError(
-            "dense, guides and patch_mask belong to an image tensor; an ImageSide holds them already, and blocks "
+            "dense, guides and patch_mask belong to an image tensor; an EncodedImages holds them already, and blocks "
             "carry their own (ImageBlock)."
         )
     if isinstance(img_embs, Tensor):
@@ -218,22 +214,22 @@ def _check_call(
         raise InputError(f"query is {query!r}; choose 'text' (best images per text) or 'image' (best texts per image).")
 
 
-def _block(item: Any) -> ImageBlock | ImageSide:
+def _block(item: Any) -> ImageBlock | EncodedImages:
     """A block of the gallery; a tensor is one without descriptions, guides and mask."""
     if isinstance(item, Tensor):
         return ImageBlock(item)
-    if isinstance(item, ImageBlock | ImageSide):
+    if isinstance(item, ImageBlock | EncodedImages):
         return item
     raise InputError(
         f"A block of the gallery is a {type(item).__name__}; blocks must be tensors (images, tokens, width), "
-        "ImageBlock or ImageSide."
+        "ImageBlock or EncodedImages."
     )
 
 
 def _block_rows(
     net: PatchSlimming,
-    block: ImageBlock | ImageSide,
-    texts: Texts,
+    block: ImageBlock | EncodedImages,
+    texts: SortedTexts,
     backend: str,
     precision: str | None,
     memory: int,
@@ -259,18 +255,18 @@ def _block_rows(
         masked=mask is not None,
         precision=precision,
     )
-    if choice.backend == "reference":
-        if backend != "reference":
-            say_readable(why_not_fast(net) or choice.reason)
-        yield score_readably(net, block, texts).similarity
+    reference = choice.backend == "reference"
+    if reference and backend != "reference":
+        warn_slow(choice.reason)
+    if reference and other_forward(net) is not None:
+        yield scores_of_forward(net, block, texts).similarity
         return
-    dtype = texts.products
-    scorer = fused.scorer(net, dtype) if choice.backend == "triton" else None
-    yield from score_rows(net, block, texts, patches, dtype, memory, scorer)
+    scorer = fused.scorer(net, texts.products) if choice.backend == "triton" else None
+    yield from score_rows(net, block, texts, patches, texts.products, memory, scorer, reference)
 
 
 def score_state(
-    net: PatchSlimming, side: ImageSide, words: Tensor, lengths: Lengths = None, **options: Any
+    net: PatchSlimming, side: EncodedImages, words: Tensor, lengths: Lengths = None, **options: Any
 ) -> Tensor | TopK:
     """`score_matrix` from image-only state made earlier (`PatchSlimming.encode_images`)."""
     return score_matrix(net, side, words, lengths, **options)

@@ -18,16 +18,17 @@ import torch
 from torch import Tensor
 
 from seps.method.checks import InputError, values_unchecked
-from seps.method.encoded import ImageSide
+from seps.method.encoded import EncodedImages
+from seps.method.maxima import Maxima, ReferenceMaxima
 from seps.method.network import PatchSlimming
-from seps.scoring.difference import DifferenceScorer
-from seps.scoring.factored import BlockScorer, DirectScorer, factored_scorer
+from seps.scoring.difference import DifferenceMaxima
+from seps.scoring.factored import GramMaxima
 from seps.scoring.gpu.fused import TritonScorer
 from seps.scoring.inputs import (
     ImageBlock,
     ReadyImages,
     Shapes,
-    Texts,
+    SortedTexts,
     count_images,
     on_device,
     one_ahead,
@@ -217,7 +218,7 @@ def make_plan(
         # One image, or a few where few texts come: small operations cost more to start than to do.
         text = 0 if kept else text
         if dtype == torch.float32:
-            # What stands in a core's cache at once `DifferenceScorer` sees to.
+            # What stands in a core's cache at once `DifferenceMaxima` sees to.
             count = max(1, min(_FEW_IMAGES, images // 8, _TEXTS // texts, (memory - text - pair) // image))
             return Plan(count, max(1, min(texts, _TEXTS, (memory - count * image) // (text + count * pair))), costs)
         room = max(min(memory, _CACHE + image + text) - image, text + pair)
@@ -247,21 +248,22 @@ def make_plan(
     return Plan(count, max(1, min(many, left)), costs, chunk)
 
 
-MakeScorer = Callable[[ImageSide], TritonScorer]
+MakeScorer = Callable[[EncodedImages], TritonScorer]
 
 
 def score_rows(
     net: PatchSlimming,
-    block: ImageBlock | ImageSide,
-    texts: Texts,
+    block: ImageBlock | EncodedImages,
+    texts: SortedTexts,
     patches: int,
     dtype: torch.dtype,
     memory: int,
     fused: MakeScorer | None,
+    reference: bool = False,
 ) -> Iterator[Tensor]:
     """Rows (b, T) of the images of one block, a few images at a time, within `memory` bytes.
 
-    `fused` makes the scorer of the fused kernels from images; None for the factored form.
+    `fused` makes the scorer of the fused kernels from images; None for `GramMaxima`, or the `reference`.
     """
     features, dense = (
         (block.images, block.dense) if isinstance(block, ImageBlock) else (block.patches, block.dense_words)
@@ -278,7 +280,7 @@ def score_rows(
     plan = make_plan(
         shapes, memory // threads, count, texts.count, dtype=dtype, cuda=cuda, fused=fused is not None, kept=kept
     )
-    engine, step = Engine(net, texts, plan, dtype, fused), plan.images
+    engine, step = Engine(net, texts, plan, dtype, fused, reference), plan.images
 
     def images(start: int) -> ReadyImages:
         if isinstance(block, ImageBlock):
@@ -323,14 +325,21 @@ class Engine:
     """Rows of the score matrix for blocks of images; block sizes are halved where the device runs out of memory."""
 
     def __init__(
-        self, net: PatchSlimming, texts: Texts, plan: Plan, dtype: torch.dtype, fused: MakeScorer | None = None
+        self,
+        net: PatchSlimming,
+        texts: SortedTexts,
+        plan: Plan,
+        dtype: torch.dtype,
+        fused: MakeScorer | None = None,
+        reference: bool = False,
     ) -> None:
         self.net, self.texts, self.plan, self.dtype, self.fused = net, texts, plan, dtype, fused
+        self.reference = reference
         self._warned = False
 
-    def ready(self, side: ImageSide) -> ReadyImages:
+    def ready(self, side: EncodedImages) -> ReadyImages:
         """The images with what `rows` must know of them."""
-        if few_texts(self.texts.count, side.patches.shape[1], side.patches.is_cuda):
+        if self.reference or few_texts(self.texts.count, side.patches.shape[1], side.patches.is_cuda):
             return ReadyImages(side, None)
         # Pairs of half-precision numbers have the range of one.
         paired = self.fused is not None and self.dtype == torch.float32
@@ -360,7 +369,7 @@ class Engine:
             start = stop
         return self.texts.restore(out)
 
-    def _fill(self, side: ImageSide, unsafe: list[bool], out: Tensor) -> None:
+    def _fill(self, side: EncodedImages, unsafe: list[bool], out: Tensor) -> None:
         if not unsafe:
             self._fill_direct(side, out)
             return
@@ -375,24 +384,25 @@ class Engine:
                 fill(take_images(side, chosen), part)
                 out[chosen] = part
 
-    def _fill_safe(self, side: ImageSide, out: Tensor) -> None:
+    def _fill_safe(self, images: EncodedImages, out: Tensor) -> None:
         if self.fused is not None:
-            self.fused(side).fill(self.texts, self.plan.texts, self.plan.chunk, out)
+            self.fused(images).fill(self.texts, self.plan.texts, self.plan.chunk, out)
             return
-        scorer: BlockScorer
-        if self.dtype == torch.float32 and not side.patches.is_cuda:
+        maxima: Maxima
+        if self.dtype == torch.float32 and DifferenceMaxima.supports(self.net, images) is None:
             # Words stand without padding there, so that blocks need not be cut by length.
-            scorer, least = DifferenceScorer(self.net, side, self.dtype, self.texts.guides), self.plan.texts
+            maxima, least = DifferenceMaxima(self.net, images), self.plan.texts
         else:
-            scorer, least = factored_scorer(self.net, side, self.dtype, self.texts.guides), 64
+            maxima, least = GramMaxima(self.net, images, self.dtype), 64
         for start, stop in self.texts.runs(self.plan.texts, least):
-            out[:, start:stop] = scorer.score(self.texts.block(start, stop))
+            out[:, start:stop] = self.net.score(images, self.texts.block(start, stop), maxima).similarity
 
-    def _fill_direct(self, side: ImageSide, out: Tensor) -> None:
-        scorer = DirectScorer(self.net, side, torch.float32, self.texts.guides)
-        step = self.plan.direct_texts(count_images(side))
+    def _fill_direct(self, images: EncodedImages, out: Tensor) -> None:
+        maxima = ReferenceMaxima(self.net, images)
+        step = self.plan.direct_texts(count_images(images))
         for start, stop in self.texts.runs(self.plan.texts):
             block = self.texts.block(start, stop)
             for first in range(0, block.count, step):
                 part = block.part(first, first + step)
-                out[:, start + first : start + first + part.count] = scorer.score(part)
+                scores = self.net.score(images, part, maxima).similarity
+                out[:, start + first : start + first + part.count] = scores

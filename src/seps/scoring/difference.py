@@ -19,21 +19,23 @@ K tokens, G groups of texts, X texts with about as many changed patches, Y of th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from seps.method.encoded import ImageSide
+from seps.method.config import DecisionKind
+from seps.method.encoded import EncodedImages, Kept, Texts
 from seps.method.network import PatchSlimming
 from seps.products import linear
-from seps.scoring.factored import BlockScorer, FactoredScorer, Group, factored_scorer
+from seps.scoring.factored import GramMaxima
 from seps.scoring.inputs import TextBlock
-from seps.scoring.terms import SMALLEST, branch_weights, inverse_norms, unit_and_scaled
+from seps.scoring.terms import SMALLEST, branch_weights, inverse_norms, other_tokens, scaled_patches, selects_by_ratio
 
 _LOSS = 16.0
 """How much larger than their sum the terms of a norm may be: that costs one of a float's seven digits."""
@@ -49,58 +51,67 @@ _TEXTS = 96
 """Texts whose words meet the patches at once: their products stay in a core's cache."""
 
 
-class DifferenceScorer(BlockScorer):
-    """On a CPU in float32, without gradients; for decisions of zeros and ones and texts sorted by their length."""
+class DifferenceMaxima:
+    """`seps.method.maxima.Maxima` on a CPU in float32, without gradients.
 
-    def __init__(
-        self, net: PatchSlimming, side: ImageSide, dtype: torch.dtype, text_guides: Collection[str] = ("caption",)
-    ) -> None:
-        super().__init__(net, side, dtype, text_guides)
-        self._sets: dict[tuple[str, ...], _Sets] = {}
-        self._others: FactoredScorer | None = None
+    Decisions that weigh patches, and texts that are no block sorted by length, are left to `GramMaxima`.
+    """
 
-    def maxima(self, block: TextBlock, group: Group) -> tuple[Tensor, Tensor]:
-        """Over all tokens, the prefix and the extra token too: best of each word (B, T, M), best of each (B, T, K)."""
-        parts, names = _parts(block), tuple(group.keeps)
+    def __init__(self, net: PatchSlimming, images: EncodedImages) -> None:
+        self.net, self.images = net, images
+        # Zeros and ones: a custom decision may weigh patches.
+        self._decides = net.config.decision in get_args(DecisionKind) and selects_by_ratio(net)
+        self._sets: dict[tuple[int, ...], _Sets] = {}
+        self._fixed: dict[int, Tensor] = {}
+        self._other: GramMaxima | None = None
+
+    @staticmethod
+    def supports(net: PatchSlimming, images: EncodedImages | None = None) -> str | None:
+        """Why these are not the maxima of `net` and of these images, as part of a sentence; None when they are."""
+        if images is not None and (images.patches.is_cuda or torch.is_grad_enabled()):
+            return "sums by differences are for a CPU, without gradients"
+        return other_tokens(net)
+
+    def __call__(self, texts: Texts, kept: Sequence[Kept]) -> tuple[Tensor, Tensor]:
+        """See `Maxima`."""
+        parts, place = _parts(texts), kept[0].place
+        if parts is None or not self._decides:
+            return self._gram()(texts, kept)
+        if len(kept) == 1 and kept[0].fixed:
+            if place not in self._fixed:
+                self._fixed[place] = self.net.tokens(self.images, kept)[0]
+            return self.beside(texts, self._fixed[place], None)
+        places = tuple(one.place for one in kept)
+        if places not in self._sets:
+            self._sets[places] = _Sets(self.images, places)
+        keeps = [one.keep.expand(texts.count, -1, -1) for one in kept]
+        extra = kept[0].extra if len(kept) == 1 else torch.stack([one.extra for one in kept]).mean(dim=0)
+        return self._sets[places].maxima(parts, texts.words.shape[1], keeps, extra)
+
+    def beside(self, texts: Texts, tokens: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """See `Maxima`."""
+        parts = _parts(texts)
         if parts is None:
-            if self._others is None:
-                self._others = factored_scorer(self.net, self.side, self.dtype, self.text_guides)
-            rows, columns = self._others.maxima(block, group)
-            best, across = self.other_maxima(block, group.extra)
-            return torch.maximum(rows, best), torch.cat([columns, across], dim=-1)
-        if names not in self._sets:
-            self._sets[names] = _Sets(self.side, names)
-        return self._sets[names].maxima(parts, block.words.shape[1], list(group.keeps.values()), group.extra)
+            return self._gram().beside(texts, tokens, mask)
+        images, count, width = tokens.shape
+        lowest = torch.finfo(tokens.dtype).min
+        # Filled up to few numbers of tokens, as `linear` wants.
+        filled = F.pad(tokens, (0, 0, 0, -count % 16)).view(-1, width)
+        rows = tokens.new_zeros(texts.words.shape[1], texts.count, images)
+        columns = tokens.new_full((texts.count, images, count), lowest)
+        dropped = None if mask is None or bool(mask.all()) else ~mask
+        for part in parts:
+            cosines = linear(part.words, filled).view(len(part.words), images, -1)[..., :count]
+            part.best_word(cosines, columns)
+            if dropped is not None:
+                cosines.masked_fill_(dropped, lowest)
+            part.spread(cosines.amax(dim=-1), rows)
+        return rows.permute(2, 1, 0), columns.transpose(0, 1)
 
-    def _align(self, block: TextBlock, rows: Tensor, columns: Tensor, extra: Tensor) -> Tensor:
-        return self.net.hrpa.pool_both(rows, columns, block.mask)
-
-    def _align_tokens(self, block: TextBlock, tokens: Tensor, token_mask: Tensor | None) -> Tensor:
-        parts = _parts(block)
-        if parts is None:
-            return super()._align_tokens(block, tokens, token_mask)
-        rows, columns = _beside(parts, block, tokens, token_mask)
-        tokens_valid = None if token_mask is None else token_mask[:, None]
-        return self.net.hrpa.pool_both(rows, columns, block.mask, tokens_valid)
-
-
-def _beside(parts: Sequence[_Part], block: TextBlock, tokens: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Best of each word (B, T, M) and of each token (B, T, L), for tokens (B, L, C) that no text changes."""
-    images, count, width = tokens.shape
-    lowest = torch.finfo(tokens.dtype).min
-    # Filled up to few numbers of tokens, as `linear` wants.
-    filled = F.pad(tokens, (0, 0, 0, -count % 16)).view(-1, width)
-    rows = tokens.new_zeros(block.words.shape[1], block.count, images)
-    columns = tokens.new_full((block.count, images, count), lowest)
-    # An image without any token keeps finite values, which its weight of zero then leaves out.
-    dropped = None if mask is None or bool(mask.all()) else ~mask & mask.any(dim=-1, keepdim=True)
-    for part in parts:
-        cosines = linear(part.words, filled).view(len(part.words), images, -1)[..., :count]
-        part.best_word(cosines, columns)
-        if dropped is not None:
-            cosines.masked_fill_(dropped, lowest)
-        part.spread(cosines.amax(dim=-1), rows)
-    return rows.permute(2, 1, 0), columns.transpose(0, 1)
+    def _gram(self) -> GramMaxima:
+        if self._other is None:
+            self._other = GramMaxima(self.net, self.images, torch.float32)
+        return self._other
 
 
 @dataclass
@@ -137,8 +148,10 @@ class _Part:
             rows[step.places, step.texts] = step.of(values)
 
 
-def _parts(texts: TextBlock) -> list[_Part] | None:
+def _parts(texts: Texts) -> list[_Part] | None:
     """The words of a block by places, a few texts at a time, made once; None where the lengths do not rise."""
+    if not isinstance(texts, TextBlock):
+        return None
     if "parts" not in texts.made:
         lengths = texts.lengths.tolist()
         rising = all(first <= second for first, second in pairwise(lengths))
@@ -168,9 +181,9 @@ def _part(words: Tensor, lengths: Sequence[int], start: int, stop: int) -> _Part
 class _Sets:
     """Images with the set of patches that their merged patches are made of, or two sets, ready to meet texts."""
 
-    def __init__(self, side: ImageSide, names: Sequence[str]) -> None:
-        scaled, prefix = unit_and_scaled(side)[1], F.normalize(side.prefix.float(), dim=-1)  # (B, N, C), (B, P, C)
-        weights = [branch_weights(side.logits[name], 0, torch.float32) for name in names]  # each (B, N, Q)
+    def __init__(self, images: EncodedImages, places: Sequence[int]) -> None:
+        scaled, prefix = scaled_patches(images), F.normalize(images.prefix.float(), dim=-1)  # (B, N, C), (B, P, C)
+        weights = [branch_weights(images.sets[place].logits, 0, torch.float32) for place in places]  # each (B, N, Q)
         batch, count, width = scaled.shape
         self.count, self.merged, self.others = count, weights[0].shape[-1], prefix.shape[1] + 1
         # (B, Z, C): the patches, the prefix tokens, and at least one row of zeros; e of each set for them, (B, Q, Z).

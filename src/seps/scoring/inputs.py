@@ -9,9 +9,9 @@ Shapes: B images, T texts, M words of the longest in a block, N patches, C width
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,11 +19,10 @@ from torch.nn import functional as F
 
 from seps.method.checks import InputError, check_features, check_lengths, check_patch_mask
 from seps.method.config import SlimmingConfig
-from seps.method.encoded import ImageSide
+from seps.method.encoded import EncodedImages, Texts, map_tensors
 from seps.method.network import PatchSlimming
 from seps.method.score import masked_mean
 
-T = TypeVar("T")
 Lengths = Tensor | Sequence[int] | None
 
 _SLACK = 1.13
@@ -51,7 +50,8 @@ class ImageBlock:
 
     def part(self, start: int, stop: int) -> ImageBlock:
         """Images `start` to `stop`."""
-        return map_tensors(self, lambda tensor: tensor[start:stop])
+        part: ImageBlock = map_tensors(self, lambda tensor: tensor[start:stop])
+        return part
 
     def check(self, net: PatchSlimming) -> None:
         """Raise `InputError` unless everything that belongs to the images has one row per image.
@@ -83,14 +83,15 @@ class ImageBlock:
         return replace(self, dense_lengths=None if lengths is None else lengths.to(self.images.device))
 
 
-def count_images(side: ImageSide) -> int:
-    """B, the number of images in the state."""
-    return side.patches.shape[0]
+def count_images(images: EncodedImages) -> int:
+    """B, the number of images."""
+    return images.patches.shape[0]
 
 
-def take_images(side: ImageSide, chosen: slice | Tensor) -> ImageSide:
+def take_images(images: EncodedImages, chosen: slice | Tensor) -> EncodedImages:
     """The chosen images, by slice (views) or by index tensor (copies)."""
-    return map_tensors(side, lambda tensor: tensor[chosen])
+    taken: EncodedImages = map_tensors(images, lambda tensor: tensor[chosen])
+    return taken
 
 
 class ReadyImages:
@@ -103,7 +104,7 @@ class ReadyImages:
         unsafe: (B,) bool, images that take the direct form; None when all do.
     """
 
-    def __init__(self, side: ImageSide, unsafe: Tensor | None) -> None:
+    def __init__(self, side: EncodedImages, unsafe: Tensor | None) -> None:
         self.side = side
         facts = torch.zeros(2, dtype=torch.int32, device=side.patches.device)
         mask = side.dense_mask
@@ -115,7 +116,7 @@ class ReadyImages:
         self._facts = facts.to("cpu", non_blocking=True)
         self._copied = torch.cuda.current_stream(facts.device).record_event() if facts.is_cuda else None
 
-    def read(self) -> tuple[ImageSide, list[bool]]:
+    def read(self) -> tuple[EncodedImages, list[bool]]:
         """The images without the columns of padding that all their descriptions share, and which are unsafe."""
         if self._copied is not None:
             self._copied.synchronize()
@@ -138,17 +139,6 @@ def one_ahead(items: Iterable[ReadyImages]) -> Iterator[ReadyImages]:
         yield waiting
 
 
-def map_tensors(side: T, change: Callable[[Any], Any]) -> T:
-    """An `ImageSide` or `ImageBlock` with `change` applied to each of its tensors."""
-
-    def changed(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {name: change(tensor) for name, tensor in value.items()}
-        return None if value is None else change(value)
-
-    return type(side)(**{field.name: changed(getattr(side, field.name)) for field in fields(side)})  # type: ignore[arg-type]
-
-
 @dataclass
 class PackedWords:
     """The words of a block one after the other, without padding: (W, C), their texts (W,) and places in T * M (W,)."""
@@ -158,18 +148,12 @@ class PackedWords:
     places: Tensor
 
 
-@dataclass
-class TextBlock:
-    """Texts of about the same length, ready for the products."""
+@dataclass(kw_only=True)
+class TextBlock(Texts):
+    """Texts of about the same length; words are zero at padding, in the products' dtype without gradients."""
 
     index: Tensor
     """(T,) their positions among all texts."""
-    words: Tensor
-    """(T, M, C) L2-normalised words, zero at padding; float32, or the products' dtype without gradients."""
-    mask: Tensor | None
-    """(T, M) bool, True at words; None when no text is padded."""
-    mean: Tensor
-    """(T, C) L2-normalised mean word, float32."""
     lengths: Tensor
     """(T,) int32 words of each."""
     pairs: dict[str, Tensor] = field(default_factory=dict)
@@ -189,31 +173,13 @@ class TextBlock:
         packed: PackedWords = self.made["packed"]
         return packed
 
-    @property
-    def count(self) -> int:
-        """T."""
-        return self.words.shape[0]
-
     def part(self, start: int, stop: int) -> TextBlock:
         """Texts `start` to `stop` of the block."""
-        own = TextBlock(self.index, self.words, self.mask, self.mean, self.lengths)
-        return map_tensors(own, lambda tensor: tensor[start:stop])
-
-    @property
-    def guides(self) -> dict[str, Tensor]:
-        """The mean words (T, C) that guide the selection, by the name of the guide."""
-        return {"caption": self.mean}
-
-    def words_for(self, branch: str) -> TextBlock:
-        """The words that the tokens of a branch are aligned with."""
-        return self
-
-    def description_scores(self, net: PatchSlimming) -> Tensor | None:
-        """S of the texts with descriptions of their own; None, as descriptions belong to the images."""
-        return None
+        part: TextBlock = map_tensors(replace(self, pairs={}, made={}), lambda tensor: tensor[start:stop])
+        return part
 
 
-class Texts:
+class SortedTexts:
     """All captions of a call, served in blocks.
 
     Args:
@@ -223,8 +189,6 @@ class Texts:
         products: the dtype that normalised words are kept in.
     """
 
-    guides: ClassVar[frozenset[str]] = frozenset({"caption"})
-    """Names of the guides that come with a text."""
     longest_description: int = 0
     """Words of the longest description that comes with a caption."""
 
@@ -303,7 +267,7 @@ class Texts:
     def _block(self, start: int, stop: int) -> TextBlock:
         return self._make(self.words, slice(start, stop), self._counts, self.lengths)
 
-    def encode(self, net: PatchSlimming, images: ImageBlock) -> ImageSide:
+    def encode(self, net: PatchSlimming, images: ImageBlock) -> EncodedImages:
         """The image-only state that these texts are scored with."""
         return net.encode_images(images.images, **images.extras)
 
@@ -320,7 +284,7 @@ class Texts:
         if mask is not None:
             unit = unit.masked_fill(~mask[..., None], 0.0)
         mean = F.normalize(masked_mean(words, mask), dim=-1)
-        return TextBlock(index, unit.to(self.products), mask, mean, counts)
+        return TextBlock(unit.to(self.products), mask, mean, index=index, lengths=counts)
 
 
 @dataclass(frozen=True)
@@ -341,7 +305,7 @@ class Shapes:
     dual: bool
 
 
-def shapes_of(config: SlimmingConfig, patches: int, texts: Texts, dense: Tensor | None) -> Shapes:
+def shapes_of(config: SlimmingConfig, patches: int, texts: SortedTexts, dense: Tensor | None) -> Shapes:
     """The shapes of a call; `dense` are the images' own descriptions (B, L, C)."""
     beside = 0 if dense is None or config.dense != "tokens" or texts.longest_description else dense.shape[1]
     return Shapes(

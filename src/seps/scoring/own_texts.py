@@ -16,6 +16,7 @@ C width, Q merged patches, K tokens, A all texts of the pool.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -23,20 +24,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from seps.method.encoded import ImageSide
-from seps.method.known import evaluating, why_not_fast
+from seps.method.checks import evaluating
+from seps.method.encoded import EncodedImages, Kept, Texts
 from seps.method.network import PatchSlimming
+from seps.method.precision import strict_float32
 from seps.method.score import masked_mean
-from seps.method.select import extra_weights, num_kept
-from seps.scoring.terms import (
-    branch_weights,
-    fixed_branch,
-    inverse_norms,
-    present_branches,
-    strict_float32,
-    unit_and_scaled,
-    unsafe_images,
-)
+from seps.scoring.factored import GramMaxima
+from seps.scoring.terms import branch_weights, inverse_norms, other_forward, scaled_patches, unsafe_images
 
 _ON_CPU, _ON_GPU = 8, 64
 """Images per call. Fewer leave many small operations; on a CPU more do not stay in the cache of a core."""
@@ -116,75 +110,72 @@ class _OwnWords:
         return rows.view(self.mask.shape), columns.view(*self.mask.shape[:2], -1)
 
 
+class OwnMaxima:
+    """`seps.method.maxima.Maxima` of images with packed words of their own texts, for one set of patches."""
+
+    def __init__(self, net: PatchSlimming, images: EncodedImages, own: _OwnWords) -> None:
+        self.net, self.images, self.own = net, images, own
+
+    @staticmethod
+    def supports(net: PatchSlimming, images: EncodedImages | None = None) -> str | None:
+        """Why these are not the maxima of `net`, as part of a sentence; None when they are."""
+        if len(net.config.branches) > 1:
+            return "two sets of patches are selected"
+        return other_forward(net) or GramMaxima.supports(net)
+
+    def __call__(self, texts: Texts, kept: Sequence[Kept]) -> tuple[Tensor, Tensor]:
+        """See `Maxima`."""
+        (one,) = kept
+        if one.fixed or bool((one.keep == 1).all()):
+            # No text changes what is kept, so the tokens are those of the image alone.
+            first = Kept(one.scores[:1], one.keep[:1], one.extra[:1])
+            return self.beside(texts, self.net.tokens(self.images, [first])[0], None)
+        return self.own.maxima(self._merged_cosines(one))
+
+    def beside(self, texts: Texts, tokens: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """See `Maxima`."""
+        cosines = self.own.times(self.own.words, tokens.float().transpose(1, 2))
+        rows, columns = self.own.maxima(cosines)
+        if mask is not None:
+            padding = ~mask.index_select(0, self.own.texts // texts.count)
+            rows, _ = self.own.maxima(cosines.masked_fill(padding, torch.finfo(cosines.dtype).min))
+        return rows, columns
+
+    def _merged_cosines(self, one: Kept) -> Tensor:
+        """Cosines (W, Q + P + 1) of the words with the merged patches, the extra token and the prefix of their pair."""
+        own, scaled = self.own, scaled_patches(self.images)
+        extra, keep = (part.transpose(0, 1).contiguous() for part in (one.extra, one.keep))
+        prefix = F.normalize(self.images.prefix.float(), dim=-1)
+        both = own.times(own.words, torch.cat([scaled, prefix], dim=1).transpose(1, 2))
+        products, beside = torch.split(both, [scaled.shape[1], prefix.shape[1]], dim=1)
+        weights = branch_weights(self.images.sets[one.place].logits, 0, torch.float32)
+        merged = own.times(products * keep.flatten(0, 1).index_select(0, own.texts), weights)
+        rest = (products * extra.flatten(0, 1).index_select(0, own.texts)).sum(dim=-1, keepdim=True)
+        lengths = _inverse_lengths(scaled, keep, weights, extra).index_select(0, own.texts)
+        found, alone = torch.cat([merged, rest], dim=1).mul_(lengths), [beside] if prefix.shape[1] else []
+        return torch.cat([found, *alone], dim=1)
+
+
 def can_score(net: PatchSlimming) -> bool:
-    """Whether `score_own_texts` knows this network: one that the fast paths know, with one branch of selection."""
-    return why_not_fast(net) is None and len(net.config.branches) == 1 and net.config.aggregation == "single"
+    """Whether `score_own_texts` scores this network as it is."""
+    return OwnMaxima.supports(net) is None
 
 
-def score_own_texts(net: PatchSlimming, side: ImageSide, pool: TextPool, chosen_BT: Tensor) -> tuple[Tensor, Tensor]:
+def score_own_texts(
+    net: PatchSlimming, images: EncodedImages, pool: TextPool, chosen_BT: Tensor
+) -> tuple[Tensor, Tensor]:
     """S (B, T) float32 of image i with the texts `chosen_BT[i]` of the pool, without gradients, as in evaluation.
 
     Also (B,) bool: images whose scores are not to be used, because their logits spread too far for this form (see
-    `factored`). The network must be one that `can_score` knows. About `images_at_once` images per call are fastest.
+    `factored`). The network must be one that `can_score` takes. About `images_at_once` images per call are fastest.
     """
-    with torch.no_grad(), torch.autocast(side.patches.device.type, enabled=False), strict_float32(), evaluating(net):
-        return _scores(net, side, pool, chosen_BT), unsafe_images(net, side, torch.float32)
-
-
-def _scores(net: PatchSlimming, side: ImageSide, pool: TextPool, chosen_BT: Tensor) -> Tensor:
-    own, means = _OwnWords.of(pool, chosen_BT), pool.means[chosen_BT]
-    (branch,) = present_branches(net, side)
-    if _keeps_all(net, side):
-        # No text changes what is kept, so the tokens are those of the image alone.
-        cosines = own.times(own.words, fixed_branch(net, side, branch).tokens.transpose(1, 2))
-    else:
-        cosines = _merged_cosines(net, side, own, means)
-    patches = net.hrpa.pool_both(*own.maxima(cosines), own.mask) + _pooled(net, side.pooled.float(), means)
-    words, mask = side.dense_words, side.dense_mask
-    if words is None or mask is None:
-        return patches
-    described = mask.any(dim=-1)
-    # An image without description keeps finite values, which its weight of zero then leaves out.
-    filled = mask | ~described[:, None]
-    cosines = own.times(own.words, words.float().transpose(1, 2))
-    padding = ~filled.index_select(0, own.texts // chosen_BT.shape[1])
-    rows, _ = own.maxima(cosines.masked_fill(padding, torch.finfo(cosines.dtype).min))
-    _, columns = own.maxima(cosines)
-    beside = net.hrpa.pool_both(rows, columns, own.mask, filled[:, None]) + _pooled(
-        net, masked_mean(words, mask), means
-    )
-    return net.mix(side, patches, beside)
-
-
-def _keeps_all(net: PatchSlimming, side: ImageSide) -> bool:
-    """Whether every patch is kept, whatever the text: the ratio may be 1, or a store may keep no more patches."""
-    module, count = net.sparse_net_cap, side.patches.shape[1]
-    by_ratio = module.decision in ("topk", "gumbel", "relaxed") and side.valid is None
-    return by_ratio and num_kept(count, module.sparse_ratio) == count
-
-
-def _merged_cosines(net: PatchSlimming, side: ImageSide, own: _OwnWords, means_BTC: Tensor) -> Tensor:
-    """Cosines (W, Q + P + 1) of the words with the merged patches, the prefix and the extra token of their pair."""
-    (branch,) = present_branches(net, side)
-    unit, scaled = unit_and_scaled(side)
-    attentions: dict[str, Tensor] = {}
-    if branch.guides.get("caption"):
-        # Patches are the rows, as in `terms.unit_attention`: equal ones get equal values.
-        attentions["caption"] = torch.bmm(unit, means_BTC.transpose(1, 2)).permute(2, 0, 1).contiguous()
-    scores = net.guided(side, branch, attentions)
-    scores = scores.expand(means_BTC.shape[1], *scores.shape[-2:])
-    keep = net.decide(side, branch, scores)
-    extra = extra_weights(scores, keep, side.valid).transpose(0, 1).contiguous()
-    keep = keep.transpose(0, 1).contiguous()
-    prefix = F.normalize(side.prefix.float(), dim=-1)
-    both = own.times(own.words, torch.cat([scaled, prefix], dim=1).transpose(1, 2))
-    products, beside = torch.split(both, [scaled.shape[1], prefix.shape[1]], dim=1)
-    weights = branch_weights(side.logits[branch.name], 0, torch.float32)
-    merged = own.times(products * keep.flatten(0, 1).index_select(0, own.texts), weights)
-    rest = (products * extra.flatten(0, 1).index_select(0, own.texts)).sum(dim=-1, keepdim=True)
-    lengths = _inverse_lengths(scaled, keep, weights, extra).index_select(0, own.texts)
-    found, alone = torch.cat([merged, rest], dim=1).mul_(lengths), [beside] if prefix.shape[1] else []
-    return torch.cat([found, *alone], dim=1)
+    with torch.no_grad(), torch.autocast(images.patches.device.type, enabled=False), strict_float32(), evaluating(net):
+        own = _OwnWords.of(pool, chosen_BT)
+        mask = own.mask.transpose(0, 1)
+        # The words stay packed: `OwnMaxima` alone reads them.
+        texts = Texts(mask[..., None], mask, pool.means[chosen_BT].transpose(0, 1))
+        similarity = net.score(images, texts, OwnMaxima(net, images, own)).similarity
+        return similarity, unsafe_images(net, images, torch.float32)
 
 
 def _inverse_lengths(scaled_BNC: Tensor, keep_BTN: Tensor, weights_BNQ: Tensor, extra_BTN: Tensor) -> Tensor:
@@ -194,10 +185,3 @@ def _inverse_lengths(scaled_BNC: Tensor, keep_BTN: Tensor, weights_BNQ: Tensor, 
     sums = torch.cat([merged, extra_BTN[:, :, None]], dim=2).flatten(1, 2)
     squared = (torch.bmm(sums, gram) * sums).sum(dim=-1)
     return inverse_norms(squared).view(keep_BTN.shape[0] * keep_BTN.shape[1], -1)
-
-
-def _pooled(net: PatchSlimming, image_BC: Tensor, means_BTC: Tensor) -> Tensor | float:
-    """The pooled part of S for each pair: (B, T)."""
-    if not net.config.pooled:
-        return 0.0
-    return net.config.pooled * torch.bmm(means_BTC, F.normalize(image_BC, dim=-1)[..., None]).squeeze(-1)

@@ -1,7 +1,4 @@
-"""What the factored form is built from: D of every pair, e and H of every image (see `factored`).
-
-D, which patches each text keeps of each image (Eq. 1-3), is decided in float32 always; e, H and the products with
-them run in the products' dtype.
+"""What `GramMaxima` is built from: e and H of every image (see `factored`), in the products' dtype.
 
 Shapes: B images, T texts, M words, N patches (Z padded for the products), C width, Q merged patches (R padded),
 K tokens.
@@ -9,9 +6,7 @@ K tokens.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from types import FunctionType
 from typing import Any, Literal, get_args
 
 import torch
@@ -20,13 +15,11 @@ from torch.nn import functional as F
 
 from seps.method import tokens
 from seps.method.checks import InputError
-from seps.method.config import Branch
-from seps.method.encoded import ImageSide
+from seps.method.encoded import EncodedImages
 from seps.method.network import PatchSlimming
-from seps.method.score import cosine_attention
-from seps.method.select import extra_token, num_kept
-from seps.method.tokens import merge
-from seps.scoring.inputs import TextBlock
+from seps.method.parts import CustomMerger, Selector
+from seps.method.published import CrossSparseAggrNet
+from seps.method.select import num_kept
 
 Precision = Literal["float32", "half", "bfloat16"]
 _FLOAT_SPREAD = 40.0
@@ -53,87 +46,45 @@ def product_dtype(precision: str | None, device: torch.device) -> torch.dtype:
     return {"float32": torch.float32, "half": torch.float16, "bfloat16": torch.bfloat16}[precision]
 
 
-@contextmanager
-def float32_products(precision: Literal["ieee", "tf32"]) -> Iterator[None]:
-    """Float32 products on a GPU at full precision, or of operands rounded to TF32."""
-    settings = torch.backends.cuda.matmul
-    name = "fp32_precision" if hasattr(settings, "fp32_precision") else "allow_tf32"
-    before = getattr(settings, name)
-    setattr(settings, name, precision if name == "fp32_precision" else precision == "tf32")
-    try:
-        yield
-    finally:
-        setattr(settings, name, before)
+_METHODS = {name: value for name, value in vars(PatchSlimming).items() if isinstance(value, FunctionType)}
+"""The steps of the network, as they were when this module was loaded."""
 
 
-def strict_float32() -> AbstractContextManager[None]:
-    """Float32 products at full precision: TF32 would flip patches at the boundary of the selection."""
-    return float32_products("ieee")
+def changed_step(net: PatchSlimming, *names: str) -> str | None:
+    """The first of these methods of the network that is not the one of this library; None when all are."""
+    return next((n for n in names if getattr(getattr(net, n), "__func__", None) is not _METHODS[n]), None)
 
 
-def present_branches(net: PatchSlimming, side: ImageSide) -> list[Branch]:
-    """The branches the state was made for."""
-    return [branch for branch in net.config.branches if branch.name in side.fixed_scores]
+def other_tokens(net: PatchSlimming) -> str | None:
+    """Why products with e are not those of the tokens of `net`, as part of a sentence; None when they are."""
+    changed = changed_step(net, "tokens", "weights")
+    if changed is not None:
+        return f"{type(net).__name__} has another {changed}"
+    if isinstance(net.aggr_net, CustomMerger):
+        return f"aggregation={net.config.aggregation!r} merges patches by itself"
+    if net.hrpa.reads_cosines:
+        return f"alignment={net.config.alignment!r} reads all cosines"
+    return None
 
 
-def draws_noise(net: PatchSlimming) -> bool:
-    """Whether decisions are drawn at random: D differs from text to text then, and carries a gradient."""
-    return net.training and net.config.decision != "topk"
+_FORWARDS = (PatchSlimming.forward, CrossSparseAggrNet.forward)
 
 
-def depends_on_text(net: PatchSlimming, branch: Branch, text_guides: Collection[str]) -> bool:
-    """Whether another text may lead to another D in this branch; `text_guides` come with a text."""
-    return draws_noise(net) or any(name in branch.guides for name in text_guides)
+def other_forward(net: PatchSlimming) -> str | None:
+    """Why calling `net` may run anything but its `score`; None where it does not."""
+    if net._forward_hooks or net._forward_pre_hooks:
+        return f"{type(net).__name__} has a hook on its forward"
+    if "forward" in vars(net) or type(net).forward not in _FORWARDS or type(net).__call__ is not PatchSlimming.__call__:
+        return f"{type(net).__name__} has another forward"
+    return None
 
 
-def unit_and_scaled(side: ImageSide) -> tuple[Tensor, Tensor]:
-    """Two (B, N, C) float32: patches of length 1, without gradient, and patches over the largest length of an image."""
-    patches = side.patches.float()
-    lengths = patches.detach().norm(dim=-1, keepdim=True)
-    largest = lengths.amax(dim=1, keepdim=True)
-    return patches.detach() / lengths.clamp_min(1e-12), patches / largest.clamp_min(1e-30)
-
-
-def unit_attention(unit_patches: Tensor, mean_TC: Tensor) -> Tensor:
-    """cos(v_i, E_t) in float32, without gradient: (B, N, C), (T, C), both L2-normalised -> (T, B, N).
-
-    Equal patches get equal values, which the rule for ties needs.
-    """
-    batch, count, width = unit_patches.shape
-    with torch.no_grad(), strict_float32():
-        if unit_patches.is_cuda:
-            return (mean_TC @ unit_patches.reshape(-1, width).T).view(-1, batch, count)
-        if mean_TC.shape[0] == 1:
-            return cosine_attention(unit_patches, mean_TC)[None]
-        # On the CPU edge columns take another order of summation, edge rows do not: patches are the rows.
-        cosines = unit_patches.reshape(-1, width) @ mean_TC.T
-        return cosines.T.contiguous().view(-1, batch, count)
-
-
-def pair_scores(net: PatchSlimming, side: ImageSide, unit_patches: Tensor, branch: Branch, block: TextBlock) -> Tensor:
-    """s of Eq. 3 for all pairs: (T, B, N) float32."""
-    attentions = {
-        name: unit_attention(unit_patches, mean) for name, mean in block.guides.items() if branch.guides.get(name)
-    }
-    scores = net.guided(side, branch, attentions)
-    return scores.expand(block.count, *scores.shape[-2:])
-
-
-@dataclass
-class FixedBranch:
-    """A second branch that no text changes: its tokens (B, K, C), L2-normalised, and its D (B, N)."""
-
-    tokens: Tensor
-    keep: Tensor
-
-
-def fixed_branch(net: PatchSlimming, side: ImageSide, branch: Branch) -> FixedBranch:
-    """Select and aggregate once per image, in a branch that no text changes."""
-    scores = side.fixed_scores[branch.name]
-    keep = net.decide(side, branch, scores)
-    merged = merge(side.patches, side.logits[branch.name], keep)
-    extra = extra_token(side.patches, scores, keep, side.valid)
-    return FixedBranch(F.normalize(torch.cat([side.prefix, merged, extra], dim=1).float(), dim=-1), keep)
+def scaled_patches(images: EncodedImages) -> Tensor:
+    """(B, N, C) float32: the patches over the largest length of an image."""
+    patches = images.patches.float()
+    largest = patches.detach().norm(dim=-1, keepdim=True).amax(dim=1, keepdim=True)
+    scaled: Tensor = patches / largest.clamp_min(1e-30)
+    return scaled
 
 
 def few_texts(texts: int, patches: int, cuda: bool) -> bool:
@@ -147,26 +98,34 @@ def few_texts(texts: int, patches: int, cuda: bool) -> bool:
     return saved <= 0 or texts < 0.75 / saved
 
 
-def unsafe_images(net: PatchSlimming, side: ImageSide, dtype: torch.dtype) -> Tensor:
+def unsafe_images(net: PatchSlimming, images: EncodedImages, dtype: torch.dtype) -> Tensor:
     """(B,) bool: images in which the kept patches may all weigh next to nothing beside a dropped one.
 
     K patches are kept, so the best kept logit is at least the K-th lowest of its column.
     """
-    if draws_noise(net):
-        # D carries a gradient there, also at dropped patches, which the direct form bounds as the network does.
-        return torch.ones(side.patches.shape[0], dtype=torch.bool, device=side.patches.device)
+    unsafe = torch.zeros(images.patches.shape[0], dtype=torch.bool, device=images.patches.device)
+    if net.draws_noise:
+        # D carries a gradient there, also at dropped patches, which the reference bounds.
+        return ~unsafe
     limit = _HALF_SPREAD if dtype == torch.float16 else _FLOAT_SPREAD
     kept = 1
-    if net.config.decision in ("topk", "gumbel", "relaxed") and side.valid is None:
-        kept = num_kept(side.patches.shape[1], net.config.sparse_ratio)
-    unsafe = torch.zeros(side.patches.shape[0], dtype=torch.bool, device=side.patches.device)
-    for logits in side.logits.values():
+    if images.valid is None and net.config.decision in ("topk", "gumbel", "relaxed") and selects_by_ratio(net):
+        kept = num_kept(images.patches.shape[1], net.config.sparse_ratio)
+    for logits in {id(one.logits): one.logits for one in images.sets}.values():
         columns = logits.detach().float()
         high, low = columns.amax(dim=1), columns.amin(dim=1)
         if kept > 1 and (columns.is_cuda or bool(((high - low) > limit).any())):
             low = columns.kthvalue(kept, dim=1).values
         unsafe |= ((high - low) > limit).any(dim=-1)
     return unsafe
+
+
+def selects_by_ratio(net: PatchSlimming) -> bool:
+    """Whether the selection is the library's own, so that a built-in decision keeps K patches."""
+    selector = net.sparse_net_cap
+    plain = type(selector) is Selector and not vars(selector).keys() & {"decide", "forward"}
+    hooked = selector._forward_hooks or selector._forward_pre_hooks
+    return plain and not hooked and changed_step(net, "select", "select_set", "decide") is None
 
 
 def branch_weights(logits: Tensor, pad: int, dtype: torch.dtype) -> Tensor:

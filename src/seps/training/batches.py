@@ -3,32 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
-
-def map_tensors(batch: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """The same nesting of tuples, lists, mappings and dataclasses with `function` applied to every tensor."""
-    if isinstance(batch, Tensor):
-        return function(batch)
-    if isinstance(batch, Mapping):
-        return {key: map_tensors(value, function) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(map_tensors(value, function) for value in batch))
-    if isinstance(batch, (list, tuple)):
-        return type(batch)(map_tensors(value, function) for value in batch)
-    if is_dataclass(batch) and not isinstance(batch, type):
-        # Not dataclasses.replace: a batch already checked at construction need not be checked at each move.
-        copy = object.__new__(type(batch))
-        for field in fields(batch):
-            object.__setattr__(copy, field.name, map_tensors(getattr(batch, field.name), function))
-        return copy
-    return batch
+from seps.method.encoded import map_tensors
 
 
 def leaves(batch: Any, name: str = "") -> Iterator[tuple[str, Any]]:

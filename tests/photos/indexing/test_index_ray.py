@@ -272,7 +272,7 @@ def test_ideas_of_a_plugin_travel_to_workers_without_the_file(tmp_path: Path) ->
     program = (
         "import pickle, torch; net = pickle.load(open('net', 'rb')).eval(); "
         "side = net.encode_images(torch.randn(2, 11, 8)); "
-        "assert net.score_text(side, torch.randn(3, 8)).masks[0].all()"
+        "from seps.method.encoded import Texts; assert net.score(side, Texts.of(torch.randn(1, 3, 8))).masks[0].all()"
     )
     paths = os.pathsep.join([str(Path(registry.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": paths})

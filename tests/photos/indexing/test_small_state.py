@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from messages import naming
 from seps.cli.main import call
 from seps.images.sources import ImageSource
+from seps.method.encoded import Texts
 from seps.photos.indexing.embedding import ImageJob, Preparer
 from seps.photos.indexing.maintenance import status, verify
 from seps.photos.search.searcher import Searcher
@@ -132,7 +133,7 @@ def test_a_store_scores_what_the_network_gives_on_decoded_tokens(tmp_path: Path,
             assert row.mean is not None and row.positions is None
             side = replace(side, pooled=F.normalize(torch.tensor(slowly(row.mean)), dim=-1))
             with torch.no_grad():
-                wanted = float(net.score_text(side, words).similarity)
+                wanted = float(net.score(side, Texts.of(words[None])).similarity)
             assert found[identity] == pytest.approx(wanted, abs=2e-5)
 
 

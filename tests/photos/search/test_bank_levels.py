@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from seps.method.encoded import Texts
 from seps.photos.store.store import Store
 from seps.retrieval.data import load_jsonl
 from seps.retrieval.engine import slimmed
@@ -39,7 +40,8 @@ def test_levels_are_those_of_one_sentence_at_a_time(photos: Path, tmp_path: Path
         nearest = sorted(range(len(cosines)), key=cosines.__getitem__, reverse=True)[: bank_module.NEAR]
         side = scorer.side(images.rows(i, i + 1).features)
         with torch.no_grad():
-            found = [float(scorer.net.score_text(side, texts.words[t][texts.mask[t]]).similarity) for t in nearest]
+            each = (Texts.of(texts.words[t][texts.mask[t]][None]) for t in nearest)
+            found = [float(scorer.net.score(side, text).similarity) for text in each]
         assert row["bank"] == pytest.approx(sum(sorted(found)[-BEST:]) / BEST, abs=1e-6)
 
 

@@ -10,6 +10,7 @@ import torch
 
 from messages import naming
 from seps.cli.main import call
+from seps.method.encoded import Texts
 from seps.photos import Filters, Searcher
 from seps.photos.store.rows import StoreError
 from seps.retrieval.config import ModelConfig
@@ -108,9 +109,7 @@ def test_vector_is_the_pooled_part(photos: Path) -> None:
         net.config, before = config, net.config
         try:
             side = net.encode_images(tokens, dense=dense, dense_lengths=mask.sum(dim=1))
-            pooled[weight] = torch.stack(
-                [net.score_text(side, texts.words[t], texts.mask[t]).similarity for t in range(2)], dim=1
-            )
+            pooled[weight] = net.score(side, Texts.of(texts.words[:2], texts.mask[:2])).similarity
         finally:
             net.config = before
     torch.testing.assert_close(got * 2.0, pooled[2.0] - pooled[0.0], atol=1e-5, rtol=1e-4)

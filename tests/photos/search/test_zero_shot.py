@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from duals import FAMILIES, dual_folder
 from messages import mentions, naming
 from seps.cli.main import main
+from seps.method.encoded import Texts
 from seps.photos.indexing.build import IndexOptions, index_folder
 from seps.photos.indexing.maintenance import status, verify
 from seps.photos.search.searcher import Searcher
@@ -136,7 +137,7 @@ def test_a_description_adds_its_logarithm(tmp_path: Path, mini: Any) -> None:
         patches = torch.randn(1, mini.vision.num_patches + mini.vision.num_prefix_tokens, mini.config.embed_size)
         with torch.no_grad():
             side = net.encode_images(patches, dense=dense, dense_lengths=torch.tensor([dense.shape[1]]))
-            described = float(net.score_text(side, words).description)
+            described = float(net.score(side, Texts.of(words[None])).description)
         wanted[f"p{i}.png"] += (described - vectors.CENTRE) / (vectors.TEMPERATURE * scale)
     hits = searcher.search(query, k=20)
     assert {hit.path: hit.score for hit in hits} == pytest.approx(wanted, abs=ROUNDED)

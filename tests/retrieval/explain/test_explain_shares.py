@@ -11,12 +11,13 @@ from PIL import Image
 
 from messages import naming
 from seps.cli.main import call
-from seps.method.attribution import shares
 from seps.method.config import SlimmingConfig
+from seps.method.encoded import Texts
 from seps.method.network import PatchSlimming
 from seps.photos.search.searcher import Searcher
 from seps.retrieval.explain.explanation import Explanation
 from seps.retrieval.explain.picture import draw, make_panels
+from seps.retrieval.explain.shares import shares
 from stores import explain_file, explain_row, gallery, index, model, model_folder, paint
 
 SHAPE = {"embed_size": 16, "num_patches": 12, "num_prefix_tokens": 2, "aggr_ratio": 0.5}
@@ -38,7 +39,7 @@ def test_shares_sum_to_the_score(name: str, described: bool) -> None:
     words = torch.randn(7, 16)
     dense = torch.randn(1, 5, 16) if described else None
     side = net.encode_images(images, dense=dense, dense_lengths=[4] if described else None)
-    score = float(net.score_text(side, words).similarity.detach())
+    score = float(net.score(side, Texts.of(words[None])).similarity.detach())
     found = shares(net, side, words)
     assert found.score == pytest.approx(score, abs=1e-4)
     assert sum(found.terms.values()) == pytest.approx(score, abs=1e-4)
@@ -132,7 +133,8 @@ def test_masking_the_named_patches_lowers_the_score() -> None:
         for chosen in (order[:3], order[-3:]):
             mask = torch.ones(1, 12, dtype=torch.bool)
             mask[0, chosen] = False
-            drops.append(found.sum() - net.score_text(net.encode_images(images, patch_mask=mask), words).similarity)
+            masked = net.score(net.encode_images(images, patch_mask=mask), Texts.of(words[None]))
+            drops.append(found.sum() - masked.similarity[0, 0])
     assert torch.stack(drops[0::2]).mean() > torch.stack(drops[1::2]).mean() + 0.05
 
 

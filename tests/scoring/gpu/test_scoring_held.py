@@ -21,7 +21,7 @@ from seps.scoring.blocks import Engine, Plan, block_costs, make_plan
 from seps.scoring.gpu import fused, launches
 from seps.scoring.gpu.fused import chunks, joined
 from seps.scoring.gpu.launches import KernelSizes
-from seps.scoring.inputs import ImageBlock, Texts, cut_by_length, shapes_of
+from seps.scoring.inputs import ImageBlock, SortedTexts, cut_by_length, shapes_of
 
 
 def config_of(patches, prefix=1, **options):
@@ -105,7 +105,7 @@ def scored(name, dtype):
     config = SHAPES[name]
     net, data = on_device(make_net(config), make_inputs(config, images=2, texts=6, words=7))
     described = described_of(config, data)
-    block = Texts(data["words"], data["lengths"], dtype=torch.float32).block(0, 6)
+    block = SortedTexts(data["words"], data["lengths"], dtype=torch.float32).block(0, 6)
     with torch.no_grad():
         scorer = fused.scorer(net, dtype, WIDE)(net.encode_images(data["images"], **described))
         got = scorer.score(block)
@@ -148,7 +148,7 @@ def test_slots_of_every_length(words, lengths):
     net, data = on_device(make_net(config), make_inputs(config, images=2, texts=count, words=words))
     if lengths == "equal":
         data["lengths"][:] = words
-    block = Texts(data["words"], data["lengths"], dtype=torch.float32).block(0, count)
+    block = SortedTexts(data["words"], data["lengths"], dtype=torch.float32).block(0, count)
     with torch.no_grad():
         scorer = fused.scorer(net, torch.float16, SHORT)(net.encode_images(data["images"]))
         got = torch.full((2, count), float("nan"), device=DEVICE)
@@ -171,7 +171,7 @@ def test_slots_of_every_length(words, lengths):
 def test_chunks_give_the_scores_of_single_blocks(dtype, dense, limit, chunk):
     config = config_of(66, dense=dense)
     net, data = on_device(make_net(config), make_inputs(config, images=1, texts=8))
-    texts = Texts(data["words"], data["lengths"], dtype=torch.float32, products=dtype)
+    texts = SortedTexts(data["words"], data["lengths"], dtype=torch.float32, products=dtype)
     texts.keep_blocks()
     out = torch.full((1, 8), float("nan"), device=DEVICE)
     with torch.no_grad():
@@ -184,7 +184,7 @@ def test_chunks_give_the_scores_of_single_blocks(dtype, dense, limit, chunk):
 def test_joined_blocks_hold_what_the_selection_needs_and_are_made_once():
     config = config_of(12)
     data = make_inputs(config, texts=9)
-    texts = Texts(data["words"], data["lengths"], dtype=torch.float32)
+    texts = SortedTexts(data["words"], data["lengths"], dtype=torch.float32)
     runs = texts.runs(4)
     blocks = [texts.block(*run) for run in runs]
     assert joined(texts, runs[:1], blocks[:1]) is blocks[0]
@@ -234,7 +234,7 @@ def test_texts_are_cut_as_text_by_text(lengths, repeats, limit, least):
 
 def shapes_and_texts(dtype, texts=4000):
     config = SlimmingConfig.default(dense="none")
-    made = Texts(torch.zeros(1, 23, 512).expand(texts, -1, -1), None, dtype=torch.float32, products=dtype)
+    made = SortedTexts(torch.zeros(1, 23, 512).expand(texts, -1, -1), None, dtype=torch.float32, products=dtype)
     return shapes_of(config, 196, made, None), made.count
 
 
@@ -273,7 +273,7 @@ def test_a_chunk_keeps_its_budget(dtype, monkeypatch):
             monkeypatch.setattr(module, f"{name}_kernel", Nothing())
     config = config_of(196, embed_size=64)
     net, data = make_net(config), make_inputs(config, images=4, texts=600, words=10)
-    texts = Texts(data["words"], [5] * 300 + [10] * 300, dtype=torch.float32, products=dtype)
+    texts = SortedTexts(data["words"], [5] * 300 + [10] * 300, dtype=torch.float32, products=dtype)
     texts.keep_blocks()
     costs = block_costs(shapes_of(config, 196, texts, None), dtype, cuda=True, fused=True)
     plan = Plan(4, 50, costs, 300)
@@ -290,7 +290,7 @@ def test_a_chunk_keeps_its_budget(dtype, monkeypatch):
 def test_running_out_of_memory_halves_the_chunk_and_changes_no_score(dtype, monkeypatch):
     config = config_of(66, sparse_ratio=0.5)
     net, data = on_device(make_net(config), make_inputs(config, images=2, texts=20, words=5))
-    texts = Texts(data["words"], data["lengths"], dtype=torch.float32, products=dtype)
+    texts = SortedTexts(data["words"], data["lengths"], dtype=torch.float32, products=dtype)
     costs = block_costs(shapes_of(config, 66, texts, None), dtype, cuda=True, fused=True)
     engine = Engine(net, texts, Plan(2, 20, costs, 20), dtype, fused.scorer(net, dtype, WIDE))
     whole, sizes = fused.TritonScorer.decide, []

@@ -12,7 +12,7 @@ from seps.method.select import hard_topk
 from seps.scoring import choose_backend, score_matrix
 from seps.scoring.gpu import fused
 from seps.scoring.gpu.fused import KernelSizes
-from seps.scoring.inputs import Texts
+from seps.scoring.inputs import SortedTexts
 
 on_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
 
@@ -37,14 +37,13 @@ def test_selection_is_that_of_the_network(learned):
     # Ties: equal patches, and scores of both signs of zero.
     data["images"][0, 1:] = data["images"][0, 1]
     data["images"][1, 7:] = data["images"][1, 1:7]
-    texts = Texts(data["words"], data["lengths"], dtype=torch.float32)
+    texts = SortedTexts(data["words"], data["lengths"], dtype=torch.float32)
     block = texts.block(0, 6)
     with torch.no_grad():
         side = net.encode_images(data["images"])
         keep, extra = fused.scorer(net, torch.float16, TINY)(side).select(block)
-        means = block.mean
         for t in range(6):
-            raw = net.patch_scores(side, config.branches[0], means[t : t + 1])
+            raw = net.patch_scores(side, block.part(t, t + 1))[0]
             assert torch.equal(keep[t, :, :12].float(), hard_topk(raw, config.sparse_ratio))
     # The prefix token stands in the padding, and is kept always.
     assert keep[..., 12].all() and not keep[..., 13:].any() and not extra[..., 12:].any()

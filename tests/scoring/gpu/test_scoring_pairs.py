@@ -13,13 +13,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from kernel_cases import CASES, DEVICE, TINY, fused_scores, on_device
 from scoring_cases import SMALL, make_inputs, make_net
 from seps.method.config import SlimmingConfig
+from seps.method.precision import strict_float32
 from seps.method.select import hard_topk
 from seps.scoring import choose_backend
 from seps.scoring.blocks import SCORING_MEMORY, Engine, Plan, block_costs, budget_of, score_rows, scoring_memory
 from seps.scoring.gpu import fused
 from seps.scoring.gpu import half_pairs as pairs
-from seps.scoring.inputs import ImageBlock, Texts, one_ahead, shapes_of
-from seps.scoring.terms import unit_attention
+from seps.scoring.inputs import ImageBlock, SortedTexts, one_ahead, shapes_of
 
 GIB = 2**30
 
@@ -71,7 +71,8 @@ def test_equal_patches_get_equal_products(texts):
 def test_kept_patches_flip_no_more_often_than_in_strict_float32(common):
     patches, means = unit(40, 196, 128, common=common), unit(250, 128, common=common)
     exact = hard_topk(torch.einsum("tc,bnc->tbn", means.double(), patches.double()), 0.5)
-    strict = hard_topk(unit_attention(patches, means), 0.5)
+    with strict_float32():
+        strict = hard_topk((means @ patches.flatten(0, 1).T).view(250, 40, 196), 0.5)
     cosines = pairs.products(pairs.as_left(means), pairs.as_right(patches).flatten(0, 1)) * pairs.UNSCALE
     ours = hard_topk(cosines.view(250, 40, 196), 0.5)
     flips, allowed = ((kept != exact).any(-1).sum().item() for kept in (ours, strict))
@@ -93,13 +94,13 @@ def test_ties_of_the_selection_by_pairs_are_those_of_the_network(learned):
     net, data = on_device(make_net(config), make_inputs(config, images=3, texts=6))
     data["images"][0, 1:] = data["images"][0, 1]
     data["images"][1, 7:] = data["images"][1, 1:7]
-    block = Texts(data["words"], data["lengths"], dtype=torch.float32).block(0, 6)
+    block = SortedTexts(data["words"], data["lengths"], dtype=torch.float32).block(0, 6)
     with torch.no_grad():
         side = net.encode_images(data["images"])
         keep, extra = fused.scorer(net, torch.float32, TINY)(side).select(block)
         assert (keep.dtype, extra.dtype) == (torch.float16, torch.float32)
         for t in range(6):
-            raw = net.patch_scores(side, config.branches[0], block.mean[t : t + 1])
+            raw = net.patch_scores(side, block.part(t, t + 1))[0]
             assert torch.equal(keep[t, :, :12].float(), hard_topk(raw, config.sparse_ratio))
 
 
@@ -126,7 +127,7 @@ def test_the_selection_kernel_ends_early_and_keeps_the_same():
 def test_images_out_of_the_range_of_half_precision_take_the_direct_form():
     config = CASES["caption only"]
     net, data = on_device(make_net(config, spread=6.0), make_inputs(config, images=4, texts=9))
-    texts = Texts(data["words"], data["lengths"], dtype=torch.float32)
+    texts = SortedTexts(data["words"], data["lengths"], dtype=torch.float32)
     make = fused.scorer(net, torch.float32, TINY)
     scored = []
 
@@ -221,7 +222,7 @@ def test_a_block_of_the_kernels_keeps_its_budget(dtype, described, monkeypatch):
         monkeypatch.setattr(held_kernels, f"{name}_kernel", Nothing())
     config = SlimmingConfig.default(dense="tokens" if described else "none", embed_size=256)
     net, data = make_net(config), make_inputs(config, images=4, texts=128, words=23, dense=40)
-    texts = Texts(data["words"], [23] * 128, dtype=torch.float32, products=dtype)
+    texts = SortedTexts(data["words"], [23] * 128, dtype=torch.float32, products=dtype)
     costs = block_costs(shapes_of(config, 196, texts, data["dense"]), dtype, cuda=True, fused=True)
     budget = costs.shared + 4 * costs.image + 128 * (costs.text + 4 * costs.pair)
     images = ImageBlock(data["images"], *((data["dense"], data["dense_lengths"]) if described else ()))

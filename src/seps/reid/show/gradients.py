@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from seps.method.known import evaluating
+from seps.method.checks import evaluating
 from seps.reid.data import ReidDataset, ReidReader
 from seps.reid.data.transforms import unit_float
 from seps.reid.evaluate import Features, default_cases, distances

@@ -12,7 +12,7 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from seps.method.known import evaluating
+from seps.method.checks import evaluating
 from seps.reid.data import ReidDataset, ReidReader, ReidRecord
 from seps.reid.data.transforms import unit_float
 from seps.reid.evaluate import default_cases, distances, extract

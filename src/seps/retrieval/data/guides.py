@@ -131,7 +131,7 @@ def _stack(
         raise DataError(
             f"The model reads the guide {name!r}, and no image of {where} has it. Write it into the JSONL lines, "
             f'"guides": {{{name!r}: [0.1, ...]}} or the name of a .npy file, or register a guide that makes it '
-            f'(@seps.register_guide({name!r}, form="patches")).'
+            f"(@seps.register_guide({name!r}, from_patches=True))."
         )
     if len(widths) > 1:
         raise DataError(f"The guide {name!r} of {where} has vectors of {widths} values; all must have as many.")

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from seps.images.decoding import Mode, decode_image
-from seps.method.known import why_not_fast
 from seps.retrieval.config import SIZES
 from seps.retrieval.engine.digests import model_hash, short_hash, text_hash
 from seps.retrieval.engine.engine import Digests, Photo, Progress, Traits, Unread
@@ -27,6 +26,7 @@ from seps.retrieval.model import RetrievalModel, TextProgress, with_grid
 from seps.retrieval.sentences import AbsentVision
 from seps.scoring import score_matrix
 from seps.scoring.blocks import scoring_memory
+from seps.scoring.terms import other_forward
 
 KIND = "patches"
 NATS = 25.0
@@ -79,7 +79,7 @@ class PatchEngine:
     def traits(self) -> Traits:
         """See `Engine`."""
         model, head, net = self.model, self.model.head, self.model.head.network
-        fast = net is not None and why_not_fast(net) is None
+        fast = net is not None and other_forward(net) is None
         return Traits(
             kind=KIND,
             reads_pixels=head.uses_pixels,

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from seps.method.encoded import map_tensors
 from seps.retrieval.heads import ImageFeatures, TextFeatures
 from seps.scoring.own_texts import TextPool
-from seps.training.batches import map_tensors
 
 if TYPE_CHECKING:
     from seps.retrieval.engine.layout import PatchLayout

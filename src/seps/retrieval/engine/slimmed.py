@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from seps.method.checks import values_unchecked
-from seps.method.encoded import ImageSide
-from seps.method.known import evaluating, why_not_fast
+from seps.method.checks import evaluating, values_unchecked
+from seps.method.encoded import EncodedImages, Texts
 from seps.method.network import PatchSlimming
 from seps.method.score import masked_mean
 from seps.method.select import num_kept, rank_patches
@@ -31,6 +30,7 @@ from seps.retrieval.model import RetrievalModel
 from seps.scoring import score_state
 from seps.scoring.blocks import scoring_memory
 from seps.scoring.own_texts import can_score, images_at_once, score_own_texts
+from seps.scoring.terms import other_forward
 
 SCORING_MEMORY = 256 * 2**20
 
@@ -63,7 +63,7 @@ def fixed_patch_scores(model: RetrievalModel, images: ImageFeatures) -> Tensor:
         side = model.head.network.encode_images(
             images.tokens, dense=images.dense, dense_lengths=images.dense_lengths, guides=images.guides
         )
-        return side.fixed_scores["caption"]
+        return side.sets[0].fixed
     patches = images.tokens[:, model.vision.num_prefix_tokens :].float()
     return F.cosine_similarity(patches, patches.mean(dim=1, keepdim=True), dim=-1)
 
@@ -95,7 +95,7 @@ def spread(grid: tuple[int, int]) -> Tensor:
     return ((rows[:, None] / plastic + columns / plastic**2) % 1).flatten()
 
 
-def image_side(net: PatchSlimming, images: ImageFeatures) -> ImageSide:
+def image_side(net: PatchSlimming, images: ImageFeatures) -> EncodedImages:
     """What no caption changes of the images. Their values are not checked: that would take a quarter of the time."""
     with values_unchecked(), evaluating(net):
         return net.encode_images(
@@ -121,7 +121,7 @@ class PatchScorer:
             self.net = copy.copy(self.net)
             self.net.config = replace(self.net.config, check_num_patches=False)
 
-    def side(self, images: ImageFeatures) -> ImageSide:
+    def side(self, images: ImageFeatures) -> EncodedImages:
         """What no caption changes, for a slimming head. The mean patch is that of all patches."""
         if self.net is None:
             raise ValueError(f"head={self.model.config.head!r} has no patch selection; use a model with 'slimming'.")
@@ -138,11 +138,11 @@ class PatchScorer:
         memory = scoring_memory(images.tokens.device, SCORING_MEMORY)
         if self.net is None:
             return self.model.score(images, texts, memory=memory)
-        if len(texts.words) == 1 and why_not_fast(self.net) is None:
-            # `score_state` prepares for many captions; for a single one `score_text` is several times faster.
+        if len(texts.words) == 1 and other_forward(self.net) is None:
+            # `score_state` prepares for many captions; for a single one the network itself is several times faster.
             length = int(texts.mask[0].sum())
             with evaluating(self.net):
-                return self.net.score_text(self.side(images), texts.words[0, :length]).similarity[:, None]
+                return self.net.score(self.side(images), Texts.of(texts.words[:, :length])).similarity
         scores = score_state(self.net, self.side(images), texts.words, texts.lengths, memory=memory)
         return cast(Tensor, scores)  # not the best alone
 

@@ -189,7 +189,7 @@ class VectorEngine(nn.Module):
     def description_scores(self, dense: Tensor, mask: Tensor, words: Tensor) -> Tensor:
         """(B,) D of one sentence, words (M, E), and descriptions (B, L, E); rows without one mean nothing.
 
-        As in `PatchSlimming.score_text`: Eq. 5 over the cosines of words, and the weighted cosine of both means.
+        As in `PatchSlimming.score_description`: Eq. 5 over the cosines of words, and the weighted cosine of both means.
         """
         unit = F.normalize(words.float(), dim=-1)
         texts = F.normalize(dense.float(), dim=-1)

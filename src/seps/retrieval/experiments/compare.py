@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seps.method.known import evaluating
+from seps.method.checks import evaluating
 from seps.metrics import metrics_from_ranks, ranks, rsum_by_image
 from seps.retrieval.config import Protocol, RunConfig
 from seps.retrieval.data import RetrievalDataset

@@ -1,5 +1,5 @@
 """Why a picture has its score for a sentence."""
 
-from seps.method.attribution import Shares, shares
+from seps.retrieval.explain.shares import Shares, shares
 
 __all__ = ["Shares", "shares"]

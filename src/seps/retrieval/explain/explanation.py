@@ -1,4 +1,4 @@
-"""Explanations of scores: shares (`seps.method.attribution`, `maxsim`) by words of the caption and the description."""
+"""Explanations of scores: shares (`shares`, `maxsim`) by words of the caption and the description."""
 
 from __future__ import annotations
 

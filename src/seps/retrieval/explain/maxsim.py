@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from seps.method.attribution import Shares
+from seps.retrieval.explain.shares import Shares
 from seps.retrieval.heads import ImageFeatures, MaxSimHead
 
 

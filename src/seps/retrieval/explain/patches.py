@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from seps.encoders.text import TextBatch
-from seps.method.attribution import Shares, shares
-from seps.method.encoded import ImageSide
+from seps.method.encoded import EncodedImages
 from seps.method.network import PatchSlimming
 from seps.retrieval.explain.explanation import DescriptionPart, Explanation, WordPart
 from seps.retrieval.explain.maxsim import maxsim_shares
+from seps.retrieval.explain.shares import Shares, shares
 from seps.retrieval.heads import ImageFeatures, MaxSimHead
 from seps.retrieval.merging import segment_ids
 from seps.retrieval.model import RetrievalModel
@@ -37,7 +37,7 @@ def explain_patches(
     caption: str,
     description: str | None,
     *,
-    side: ImageSide | None = None,
+    side: EncodedImages | None = None,
     net: PatchSlimming | None = None,
     grid: tuple[int, int] | None = None,
     positions: Tensor | None = None,
@@ -80,7 +80,7 @@ def _shares(
     image: ImageFeatures,
     words_MC: Tensor,
     cells: int,
-    side: ImageSide | None,
+    side: EncodedImages | None,
     net: PatchSlimming | None,
 ) -> Shares:
     if isinstance(model.head, MaxSimHead):

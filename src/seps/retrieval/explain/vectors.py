@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from seps.method.attribution import description_shares
 from seps.method.network import PatchSlimming
 from seps.retrieval.explain.explanation import DescriptionPart, Explanation, WordPart
 from seps.retrieval.explain.patches import description_parts
+from seps.retrieval.explain.shares import description_shares
 from seps.retrieval.model import RetrievalModel
 
 

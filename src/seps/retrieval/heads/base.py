@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from seps.method.checks import InputError
+from seps.method.encoded import Scores as Scores
+from seps.method.encoded import map_tensors
 from seps.method.network import PatchSlimming
-from seps.training.batches import map_tensors
 
 
 @dataclass
@@ -70,19 +71,6 @@ class TextFeatures:
     def known_lengths(self) -> Tensor | Sequence[int]:
         """The same, as numbers where they are known."""
         return self.lengths if self.counts is None else self.counts
-
-
-@dataclass
-class Scores:
-    """Similarities (B, T), the parts they are made of, and the decisions of a slimming head."""
-
-    similarity: Tensor
-    pixels: Tensor | None = None
-    description: Tensor | None = None
-    """(B, T); rows of images without description (`described`) are computed on padding and mean nothing."""
-    described: Tensor | None = None
-    """(B,) bool; None where no description came, or every image has one."""
-    masks: tuple[Tensor, ...] = ()
 
 
 def checked_scores(head: Head, found: object, images: ImageFeatures, texts: TextFeatures) -> Scores:

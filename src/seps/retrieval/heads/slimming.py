@@ -51,7 +51,7 @@ class SlimmingHead(Head):
         paired: TextFeatures | None = None,
     ) -> Scores:
         """See `Head.forward`. `paired` are query-side descriptions, one per caption (leaky)."""
-        scored = score_with_gradient(
+        return score_with_gradient(
             self.net,
             images.tokens,
             texts.words,
@@ -63,8 +63,6 @@ class SlimmingHead(Head):
             guides=images.guides,
             want_masks=want_masks,
         )
-        pixels = scored.similarity if scored.patches is None else scored.patches
-        return Scores(scored.similarity, pixels, scored.description, scored.described, scored.masks)
 
     @torch.no_grad()
     def score_parts(self, images: ImageFeatures, texts: TextFeatures, *, memory: int) -> Scores:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from seps.encoders import parameters_by_depth
+from seps.method.encoded import map_tensors
 from seps.method.losses import InfoNCELoss, SEPSLoss, distillation
 from seps.retrieval.config import Protocol, RunConfig
 from seps.retrieval.data import ImageAugment, RetrievalDataset, augment_tokens, decode_all, epoch_batches, mixed_seed
@@ -27,7 +28,6 @@ from seps.retrieval.data.streams import Pixels
 from seps.retrieval.evaluate.run import evaluate
 from seps.retrieval.heads import ImageFeatures, Scores, TextFeatures, checked_scores
 from seps.retrieval.model import RetrievalModel, freeze_parts
-from seps.training.batches import map_tensors
 from seps.training.distributed import gather_with_gradient
 from seps.training.task import Figures
 

@@ -17,20 +17,22 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
+from seps.method.align import HRPA
 from seps.method.checks import InputError
-from seps.method.encoded import ImageSide
-from seps.method.known import changed_step, why_not_fast
+from seps.method.encoded import EncodedImages, Texts
 from seps.method.network import PatchSlimming
+from seps.method.parts import Pooling
+from seps.method.precision import strict_float32
 from seps.method.select import num_kept
-from seps.scoring.factored import BlockScorer
+from seps.scoring.factored import GramMaxima
 from seps.scoring.gpu import half_pairs as pairs
 from seps.scoring.gpu import launches
 from seps.scoring.gpu.launches import KernelSizes
-from seps.scoring.inputs import TextBlock, Texts
-from seps.scoring.terms import branch_weights, inverse_norms, strict_float32, unit_attention
+from seps.scoring.inputs import SortedTexts, TextBlock
+from seps.scoring.terms import branch_weights, changed_step, inverse_norms, other_forward, selects_by_ratio
 
 Run = tuple[int, int]
 """First text of a block, and the one after its last."""
@@ -46,20 +48,27 @@ def why_not_triton(
 ) -> str | None:
     """Why the fused kernels cannot score this on a GPU, or None when they can."""
     if net.config.aggregation == "dual":
-        return "aggregation='dual' needs both softmax denominators, which only the factored form computes"
-    unknown = why_not_fast(net)
-    if unknown is not None:
-        return f"they do not know this network: {unknown}"
-    changed = changed_step(net)
+        return "aggregation='dual' needs both softmax denominators, which only `GramMaxima` computes"
+    unsupported = other_forward(net) or GramMaxima.supports(net)
+    if unsupported is not None:
+        return unsupported
+    changed = changed_step(
+        net, "score", "select", "select_set", "patch_scores", "guided", "decide", "score_patches", "pool"
+    )
     if changed is not None:
         return f"{type(net).__name__} has another {changed}, which they compute themselves"
-    if "alignment" in net.forms:
-        return f"they pool by Eq. 5, and alignment={net.config.alignment!r} pools otherwise"
-    if not net.hrpa.bidirectional:
-        return "they align in both directions, and hrpa.bidirectional is False"
     # In evaluation "gumbel" and "relaxed" draw nothing and are top-K.
     if net.config.decision not in ("topk", "gumbel", "relaxed"):
         return f"decision={net.config.decision!r} keeps another number of patches in each pair"
+    if not selects_by_ratio(net) or net.sparse_net_cap.sparse_ratio != net.config.sparse_ratio:
+        return "they select by `TokenSparse.decide` and sparse_ratio, and sparse_net_cap selects otherwise"
+    if net.own_scoring is not None:
+        return f"they sum the guides of Eq. 3, and scoring={net.config.scoring!r} combines them otherwise"
+    changed_mlp = _changed_mlp(net.hrpa)
+    if changed_mlp is not None:
+        return f"they pool by Eq. 5, and alignment={net.config.alignment!r} pools otherwise: {changed_mlp}"
+    if not net.hrpa.bidirectional:
+        return "they align in both directions, and hrpa.bidirectional is False"
     if paired:
         return "the published pairing changes the dense branch per pair"
     if masked:
@@ -71,9 +80,27 @@ def why_not_triton(
     return None
 
 
+def _changed_mlp(hrpa: HRPA) -> str | None:
+    """What of the pooling is not the library's own: the kernels read the weights of its MLP directly."""
+    if type(hrpa) is not Pooling or vars(hrpa).keys() & {"pool", "pool_both", "forward"}:
+        return f"hrpa is a changed {type(hrpa).__name__}"
+    if any(part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part) for part in hrpa.modules()):
+        return "hrpa has a hook, or another forward"
+    mlp, top = hrpa.relevance_mlp, hrpa.top_k
+    if mlp is None:
+        return None
+    layers = list(mlp) if type(mlp) is nn.Sequential else []
+    if [type(layer) for layer in layers] != [nn.Linear, nn.GELU, nn.Linear]:
+        return "hrpa.relevance_mlp has other layers"
+    first, middle, last = layers
+    sizes = [first.in_features, first.out_features, last.in_features, last.out_features]
+    plain = sizes == [top, 2 * top, 2 * top, 1] and first.bias is not None and last.bias is not None
+    return None if plain and middle.approximate == "none" else "hrpa.relevance_mlp has other settings"
+
+
 def scorer(
     net: PatchSlimming, dtype: torch.dtype, sizes: KernelSizes | None = None
-) -> Callable[[ImageSide], TritonScorer]:
+) -> Callable[[EncodedImages], TritonScorer]:
     """Makes, from images, the scorer of blocks of texts.
 
     Raises `InputError` for a network that the kernels do not know.
@@ -82,7 +109,7 @@ def scorer(
     if obstacle is not None:
         raise InputError(f"The fused kernels cannot score this: {obstacle}.")
     mlp = _flat_mlp(net)
-    return lambda side: TritonScorer(net, side, dtype, sizes or KernelSizes(), mlp)
+    return lambda images: TritonScorer(net, images, dtype, sizes or KernelSizes(), mlp)
 
 
 def _flat_mlp(net: PatchSlimming) -> Tensor:
@@ -106,24 +133,24 @@ class Decision:
     """(B, T, 1) squared norms of the extra token, where they do not stand among the others."""
 
 
-class TritonScorer(BlockScorer):
-    """Scores blocks of texts against the images of `side` with the fused kernels; `dtype` float32 is by pairs.
+class TritonScorer(GramMaxima):
+    """Scores blocks of texts against the images of `images` with the fused kernels; `dtype` float32 is by pairs.
 
     `slots` says whether e stays in shared memory in the alignment, `held` whether D does in the norms.
     """
 
     def __init__(
-        self, net: PatchSlimming, side: ImageSide, dtype: torch.dtype, sizes: KernelSizes, mlp: Tensor
+        self, net: PatchSlimming, images: EncodedImages, dtype: torch.dtype, sizes: KernelSizes, mlp: Tensor
     ) -> None:
         self.sizes, self.mlp, self.split = sizes, mlp, dtype == torch.float32
-        count, prefix, device = side.patches.shape[1], side.prefix.shape[1], side.patches.device
-        self.merged = side.logits["caption"].shape[-1]
+        count, prefix, device = images.patches.shape[1], images.prefix.shape[1], images.patches.device
+        self.num_merged = images.sets[0].logits.shape[-1]
         plain = not self.split and net.hrpa.relevance_mlp is None
-        self.slots = plain and launches.fits_slots(count, prefix, self.merged, device)
+        self.slots = plain and launches.fits_slots(count, prefix, self.num_merged, device)
         # Prefix tokens that stand in the padding of the patches.
         self.placed = prefix if self.slots else 0
         self.held = launches.fits_held(count + self.padding(count), device)
-        super().__init__(net, side, dtype)
+        super().__init__(net, images, dtype)
         if self.placed:
             self.patches[:, count : count + prefix] = self.prefix
 
@@ -133,10 +160,10 @@ class TritonScorer(BlockScorer):
 
     def prepare(self, scaled: Tensor) -> None:
         """Make G with doubled upper blocks, the whole of H, and e padded for the kernels."""
-        side, padded = self.side, scaled.shape[1]
-        count, prefix = side.patches.shape[1], side.prefix.shape[1]
+        images, padded = self.images, scaled.shape[1]
+        count, prefix = images.patches.shape[1], images.prefix.shape[1]
         dtype = torch.float16 if self.split else self.dtype
-        weights = branch_weights(side.logits["caption"], padded - count, dtype)
+        weights = branch_weights(images.sets[0].logits, padded - count, dtype)
         rounded = scaled if self.split else scaled.to(dtype).float()
         with strict_float32() if self.split else nullcontext():
             gram = torch.bmm(rounded, rounded.transpose(1, 2))
@@ -147,20 +174,20 @@ class TritonScorer(BlockScorer):
         if not (self.held and self.slots):
             upper = launches.doubled(gram, self.sizes.norm_columns)
         # (B, Z, 1, Z): the one table of the extra token.
-        self.gram = upper.to(self.dtype)[:, :, None].contiguous()
-        self.columns = launches.token_columns(self.merged + 1 + prefix)
-        weights = F.pad(weights, (0, self.columns - self.merged))
-        self.weights = torch.cat(pairs.split(weights), dim=-1) if self.split else weights.to(dtype).contiguous()
+        self.extra_gram = upper.to(self.dtype)[:, :, None].contiguous()
+        self.columns = launches.token_columns(self.num_merged + 1 + prefix)
+        weights = F.pad(weights, (0, self.columns - self.num_merged))
+        self.kernel_weights = torch.cat(pairs.split(weights), dim=-1) if self.split else weights.to(dtype).contiguous()
         for place in range(self.placed):
-            self.weights[:, count + place, self.merged + 1 + place].fill_(1.0)
+            self.kernel_weights[:, count + place, self.num_merged + 1 + place].fill_(1.0)
         # (B N, 3 C), (B, Z, 3 C), (B, P, 3 C): right sides of products of pairs. Float32 selects by strict float32: 22
         # bits would keep another patch in ten times as many pairs.
         by_pairs = scaled.is_cuda and not self.split
-        self.unit_pairs = pairs.as_right(self.unit_patches).flatten(0, 1) if by_pairs else None
+        self.unit_pairs = pairs.as_right(images.unit_patches).flatten(0, 1) if by_pairs else None
         if self.split:
             self.patch_pairs = pairs.as_right(scaled)
-            self.prefix_pairs = pairs.as_right(F.normalize(side.prefix.float(), dim=-1))
-        self.fixed_scores = side.fixed_scores["caption"].float().contiguous()
+            self.prefix_pairs = pairs.as_right(F.normalize(images.prefix.float(), dim=-1))
+        self.fixed_scores = images.sets[0].fixed.float().contiguous()
 
     def score(self, block: TextBlock) -> Tensor:
         """Scores (B, T) of the block."""
@@ -170,7 +197,7 @@ class TritonScorer(BlockScorer):
             self._score_into(block, self.decide(block), 0, out, 0)
         return out
 
-    def fill(self, texts: Texts, limit: int, chunk: int, out: Tensor) -> None:
+    def fill(self, texts: SortedTexts, limit: int, chunk: int, out: Tensor) -> None:
         """Scores of all texts, in their sorted order, into `out` (B, T) with rows one after the other.
 
         Words meet the images in blocks of at most `limit` texts; up to `chunk` texts are selected and normed at once.
@@ -189,18 +216,18 @@ class TritonScorer(BlockScorer):
         keep, extra = self.select(block)
         texts, images, _ = keep.shape
         if not self.slots:
-            extra_norms = launches.squared_norms(extra, self.gram, self.sizes)
+            extra_norms = launches.squared_norms(extra, self.extra_gram, self.sizes)
             if not self.held:
                 return Decision(keep, extra, launches.squared_norms(keep, self.table, self.sizes), extra_norms)
             norms = torch.empty(images, self.table.shape[2], texts, device=keep.device)
             launches.held_norms(keep, self.table, norms, self.sizes)
             return Decision(keep, extra, norms.transpose(1, 2).contiguous(), extra_norms)
-        norms = torch.empty(images, self.merged + 1, texts, device=keep.device)
+        norms = torch.empty(images, self.num_merged + 1, texts, device=keep.device)
         if self.held:
             launches.held_norms(keep, self.table, norms, self.sizes, inverse=True)
-            launches.held_norms(extra, self.gram, norms, self.sizes, first=self.merged, inverse=True)
+            launches.held_norms(extra, self.extra_gram, norms, self.sizes, first=self.num_merged, inverse=True)
         else:
-            for left, table, part in ((keep, self.table, norms[:, :-1]), (extra, self.gram, norms[:, -1:])):
+            for left, table, part in ((keep, self.table, norms[:, :-1]), (extra, self.extra_gram, norms[:, -1:])):
                 part.copy_(inverse_norms(launches.squared_norms(left, table, self.sizes)).transpose(1, 2))
         return Decision(keep, extra, norms, None)
 
@@ -208,7 +235,7 @@ class TritonScorer(BlockScorer):
         """D and the extra token's weights, two (T, B, Z) in the products' dtype; in float32 D is float16."""
         images, count = self.fixed_scores.shape
         if self.unit_pairs is None:
-            cosines, scale = unit_attention(self.unit_patches, block.mean), 1.0
+            cosines, scale = self.images.text_attention(block.mean), 1.0
         else:
             cosines, scale = pairs.products(_left_pairs(block, "mean"), self.unit_pairs), pairs.UNSCALE
         extra = torch.empty(block.count, images, self.patches.shape[1], dtype=self.dtype, device=cosines.device)
@@ -227,8 +254,8 @@ class TritonScorer(BlockScorer):
         )
         return keep, extra
 
-    def word_products(self, block: TextBlock, tokens: Tensor) -> Tensor:
-        """See `BlockScorer.word_products`; in float32 by pairs."""
+    def word_products(self, block: Texts, tokens: Tensor) -> Tensor:
+        """See `GramMaxima.word_products`; in float32 by pairs."""
         if not self.split:
             return super().word_products(block, tokens)
         return self._pair_products(block, pairs.as_right(tokens)).mul_(pairs.UNSCALE)
@@ -249,11 +276,11 @@ class TritonScorer(BlockScorer):
                 self.word_products(block, self.patches),
                 decision.keep[part],
                 decision.extra[part],
-                self.weights,
+                self.kernel_weights,
                 decision.norms,
                 block.lengths,
                 out,
-                merged=self.merged,
+                merged=self.num_merged,
                 prefix=self.placed,
                 norm_first=first,
                 out_first=column,
@@ -264,9 +291,22 @@ class TritonScorer(BlockScorer):
             patches = place
         else:
             patches = self._align_block(block, decision, first)
-        scores = self.mix(self.add_fixed_parts(block, patches), self.describe(block))
+        scores = self._finish(block, patches)
         if scores is not place:
             place.copy_(scores)
+
+    def _finish(self, block: TextBlock, pixels: Tensor) -> Tensor:
+        """S (B, T) from that of the caption's set: a second set that no text changes, and the description."""
+        net, images = self.net, self.images
+        for second in range(1, len(images.sets)):
+            score = net.pool(*self(block, [net.select_set(images, second, block)]), block.word_mask)
+            pixels = pixels + (
+                score if images.described is None else torch.where(images.described[:, None], score, 0.0)
+            )
+        if net.config.pooled:
+            pixels = pixels + net.pooled_score(images.pooled, block.mean)
+        description = net.score_description(images, block, self)
+        return pixels if description is None else net.mix(images, pixels, description)
 
     def _align_block(self, block: TextBlock, decision: Decision, first: int) -> Tensor:
         """The patches' part of S, (B, T), where the alignment is not by slots."""
@@ -283,13 +323,13 @@ class TritonScorer(BlockScorer):
             products,
             decision.keep[part],
             decision.extra[part],
-            self.weights,
+            self.kernel_weights,
             decision.norms,
             decision.extra_norms,
             prefix_cosines,
             block.lengths,
             self.mlp,
-            merged=self.merged,
+            merged=self.num_merged,
             columns=self.columns,
             prefix=prefix,
             first=first,
@@ -318,7 +358,7 @@ def chunks(runs: Sequence[Run], most: int) -> Iterator[list[Run]]:
         start = stop
 
 
-def joined(texts: Texts, runs: Sequence[Run], blocks: Sequence[TextBlock]) -> TextBlock:
+def joined(texts: SortedTexts, runs: Sequence[Run], blocks: Sequence[TextBlock]) -> TextBlock:
     """The blocks of neighbouring `runs` as one, without words: what the selection needs of them.
 
     Made once where `texts` keeps its blocks.
@@ -331,7 +371,7 @@ def joined(texts: Texts, runs: Sequence[Run], blocks: Sequence[TextBlock]) -> Te
     mean = torch.cat([block.mean for block in blocks])
     lengths = torch.cat([block.lengths for block in blocks])
     index = torch.cat([block.index for block in blocks])
-    made = TextBlock(index, mean.new_empty(mean.shape[0], 0, mean.shape[1]), None, mean, lengths)
+    made = TextBlock(mean.new_empty(mean.shape[0], 0, mean.shape[1]), None, mean, index=index, lengths=lengths)
     if texts.keeps_blocks:
         texts.joined[key] = made
     return made

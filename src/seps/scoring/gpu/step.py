@@ -12,10 +12,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from seps.method.precision import float32_products
 from seps.scoring.gpu import half_pairs as pairs
 from seps.scoring.gpu import step_launches as launches
 from seps.scoring.step import Both, TorchStep, masked
-from seps.scoring.terms import float32_products
 
 _PARTS = 4
 """The rest of the gradients is held for this part of the texts at a time."""

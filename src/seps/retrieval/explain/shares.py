@@ -17,13 +17,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from seps.method.checks import InputError
-from seps.method.encoded import ImageSide
-from seps.method.known import evaluating, own_forward, why_not_fast
+from seps.method.checks import InputError, evaluating
+from seps.method.encoded import EncodedImages, Kept, Texts
 from seps.method.network import PatchSlimming
-from seps.method.select import extra_token
-from seps.method.tokens import merge
-from seps.registry import FORMS
+from seps.method.parts import CustomMerger
+from seps.scoring.factored import GramMaxima
+from seps.scoring.terms import other_forward
 
 _TOLERANCE = 1e-3
 """How far the sum of the shares may be from the score by rounding alone."""
@@ -66,46 +65,40 @@ class DescriptionShares:
 
 
 @torch.no_grad()
-def shares(net: PatchSlimming, side: ImageSide, words: Tensor, mean_length: float | None = None) -> Shares:
-    """Split the score of one image (`side` of B = 1) and one caption, words (M, C), into shares that sum to it.
+def shares(net: PatchSlimming, image: EncodedImages, words: Tensor, mean_length: float | None = None) -> Shares:
+    """Split the score of one encoded image (B = 1) and one caption, words (M, C), into shares that sum to it.
 
     If the index left patches out, `mean_length` is N |mean patch| over all of them; what those add is `elsewhere`.
     As in `score_matrix` the network is evaluated, whatever its mode.
 
-    Raises `InputError` for a network whose shares do not sum to its score, because a part of it was replaced.
+    Raises `InputError` for a network whose shares do not sum to its score.
     """
-    for kind in ("aggregation", "alignment"):
-        if kind in net.forms and net.forms[kind] != FORMS[kind]:
-            raise InputError(
-                f"This score cannot be taken apart: {kind}={getattr(net.config, kind)!r} does not promise "
-                f"form={FORMS[kind]!r}, and without it nobody knows what a word and a patch add."
-            )
+    if net.hrpa.reads_cosines or isinstance(net.aggr_net, CustomMerger):
+        raise InputError(f"This score cannot be taken apart: {GramMaxima.supports(net)}.")
+    text = Texts.of(words[None])
     with evaluating(net):
-        found = _shares(net, side, words, mean_length)
-        unknown = why_not_fast(net)
-        if unknown is None:
-            return found
-        score = float(net.score_text(side, words).similarity[0])
-    if own_forward(net) or not abs(found.score - score) <= _TOLERANCE:
+        found = _shares(net, image, text, words.float(), mean_length)
+        score = float(net.score(image, text).similarity)
+    other = other_forward(net)
+    if other is not None or not abs(found.score - score) <= _TOLERANCE:
         raise InputError(
             f"This score cannot be taken apart: the shares of words and patches sum to {found.score:.4f}, and the "
-            f"network's score is {'that of its own forward' if own_forward(net) else f'{score:.4f}'} ({unknown}). "
-            "Explain a network whose parts are those of PatchSlimming."
+            f"network's score is {other or f'{score:.4f}'}. Explain a network whose tokens and pooling are those of "
+            "PatchSlimming."
         )
     return found
 
 
-def _shares(net: PatchSlimming, side: ImageSide, words: Tensor, mean_length: float | None) -> Shares:
-    words = words.float()  # (M, C)
+def _shares(net: PatchSlimming, image: EncodedImages, text: Texts, words: Tensor, mean_length: float | None) -> Shares:
     caption = words.mean(dim=0, keepdim=True)  # (M, C) -> (1, C)
-    unit = F.normalize(words, dim=-1)  # (M, C)
+    unit = text.words[0]  # (M, C)
     remaining, weight, description = 1.0, 0.0, torch.zeros(len(words), 0, device=words.device)  # -, -, (M, 0)
     terms: dict[str, float] = {}
     rest = 0.0
-    if side.dense_words is not None and side.dense_mask is not None and bool(side.dense_mask.any()):
-        one, none = words.new_ones(1), words.new_zeros(1)  # (1,), (1,)
-        remaining, weight = float(net.mix(side, one, none)), float(net.mix(side, none, one))
-        described = side.dense_words[0, side.dense_mask[0]].float()  # (L, C)
+    if image.dense_words is not None and image.dense_mask is not None and bool(image.dense_mask.any()):
+        one, none = words.new_ones(1, 1), words.new_zeros(1, 1)  # (1, 1), (1, 1)
+        remaining, weight = float(net.mix(image, one, none)), float(net.mix(image, none, one))
+        described = image.dense_words[0, image.dense_mask[0]].float()  # (L, C)
         part = description_shares(net, unit, words, caption, described)
         description = weight * (part.aligned + part.pooled)  # (M, L)
         rest += weight * part.rest
@@ -113,17 +106,20 @@ def _shares(net: PatchSlimming, side: ImageSide, words: Tensor, mean_length: flo
             "description_alignment": weight * (float(part.aligned.sum()) + part.rest),
             "description_pooled": weight * float(part.pooled.sum()),
         }
-    matrices, kept, importance, groups = _token_weights(net, side, caption)  # -, (N,), (N,), (G, N)
-    inputs = torch.cat([side.prefix, side.patches], dim=1)[0].float()  # (P + N, C)
+    kept = net.select(image, text)
+    if net.config.dense == "branch" and image.described is not None and not bool(image.described.any()):
+        kept = kept[:1]  # the second set belongs to the description
+    inputs = torch.cat([image.prefix, image.patches], dim=1)[0].float()  # (P + N, C)
+    prefix = image.prefix.shape[1]
     aligned = torch.zeros(len(words), len(inputs), device=words.device)  # (M, P + N)
     pixel_rest = 0.0
-    for matrix in matrices:
-        found, more = _aligned(net, unit, inputs, matrix)  # (M, P + N), -
-        aligned, pixel_rest = aligned + found, pixel_rest + more  # (M, P + N), -
+    for group in [kept] if net.config.aggregation == "dual" else [(one,) for one in kept]:
+        matrix = torch.block_diag(torch.eye(prefix, device=words.device), net.weights(image, group)[0, 0])  # (K, P + N)
+        more, extra = _aligned(net, unit, inputs, matrix)  # (M, P + N), -
+        aligned, pixel_rest = aligned + more, pixel_rest + extra  # (M, P + N), -
     # (M,)
-    pooled_words = net.config.pooled * (words @ F.normalize(side.pooled[0].float(), dim=-1)) / _length(caption, words)
-    pooled = _pooled_pairs(net, side, words, caption, mean_length)  # (M, N)
-    prefix = side.prefix.shape[1]
+    pooled_words = net.config.pooled * (words @ F.normalize(image.pooled[0].float(), dim=-1)) / _length(caption, words)
+    pooled = _pooled_pairs(net, image, words, caption, mean_length)  # (M, N)
     by_pair = remaining * (aligned[:, prefix:] + pooled)  # (M, N)
     elsewhere = remaining * (aligned[:, :prefix].sum(dim=1) + pooled_words - pooled.sum(dim=1))  # (M,)
     rest += remaining * pixel_rest
@@ -132,42 +128,17 @@ def _shares(net: PatchSlimming, side: ImageSide, words: Tensor, mean_length: flo
         "patch_pooled": remaining * float(pooled_words.sum()),
         **terms,
     }
-    return Shares(by_pair, elsewhere, description, rest, kept, importance, groups, terms)
+    groups = torch.cat([net.weights(image, (one,))[0, 0, :-1] for one in kept])  # (G, N): of all sets
+    first: Kept = kept[0]
+    return Shares(
+        by_pair, elsewhere, description, rest, first.keep[0, 0] > 0.5, first.scores[0, 0].float(), groups, terms
+    )
 
 
 def _length(caption: Tensor, words: Tensor) -> Tensor:
     """M |mean word|: words / this are the parts of the unit mean word."""
     length: Tensor = caption.norm()
     return len(words) * length.clamp_min(1e-12)
-
-
-def _token_weights(net: PatchSlimming, side: ImageSide, caption: Tensor) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
-    """How each image token is made of prefix tokens and patches: matrices (K, P + N); D, s and the merge weights."""
-    prefix, count = side.prefix.shape[1], side.patches.shape[1]
-    identity = torch.eye(count, device=side.patches.device)[None]  # (1, N, N)
-    merged, extras, kept, scored = [], [], [], []
-    # The second branch belongs to the description; without a description it is not part of the score.
-    undescribed = net.config.dense == "branch" and side.described is not None and not bool(side.described.any())
-    for branch in net.config.branches:
-        if branch.name not in side.fixed_scores or (branch.name == "dense" and undescribed):
-            continue
-        scores = net.patch_scores(side, branch, caption)  # (1, N)
-        keep = net.decide(side, branch, scores)  # (1, N)
-        merged.append(merge(identity, side.logits[branch.name].float(), keep)[0])
-        extras.append(extra_token(identity, scores, keep, side.valid)[0])
-        kept.append(keep[0] > 0.5)
-        scored.append(scores[0].float())
-    groups = torch.cat(merged)  # (G, N): merged patches of all branches
-    if net.config.aggregation == "dual":
-        merged = [torch.stack(merged).sum(dim=0)]  # each (Q, N)
-        extras = [torch.stack(extras).mean(dim=0)]  # each (1, N)
-    matrices = []
-    for some, extra in zip(merged, extras, strict=True):
-        matrix = torch.zeros(prefix + len(some) + 1, prefix + count, device=some.device)  # (P + Q + 1, P + N)
-        matrix[:prefix, :prefix] = torch.eye(prefix, device=some.device)
-        matrix[prefix:, prefix:] = torch.cat([some, extra])
-        matrices.append(matrix)
-    return matrices, kept[0], scored[0], groups  # -, (N,), (N,), (G, N)
 
 
 def _aligned(net: PatchSlimming, unit: Tensor, inputs: Tensor, matrix: Tensor) -> tuple[Tensor, float]:
@@ -200,10 +171,10 @@ def _relevance(net: PatchSlimming, best: Tensor) -> float:
 
 
 def _pooled_pairs(
-    net: PatchSlimming, side: ImageSide, words: Tensor, caption: Tensor, mean_length: float | None
+    net: PatchSlimming, image: EncodedImages, words: Tensor, caption: Tensor, mean_length: float | None
 ) -> Tensor:
     """Shares (M, N) in the pooled cosine: `pooled (w_j . v_i) / (M N |mean word| |mean patch|)`."""
-    patches = side.patches[0].float()  # (N, C)
+    patches = image.patches[0].float()  # (N, C)
     length = mean_length or len(patches) * float(patches.mean(dim=0).norm().clamp_min(1e-12))
     return net.config.pooled * (words @ patches.T) / (length * _length(caption, words))  # (M, N)
 

@@ -1,0 +1,111 @@
+"""The seam of the score: best token of each word and best word of each token (Eq. 5), for blocks of pairs.
+
+`PatchSlimming.score` selects, calls a `Maxima`, pools and mixes. The reference builds every token of every pair. Other
+implementations (`seps.scoring`) find the same maxima without the tokens; they are right for the tokens of
+`PatchSlimming.tokens` alone, and `supports` says where a network makes others.
+
+Shapes: B images, T texts, M words, L words of a description, N patches, C width, Q merged patches, K image tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from seps.method.align import largest
+from seps.method.checks import is_compiling
+from seps.method.encoded import EncodedImages, Kept, Scores, Texts
+from seps.method.precision import float_matmul
+
+if TYPE_CHECKING:
+    from seps.method.network import PatchSlimming
+
+_VALUES = 2**22
+"""Merge weights of pairs that the reference makes at once."""
+
+
+class Maxima(Protocol):
+    """Made for some images of a network, it meets one block of texts after another."""
+
+    @staticmethod
+    def supports(net: PatchSlimming, images: EncodedImages | None = None) -> str | None:
+        """Why these maxima are not those of `net` (and of these images), as part of a sentence; None when they are."""
+
+    def __call__(self, texts: Texts, kept: Sequence[Kept]) -> tuple[Tensor, Tensor]:
+        """Best token of each word (B, T, M) and best word of each token (B, T, K), float32, in any order of tokens.
+
+        `kept` holds one set of patches, or the two that are merged into the same tokens.
+        """
+
+    def beside(self, texts: Texts, tokens: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The same for tokens (B, L, C) of the images alone, L2-normalised; `mask` (B, L) is True at tokens."""
+
+
+class ReferenceMaxima:
+    """Builds every token of every pair."""
+
+    def __init__(self, net: PatchSlimming, images: EncodedImages) -> None:
+        self.net, self.images = net, images
+
+    @staticmethod
+    def supports(net: PatchSlimming, images: EncodedImages | None = None) -> str | None:
+        """None: it calls the network for the tokens, whatever they are."""
+        return None
+
+    def __call__(self, texts: Texts, kept: Sequence[Kept]) -> tuple[Tensor, Tensor]:
+        """See `Maxima`."""
+        tokens = self.net.tokens(self.images, kept)  # (T or 1, B, K, C)
+        if kept[0].fixed:
+            return self.beside(texts, tokens[0], None)  # (B, T, M), (B, T, K)
+        if texts.words.dim() == 4:
+            cosines = float_matmul(texts.words, tokens.transpose(-1, -2)).transpose(0, 1)  # (B, T, M, K)
+        else:
+            flat = float_matmul(texts.words, tokens.flatten(1, 2).transpose(1, 2))  # (T, M, B * K)
+            cosines = flat.unflatten(2, tokens.shape[1:3]).permute(2, 0, 1, 3)  # (B, T, M, K)
+        return best_pairs(self.net, cosines, texts.word_mask)  # (B, T, M), (B, T, K)
+
+    def beside(self, texts: Texts, tokens: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """See `Maxima`; the tokens (B, L, C) are the same for every text."""
+        words = texts.words.transpose(0, 1) if texts.words.dim() == 4 else texts.words[None]  # (B or 1, T, M, C)
+        flat = float_matmul(words.flatten(1, 2), tokens.transpose(1, 2))  # (B, T * M, L)
+        cosines = flat.unflatten(1, words.shape[1:3])  # (B, T, M, L)
+        token_mask = None if mask is None else mask[:, None]  # (B, 1, L)
+        return best_pairs(self.net, cosines, texts.word_mask, token_mask)  # (B, T, M), (B, T, L)
+
+
+def best_pairs(
+    net: PatchSlimming, cosines: Tensor, word_mask: Tensor | None, token_mask: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Both maxima of the cosines (..., M, K); for an alignment that reads all cosines: these, twice."""
+    if net.hrpa.reads_cosines:
+        return cosines, cosines
+    return largest(cosines, word_mask, token_mask)  # (..., M), (..., K)
+
+
+def reference_scores(net: PatchSlimming, images: EncodedImages, texts: Texts) -> Scores:
+    """Scores of all pairs by the reference, some texts at a time."""
+    batch, count = images.patches.shape[:2]
+    if is_compiling():
+        return net.score(images, texts)
+    if not batch or not texts.count:
+        nothing = images.pooled.new_zeros(batch, texts.count)  # (B, T)
+        return Scores(nothing, masks=tuple(images.pooled.new_zeros(texts.count, batch, count) for _ in images.sets))
+    maxima, step = ReferenceMaxima(net, images), max(1, _VALUES // images.sets[0].logits.numel())
+    return joined([net.score(images, texts.part(i, i + step), maxima) for i in range(0, texts.count, step)])
+
+
+def joined(parts: Sequence[Scores]) -> Scores:
+    """The scores of some texts beside those of the next."""
+
+    def columns(name: str) -> Tensor | None:
+        values = [getattr(part, name) for part in parts]
+        return None if values[0] is None else torch.cat(values, dim=1)  # (B, T)
+
+    if len(parts) == 1:
+        return parts[0]
+    masks = tuple(torch.cat(masks) for masks in zip(*(part.masks for part in parts), strict=True))  # each (T, B, N)
+    similarity = torch.cat([part.similarity for part in parts], dim=1)  # (B, T)
+    return Scores(similarity, columns("pixels"), columns("description"), parts[0].described, masks)
