@@ -13,16 +13,16 @@ from seps.retrieval.config import RunConfig
 from seps.scoring import choose_backend
 
 
-@seps.register_decision("gap", form="scores")
+@seps.register_decision("gap")
 def keep_up_to_the_gap(scores: torch.Tensor, count: torch.Tensor, valid: torch.Tensor | None) -> torch.Tensor:
-    """Cut where two neighbours in the ranking differ most: scores (..., N) -> D (..., N)."""
+    """Cut where two neighbours in the ranking differ most: scores (R, N) -> D (R, N)."""
     ranked = scores.sort(dim=-1, descending=True)
     gaps = ranked.values[..., :-1] - ranked.values[..., 1:]
     lowest_kept = ranked.values.gather(-1, gaps.argmax(dim=-1, keepdim=True))
     return (scores >= lowest_kept).float()
 
 
-@seps.register_guide("loudest", form="patches")
+@seps.register_guide("loudest", from_patches=True)
 def loudest_patch(patches: torch.Tensor) -> torch.Tensor:
     """The patch with the largest norm guides the selection: (B, N, C) -> (B, C)."""
     return patches[torch.arange(len(patches)), patches.norm(dim=-1).argmax(dim=1)]

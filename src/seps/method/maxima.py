@@ -64,14 +64,14 @@ class ReferenceMaxima:
             cosines = float_matmul(texts.words, tokens.transpose(-1, -2)).transpose(0, 1)  # (B, T, M, K)
         else:
             flat = float_matmul(texts.words, tokens.flatten(1, 2).transpose(1, 2))  # (T, M, B * K)
-            cosines = flat.unflatten(2, tokens.shape[1:3]).permute(2, 0, 1, 3)  # (B, T, M, K)
+            cosines = flat.view(*flat.shape[:2], *tokens.shape[1:3]).permute(2, 0, 1, 3)  # (B, T, M, K)
         return best_pairs(self.net, cosines, texts.word_mask)  # (B, T, M), (B, T, K)
 
     def beside(self, texts: Texts, tokens: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """See `Maxima`; the tokens (B, L, C) are the same for every text."""
         words = texts.words.transpose(0, 1) if texts.words.dim() == 4 else texts.words[None]  # (B or 1, T, M, C)
         flat = float_matmul(words.flatten(1, 2), tokens.transpose(1, 2))  # (B, T * M, L)
-        cosines = flat.unflatten(1, words.shape[1:3])  # (B, T, M, L)
+        cosines = flat.view(flat.shape[0], *words.shape[1:3], flat.shape[2])  # (B, T, M, L)
         token_mask = None if mask is None else mask[:, None]  # (B, 1, L)
         return best_pairs(self.net, cosines, texts.word_mask, token_mask)  # (B, T, M), (B, T, L)
 

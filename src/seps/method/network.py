@@ -200,7 +200,8 @@ class PatchSlimming(nn.Module):
     def decide(self, images: EncodedImages, place: int, scores: Tensor) -> Tensor:
         """D (T, B, N) for the scores (T, B, N) of one set."""
         selector = self.sparse_net_long if place else self.sparse_net_cap
-        return selector(scores, images.valid, images.full_score)  # (T, B, N)
+        keep: Tensor = selector(scores, images.valid, images.full_score)  # (T, B, N)
+        return keep
 
     def score_patches(self, images: EncodedImages, texts: Texts, kept: Sequence[Kept], maxima: Maxima) -> Tensor:
         """S (B, T) of the words with the tokens of the patches, and the pooled cosine."""
@@ -262,7 +263,8 @@ class PatchSlimming(nn.Module):
         """
         image, words = F.normalize(image_BC, dim=-1), F.normalize(means, dim=-1)  # (B, C), (..., C)
         if means.dim() == 3:
-            return self.config.pooled * (image * words).sum(dim=-1).T  # (B, T)
+            cosines: Tensor = (image * words).sum(dim=-1).T  # (B, T)
+            return self.config.pooled * cosines  # (B, T)
         return self.config.pooled * float_matmul(image, words.T)  # (B, T)
 
     def mix(self, images: EncodedImages, patches: Tensor, description: Tensor) -> Tensor:
@@ -296,9 +298,8 @@ class PatchSlimming(nn.Module):
         else:
             weights = self.weights(images, kept)  # (T, B, Q + 1, N)
             by_image = weights.transpose(0, 1).flatten(1, 2)  # (B, T * (Q + 1), N)
-            made = (
-                float_matmul(by_image, patches).unflatten(1, (weights.shape[0], weights.shape[2])).transpose(0, 1)
-            )  # (T, B, Q + 1, C)
+            made = float_matmul(by_image, patches)  # (B, T * (Q + 1), C)
+            made = made.view(patches.shape[0], *weights.shape[::2][:2], -1).transpose(0, 1)  # (T, B, Q + 1, C)
         tokens = torch.cat([prefix.expand(made.shape[0], -1, -1, -1), made], dim=2)  # (T, B, K, C)
         return F.normalize(tokens, dim=-1)  # (T, B, K, C)
 

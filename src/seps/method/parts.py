@@ -9,7 +9,7 @@ R rows (pairs).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from seps.method.align import HRPA
 from seps.method.checks import InputError
-from seps.method.config import SlimmingConfig
+from seps.method.config import DecisionKind, SlimmingConfig
 from seps.method.encoded import Kept
 from seps.method.precision import float_matmul
 from seps.method.select import TokenSparse, kept_counts
@@ -70,7 +70,8 @@ class CustomSelector(Selector):
 
     def __init__(self, decide_by: Component, name: str, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.decide_by, self.decision = decide_by, name
+        self.decide_by = decide_by
+        self.decision = name  # type: ignore[assignment]
 
     def decide(self, scores: Tensor, valid: Tensor | None = None, full_score: Tensor | float = 1.0) -> Tensor:
         """D (..., N) for the scores (..., N); padding is never kept."""
@@ -112,7 +113,8 @@ class CustomLogits(nn.Module):
 
     def __init__(self, aggregate: Component, num_merged: int) -> None:
         super().__init__()
-        self.aggregate, self.num_merged = aggregate, num_merged
+        self.aggregate: Any = aggregate
+        self.num_merged = num_merged
         # It holds the network's dtype, as the built-in `scale` does; it is no weight.
         self.register_buffer("scale", torch.ones(1, 1, 1), persistent=False)
 
@@ -134,7 +136,7 @@ class CustomMerger(CustomLogits):
         (one,) = kept
         shape, made = (patches.shape[0], None, patches.shape[2]), []
         for keep, scores, extra in zip(one.keep, one.scores, one.extra, strict=True):
-            merged = checked_result("An aggregation", self.aggregate.merge(patches, keep, scores), shape)  # type: ignore[attr-defined]
+            merged = checked_result("An aggregation", self.aggregate.merge(patches, keep, scores), shape)
             made.append(torch.cat([merged, float_matmul(extra[:, None], patches)], dim=1))
         return torch.stack(made)  # (T, B, Q + 1, C)
 
@@ -145,7 +147,7 @@ class Pooling(HRPA):
     reads_cosines = False
     """Whether it reads all cosines instead of the maxima."""
 
-    def forward(  # type: ignore[override]
+    def forward(
         self, rows: Tensor, columns: Tensor, word_mask: Tensor | None = None, token_mask: Tensor | None = None
     ) -> Tensor:
         """S (...) from the maxima r (..., M) and c (..., K); see `HRPA.pool_both`."""
@@ -157,13 +159,14 @@ class CustomPooling(Pooling):
 
     def __init__(self, idea: Component, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.idea, self.reads_cosines = idea, hasattr(idea, "align")
+        self.idea: Any = idea
+        self.reads_cosines = hasattr(idea, "align")
 
     def pool(self, best: Tensor, mask: Tensor | None = None) -> Tensor:
         """One direction from its maxima: (..., X) -> (...)."""
         return checked_result("An alignment of maxima", self.idea(best, mask), tuple(best.shape[:-1]))
 
-    def forward(  # type: ignore[override]
+    def forward(
         self, rows: Tensor, columns: Tensor, word_mask: Tensor | None = None, token_mask: Tensor | None = None
     ) -> Tensor:
         """S (...) from the maxima; where it reads all cosines, `rows` are these, (..., M, K)."""
@@ -176,7 +179,7 @@ class CustomPooling(Pooling):
             None if mask is None else mask.expand(*shape, mask.shape[-1]).flatten(0, -2)
             for mask in (word_mask, token_mask)
         ]
-        score = self.idea.align(flat, *masks)  # type: ignore[attr-defined]
+        score = self.idea.align(flat, *masks)
         return checked_result("An alignment", score, (len(flat),)).float().view(shape)  # (...)
 
 
@@ -186,7 +189,12 @@ def make_selector(config: SlimmingConfig, given: Component | None) -> Selector:
     own = own_component("decision", config, given)
     if own is not None:
         return CustomSelector(own, config.decision, *arguments)
-    return Selector(*arguments, decision=config.decision, temperature=config.temperature, sharpness=config.sharpness)
+    return Selector(
+        *arguments,
+        decision=cast(DecisionKind, config.decision),
+        temperature=config.temperature,
+        sharpness=config.sharpness,
+    )
 
 
 def make_merger(config: SlimmingConfig, given: Component | None) -> Merger | DualMerger | CustomLogits:

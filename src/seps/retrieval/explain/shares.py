@@ -114,7 +114,7 @@ def _shares(net: PatchSlimming, image: EncodedImages, text: Texts, words: Tensor
     aligned = torch.zeros(len(words), len(inputs), device=words.device)  # (M, P + N)
     pixel_rest = 0.0
     for group in [kept] if net.config.aggregation == "dual" else [(one,) for one in kept]:
-        matrix = torch.block_diag(torch.eye(prefix, device=words.device), net.weights(image, group)[0, 0])  # (K, P + N)
+        matrix = torch.block_diag(torch.eye(prefix, device=words.device), net.weights(image, group)[0, 0])  # type: ignore[no-untyped-call]  # (K, P + N)
         more, extra = _aligned(net, unit, inputs, matrix)  # (M, P + N), -
         aligned, pixel_rest = aligned + more, pixel_rest + extra  # (M, P + N), -
     # (M,)

@@ -254,11 +254,12 @@ class TritonScorer(GramMaxima):
         )
         return keep, extra
 
-    def word_products(self, block: Texts, tokens: Tensor) -> Tensor:
+    def word_products(self, texts: Texts, tokens: Tensor) -> Tensor:
         """See `GramMaxima.word_products`; in float32 by pairs."""
         if not self.split:
-            return super().word_products(block, tokens)
-        return self._pair_products(block, pairs.as_right(tokens)).mul_(pairs.UNSCALE)
+            return super().word_products(texts, tokens)
+        assert isinstance(texts, TextBlock)
+        return self._pair_products(texts, pairs.as_right(tokens)).mul_(pairs.UNSCALE)
 
     def _pair_products(self, block: TextBlock, tokens: Tensor) -> Tensor:
         """Words with tokens `as_right` (B, K, 3 C): (T, M, B, K) float32, without `UNSCALE`."""
