@@ -85,8 +85,10 @@ def test_every_path_follows_a_step_changed_in_its_place(
         wanted = score_matrix(net, *call, backend="reference", **dense)
         assert (wanted - honest).abs().max() > 1e-2
         paths = {"forward": net(*call, **dense), "training": score_with_gradient(net, *call, **dense).similarity}
-        for backend in ("auto", "factored"):
+        for backend in ("auto", "factored", "reference"):
             paths[backend] = score_matrix(net, *call, backend=backend, **dense)
+        best = score_matrix(net, *call, topk=4, query="image", **dense)
+        paths["best"] = torch.zeros_like(wanted).scatter(1, best.indices, best.scores)
         side = net.encode_images(data["images"], **dense)
         if can_score(net):
             mask = torch.arange(data["words"].shape[1]) < data["lengths"][:, None]
@@ -105,3 +107,25 @@ def test_the_kernels_refuse_a_network_with_another_step(kind: type[PatchSlimming
     net = kind(CONFIGS["default"]).eval()
     assert choose_backend(net, "cpu").backend == "factored"
     assert kind.__name__ in str(why_not_triton(net))
+
+
+@pytest.mark.parametrize("part", ["sparse_net_cap", "aggr_net", "hrpa"])
+def test_hooks_on_the_parts_fire_on_every_path(part: str) -> None:
+    config = CONFIGS["default"]
+    net, data, fired = make_net(config), make_inputs(config, texts=40), []
+    call = (data["images"], data["words"], data["lengths"])
+    getattr(net, part).register_forward_hook(lambda *_: fired.append(part))
+    mask = torch.arange(data["words"].shape[1]) < data["lengths"][:, None]
+    paths = {
+        "forward": lambda: net(*call),
+        "all pairs": lambda: score_matrix(net, *call),
+        "training": lambda: score_with_gradient(net, *call),
+        "texts of each image": lambda: score_own_texts(
+            net, net.encode_images(data["images"]), TextPool(data["words"], mask), torch.arange(40).expand(4, -1)
+        ),
+        "explanation": lambda: shares(net, net.encode_images(data["images"][:1]), data["words"][0]),
+    }
+    for name, path in paths.items():
+        fired.clear()
+        path()
+        assert fired, name
