@@ -147,7 +147,7 @@ class Pooling(HRPA):
     reads_cosines = False
     """Whether it reads all cosines instead of the maxima."""
 
-    def forward(
+    def forward(  # type: ignore[override]
         self, rows: Tensor, columns: Tensor, word_mask: Tensor | None = None, token_mask: Tensor | None = None
     ) -> Tensor:
         """S (...) from the maxima r (..., M) and c (..., K); see `HRPA.pool_both`."""
@@ -166,7 +166,7 @@ class CustomPooling(Pooling):
         """One direction from its maxima: (..., X) -> (...)."""
         return checked_result("An alignment of maxima", self.idea(best, mask), tuple(best.shape[:-1]))
 
-    def forward(
+    def forward(  # type: ignore[override]
         self, rows: Tensor, columns: Tensor, word_mask: Tensor | None = None, token_mask: Tensor | None = None
     ) -> Tensor:
         """S (...) from the maxima; where it reads all cosines, `rows` are these, (..., M, K)."""
