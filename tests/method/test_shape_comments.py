@@ -82,7 +82,7 @@ def run_networks() -> None:
 
 
 def run_own_ideas() -> None:
-    """Ideas of somebody's own, with and without the form that the fast paths need."""
+    """Custom components, by both hooks."""
     images, words, dense = torch.randn(B, P + N, C), torch.randn(T, M, C), torch.randn(B, L, C)
     lengths, dense_lengths = torch.tensor([5, 1, 3, 4]), torch.tensor([7, 0, 2])
 
@@ -92,36 +92,26 @@ def run_own_ideas() -> None:
     def scoring(patches, attentions, weights, valid):
         return sum(weights[name] * attention for name, attention in attentions.items())
 
-    def align(similarity, word_mask, token_mask):
-        return similarity.mean(dim=(1, 2))
+    class Align:
+        def align(self, similarity, word_mask, token_mask):
+            return similarity.mean(dim=(1, 2))
 
-    class Mean:
-        form = "logits"
+    class Merge:
+        def merge(self, patches, keep, scores):
+            return (patches * keep[..., None])[:, :8]
 
-        def __call__(self, patches):
-            return patches[..., :8]
-
-    class Best:
-        form = "maxima"
-
-        def __call__(self, best, mask):
-            return best.mean(dim=-1)
-
-    def merge(patches, keep, scores):
-        return (patches * keep[..., None])[:, :8]
-
-    plain = {"scoring": scoring, "decision": decide, "aggregation": merge, "alignment": align}
-    for ideas in (plain, {**plain, "aggregation": Mean(), "alignment": Best()}):
+    plain = {"scoring": scoring, "decision": decide, "aggregation": Merge(), "alignment": Align()}
+    first = {"aggregation": lambda patches: patches[..., :8], "alignment": lambda best, mask: best.mean(dim=-1)}
+    for ideas in (plain, {**plain, **first}):
         for similarity in ("leaky", "cosine"):
             config = make_net(("sum", "tokens", "single", "mean"), similarity=similarity).config
             net = seps.PatchSlimming(config, **ideas)
             net(images, words, lengths, dense=dense, dense_lengths=dense_lengths)
             mask = torch.arange(N).expand(B, -1) < torch.tensor([[20], [13], [9]])
             net(images, words, lengths, dense=dense, patch_mask=mask)
-            net.hrpa(F.normalize(images, dim=-1), F.normalize(torch.randn(B, M, C), dim=-1))
     with mock.patch.dict(registry._IDEAS):
         seps.register_guide("loud")(lambda vectors: vectors[:, :C])
-        seps.register_guide("bright", form="patches")(lambda patches: patches.amax(dim=1))
+        seps.register_guide("bright", from_patches=True)(lambda patches: patches.amax(dim=1))
         net = make_net(NETWORKS[0], extra_guides={"loud": 0.5, "bright": 0.5})
         net(images, words, guides={"loud": torch.randn(B, 31)})
 

@@ -87,7 +87,7 @@ def test_every_path_follows_a_step_changed_in_its_place(
         paths = {"forward": net(*call, **dense), "training": score_with_gradient(net, *call, **dense).similarity}
         for backend in ("auto", "factored", "reference"):
             paths[backend] = score_matrix(net, *call, backend=backend, **dense)
-        best = score_matrix(net, *call, topk=4, query="image", **dense)
+        best = score_matrix(net, *call, topk=40, query="image", **dense)
         paths["best"] = torch.zeros_like(wanted).scatter(1, best.indices, best.scores)
         side = net.encode_images(data["images"], **dense)
         if can_score(net):
