@@ -51,7 +51,7 @@ OBJECTS = Path(__file__).with_name("objects.txt").read_text(encoding="utf-8").sp
 """Things that a caption names and another caption could name in their place."""
 
 
-@registry.register_scoring("random", form="additive")
+@registry.register_scoring("random")
 def random_scores(
     patches: Tensor, attentions: dict[str, Tensor], weights: dict[str, float], valid: Tensor | None
 ) -> Tensor:

@@ -242,7 +242,7 @@ def test_an_index_without_guides_has_no_column_for_them(encoders, dev_scenes, tm
 
 
 def test_a_guide_from_patches_needs_no_data(encoders, scenes, dev_scenes, tmp_path):
-    @seps.register_guide("bright", form="patches")
+    @seps.register_guide("bright", from_patches=True)
     def bright(patches):
         return patches[torch.arange(len(patches)), patches.norm(dim=-1).argmax(dim=1)]
 

@@ -48,7 +48,7 @@ from seps.encoders import Preprocessing, VisionEncoder
 from seps.retrieval.heads import Head, Scores
 
 
-@seps.register_decision("first", form="scores")
+@seps.register_decision("first")
 def keep_first(scores, count, valid):
     return (torch.arange(scores.shape[-1]) < count).float().expand_as(scores)
 
@@ -202,7 +202,7 @@ def test_the_commands_take_a_plugin_and_say_so_without_it(encoders, scenes, dev_
 
 def test_what_belongs_to_no_word_is_not_called_an_mlp(encoders, dev_scenes, tmp_path, capsys):
     """An alignment of one's own adds to the means what is no MLP."""
-    seps.register_alignment("median", form="maxima")(median)
+    seps.register_alignment("median")(median)
     save_pretrained(RetrievalModel(model_config(encoders, slimming={"alignment": "median"})), tmp_path / "model")
     words = ["explain", str(dev_scenes.parent / "dev000.png"), "a red square", "--model", str(tmp_path / "model")]
     assert main(words) == 0

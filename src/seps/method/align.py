@@ -21,30 +21,32 @@ def relevance_mlp(top_k: int) -> nn.Sequential:
 
 
 def pool_relevance(
-    best_BX: Tensor, mask_BX: Tensor | None = None, *, top_k: int = 0, mlp: nn.Module | None = None
+    values: Tensor, mask_BX: Tensor | None = None, *, top_k: int = 0, mlp: nn.Module | None = None
 ) -> Tensor:
     """`mean(best) + MLP(top_k of best)` over the valid positions, in float32: (B, X) -> (B,).
 
     Without `mlp` the mean alone. Fewer than `top_k` values are zero-padded.
     """
-    best = best_BX.float()  # (B, X)
+    best = values.float()  # (..., X)
     if mask_BX is None:
-        pooled = best.mean(dim=-1)  # (B, X) -> (B,)
+        pooled = best.mean(dim=-1)  # (..., X) -> (...)
     else:
-        count = mask_BX.sum(dim=-1).clamp_min(1)  # (B, X) -> (B,)
-        pooled = best.masked_fill(~mask_BX, 0.0).sum(dim=-1) / count  # (B, X) -> (B,)
+        count = mask_BX.sum(dim=-1).clamp_min(1)  # (..., X) -> (...)
+        pooled = best.masked_fill(~mask_BX, 0.0).sum(dim=-1) / count  # (..., X) -> (...)
     if mlp is None:
         return pooled
-    ranked = best if mask_BX is None else best.masked_fill(~mask_BX, float("-inf"))  # (B, X)
-    top = ranked.topk(min(top_k, best.shape[-1]), dim=-1).values  # (B, X) -> (B, Z): Z = min(top_k, X)
-    top = F.pad(torch.where(torch.isfinite(top), top, 0.0), (0, top_k - top.shape[-1]))  # (B, Z) -> (B, E): E = top_k
-    return pooled + float_apply(mlp, top).squeeze(-1)  # (B, E) -> (B,)
+    ranked = best if mask_BX is None else best.masked_fill(~mask_BX, float("-inf"))  # (..., X)
+    top = ranked.topk(min(top_k, best.shape[-1]), dim=-1).values  # (..., X) -> (..., Z): Z = min(top_k, X)
+    top = F.pad(
+        torch.where(torch.isfinite(top), top, 0.0), (0, top_k - top.shape[-1])
+    )  # (..., Z) -> (..., E): E = top_k
+    return pooled + float_apply(mlp, top).squeeze(-1)  # (..., E) -> (...)
 
 
 def pool_both(
     pool: Callable[[Tensor, Tensor | None], Tensor],
-    rows_BM: Tensor,
-    columns_BK: Tensor,
+    rows: Tensor,
+    columns: Tensor,
     word_mask_BM: Tensor | None = None,
     token_mask_BK: Tensor | None = None,
     *,
@@ -52,11 +54,11 @@ def pool_both(
     bidirectional: bool = True,
 ) -> Tensor:
     """S of Eq. 5 from its maxima, each direction pooled by `pool(best, mask)`: r (B, M), c (B, K) -> (B,)."""
-    rows, columns = rows_BM.float(), columns_BK.float()  # (B, M), (B, K)
+    rows, columns = rows.float(), columns.float()  # (..., M), (..., K)
     if leaky:  # LeakyReLU rises, so that it commutes with the maximum
-        rows, columns = F.leaky_relu(rows, 0.1), F.leaky_relu(columns, 0.1)  # (B, M), (B, K)
-    score = pool(rows, word_mask_BM)  # (B, M) -> (B,)
-    return score + pool(columns, token_mask_BK) if bidirectional else score  # (B,)
+        rows, columns = F.leaky_relu(rows, 0.1), F.leaky_relu(columns, 0.1)  # (..., M), (..., K)
+    score = pool(rows, word_mask_BM)  # (..., M) -> (...)
+    return score + pool(columns, token_mask_BK) if bidirectional else score  # (...)
 
 
 def largest(
@@ -133,7 +135,7 @@ class HRPA(nn.Module):
 
     def pool(self, best: Tensor, mask: Tensor | None = None) -> Tensor:
         """One direction of Eq. 5 from its maxima r or c: (B, X) -> (B,); `mask` (B, X) is True at valid ones."""
-        return pool_relevance(best, mask, top_k=self.top_k, mlp=self.relevance_mlp)  # (B, X) -> (B,)
+        return pool_relevance(best, mask, top_k=self.top_k, mlp=self.relevance_mlp)  # (..., X) -> (...)
 
     def pool_both(
         self, rows: Tensor, columns: Tensor, word_mask: Tensor | None = None, token_mask: Tensor | None = None

@@ -32,14 +32,17 @@ def cosine_attention(patches_BNC: Tensor, vector_BC: Tensor) -> Tensor:
     return (patches * vector[:, None, :]).sum(dim=-1)  # (B, N, C) -> (B, N)
 
 
-def min_max(attention_BN: Tensor, valid_BN: Tensor | None = None) -> Tensor:
+def min_max(attention_XN: Tensor, valid_BN: Tensor | None = None) -> Tensor:
     """Scale each row to [0, 1] over its valid patches: `s = (a - min a) / (max a - min a + 1e-8)`, (B, N) -> (B, N)."""
     if valid_BN is None:
-        low, high = attention_BN.amin(dim=-1, keepdim=True), attention_BN.amax(dim=-1, keepdim=True)  # (B, 1), (B, 1)
-        return (attention_BN - low) / (high - low + 1e-8)  # (B, N)
-    low = attention_BN.masked_fill(~valid_BN, float("inf")).amin(dim=-1, keepdim=True)  # (B, N) -> (B, 1)
-    high = attention_BN.masked_fill(~valid_BN, float("-inf")).amax(dim=-1, keepdim=True)  # (B, N) -> (B, 1)
-    return ((attention_BN - low) / (high - low + 1e-8)).masked_fill(~valid_BN, 0.0)  # (B, N)
+        low, high = (
+            attention_XN.amin(dim=-1, keepdim=True),
+            attention_XN.amax(dim=-1, keepdim=True),
+        )  # (..., 1), (..., 1)
+        return (attention_XN - low) / (high - low + 1e-8)  # (..., N)
+    low = attention_XN.masked_fill(~valid_BN, float("inf")).amin(dim=-1, keepdim=True)  # (..., N) -> (..., 1)
+    high = attention_XN.masked_fill(~valid_BN, float("-inf")).amax(dim=-1, keepdim=True)  # (..., N) -> (..., 1)
+    return ((attention_XN - low) / (high - low + 1e-8)).masked_fill(~valid_BN, 0.0)  # (..., N)
 
 
 def score_predictor(embed_size: int) -> nn.Sequential:
@@ -66,7 +69,7 @@ def combine_scores(
     description came) contributes nothing. With `normalise` each attention is min-max scaled first. `fixed_BN` is a sum
     made earlier, to which the guides are added.
     """
-    terms = [  # each (B, N)
+    terms = [  # each (..., N)
         weight * (min_max(attentions[name], valid_BN) if normalise else attentions[name])
         for name, weight in ((name, weights[name]) for name in attentions if name in weights)
     ]
@@ -74,7 +77,7 @@ def combine_scores(
         terms.insert(0, predictor_weight * predicted_BN.float())
     if fixed_BN is not None:
         terms.insert(0, fixed_BN.float())
-    total = terms[0]  # (B, N)
+    total = terms[0]  # (..., N)
     for term in terms[1:]:
-        total = total + term  # (B, N)
+        total = total + term  # (..., N)
     return total

@@ -29,64 +29,64 @@ def num_kept(num_patches: int, ratio: float) -> int:
     return max(1, math.ceil(num_patches * ratio))
 
 
-def kept_counts(scores_BN: Tensor, ratio: float, valid_BN: Tensor | None) -> Tensor:
+def kept_counts(scores_XN: Tensor, ratio: float, valid_BN: Tensor | None) -> Tensor:
     """K of each row, counted over its valid patches: (B, 1)."""
     if valid_BN is None:
-        count = num_kept(scores_BN.shape[-1], ratio)
-        return torch.full_like(scores_BN[..., :1], count, dtype=torch.long)  # (B, N) -> (B, 1)
-    return torch.ceil(valid_BN.sum(dim=-1, keepdim=True).double() * ratio).long().clamp_min(1)  # (B, N) -> (B, 1)
+        count = num_kept(scores_XN.shape[-1], ratio)
+        return torch.full_like(scores_XN[..., :1], count, dtype=torch.long)  # (..., N) -> (..., 1)
+    return torch.ceil(valid_BN.sum(dim=-1, keepdim=True).double() * ratio).long().clamp_min(1)  # (..., N) -> (..., 1)
 
 
-def rank_patches(scores_BN: Tensor) -> Tensor:
+def rank_patches(scores_XN: Tensor) -> Tensor:
     """Patch indices from the best score to the worst, (B, N); of equal scores the lower index comes first."""
     if torch.onnx.is_in_onnx_export():
         # ONNX has no stable sort; its TopK is defined to put the lower index first, which torch.topk is not.
-        return torch.topk(scores_BN, scores_BN.shape[-1], dim=-1).indices
-    return torch.sort(scores_BN, dim=-1, descending=True, stable=True).indices  # (B, N)
+        return torch.topk(scores_XN, scores_XN.shape[-1], dim=-1).indices
+    return torch.sort(scores_XN, dim=-1, descending=True, stable=True).indices  # (..., N)
 
 
-def keep_best(scores_BN: Tensor, count_B1: Tensor) -> Tensor:
+def keep_best(scores_XN: Tensor, count_X1: Tensor) -> Tensor:
     """1 at the `count` best-scored patches of each row, 0 elsewhere: (B, N), (B, 1) -> (B, N) float32."""
-    positions = torch.arange(scores_BN.shape[-1], device=scores_BN.device).expand_as(scores_BN)  # (B, N)
-    chosen = (positions < count_B1).float()  # (B, N)
-    return torch.zeros_like(scores_BN, dtype=torch.float32).scatter(-1, rank_patches(scores_BN), chosen)  # (B, N)
+    positions = torch.arange(scores_XN.shape[-1], device=scores_XN.device).expand_as(scores_XN)  # (..., N)
+    chosen = (positions < count_X1).float()  # (..., N)
+    return torch.zeros_like(scores_XN, dtype=torch.float32).scatter(-1, rank_patches(scores_XN), chosen)  # (..., N)
 
 
-def hard_topk(scores_BN: Tensor, ratio: float, valid_BN: Tensor | None = None) -> Tensor:
+def hard_topk(scores_XN: Tensor, ratio: float, valid_BN: Tensor | None = None) -> Tensor:
     """D: 1 at the K best-scored valid patches, 0 elsewhere, (B, N) float32, without gradient."""
-    scores = scores_BN.detach().float()  # (B, N)
+    scores = scores_XN.detach().float()  # (..., N)
     if valid_BN is not None:
-        scores = scores.masked_fill(~valid_BN, float("-inf"))  # (B, N)
+        scores = scores.masked_fill(~valid_BN, float("-inf"))  # (..., N)
     elif not (is_compiling() or torch.onnx.is_in_onnx_export()):
-        return _keep_best_of_all(scores, num_kept(scores.shape[-1], ratio))  # (B, N)
-    return keep_best(scores, kept_counts(scores, ratio, valid_BN))  # (B, N)
+        return _keep_best_of_all(scores, num_kept(scores.shape[-1], ratio))  # (..., N)
+    return keep_best(scores, kept_counts(scores, ratio, valid_BN))  # (..., N)
 
 
-def _keep_best_of_all(scores_BN: Tensor, count: int) -> Tensor:
+def _keep_best_of_all(scores_XN: Tensor, count: int) -> Tensor:
     """`keep_best` with one K for all rows, without sorting them: (B, N) -> (B, N) float32."""
-    if count >= scores_BN.shape[-1]:
-        return torch.ones_like(scores_BN)  # (B, N)
-    least = _nth_smallest(scores_BN, scores_BN.shape[-1] - count)  # (B, 1)
-    if scores_BN.device.type == "cpu":
-        keep = scores_BN >= least  # (B, N)
-        if int(keep.sum()) * scores_BN.shape[-1] == count * scores_BN.numel():
-            return keep.to(scores_BN.dtype)  # (B, N)
-    above, level = scores_BN > least, scores_BN == least  # (B, N), (B, N)
-    room = count - above.sum(dim=-1, keepdim=True)  # (B, N) -> (B, 1)
-    return (above | (level & (level.cumsum(dim=-1, dtype=torch.int32) <= room))).to(scores_BN.dtype)  # (B, N)
+    if count >= scores_XN.shape[-1]:
+        return torch.ones_like(scores_XN)  # (..., N)
+    least = _nth_smallest(scores_XN, scores_XN.shape[-1] - count)  # (..., 1)
+    if scores_XN.device.type == "cpu":
+        keep = scores_XN >= least  # (..., N)
+        if int(keep.sum()) * scores_XN.shape[-1] == count * scores_XN.numel():
+            return keep.to(scores_XN.dtype)  # (..., N)
+    above, level = scores_XN > least, scores_XN == least  # (..., N), (..., N)
+    room = count - above.sum(dim=-1, keepdim=True)  # (..., N) -> (..., 1)
+    return (above | (level & (level.cumsum(dim=-1, dtype=torch.int32) <= room))).to(scores_XN.dtype)  # (..., N)
 
 
-def _nth_smallest(scores_BN: Tensor, place: int) -> Tensor:
+def _nth_smallest(scores_XN: Tensor, place: int) -> Tensor:
     """The value at `place`, counted from 0, of each row in rising order: (B, N) -> (B, 1)."""
-    if scores_BN.device.type == "cpu":
+    if scores_XN.device.type == "cpu":
         try:
-            values = scores_BN.clone().numpy()
+            values = scores_XN.clone().numpy()
             # NumPy is eight times as fast here: it compares many values at once.
             values.partition(place, axis=-1)
-            return torch.from_numpy(values)[..., place : place + 1]  # (B, N) -> (B, 1)
+            return torch.from_numpy(values)[..., place : place + 1]  # (..., N) -> (..., 1)
         except RuntimeError:  # torch without NumPy, or inside a transform such as vmap
             pass
-    return scores_BN.kthvalue(place + 1, dim=-1, keepdim=True).values  # (B, N) -> (B, 1)
+    return scores_XN.kthvalue(place + 1, dim=-1, keepdim=True).values  # (..., N) -> (..., 1)
 
 
 def _uniform(like: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -101,7 +101,7 @@ def _straight_through(hard: Tensor, soft: Tensor) -> Tensor:
 
 
 def gumbel_topk(
-    scores_BN: Tensor,
+    scores_XN: Tensor,
     ratio: float,
     *,
     temperature: float,
@@ -118,23 +118,23 @@ def gumbel_topk(
     In evaluation there is no noise, and D is that of `hard_topk`.
     """
     if not training:
-        return hard_topk(scores_BN, ratio, valid_BN)  # (B, N)
-    logits = _gumbel_logits(scores_BN, sharpness, valid_BN, generator)  # (B, N)
-    soft = soft_topk(logits, kept_counts(logits, ratio, valid_BN), temperature)  # (B, N)
-    return _straight_through(hard_topk(logits if sample else scores_BN, ratio, valid_BN), soft)  # (B, N)
+        return hard_topk(scores_XN, ratio, valid_BN)  # (..., N)
+    logits = _gumbel_logits(scores_XN, sharpness, valid_BN, generator)  # (..., N)
+    soft = soft_topk(logits, kept_counts(logits, ratio, valid_BN), temperature)  # (..., N)
+    return _straight_through(hard_topk(logits if sample else scores_XN, ratio, valid_BN), soft)  # (..., N)
 
 
 def _gumbel_logits(
-    scores_BN: Tensor, sharpness: float, valid_BN: Tensor | None, generator: torch.Generator | None
+    scores_XN: Tensor, sharpness: float, valid_BN: Tensor | None, generator: torch.Generator | None
 ) -> Tensor:
     """Scores times `sharpness` with Gumbel noise, (B, N) float32; padding far below everything."""
-    logits = scores_BN.float() * sharpness  # (B, N)
-    logits = logits - torch.log(-torch.log(_uniform(logits, generator)))  # (B, N)
-    return logits if valid_BN is None else logits.masked_fill(~valid_BN, FAR)  # (B, N)
+    logits = scores_XN.float() * sharpness  # (..., N)
+    logits = logits - torch.log(-torch.log(_uniform(logits, generator)))  # (..., N)
+    return logits if valid_BN is None else logits.masked_fill(~valid_BN, FAR)  # (..., N)
 
 
 def binary_decision(
-    scores_BN: Tensor,
+    scores_XN: Tensor,
     threshold: Tensor,
     *,
     temperature: float,
@@ -148,17 +148,17 @@ def binary_decision(
     In training D is a sample (logistic noise), and its gradient that of `sigmoid((logit + noise) / temperature)`.
     In evaluation the best patches are kept, as many as are expected to be: `round(sum P(keep))`.
     """
-    logits = (scores_BN.float() - threshold) * sharpness  # (B, N)
+    logits = (scores_XN.float() - threshold) * sharpness  # (..., N)
     if valid_BN is not None:
-        logits = logits.masked_fill(~valid_BN, FAR)  # (B, N)
+        logits = logits.masked_fill(~valid_BN, FAR)  # (..., N)
     if not training:
-        expected = torch.sigmoid(logits).sum(dim=-1, keepdim=True).round().clamp_min(1)  # (B, N) -> (B, 1)
-        return keep_best(logits.detach(), expected)  # (B, N)
-    noise = _uniform(logits, generator)  # (B, N)
-    logits = logits + torch.log(noise) - torch.log1p(-noise)  # (B, N)
-    best = keep_best(logits.detach(), torch.ones_like(logits[..., :1]))  # (B, N)
-    hard = torch.maximum((logits.detach() > 0).float(), best)  # (B, N)
-    return _straight_through(hard, torch.sigmoid(logits / temperature))  # (B, N)
+        expected = torch.sigmoid(logits).sum(dim=-1, keepdim=True).round().clamp_min(1)  # (..., N) -> (..., 1)
+        return keep_best(logits.detach(), expected)  # (..., N)
+    noise = _uniform(logits, generator)  # (..., N)
+    logits = logits + torch.log(noise) - torch.log1p(-noise)  # (..., N)
+    best = keep_best(logits.detach(), torch.ones_like(logits[..., :1]))  # (..., N)
+    hard = torch.maximum((logits.detach() > 0).float(), best)  # (..., N)
+    return _straight_through(hard, torch.sigmoid(logits / temperature))  # (..., N)
 
 
 def extra_weights(scores_XN: Tensor, keep_XN: Tensor, valid_XN: Tensor | None = None) -> Tensor:
@@ -273,15 +273,15 @@ class TokenSparse(nn.Module):
         is a fraction of it. A sum of cosines has no such scale and is min-max scaled instead.
         """
         if self.decision == "topk":
-            return hard_topk(scores, self.sparse_ratio, valid)  # (B, N)
+            return hard_topk(scores, self.sparse_ratio, valid)  # (..., N)
         relaxed: dict[str, Any] = {"temperature": self.temperature, "sharpness": self.sharpness}
         relaxed["training"] = self.training
         if self.decision == "binary":
-            scaled = scores / full_score if self.use_paper_version else min_max(scores, valid)  # (B, N)
-            return binary_decision(scaled, self.threshold, **relaxed, valid_BN=valid)  # (B, N)
+            scaled = scores / full_score if self.use_paper_version else min_max(scores, valid)  # (..., N)
+            return binary_decision(scaled, self.threshold, **relaxed, valid_BN=valid)  # (..., N)
         return gumbel_topk(
             scores, self.sparse_ratio, sample=self.decision == "gumbel", valid_BN=valid, **relaxed
-        )  # (B, N)
+        )  # (..., N)
 
     def forward(
         self,
