@@ -56,7 +56,8 @@ def random_scores(
     patches: Tensor, attentions: dict[str, Tensor], weights: dict[str, float], valid: Tensor | None
 ) -> Tensor:
     """Scores that nothing decides but chance: the caption's cosine, which is added, is small beside them."""
-    return 1000 * torch.rand(patches.shape[:2], device=patches.device)
+    scores = 1000 * torch.rand(patches.shape[:2], device=patches.device)
+    return scores + attentions["caption"] if "caption" in attentions else scores
 
 
 @registry.register_guide("cls")

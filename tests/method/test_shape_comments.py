@@ -31,7 +31,7 @@ PACKAGE = Path(seps.__file__).parent
 FILES = [*sorted((PACKAGE / "method").rglob("*.py")), PACKAGE / "modules/network.py"]
 SHARE = 0.95
 B, T, P, N, M, L, C = 3, 4, 2, 20, 5, 7, 16
-LEGEND = {"B": {B, 1, T}, "T": {T, 0}, "P": {P, 1, 0}, "N": {N, N // 2}, "M": {M, L}, "C": {C, N}, "Q": {8}}
+LEGEND = {"B": {B, 1, T, 0}, "T": {T, 0, 1}, "P": {P, 1, 0}, "N": {N, N // 2}, "M": {M, L}, "C": {C, N}, "Q": {8}}
 """What a letter can be: the explanation takes one image, and merges an identity matrix instead of features; losses take
 T pairs; the aggregation takes also the kept half alone; the published pairing aligns a description as a caption."""
 NETWORKS = [

@@ -21,21 +21,21 @@ def relevance_mlp(top_k: int) -> nn.Sequential:
 
 
 def pool_relevance(
-    values: Tensor, mask_BX: Tensor | None = None, *, top_k: int = 0, mlp: nn.Module | None = None
+    values: Tensor, mask: Tensor | None = None, *, top_k: int = 0, mlp: nn.Module | None = None
 ) -> Tensor:
     """`mean(best) + MLP(top_k of best)` over the valid positions, in float32: (B, X) -> (B,).
 
     Without `mlp` the mean alone. Fewer than `top_k` values are zero-padded.
     """
     best = values.float()  # (..., X)
-    if mask_BX is None:
+    if mask is None:
         pooled = best.mean(dim=-1)  # (..., X) -> (...)
     else:
-        count = mask_BX.sum(dim=-1).clamp_min(1)  # (..., X) -> (...)
-        pooled = best.masked_fill(~mask_BX, 0.0).sum(dim=-1) / count  # (..., X) -> (...)
+        count = mask.sum(dim=-1).clamp_min(1)  # (..., X) -> (...)
+        pooled = best.masked_fill(~mask, 0.0).sum(dim=-1) / count  # (..., X) -> (...)
     if mlp is None:
         return pooled
-    ranked = best if mask_BX is None else best.masked_fill(~mask_BX, float("-inf"))  # (..., X)
+    ranked = best if mask is None else best.masked_fill(~mask, float("-inf"))  # (..., X)
     top = ranked.topk(min(top_k, best.shape[-1]), dim=-1).values  # (..., X) -> (..., Z): Z = min(top_k, X)
     top = F.pad(
         torch.where(torch.isfinite(top), top, 0.0), (0, top_k - top.shape[-1])
@@ -47,8 +47,8 @@ def pool_both(
     pool: Callable[[Tensor, Tensor | None], Tensor],
     rows: Tensor,
     columns: Tensor,
-    word_mask_BM: Tensor | None = None,
-    token_mask_BK: Tensor | None = None,
+    word_mask: Tensor | None = None,
+    token_mask: Tensor | None = None,
     *,
     leaky: bool = False,
     bidirectional: bool = True,
@@ -57,8 +57,8 @@ def pool_both(
     rows, columns = rows.float(), columns.float()  # (..., M), (..., K)
     if leaky:  # LeakyReLU rises, so that it commutes with the maximum
         rows, columns = F.leaky_relu(rows, 0.1), F.leaky_relu(columns, 0.1)  # (..., M), (..., K)
-    score = pool(rows, word_mask_BM)  # (..., M) -> (...)
-    return score + pool(columns, token_mask_BK) if bidirectional else score  # (...)
+    score = pool(rows, word_mask)  # (..., M) -> (...)
+    return score + pool(columns, token_mask) if bidirectional else score  # (...)
 
 
 def largest(

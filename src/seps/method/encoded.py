@@ -1,6 +1,7 @@
 """What passes between the steps of the score: encoded images, texts, the decision about both, and scores.
 
-Shapes: B images, T texts, P prefix tokens, N patches, M words, L words of a description, C width, Q merged patches.
+Shapes: B images, T texts, P prefix tokens, N patches, M words, L words of a description, C width, Q merged patches,
+R texts of all images.
 """
 
 from __future__ import annotations
@@ -121,8 +122,8 @@ class Texts:
     @classmethod
     def of(cls, words: Tensor, mask: Tensor | None = None, description: Texts | None = None) -> Texts:
         """Texts from word features (T, M, C), or (T, B, M, C), and their masks."""
-        flat = words.flatten(0, -3)  # (X, M, C)
-        mean = masked_mean(flat, None if mask is None else mask.flatten(0, -2))  # (X, C)
+        flat = words.flatten(0, -3)  # (R, M, C)
+        mean = masked_mean(flat, None if mask is None else mask.flatten(0, -2))  # (R, C)
         mean = F.normalize(mean, dim=-1).view(*words.shape[:-2], words.shape[-1])  # (..., C)
         return cls(F.normalize(words.float(), dim=-1), mask, mean, description=description)
 

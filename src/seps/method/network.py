@@ -253,7 +253,7 @@ class PatchSlimming(nn.Module):
         self, rows: Tensor, columns: Tensor, word_mask: Tensor | None = None, token_mask: Tensor | None = None
     ) -> Tensor:
         """S of Eq. 5 from the best token of each word (B, T, M) and the best word of each token (B, T, K): (B, T)."""
-        score: Tensor = self.hrpa(rows, columns, word_mask, token_mask)  # (B, T)
+        score: Tensor = self.hrpa(rows, columns, word_mask, token_mask)  # (...)
         return score
 
     def pooled_score(self, image_BC: Tensor, means: Tensor) -> Tensor:
@@ -336,7 +336,7 @@ class PatchSlimming(nn.Module):
         mean = masked_mean(patches, patch_mask)  # (B, C)
         vectors = {"image": mean}  # each (B, C)
         if dense is not None and dense_mask is not None:
-            vectors["dense"] = masked_mean(dense, dense_mask)  # (B, C)
+            vectors["dense"] = masked_mean(dense, dense_mask)
         vectors.update(self.guides(patches, guides or {}))
         attentions = {name: cosine_attention(patches, vector) for name, vector in vectors.items()}  # each (B, N)
         # Without any description an independent second branch has nothing to go by, and is left out.

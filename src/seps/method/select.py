@@ -83,7 +83,7 @@ def _nth_smallest(scores_XN: Tensor, place: int) -> Tensor:
             values = scores_XN.clone().numpy()
             # NumPy is eight times as fast here: it compares many values at once.
             values.partition(place, axis=-1)
-            return torch.from_numpy(values)[..., place : place + 1]  # (..., N) -> (..., 1)
+            return torch.from_numpy(values)[..., place : place + 1]  # (..., 1)
         except RuntimeError:  # torch without NumPy, or inside a transform such as vmap
             pass
     return scores_XN.kthvalue(place + 1, dim=-1, keepdim=True).values  # (..., N) -> (..., 1)
