@@ -18,6 +18,7 @@ from seps.images.sources import row_id
 from seps.photos.search.explaining import StoredExplainer, find_image
 from seps.photos.search.searcher import Searcher
 from seps.photos.store.rows import StoreError
+from seps.retrieval.engine.loading import engine_of
 from stores import gallery, index, model, model_folder, paint
 
 QUERY = "an unbelievable dog, running!"
@@ -25,7 +26,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "all": {},
     "fewer patches": {"patches": 5},
     "fewer words": {"words": 3},
-    "int8": {"precision": "int4"},
+    "int4": {"precision": "int4"},
     "means in codes": {"precision": "int2", "means": 2, "words": 2},
     "all of them": {"patches": 4, "words": 2, "precision": "int4"},
 }
@@ -34,7 +35,7 @@ KINDS: dict[str, dict[str, Any]] = {
 @pytest.fixture(autouse=True)
 def _loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands take the model that is loaded already: reading it for every call takes most of the time."""
-    monkeypatch.setattr("seps.photos.search.searcher.load_engine", lambda *_, **__: model())
+    monkeypatch.setattr("seps.photos.search.searcher.load_engine", lambda *_, **__: engine_of(model()))
 
 
 def asked(capsys: pytest.CaptureFixture[str], command: str, *words: str) -> str:
