@@ -127,7 +127,7 @@ def test_modules_on_a_full_disk_keeps_the_file_that_was_there(
 ) -> None:
     """The file of an earlier call was cut off in its middle, and the sentence named no file."""
     file = tmp_path / "real.py"
-    assert main(["modules", "-o", str(file), "--style", "plain"]) == 0
+    assert main(["modules", "-o", str(file), "--style", "slim"]) == 0
     before = file.read_bytes()
     (tmp_path / "link.py").symlink_to(file)
     for name in ("real.py", "link.py"):

@@ -140,7 +140,7 @@ def test_the_example_and_the_check_run_on_torch_1_13_with_the_single_file(tmp_pa
     there = subprocess.run(version, capture_output=True, text=True)
     if not there.stdout.startswith("1.13."):
         pytest.skip(f"needs torch 1.13 in {OLD_PYTHON}: apt-get install python3-torch")
-    (tmp_path / "seps_modules.py").write_text(single_file("plain", "en"), encoding="utf-8")
+    (tmp_path / "seps_modules.py").write_text(single_file("annotated", "en"), encoding="utf-8")
     shutil.copy(EXAMPLE, tmp_path)
     shutil.copy(selection_check.__file__, tmp_path)
     program = (
