@@ -139,7 +139,7 @@ def _merge(cls: Any, tree: dict[str, Any], given: Mapping[Any, Any], section: st
         name, _, rest = str(key).partition(".")
         if name not in hints:
             unknown = f"{section}{key}"
-            raise ConfigError(f"In {source} there is no setting {unknown}; {_meant(unknown, cls, section)}")
+            raise ConfigError(f"In {source} there is no setting {unknown}; {unknown_setting(unknown, cls, section)}")
         hint, full = hints[name], f"{section}{name}"
         if is_dataclass(hint):
             part = {rest: value} if rest else _section(value)
@@ -162,7 +162,7 @@ def _section(value: Any) -> Any:
     return {} if value is None else value
 
 
-def _meant(name: str, cls: Any, section: str) -> str:
+def unknown_setting(name: str, cls: Any, section: str = "") -> str:
     """The end of the sentence about an unknown name: the one that is most like it, or all of its section."""
     known = [f"{section}{rest}" for rest in defaults(cls)]
     ends = {full.rpartition(".")[2]: full for full in known}

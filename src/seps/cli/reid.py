@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from seps.cli.shared.argtypes import default_device, device, fraction, input_file, non_negative, output_folder, positive
 from seps.cli.shared.errors import EXIT_INTERRUPTED
-from seps.cli.shared.parser import Parser, add_plugins
+from seps.cli.shared.parser import Parser, add_explain, add_plugins
 from seps.cli.shared.reid_report import add_report
 from seps.cli.shared.reid_show import add_show
 from seps.cli.shared.reid_use import DATA_SETTINGS, READING, add_commands, add_pattern, add_run, load_run, say_report
@@ -85,6 +85,7 @@ def add_options(parser: Parser) -> None:
     train.add_argument("--device", type=device, help="cpu, cuda, cuda:1 (default: a GPU if there is one)")
     train.add_argument("--fresh", action="store_true", help="stop with an error where --out holds a run already")
     add_plugins(train)
+    add_explain(train)
     train.add_argument("--json", action="store_true", help="print the result as JSON")
     train.set_defaults(action=_train)
 

@@ -224,16 +224,24 @@ class LossConfig:
     """The training objective (Eq. 6-7): `kind` of alignment loss, and `ratio_form`, the seventh difference."""
 
     kind: LossKind = "infonce"
+    """Choose the alignment loss: "triplet" (Eq. 6), "infonce" or "sigmoid"."""
     margin: float = 0.2
+    """Set the margin of the triplet loss."""
     hardest: bool = True
-    """Triplet: hardest negative in the batch, or the sum of all violations."""
+    """Use the hardest negative in the batch (triplet loss); false uses the sum of all violations."""
     temperature: float = 0.05
-    """InfoNCE and sigmoid: initial temperature (learned)."""
+    """Set the initial temperature of InfoNCE and sigmoid; it is learned."""
     ratio_form: RatioForm = "separate"
+    """Choose the form of the ratio loss (Eq. 7): "unified", of the published code; "separate", of the dual-mode file;
+    or "printed", of the paper."""
     ratio_weight: float = 0.0
+    """Weight the ratio loss, which acts where the number of kept patches is learned; 0 is off."""
     target_ratio: float = 0.5
+    """Set the fraction of kept patches that the ratio loss aims at."""
     lambda_sparse: float = 1.0
+    """Weight the ratio of the patches kept for the caption within the ratio loss."""
     lambda_dense: float = 1.0
+    """Weight the ratio of the patches kept for the description within the ratio loss."""
 
     def __post_init__(self) -> None:
         require_choice("kind", self.kind, LossKind)

@@ -29,43 +29,47 @@ Copies = Literal["refuse", "allow"]
 
 @dataclass(frozen=True)
 class ReidDataConfig(CheckedSettings):
-    """Which images, and how they become batches.
-
-    Args:
-        layout, root: one of the published layouts or "generic", and its folder.
-        modalities: None takes those of the layout (generic: those found); else a choice of two or more of them.
-        pattern, labels: generic layout: how names give identity and camera (see `seps.reid.data.load`).
-        texts: JSONL file with a text of each shot, written from its own pictures (`seps.reid.data.texts`; None: none).
-        text_copies: "refuse" queries whose text is, word for word, that of a gallery shot that they should find, or
-            "allow" them, and say how many they are.
-        on_problem, verify_files: refuse or skip shots with missing or cut files; decode every file beforehand.
-        identities, images: P x K, the make-up of a batch; `train.batch_size` must be their product.
-        holdout: training identities kept apart to choose checkpoints by: a number, or a fraction. 0: all identities
-            train and the last checkpoint is taken, as nothing but the test split could choose another
-            (`train.eval_every` 0).
-        pad, flip, erase: padding and probabilities of the augmentation.
-        rerank: k1 and k2 of k-reciprocal re-ranking (published by DeMo: 50 and 15).
-        threads, cache_mib: decoding threads; memory for decoded shots.
-    """
+    """Which images, and how they become batches."""
 
     layout: str = "generic"
+    """Choose the layout of the data set: the name of a published one, or "generic"."""
     root: str = ""
+    """Read the data set from this folder."""
     modalities: tuple[str, ...] | None = None
+    """Use these sensors, two or more; null takes those of the layout (generic: those found)."""
     pattern: str | None = None
+    """Read identity and camera from file names by this pattern (generic layout; see `seps.reid.data.load`)."""
     labels: str | None = None
+    """Read identity and camera from this file of labels (generic layout; see `seps.reid.data.load`)."""
     texts: str | None = None
+    """Read a text of each shot from this JSONL file, written from its own pictures (`seps.reid.data.texts`); null:
+    none."""
     text_copies: Copies = "refuse"
+    """Refuse or allow queries whose text equals, word for word, that of a gallery shot that they should find;
+    "allow" prints their number."""
     on_problem: Problems = "refuse"
+    """Refuse or skip shots with missing or truncated files."""
     verify_files: bool = False
+    """Decode every file before the run."""
     identities: int = 16
+    """Set the number of identities per batch (P); `train.batch_size` must be identities x images."""
     images: int = 4
+    """Set the number of shots per identity in a batch (K)."""
     holdout: float = 0.1
+    """Hold out training identities to choose checkpoints by: a number, or a fraction. 0: all identities train and
+    the last checkpoint is taken, because only the test split could choose another (set `train.eval_every` to 0)."""
     pad: int = 10
+    """Pad images by this many pixels before the random crop."""
     flip: float = 0.5
+    """Set the probability that a shot is flipped."""
     erase: float = 0.5
+    """Set the probability that a rectangle is erased."""
     rerank: tuple[int, int] = (20, 6)
+    """Set k1 and k2 of k-reciprocal re-ranking (published by DeMo: 50 and 15)."""
     threads: int = 4
+    """Decode with this many threads."""
     cache_mib: int = 1024
+    """Keep at most this many MiB of decoded shots; 0 keeps none."""
 
     def __post_init__(self) -> None:
         self._require_choice("on_problem", Problems)
@@ -86,65 +90,68 @@ class ReidDataConfig(CheckedSettings):
 
 @dataclass(frozen=True)
 class ReidModelConfig(CheckedSettings):
-    """Settings of the network, `seps.reid.network.model.ReidModel`.
-
-    Args:
-        network: "seps", or "demo": DeMo's network, batches and augmentation with SDTPS in the place of its fusion
-            (`seps.reid.demo`).
-        encoder, pretrained, image_size, stride: backbone, (height, width), distance of its patches (None: its own).
-        backbones: "shared" by the modalities, or a "separate" one each. freeze_blocks: first blocks that do not learn.
-        camera_embedding: add a learned vector of the camera to the features (for cameras seen in training); which
-            patches are kept does not depend on it. The "demo" network adds it to CLS before the first norm.
-        width: C of the patches and global vectors.
-        global_local, direct: switches of the "demo" network alone, DeMo's GLOBAL_LOCAL and DIRECT: the global vector is
-            learned from CLS and the mean patch, or, false, CLS; one classifier over all sensors, or, false, one each.
-        fusion: "sdtps", or "concat", the global vectors alone, concatenated.
-        sparse_ratio, aggr_ratio: of SDTPS: the part of the patches that is kept, and the part of the kept ones that
-            they are merged to (Eq. 4).
-        beta: weight of each guide in the score of a patch (Eq. 3).
-        decision, temperature: how the kept patches follow from the scores (`SlimmingConfig.decision`), and the
-            temperature of its relaxation.
-        selection: who decides which patches are kept: the "published" scores, or a "gate" (`seps.reid.network.gate`)
-            that sees each patch by itself, before the encoder mixes them, and learns from identities (`loss.gate`).
-        select_at: where the gate drops patches: at the "end", when they are merged, or before the "first" block of a
-            plain ViT, so that dropped ones have no influence on anything and cost nothing.
-        own_guide: weight of a sensor's own global vector beside the others' (published: 2; 0: the others alone guide).
-        guides: how the others guide: their "vector" against this sensor's patches (as published), or, for sensors that
-            share one frame, by "position": what each keeps to itself, at the same place.
-        text: what a shot's text (`data.texts`) does: "none", "guide" the selection of every sensor's patches, or
-            "join": guide it and be one more block of the feature. A shot without one is compared by its sensors alone.
-        text_encoder, text_width: the fixed encoder that reads the texts, a preset, a hub id or a folder; and its width.
-        text_guide: weight of the text beside the other sensors' 1 in the score of a patch.
-        missing: what an absent sensor is: a "zero" image (as published), or "leave-out": it neither guides nor is
-            guided, and distances are taken over the sensors both samples have.
-    """
+    """Settings of the network, `seps.reid.network.model.ReidModel`."""
 
     network: NetworkKind = "seps"
+    """Choose the network: "seps", or "demo": the network, batches and augmentation of DeMo with SDTPS as its fusion
+    (`seps.reid.demo`)."""
     encoder: str = "mini"
+    """Choose the backbone by preset name, hub id or folder."""
     pretrained: bool = True
+    """Load the pretrained weights of the backbone."""
     image_size: tuple[int, int] = (256, 128)
+    """Resize images to this (height, width) in pixels."""
     stride: int | None = None
+    """Set the distance between patches in pixels; null takes the encoder's default."""
     backbones: Backbones = "shared"
+    """Share one backbone between the sensors ("shared"), or train one for each ("separate")."""
     freeze_blocks: int = 0
+    """Freeze this many of the first blocks of the backbone."""
     camera_embedding: bool = False
+    """Add a learned vector of the camera to the features (for cameras seen in training). The selection of patches
+    does not depend on it. The "demo" network adds it to CLS before the first norm."""
     width: int = 512
+    """Set the width of the patches and global vectors."""
     global_local: bool = True
+    """Learn the global vector from CLS and the mean patch; false uses CLS alone (DeMo's GLOBAL_LOCAL, "demo"
+    network only)."""
     direct: bool = True
+    """Use one classifier over all sensors; false uses one per sensor (DeMo's DIRECT, "demo" network only)."""
     fusion: Fusion = "sdtps"
+    """Choose the fusion of the sensors: "sdtps", or "concat": the concatenated global vectors alone."""
     sparse_ratio: float = 0.5
+    """Keep this fraction of the patches (SDTPS)."""
     aggr_ratio: float = 0.4
+    """Merge the kept patches into this fraction of their number (Eq. 4)."""
     selection: SelectionKind = "published"
+    """Choose what selects the patches: the "published" scores, or a "gate" (`seps.reid.network.gate`) that sees
+    each patch before the encoder mixes them and learns from identities (`loss.gate`)."""
     select_at: SelectionPlace = "end"
+    """Choose where the gate drops patches: at the "end", when they are merged, or before the "first" block of a
+    plain ViT, which saves their computation."""
     beta: float = 0.25
+    """Weight each guide in the score of a patch (Eq. 3)."""
     own_guide: float = 2.0
+    """Weight the global vector of the sensor itself as a guide (published: 2); with 0 only the other sensors guide."""
     guides: GuideKind = "vector"
+    """Choose how other sensors guide: by their "vector" against the patches of this sensor (published), or, for sensors
+    that share one frame, by "position": their vector against their patch at the same place."""
     decision: DecisionKind = "topk"
+    """Choose how the kept patches follow from the scores (`SlimmingConfig.decision`)."""
     temperature: float = 1.0
+    """Set the temperature of the relaxation of the decision."""
     text: TextUse = "none"
+    """Choose the effect of the text of a shot (`data.texts`): "none"; "guide" the selection of the patches of every
+    sensor; "join": guide it and add a block to the feature. A shot without a text is compared by its sensors alone."""
     text_encoder: str = "mini"
+    """Choose the frozen encoder of the texts: a preset, a hub id or a folder."""
     text_width: int = 384
+    """Set the width of model.text_encoder."""
     text_guide: float = 1.0
+    """Weight the text as a guide; each other sensor has weight 1."""
     missing: Missing = "leave-out"
+    """Choose what replaces a missing sensor: a "zero" image (published), or "leave-out": it neither guides nor is
+    guided, and distances use the sensors that both samples have."""
 
     def __post_init__(self) -> None:
         for name, choices in (
@@ -197,35 +204,34 @@ class ReidModelConfig(CheckedSettings):
 
 @dataclass(frozen=True)
 class ReidLossConfig(CheckedSettings):
-    """Weights of the losses.
-
-    Args:
-        identity, triplet: of each branch's label-smoothed cross-entropy and soft-margin batch-hard triplet.
-        triplet_space: "raw" features as published, or "unit" length, the space of the cosine distances they are ranked
-            by. In the raw space the hardest triplets of an encoder that is new to the task are answered fastest by
-            shrinking all features to a point, from which training does not recover.
-        sdtps: weight of the SDTPS branch beside the original one. label_smoothing: part of the target spread evenly.
-        ratio: weight of Eq. 7, which holds the number of kept patches near `sparse_ratio`; it acts with the "binary"
-            decision alone, the others keep a fixed number.
-        gate: weight of the loss of the gate (`model.selection` "gate"), the one part of the network that it trains.
-        shared: weight of a triplet loss that compares single sensors with each other, which brings all sensors into one
-            space: for queries by one sensor and a gallery by another (`seps reid eval --any`); 0 is off.
-        text: weight of the contrastive loss that brings each text near its own shot (`model.text`).
-        text_dropout: probability that a batch is trained without its texts, for shots that have none in use.
-        modality_dropout: probability that a batch is trained with some sensors missing, as `model.missing` says.
-    """
+    """Weights of the losses."""
 
     identity: float = 0.25
+    """Weight the label-smoothed cross-entropy of each branch."""
     triplet: float = 1.0
+    """Weight the soft-margin batch-hard triplet loss of each branch."""
     triplet_space: TripletSpace = "unit"
+    """Choose the space of the triplet loss: "raw" features (published), or features of "unit" length, as the cosine
+    distances of the ranking use. In the raw space an encoder that is new to the task can shrink all features to a
+    point, from which training does not recover."""
     sdtps: float = 1.0
+    """Weight the SDTPS branch relative to the original branch."""
     label_smoothing: float = 0.1
+    """Spread this fraction of the target evenly over all classes."""
     ratio: float = 2.0
+    """Weight Eq. 7, which holds the number of kept patches near `sparse_ratio`. It acts only with the "binary"
+    decision; other decisions keep a fixed number."""
     gate: float = 1.0
+    """Weight the loss of the gate (`model.selection` "gate"). It trains only the gate."""
     shared: float = 0.0
+    """Weight a triplet loss between single sensors, which brings all sensors into one space: for queries by one
+    sensor and a gallery by another (`seps reid eval --any`); 0 is off."""
     text: float = 1.0
+    """Weight the contrastive loss that brings each text near its shot (`model.text`)."""
     text_dropout: float = 0.0
+    """Set the probability that a batch is trained without its texts, for shots that have none in use."""
     modality_dropout: float = 0.0
+    """Set the probability that a batch is trained with some sensors missing, as `model.missing` defines."""
 
     def __post_init__(self) -> None:
         self._require_choice("triplet_space", TripletSpace)

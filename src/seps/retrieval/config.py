@@ -87,35 +87,40 @@ class ModelConfig:
     """What a retrieval model is made of."""
 
     vision: str = "mini"
-    """Preset name, hub id or folder of the vision encoder; see `seps.encoders`."""
+    """Choose the vision encoder by preset name, hub id or folder; see `seps.encoders`."""
     text: str = "mini"
+    """Choose the text encoder by preset name, hub id or folder; see `seps.encoders`."""
     image_size: tuple[int, int] | None = None
-    """(height, width) in pixels; None takes the encoder's own."""
+    """Resize images to this (height, width) in pixels; null takes the encoder's default."""
     embed_size: int = 384
-    """Width of the joint space."""
+    """Set the width of the joint space of images and texts."""
     head: HeadKind | str = "slimming"
-    """How images and captions are scored: "slimming", the method; "maxsim", every word by the patch nearest to it;
-    "mean", "scan-t2i", "scan-i2t", "scan", "description": baselines; or a head of your own (`seps.register_head`)."""
+    """Choose how images and captions are scored. "slimming": the method. "maxsim": the best patch of every word.
+    "mean", "scan-t2i", "scan-i2t", "scan", "description": baselines. Another name: a registered head
+    (`seps.register_head`)."""
     preset: SlimmingPreset = "default"
+    """Choose the options of the slimming head: "default", "paper" or "open_source"."""
     slimming: Mapping[str, Any] = field(default_factory=dict)
-    """Options of `SlimmingConfig` that differ from the preset's (head="slimming"; "maxsim" reads dense and pooled)."""
+    """Override options of `SlimmingConfig` in the preset (head="slimming"; "maxsim" reads dense and pooled)."""
     max_words: int = 48
-    """Longest caption in tokens; longer ones are cut."""
+    """Cut captions to this number of tokens."""
     max_dense_words: int = 200
-    """Longest description in tokens."""
+    """Cut descriptions to this number of tokens."""
     dropout: float = 0.1
-    """On the patches before their projection, in training. The dropout of the encoders is separate (BERT: 0.1)."""
+    """Set the dropout probability on patches before their projection, in training. The dropout of the encoders is
+    separate (BERT: 0.1)."""
     prune: Mapping[str, Any] = field(default_factory=dict)
-    """Patches that skip the later blocks of a plain vision transformer: `{"keep": 0.5, "blocks": [3], "kind":
-    "attention"}` (`seps.encoders.PruneConfig`); empty: none do."""
+    """Let patches skip the later blocks of a plain vision transformer: `{"keep": 0.5, "blocks": [3], "kind":
+    "attention"}` (`seps.encoders.PruneConfig`); empty prunes none."""
     drop_path: float = 0.0
-    """Probability, in training, that an image skips the last block of a plain vision transformer; earlier ones less."""
+    """Set the probability that an image skips the last block of a plain vision transformer, in training; earlier
+    blocks have a lower one."""
     special_tokens: bool = True
-    """Whether [CLS], [SEP] and their like are words of a text: aligned, and part of its mean."""
+    """Treat [CLS], [SEP] and similar tokens as words: they are aligned and are part of the mean."""
     short_queries: bool = False
-    """Whether queries of one or two words beside articles and the like have a projection of their own."""
+    """Use a separate projection for queries of one or two words (articles and similar words do not count)."""
     languages: tuple[str, ...] = ()
-    """Languages that it reads, as ISO 639 codes like "en"; empty: not stated."""
+    """State the languages that the model reads, as ISO 639 codes such as "en"; empty states none."""
 
     def __post_init__(self) -> None:
         for name in ("vision", "text"):
@@ -167,26 +172,31 @@ class DataConfig:
     """What to train on."""
 
     train: str = ""
-    """JSONL of the training images, or a split: `FOLDER:SPLIT[:NAME]` of the published layout, `FILE.json:SPLIT`."""
+    """Read the training images from this JSONL file, or from a split: `FOLDER:SPLIT[:NAME]` of the published
+    layout, or `FILE.json:SPLIT`."""
     dev: tuple[str, ...] | str = ()
-    """Data sets on which checkpoints are chosen, by the mean of their scores."""
+    """Choose checkpoints on these data sets, by the mean of their scores."""
     images_root: str | None = None
+    """Start the image paths of a JSONL data set from this folder; null takes the folder of the JSONL file."""
     dense: tuple[str, ...] | str = ()
-    """Files of `seps caption`: each image of the sets above gets the description of its id, or of its content."""
+    """Add descriptions from these files of `seps caption`, by the id or the content of each image."""
     strict: bool = False
-    """Stop at the first unreadable image or other fault instead of leaving it out."""
+    """Stop at the first unreadable image or other fault instead of skipping it."""
     texts: TextSampling = "own"
-    """"own": a caption, with the image's description. "mixed": where the description is made of further human
-    captions, any of them may be the query, and some of the others the description; never the query itself."""
+    """Choose the queries. "own": a caption, with the description of its image. "mixed": where the description
+    consists of further human captions, any of them can be the query and others the description; never the query
+    itself."""
     caption_noise: float = 0.0
-    """Part of the words masked, replaced or dropped (published: 0.2)."""
+    """Mask, replace or drop this fraction of the words of a caption (published: 0.2)."""
     crop_scale: tuple[float, float] = (0.5, 1.0)
+    """Crop training images to a random fraction of their area in this range (lowest, highest)."""
     jitter: float = 0.2
+    """Set the strength of the colour augmentation, from 0 (off) to below 1."""
     decode_size: tuple[int, int] | None = None
-    """Size at which training photos are decoded and kept; None: 8/7 of the model's."""
+    """Decode training photos to this (height, width) in pixels; null takes 8/7 of the model's size."""
     memory: int = 2048
-    """MiB of decoded photos that a process keeps, over all sets. What does not fit is read from its files again in each
-    epoch; the batches are the same."""
+    """Keep at most this many MiB of decoded photos per process, over all data sets. Other photos are read from
+    their files in each epoch; the batches are the same."""
 
     def __post_init__(self) -> None:
         require_choice("texts", self.texts, TextSampling)
@@ -215,10 +225,13 @@ class PartWeights:
     """Weights of the alignment loss on each part of the score, so that neither branch starves the other."""
 
     fused: float = 1.0
+    """Weight the alignment loss on the whole score."""
     pixels: float = 0.0
+    """Weight the alignment loss on the score of the pixels."""
     description: float = 0.0
+    """Weight the alignment loss on the score of the description."""
     distill: float = 0.0
-    """Of the loss by which the pixels learn how similar the description finds each pair of the batch."""
+    """Weight the loss by which the pixels learn the similarities of the description within a batch."""
 
     def __post_init__(self) -> None:
         require(
@@ -236,21 +249,22 @@ class TypedConfig:
     """Training of the text side alone, for words and phrases that people type; the pictures' vectors stay."""
 
     queries: str = ""
-    """JSONL of typed queries, or "captions": made from the captions by rules; empty: an ordinary run."""
+    """Train the text side on this JSONL file of typed queries, or "captions": queries made from the captions by
+    rules; empty: an ordinary run."""
     batch_size: int = 96
-    """Queries of a step; train.batch_size are its captions."""
+    """Set the number of queries per step; train.batch_size is the number of captions."""
     weight: float = 1.0
-    """Of the loss of typed queries against all training pictures."""
+    """Weight the loss of typed queries against all training images."""
     captions: float = 0.0
-    """Of the loss of captions against all training pictures."""
+    """Weight the loss of captions against all training images."""
     keep: float = 10.0
-    """Of the loss by which words of captions and descriptions stay as they were."""
+    """Weight the loss that keeps the words of captions and descriptions as they are."""
     short: bool = False
-    """Train a projection of short queries alone; sentences and descriptions are read as they were."""
+    """Train only a projection of short queries; sentences and descriptions do not change."""
     phrases: float = 0.5
-    """How often a phrase is drawn, relative to a single word."""
+    """Draw phrases this often, relative to single words."""
     temperature: float = 0.03
-    """Of the losses of queries and captions, whose scores are cosines."""
+    """Set the temperature of the losses of queries and captions, whose scores are cosines."""
 
     def __post_init__(self) -> None:
         require(isinstance(self.queries, str), f'typed.queries is {self.queries!r}; give a file, or "captions".')
@@ -276,27 +290,29 @@ class RunConfig:
     typed: TypedConfig = field(default_factory=TypedConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     start: str = ""
-    """Model whose weights the run begins with: "base", "mini", a folder or a hub id; empty: the encoders' own."""
+    """Start from the weights of this model: "base", "mini", a folder or a hub id; empty takes the encoders' weights."""
     pairing: Pairing = "image"
-    """Whose the description is in training: the image's, or, to reproduce the published systems, the caption's."""
+    """Choose the description of a training pair: that of its "image", or, to reproduce the published systems,
+    "published": that of its caption."""
     warmup_epochs_sum: int = 0
-    """Triplet loss: epochs with the sum of violations before the hardest negative takes over (published: 1)."""
+    """Use the sum of violations in the first epochs, then the hardest negative (triplet loss; published: 1)."""
     freeze_vision: int | bool | None = None
-    """How many blocks of the vision encoder stay as they are, its embedding with them; -1 (or true) freezes all."""
+    """Freeze the first blocks of the vision encoder and its embedding: a number of blocks; -1 (or true) freezes all."""
     freeze_text: int | None = None
-    """The same for the text encoder."""
+    """Freeze the first blocks of the text encoder and its embedding: a number of blocks; -1 freezes all."""
     text_lr_scale: float = 1.0
-    """Learning rate of the text encoder relative to the vision encoder's."""
+    """Multiply the learning rate of the text encoder, relative to that of the vision encoder."""
     vision_lr: float | None = None
-    """Learning rate of the vision encoder; None: train.learning_rate times train.backbone_lr_scale."""
+    """Set the learning rate of the vision encoder; null: train.learning_rate times train.backbone_lr_scale."""
     text_lr: float | None = None
-    """Learning rate of the text encoder; None: that product times text_lr_scale."""
+    """Set the learning rate of the text encoder; null: train.learning_rate times train.backbone_lr_scale times
+    text_lr_scale."""
     layer_decay: float = 1.0
-    """Each block of an encoder learns at the rate of the next one times this; 1: all alike."""
+    """Multiply the learning rate from each encoder block to the block before it; 1 gives all blocks the same rate."""
     distill_softness: float = 2.0
-    """How much flatter than the description's own softmax its similarities are when the pixels learn them."""
+    """Flatten the description's softmax by this factor before the pixels learn it (parts.distill)."""
     choose_trust: bool = False
-    """After training choose the weight of the description on dev instead of keeping the learned one."""
+    """Choose the weight of the description on dev after training instead of keeping the learned one."""
 
     def __post_init__(self) -> None:
         for name in ("freeze_vision", "freeze_text"):

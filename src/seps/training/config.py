@@ -37,65 +37,71 @@ class CheckedSettings:
 
 @dataclass(frozen=True)
 class TrainConfig(CheckedSettings):
-    """How to train, for both applications. Raises ConfigError naming the field, its value and the remedy.
-
-    Args:
-        epochs, batch_size: passes over the data; samples of one optimiser step over all processes together. A run
-            started again with more epochs is extended: the learning rate of each further step is that of a run of
-            the new length at that step (schedule and warmup_fraction are taken anew, the steps done stay).
-        learning_rate, backbone_lr_scale: peak rate of new parts; pretrained parts get it times the scale.
-        optimizer, weight_decay, betas: "adamw", in which biases, norms and one-dimensional tensors are never decayed,
-            or "adam", in which the decay is L2 in the gradient of every parameter, as in TransReID and DeMo.
-        bias_lr_scale: what the rate of biases is multiplied by, in the parts that learn at the full learning_rate.
-        warmup_steps, warmup_fraction: linear warm-up in steps, or (when 0 steps) as a part of the whole run.
-        schedule: "cosine" down to final_lr_fraction of the peak, "step" (x step_gamma at the start of each of
-            step_epochs), or "constant". "epoch-cosine" is that of TransReID and DeMo: the rate is constant within an
-            epoch; below the warm-up epochs (warmup_fraction) every group goes in a line from warmup_start x
-            learning_rate to its own rate, then by a cosine over all epochs, those of the warm-up included, to
-            final_lr_fraction x learning_rate, which is one rate for all groups.
-        warmup_start, lr_noise: of "epoch-cosine" alone. lr_noise: the rate of each epoch but the last is multiplied by
-            1 + n, n from a normal distribution cut off at this bound (published: 0.67); 0 is off.
-        clip_norm: largest gradient norm; 0 does not clip (the norm is reported all the same).
-        precision: "bf16" runs the loss under autocast; the weights stay float32.
-        chunk_size: samples encoded at once by cached gradients (gradcache.py); 0 encodes the batch whole.
-        seed: with the step number and rank, all the randomness of a step. Each process, and each chunk, draws
-            dropout of its own: runs agree bit for bit only with as many processes and the same chunk_size.
-        eval_every: epochs between evaluations; 0 evaluates at the end only (the end always evaluates).
-        checkpoint_every: steps between checkpoints, besides those at every evaluation and at the end; 0: only
-            those.
-        log_every: steps between lines in metrics.jsonl.
-        ema_decay: decay of the running average of the weights that is evaluated in their place; 0 is off.
-        keep_last: how many of the newest checkpoints stay (the best always stays).
-        prefetch, workers: batches prepared ahead, and by how many threads; prefetch 0 prepares them in line.
-    """
+    """How to train, for both applications. Raises ConfigError naming the field, its value and the remedy."""
 
     epochs: int = 10
+    """Set the number of passes over the data. A run started again with more epochs is extended: each further step
+    has the learning rate of a run of the new length (schedule and warmup_fraction are computed again; finished
+    steps stay)."""
     batch_size: int = 64
+    """Set the number of samples per optimiser step, over all processes together."""
     learning_rate: float = 2e-4
+    """Set the peak learning rate of new parts."""
     backbone_lr_scale: float = 0.1
+    """Multiply the learning rate of pretrained parts, relative to learning_rate."""
     optimizer: Optimizer = "adamw"
+    """Choose the optimiser. "adamw": biases, norms and one-dimensional tensors have no weight decay. "adam": the
+    decay is L2 in the gradient of every parameter, as in TransReID and DeMo."""
     bias_lr_scale: float = 1.0
+    """Multiply the learning rate of biases, in the parts that learn at the full learning_rate."""
     weight_decay: float = 1e-4
+    """Set the weight decay."""
     betas: tuple[float, float] = (0.9, 0.999)
+    """Set the two decay rates of the moments of Adam."""
     warmup_steps: int = 0
+    """Increase the learning rate linearly over this many steps; 0 uses warmup_fraction."""
     warmup_fraction: float = 0.05
+    """Increase the learning rate linearly over this fraction of the run (warmup_steps = 0)."""
     schedule: Schedule = "cosine"
+    """Choose the learning rate schedule. "cosine": down to final_lr_fraction of the peak. "step": multiplied by
+    step_gamma at the start of each of step_epochs. "constant". "epoch-cosine", as in TransReID and DeMo: constant
+    within an epoch; in the warm-up epochs (warmup_fraction) every group goes linearly from warmup_start x
+    learning_rate to its rate; then by a cosine over all epochs, including those of the warm-up, to
+    final_lr_fraction x learning_rate, which is one rate for all groups."""
     step_epochs: tuple[int, ...] = ()
+    """Multiply the learning rate by step_gamma at the start of these epochs (schedule "step")."""
     step_gamma: float = 0.1
+    """Set the factor of schedule "step"."""
     final_lr_fraction: float = 0.0
+    """End the cosine at this fraction of the peak learning rate."""
     warmup_start: float = 0.0
+    """Start the warm-up at this fraction of learning_rate (schedule "epoch-cosine")."""
     lr_noise: float = 0.0
+    """Multiply the rate of each epoch but the last by 1 + n, with n from a normal distribution truncated at this
+    bound (schedule "epoch-cosine"; published: 0.67); 0 is off."""
     clip_norm: float = 2.0
+    """Clip the gradient norm to this value; 0 does not clip (the norm is reported in both cases)."""
     precision: Precision = "float32"
+    """Choose the precision: "float32", or "bf16", which runs the loss under autocast; the weights stay float32."""
     chunk_size: int = 0
+    """Encode this many samples at once by cached gradients, which saves memory; 0 encodes the whole batch."""
     seed: int = 0
+    """Seed all randomness of a run, together with step number and rank. Each process and each chunk draws separate
+    dropout: runs are bit-identical only with the same number of processes and the same chunk_size."""
     eval_every: int = 1
+    """Evaluate every so many epochs and at the end; 0 evaluates only at the end."""
     checkpoint_every: int = 0
+    """Save a checkpoint every so many steps, in addition to those at every evaluation and at the end; 0 adds none."""
     log_every: int = 1
+    """Write a line to metrics.jsonl every so many steps."""
     ema_decay: float = 0.0
+    """Evaluate a running average of the weights with this decay instead of the weights; 0 is off."""
     keep_last: int = 2
+    """Keep this many of the newest checkpoints; the best always stays."""
     prefetch: int = 2
+    """Prepare this many batches ahead; 0 prepares them in the training loop."""
     workers: int = 1
+    """Prepare batches with this many threads."""
 
     def __post_init__(self) -> None:
         # YAML and JSON give lists where tuples are meant.

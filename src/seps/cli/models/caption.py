@@ -86,7 +86,7 @@ def add_options(parser: Parser) -> None:
     )
     parser.add_argument("--limit", type=positive, metavar="N", help="describe the first N images only")
 
-    group = parser.add_argument_group("who writes")
+    group = parser.add_argument_group("describing model")
     add = group.add_argument
     add("--backend", choices=("transformers", "openai"), help="default: openai with --url, else transformers")
     add(
@@ -105,44 +105,46 @@ def add_options(parser: Parser) -> None:
     _add_fields(
         group,
         BackendConfig(),
-        ("--batch-size", positive, "transformers: images at once"),
-        ("--parallel", positive, "openai: requests at once"),
-        ("--device", device_or_auto, "transformers: auto, cpu, cuda, cuda:1"),
-        ("--dtype", str, "transformers: auto, float32, float16, bfloat16"),
-        ("--max-side", non_negative, "make longer images smaller; 0 never"),
+        ("--batch-size", positive, "transformers: describe this many images at once"),
+        ("--parallel", positive, "openai: send this many requests at once"),
+        ("--device", device_or_auto, "transformers: compute on auto, cpu, cuda or cuda:1"),
+        ("--dtype", str, "transformers: compute in auto, float32, float16 or bfloat16"),
+        ("--max-side", non_negative, "shrink images to this longest side in pixels; 0 never"),
     )
     add("--extra", default="{}", metavar="JSON", help="openai: more keys of a request, e.g. '{\"max_tokens\": null}'")
 
-    group = parser.add_argument_group("what is written (defaults as published)")
+    group = parser.add_argument_group("answers (defaults as published)")
     _add_fields(
         group,
         Sampling(),
-        ("--prompt", str, "what the model is asked"),
-        ("--temperature", non_negative_real, "0 takes the likeliest word"),
-        ("--top-p", positive_fraction, "part of the likeliest words to draw from"),
-        ("--max-tokens", positive, "longest answer"),
-        ("--seed", non_negative, "of the draws"),
+        ("--prompt", str, "instruct the model with this text"),
+        ("--temperature", non_negative_real, "randomness of the words; 0 always takes the likeliest"),
+        ("--top-p", positive_fraction, "draw from the likeliest words with this total probability"),
+        ("--max-tokens", positive, "end an answer after this many tokens"),
+        ("--seed", non_negative, "seed the random draws"),
     )
-    _add_fields(group, CaptionConfig(), ("--bad-retries", non_negative, "ask again after a bad answer"))
+    _add_fields(
+        group, CaptionConfig(), ("--bad-retries", non_negative, "repeat a request this often after a bad answer")
+    )
     add = group.add_argument
-    add("--accept", nargs="+", choices=ACCEPTABLE, default=[], help="kinds of bad answers to accept anyway")
-    add("--retry-failed", action="store_true", help="try images again that an earlier run set aside")
+    add("--accept", nargs="+", choices=ACCEPTABLE, default=[], help="accept these kinds of bad answers")
+    add("--retry-failed", action="store_true", help="describe again the images that an earlier run set aside")
     add("--mixed", action="store_true", help="allow several models or settings in one file")
 
     _add_fields(
         parser.add_argument_group("when the server fails"),
         BackendConfig(),
-        ("--retries", non_negative, "per request, with growing pauses"),
-        ("--backoff", non_negative_real, "seconds of the first pause"),
-        ("--timeout", positive_real, "seconds for an answer"),
-        ("--give-up-after", positive, "faults in a row"),
+        ("--retries", non_negative, "repeat a failed request this often, with growing pauses"),
+        ("--backoff", non_negative_real, "wait this many seconds before the first repetition"),
+        ("--timeout", positive_real, "wait at most this many seconds for an answer"),
+        ("--give-up-after", positive, "stop after this many failures in a row"),
     )
 
     add = parser.add_argument_group("over a cluster").add_argument
     add("--engine", choices=("local", "ray"), default="local", help="ray: Ray Data (default: %(default)s)")
     add("--ray-address", default="", help="address of the cluster (default: start one on this machine)")
     add("--workers", type=positive, default=1, help="describing processes in the cluster (default: %(default)s)")
-    add("--gpus", type=non_negative_real, default=0.0, help="GPUs of each (default: 0)")
+    add("--gpus", type=non_negative_real, default=0.0, help="GPUs per describing process (default: 0)")
 
 
 def _add_fields(group: Any, config: Any, *options: tuple[str, Callable[[str], Any], str]) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from seps.cli.shared.argtypes import default_device, device, input_file, non_negative, output_folder, positive
 from seps.cli.shared.errors import EXIT_USER_ERROR
-from seps.cli.shared.parser import Parser, add_plugins
+from seps.cli.shared.parser import Parser, add_explain, add_plugins
 from seps.cli.shared.text import say
 from seps.files import read_json, write_text
 from seps.plugins import load_plugins
@@ -68,7 +68,9 @@ def run(options: argparse.Namespace) -> int:
 def add_options(parser: Parser) -> None:
     """The options of `seps compare`."""
     parser.settings = RunConfig
-    parser.add_argument("--suite", choices=SUITE_NAMES, default="baselines", help="what to compare")
+    parser.add_argument(
+        "--suite", choices=SUITE_NAMES, default="baselines", help="compare these entries (default: baselines)"
+    )
     parser.add_argument("--config", type=input_file, help="YAML of the recipe all entries share (as for seps train)")
     parser.add_argument("--data", help="JSONL of the training images")
     parser.add_argument("--dev", nargs="+", help="JSONL files to measure on")
@@ -82,13 +84,20 @@ def add_options(parser: Parser) -> None:
         help="entries that those of --only are compared with, image by image, with p of a paired bootstrap",
     )
     add_plugins(parser)
-    parser.add_argument("--seeds", type=non_negative, nargs="+", default=[0, 1, 2])
+    add_explain(parser)
+    parser.add_argument(
+        "--seeds",
+        type=non_negative,
+        nargs="+",
+        default=[0, 1, 2],
+        help="train each entry with these seeds (default: 0 1 2)",
+    )
     parser.add_argument("--processes", type=positive, default=1, help="runs at a time, each in a process of its own")
     parser.add_argument("--device", type=device, help="cpu, cuda, ...; default: a GPU if there is one")
     parser.add_argument(
         "--scratch", type=output_folder, help="folder for checkpoints and decoded photos; default: OUT/runs"
     )
-    parser.add_argument("--keep-runs", action="store_true", help="keep the checkpoints")
+    parser.add_argument("--keep-runs", action="store_true", help="keep the checkpoints of all runs")
     parser.add_argument("--report", action="store_true", help="train nothing: tables and plot from OUT/results.jsonl")
 
 

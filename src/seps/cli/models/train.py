@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from seps.cli.shared.argtypes import default_device, device, input_file, output_folder
 from seps.cli.shared.errors import EXIT_INTERRUPTED
-from seps.cli.shared.parser import Parser, add_plugins
+from seps.cli.shared.parser import Parser, add_explain, add_plugins
 from seps.cli.shared.text import say, typed
 from seps.plugins import load_plugins
 from seps.retrieval.config import RunConfig
@@ -34,6 +34,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--out", type=output_folder, help="folder of the run; an unfinished one is continued")
     parser.add_argument("--device", type=device, help="cpu, cuda, ...; default: a GPU if there is one")
     add_plugins(parser)
+    add_explain(parser)
     parser.add_argument("--print_config", action="store_true", help="print all settings as YAML, and stop")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import json
 import re
 import shlex
 from collections.abc import Iterable, Sequence
@@ -77,14 +76,16 @@ class Parser(argparse.ArgumentParser):
         """The options, and below them the settings with their defaults."""
         text = super().format_help()
         if self.of_run:
+            from seps.setting_docs import listing
+
             head = "settings (--name value or --name=value); one that is not given is as in the run:"
-            return "\n".join([text, head, *(f"  --{name}" for name in self.of_run), ""])
+            return "\n".join([text, head, *listing(self.settings, self.of_run), ""])
         if not self.settings:
             return text
-        from seps.settings import defaults
+        from seps.setting_docs import listing
 
-        values = [f"  --{name} {json.dumps(value)}" for name, value in defaults(self.settings).items()]
-        return "\n".join([text, "settings, here with their defaults (--name value or --name=value):", *values, ""])
+        head = "settings with their defaults (--name value or --name=value):"
+        return "\n".join([text, head, *listing(self.settings), ""])
 
     def _take_settings(self, words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
         """The words without the settings, and the settings by name."""
@@ -150,6 +151,24 @@ def add_plugins(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="FILE",
         help="Python file of yours that registers ideas; it is run (docs/change-one-idea.md)",
+    )
+
+
+class Explain(argparse.Action):
+    """The option --explain KEY: print one setting of the parser, and stop."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: str | None = None) -> None:
+        """Print the setting that `values` names."""
+        from seps.setting_docs import explained
+
+        print(explained(getattr(parser, "settings", None), str(values)))
+        parser.exit()
+
+
+def add_explain(parser: Parser) -> None:
+    """The option --explain KEY of commands with settings."""
+    parser.add_argument(
+        "--explain", action=Explain, metavar="KEY", help="print type, default and description of one setting, and stop"
     )
 
 
