@@ -8,7 +8,7 @@ import re
 import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from seps.cli.shared.argtypes import input_file
 
@@ -161,7 +161,7 @@ class Explain(argparse.Action):
         """Print the setting that `values` names."""
         from seps.setting_docs import explained
 
-        print(explained(getattr(parser, "settings", None), str(values)))
+        print(explained(cast("Parser", parser).settings, str(values)))
         parser.exit()
 
 
