@@ -32,11 +32,11 @@ from torch.nn import functional as F
 
 from benchmarks.common.lines import append_line
 from seps.encoders import ViT
-from seps.encoders.compiled import CompiledVision, fastest_precision, is_installed, load_openvino
+from seps.encoders.compiled import CompiledVision, fastest_precision, is_installed, load_openvino, multiplies_bfloat16
 from seps.images.shards import read_source
 from seps.metrics import recall
 from seps.photos.indexing.build import index_folder
-from seps.photos.indexing.embedding import ImageJob, Preparer, multiplies_bfloat16
+from seps.photos.indexing.embedding import ImageJob, Preparer
 from seps.photos.store.store import Store
 from seps.retrieval.data import decode_all, load_data
 from seps.retrieval.engine import slimmed
