@@ -151,18 +151,18 @@ class RetrievalModel(nn.Module):
         texts: Sequence[str],
         *,
         max_words: int | None = None,
+        as_sentences: bool = False,
         batch_size: int = 128,
         progress: TextProgress | None = None,
     ) -> TextFeatures:
         """Queries to words, without gradients, padded to the longest; batches are of similar length.
 
-        Short ones (`is_short`) have their own projection where the model has one. `max_words` is of descriptions, which
-        never are queries.
+        Short ones (`is_short`) have their own projection where the model has one, but not `as_sentences`.
         """
         limit = max_words or self.config.max_words
         tokenized = self.text.tokenize(several_texts(texts))
         ids, mask = tokenized.ids[:, :limit], tokenized.mask[:, :limit]
-        short = torch.tensor([self.config.short_queries and max_words is None and is_short(text) for text in texts])
+        short = torch.tensor([self.config.short_queries and not as_sentences and is_short(text) for text in texts])
         order = torch.argsort(mask.sum(dim=1) + short * mask.shape[1], stable=True)
         words = torch.zeros(*mask.shape, self.config.embed_size, device=self.device)
         shown = torch.zeros(mask.shape, dtype=torch.bool, device=self.device)
@@ -188,6 +188,7 @@ class RetrievalModel(nn.Module):
         features = self.encode_texts(
             [str(dense[i]) for i in present] or ["none"],
             max_words=self.config.max_dense_words,
+            as_sentences=True,
             batch_size=batch_size,
             progress=progress,
         )

@@ -162,8 +162,10 @@ class Engine(Protocol):
         """Pictures from what `encode_pixels` gave, with their descriptions, merged to `keep_words`, and guides."""
         ...
 
-    def encode_texts(self, texts: Sequence[str], *, progress: Progress | None = None) -> Queries:
-        """Sentences as queries."""
+    def encode_texts(
+        self, texts: Sequence[str], *, as_sentences: bool = False, progress: Progress | None = None
+    ) -> Queries:
+        """Texts as queries; `as_sentences`: also short ones as sentences are read."""
         ...
 
     def vectors(self, encoded: Any) -> Tensor:

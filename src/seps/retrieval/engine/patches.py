@@ -149,9 +149,11 @@ class PatchEngine:
                 features.dense, features.dense_mask = merge_words(features.dense, features.dense_mask, keep_words)
         return PatchPictures(features, self.model.vision.num_prefix_tokens)
 
-    def encode_texts(self, texts: Sequence[str], *, progress: Progress | None = None) -> Queries:
+    def encode_texts(
+        self, texts: Sequence[str], *, as_sentences: bool = False, progress: Progress | None = None
+    ) -> Queries:
         """See `Engine`."""
-        return Queries(self.model.encode_texts(texts, progress=_stage(progress, "captions")))
+        return Queries(self.model.encode_texts(texts, as_sentences=as_sentences, progress=_stage(progress, "captions")))
 
     @torch.no_grad()
     def vectors(self, encoded: PatchPictures | Queries) -> Tensor:
@@ -248,7 +250,7 @@ def score_paired(
     assert net is not None  # `Traits.pairs_queries`
     distinct = sorted(set(paired))
     place = {text: i for i, text in enumerate(distinct)}
-    features = model.encode_texts(distinct, max_words=model.config.max_dense_words)
+    features = model.encode_texts(distinct, max_words=model.config.max_dense_words, as_sentences=True)
     rows = torch.tensor([place[text] for text in paired], device=model.device)
     scores = []
     # The paired texts of a block of captions are spread out at a time: all of them at once would not fit.

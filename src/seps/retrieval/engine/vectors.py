@@ -134,11 +134,14 @@ class VectorEngine(nn.Module):
             words, mask = merge_words(words, mask, keep_words)
         return VectorPictures(encoded, words, mask)
 
-    def encode_texts(self, texts: Sequence[str], *, progress: Progress | None = None) -> Queries:
+    def encode_texts(
+        self, texts: Sequence[str], *, as_sentences: bool = False, progress: Progress | None = None
+    ) -> Queries:
         """See `Engine`."""
         batches = [texts[i : i + TEXTS] for i in range(0, len(texts), TEXTS)]
         vectors = torch.cat([self.embedder.text_vectors(batch) for batch in batches])
-        return Queries(self.describer.encode_texts(texts), vectors)
+        # They meet words of descriptions alone, which are read so.
+        return Queries(self.describer.encode_texts(texts, as_sentences=True), vectors)
 
     @torch.no_grad()
     def vectors(self, encoded: VectorPictures | Queries) -> Tensor:

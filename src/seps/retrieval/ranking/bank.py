@@ -128,7 +128,8 @@ class Bank:
 
 def encode_sentences(engine: Engine) -> Queries:
     """All sentences of the bank as queries."""
-    return engine.encode_texts(list(sentences()))
+    # No level depends on the projection of short queries, though some of the sentences are short.
+    return engine.encode_texts(list(sentences()), as_sentences=True)
 
 
 def bank_of(engine: Engine, digests: Digests | None = None) -> Bank:
