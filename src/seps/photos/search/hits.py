@@ -130,7 +130,7 @@ def confidences(searcher: Searcher, text: str, part: Part, hits: Sequence[Hit]) 
     better = (vectors @ part.vector - level(vectors @ others.T)) * searcher.slope
     added = [hit.terms.get("lexical", 0.0) for hit in hits]
     fits = [(value + more) / searcher.nat for value, more in zip(better.tolist(), added, strict=True)]
-    words = map(word_confidence, falling(fits))
+    words = (word_confidence(fit, searcher.engine.traits.word_fit) for fit in falling(fits))
     return [share * one + (1 - share) * other for one, other in zip(whole, words, strict=True)]
 
 

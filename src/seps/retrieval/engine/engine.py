@@ -25,6 +25,14 @@ Progress = Callable[[str, int, int | None], None]
 """Called with what is encoded, how many are done, and of how many."""
 
 
+FIT = 2.5
+"""Nats by which a word has to fit a picture better than other things for a confidence of 1/2, chosen on training photos
+and half of dev (docs/search-figures.md)."""
+SHORT_FIT = 2.8
+"""The same where short queries have a projection of their own, chosen on dev so that words of which there is no photo
+have no more good matches (docs/search-figures.md)."""
+
+
 @dataclass(frozen=True)
 class Traits:
     """What an engine is like."""
@@ -51,6 +59,8 @@ class Traits:
     """The largest possible score."""
     vector_slope: float
     """About what a score gains where the product of search vectors gains 1."""
+    word_fit: float
+    """Nats by which a word has to fit a picture better than other things for a confidence of 1/2."""
     background_weight: float | None
     """Part of a picture's level over the background queries that is taken off; None: found for each gallery."""
     sizes: tuple[str, ...]

@@ -13,7 +13,7 @@ from torch import Tensor
 from seps.images.decoding import Mode, decode_image
 from seps.retrieval.config import SIZES
 from seps.retrieval.engine.digests import model_hash, short_hash, text_hash
-from seps.retrieval.engine.engine import Digests, Photo, Progress, Traits, Unread
+from seps.retrieval.engine.engine import FIT, SHORT_FIT, Digests, Photo, Progress, Traits, Unread
 from seps.retrieval.engine.layout import Kept, PatchLayout
 from seps.retrieval.engine.pictures import PatchPictures, Queries
 from seps.retrieval.engine.slimmed import PatchScorer, image_vectors, kept_patches, text_vectors
@@ -93,6 +93,7 @@ class PatchEngine:
             score_unit=head.score_range / NATS,
             score_range=head.score_range,
             vector_slope=1.0 if net is None else 2 * net.config.pooled or 1.0,
+            word_fit=SHORT_FIT if model.config.short_queries else FIT,
             background_weight=STRENGTH,
             sizes=tuple(SIZES),
             default_size="patches" if fast else "full",

@@ -29,7 +29,7 @@ from seps.images.decoding import PixelMaker, decode_image
 from seps.method.network import PatchSlimming
 from seps.method.score import masked_mean
 from seps.retrieval.engine.digests import text_hash
-from seps.retrieval.engine.engine import Digests, Photo, Progress, Traits, Unread
+from seps.retrieval.engine.engine import FIT, Digests, Photo, Progress, Traits, Unread
 from seps.retrieval.engine.layout import Kept, VectorLayout
 from seps.retrieval.engine.pictures import Queries, VectorPictures
 from seps.retrieval.explain.explanation import Explanation
@@ -91,6 +91,7 @@ class VectorEngine(nn.Module):
             score_unit=self._unit,
             score_range=1.0,
             vector_slope=1.0,
+            word_fit=FIT,
             background_weight=None,
             sizes=(VectorLayout.size,),
             default_size=VectorLayout.size,

@@ -27,14 +27,12 @@ from statistics import NormalDist, fmean, pstdev
 
 from torch import Tensor
 
+from seps.retrieval.engine.engine import FIT
 from seps.retrieval.engine.patches import STRENGTH
 from seps.retrieval.stopwords import content_words
 
 REFERENCE = 400
 """Images that confidences in a smaller gallery are computed for, chosen on dev (docs/search-figures.md)."""
-FIT = 2.5
-"""Nats by which a word has to fit a picture better than other things for a confidence of 1/2, chosen on training photos
-and half of dev (docs/search-figures.md)."""
 RANKS = 50
 """Neighbouring ranks whose fits are made non-increasing together."""
 _EULER = 0.5772156649015329
@@ -45,9 +43,9 @@ def expected_largest(count: int) -> float:
     return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
 
 
-def word_confidence(nats: float) -> float:
+def word_confidence(nats: float, fit: float = FIT) -> float:
     """In [0, 1], of a word that fits a picture by so many nats better than other things do."""
-    return 1 / (1 + math.exp(min(50.0, FIT - nats)))
+    return 1 / (1 + math.exp(min(50.0, fit - nats)))
 
 
 def isotonic(values: Sequence[float]) -> list[float]:
