@@ -28,9 +28,9 @@ Progress = Callable[[str, int, int | None], None]
 FIT = 2.5
 """Nats by which a word has to fit a picture better than other things for a confidence of 1/2, chosen on training photos
 and half of dev (docs/search-figures.md)."""
-SHORT_FIT = 2.8
-"""The same where short queries have a projection of their own, chosen on dev so that words of which there is no photo
-have no more good matches (docs/search-figures.md)."""
+SHORT_FIT = 2.5
+"""The same where short queries have a projection of their own: with more nats words of which there is no photo have fewer
+good matches, and so have others (docs/search-figures.md)."""
 
 
 @dataclass(frozen=True)
