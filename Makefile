@@ -36,6 +36,7 @@ lint: $(STAMP)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python tools/phrases.py
 
 # Compiled files are kept, also where the environment says not to: each process would compile every test and module again.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal --hypothesis-profile=ci --durations=30 --durations-min=2

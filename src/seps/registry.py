@@ -145,7 +145,7 @@ def how_to_register(kind: str, name: object) -> str:
     """The sentence for a name that nobody registered."""
     arguments = f"{name!r}, kind='text'" if kind == "text encoder" else f"{name!r}"
     return (
-        f"An idea of your own is registered first, by @seps.{_decorator(kind)}({arguments}) in a Python file: give "
+        f"Register a custom component first, with @seps.{_decorator(kind)}({arguments}) in a Python file: give "
         "that file to the command with --plugin FILE, or in Python with seps.load_plugin(FILE)."
     )
 

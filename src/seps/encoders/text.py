@@ -109,7 +109,7 @@ class TextEncoder(nn.Module):
 def several_texts(texts: Sequence[T]) -> list[T]:
     """The texts as a list. Raises ValueError for one text, whose letters would be taken for texts."""
     if isinstance(texts, str | bytes):
-        raise ValueError(f"A list of texts is needed, and one text came: write [{texts[:40]!r}].")
+        raise ValueError(f"A list of texts is required, but got one text: write [{texts[:40]!r}].")
     return list(texts)
 
 

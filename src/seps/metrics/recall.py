@@ -118,7 +118,7 @@ def ranks_chunked(blocks: Blocks, image_of_caption: Array) -> tuple[Tensor, Tens
         if own_score is None:
             own_score = block.new_zeros(captions)
         if start in seen:
-            raise ValueError(f"The block starting at row {start} came twice: every image needs exactly one row.")
+            raise ValueError(f"The block starting at row {start} was added twice: every image needs exactly one row.")
         own = owners[None, :] == torch.arange(start, start + len(block), device=block.device)[:, None]
         seen[start] = _image_ranks(block, own)
         mine = own.any(dim=0)

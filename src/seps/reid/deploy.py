@@ -181,7 +181,7 @@ def folder_features(
     if log.problems and config.data.on_problem == "refuse":
         more = len(log.problems) - 1
         raise ReidDataError(
-            f"{log.problems[0]}{f', and {more} more' if more else ''}. Mend the files, or leave these shots out with "
+            f"{log.problems[0]}{f', and {more} more' if more else ''}. Fix the files, or skip these shots with "
             "--data.on_problem skip"
         )
     if not records:

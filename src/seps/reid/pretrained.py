@@ -67,8 +67,8 @@ def _check_encoder(model: ReidModel) -> None:
     named = isinstance(backbone, EfficientNetLite0) or model.config.encoder in registered(_KIND)
     if not named and not has_vision_files(backbone):
         raise ModelError(
-            f"The model was not saved: its encoder is a {type(backbone).__name__} that came as an object, and a folder "
-            "holds no code. Register it with @seps.register_encoder(NAME) and set model.encoder to that name."
+            f"The model was not saved: its encoder is a {type(backbone).__name__} passed as an object, and a folder "
+            "contains no code. Register it with @seps.register_encoder(NAME) and set model.encoder to that name."
         )
 
 

@@ -48,7 +48,7 @@ class RetrievalModel(nn.Module):
         self.stated_text_hash = ""
         """Digest of the text side as a release states it, of a model read for sentences alone; empty: computed."""
         if head is not None and network is not None:
-            raise ConfigError("Both a head and a network came; a network is the part of a slimming head: pass one.")
+            raise ConfigError("Pass either `head` or `network`, not both: a network is part of a slimming head.")
         config = config if head is None else replace(config, head=OWN)
         self.config = config
         self.vision = vision or make_vision(config)

@@ -187,7 +187,9 @@ def _check_own_parts(told: Mapping[str, Any], folder: Path, given: Mapping[str, 
     """Raise ModelError where a model needs an idea that is not registered, or an object that did not come."""
     ideas, objects = told.get("ideas") or {}, told.get("objects") or {}
     if not isinstance(ideas, dict) or not isinstance(objects, dict):
-        raise ModelError(f"{folder} says in no readable way which ideas of its author it needs; save the model again.")
+        raise ModelError(
+            f"{folder} has an unreadable list of the custom components that it requires; save the model again."
+        )
     covered = {"head": {"head", "scoring", "decision", "aggregation", "alignment", "guide"}}
     covered |= {"network": covered["head"], "vision": {"vision encoder"}, "text": {"text encoder"}}
     for kind, names in ideas.items():
@@ -196,14 +198,14 @@ def _check_own_parts(told: Mapping[str, Any], folder: Path, given: Mapping[str, 
         missing = [name for name in names if name not in registered(str(kind))]
         if missing:
             raise ModelError(
-                f"The model {folder} uses the {kind} {missing[0]!r}, an idea of its author, which is not registered "
+                f"The model {folder} uses the {kind} {missing[0]!r}, a custom component that is not registered "
                 f"here. {how_to_register(str(kind), missing[0])}"
             )
     for part, name in objects.items():
         if given.get(part) is None:
             raise ModelError(
-                f"The model {folder} was saved with an object of its author as its {part} ({name}), which a folder "
-                f"cannot hold. Pass one: from_pretrained(folder, {part}=...)."
+                f"The model {folder} was saved with a custom object as its {part} ({name}), which a folder "
+                f"cannot contain. Pass one: from_pretrained(folder, {part}=...)."
             )
 
 

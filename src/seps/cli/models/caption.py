@@ -255,7 +255,7 @@ def _print(report: dict[str, Any]) -> None:
         text = printable(" ".join(sample["dense"].split()))
         print(f"{printable(sample['image'])}: {text[:300]}{'...' if len(text) > 300 else ''}")
     if report["set_aside_before"]:
-        print("Images that an earlier run set aside were not asked for again; --retry-failed does that.")
+        print("Images that an earlier run set aside were skipped; --retry-failed describes them.")
     if report["failed"]:
         print(f"Images without a description, and why: {printable(report['failed'])}")
     if report["interrupted"]:

@@ -97,7 +97,7 @@ def run(options: argparse.Namespace) -> int:
         except OtherModelError as error:
             if options.store is not None:
                 raise
-            again = f"To have seps find make its store of this folder anew, delete {library.location}."
+            again = f"To rebuild the store of this folder, delete {library.location}."
             raise StoreError(f"{error} {again}") from error
     results = library.search(query)
     for note in results.notes:

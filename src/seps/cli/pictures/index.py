@@ -257,10 +257,10 @@ def _remove(options: argparse.Namespace) -> int:
     from seps.photos.indexing.maintenance import remove_root
 
     folder, count = remove_root(options.store, options.remove_root, prune=options.prune)
-    kept = "What the store knew of them is deleted" if options.prune else "What the store knows of them is kept aside"
+    kept = "Their data is deleted from the store" if options.prune else "Their data stays in the store"
     print(
         f"{counted(count, 'picture')} of {printable(folder)} hidden from search; no file was touched. {kept}. To "
-        f"have the folder back: seps index {printable(shlex.quote(folder))} --store {shlex.quote(options.store)} --add"
+        f"restore the folder: seps index {printable(shlex.quote(folder))} --store {shlex.quote(options.store)} --add"
     )
     return 0
 

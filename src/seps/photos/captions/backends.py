@@ -78,8 +78,8 @@ class Health:
             count = self._count
         if count >= self.give_up_after:
             raise FatalError(
-                f"{count} faults in a row without one answer; the last: {error} What is written stays: "
-                "start the same command again when this is mended."
+                f"{count} failures in a row without an answer; the last: {error} Written descriptions stay. "
+                "Fix the cause, then run the same command again."
             ) from error
 
 

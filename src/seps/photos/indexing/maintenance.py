@@ -240,8 +240,8 @@ def remove_root(location: str | os.PathLike[str], folder: str, *, prune: bool = 
             )
         if len(settings.roots) == 1:
             raise StoreError(
-                f"{root} is the only folder of the store {location}; it stays. To be rid of all of it, delete "
-                f"{location}. Nothing was changed."
+                f"{root} is the only folder of the store {location}; it was not removed. To remove the whole store, "
+                f"delete {location}."
             )
         base = "" if root == settings.root else root
         ids = [row.id for row in store.known().values() if settings.base_of(row.path) == base]

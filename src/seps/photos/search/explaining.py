@@ -107,7 +107,7 @@ def find_image(store: Store, name: str) -> str:
             return identity
     raise StoreError(
         f"The store {store.location} has no image {name!r}. Give its path as seps search shows it, or its id; pictures "
-        "that came later need seps index first."
+        "that are new require seps index first."
     )
 
 

@@ -38,7 +38,7 @@ _HEADERS = {
 }
 _PLAIN = {
     400: "The Range header asks for no part of the file. Write it like bytes=0-99.",
-    416: "The file is shorter than the part of it that was asked for.",
+    416: "The file is shorter than the requested range.",
 }
 """Errors that the libraries below answer themselves, with plain text."""
 _PORTS = {"http": ":80", "https": ":443"}
@@ -162,7 +162,7 @@ def _refusal(request: Request, token: str | None, hosts: tuple[str, ...] | None,
     if token is not None and header.startswith("Bearer ") and _same(header.removeprefix("Bearer "), token):
         return None  # no page of another site can send this header
     if from_elsewhere(request):
-        return sentence(403, "The request came from a page of another site. Open this service's own page.")
+        return sentence(403, "A page of another site sent the request. Open the page of this service.")
     if token is None or path in OPEN:
         return None
     given = request.query_params.get("token")

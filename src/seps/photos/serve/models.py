@@ -47,7 +47,7 @@ class Result(BaseModel):
     rank: int
     score: float = Field(description="Exact score; higher fits better")
     confidence: float | None = Field(
-        None, description="0 to 1: how sure it is that the picture is what was asked for; null: not known"
+        None, description="confidence that the picture matches the query, 0 to 1; null: not calibrated"
     )
     path: str = Field(description="Below the indexed folder; of a store of several folders, from a folder's name on")
     member: str | None = Field(None, description="Member of the tar shard `path`")
@@ -57,8 +57,8 @@ class Result(BaseModel):
     thumbnail: str = Field(description="Address of the thumbnail; it never means another content")
     terms: dict[str, float] = Field(
         default_factory=dict,
-        description="Parts of the score that do not come from the model (`lexical`, `background`); of sentences and a "
-        "picture together, what the ones and the other add",
+        description="Parts of the score besides that of the model (`lexical`, `background`); of a query with "
+        "sentences and a picture, the contribution of each",
     )
     parts: list[QueryPart] = Field(
         default_factory=list, description="Of a query of several parts what each adds to the score; else empty"

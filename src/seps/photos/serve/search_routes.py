@@ -95,7 +95,7 @@ def add_search(app: FastAPI, service: Service) -> None:
         fold: Fold = False,
     ) -> dict[str, Any]:
         if q is None and like is None and upload is None:
-            raise HTTPException(422, "Nothing is asked for. Give a sentence (q), a picture (like or upload), or both.")
+            raise HTTPException(422, "The query is empty. Give a sentence (q), a picture (like or upload), or both.")
         if like is not None and upload is not None:
             raise HTTPException(422, "One picture can be compared with: give like or upload, not both.")
         if min_confidence is not None and (like is not None or upload is not None):

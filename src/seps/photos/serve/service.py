@@ -126,7 +126,7 @@ class Service:
             log.warning("The store cannot be read (%s): %s", reason, error)
             raise StoreError(f"The store {name} cannot be read any more: its files are damaged or gone.") from error
         if made_by(fresh.settings) != made_by(self.searcher.store.settings):
-            raise StoreError(f"The store {name} was made anew in another way. Start the service again.")
+            raise StoreError(f"The store {name} was rebuilt with other settings. Restart the service.")
         self.searcher.store = fresh
 
     def address(self, identity: str, sha256: str) -> str:

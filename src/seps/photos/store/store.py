@@ -378,8 +378,8 @@ class Store:
             raise StoreError(f"The store {error}") from error
         except ERRORS as error:
             raise StoreError(
-                f"Nothing was {verb}: the store {self.location} cannot be written ({first_line(error)}). What it held "
-                "before is whole; make room or look at the permissions, and run again."
+                f"Nothing was {verb}: the store {self.location} cannot be written ({first_line(error)}). Existing "
+                "data is intact. Free disk space or fix the permissions, then retry."
             ) from error
         finally:
             self._looked = float("-inf")

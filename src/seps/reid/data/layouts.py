@@ -98,7 +98,7 @@ def load(
     report = _report(key, log, splits)
     if on_problem == "refuse" and report.problems:
         raise ReidDataError(
-            f"{report.summary()}\nMend these files, or leave their shots out: --data.on_problem skip, in Python "
+            f"{report.summary()}\nFix these files, or skip their shots: --data.on_problem skip, in Python "
             "on_problem='skip'."
         )
     for split, records in splits.items():

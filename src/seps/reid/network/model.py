@@ -83,7 +83,7 @@ class Fused:
     def pattern(self, number: Pattern) -> Tensor:
         """1: original (B, M C); 2: SDTPS (B, M C); 3: both (B, 2 M C)."""
         if number not in (1, 2, 3):
-            raise InputError(f"return_pattern must be 1 (original), 2 (SDTPS) or 3 (both), but {number!r} came.")
+            raise InputError(f"return_pattern must be 1 (original), 2 (SDTPS) or 3 (both), but got {number!r}.")
         if number == 1:
             return self.original
         if self.sdtps is None:
@@ -131,7 +131,7 @@ class ReidModel(nn.Module):
         count = 1 if config.backbones == "shared" else len(self.modalities)
         made = list(backbones) if backbones is not None else [self.make_encoder() for _ in range(count)]
         if len(made) != count:
-            raise ConfigError(f"{config.backbones} backbones are {count} encoders, but {len(made)} came.")
+            raise ConfigError(f"{config.backbones} backbones are {count} encoders, but got {len(made)}.")
         self.backbones = nn.ModuleList(made)
         for backbone in made:
             if config.freeze_blocks:
@@ -233,8 +233,8 @@ class ReidModel(nn.Module):
         count = len(self.modalities)
         if images.ndim != 5 or images.shape[1] != count:
             raise InputError(
-                f"images must be (samples, {count} modalities, 3, height, width) for {self.modalities}, but "
-                f"{tuple(images.shape)} came."
+                f"images must be (samples, {count} modalities, 3, height, width) for {self.modalities}, but got "
+                f"{tuple(images.shape)}."
             )
         if self.camera_embedding is None:
             return self.encode_sensors(images, None)
@@ -269,8 +269,8 @@ class ReidModel(nn.Module):
             raise InputError("this model has a camera embedding: give the camera index of every sample.")
         if cameras.shape != (samples,) or cameras.is_floating_point() or cameras.dtype == torch.bool:
             raise InputError(
-                f"cameras must hold {samples} whole numbers, one per sample, but {tuple(cameras.shape)} of "
-                f"{cameras.dtype} came."
+                f"cameras must hold {samples} whole numbers, one per sample, but got {tuple(cameras.shape)} of "
+                f"{cameras.dtype}."
             )
         # Values on a GPU are not looked at: that would make it wait in every step.
         known: int = self.camera_embedding.num_embeddings if self.camera_embedding is not None else 0
@@ -361,7 +361,7 @@ class ReidModel(nn.Module):
     def _scale(self, present: Tensor) -> Tensor:
         counts = present.sum(dim=1)
         if bool((counts == 0).any()):
-            raise InputError("a sample without any sensor came: at least one must be present.")
+            raise InputError("every sample must have at least one sensor.")
         return (present.shape[1] / counts).sqrt()[:, None, None]
 
     def embed(
@@ -378,8 +378,8 @@ class ReidModel(nn.Module):
         """
         if present is not None and (present.dtype != torch.bool or present.shape != images.shape[:2]):
             raise InputError(
-                f"present must be {tuple(images.shape[:2])} of torch.bool, a value for every sample and sensor, but "
-                f"{tuple(present.shape)} of {present.dtype} came."
+                f"present must be {tuple(images.shape[:2])} of torch.bool, a value for each sample and sensor, but got "
+                f"{tuple(present.shape)} of {present.dtype}."
             )
         if present is None or bool(present.all()):
             return self.fuse(self._observed(self.encode(images, cameras), None), texts=texts)

@@ -40,7 +40,7 @@ def tsne(vectors: Tensor, perplexity: float = 15.0, steps: int = STEPS) -> Tenso
     """
     count = len(vectors)
     if count > LARGEST:
-        raise ValueError(f"t-SNE takes at most {LARGEST} vectors, and {count} came: show fewer, or use PCA.")
+        raise ValueError(f"t-SNE takes at most {LARGEST} vectors, but got {count}: show fewer, or use PCA.")
     points = pca(vectors)
     if count < 4:
         return points

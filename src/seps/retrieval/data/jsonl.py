@@ -208,6 +208,6 @@ def _verify(dataset: RetrievalDataset, hashes: dict[str, object], path: Path) ->
         expected = hashes.get(record.id)
         if expected is not None and hashlib.sha256(read_source(record.source)).hexdigest() != expected:
             raise DataError(
-                f"{path} describes another picture under the id {record.id!r} than {record.source} holds now. "
-                "Describe it anew: run `seps caption` again with the same output."
+                f"{path} describes another picture under the id {record.id!r} than {record.source} contains. "
+                "Describe it again: run `seps caption` again with the same output."
             )

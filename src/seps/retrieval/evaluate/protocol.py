@@ -49,7 +49,7 @@ def view(dataset: RetrievalDataset, protocol: Protocol, caption_dense: Sequence[
     require_choice("protocol", protocol, Protocol)
     if caption_dense is not None and protocol != "published":
         raise ProtocolError(
-            f"{len(caption_dense)} descriptions came attached to captions. Under protocol {protocol!r} a query may "
+            f"{len(caption_dense)} descriptions are bound to captions. Under protocol {protocol!r} a query may "
             "not carry a description of its target; bind descriptions to their images instead."
         )
     if protocol == "none":

@@ -162,9 +162,10 @@ def check_evaluation(
     """
     seen = view(dataset, protocol)
     if len(dataset) % folds:
-        mend = f", or mend the {left_out} that were left out" if left_out else ""
+        fix = f", or fix the {left_out} that were skipped" if left_out else ""
         raise ValueError(
-            f"{len(dataset)} images cannot be cut into {folds} equal folds; choose a divisor of {len(dataset)}{mend}."
+            f"{len(dataset)} images cannot be divided into {folds} equal folds; "
+            f"choose a divisor of {len(dataset)}{fix}."
         )
     if model is not None:
         _check_pairing(engine_of(model), seen, bank)

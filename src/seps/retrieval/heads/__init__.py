@@ -30,7 +30,7 @@ def make_head(kind: str, num_prefix_tokens: int, slimming: SlimmingConfig) -> He
     """
     if kind == OWN:
         raise ConfigError(
-            f"head={OWN!r} stands for a head that came as an object; pass it again: from_pretrained(folder, head=...)."
+            f"head={OWN!r} names a head that was passed as an object; pass it again: from_pretrained(folder, head=...)."
         )
     own = registered("head").get(kind)
     if own is not None:
