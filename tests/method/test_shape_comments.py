@@ -20,6 +20,8 @@ from torch.nn import functional as F
 
 import seps
 from seps import registry
+from seps.method import maxima
+from seps.method.encoded import Texts
 from seps.method.losses import identity, ratio, triplet
 from seps.method.select import hard_topk, keep_best
 from seps.modules.network import CrossSparseAggrNet
@@ -31,7 +33,15 @@ PACKAGE = Path(seps.__file__).parent
 FILES = [*sorted((PACKAGE / "method").rglob("*.py")), PACKAGE / "modules/network.py"]
 SHARE = 0.95
 B, T, P, N, M, L, C = 3, 4, 2, 20, 5, 7, 16
-LEGEND = {"B": {B, 1, T, 0}, "T": {T, 0, 1}, "P": {P, 1, 0}, "N": {N, N // 2}, "M": {M, L}, "C": {C, N}, "Q": {8}}
+LEGEND = {
+    "B": {B, 1, T, 0, B * T},
+    "T": {T, 0, 1},
+    "P": {P, 1, 0},
+    "N": {N, N // 2},
+    "M": {M, L},
+    "C": {C, N},
+    "Q": {8},
+}
 """What a letter can be: the explanation takes one image, and merges an identity matrix instead of features; losses take
 T pairs; the aggregation takes also the kept half alone; the published pairing aligns a description as a caption."""
 NETWORKS = [
@@ -69,7 +79,13 @@ def run_networks() -> None:
                 shares(net, net.encode_images(images[:1], dense=descriptions), text)
         for mask in (None, masked["patch_mask"]):
             seps.score_published_pairing(net, images, words, None, torch.randn(T, L, C), None, mask)
+        side = net.encode_images(images)
+        net.score(side, Texts.of(torch.randn(T, B, M, C)))  # texts of its own for each image
+        with mock.patch.object(maxima, "_VALUES", 1):
+            net(images, words, dense=dense)
     hard_topk(torch.rand(B, N), 1.0)
+    hard_topk(torch.zeros(B, N), 0.5)
+    seps.HRPA(C, 6).align(torch.randn(B, M, 11))
     for decision, scoring in itertools.product(("gumbel", "relaxed", "binary"), ("sum", "learned")):
         net = make_net((scoring, "tokens", "single", "mean"), decision=decision)
         for training in (True, False):

@@ -91,7 +91,7 @@ class EncodedImages:
                 return torch.bmm(self.unit_patches, means.permute(1, 2, 0)).permute(2, 0, 1).contiguous()  # (T, B, N)
             flat = self.unit_patches.reshape(-1, width)  # (B * N, C)
             if flat.is_cuda:
-                return (means @ flat.T).view(-1, batch, count)  # (T, B, N)
+                return (means @ flat.T).view(-1, batch, count)
             if not is_compiling() and means.shape[0] == 1:
                 return (self.unit_patches * means[:, None]).sum(dim=-1)[None]  # (1, B, N)
             # On a CPU edge columns take another order of summation, edge rows do not: patches are the rows.

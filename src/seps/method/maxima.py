@@ -65,7 +65,7 @@ class ReferenceMaxima:
         else:
             flat = float_matmul(texts.words, tokens.flatten(1, 2).transpose(1, 2))  # (T, M, B * K)
             cosines = flat.view(*flat.shape[:2], *tokens.shape[1:3]).permute(2, 0, 1, 3)  # (B, T, M, K)
-        return best_pairs(self.net, cosines, texts.word_mask)  # (B, T, M), (B, T, K)
+        return best_pairs(self.net, cosines, texts.word_mask)
 
     def beside(self, texts: Texts, tokens: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """See `Maxima`; the tokens (B, L, C) are the same for every text."""
@@ -73,7 +73,7 @@ class ReferenceMaxima:
         flat = float_matmul(words.flatten(1, 2), tokens.transpose(1, 2))  # (B, T * M, L)
         cosines = flat.view(flat.shape[0], *words.shape[1:3], flat.shape[2])  # (B, T, M, L)
         token_mask = None if mask is None else mask[:, None]  # (B, 1, L)
-        return best_pairs(self.net, cosines, texts.word_mask, token_mask)  # (B, T, M), (B, T, L)
+        return best_pairs(self.net, cosines, texts.word_mask, token_mask)
 
 
 def best_pairs(
@@ -81,7 +81,7 @@ def best_pairs(
 ) -> tuple[Tensor, Tensor]:
     """Both maxima of the cosines (..., M, K); for an alignment that reads all cosines: these, twice."""
     if net.hrpa.reads_cosines:
-        return cosines, cosines
+        return cosines, cosines  # (..., M, K), (..., M, K)
     return largest(cosines, word_mask, token_mask)  # (..., M), (..., K)
 
 

@@ -183,6 +183,7 @@ class PatchSlimming(nn.Module):
         if not attentions:
             return images.sets[place].fixed[None]  # (B, N) -> (1, B, N)
         if self.own_scoring is not None:
+            # each (T, B, N)
             fixed = {name: attention.expand(texts.count, -1, -1) for name, attention in images.attentions.items()}
             return self._own_scores(branch, images.patches, {**fixed, **attentions}, images.valid)  # (T, B, N)
         return self.guided(images, place, branch, attentions)  # (T, B, N)
@@ -230,7 +231,7 @@ class PatchSlimming(nn.Module):
             return None
         if texts.description is not None:
             return self._score_pairing(texts, texts.description)  # (1, T)
-        words, mask = images.dense_words, images.dense_mask
+        words, mask = images.dense_words, images.dense_mask  # (B, L, C), (B, L)
         if words is None or mask is None:
             return None
         # An image without description is judged by its patches alone, on the same scale. Its row is computed on
@@ -284,6 +285,7 @@ class PatchSlimming(nn.Module):
                 f"aggregation={self.config.aggregation!r} merges patches by itself (`merge`), so its tokens have no "
                 "weights of patches; give it merge logits instead (docs/change-one-idea.md)."
             )
+        # each (T or 1, B, Q, N)
         merged = [merge_weights(images.sets[one.place].logits, one.keep).transpose(-1, -2) for one in kept]
         extra = [one.extra[..., None, :] for one in kept]  # each (T, B, 1, N)
         if len(kept) == 1:

@@ -78,7 +78,7 @@ class CustomSelector(Selector):
         rows = scores.float().flatten(0, -2)  # (R, N)
         present = None if valid is None else valid.expand(scores.shape).flatten(0, -2)  # (R, N)
         count = kept_counts(rows, self.sparse_ratio, present)  # (R, 1)
-        keep = checked_result(
+        keep = checked_result(  # (R, N)
             f"The decision {self.decision!r}", self.decide_by(rows, count, present), tuple(rows.shape)
         )
         keep = keep.float() if present is None else keep.float() * present  # (R, N)
@@ -136,7 +136,7 @@ class CustomMerger(CustomLogits):
         (one,) = kept
         shape, made = (patches.shape[0], None, patches.shape[2]), []
         for keep, scores, extra in zip(one.keep, one.scores, one.extra, strict=True):
-            merged = checked_result("An aggregation", self.aggregate.merge(patches, keep, scores), shape)
+            merged = checked_result("An aggregation", self.aggregate.merge(patches, keep, scores), shape)  # (B, Q, C)
             made.append(torch.cat([merged, float_matmul(extra[:, None], patches)], dim=1))
         return torch.stack(made)  # (T, B, Q + 1, C)
 
@@ -164,7 +164,7 @@ class CustomPooling(Pooling):
 
     def pool(self, best: Tensor, mask: Tensor | None = None) -> Tensor:
         """One direction from its maxima: (..., X) -> (...)."""
-        return checked_result("An alignment of maxima", self.idea(best, mask), tuple(best.shape[:-1]))
+        return checked_result("An alignment of maxima", self.idea(best, mask), tuple(best.shape[:-1]))  # (...)
 
     def forward(  # type: ignore[override]
         self, rows: Tensor, columns: Tensor, word_mask: Tensor | None = None, token_mask: Tensor | None = None
@@ -179,7 +179,7 @@ class CustomPooling(Pooling):
             None if mask is None else mask.expand(*shape, mask.shape[-1]).flatten(0, -2)
             for mask in (word_mask, token_mask)
         ]
-        score = self.idea.align(flat, *masks)
+        score = self.idea.align(flat, *masks)  # (R,)
         return checked_result("An alignment", score, (len(flat),)).float().view(shape)  # (...)
 
 

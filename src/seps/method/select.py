@@ -86,7 +86,7 @@ def _nth_smallest(scores_XN: Tensor, place: int) -> Tensor:
             return torch.from_numpy(values)[..., place : place + 1]  # (..., 1)
         except RuntimeError:  # torch without NumPy, or inside a transform such as vmap
             pass
-    return scores_XN.kthvalue(place + 1, dim=-1, keepdim=True).values  # (..., N) -> (..., 1)
+    return scores_XN.kthvalue(place + 1, dim=-1, keepdim=True).values
 
 
 def _uniform(like: Tensor, generator: torch.Generator | None) -> Tensor:
