@@ -29,8 +29,7 @@ FIT = 2.5
 """Nats by which a word has to fit a picture better than other things for a confidence of 1/2, chosen on training photos
 and half of dev (docs/search-figures.md)."""
 SHORT_FIT = 2.5
-"""The same where short queries have a projection of their own: with more nats words of which there is no photo have fewer
-good matches, and so have others (docs/search-figures.md)."""
+"""The same where short queries have a projection of their own (docs/search-figures.md)."""
 
 
 @dataclass(frozen=True)
