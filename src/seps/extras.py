@@ -13,6 +13,7 @@ EXTRAS = {
     "formats": ("pillow_heif", "rawpy", "av", "pylibjxl"),
     "fast": ("openvino",),
     "eccv": ("eccv_caption",),
+    "mcp": ("mcp",),
 }
 """Importable modules by extra. A module that is in none of them belongs to the base installation."""
 DISTRIBUTIONS = {"PIL": "pillow", "yaml": "pyyaml", "lance": "pylance"}

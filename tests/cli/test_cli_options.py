@@ -95,6 +95,8 @@ PATHS = {
     ("duplicates", "--sheet"): "out file",
     ("serve", "--store"): "in folder",
     ("serve", "--model"): "in folder",
+    ("mcp", "--store"): "in folder",
+    ("mcp", "--model"): "in folder",
     ("eval", "--data"): "in file",
     ("eval", "--images"): "in folder",
     ("eval", "--dense"): "in file",
@@ -142,7 +144,7 @@ PATHS = {
     **{
         (command, "--plugin"): "in file"
         for command in (
-            *("train", "eval", "compare", "find", "index", "search", "explain", "serve", "export"),
+            *("train", "eval", "compare", "find", "index", "search", "explain", "serve", "mcp", "export"),
             *(f"reid {name}" for name in ("train", "eval", "report", "show", "threshold", "export", "features")),
         )
     },

@@ -243,7 +243,7 @@ class Library:
         Raises TypeError for anything else.
         """
         if isinstance(picture, Result):
-            picture = self._bytes(picture.id)
+            picture = self.content(picture.id)
         elif hasattr(picture, "getexif"):
             picture = as_file(picture)
         elif not isinstance(picture, (str, bytes, os.PathLike)):
@@ -312,6 +312,13 @@ class Library:
             data = bytes(row["thumbnail"])
         return Image.open(io.BytesIO(data))
 
+    def content(self, identity: str) -> bytes:
+        """The bytes of a picture's file by its id, or its thumbnail where the file cannot be read."""
+        row = self._row(identity, "path", "member", "thumbnail")
+        with contextlib.suppress(UnreadableImage):
+            return read_source(self.source(row["path"], row["member"]))
+        return bytes(row["thumbnail"])
+
     def find(self, name: str) -> str:
         """The id of the picture that `name` means: its id, its path, or its file. Raises StoreError where none is."""
         from seps.photos.search.explaining import find_image
@@ -368,13 +375,6 @@ class Library:
 
     def _gone(self, identity: str) -> StoreError:
         return StoreError(f"The store {self.location} has no picture {identity}; it may have been taken out.")
-
-    def _bytes(self, identity: str) -> bytes:
-        """The content of a picture's file, or its thumbnail where the file cannot be read."""
-        row = self._row(identity, "path", "member", "thumbnail")
-        with contextlib.suppress(UnreadableImage):
-            return read_source(self.source(row["path"], row["member"]))
-        return bytes(row["thumbnail"])
 
 
 def _check_device(name: str) -> None:

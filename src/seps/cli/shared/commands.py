@@ -14,6 +14,7 @@ COMMANDS = {
     "explain": "show why a picture has its score for a sentence",
     "duplicates": "pictures of a store that are the same file, saved again, or nearly the same",
     "serve": "a web page and an API over a store",
+    "mcp": "let an assistant search a store, by the Model Context Protocol",
     "train": "train a retrieval model on pictures with captions",
     "eval": "measure a model: recall both ways, under a named protocol",
     "caption": "describe images with a vision-language model, one resumable line per image",
@@ -27,7 +28,7 @@ COMMANDS = {
     "modules": "write seps_modules.py, the method in one file that needs torch alone",
 }
 _ROOMS = {
-    "pictures": ("find", "index", "search", "explain", "duplicates", "serve", "demo"),
+    "pictures": ("find", "index", "search", "explain", "duplicates", "serve", "mcp", "demo"),
     "models": ("train", "eval", "caption", "compare", "convert", "export", "modules"),
 }
 """The folder of a command's file; a command that is not listed has its file beside this one."""

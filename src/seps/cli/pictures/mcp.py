@@ -1,0 +1,38 @@
+"""`seps mcp`: let an assistant search a store, by the Model Context Protocol over standard input and output.
+
+The assistant starts the command itself; docs/mcp.md has the lines for its settings. It only reads, and only pictures of
+the indexed folders.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+
+from seps.cli.shared.argtypes import device
+from seps.cli.shared.parser import Parser, add_plugins
+from seps.plugins import load_plugins
+
+
+def add_options(parser: Parser) -> None:
+    """The options of `seps mcp`."""
+    parser.add_argument("--store", required=True, help="a store made by seps index")
+    parser.add_argument("--model", help="model folder, if it is not where it was when indexing")
+    add_plugins(parser)
+    parser.add_argument("--device", type=device, default="cpu", help="cpu (default), cuda, ...")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Answer until the client closes standard input."""
+    # Standard output belongs to the protocol.
+    with contextlib.redirect_stdout(sys.stderr):
+        load_plugins(options.plugin)
+        from seps.photos.library import Library
+        from seps.photos.mcp_server import create_server
+
+        library = Library(store=options.store, model=options.model, device=options.device)
+        server = create_server(library)  # opens the store; the model is loaded by the first search
+    with contextlib.suppress(KeyboardInterrupt), library:
+        server.run("stdio")
+    return 0
