@@ -28,6 +28,7 @@ BASE = {
     "explain": "{photo} dog --model {model}",
     "duplicates": "--store {store}",
     "serve": "--store {store} --model {model}",
+    "mcp": "--store {store} --model {model}",
     "train": "--out {new} --data.train {data}",
     "eval": "--data {data} --model {model}",
     "caption": "{gallery} --url http://127.0.0.1:9 --model none --out {new}.jsonl",

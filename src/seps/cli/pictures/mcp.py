@@ -32,7 +32,8 @@ def run(options: argparse.Namespace) -> int:
         from seps.photos.mcp_server import create_server
 
         library = Library(store=options.store, model=options.model, device=options.device)
-        server = create_server(library)  # opens the store; the model is loaded by the first search
+        _ = library.searcher  # a store or model that cannot be used ends the command here, not the first search
+        server = create_server(library)
     with contextlib.suppress(KeyboardInterrupt), library:
         server.run("stdio")
     return 0
