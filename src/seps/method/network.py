@@ -231,7 +231,8 @@ class PatchSlimming(nn.Module):
             return None
         if texts.description is not None:
             return self._score_pairing(texts, texts.description)  # (1, T)
-        words, mask = images.dense_words, images.dense_mask  # (B, L, C), (B, L)
+        words = images.dense_words  # (B, L, C)
+        mask = images.dense_mask  # (B, L)
         if words is None or mask is None:
             return None
         # An image without description is judged by its patches alone, on the same scale. Its row is computed on
