@@ -1,4 +1,5 @@
-"""Hooks of the documentation site (mkdocs.yml): equations as MathML, and pages from files of the repository.
+"""Hooks of the documentation site (mkdocs.yml): equations as MathML, pages from files of the repository, and the
+reference of commands and settings, generated from the parsers and the dataclasses.
 
 Equations are written `$$ ... $$` on lines of their own, or `\\( ... \\)` in a sentence. They become MathML when the
 site is built, so that no page needs a script for them.
@@ -8,11 +9,15 @@ from __future__ import annotations
 
 import posixpath
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 from latex2mathml.converter import convert
 from mkdocs.structure.files import File
+
+sys.path.append(str(Path(__file__).parent))
+from docs_reference import commands_page, settings_page
 
 ROOT = Path(__file__).parent.parent
 STUDY_FILES = {".md", ".json", ".jsonl", ".txt", ".gz"}
@@ -50,6 +55,8 @@ def on_files(files: Any, config: Any) -> Any:
     for source, page in REPOSITORY_PAGES.items():
         if (ROOT / source).is_file():
             files.append(File.generated(config, page, abs_src_path=str(ROOT / source)))
+    for page, text in (("commands.md", commands_page()), ("settings.md", settings_page())):
+        files.append(File.generated(config, page, content=text))
     return files
 
 

@@ -17,6 +17,11 @@ sys.path.append(str(ROOT / "tools"))
 from docs_site import on_page_content, on_page_markdown, to_mathml
 from leak_figure import draw
 
+from seps.cli.shared.commands import COMMANDS
+from seps.reid.config import ReidConfig
+from seps.retrieval.config import RunConfig
+from seps.settings import defaults
+
 
 class Page(HTMLParser):
     """Anchors, links and assets of one page."""
@@ -91,6 +96,14 @@ def test_readme_links_exist(readme: Path) -> None:
     links = [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if not urlsplit(link).scheme]
     assert links
     assert [link for link in links if not (ROOT / urldefrag(link)[0]).exists()] == []
+
+
+def test_the_reference_names_every_command_and_setting(site: Path) -> None:
+    listed = (site / "commands.html").read_text(encoding="utf-8")
+    assert [name for name in COMMANDS if f"usage: seps {name}" not in listed] == []
+    settings = (site / "settings.html").read_text(encoding="utf-8")
+    names = [*defaults(RunConfig), *defaults(ReidConfig)]
+    assert [name for name in names if f">{name}</code>" not in settings] == []
 
 
 def test_equations_become_mathml_and_code_stays() -> None:
