@@ -137,6 +137,8 @@ CHECKS: dict[str, tuple[str, Callable[[], str]]] = {
     "export": ("export", partial(importing, "onnx", "onnxruntime", "onnxscript")),
     "tensorboard": ("tensorboard", partial(importing, "tensorboard")),
     "dist": ("dist", partial(importing, "ray")),
+    "mcp": ("mcp", partial(importing, "mcp")),
+    "qdrant": ("qdrant", partial(importing, "qdrant_client")),
 }
 """By name: the extra of seps that a check needs (empty: the core), and the check."""
 

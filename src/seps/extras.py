@@ -14,6 +14,7 @@ EXTRAS = {
     "fast": ("openvino",),
     "eccv": ("eccv_caption",),
     "mcp": ("mcp",),
+    "qdrant": ("qdrant_client",),
 }
 """Importable modules by extra. A module that is in none of them belongs to the base installation."""
 DISTRIBUTIONS = {"PIL": "pillow", "yaml": "pyyaml", "lance": "pylance"}

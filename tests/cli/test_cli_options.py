@@ -117,6 +117,7 @@ PATHS = {
     ("convert", "--out"): "out folder",
     ("export", "model"): "in folder",
     ("export", "--out"): "out folder",
+    ("export", "--store"): "in folder",
     ("demo", "--model"): "in folder",
     ("demo", "--out"): "out file",
     ("reid synth", "out"): "out folder",

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from seps.photos.indexing.build import IndexReport
     from seps.photos.indexing.opening import IndexOptions
     from seps.photos.search.explaining import StoredExplainer
+    from seps.photos.store.exporting import Target
     from seps.retrieval.engine.engine import Engine
 
 CountProgress = Callable[[int, int], None]
@@ -281,6 +282,27 @@ class Library:
         with replacing(target) as part:
             _write(part, rows, target.suffix)
         return len(rows["id"])
+
+    def export_to(self, to: Target, folder: str | os.PathLike[str], *, tokens: int | None = None) -> int:
+        """Write all pictures into a new folder for another vector store (`export_vectors`); returns how many."""
+        from seps.photos.store.exporting import export_vectors
+
+        return export_vectors(self.store, to, folder, tokens=tokens, filters=self.scope())
+
+    def vector(self, text: str) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """(C,) of a sentence: its dot product with the vector of a picture is about the score."""
+        check_text(text)
+        return np.asarray(self.searcher.search_vector(self.searcher.encode(text)), np.float32)
+
+    def word_vectors(self, text: str) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """(words, C) of length one: the words of a sentence, for late interaction with the tokens of an export.
+
+        Raises ValueError where the model has none.
+        """
+        check_text(text)
+        features = self.searcher.encode(text).text_features
+        words = features.words[0][features.mask[0]].float()
+        return np.asarray(torch.nn.functional.normalize(words, dim=-1), np.float32)
 
     def source(self, path: str, member: str | None = None) -> ImageSource:
         """Where a picture's bytes are, by its path in the store. Raises StoreError for a path out of its folders."""

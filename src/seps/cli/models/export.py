@@ -1,4 +1,9 @@
-"""`seps export`: write a model as ONNX files: all of it, or one vector per picture and text."""
+"""`seps export`: write a model as ONNX files, or the vectors of a store for another vector store.
+
+seps export base -o FOLDER                            image, text and score as ONNX files
+seps export base --vector -o FOLDER                   one vector per picture and text
+seps export --store STORE --to qdrant -o FOLDER       the vectors of a store
+"""
 
 from __future__ import annotations
 
@@ -6,23 +11,35 @@ import argparse
 
 from seps.cli.shared.argtypes import output_folder, positive
 from seps.cli.shared.parser import Parser, add_plugins
-from seps.cli.shared.text import printable
+from seps.cli.shared.text import counted, printable
 
 
 def add_options(parser: Parser) -> None:
     """The options of `seps export`."""
-    parser.add_argument("model", help="'mini', 'base', a model folder or a run of seps train")
+    parser.add_argument("model", nargs="?", help="'mini', 'base', a model folder or a run of seps train")
     parser.add_argument("-o", "--out", type=output_folder, required=True, help="folder to write")
     vector = parser.add_argument_group("one vector per picture and text (small, for other programs)")
     vector.add_argument("--vector", action="store_true", help="write the graphs of one vector, examples and a card")
     vector.add_argument("--layout", choices=["plain", "immich"], default="plain", help="names of files and inputs")
     vector.add_argument("--bits", type=int, choices=[8, 32], default=8, help="bits of weights and products (default 8)")
     vector.add_argument("--batch", type=positive, help="fix the number of pictures per call (default: any number)")
+    pictures = parser.add_argument_group("the vectors of a store (docs/vector-stores.md)")
+    pictures.add_argument("--store", help="write the pictures of this store, made by seps index, and no model")
+    pictures.add_argument("--to", choices=["parquet", "lance", "qdrant"], help="the format of the written folder")
+    pictures.add_argument(
+        "--tokens", type=positive, metavar="N", help="also merge the patches of a picture to N vectors, at most 16"
+    )
     add_plugins(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Export one model."""
+    """Export one model, or the pictures of a store."""
+    if options.store:
+        return _export_store(options)
+    if options.to or options.tokens:
+        raise ValueError("--to and --tokens belong to --store; add --store, or leave them out.")
+    if options.model is None:
+        options.parser.error("name a model, or a store with --store")
     from seps.export import ExportError
     from seps.retrieval.export import check_export, export_model
     from seps.retrieval.pretrained import from_pretrained
@@ -46,4 +63,17 @@ def run(options: argparse.Namespace) -> int:
     for name, value in differences.items():
         print(f"{name:<11} largest difference from torch {value:.1e}")
     print(f"Wrote {printable(options.out)}; export.json has the sizes and the names of the inputs.")
+    return 0
+
+
+def _export_store(options: argparse.Namespace) -> int:
+    from seps.photos.library import Library
+
+    if options.model or options.vector:
+        raise ValueError(f"--store {options.store} writes vectors of pictures: leave out the model and --vector.")
+    if options.to is None:
+        raise ValueError("--store needs --to: parquet, lance or qdrant.")
+    with Library(store=options.store) as library:
+        count = library.export_to(options.to, options.out, tokens=options.tokens)
+    print(f"Wrote {counted(count, 'picture')} to {printable(options.out)}, for {options.to}.")
     return 0

@@ -20,7 +20,7 @@ COMMANDS = {
     "caption": "describe images with a vision-language model, one resumable line per image",
     "compare": "train and measure baselines, or the ablation, over several seeds",
     "convert": "make a model from a checkpoint of the published code",
-    "export": "write a model as ONNX files, for programs without torch",
+    "export": "write a model as ONNX files, or the vectors of a store, for other programs",
     "demo": "run the main job on the photos that ship with the package",
     "reid": "re-identification over RGB / NIR / TIR: synth, train, eval, show, threshold, export, features",
     "doctor": "what is installed, which parts work, what is missing and how to get it",
