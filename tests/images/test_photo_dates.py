@@ -121,7 +121,7 @@ def test_hits_say_their_date_and_its_source_and_filters_use_it(tmp_path: Path) -
     }
     assert hits["none.jpg"].as_dict()["date_source"] == "file"
     for exact in (False, True):
-        filters = Filters(since=nanoseconds("2001-12-31"), before=nanoseconds("2003-01-01"))
+        filters = Filters(since=nanoseconds("2001-12-31"), until=nanoseconds("2003-01-01"))
         found = searcher.search("a dog", filters=filters, exact=exact)
         assert {hit.path for hit in found} == {"y2002.jpg", "none.jpg"}
 

@@ -159,19 +159,3 @@ def test_a_query_that_is_cut_says_so(searcher: Searcher) -> None:
     assert searcher.note("a dog") == ""
     assert "48 tokens" in searcher.note("dog " * 60)
     assert searcher.search("dog " * 60)
-
-
-def test_a_store_of_the_last_version_opens(photos: Path, searcher: Searcher, tmp_path: Path) -> None:
-    """Its settings have no kind and no model of its own for the words, and it has no index of words."""
-    index(photos, tmp_path / "s")
-    store = Store.open(tmp_path / "s")
-    values = json.loads(store.settings.to_json())
-    for name in ("kind", "words_width", "words_hash"):
-        del values[name]
-    store._newest.update_schema_metadata({"seps": json.dumps(values)})
-    old = Searcher(tmp_path / "s", model())
-    for query in ("a dog", "Lisbon"):
-        assert [(hit.path, hit.score) for hit in old.search(query)] == [
-            (hit.path, hit.score) for hit in searcher.search(query)
-        ]
-    assert index(photos, tmp_path / "s").unchanged == len(NAMED) + 26

@@ -145,7 +145,10 @@ class Query:
         if self.min_confidence is None:
             return
         if self.sentence is None:
-            raise ValueError("A confidence is known of one sentence alone; leave it out for sums and pictures.")
+            raise ValueError(
+                "A confidence is known of one sentence alone: leave min_confidence (--min-confidence) out for sums and "
+                "pictures."
+            )
         if not 0 <= self.min_confidence <= 1:
             raise ValueError(f"min_confidence is {self.min_confidence}; it must lie between 0 and 1.")
 

@@ -35,6 +35,8 @@ class LoadOptions:
     local_files_only: bool = False
     sentences: bool = False
     """What sentences and stored pictures need, at first; the rest when it is needed."""
+    remote: bool = False
+    """It is a model of the hub."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +47,11 @@ class EngineKind:
     """The engine of an object that is a model of this kind."""
     claims: Callable[[Path], bool]
     """Whether a folder, by its config.json, holds a model of this kind."""
-    load: Callable[[str, Path | None, LoadOptions], Engine]
-    """The engine of a model by its name, and its folder where it is one of this machine."""
+    load: Callable[[str, Path, LoadOptions], Engine]
+    """The engine of a model by its name and its folder; of a model of the hub that has the config.json alone."""
 
 
-def _load_ours(name: str, folder: Path | None, options: LoadOptions) -> Engine:
+def _load_ours(name: str, place: Path | None, options: LoadOptions) -> Engine:
     def whole() -> RetrievalModel:
         return from_pretrained(name, device=options.device, local_files_only=options.local_files_only).eval()
 
@@ -60,12 +62,11 @@ def _load_ours(name: str, folder: Path | None, options: LoadOptions) -> Engine:
     return PatchEngine(model, digests=Digests(digest, texts=text_hash(model), short=short_hash(model)), whole=whole)
 
 
-def _load_dual(name: str, folder: Path | None, options: LoadOptions) -> Engine:
-    if folder is None:
-        hub = _hub_id(name)
-        refuse_other_kind(download(hub, ["config.json"], local_files_only=options.local_files_only))
-        folder = hub_folder(hub, weights=True, local_files_only=options.local_files_only)
-    return VectorEngine(dual_encoder(folder)).to(options.device)
+def _load_dual(name: str, place: Path, options: LoadOptions) -> Engine:
+    if options.remote:
+        refuse_other_kind(place)
+        place = hub_folder(_hub_id(name), weights=True, local_files_only=options.local_files_only)
+    return VectorEngine(dual_encoder(place)).to(options.device)
 
 
 def _wrap_ours(model: object) -> Engine | None:
@@ -108,13 +109,12 @@ def load_engine(
     """
     load_plugins(plugins)
     text, local = str(name), Path(name).expanduser()
-    options = LoadOptions(device, local_files_only, sentences)
     if text in EMBEDDED:
-        return _load_ours(text, None, options)
-    folder = local if local.is_dir() else None
-    place = folder or _config_folder(text, local_files_only)
+        return _load_ours(text, None, LoadOptions(device, local_files_only, sentences))
+    remote = not local.is_dir()
+    place = _config_folder(text, local_files_only) if remote else local
     kind = next(kind for kind in KINDS if kind.claims(place))
-    return kind.load(text, folder, options)
+    return kind.load(text, place, LoadOptions(device, local_files_only, sentences, remote))
 
 
 def _hub_id(name: str) -> str:
