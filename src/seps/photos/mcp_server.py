@@ -192,8 +192,8 @@ class Tools:
             {row["id"]: row["dense"] for row in self.library.store.select(ids, ["id", "dense"]).rows()} if ids else {}
         )
         listed = []
-        for result in results:
-            facts = result.as_dict()
+        for rank, result in enumerate(results, 1):
+            facts = {**result.as_dict(), "rank": rank}
             facts["path"] = shown_place(str(result.path), facts.pop("member", None))
             facts["good"] = result.good
             facts["description"] = _cut(texts.get(result.id), LARGEST_DESCRIPTION // 10)

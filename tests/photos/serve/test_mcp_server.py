@@ -82,6 +82,7 @@ def test_a_client_uses_every_tool(made: tuple[Path, Path], tmp_path: Path) -> No
         first = found["results"][0]
         like, images = await answer(client, "similar", picture=first["id"], count=2)
         assert len(like["results"]) == len(images) == 2 and first["id"] not in {one["id"] for one in like["results"]}
+        assert [one["rank"] for one in like["results"]] == [1, 2]
         facts, images = await answer(client, "describe", picture=str(folder / "p00.jpg"))
         assert facts["description"].startswith("A picture with number 0") and len(images) == 1
         assert (facts["width"], facts["height"]) == (60, 44)
