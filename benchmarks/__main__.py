@@ -30,6 +30,7 @@ RUNS: dict[str, tuple[str, str]] = {
     "quality.faithful_dual": ("minutes", "CPU, data"),
     "quality.partly_described": ("minutes", "CPU, data"),
     "quality.typed": ("minutes", "CPU, data"),
+    "quality.typed_sheets": ("minutes", "CPU, a store"),
     "quality.vectors": ("minutes", "CPU, data"),
     "quality.words": ("an hour", "CPU, data"),
 }

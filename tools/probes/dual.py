@@ -45,16 +45,6 @@ def explanation(bench: Bench, family: str) -> dict[str, Any]:
     }
 
 
-@probe("dual", each=("float32", "float16", "int8", "int4"))
-def precision(bench: Bench, name: str) -> dict[str, Any]:
-    """Stores of vectors in other precisions."""
-    place = store(bench, f"clip {name}", "--precision", name, model=dual("clip"))
-    return {
-        "columns": columns(place),
-        "search": bench.seps("search", QUERIES[0], "--store", place, "--json").json(),
-    }
-
-
 @probe("dual")
 def without_a_bank(bench: Bench) -> dict[str, Any]:
     """Plain cosines."""

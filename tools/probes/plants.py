@@ -54,15 +54,9 @@ PLANTS = (
         ("heads/losses scan-t2i", "heads/figures scan-t2i", "heads/search scan-t2i"),
     ),
     Plant(
-        "scale of int8",
-        "1e-12) / 127",
-        "1e-12) / 126",
-        ("stores/columns of int8", "stores/searches int8", "stores/explanations int8"),
-    ),
-    Plant(
         "cells of the smallest size",
-        '"tiny": StateSize("int2", 2, 5)',
-        '"tiny": StateSize("int2", 3, 5)',
+        '"tiny": PatchSize("int2", means=2, words=5)',
+        '"tiny": PatchSize("int2", means=3, words=5)',
         ("stores/columns of tiny", "stores/searches tiny"),
     ),
     Plant(
@@ -73,8 +67,8 @@ PLANTS = (
     ),
     Plant(
         "level of the background where there is none",
-        "usual = 0.0 if",
-        "usual = 0.1 if",
+        "if images.levels is None:\n            return None",
+        "if images.levels is None:\n            return [0.1] * len(images.ids)",
         ("dual/without a bank", "stores/searches without a bank"),
     ),
     Plant(
