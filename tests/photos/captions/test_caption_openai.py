@@ -282,7 +282,7 @@ def test_a_server_that_dies_midway_loses_no_line(tmp_path: Path, fault: Any) -> 
     with dying as server:
         settings = config(server, timeout=patience(fault), retries=1, give_up_after=6, parallel=2)
         report = caption_images(items, out, settings)
-        assert mentions(report["problem"], "6", "faults")
+        assert mentions(report["problem"], "6", "failures")
         assert not report["complete"]
         assert len(lines(out)) == report["described_in_file"] == 5
     with ChatServer() as server:

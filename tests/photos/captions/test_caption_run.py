@@ -310,7 +310,7 @@ def test_a_server_that_fails_ends_the_command_with_a_sentence(
     words = [str(folder), "--out", str(tmp_path / "dense.jsonl"), "--model", "m", "--backoff", "0.01"]
     with ChatServer(lambda *_: (500, {}, "no")) as server:
         assert call("caption", [*words, "--url", server.url, "--give-up-after", "4"]) == 1
-    assert mentions(capsys.readouterr().err, "4", "faults")
+    assert mentions(capsys.readouterr().err, "4", "failures")
 
 
 def start(folder: Path, out: Path, server: ChatServer, *more: str) -> subprocess.Popen[str]:

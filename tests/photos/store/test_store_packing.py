@@ -79,4 +79,5 @@ def test_four_bits_are_coded_without_loss(tmp_path: Path) -> None:
     facts = (None, 1, 1, "0" * 64, 9, 9, b"", [0.0] * 384)
     store.put([Row(name, name, *facts, blob, None, None, None, None) for name, blob in blobs.items()])
     assert {name: row.tokens for name, row in store.rows(list(blobs)).items()} == blobs
-    assert store.disk_bytes() < 0.96 * sum(map(len, blobs.values())) + 20 * 1000
+    # Beside the codes: vectors and facts of the rows, and what a file and its versions take by themselves.
+    assert store.disk_bytes() < 0.96 * sum(map(len, blobs.values())) + 20 * 1000 + 8000
