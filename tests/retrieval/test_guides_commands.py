@@ -21,7 +21,6 @@ from seps.hub.folder import ModelError
 from seps.images.sources import DataError
 from seps.photos.indexing.build import IndexOptions, index_folder
 from seps.photos.store.rows import StoreError
-from seps.photos.store.store import Store
 from seps.retrieval.config import DataConfig, ModelConfig, RunConfig
 from seps.retrieval.data import load_jsonl, save_jsonl
 from seps.retrieval.data.guides import dataset_guides
@@ -222,20 +221,10 @@ def test_guides_reach_an_explanation_and_no_store(encoders, dev_scenes, tmp_path
     assert json.loads(capsys.readouterr().out)["score"] == pytest.approx(float(expected[0]), abs=1e-4)
 
 
-def test_an_index_without_guides_has_no_column_for_them(encoders, dev_scenes, tmp_path):
-    model = RetrievalModel(model_config(encoders)).eval()
-    save_pretrained(model, tmp_path / "model")
-    index_folder(
-        dev_scenes.parent,
-        tmp_path / "store",
-        model,
-        str(tmp_path / "model"),
-        options=IndexOptions(workers=1, bank=False),
-    )
-    store = Store.open(tmp_path / "store")
-    assert "guides" not in store._newest.schema.names
+def test_stores_refuse_models_that_read_guides(encoders, dev_scenes, tmp_path):
+    """A store keeps no vectors of guides: train, evaluate and explain read them from the data."""
     guided = RetrievalModel(model_config(encoders, **GUIDED)).eval()
-    with pytest.raises(DataError, match="audio"):
+    with pytest.raises(StoreError, match="audio"):
         index_folder(
             dev_scenes.parent, tmp_path / "other", guided, "guided", options=IndexOptions(workers=1, bank=False)
         )

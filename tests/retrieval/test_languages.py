@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from seps.method.config import ConfigError
 from seps.retrieval.config import ModelConfig
-from seps.retrieval.languages import ENGLISH, frequent_words, is_not_english, language_note
+from seps.retrieval.languages import ENGLISH, frequent_words, is_not_english, language_note, reads
 from seps.retrieval.pretrained import EMBEDDED, from_pretrained
 from seps.retrieval.ranking.lexical import words_of
 from seps.retrieval.sentences import sentence_side
@@ -62,12 +60,11 @@ def test_only_a_model_of_english_says_so() -> None:
         model, root = "mine", "photos"
 
     model = from_pretrained("mini")
-    assert not language_note(model, "a dog", Settings)
-    note = language_note(model, OTHER[0], Settings)
+    assert reads(model.languages, "a dog", model.pieces)
+    assert not reads(model.languages, OTHER[0], model.pieces)
+    note = language_note(Settings)
     assert "mine" in note and "seps index photos" in note and "--model siglip2-b-16" in note
-    for languages in ((), ("en", "de"), ("de",)):
-        model.config = replace(model.config, languages=languages)
-        assert not language_note(model, OTHER[0], Settings)
+    assert all(reads(languages, OTHER[0], model.pieces) for languages in ((), ("en", "de"), ("de",)))
 
 
 def test_words_of_other_languages_are_no_frequent_words_of_english() -> None:

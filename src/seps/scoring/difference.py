@@ -22,20 +22,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from seps.method.config import DecisionKind
 from seps.method.encoded import EncodedImages, Kept, Texts
 from seps.method.network import PatchSlimming
 from seps.products import linear
 from seps.scoring.factored import GramMaxima
 from seps.scoring.inputs import TextBlock
-from seps.scoring.terms import SMALLEST, branch_weights, inverse_norms, other_tokens, scaled_patches, selects_by_ratio
+from seps.scoring.terms import (
+    SMALLEST,
+    branch_weights,
+    inverse_norms,
+    keeps_whole_patches,
+    other_tokens,
+    scaled_patches,
+)
 
 _LOSS = 16.0
 """How much larger than their sum the terms of a norm may be: that costs one of a float's seven digits."""
@@ -59,8 +64,7 @@ class DifferenceMaxima:
 
     def __init__(self, net: PatchSlimming, images: EncodedImages) -> None:
         self.net, self.images = net, images
-        # Zeros and ones: a custom decision may weigh patches.
-        self._decides = net.config.decision in get_args(DecisionKind) and selects_by_ratio(net)
+        self._decides = keeps_whole_patches(net)
         self._sets: dict[tuple[int, ...], _Sets] = {}
         self._fixed: dict[int, Tensor] = {}
         self._other: GramMaxima | None = None

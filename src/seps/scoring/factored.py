@@ -33,6 +33,7 @@ from seps.scoring.terms import (
     branch_weights,
     fill_rows,
     inverse_norms,
+    keeps_whole_patches,
     other_tokens,
     quadratic,
     scaled_patches,
@@ -52,6 +53,7 @@ class GramMaxima:
         scaled = scaled_patches(images)
         pad = self.padding(scaled.shape[1])
         self._scaled = F.pad(scaled, (0, 0, 0, pad)) if pad else scaled
+        self._decides = keeps_whole_patches(net)
         self._gram: Tensor | None = None
         self._weights: dict[int, tuple[Tensor, Any]] = {}
         self._fixed: dict[int, Tensor] = {}
@@ -79,7 +81,7 @@ class GramMaxima:
             if first.place not in self._fixed:
                 self._fixed[first.place] = self.net.tokens(self.images, kept)[0]
             return self.beside(texts, self._fixed[first.place], None)
-        if not all(_decides(one.keep) for one in kept):
+        if not all(not one.keep.requires_grad and (self._decides or _is_binary(one.keep)) for one in kept):
             return ReferenceMaxima(self.net, self.images)(texts, kept)
         rows, columns = (self.single if len(kept) == 1 else self.dual)(texts, kept)
         extra = first.extra if len(kept) == 1 else torch.stack([one.extra for one in kept]).mean(dim=0)
@@ -198,11 +200,9 @@ class GramMaxima:
         return sum(parts[1:], parts[0])
 
 
-def _decides(keep: Tensor) -> bool:
-    """Whether D is zeros and ones alone, without a gradient: a custom decision may weigh patches."""
-    if keep.requires_grad:
-        return False
-    return keep.is_cuda or bool(((keep == 0) | (keep == 1)).all())
+def _is_binary(keep: Tensor) -> bool:
+    """Whether D is zeros and ones alone; the value is read from the device."""
+    return bool(((keep == 0) | (keep == 1)).all())
 
 
 def _maxima(products: Tensor, squared_norms: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:

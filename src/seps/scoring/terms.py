@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from seps.method import tokens
 from seps.method.checks import InputError
+from seps.method.config import DecisionKind
 from seps.method.encoded import EncodedImages
 from seps.method.network import PatchSlimming
 from seps.method.parts import CustomMerger, Selector
@@ -118,6 +119,11 @@ def unsafe_images(net: PatchSlimming, images: EncodedImages, dtype: torch.dtype)
             low = columns.kthvalue(kept, dim=1).values
         unsafe |= ((high - low) > limit).any(dim=-1)
     return unsafe
+
+
+def keeps_whole_patches(net: PatchSlimming) -> bool:
+    """Whether D is known to be zeros and ones: a custom decision may weigh patches."""
+    return net.config.decision in get_args(DecisionKind) and selects_by_ratio(net)
 
 
 def selects_by_ratio(net: PatchSlimming) -> bool:

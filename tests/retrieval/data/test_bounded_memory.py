@@ -28,7 +28,7 @@ DECODE = """
 import io, resource, sys
 from pathlib import Path
 from PIL import Image
-from seps.retrieval.data import ImageSource
+from seps.images.sources import ImageSource
 from seps.images.decoding import decode_picture
 
 def used():
