@@ -60,5 +60,5 @@ def test_a_cluster_describes_resumes_and_stops_at_a_broken_server(cluster: Any, 
     assert sorted(line["image"] for line in lines(out)) == [item.id for item in items]
     with ChatServer(lambda *_: (500, {}, "no")) as server:
         report = caption_images(items, tmp_path / "other.jsonl", config(server), ray=RayConfig(workers=1))
-    assert mentions(report["problem"], "3", "faults")
+    assert mentions(report["problem"], "3", "failures")
     assert not report["complete"]

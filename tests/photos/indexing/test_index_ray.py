@@ -224,7 +224,7 @@ class SmallCluster:
 
 
 def spread(ray: SmallCluster, workers: int, address: str = "auto") -> list[int]:
-    prepare: Any = SimpleNamespace(model=SimpleNamespace(device=torch.device("cpu")), settings=SimpleNamespace(bank=""))
+    prepare: Any = SimpleNamespace(engine=SimpleNamespace(device=torch.device("cpu")), has_bank=False)
     batches: list[list[ImageJob]] = [[] for _ in range(9)]
     return sorted(number for number, _ in _spread(ray, batches, prepare, RayConfig(address, workers)))
 

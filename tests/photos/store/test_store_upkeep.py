@@ -252,7 +252,8 @@ from seps.photos.store import upkeep
 from seps.photos.store import store as stores
 stores.INDEX_ABOVE, upkeep.EXTENDED_ROWS, upkeep.SMALL_ROWS = 5_000, 200, 1_000
 from pathlib import Path
-sys.path.insert(0, str(Path(sys.argv[3]).parent))
+own = Path(sys.argv[3])
+sys.path[:0] = [str(own.parent), str(own.parents[2])]
 import test_store_upkeep as own
 store, first = stores.Store.open(sys.argv[1]), int(sys.argv[2])
 print("ready", flush=True)
