@@ -154,7 +154,9 @@ def test_the_wheel_works_in_an_empty_environment(environment: Path, tmp_path: Pa
     indexed = json.loads(call(program, "index", photos, "--store", "store", "--model", "mini", "--json", **options))
     assert indexed["new"] == 5 and not indexed["problems"]
     hits = json.loads(call(program, "search", "a cat", "--store", "store", "-k", "2", "--json", **options))
-    assert {Path(hit["path"]).name for hit in hits} <= {"tabby-cat.jpg", "copy.jpg"}
+    # Copies are one hit.
+    assert Path(hits[0]["path"]).name in {"tabby-cat.jpg", "copy.jpg"}
+    assert Path(hits[1]["path"]).name not in {"tabby-cat.jpg", "copy.jpg"}
     call(program, "explain", photos / "coffee-cup.jpg", "a cup", "--store", "store", "-o", "why.png", **options)
     assert (tmp_path / "why.png").stat().st_size > 1000
     assert "tabby-cat.jpg" in call(program, "duplicates", "--store", "store", **options)
