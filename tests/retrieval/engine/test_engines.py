@@ -56,6 +56,7 @@ class ColourEngine:
         score_unit=0.1,
         score_range=1.0,
         vector_slope=1.0,
+        word_fit=1.0,
         background_weight=0.5,
         sizes=("vector",),
         default_size="vector",
