@@ -204,7 +204,7 @@ def test_a_joined_text_is_one_more_block_as_long_as_the_others(fusion: str) -> N
         # Norms stay alike: the blocks that are there are scaled by sqrt(4 / their number).
         torch.testing.assert_close(blocks[2], bare[2])
     assert model.classify(fused)[0].shape == (4, 5)
-    with pytest.raises(InputError, match="without any sensor"):
+    with pytest.raises(InputError, match="at least one sensor"):
         model.embed(images, present=torch.zeros(4, 3, dtype=torch.bool), texts=texts)
 
 

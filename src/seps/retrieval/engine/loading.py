@@ -13,7 +13,7 @@ import torch
 
 from seps.encoders import DUAL_PRESETS, dual_encoder
 from seps.encoders.dual import is_dual, presets_sentence, refuse_other_kind
-from seps.encoders.weights import EncoderUnavailable, hub_folder
+from seps.encoders.weights import EncoderUnavailable, hub_folder, transformers_module
 from seps.hub.download import HubError
 from seps.hub.download import hub_folder as download
 from seps.plugins import load_plugins
@@ -130,6 +130,8 @@ def _config_folder(name: str, local_files_only: bool) -> Path:
             "of seps train, or a hub "
             f"id like organisation/name. Presets: {presets_sentence()}."
         )
+    if name in DUAL_PRESETS:
+        transformers_module()  # a missing package is named before anything is downloaded
     try:
         return download(hub, ["config.json"], local_files_only=local_files_only)
     except HubError as error:
