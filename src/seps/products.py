@@ -39,7 +39,7 @@ def _by_onednn(rows: Tensor, weight: Tensor) -> bool:
 
 
 def _changed(tensor: Tensor) -> bool:
-    """Whether a tensor is a subclass or is in a transform such as `torch.func.vmap`, of which oneDNN knows nothing."""
+    """Whether a tensor is a subclass or is in a transform such as `torch.func.vmap`, which oneDNN does not support."""
     return type(tensor) not in (Tensor, nn.Parameter) or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 

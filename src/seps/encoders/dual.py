@@ -99,7 +99,7 @@ class Embedder(Protocol):
         ...
 
     def digest(self) -> str:
-        """Hex digest by which models with other weights are told apart."""
+        """Hex digest that identifies the weights."""
         ...
 
 

@@ -74,7 +74,7 @@ class Traits:
 
 
 class Digests(NamedTuple):
-    """By which engines with other weights are told apart."""
+    """Identify the weights of an engine."""
 
     pictures: str
     words: str = ""

@@ -95,8 +95,8 @@ def score_dataset(
         keep_words: merge each image's description to at most this many words, as small stores do.
         bank: subtract from each image's scores its level over the bank of background queries, as `seps search` does,
             and of a model of ours from each caption's scores how close it is to those queries. The bank is fixed and
-            knows nothing of the data set. Where the engine has no weight of levels, it is estimated from the scores of
-            the data set with the bank, without labels (`strength_without_labels`).
+            does not depend on the data set. Where the engine has no weight of levels, it is estimated from the scores
+            of the data set with the bank, without labels (`strength_without_labels`).
         lexical: add what `seps search` adds for rare words of a caption in an image's description.
         memory: bytes that the scorer may use; None: a default of the device.
         progress: called with the stage, how many are done, and of how many.

@@ -252,7 +252,7 @@ def background(
     """What the bank adds to each image's score: less `strength` times its level, and the rest of `gap` if `described`.
 
     So what descriptions raise the levels by on average (`description_gap`) is taken off whole, and `strength` of what
-    else images differ in. An image without a level, which a release that knows no bank has added, is taken to have the
+    else images differ in. An image without a level, added by a release without a bank, is taken to have the
     mean level of the others.
     """
     known = [value for value in levels if value is not None]

@@ -66,7 +66,7 @@ def queries_of_captions(
 
 
 def sentences_of(record: ImageRecord, descriptions: bool = True) -> list[str]:
-    """What is said of an image: its captions, and the sentences of its description."""
+    """The captions of an image and the sentences of its description."""
     return [*record.captions, *(sentences(record.dense) if descriptions and record.dense else [])]
 
 
