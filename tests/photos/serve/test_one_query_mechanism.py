@@ -14,14 +14,8 @@ import pytest
 from seps.cli.main import call
 from seps.photos.search import sums
 from seps.photos.search.searcher import Searcher
+from serving import Client
 from stores import few_sentences, gallery, index, model_folder
-
-pytest.importorskip("fastapi")
-from starlette.testclient import TestClient
-
-from seps.photos.library import Library
-from seps.photos.serve.app import create_app
-from seps.photos.serve.guard import LOOPBACK
 
 SUM = "a dog + number 3 - stripes and dots"
 PICTURE = "p04.jpg"
@@ -43,12 +37,6 @@ def searcher(place: Path) -> Searcher:
     return Searcher(place / "s", model_folder())
 
 
-@pytest.fixture
-def client(searcher: Searcher) -> Iterator[TestClient]:
-    with TestClient(create_app(Library.over(searcher), hosts=LOOPBACK), base_url="http://localhost") as client:
-        yield client
-
-
 def by_command(place: Path, text: str, picture: bool, capsys: pytest.CaptureFixture[str], *more: str) -> Any:
     """Results of `seps find`."""
     words = [text, "--store", str(place / "s"), "--no-update", "--json", "-k", "20", "--model", model_folder(), *more]
@@ -56,7 +44,7 @@ def by_command(place: Path, text: str, picture: bool, capsys: pytest.CaptureFixt
     return json.loads(capsys.readouterr().out)
 
 
-def by_page(place: Path, client: TestClient, text: str, picture: bool, **more: object) -> Any:
+def by_page(place: Path, client: Client, text: str, picture: bool, **more: object) -> Any:
     """Results of the page's address."""
     params: dict[str, object] = {"q": text, "k": 20, **more}
     if picture:
@@ -68,7 +56,7 @@ def by_page(place: Path, client: TestClient, text: str, picture: bool, **more: o
 
 @pytest.mark.parametrize(("text", "picture"), [("a dog", True), (SUM, False), (SUM, True), ('"rock - paper"', False)])
 def test_both_doors_give_one_ranking(
-    place: Path, client: TestClient, capsys: pytest.CaptureFixture[str], text: str, picture: bool
+    place: Path, client: Client, capsys: pytest.CaptureFixture[str], text: str, picture: bool
 ) -> None:
     told = by_command(place, text, picture, capsys)
     shown = by_page(place, client, text, picture)
@@ -102,7 +90,7 @@ def standard_scores(searcher: Searcher, place: Path, picture: bool) -> list[tupl
 
 @pytest.mark.parametrize("weight", [0.0, 0.3, 0.5, 1.0])
 def test_a_sum_beside_a_picture_against_the_twin(
-    place: Path, client: TestClient, searcher: Searcher, weight: float
+    place: Path, client: Client, searcher: Searcher, weight: float
 ) -> None:
     weights = [1 - weight, 1 - weight, 1 - weight, weight]
     parts = standard_scores(searcher, place, True)
@@ -117,7 +105,7 @@ def test_a_sum_beside_a_picture_against_the_twin(
 
 
 def test_filters_and_depth_change_no_score(
-    place: Path, client: TestClient, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    place: Path, client: Client, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Scores are standardised over the gallery's pictures nearest to the parts, whatever may be found of them."""
     monkeypatch.setattr(sums, "SAMPLE", 6)
@@ -131,7 +119,7 @@ def test_filters_and_depth_change_no_score(
 
 
 def test_what_cannot_be_asked_is_a_sentence_at_both_doors(
-    place: Path, client: TestClient, capsys: pytest.CaptureFixture[str]
+    place: Path, client: Client, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for text, why in (("- grass", "away"), ("a dog +", "add")):
         assert why in client.get("/api/search", params={"q": text}).json()["error"]
@@ -144,7 +132,7 @@ def test_what_cannot_be_asked_is_a_sentence_at_both_doors(
 
 
 def test_an_open_picture_of_a_sum_is_explained_by_the_first_sentence_looked_for(
-    client: TestClient, searcher: Searcher
+    client: Client, searcher: Searcher
 ) -> None:
     found = client.get("/api/search", params={"q": "a dog"}).json()["results"][0]
     explained = client.get(f"/api/explain/{found['id']}", params={"q": "- number 3 + a dog"}).json()

@@ -13,30 +13,26 @@ import pytest
 from PIL import Image
 
 from messages import mentions
-from stores import always_newest, gallery, index, model, paint
+from stores import always_newest, gallery, index, paint
 
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
-from starlette.testclient import TestClient
-
 from seps.cli.main import main
 from seps.cli.pictures import serve as serve_command
 from seps.images.sources import row_id
-from seps.photos.library import Library
-from seps.photos.search.searcher import Searcher
-from seps.photos.serve.app import create_app
+from serving import Client, served
 
 IDENTITY = row_id("p00.jpg", None)
 
 
 @pytest.fixture
-def client(tmp_path: Path) -> Iterator[TestClient]:
+def client(tmp_path: Path) -> Iterator[Client]:
     index(gallery(tmp_path / "g", 2), tmp_path / "s")
-    with TestClient(create_app(Library.over(Searcher(tmp_path / "s", model())))) as client:
+    with served(tmp_path / "s") as client:
         yield client
 
 
-def check_thumbnail(client: TestClient, why: str) -> None:
+def check_thumbnail(client: Client, why: str) -> None:
     answer = client.get(f"/api/image/{IDENTITY}")
     assert answer.status_code == 404 and why in answer.json()["error"]
     thumbnail = client.get(answer.json()["thumbnail"])
@@ -45,7 +41,7 @@ def check_thumbnail(client: TestClient, why: str) -> None:
     assert client.get(f"/api/similar/{IDENTITY}").json()["error"].endswith(".")
 
 
-def test_a_folder_that_is_away(client: TestClient, tmp_path: Path) -> None:
+def test_a_folder_that_is_away(client: Client, tmp_path: Path) -> None:
     assert client.get(f"/api/picture/{IDENTITY}").json()["original"] == "present"
     (tmp_path / "g").rename(tmp_path / "unmounted")
     facts = client.get(f"/api/picture/{IDENTITY}").json()
@@ -56,7 +52,7 @@ def test_a_folder_that_is_away(client: TestClient, tmp_path: Path) -> None:
     assert client.get(f"/api/image/{IDENTITY}").status_code == 200
 
 
-def test_a_file_that_is_gone_or_no_picture_any_more(client: TestClient, tmp_path: Path) -> None:
+def test_a_file_that_is_gone_or_no_picture_any_more(client: Client, tmp_path: Path) -> None:
     (tmp_path / "g" / "p00.jpg").write_text("no picture")
     check_thumbnail(client, "not an image any more")
     assert client.get(f"/api/picture/{IDENTITY}").json()["original"] == "changed"
@@ -64,7 +60,7 @@ def test_a_file_that_is_gone_or_no_picture_any_more(client: TestClient, tmp_path
     check_thumbnail(client, "gone or cannot be read")
 
 
-def test_a_picture_under_an_explanation_is_the_one_that_was_indexed(client: TestClient, tmp_path: Path) -> None:
+def test_a_picture_under_an_explanation_is_the_one_that_was_indexed(client: Client, tmp_path: Path) -> None:
     """A file written again is not shown under an address of what was indexed; the same bytes at another time are."""
     path = tmp_path / "g" / "p00.jpg"
     found = {hit["path"]: hit["id"] for hit in client.get("/api/search?q=a+dog").json()["results"]}["p00.jpg"]
@@ -84,7 +80,7 @@ def test_a_picture_under_an_explanation_is_the_one_that_was_indexed(client: Test
     assert client.get(f"/api/image/{found}").status_code == 200
 
 
-def test_a_store_that_was_deleted(client: TestClient, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_store_that_was_deleted(client: Client, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Every address says so, the status first of all; nothing is logged as a failure; a store put back works."""
     paths = ["/api/status", "/api/search?q=a+dog", "/api/search?q=a+dog&exact=true"]
     paths += [
@@ -105,7 +101,7 @@ def test_a_store_that_was_deleted(client: TestClient, tmp_path: Path, caplog: py
     assert {client.get(path).status_code for path in paths} == {200}
 
 
-def test_a_store_whose_files_are_damaged(client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_whose_files_are_damaged(client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The folder is there and its content is not: a sentence as well."""
     shutil.rmtree(tmp_path / "s" / "images.lance" / "data")
     shutil.rmtree(tmp_path / "s" / "images.lance" / "_versions")
@@ -115,7 +111,7 @@ def test_a_store_whose_files_are_damaged(client: TestClient, tmp_path: Path, mon
     assert mentions(answer.json()["error"], "store s", "damaged")
 
 
-def test_a_store_made_anew(client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_made_anew(client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Deleted and indexed again at the same place: the service goes on with the new one."""
     shutil.rmtree(tmp_path / "s")
     (tmp_path / "g" / "p00.jpg").unlink()
@@ -158,7 +154,7 @@ def test_a_store_that_cannot_be_written_is_served(tmp_path: Path) -> None:
     before = sorted((path, path.stat().st_mtime_ns) for path in (tmp_path / "s").rglob("*"))
     for path, _ in before:
         path.chmod(0o555 if path.is_dir() else 0o444)
-    with TestClient(create_app(Library.over(Searcher(tmp_path / "s", model())))) as client:
+    with served(tmp_path / "s") as client:
         assert client.get("/api/search?q=a+dog").status_code == 200
         assert client.get(f"/api/image/{IDENTITY}").status_code == 200
     assert sorted((path, path.stat().st_mtime_ns) for path in (tmp_path / "s").rglob("*")) == before

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
 
-from stores import always_newest, gallery, index, model, paint
+from stores import always_newest, gallery, index, paint
 
 pytest.importorskip("fastapi")
 from fastapi import Request
-from starlette.testclient import TestClient
 
 from seps.images.sources import row_id
 from seps.photos.library import Library
 from seps.photos.search.searcher import Searcher
 from seps.photos.serve import uploads
 from seps.photos.serve.app import create_app
-from seps.photos.serve.guard import LOOPBACK, from_elsewhere
+from seps.photos.serve.guard import from_elsewhere
+from serving import QUERY, Client, served
 
-QUERY = "/api/search?q=a+dog"
 FOREIGN = (
     {"Sec-Fetch-Site": "cross-site"},
     {"Sec-Fetch-Site": "same-site"},  # another port of this machine
@@ -45,19 +43,6 @@ OWN = (
     {"Origin": "http://localhost:80"},
     {"Referer": "http://localhost/?q=a"},
 )
-
-
-@pytest.fixture(scope="module")
-def searcher(tmp_path_factory: pytest.TempPathFactory) -> Searcher:
-    folder = tmp_path_factory.mktemp("door")
-    index(gallery(folder / "g", 3, described=1), folder / "s")
-    return Searcher(folder / "s", model())
-
-
-@pytest.fixture
-def client(searcher: Searcher) -> Iterator[TestClient]:
-    with TestClient(create_app(Library.over(searcher), hosts=LOOPBACK), base_url="http://localhost") as client:
-        yield client
 
 
 def asked(kind: str) -> str:
@@ -81,7 +66,7 @@ def addresses() -> list[str]:
 
 
 @pytest.mark.parametrize("headers", FOREIGN, ids=str)
-def test_other_sites_learn_nothing(client: TestClient, headers: dict[str, str]) -> None:
+def test_other_sites_learn_nothing(client: Client, headers: dict[str, str]) -> None:
     """Every address answers the same, whether or not the image is there; no search is run."""
     answers = [client.get(address, headers=headers) for address in addresses()]
     assert {answer.status_code for answer in answers} == {403}
@@ -92,14 +77,14 @@ def test_other_sites_learn_nothing(client: TestClient, headers: dict[str, str]) 
 
 
 @pytest.mark.parametrize("headers", OWN, ids=str)
-def test_the_own_page_and_programs_may_ask(client: TestClient, headers: dict[str, str]) -> None:
+def test_the_own_page_and_programs_may_ask(client: Client, headers: dict[str, str]) -> None:
     for address in addresses()[:-1]:
         assert client.get(address, headers=headers).status_code == (404 if "0" * 20 in address else 200), address
     for path in ("/api/search-image", "/api/upload"):
         assert client.post(path, content=picture(), headers=headers).status_code == 200
 
 
-def test_links_may_open_the_page(client: TestClient) -> None:
+def test_links_may_open_the_page(client: Client) -> None:
     link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
     assert client.get("/?q=a+dog", headers=link).status_code == 200
     assert client.get("/", headers={"Referer": "http://elsewhere.example/"}).status_code == 200
@@ -108,14 +93,14 @@ def test_links_may_open_the_page(client: TestClient) -> None:
 
 
 def test_the_header_with_the_token_is_enough(searcher: Searcher) -> None:
-    with TestClient(create_app(Library.over(searcher), token="sesame"), base_url="http://photos.example") as client:
+    with served(searcher, "http://photos.example", token="sesame") as client:
         headers = {"Origin": "http://behind.a.proxy"}
         assert client.get(QUERY, headers={**headers, "Authorization": "Bearer sesame"}).status_code == 200
         assert client.get(QUERY, headers={**headers, "Cookie": "seps_token=sesame"}).status_code == 403
         assert client.get(QUERY, headers={**headers, "Authorization": "Bearer wrong"}).status_code == 403
 
 
-def test_every_answer_keeps_browsers_honest(client: TestClient) -> None:
+def test_every_answer_keeps_browsers_honest(client: Client) -> None:
     for address in (*addresses(), "/", "/docs", "/health", "/api/search", "/api/image/xyz"):
         for method in ("GET", "HEAD", "DELETE"):
             answer = client.request(method, address)
@@ -125,7 +110,7 @@ def test_every_answer_keeps_browsers_honest(client: TestClient) -> None:
     assert client.get(QUERY).headers["cache-control"] == "no-store"
 
 
-def test_head_is_get_without_a_body(client: TestClient) -> None:
+def test_head_is_get_without_a_body(client: Client) -> None:
     for address in (addresses()[0], "/", QUERY, "/static/app.js"):
         whole, head = client.get(address), client.head(address)
         assert (head.status_code, head.content) == (200, b"")
@@ -133,7 +118,7 @@ def test_head_is_get_without_a_body(client: TestClient) -> None:
         assert head.headers["content-type"] == whole.headers["content-type"]
 
 
-def test_a_method_that_is_not_taken_is_told_which_are(client: TestClient) -> None:
+def test_a_method_that_is_not_taken_is_told_which_are(client: Client) -> None:
     for method, address, allowed in (
         ("PUT", "/api/search", "GET"),
         ("DELETE", "/", "GET"),
@@ -157,7 +142,7 @@ def test_addresses_mean_one_store_and_one_content(tmp_path: Path, monkeypatch: p
     for name in ("one", "two"):
         folder = gallery(tmp_path / name, 2, described=0)
         index(folder, tmp_path / f"{name}-store")
-        with TestClient(create_app(Library.over(Searcher(tmp_path / f"{name}-store", model())))) as client:
+        with served(tmp_path / f"{name}-store") as client:
             answers.append({hit["path"]: hit for hit in client.get(QUERY).json()["results"]})
             before = answers[-1]["p00.jpg"]
             kept = client.get(before["thumbnail"])
@@ -181,7 +166,7 @@ def test_addresses_mean_one_store_and_one_content(tmp_path: Path, monkeypatch: p
     assert not {hit["id"] for hit in answers[0].values()} & {hit["id"] for hit in answers[1].values()}
 
 
-def test_originals_are_asked_for_again(client: TestClient, searcher: Searcher, tmp_path: Path) -> None:
+def test_originals_are_asked_for_again(client: Client, searcher: Searcher, tmp_path: Path) -> None:
     """The ETag is of the file as it is now, not as it was indexed: a bare row id means whatever is at that path."""
     identity = client.get(QUERY).json()["results"][0]["id"][:20]
     first = client.get(f"/api/image/{identity}")
@@ -262,7 +247,7 @@ def test_an_upload_that_never_ends_gives_its_place_back(searcher: Searcher, monk
     assert asyncio.run(twice()) == [408, 408]
 
 
-def test_a_picture_of_too_many_pixels_is_called_too_large(client: TestClient) -> None:
+def test_a_picture_of_too_many_pixels_is_called_too_large(client: Client) -> None:
     """196 megapixels in a few kilobytes: above what Pillow opens at all."""
     out = io.BytesIO()
     Image.new("1", (14_000, 14_000)).save(out, "PNG")

@@ -6,21 +6,17 @@ import os
 import shutil
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
 
-from stores import gallery, index, model, paint
-
-pytest.importorskip("fastapi")
-from starlette.testclient import TestClient
-
 from seps.images.sources import row_id
-from seps.photos.library import Library
 from seps.photos.search.searcher import Searcher
-from seps.photos.serve.app import create_app
 from seps.photos.serve.guard import LOOPBACK
 from seps.photos.serve.originals import kind_of
+from serving import Client, served
+from stores import gallery, index, model, paint
 
 ODD = 'sub/a "näme"; b.jpg'
 
@@ -39,10 +35,8 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def app(folder: Path, **options: object) -> TestClient:
-    return TestClient(
-        create_app(Library.over(Searcher(folder.parent / "s", model())), **options), base_url="http://localhost"
-    )  # type: ignore[arg-type]
+def app(folder: Path, **options: Any) -> Client:
+    return served(folder.parent / "s", **options)
 
 
 def test_the_bytes_of_the_file(folder: Path) -> None:
@@ -131,10 +125,10 @@ def test_a_path_out_of_the_folder_is_not_followed(folder: Path) -> None:
     shutil.copy(folder.parent / "secret.jpg", folder.parent / "elsewhere" / 'a "näme"; b.jpg')
     shutil.rmtree(folder / "sub")
     (folder / "sub").symlink_to(folder.parent / "elsewhere")
-    with TestClient(create_app(Library.over(searcher))) as client:
+    with served(searcher) as client:
         for each in (identity, deep, evil):
-            for more in ("", "?download=true"):
-                answer = client.get(f"/api/original/{each}{more}")
+            for address in ("original/{}", "original/{}?download=true", "image/{}"):
+                answer = client.get(f"/api/{address.format(each)}")
                 assert answer.status_code == 400 and "indexed" in answer.json()["error"]
 
 

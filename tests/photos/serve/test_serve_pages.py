@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -14,21 +13,13 @@ from typing import Any
 
 import pytest
 
-from stores import always_newest, gallery, index, model
-
-pytest.importorskip("fastapi")
-from starlette.testclient import TestClient
-
-from seps.photos.library import Library
 from seps.photos.search import folding
 from seps.photos.search.hits import Hit
 from seps.photos.search.ranking import in_order
 from seps.photos.search.searcher import Searcher
 from seps.photos.serve import browse, recent, service
-from seps.photos.serve.app import create_app
-from seps.photos.serve.guard import LOOPBACK
-
-QUERY = "/api/search?q=a+dog"
+from serving import QUERY, Client, near, served
+from stores import always_newest, gallery, index, model
 
 
 @pytest.fixture(scope="module")
@@ -46,13 +37,7 @@ def searcher(tmp_path_factory: pytest.TempPathFactory) -> Searcher:
     return Searcher(folder.parent / "s", model())
 
 
-@pytest.fixture
-def client(searcher: Searcher) -> Iterator[TestClient]:
-    with TestClient(create_app(Library.over(searcher), hosts=LOOPBACK), base_url="http://localhost") as client:
-        yield client
-
-
-def pages(client: TestClient, path: str, k: int) -> list[dict[str, Any]]:
+def pages(client: Client, path: str, k: int) -> list[dict[str, Any]]:
     """All results, page after page as `next` says."""
     found, offset = [], 0
     while offset is not None:
@@ -68,7 +53,7 @@ def paths(results: list[dict[str, Any]]) -> list[str]:
     return [hit["path"] for hit in results]
 
 
-def test_pages_are_parts_of_one_ranking(client: TestClient, searcher: Searcher) -> None:
+def test_pages_are_parts_of_one_ranking(client: Client, searcher: Searcher) -> None:
     whole = [hit.path for hit in searcher.search("a dog", 14)]
     for path in (QUERY, f"{QUERY}&exact=true"):
         for k in (1, 5, 14, 200):
@@ -86,7 +71,7 @@ def test_a_change_of_the_store_between_two_pages(tmp_path: Path, monkeypatch: py
     """Further pages neither repeat nor miss a picture; the next search sees the change."""
     folder = gallery(tmp_path / "g", 6)
     index(folder, tmp_path / "s")
-    with TestClient(create_app(Library.over(Searcher(tmp_path / "s", model())))) as client:
+    with served(tmp_path / "s") as client:
         before = paths(client.get(f"{QUERY}&k=6").json()["results"])
         first = paths(client.get(f"{QUERY}&k=3").json()["results"])
         listed = paths(client.get("/api/pictures?k=6").json()["results"])
@@ -101,7 +86,7 @@ def test_a_change_of_the_store_between_two_pages(tmp_path: Path, monkeypatch: py
         assert now == before[1:]
 
 
-def test_sorted_by_date(client: TestClient, searcher: Searcher) -> None:
+def test_sorted_by_date(client: Client, searcher: Searcher) -> None:
     dates = {hit.path: hit.mtime for hit in searcher.search("a dog", 14)}
     found = pages(client, f"{QUERY}&sort=newest", 4)
     assert sorted(paths(found)) == sorted(dates)
@@ -135,7 +120,7 @@ def test_by_date_what_is_less_relevant_stays_behind() -> None:
     assert found == [3, 2, 1, *range(24, 3, -1), *range(25, 201)]
 
 
-def test_near_duplicates_are_folded(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_near_duplicates_are_folded(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """The copies have no description and the first has one: only the pixels count."""
     same = {"p00.jpg", "copies/a.jpg", "copies/deep/b.jpg"}
     whole = paths(pages(client, QUERY, 200))
@@ -163,7 +148,7 @@ def test_rankings_are_bounded() -> None:
     assert kept.get("large") == 9 and kept.get(5) is None
 
 
-def test_rankings_without_a_result_are_bounded(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rankings_without_a_result_are_bounded(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no end of queries that find nothing."""
     sizes: list[int] = []
     monkeypatch.setattr(recent.Recent, "put", lambda self, key, value, size=1: sizes.append(size))
@@ -172,7 +157,7 @@ def test_rankings_without_a_result_are_bounded(client: TestClient, monkeypatch: 
     assert [size for size in sizes if size != 1] == [service.EMPTY_ROWS, service.EMPTY_ROWS]
 
 
-def test_a_sentence_and_a_picture(client: TestClient, searcher: Searcher) -> None:
+def test_a_sentence_and_a_picture(client: Client, searcher: Searcher) -> None:
     """Each image's score is the sum of both, in deviations; weight 0 and 1 are the one and the other alone."""
     said = {hit.path: hit.score for hit in searcher.search("a dog", 14, exact=True)}
     identity = client.get(f"{QUERY}&folder=sub").json()["results"][2]["id"]
@@ -205,7 +190,7 @@ def test_a_sentence_and_a_picture(client: TestClient, searcher: Searcher) -> Non
 
 def test_uploaded_pictures_are_remembered_for_a_while(searcher: Searcher, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "KEPT_PICTURES", 1)
-    client = TestClient(create_app(Library.over(searcher), hosts=LOOPBACK), base_url="http://localhost")
+    client = near(searcher)
     root = Path(searcher.store.settings.root)
     answer = client.post("/api/upload", content=(root / "p02.jpg").read_bytes()).json()
     assert paths(pages(client, f"/api/search?upload={answer['upload']}", 5))[0] == "p02.jpg"
@@ -217,7 +202,7 @@ def test_uploaded_pictures_are_remembered_for_a_while(searcher: Searcher, monkey
         assert gone.status_code == 404 and "Send" in gone.json()["error"]
 
 
-def test_kept_patches_are_those_of_the_explanation(client: TestClient) -> None:
+def test_kept_patches_are_those_of_the_explanation(client: Client) -> None:
     """In a store that itself keeps 7 of 9 patches."""
     for hit in client.get(QUERY).json()["results"]:
         whole = client.get(f"/api/explain/{hit['id']}?q=a+dog").json()
@@ -228,7 +213,7 @@ def test_kept_patches_are_those_of_the_explanation(client: TestClient) -> None:
     assert client.get(f"/api/kept/{hit['id'][:20]}?q=a+dog").headers["cache-control"] == "no-store"
 
 
-def test_pictures_without_a_query(client: TestClient, searcher: Searcher) -> None:
+def test_pictures_without_a_query(client: Client, searcher: Searcher) -> None:
     dates = {hit.path: hit.mtime for hit in searcher.search("a dog", 14)}
     newest = pages(client, "/api/pictures?sort=newest", 4)
     assert [dates[path] for path in paths(newest)] == sorted(dates.values(), reverse=True)
@@ -240,7 +225,7 @@ def test_pictures_without_a_query(client: TestClient, searcher: Searcher) -> Non
     assert client.get("/api/pictures?min_size=9999").json() == {"total": 0, "offset": 0, "next": None, "results": []}
 
 
-def test_overview(client: TestClient) -> None:
+def test_overview(client: Client) -> None:
     found = client.get("/api/overview").json()
     assert found["images"] == 14 and found["oldest"] == "2024-05-01T12:00:00"
     counts = {"copies": 2, "copies/deep": 1, "sub": 6}
@@ -250,7 +235,7 @@ def test_overview(client: TestClient) -> None:
 
 
 def test_an_overview_reads_the_rows_again_only_if_they_changed(
-    client: TestClient, searcher: Searcher, monkeypatch: pytest.MonkeyPatch
+    client: Client, searcher: Searcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[int] = []
     whole = browse.overview
@@ -298,7 +283,7 @@ def test_a_store_of_a_dual_encoder(tmp_path: Path) -> None:
     shutil.copy(folder / "p00.jpg", folder / "copy.jpg")
     clip = load_engine(dual_folder("clip"))
     index_folder(folder, tmp_path / "s", clip, str(dual_folder("clip")), options=IndexOptions(workers=1))
-    with TestClient(create_app(Library.over(Searcher(tmp_path / "s", clip)))) as client:
+    with served(Searcher(tmp_path / "s", clip)) as client:
         found = pages(client, f"{QUERY}&fold=true", 2)
         assert len(found) == 4
         (entry,) = [hit for hit in found if hit["folded"]]

@@ -8,17 +8,14 @@ from typing import Any
 
 import pytest
 
-from stores import gallery, index, model, model_folder, paint
-
-pytest.importorskip("fastapi")
-from starlette.testclient import TestClient
-
 from seps.photos.indexing.build import IndexOptions, index_folder
 from seps.photos.library import Library
 from seps.photos.search.searcher import Searcher
 from seps.photos.serve.app import create_app
 from seps.photos.serve.guard import LOOPBACK
 from seps.photos.serve.places import without_places
+from serving import Client, near, served
+from stores import gallery, index, model, model_folder, paint
 
 
 @pytest.fixture(scope="module")
@@ -35,16 +32,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(params=["local", "elsewhere"])
-def client(folder: Path, request: pytest.FixtureRequest) -> Iterator[TestClient]:
+def client(folder: Path, request: pytest.FixtureRequest) -> Iterator[Client]:
     app = create_app(Library.over(Searcher(folder / "s", model())), hosts=LOOPBACK, local=request.param == "local")
-    with TestClient(app, base_url="http://localhost") as client:
+    with Client(app, base_url="http://localhost") as client:
         yield client
 
 
 PATHS = {"g/p00.jpg", "g/sub/p01.jpg", "g/more/x.jpg", "more/deep/y0.jpg", "more (2)/deep/y1.jpg"}
 
 
-def test_paths_begin_with_the_name_of_their_folder(client: TestClient, folder: Path) -> None:
+def test_paths_begin_with_the_name_of_their_folder(client: Client, folder: Path) -> None:
     answers = [client.get(path) for path in ("/api/search?q=a+dog", "/api/pictures", "/api/overview")]
     assert {hit["path"] for hit in answers[0].json()["results"]} == PATHS
     assert {hit["path"] for hit in answers[1].json()["results"]} == PATHS
@@ -60,13 +57,13 @@ def test_paths_begin_with_the_name_of_their_folder(client: TestClient, folder: P
 @pytest.mark.parametrize(
     ("name", "count"), [("g", 3), ("g/more", 1), ("more", 1), ("more (2)/deep/", 1), ("./g/sub", 1), (".", 5)]
 )
-def test_what_is_shown_is_a_filter(client: TestClient, name: str, count: int) -> None:
+def test_what_is_shown_is_a_filter(client: Client, name: str, count: int) -> None:
     for path in ("/api/search?q=a", "/api/pictures?k=9", "/api/search?q=a&exact=true"):
         answer = client.get(f"{path}", params={**dict(client.get(path).request.url.params), "folder": name})
         assert len(answer.json()["results"]) == count, path
 
 
-def test_a_wrong_folder_names_those_there_are(client: TestClient, folder: Path) -> None:
+def test_a_wrong_folder_names_those_there_are(client: Client, folder: Path) -> None:
     for name in ("nowhere", "sub", str(folder / "more"), str(folder / "g"), "../g", "g/../../more", "g/none"):
         for path in ("/api/search?q=a", "/api/pictures"):
             asked = {**({"q": "a"} if "q=" in path else {}), "folder": name}
@@ -78,9 +75,7 @@ def test_a_wrong_folder_names_those_there_are(client: TestClient, folder: Path) 
 def test_whole_paths_are_for_this_machine(folder: Path) -> None:
     searcher = Searcher(folder / "s", model())
     for local in (True, False):
-        with TestClient(
-            create_app(Library.over(searcher), hosts=LOOPBACK, local=local), base_url="http://localhost"
-        ) as client:
+        with near(searcher, local=local) as client:
             for hit in client.get("/api/search?q=a").json()["results"]:
                 facts = client.get(f"/api/picture/{hit['id']}").json()
                 if local:
@@ -91,7 +86,7 @@ def test_whole_paths_are_for_this_machine(folder: Path) -> None:
 
 def test_messages_hold_no_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     searcher = Searcher(folder / "s", model())
-    with TestClient(create_app(Library.over(searcher), hosts=LOOPBACK), base_url="http://localhost") as client:
+    with near(searcher) as client:
         hits = {hit["path"]: hit["id"] for hit in client.get("/api/search?q=a").json()["results"]}
 
         def fails(*_: Any, **__: Any) -> None:
@@ -122,7 +117,7 @@ def test_messages_hold_no_path(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_store_of_one_folder_has_paths_below_it(tmp_path: Path) -> None:
     index(gallery(tmp_path / "g", 2), tmp_path / "s")
-    with TestClient(create_app(Library.over(Searcher(tmp_path / "s", model())))) as client:
+    with served(tmp_path / "s") as client:
         assert {hit["path"] for hit in client.get("/api/search?q=a").json()["results"]} == {"p00.jpg", "sub/p01.jpg"}
         answer = client.get("/api/search?q=a&folder=nowhere")
         assert answer.status_code == 404 and "sub" in answer.json()["error"]

@@ -12,16 +12,12 @@ from typing import Any
 
 import pytest
 
-from stores import gallery, index, model
-
-pytest.importorskip("fastapi")
-from starlette.testclient import TestClient
-
 from seps.cli.pictures import serve as command
 from seps.photos.library import Library
 from seps.photos.search.searcher import Searcher
 from seps.photos.serve.app import create_app
 from seps.photos.serve.guard import LOOPBACK
+from serving import Client, served
 
 
 def proxied(app: Any, prefix: str, *, stripping: bool) -> Any:
@@ -42,22 +38,15 @@ def proxied(app: Any, prefix: str, *, stripping: bool) -> Any:
     return passed_on
 
 
-@pytest.fixture(scope="module")
-def searcher(tmp_path_factory: pytest.TempPathFactory) -> Searcher:
-    folder = tmp_path_factory.mktemp("proxy")
-    index(gallery(folder / "g", 3, described=0), folder / "s")
-    return Searcher(folder / "s", model())
-
-
 @pytest.fixture(params=["taken away", "left"])
-def client(searcher: Searcher, request: pytest.FixtureRequest) -> Iterator[TestClient]:
+def client(searcher: Searcher, request: pytest.FixtureRequest) -> Iterator[Client]:
     app = create_app(Library.over(searcher), token="sesame", hosts=(*LOOPBACK, "photos.lan"), root_path="/photos")
     outside = proxied(app, "/photos", stripping=request.param == "taken away")
-    with TestClient(outside, base_url="https://photos.lan") as client:
+    with Client(outside, base_url="https://photos.lan") as client:
         yield client
 
 
-def test_the_page_and_its_addresses_under_a_prefix(client: TestClient) -> None:
+def test_the_page_and_its_addresses_under_a_prefix(client: Client) -> None:
     assert client.get("/photos/").status_code == 401
     page = client.get("/photos/?token=sesame&q=a+dog")
     assert page.status_code == 200 and str(page.url) == "https://photos.lan/photos/?q=a+dog"
@@ -79,13 +68,13 @@ def test_the_page_and_its_addresses_under_a_prefix(client: TestClient) -> None:
 def test_a_prefix_without_its_slash(searcher: Searcher) -> None:
     """Addresses relative to it would lead out of it."""
     app = proxied(create_app(Library.over(searcher), root_path="/photos"), "/photos", stripping=False)
-    with TestClient(app) as client:
+    with Client(app) as client:
         answer = client.get("/photos?q=a", follow_redirects=False)
         assert answer.status_code == 308 and answer.headers["location"] == "/photos/?q=a"
 
 
 def test_other_names(searcher: Searcher) -> None:
-    with TestClient(create_app(Library.over(searcher), token="t", hosts=(*LOOPBACK, "photos.lan"))) as client:
+    with served(searcher, token="t", hosts=(*LOOPBACK, "photos.lan")) as client:
         headers = {"Authorization": "Bearer t"}
         for host, status in (("photos.lan", 200), ("Photos.LAN:8443", 200), ("localhost", 200), ("evil.lan", 400)):
             assert client.get("/api/status", headers={**headers, "Host": host}).status_code == status, host

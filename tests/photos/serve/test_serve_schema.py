@@ -2,40 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from stores import gallery, index, model
-
-pytest.importorskip("fastapi")
-from starlette.testclient import TestClient
-
-from seps.photos.library import Library
 from seps.photos.search.searcher import Searcher
-from seps.photos.serve.app import create_app
 from seps.photos.serve.guard import LOOPBACK
-
-
-@pytest.fixture(scope="module")
-def searcher(tmp_path_factory: pytest.TempPathFactory) -> Searcher:
-    folder = tmp_path_factory.mktemp("schema")
-    index(gallery(folder / "g", 3, described=1), folder / "s")
-    return Searcher(folder / "s", model())
-
-
-@pytest.fixture
-def client(searcher: Searcher) -> Iterator[TestClient]:
-    with TestClient(create_app(Library.over(searcher), hosts=LOOPBACK), base_url="http://localhost") as client:
-        yield client
+from serving import Client, served
 
 
 @pytest.mark.parametrize("token", [None, "sesame"])
 @pytest.mark.parametrize("root_path", ["", "/photos"])
 def test_the_schema_is_valid(searcher: Searcher, token: str | None, root_path: str) -> None:
     validator = pytest.importorskip("openapi_spec_validator")
-    with TestClient(create_app(Library.over(searcher), token=token, root_path=root_path)) as client:
+    with served(searcher, token=token, root_path=root_path) as client:
         schema = client.get("/openapi.json", headers={"Authorization": "Bearer sesame"}).json()
     validator.validate(schema)
     operations = {
@@ -69,17 +49,17 @@ def test_the_schema_is_valid(searcher: Searcher, token: str | None, root_path: s
         ("/health?deep=1", "deep"),
     ],
 )
-def test_unknown_parameters_are_refused(client: TestClient, path: str, name: str) -> None:
+def test_unknown_parameters_are_refused(client: Client, path: str, name: str) -> None:
     answer = client.get(path)
     assert answer.status_code == 422 and name in answer.json()["error"] and len(answer.text) < 400
     assert client.post("/api/upload?q=a", content=b"x").status_code == 422
 
 
-def test_the_page_takes_any_address(client: TestClient) -> None:
+def test_the_page_takes_any_address(client: Client) -> None:
     assert client.get("/?whatever=1").status_code == 200
 
 
-def test_a_picture_in_a_form(client: TestClient, searcher: Searcher) -> None:
+def test_a_picture_in_a_form(client: Client, searcher: Searcher) -> None:
     data = (Path(searcher.store.settings.root) / "p02.jpg").read_bytes()
     plain = client.post("/api/upload", content=data).json()
     for files, fields in (
@@ -103,9 +83,7 @@ def test_a_picture_in_a_form(client: TestClient, searcher: Searcher) -> None:
 
 
 def test_health_needs_neither_token_nor_name(searcher: Searcher) -> None:
-    with TestClient(
-        create_app(Library.over(searcher), token="t", hosts=LOOPBACK), base_url="http://10.0.0.9"
-    ) as client:
+    with served(searcher, "http://10.0.0.9", token="t", hosts=LOOPBACK) as client:
         assert client.get("/health").json() == {"status": "ok"}
         assert client.get("/api/status").status_code == 400
         assert client.get("/health", headers={"Origin": "http://evil.example"}).status_code == 403
