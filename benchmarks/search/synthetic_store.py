@@ -95,7 +95,7 @@ def originals(model: RetrievalModel, data: RetrievalDataset, tokens: Tensor, set
         features = ImageFeatures(tokens[start : start + 64].float())
         features.dense, features.dense_mask = model.encode_descriptions(texts[start : start + 64], batch_size=8)
         parts += kept_patches(model, features, layout).packed(layout.precision)
-    words, mask = unpack_padded([part["words"] for part in parts], layout.width)
+    words, mask = map(torch.from_numpy, unpack_padded([part["words"] for part in parts], layout.width))
     found = torch.from_numpy(unpack_all([part["tokens"] for part in parts]))
     prefix = layout.num_prefix_tokens
     means = tokens[:, prefix:].float().mean(dim=1)

@@ -73,6 +73,8 @@ class PatchSize:
     """Of a description, merged; None: all."""
 
 
+VECTOR = "vector"
+"""The size that keeps one vector per picture."""
 SIZES = {
     "tiny": PatchSize("int2", means=2, words=5),
     "small": PatchSize("int4", means=4, words=16),

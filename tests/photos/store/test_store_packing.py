@@ -38,7 +38,7 @@ def test_broken_bytes_are_refused(blob: bytes) -> None:
 def test_padding() -> None:
     values, mask = unpack_padded([pack(torch.ones(2, 3)), None, pack(torch.ones(1, 3))], 3)
     assert mask.tolist() == [[True, True], [False, False], [True, False]]
-    assert values.sum(dim=(1, 2)).tolist() == [6, 0, 3]
+    assert values.sum(axis=(1, 2)).tolist() == [6, 0, 3]
 
 
 def read(column: pa.Array | pa.ChunkedArray) -> torch.Tensor:

@@ -17,7 +17,7 @@ from seps.cli.shared.argtypes import default_device, device, non_negative_real, 
 from seps.cli.shared.indexing import is_all_excluded, tell_left_out
 from seps.cli.shared.parser import Parser, add_plugins
 from seps.cli.shared.text import counted, list_problems, print_json, printable, say
-from seps.retrieval.config import DEFAULT_MODEL, SIZES
+from seps.retrieval.config import DEFAULT_MODEL, SIZES, VECTOR
 
 if TYPE_CHECKING:
     from seps.photos.indexing.build import IndexOptions, IndexReport
@@ -54,9 +54,9 @@ def add_options(parser: Parser) -> None:
     )
     parser.add_argument(
         "--size",
-        choices=("vector", *SIZES),
-        help="size preset per picture: vector (one vector, of a dual encoder), tiny (2 KB), small (at most 8 KB), "
-        "patches (64 patches), full (all patches); default: as in the store, else patches, of a dual encoder vector",
+        choices=(VECTOR, *SIZES),
+        help="size preset per picture: vector (one vector, at most 1.5 KB), tiny (2 KB), small (at most 8 KB), patches "
+        "(64 patches), full (all patches); default: as in the store, else patches, of a dual encoder vector",
     )
     parser.add_argument("--batch", type=positive, default=32, help="images embedded at a time (default: 32)")
     parser.add_argument(

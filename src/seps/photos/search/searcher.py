@@ -285,7 +285,7 @@ class Searcher:
     @property
     def slope(self) -> float:
         """About what a score gains where the product of the vectors gains 1."""
-        return self.engine.traits.vector_slope
+        return self.store.settings.layout.slope or self.engine.traits.vector_slope
 
     def _candidates(
         self, parts: Sequence[Part], count: int, columns: Sequence[str], filters: Filters
@@ -315,7 +315,7 @@ class Searcher:
         return GalleryFacts(self.engine.traits.score_unit, self.strength, gap)
 
     def _facts(self, images: Columns) -> ImageFacts:
-        described = [words is not None for words in images.values("words")]
+        described = [value is not None for value in images.values(self.store.settings.layout.described_column)]
         levels = images.values("bank") if self.store.settings.bank else None
         return ImageFacts(images.values("id"), described, levels)
 

@@ -6,10 +6,11 @@ from typing import Any
 
 from seps.photos.search.explaining import FACTS, indexed_photo
 from seps.photos.search.searcher import Searcher
+from seps.retrieval.engine.engine import Photo
 
 
 def kept_patches(searcher: Searcher, identity: str, text: str) -> dict[str, Any] | None:
-    """`grid`, and `kept`: per cell of it "1" or "0", row by row. None where the store has no such image.
+    """`grid`, `kept`: per cell of it "1" or "0", row by row, and a `note`. None where the store has no such image.
 
     Raises ValueError for a model that selects no patches.
     """
@@ -20,7 +21,12 @@ def kept_patches(searcher: Searcher, identity: str, text: str) -> dict[str, Any]
     if not len(images):
         return None
     (row,) = images.rows(facts)
-    found = searcher.engine.explain(
-        text, row["dense"], lambda: indexed_photo(searcher, row), stored=searcher.pictures(images)
-    )
-    return {"grid": found.grid, "kept": "".join("1" if cell else "0" for cell in found.kept)}
+    files: list[Photo] = []
+
+    def photo() -> Photo:
+        files.append(indexed_photo(searcher, row))
+        return files[0]
+
+    found = searcher.engine.explain(text, row["dense"], photo, stored=searcher.pictures(images))
+    kept = "".join("1" if cell else "0" for cell in found.kept)
+    return {"grid": found.grid, "kept": kept, "note": "".join(file.note for file in files)}

@@ -138,6 +138,7 @@ class KeptPatches(BaseModel):
 
     grid: Grid
     kept: str = Field(description="Per cell, row by row, 1 where its patch is kept and 0 where it is not")
+    note: str = Field("", description="What took no part, as a sentence")
 
 
 class DescriptionWord(BaseModel):

@@ -8,18 +8,21 @@ description's words.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from seps.retrieval.config import SIZES, PatchSize
+from seps.retrieval.config import SIZES, VECTOR, PatchSize
+from seps.retrieval.engine.mean import MeanLayout
 from seps.retrieval.engine.packing import Array, Precision, pack, packed_shape, unpack, unpack_all, unpack_padded
-from seps.retrieval.engine.pictures import PatchPictures, VectorPictures
-from seps.retrieval.heads import ImageFeatures
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from seps.retrieval.engine.pictures import PatchPictures, VectorPictures
 
 PACKED = ("tokens", "positions", "mean", "words")
 """Columns of packed values; a layout that does not use one leaves it empty."""
@@ -51,28 +54,28 @@ class ImageColumns(Protocol):
 class Kept:
     """What a store keeps of B images, not yet packed, in the processor's memory."""
 
-    vectors: Tensor
+    vectors: Tensor | Array
     """(B, width of search vectors)."""
     tokens: Tensor | None = None
     """(B, P + M, C): the prefix and the kept patches, or means of patches."""
     positions: Tensor | None = None
     """(B, M) places of the kept patches; None where all are kept, or their means."""
-    means: Tensor | None = None
-    """(B, 1, C) the mean of all patches, where not all are kept."""
+    means: Tensor | Sequence[Array | None] | None = None
+    """(B, 1, C) the mean of all patches, where not all are kept; of one vector per picture None without description."""
     words: Tensor | None = None
     mask: Tensor | None = None
     """(B, L, E) words of the descriptions, and which of them count."""
 
     def packed(self, precision: Precision) -> list[dict[str, Any]]:
         """Per image its columns: the vector, and those of `PACKED`."""
-        vectors = self.vectors.numpy().astype(np.float16)
+        vectors = np.asarray(self.vectors).astype(np.float16)
         of_mean: Precision = "float16" if precision == "float16" else "int4"
         states = []
         for i, vector in enumerate(vectors):
             state: dict[str, Any] = {"vector": vector, "tokens": b"", "positions": None, "mean": None, "words": None}
             if self.positions is not None:
                 state["positions"] = self.positions[i].numpy().astype("<u2").tobytes()
-            if self.means is not None:
+            if self.means is not None and self.means[i] is not None:
                 state["mean"] = pack(self.means[i], of_mean)
             if self.tokens is not None:
                 state["tokens"] = pack(self.tokens[i], precision)
@@ -86,7 +89,7 @@ class Layout(Protocol):
     """How a store keeps one picture. It is made of plain values, and needs no model."""
 
     kind: ClassVar[str]
-    """That of the engine whose pictures it keeps."""
+    """Its name in the settings of a store."""
 
     @property
     def size(self) -> str:
@@ -119,6 +122,16 @@ class Layout(Protocol):
         ...
 
     @property
+    def described_column(self) -> str:
+        """One of them that only described pictures have."""
+        ...
+
+    @property
+    def slope(self) -> float | None:
+        """What a score gains with the product of search vectors where it is nothing else; None: it is more."""
+        ...
+
+    @property
     def appearance_columns(self) -> tuple[str, ...]:
         """What `appearance` is computed from."""
         ...
@@ -146,6 +159,8 @@ class PatchLayout:
     """Tokens of a picture: all patches, some of them, or means over a coarser grid."""
 
     kind: ClassVar[str] = "patches"
+    described_column: ClassVar[str] = "words"
+    slope: ClassVar[None] = None
 
     size: str
     width: int
@@ -162,7 +177,7 @@ class PatchLayout:
     def of(cls, size: str, width: int, grid: tuple[int, int], num_prefix_tokens: int) -> PatchLayout:
         """The layout of this size for a model whose pictures have `grid` patches. Raises ValueError for no size."""
         if size not in SIZES:
-            raise ValueError(f"The size is {size!r}; choose one of {', '.join(SIZES)}.")
+            raise ValueError(f"The size is {size!r}; choose one of {', '.join((VECTOR, *SIZES))}.")
         spec = SIZES[size]
         cells = grid if spec.means is None else (min(spec.means, grid[0]), min(spec.means, grid[1]))
         patches = spec.patches if spec.patches is not None and spec.patches < grid[0] * grid[1] else None
@@ -221,7 +236,12 @@ class PatchLayout:
 
     def unpack(self, images: ImageColumns, device: torch.device | str = "cpu") -> PatchPictures:
         """See `Layout`."""
-        words, mask = unpack_padded(images.values("words"), self.width)
+        import torch
+
+        from seps.retrieval.engine.pictures import PatchPictures
+        from seps.retrieval.heads import ImageFeatures
+
+        words, mask = map(torch.from_numpy, unpack_padded(images.values("words"), self.width))
         features = ImageFeatures(torch.from_numpy(unpack_all(images.blobs("tokens"))).to(device))
         if mask.shape[1]:
             features.dense, features.dense_mask = words.to(device), mask.to(device)
@@ -265,7 +285,9 @@ class VectorLayout:
     """One vector of a picture's pixels, and the words of its description."""
 
     kind: ClassVar[str] = "vectors"
-    size: ClassVar[str] = "vector"
+    size: ClassVar[str] = VECTOR
+    described_column: ClassVar[str] = "words"
+    slope: ClassVar[None] = None
     precision: ClassVar[Precision] = VECTORS_PRECISION
     grid: ClassVar[tuple[int, int]] = (1, 1)
 
@@ -301,7 +323,11 @@ class VectorLayout:
 
     def unpack(self, images: ImageColumns, device: torch.device | str = "cpu") -> VectorPictures:
         """See `Layout`."""
-        words, mask = unpack_padded(images.values("words"), self.words_width)
+        import torch
+
+        from seps.retrieval.engine.pictures import VectorPictures
+
+        words, mask = map(torch.from_numpy, unpack_padded(images.values("words"), self.words_width))
         vectors = torch.from_numpy(images.vectors()[:, : self.width])
         return VectorPictures(vectors.to(device), words.to(device), mask.to(device))
 
@@ -322,8 +348,10 @@ class VectorLayout:
         return faults
 
 
-LAYOUTS: dict[str, type[PatchLayout] | type[VectorLayout]] = {kind.kind: kind for kind in (PatchLayout, VectorLayout)}
-"""By kind of engine."""
+LAYOUTS: dict[str, type[PatchLayout] | type[VectorLayout] | type[MeanLayout]] = {
+    kind.kind: kind for kind in (PatchLayout, VectorLayout, MeanLayout)
+}
+"""By name."""
 
 
 def layout_values(layout: Layout) -> dict[str, Any]:

@@ -140,7 +140,7 @@ def _config_folder(name: str, local_files_only: bool) -> Path:
 
 def fitting(engine: Engine, layout: Layout) -> Engine:
     """The engine for pictures of as many patches as those that are kept in this way: itself, or a copy."""
-    if not isinstance(engine, PatchEngine) or not isinstance(layout, PatchLayout) or layout.means:
+    if not isinstance(engine, PatchEngine) or (isinstance(layout, PatchLayout) and layout.means):
         return engine
     return engine.with_grid(layout.grid)
 

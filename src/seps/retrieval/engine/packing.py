@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from seps.retrieval.config import StoredPrecision
 
@@ -36,9 +34,11 @@ class PackingError(ValueError):
     """Bytes that are no packed matrix."""
 
 
-def pack(rows: Tensor, precision: Precision = "float16") -> bytes:
-    """(R, C) -> bytes: kind, R, C, the rows' scales (of codes), the values, of codes several per byte."""
-    values: Array = rows.detach().float().cpu().numpy()
+def pack(rows: Any, precision: Precision = "float16") -> bytes:
+    """(R, C), an array or a tensor -> bytes: kind, R, C, the rows' scales (of codes), the values, of codes several per
+    byte.
+    """
+    values: Array = np.asarray(rows, np.float32)
     head = _HEAD.pack(_KINDS[precision], *values.shape)
     if precision in _LEVELS:
         return head + _codes(values, precision)
@@ -109,7 +109,7 @@ def unpack_all(blobs: Array | Sequence[bytes]) -> Array:
     return scaled
 
 
-def unpack_padded(blobs: Sequence[bytes | None], width: int) -> tuple[Tensor, Tensor]:
+def unpack_padded(blobs: Sequence[bytes | None], width: int) -> tuple[Array, Array]:
     """B matrices, None for none, padded to the longest: values (B, R, C) float32 and mask (B, R) bool."""
     matrices = [np.zeros((0, width), np.float32) if blob is None else unpack(blob) for blob in blobs]
     longest = max((len(matrix) for matrix in matrices), default=0)
@@ -118,4 +118,4 @@ def unpack_padded(blobs: Sequence[bytes | None], width: int) -> tuple[Tensor, Te
     for row, matrix in enumerate(matrices):
         values[row, : len(matrix)] = matrix
         mask[row, : len(matrix)] = True
-    return torch.from_numpy(values), torch.from_numpy(mask)
+    return values, mask

@@ -11,14 +11,22 @@ import torch
 from torch import Tensor
 
 from seps.images.decoding import Mode, decode_image
-from seps.retrieval.config import SIZES
+from seps.retrieval.config import SIZES, VECTOR
 from seps.retrieval.engine.digests import model_hash, short_hash, text_hash
 from seps.retrieval.engine.engine import FIT, SHORT_FIT, Digests, Photo, Progress, Traits, Unread
 from seps.retrieval.engine.layout import Kept, PatchLayout
+from seps.retrieval.engine.mean import ALIGNED_SLOPE, MeanLayout, MeanPictures
 from seps.retrieval.engine.pictures import PatchPictures, Queries
-from seps.retrieval.engine.slimmed import PatchScorer, image_vectors, kept_patches, text_vectors
+from seps.retrieval.engine.slimmed import (
+    PatchScorer,
+    image_vectors,
+    kept_mean,
+    kept_patches,
+    text_vectors,
+    vector_weight,
+)
 from seps.retrieval.explain.explanation import Explanation
-from seps.retrieval.explain.patches import explain_patches, unexplained
+from seps.retrieval.explain.patches import OneVector, explain_patches, unexplained
 from seps.retrieval.heads import ImageFeatures, TextFeatures
 from seps.retrieval.languages import reads
 from seps.retrieval.merging import merge_words
@@ -34,6 +42,7 @@ NATS = 25.0
 STRENGTH = 0.5
 """Part of a picture's level over the background queries that is taken off, chosen on dev with `base` and `mini`
 (docs/search-figures.md)."""
+UNDESCRIBED = "The store holds no description of this picture: its score is that of its pixels alone."
 Vision = Callable[[Tensor], Tensor]
 """A vision encoder: pixels (B, 3, H, W) -> tokens (B, P + N, width)."""
 
@@ -95,7 +104,7 @@ class PatchEngine:
             vector_slope=1.0 if net is None else 2 * net.config.pooled or 1.0,
             word_fit=SHORT_FIT if model.config.short_queries else FIT,
             background_weight=STRENGTH,
-            sizes=tuple(SIZES),
+            sizes=(VECTOR, *SIZES),
             default_size="patches" if fast else "full",
             image_size=model.image_size,
             cpu_batch=2,
@@ -157,16 +166,18 @@ class PatchEngine:
         return Queries(self.model.encode_texts(texts, as_sentences=as_sentences, progress=_stage(progress, "captions")))
 
     @torch.no_grad()
-    def vectors(self, encoded: PatchPictures | Queries) -> Tensor:
+    def vectors(self, encoded: PatchPictures | MeanPictures | Queries) -> Tensor:
         """See `Engine`."""
         if isinstance(encoded, PatchPictures):
             return image_vectors(self.model, encoded.features)
+        if isinstance(encoded, MeanPictures):
+            return torch.from_numpy(encoded.vectors)
         return text_vectors(encoded.text_features)
 
     @torch.no_grad()
     def score(
         self,
-        pictures: PatchPictures,
+        pictures: PatchPictures | MeanPictures,
         queries: Queries,
         *,
         chosen: Tensor | None = None,
@@ -174,6 +185,9 @@ class PatchEngine:
         memory: int | None = None,
     ) -> Tensor:
         """See `Engine`."""
+        if isinstance(pictures, MeanPictures):
+            vectors = self.vectors(queries).cpu().numpy()
+            return torch.from_numpy(pictures.score(vectors, None if chosen is None else chosen.cpu().numpy()))
         if paired is not None:
             return score_paired(self.model, pictures.features, queries.text_features, paired, memory)
         scorer = self.scorer(pictures.layout)
@@ -195,11 +209,11 @@ class PatchEngine:
         description: str | None,
         photo: Callable[[], Photo],
         *,
-        stored: PatchPictures | None = None,
+        stored: PatchPictures | MeanPictures | None = None,
         guides: Mapping[str, Tensor] | None = None,
     ) -> Explanation:
         """See `Engine`."""
-        if stored is not None:
+        if isinstance(stored, PatchPictures):
             scorer = self.scorer(stored.layout)
             side = None if scorer.net is None else scorer.side(stored.features)
             grid = None if stored.layout is None else stored.layout.grid
@@ -214,28 +228,42 @@ class PatchEngine:
                 positions=stored.positions,
             )
             if description is None and self.model.head.uses_description:
-                found.note = "The store holds no description of this picture: its score is that of its pixels alone."
+                found.note = UNDESCRIBED
             return found
         file = photo()
         pixels = decode_image(file.data, file.source, self.model.image_size)
         given = description if description is not None and description.strip() else None
         own = {name: vector[None].to(self.device) for name, vector in (guides or {}).items()} or None
         features = self.pictures(self.encode_pixels([pixels]), None if given is None else [given], guides=own)
-        found = explain_patches(self.model, features.features, caption, description)
-        if given is None and self.model.head.uses_description:
+        one = None
+        if stored is not None:
+            (pixels,), (vector,) = torch.from_numpy(stored.pixels), torch.from_numpy(stored.vectors)
+            weight = vector_weight(self.model) if stored.described[0] else 0.0
+            one = OneVector(vector, pixels, weight, stored.layout.slope)
+        found = explain_patches(self.model, features.features, caption, description, mean=one)
+        if stored is not None and file.note:
+            found.note = file.note
+        elif given is None and self.model.head.uses_description:
             found.note = (
                 "No description of the picture took part: a store that holds one gives the picture another score."
+                if stored is None
+                else UNDESCRIBED
             )
         return found
 
-    def layout(self, size: str) -> PatchLayout:
+    def layout(self, size: str) -> PatchLayout | MeanLayout:
         """See `Engine`."""
-        vision = self.model.vision
+        vision, width, head = self.model.vision, self.model.config.embed_size, self.model.head
         grid = vision.grid_for(*self.model.image_size)
-        return PatchLayout.of(size, self.model.config.embed_size, grid, vision.num_prefix_tokens)
+        if size == VECTOR:
+            slope = head.score_range if head.network is None else head.network.config.pooled + ALIGNED_SLOPE
+            return MeanLayout(width, grid, slope)
+        return PatchLayout.of(size, width, grid, vision.num_prefix_tokens)
 
-    def keep(self, pictures: PatchPictures, layout: PatchLayout) -> Kept:
+    def keep(self, pictures: PatchPictures, layout: PatchLayout | MeanLayout) -> Kept:
         """See `Engine`."""
+        if isinstance(layout, MeanLayout):
+            return kept_mean(self.model, pictures.features)
         return kept_patches(self.model, pictures.features, layout)
 
     def unread(self, text: str) -> Unread:

@@ -23,6 +23,7 @@ from seps.method.network import PatchSlimming
 from seps.method.score import masked_mean
 from seps.method.select import num_kept, rank_patches
 from seps.retrieval.engine.layout import Kept, PatchLayout
+from seps.retrieval.engine.mean import mixed
 from seps.retrieval.engine.pictures import PatchPictures, Queries
 from seps.retrieval.heads import ImageFeatures, TextFeatures
 from seps.retrieval.merging import mean_grid, merge_words
@@ -190,6 +191,26 @@ def kept_patches(model: RetrievalModel, images: ImageFeatures, layout: PatchLayo
         words, mask = merge_words(words, mask, layout.keep_words)
     there = (None if value is None else value.cpu() for value in (best, means, words, mask))
     return Kept(vectors.cpu(), tokens.cpu(), *there)
+
+
+def vector_weight(model: RetrievalModel) -> float:
+    """Weight of the description in the one vector of a described picture."""
+    return model.description_weight or 0.0 if model.head.uses_pixels else 1.0
+
+
+@torch.no_grad()
+def kept_mean(model: RetrievalModel, images: ImageFeatures) -> Kept:
+    """What a store with one vector per picture keeps of the images."""
+    pixels = F.normalize(images.tokens[:, model.vision.num_prefix_tokens :].float().mean(dim=1), dim=-1)
+    if not model.head.uses_pixels:
+        pixels = torch.zeros_like(pixels)
+    weight = vector_weight(model)
+    if not weight or images.dense is None or images.dense_mask is None:
+        return Kept(pixels.cpu())
+    words = text_vectors(TextFeatures(images.dense.float(), images.dense_mask)).cpu().numpy()
+    own, described = pixels.cpu().numpy(), images.dense_mask.any(dim=1).cpu().numpy()
+    means = [vector[None] if has else None for vector, has in zip(own, described, strict=True)]
+    return Kept(mixed(own, words, described, weight), means=means)
 
 
 def fewer_patches(net: PatchSlimming, stored: int, whole: int | None = None) -> PatchSlimming:

@@ -6,9 +6,11 @@ Shapes: M words, N patches, L description words, C width.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from seps.encoders.text import TextBatch
 from seps.method.encoded import EncodedImages
@@ -31,6 +33,20 @@ def unexplained(model: RetrievalModel) -> str:
     )
 
 
+@dataclass(frozen=True)
+class OneVector:
+    """A picture as a store with one vector per picture keeps it."""
+
+    vector: Tensor
+    """(C,) its product with a caption's vector is the score."""
+    pixels: Tensor
+    """(C,) the part of the pixels, of length one."""
+    weight: float
+    """Of the description in `vector`."""
+    slope: float
+    """What the score gains where the product gains 1."""
+
+
 def explain_patches(
     model: RetrievalModel,
     image: ImageFeatures,
@@ -41,10 +57,12 @@ def explain_patches(
     net: PatchSlimming | None = None,
     grid: tuple[int, int] | None = None,
     positions: Tensor | None = None,
+    mean: OneVector | None = None,
 ) -> Explanation:
     """The score of one image (B = 1) and a caption. Raises ValueError for `unexplained`, and for a blank caption.
 
-    Of an image as a store keeps it: `side` and `net` for as many patches, their `grid`, and their `positions` on it.
+    Of an image as a store keeps it: `side` and `net` for as many patches, their `grid`, and their `positions` on it; or
+    its one vector (`mean`), whose score is split among the patches of `image`.
     """
     if reason := unexplained(model):
         raise ValueError(reason)
@@ -57,6 +75,8 @@ def explain_patches(
     tokens = _tokens(model, batch, model.config.max_words)
     places = torch.arange(cells) if positions is None else positions[0].cpu()
     found = _shares(model, image, words.words[0, : len(tokens)], cells, side, net)
+    if mean is not None:
+        found = _mean_shares(model, found, image, words.words[0, : len(tokens)], mean)
     stored = torch.zeros(cells, dtype=torch.bool)
     stored[places] = True
     return Explanation(
@@ -92,6 +112,38 @@ def _shares(
             image.tokens, dense=image.dense, dense_lengths=image.dense_lengths, guides=image.guides
         )
     return shares(net, side, words_MC, None if image.mean is None else cells * float(image.mean[0].norm()))
+
+
+def _mean_shares(
+    model: RetrievalModel, found: Shares, image: ImageFeatures, words_MC: Tensor, mean: OneVector
+) -> Shares:
+    """The score by one vector, which is linear in words and patches; the selection is that of `found`."""
+
+    def parts(rows: Tensor) -> Tensor:
+        """(X, C) rows as parts of their mean at length one."""
+        length: Tensor = len(rows) * rows.float().mean(dim=0).norm().clamp_min(1e-12)
+        return rows.float() / length
+
+    words = parts(words_MC)
+    texts = words[:0]
+    if mean.weight and image.dense is not None and image.dense_mask is not None:
+        texts = parts(image.dense[0, image.dense_mask[0]])
+    own = mean.slope * (1 - mean.weight) * words
+    by_patch = own @ parts(image.tokens[0, model.vision.num_prefix_tokens :]).T
+    pixels = own @ mean.pixels.to(own)
+    by_text = mean.slope * mean.weight * (words @ texts.T)
+    score = mean.slope * float(F.normalize(words_MC.float().mean(dim=0), dim=0) @ mean.vector.to(own))
+    terms = {"pixels": float(pixels.sum())} | ({"description": float(by_text.sum())} if mean.weight else {})
+    return Shares(
+        patches=by_patch,
+        elsewhere=pixels - by_patch.sum(dim=1),
+        description=by_text,
+        rest=score - sum(terms.values()),
+        kept=found.kept,
+        importance=found.importance,
+        groups=found.groups[:0],
+        terms=terms,
+    )
 
 
 def _description(model: RetrievalModel, found: Shares, description: str | None) -> list[DescriptionPart]:

@@ -86,6 +86,7 @@ function hovering(link, frame, hit) {
       const colour = veil();
       cells(canvas.getContext("2d"), found.grid, [canvas.width, canvas.height],
         (place) => (found.kept[place] === "1" ? null : colour));
+      if (found.note) link.title = found.note;
       frame.append(canvas);
     }, HOVER);
   };
