@@ -24,7 +24,7 @@ RESULTS = ROOT / "docs/results"
 
 def tables(folder: Path = RESULTS) -> dict[str, str]:
     """The tables of this page."""
-    return {name: make(Results(folder)) for name, make in TABLES.items() if name != "ablation"}
+    return {name: make(Results(folder)) for name, make in TABLES.items()}
 
 
 def test_a_report_of_pytest_is_counted_and_recorded(tmp_path: Path) -> None:

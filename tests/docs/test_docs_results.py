@@ -17,7 +17,8 @@ _COMMAND = re.compile(r"`((?:seps|python -m|make) [^`]+)`")
 def table_rows() -> dict[str, str]:
     """The rows of the table of files, by file name."""
     text = INDEX.read_text(encoding="utf-8")
-    return {found[1]: found[0] for found in re.finditer(r"^\| \[[^\]]+\]\(([\w.-]+)\) \|.*$", text, re.MULTILINE)}
+    rows = re.findall(r"^\| \[.*$", text, re.MULTILINE)
+    return {name: row for row in rows for name in re.findall(r"\]\(([\w.-]+)\)", row.split(" | ")[0])}
 
 
 def linked(row: str) -> set[str]:

@@ -80,11 +80,26 @@ def purposes(language: str, files: Results) -> str:
     return table(source["columns"][language], rows)
 
 
+def costs(language: str, files: Results) -> str:
+    """What each option costs: more parameters, and the times of a training step and of a pair as multiples of base."""
+    source = yaml.safe_load(SOURCE.read_text(encoding="utf-8"))["costs"]
+    measured = {row["option"]: row for row in files.json("options-cpu.json")["rows"]}
+    rows = []
+    for entry in source["rows"]:
+        row = measured[entry["name"]]
+        more = f"{row['parameters'] - measured['base']['parameters']:+,}".replace("+0", "0")
+        times = [f"x {row[f'{what}_ratio']:g}" for what in ("step", "pair")]
+        rows.append([entry["number"], entry["option"], more, *times])
+    return table(source["columns"][language], rows)
+
+
 TABLES: dict[str, Callable[[Results], str]] = {
     "differences": partial(differences, "en"),
     "differences-zh": partial(differences, "zh"),
     "ranges": partial(ranges, "en"),
     "ranges-zh": partial(ranges, "zh"),
     "purposes": partial(purposes, "en"),
+    "costs": partial(costs, "en"),
+    "costs-zh": partial(costs, "zh"),
     "purposes-zh": partial(purposes, "zh"),
 }
