@@ -42,6 +42,22 @@ def run(path, **inputs):
     return made[0] if len(made) == 1 else tuple(made)
 
 
+def test_short_queries_and_descriptions_have_their_projections(saved, tmp_path):
+    model = from_pretrained(saved)
+    model.set_short_queries(True)
+    with torch.no_grad():
+        model.project_short.weight.mul_(-1)
+    export.export_model(model, tmp_path)
+    assert json.loads((tmp_path / "export.json").read_text())["short_queries"]
+    tokenized = model.text.tokenize(TEXTS)
+    for sentences in (False, True):
+        features = model.encode_texts(TEXTS, as_sentences=sentences)
+        as_sentences = torch.full((len(TEXTS),), sentences)
+        words, _ = run(tmp_path / "text.onnx", ids=tokenized.ids, mask=tokenized.mask, sentences=as_sentences)
+        valid, longest = features.mask[..., None], features.words.shape[1]
+        torch.testing.assert_close(words[:, :longest] * valid, features.words * valid, atol=1e-5, rtol=0)
+
+
 def test_command_writes_what_torch_computes(saved, tmp_path, capsys):
     import transformers
 

@@ -64,6 +64,53 @@ def test_graphs_give_the_normalised_means(saved, exported):
         np.testing.assert_allclose(made, vector, atol=1e-5)
 
 
+@pytest.fixture(scope="module")
+def short(saved, tmp_path_factory):
+    """The same model with a projection of short queries that is another one."""
+    model = from_pretrained(saved)
+    model.set_short_queries(True)
+    with torch.no_grad():
+        model.project_short.weight.mul_(-1)
+    save_pretrained(model, folder := tmp_path_factory.mktemp("short") / "model")
+    return folder
+
+
+@pytest.mark.parametrize("bits", [32, 8])
+def test_short_queries_are_read_by_their_own_projection(short, tmp_path, bits):
+    from tokenizers import Tokenizer
+
+    assert main(["export", str(short), "--vector", "--bits", str(bits), "-o", str(tmp_path)]) == 0
+    texts = [*TEXTS, "the square", "a red circle", "red circle on a square"]
+    words, _ = expected(from_pretrained(short), texts, torch.rand(1, 3, *from_pretrained(short).image_size))
+    tokenizer, graph = Tokenizer.from_file(str(tmp_path / "tokenizer.json")), open_session(tmp_path / "text.onnx")
+    for text, vector in zip(texts, words, strict=True):
+        ids = np.array([tokenizer.encode(text).ids])
+        made = graph.run(None, {"ids": ids, "mask": np.ones_like(ids, dtype=bool)})[0][0]
+        assert made @ vector > (0.999999 if bits == 32 else 0.98)
+
+
+def test_the_graph_counts_words_as_the_model_does():
+    """On the shipped vocabulary, for captions and their beginnings, and for odd ones."""
+    from seps.retrieval.export import ShortQueries
+    from seps.retrieval.ranking.bank import nouns, sentences
+    from seps.retrieval.stopwords import is_short
+
+    model = from_pretrained("mini")
+    odd = ["", "the", "...", "Café", "t-shirt", "a man's hat", "don't", "beach", "unbelievableness of umbrellas"]
+    odd += [
+        "3.5 km",
+        "a dog, a cat",
+        "a dog, a cat & 3 birds",
+        "skateboarder",
+        "in front of the skateboarder on a ramp",
+    ]
+    begun = [" ".join(text.split()[:count]) for text in sentences()[:300] for count in (1, 2, 3, 4, 5)]
+    texts = [*filter(None, odd), *nouns(), *begun, *sentences()]
+    tokenized = model.text.tokenize(texts)
+    found = ShortQueries(model)(tokenized.ids, tokenized.mask).tolist()
+    assert [text for text, short in zip(texts, found, strict=True) if short != is_short(text)] == []
+
+
 def test_eight_bits_are_near_and_smaller(saved, exported, tmp_path):
     assert main(["export", str(saved), "--vector", "--batch", "1", "-o", str(tmp_path)]) == 0
     facts = json.loads((tmp_path / "conformance.json").read_text())

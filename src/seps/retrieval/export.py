@@ -1,7 +1,8 @@
 """A retrieval model as ONNX files, for programs without torch.
 
     image.onnx     pixels (B, 3, H, W) in [0, 1] -> patches (B, P + N, C)
-    text.onnx      ids and mask (T, M) -> words (T, M, C) and lengths (T,); captions and descriptions alike
+    text.onnx      ids and mask (T, M) -> words (T, M, C) and lengths (T,); captions and descriptions alike. Of a model
+                   that reads short queries by a projection of their own also sentences (T,): True for descriptions
     score.onnx     images, words and lengths, and where the model reads descriptions dense and dense_lengths
                    -> similarity (B, T)
     tokenizer/     makes the ids and the mask of a text
@@ -20,13 +21,24 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from seps.encoders.saved import has_text_files
-from seps.export import OPSET, SCORE_AXES, ScorePairs, check_packages, export_onnx, in_the_way, score_inputs
+from seps.export import (
+    OPSET,
+    SCORE_AXES,
+    ExportError,
+    ScorePairs,
+    check_packages,
+    export_onnx,
+    in_the_way,
+    score_inputs,
+)
 from seps.export import largest_difference as difference
 from seps.files import read_json, sha256, write_json
 from seps.retrieval.heads import Head, ImageFeatures, SlimmingHead, TextFeatures
 from seps.retrieval.model import RetrievalModel
+from seps.retrieval.stopwords import STOP_WORDS
 
 FACTS = "export.json"
 _GRAPHS = ("image.onnx", "text.onnx", "score.onnx")
@@ -45,16 +57,51 @@ class PixelsToTokens(nn.Module):
         return self.model.encode_pixels(pixels)
 
 
+class ShortQueries(nn.Module):
+    """`seps.retrieval.stopwords.is_short` by token ids: texts of fewer than three words that are no function words.
+
+    Raises ExportError for a tokenizer that marks the beginnings or the ends of words, unlike WordPiece.
+    """
+
+    def __init__(self, model: RetrievalModel) -> None:
+        super().__init__()
+        vocabulary = vocabulary_size(model)
+        tokens = model.text.tokenizer.convert_ids_to_tokens(list(range(vocabulary)))
+        if any(token.startswith(("\u2581", "\u0120")) or token.endswith("</w>") for token in tokens):
+            raise ExportError(
+                f"The text encoder {model.config.text} is not exported with short queries: which of its tokens begin a "
+                'word is known of WordPiece alone. Set "short_queries" of the model to false.'
+            )
+        goes_on = torch.tensor([token.startswith("##") for token in tokens])
+        special = set(model.text.special_ids)
+        letters = [number not in special and any(map(str.isalnum, token)) for number, token in enumerate(tokens)]
+        self.register_buffer("goes_on", goes_on)
+        self.register_buffer("begins", torch.tensor(letters) & ~goes_on)
+        self.register_buffer("function", torch.tensor([token.lower() in STOP_WORDS for token in tokens]))
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Ids and mask (T, M) -> (T,) bool."""
+        goes_on, begins, function = (F.embedding(ids, table.float()[:, None])[:, :, 0] for table in self.buffers())
+        after = F.pad(goes_on[:, 1:], (0, 1))  # "be" of "be ##ach" is no function word
+        content = mask.float() * begins * (1 - function * (1 - after))
+        return content.sum(dim=1) < 2.5
+
+
 class IdsToWords(nn.Module):
     """Token ids to words in the joint space."""
 
     def __init__(self, model: RetrievalModel) -> None:
         super().__init__()
         self.model = model
+        self.short = ShortQueries(model) if model.config.short_queries else None
 
-    def forward(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Ids and mask (T, M) -> words (T, M, C), the valid ones first, and their number (T,)."""
-        words, valid = self.model.encode_words(ids, mask)
+    def forward(self, ids: Tensor, mask: Tensor, sentences: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Ids and mask (T, M) -> words (T, M, C), the valid ones first, and their number (T,).
+
+        `sentences` (T,) bool: also short ones are read as sentences, as descriptions are.
+        """
+        short = None if self.short is None or sentences is None else self.short(ids, mask) & ~sentences
+        words, valid = self.model.encode_words(ids, mask, short)
         return words, valid.sum(dim=1)
 
 
@@ -154,13 +201,14 @@ def _write_graphs(model: RetrievalModel, folder: Path) -> dict[str, float]:
     generator = torch.Generator().manual_seed(0)
     pixels = torch.rand(2, 3, *model.image_size, generator=generator)
     mask = torch.arange(7)[None, :] < torch.tensor([7, 4, 1])[:, None]
-    vocabulary = model.text.model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
-    ids = torch.randint(0, vocabulary, (3, 7), generator=generator)
+    ids = torch.randint(0, vocabulary_size(model), (3, 7), generator=generator)
+    texts, axes = {"ids": ids, "mask": mask}, {"ids": {0: "text", 1: "word"}, "mask": {0: "text", 1: "word"}}
+    if model.config.short_queries:
+        texts["sentences"], axes["sentences"] = torch.tensor([False, True, False]), {0: "text"}
     tokens = model.vision.num_prefix_tokens + model.vision.num_patches
-    words = {0: "text", 1: "word"}
     parts: tuple[tuple[nn.Module, dict[str, Tensor], dict[str, dict[int, str]], list[str]], ...] = (
         (PixelsToTokens(model), {"pixels": pixels}, {"pixels": {0: "image"}}, ["patches"]),
-        (IdsToWords(model), {"ids": ids, "mask": mask}, {"ids": words, "mask": words}, ["words", "lengths"]),
+        (IdsToWords(model), texts, axes, ["words", "lengths"]),
         (
             score,
             score_inputs(tokens, model.config.embed_size, descriptions=head.uses_description),
@@ -169,10 +217,15 @@ def _write_graphs(model: RetrievalModel, folder: Path) -> dict[str, float]:
         ),
     )
     differences = {}
-    for name, (module, inputs, axes, outputs) in zip(_GRAPHS, parts, strict=True):
-        export_onnx(module.eval(), folder / name, inputs, axes, outputs)
+    for name, (module, inputs, free, outputs) in zip(_GRAPHS, parts, strict=True):
+        export_onnx(module.eval(), folder / name, inputs, free, outputs)
         differences[name] = difference(module, folder / name, inputs)
     return differences
+
+
+def vocabulary_size(model: RetrievalModel) -> int:
+    """How many tokens the text encoder embeds."""
+    return int(model.text.model.get_input_embeddings().num_embeddings)  # type: ignore[operator]
 
 
 def _facts(model: RetrievalModel) -> dict[str, Any]:
@@ -186,6 +239,7 @@ def _facts(model: RetrievalModel) -> dict[str, Any]:
         "max_words": model.config.max_words,
         "max_dense_words": model.config.max_dense_words,
         "descriptions": model.head.uses_description,
+        "short_queries": model.config.short_queries,
     }
 
 

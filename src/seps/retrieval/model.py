@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -114,13 +113,15 @@ class RetrievalModel(nn.Module):
         tokens: Tensor = self.project_patches(seen)
         return tokens.float()
 
-    def encode_ids(self, ids: Tensor, mask: Tensor, short: bool = False) -> Tensor:
-        """Token ids and mask (T, M) -> words (T, M, C) float32; `short`: by the projection of short queries."""
-        project = self.project_short if short else self.project_words
-        words: Tensor = project(self.text(ids, mask))
+    def encode_ids(self, ids: Tensor, mask: Tensor, short: Tensor | None = None) -> Tensor:
+        """Token ids and mask (T, M) -> words (T, M, C) float32; `short` (T,) bool: texts read as short queries."""
+        seen = self.text(ids, mask)
+        words: Tensor = self.project_words(seen)
+        if short is not None:
+            words = torch.where(short[:, None, None], self.project_short(seen), words)
         return words.float()
 
-    def encode_words(self, ids: Tensor, mask: Tensor, short: bool = False) -> tuple[Tensor, Tensor]:
+    def encode_words(self, ids: Tensor, mask: Tensor, short: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Token ids and mask (T, M) -> words (T, M, C) float32 and their mask, the valid ones first.
 
         Without `special_tokens` these are the tokens that are no [CLS], [SEP] or their like; a text of such tokens
@@ -162,20 +163,20 @@ class RetrievalModel(nn.Module):
         limit = max_words or self.config.max_words
         tokenized = self.text.tokenize(several_texts(texts))
         ids, mask = tokenized.ids[:, :limit], tokenized.mask[:, :limit]
-        short = torch.tensor([self.config.short_queries and not as_sentences and is_short(text) for text in texts])
-        order = torch.argsort(mask.sum(dim=1) + short * mask.shape[1], stable=True)
+        own = self.config.short_queries and not as_sentences
+        short = torch.tensor([is_short(text) for text in texts], device=self.device) if own else None
+        order = torch.argsort(mask.sum(dim=1), stable=True)
         words = torch.zeros(*mask.shape, self.config.embed_size, device=self.device)
         shown = torch.zeros(mask.shape, dtype=torch.bool, device=self.device)
-        # No batch has queries of both kinds.
-        cuts = [*range(0, len(order), batch_size), len(order) - int(short.sum()), len(order)]
-        for start, stop in pairwise(sorted(set(cuts))):
-            rows = order[start:stop]
+        for start in range(0, len(order), batch_size):
+            rows = order[start : start + batch_size]
             longest = int(mask[rows].sum(dim=1).max())
             some = ids[rows, :longest].to(self.device), mask[rows, :longest].to(self.device)
-            part, valid = self.encode_words(*some, bool(short[rows[0]]))
-            words[rows.to(self.device), :longest], shown[rows.to(self.device), :longest] = part, valid.bool()
+            rows = rows.to(self.device)
+            part, valid = self.encode_words(*some, None if short is None else short[rows])
+            words[rows, :longest], shown[rows, :longest] = part, valid.bool()
             if progress is not None:
-                progress(stop, len(order))
+                progress(start + len(rows), len(order))
         longest = int(shown.sum(dim=1).max())
         return TextFeatures(words[:, :longest], shown[:, :longest])
 

@@ -1,7 +1,7 @@
 """A retrieval model as one vector per picture and per text: two small ONNX files for programs without torch.
 
     image.onnx         pixels (B, 3, H, W) in [0, 1] -> vector (B, C)
-    text.onnx          ids and mask (T, M) -> vector (T, C)
+    text.onnx          ids and mask (T, M) -> vector (T, C); short queries by their own projection where there is one
     tokenizer.json     makes the ids and the mask of a text
     preprocessing.json makes the pixels of a picture
     conformance.json   texts and pictures with the vectors that a correct installation gives
@@ -35,7 +35,7 @@ from torch.nn import functional as F
 from seps.export import ExportError, export_onnx, open_session
 from seps.files import write_json
 from seps.images.sizes import stored_size
-from seps.retrieval.export import publish
+from seps.retrieval.export import ShortQueries, publish, vocabulary_size
 from seps.retrieval.model import RetrievalModel
 
 Layout = Literal["plain", "immich"]
@@ -83,12 +83,14 @@ class TextVector(nn.Module):
     def __init__(self, model: RetrievalModel) -> None:
         super().__init__()
         self.model = model
+        self.short = ShortQueries(model) if model.config.short_queries else None
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
         """Ids and mask (T, M) -> (T, C)."""
         most = min(self.model.config.max_words, self.model.text.max_length)
         ids, mask = ids[:, :most], mask[:, :most]
-        words = self.model.encode_ids(ids, mask)  # (T, M, C)
+        short = None if self.short is None else self.short(ids, mask)  # (T,)
+        words = self.model.encode_ids(ids, mask, short)  # (T, M, C)
         valid = self.model.is_word(ids, mask).to(words.dtype)[:, :, None]  # (T, M, 1)
         return F.normalize((words * valid).sum(dim=1) / valid.sum(dim=1).clamp_min(1), dim=-1)
 
@@ -99,6 +101,7 @@ class EightBitTable(nn.Module):
     def __init__(self, matrix: Tensor) -> None:
         super().__init__()
         scale = matrix.abs().amax(dim=1, keepdim=True).clamp_min(1e-12) / 127
+        self.num_embeddings = len(matrix)
         self.register_buffer("scale", scale)
         self.register_buffer("values", (matrix / scale).round().to(torch.int8))
 
@@ -134,7 +137,7 @@ def _with_eight_bits(model: RetrievalModel) -> RetrievalModel:
         for name, child in list(module.named_children()):
             if isinstance(child, nn.Embedding):
                 setattr(module, name, EightBitEmbedding(child.weight.detach()))
-            elif isinstance(child, nn.Linear) and (module is not model or child is model.project_words):
+            elif isinstance(child, nn.Linear) and (module is not model or name in ("project_words", "project_short")):
                 setattr(module, name, EightBitLinear(child))
     return model
 
@@ -197,7 +200,6 @@ def _write_graphs(
     for path in paths:
         path.parent.mkdir(exist_ok=True)
     generator = torch.Generator().manual_seed(0)
-    vocabulary = model.text.model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
     pixels = torch.rand(batch or 2, 3, *model.image_size, generator=generator)
     pixel_name = "image" if immich else "pixels"
     axes: dict[str, dict[int, str]] = {} if batch else {pixel_name: {0: "picture"}}
@@ -206,7 +208,7 @@ def _write_graphs(
         _round_products(paths[0])
         model = _with_eight_bits(model)
     mask = torch.arange(7)[None, :] < torch.tensor([7, 4, 3])[:, None]
-    ids = torch.randint(0, vocabulary, (3, 7), generator=generator)
+    ids = torch.randint(0, vocabulary_size(model), (3, 7), generator=generator)
     words = {0: "text", 1: "word"}
     if immich:
         inputs = {"text": torch.where(mask, ids, model.text.tokenizer.pad_token_id).int()}

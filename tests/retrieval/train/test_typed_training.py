@@ -95,10 +95,10 @@ def test_vectors_are_computed_once_and_again_where_a_picture_changed(config, sce
     monkeypatch.setattr(vectors, "_encoded", lambda *a: encoded.append(a[2]) or whole(*a))
     monkeypatch.setattr(vectors, "PART", 20)
 
-    def lost(model, dataset, rows):
+    def lost(model, dataset, rows, vision):
         if rows.start:
             raise OSError("the machine is gone")
-        return whole(model, dataset, rows)
+        return whole(model, dataset, rows, vision)
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match="gone"):
         patch.setattr(vectors, "_encoded", lost)
@@ -195,11 +195,15 @@ def test_a_projection_of_short_queries_learns_alone(config, start, scenes, tmp_p
     alone = found.encode_texts(typed)
     assert torch.allclose(both.words[1:][both.mask[1:]], alone.words[alone.mask], atol=1e-5)
     # What trains beside it would leave it behind: such a run goes on without.
-    plain = replace(
-        config, start=str(tmp_path / "run" / "model"), typed=TypedConfig(), data=replace(config.data, dev=())
-    )
-    train_model(replace(plain, train=replace(plain.train, epochs=1)), tmp_path / "plain")
+    started = {"start": str(tmp_path / "run" / "model"), "model": replace(config.model, short_queries=True)}
+    plain = replace(config, **started, typed=TypedConfig(), data=replace(config.data, dev=()))
+    told: list[str] = []
+    train_model(replace(plain, train=replace(plain.train, epochs=1)), tmp_path / "plain", log=told.append)
     assert not from_pretrained(tmp_path / "plain").config.short_queries
+    assert any("configs/typed.yaml" in line for line in told)
+    # Trained once more it begins anew: the same command gives the same model.
+    train_model(replace(short, **started), tmp_path / "again")
+    assert losses(tmp_path / "again") == pytest.approx(losses(tmp_path / "run"), rel=1e-5)
 
 
 def test_short_needs_queries() -> None:

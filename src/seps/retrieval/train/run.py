@@ -67,8 +67,7 @@ def train_model(
     torch.manual_seed(config.train.seed)
     own: dict[str, Any] = {"vision": vision, "text": text, "head": head, "network": network}
     model = begin(config.model, config.start, **own, log=log)
-    # What is trained beside it would leave that projection behind.
-    model.set_short_queries(config.typed.short)
+    _begin_short_queries(model, config, say)
     _check_descriptions(model, sets)
     check_save(model, run_dir / "model")
     task: Task
@@ -103,9 +102,11 @@ def train_model(
                 say(f"No dev set with descriptions: the description's weight stays {best.description_weight:.2f}.")
             else:
                 say(f"The description's weight chosen on dev is {chosen:.2f}.")
+        # With a projection of short queries sentences score as with the start.
+        measured = [] if config.typed.short else zip(dev, dev_pixels, strict=True)
         figures = [
             report.as_dict()
-            for part, pixels in zip(dev, dev_pixels, strict=True)
+            for part, pixels in measured
             for report in evaluate_each(best, part, honest_protocols(best), pixels=pixels)
         ]
         told = {"config": dataclasses.asdict(config), "step": result.step, "figures": figures}
@@ -141,6 +142,18 @@ def _typed_task(
     dev = [part for part, _ in others]
     dev_vectors = [rows for _, rows in others]
     return TypedTask(model, config, train_set, dev, vectors=vectors, dev_vectors=dev_vectors), dev
+
+
+def _begin_short_queries(model: RetrievalModel, config: RunConfig, log: Log) -> None:
+    """Their projection begins as that of sentences where it is what learns; else there is none, which `log` is told."""
+    if model.config.short_queries and not config.typed.short:
+        log(
+            f"start={config.start!r} reads queries of one or two words by a projection of their own. What is trained "
+            "here leaves it behind, so the model of this run reads them as sentences. To give it one, train again from "
+            "its folder with configs/typed.yaml."
+        )
+    model.set_short_queries(False)
+    model.set_short_queries(config.typed.short)
 
 
 def _less_memory(config: RunConfig, error: torch.OutOfMemoryError) -> str:

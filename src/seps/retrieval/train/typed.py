@@ -8,8 +8,9 @@ Only the text encoder (its embeddings stay) and its projection learn. A step has
 - captions and sentences of descriptions keep the words that they had at the start (`typed.keep`). So sentences, and
   the descriptions of a store, score as they did.
 
-With `typed.short` a projection of short queries learns instead, by the first part alone; `typed.keep` then holds their
-words to those of the other projection. Sentences and descriptions are read as before, to the last bit.
+With `typed.short` a projection of short queries learns instead, from that of sentences on and by the first part alone;
+`typed.keep` then holds their words to those of the other projection. Sentences and descriptions are read as before, to
+the last bit.
 
 Shapes: Q queries, T captions, B training pictures, C width.
 """
@@ -23,6 +24,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 
 from seps.encoders.freezing import freeze
 from seps.images.sources import DataError
@@ -39,6 +41,8 @@ from seps.training.task import Figures, ParameterGroup
 
 FROM_CAPTIONS = "captions"
 """Value of `typed.queries` for queries made by the rules of `seps.retrieval.data.typed`."""
+REMEMBERED = 20_000
+"""Texts whose features are kept in memory: about 10 KB each at width 384."""
 FEWEST_ON_DEV = 10
 """Right pictures on dev of the queries whose precision is measured: so many are looked at."""
 
@@ -103,7 +107,8 @@ class TypedTask:
         self.vectors, self.dev_vectors = vectors, dev_vectors
         # No module of the run: its text side is that of `start`, which no checkpoint needs; the rest is shared.
         shared = (model.vision, model.project_patches, model.head)
-        self.first = copy.deepcopy(model, {id(part): part for part in shared}).eval()
+        self.first = model if config.typed.short else copy.deepcopy(model, {id(part): part for part in shared}).eval()
+        self.seen = SeenTexts(model)
         # One query in two is a single word, as people type; a phrase is drawn from many more.
         words = torch.tensor([len(texts[0].split()) for texts in self.queries.texts])
         self.chances = torch.where(words == 1, 1.0, config.typed.phrases)
@@ -159,28 +164,28 @@ class TypedTask:
         model, settings = self.model.model.eval(), self.config.typed  # without dropout: the start had none either
         self.vectors = self.vectors.to(batch.ids.device)
         scale = 1 / settings.temperature
-        queries = _features(model, batch.ids, batch.mask, settings.short)
+        if settings.short:
+            seen = self.seen(batch.ids, batch.mask)
+            known = model.project_words(seen).float().detach()
+            queries = TextFeatures(model.project_short(seen).float(), model.is_word(batch.ids, batch.mask))
+        else:
+            queries = _features(model, batch.ids, batch.mask)
         scores = text_vectors(queries) @ self.vectors.T
         typed = several_infonce(scores, scale, batch.right, batch.unknown)
         if settings.short:
-            moved = self._moved(queries, batch.ids, batch.mask)
-            return settings.weight * typed + settings.keep * moved, {
+            kept = _moved(queries, known)
+            return settings.weight * typed + settings.keep * kept, {
                 "loss_typed": typed.detach(),
-                "moved": moved.detach(),
+                "moved": kept.detach(),
             }
         captions = _features(model, batch.caption_ids, batch.caption_mask)
         scores = text_vectors(captions) @ self.vectors.T
         named = F.cross_entropy(scale * scores, batch.images)
-        kept = self._moved(captions, batch.caption_ids, batch.caption_mask)
+        with torch.no_grad():
+            first = _features(self.first.to(batch.ids.device), batch.caption_ids, batch.caption_mask)
+        kept = _moved(captions, first.words)
         total = settings.weight * typed + settings.captions * named + settings.keep * kept
         return total, {"loss_typed": typed.detach(), "loss_captions": named.detach(), "moved": kept.detach()}
-
-    def _moved(self, captions: TextFeatures, ids: Tensor, mask: Tensor) -> Tensor:
-        """How far the words of texts are from those of the start: mean squared distance by length."""
-        with torch.no_grad():
-            known = _features(self.first.to(captions.words.device), ids, mask).words
-        distance = (captions.words - known).square().sum(dim=-1) / known.square().sum(dim=-1).clamp_min(1e-12)
-        return distance[captions.mask].mean()
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
@@ -203,6 +208,26 @@ class TypedTask:
                 parts.append(typed)
             scores.append(sum(parts) / len(parts))
         return {**figures, "score": sum(scores) / len(scores)} if scores else figures
+
+
+class SeenTexts:
+    """What a text encoder that stays makes of texts: each is encoded once, up to `REMEMBERED` of them."""
+
+    def __init__(self, model: RetrievalModel) -> None:
+        self.model = model
+        self.found: dict[tuple[int, ...], Tensor] = {}
+
+    @torch.no_grad()
+    def __call__(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Token ids and mask (T, M) -> features (T, M, width of the encoder), zeros outside the mask."""
+        keys = [tuple(row[:length]) for row, length in zip(ids.tolist(), mask.sum(dim=1).tolist(), strict=True)]
+        rows = [row for row, key in enumerate(keys) if key not in self.found]
+        encoded = self.model.text(ids[rows], mask[rows]) if rows else ()
+        new = {keys[row]: text[: len(keys[row])].clone() for row, text in zip(rows, encoded, strict=True)}
+        found = [self.found[key] if key in self.found else new[key] for key in keys]
+        if len(self.found) < REMEMBERED:
+            self.found |= new
+        return pad_sequence([*found, found[0].new_zeros(ids.shape[1], found[0].shape[1])], batch_first=True)[:-1]
 
 
 @torch.no_grad()
@@ -241,6 +266,12 @@ def _texts(record: ImageRecord) -> list[str]:
     return list(dict.fromkeys([*sentences_of(record), *([record.dense] if record.dense else [])]))
 
 
-def _features(model: RetrievalModel, ids: Tensor, mask: Tensor, short: bool = False) -> TextFeatures:
-    words, valid = model.encode_words(ids, mask, short)
+def _features(model: RetrievalModel, ids: Tensor, mask: Tensor) -> TextFeatures:
+    words, valid = model.encode_words(ids, mask)
     return TextFeatures(words, valid.bool())
+
+
+def _moved(texts: TextFeatures, known: Tensor) -> Tensor:
+    """How far the words of texts are from the `known` ones of the start: mean squared distance by length."""
+    distance = (texts.words - known).square().sum(dim=-1) / known.square().sum(dim=-1).clamp_min(1e-12)
+    return distance[texts.mask].mean()

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from seps.encoders.compiled import CompiledVision, compiled_vision
 from seps.files import read_json, write_json
 from seps.images.shards import UnreadableImage
 from seps.retrieval.data import RetrievalDataset
@@ -44,12 +45,15 @@ def picture_vectors(model: RetrievalModel, dataset: RetrievalDataset, path: Path
     made_from = digest(model, dataset)
     stated = read_json(state)
     done = int(stated.get("done", 0)) if stated.get("digest") == made_from and array.is_file() else 0
+    vision = None
     if done < len(dataset):
+        # As `seps index` encodes them.
+        vision = compiled_vision(model.vision) if model.device.type == "cpu" else None
         log(f"{dataset.label}: the vectors of {len(dataset) - done:,} pictures are computed once, into {array}.")
     vectors = np.lib.format.open_memmap(array, "r+" if done else "w+", np.float32, shape)
     for start in range(done, len(dataset), PART):
         rows = slice(start, start + PART)
-        vectors[rows] = _encoded(model, dataset, rows).numpy()
+        vectors[rows] = _encoded(model, dataset, rows, vision).numpy()
         # The rows are on the disk before the number that counts them.
         vectors.flush()
         write_json(state, {"digest": made_from, "done": min(start + PART, len(dataset))})
@@ -57,7 +61,7 @@ def picture_vectors(model: RetrievalModel, dataset: RetrievalDataset, path: Path
 
 
 @torch.no_grad()
-def _encoded(model: RetrievalModel, dataset: RetrievalDataset, rows: slice) -> Tensor:
+def _encoded(model: RetrievalModel, dataset: RetrievalDataset, rows: slice, vision: CompiledVision | None) -> Tensor:
     sources = dataset.sources[rows]
     vectors = torch.full((len(sources), model.config.embed_size), float("nan"))
     faults: dict[int, UnreadableImage] = {}
@@ -65,7 +69,7 @@ def _encoded(model: RetrievalModel, dataset: RetrievalDataset, rows: slice) -> T
     with PictureStream(sources, model.image_size) as stream:
         # On a CPU a few images at a time are about three times faster.
         for pixels in stacked(stream.pictures(faults), 64 if model.device.type == "cuda" else 4):
-            tokens = model.encode_pixels(pixels.to(model.device).float() / 255)
+            tokens = model.encode_pixels(pixels.to(model.device).float() / 255, vision)
             found.append(ImageFeatures(tokens).mean_patch(model.vision.num_prefix_tokens).cpu())
     good = [number for number in range(len(sources)) if number not in faults]
     if found:
