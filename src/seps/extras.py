@@ -15,6 +15,7 @@ EXTRAS = {
     "eccv": ("eccv_caption",),
     "mcp": ("mcp",),
     "qdrant": ("qdrant_client",),
+    "sentence-transformers": ("sentence_transformers",),
 }
 """Importable modules by extra. A module that is in none of them belongs to the base installation."""
 DISTRIBUTIONS = {"PIL": "pillow", "yaml": "pyyaml", "lance": "pylance"}

@@ -11,9 +11,18 @@ class HubError(ValueError):
 
 
 def hub_folder(
-    name: str, patterns: Sequence[str], *, revision: str | None = None, local_files_only: bool = False
+    name: str,
+    patterns: Sequence[str],
+    *,
+    revision: str | None = None,
+    local_files_only: bool = False,
+    token: bool | str | None = None,
+    cache: str | None = None,
 ) -> Path:
-    """The local folder of the hub model `name`, with the files that match `patterns`. Raises HubError."""
+    """The local folder of the hub model `name`, with the files that match `patterns`. Raises HubError.
+
+    `token` and `cache` (a folder) replace those of the environment.
+    """
     try:
         import huggingface_hub
     except ImportError as error:
@@ -23,7 +32,12 @@ def hub_folder(
         ) from error
     try:
         found = huggingface_hub.snapshot_download(
-            name, revision=revision, allow_patterns=list(patterns), local_files_only=local_files_only
+            name,
+            revision=revision,
+            allow_patterns=list(patterns),
+            local_files_only=local_files_only,
+            token=token,
+            cache_dir=cache,
         )
         return Path(found)
     except Exception as error:  # the hub client raises a dozen unrelated types, and users need one sentence

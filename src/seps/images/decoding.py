@@ -152,11 +152,17 @@ def as_file(image: Any) -> bytes:
     Raises UnreadableImage for pixels that cannot be shown.
     """
     out = io.BytesIO()
+    as_upright(image).image.save(out, "PNG")
+    return out.getvalue()
+
+
+def as_upright(image: Any) -> Upright:
+    """A Pillow image as its own file is decoded. Raises UnreadableImage for pixels that cannot be shown."""
     try:
-        _upright_rgb(image).save(out, "PNG")
+        made = _upright_rgb(image)
     except Exception as error:  # a lazily opened file may be broken
         raise _unreadable(ImageSource(Path("the picture")), error) from error
-    return out.getvalue()
+    return Upright(made, *made.size)
 
 
 def pixels_of(decoded: Upright, source: ImageSource, size: tuple[int, int], mode: Mode | PixelMaker = "model") -> Any:

@@ -243,7 +243,7 @@ def from_pretrained(
         else find_folder(name, revision=revision, local_files_only=local_files_only, what=what)
     )
     if (folder / CONFIG).is_file():
-        model = _load_folder(folder, remote, own)
+        model = load_folder(folder, remote, **own)
     elif remote:
         raise ModelError(f"The hub model {name} has no config.json: it was not written by save_pretrained of seps.")
     else:
@@ -310,10 +310,14 @@ def model_config(values: dict[str, Any]) -> ModelConfig:
     return ModelConfig(**values)
 
 
-def _load_folder(folder: Path, remote: bool, own: dict[str, Any]) -> RetrievalModel:
+def load_folder(folder: Path, remote: bool, **own: Any) -> RetrievalModel:
+    """The model of a folder that is on this machine; of a hub model (`remote`) paths out of it are refused.
+
+    `own` are the objects of `from_pretrained`.
+    """
     config = read_config(folder)
     _check_own_parts(config, folder, own)
-    vision, text = own["vision"], own["text"]
+    vision, text = own.get("vision"), own.get("text")
     try:
         settings, form = model_config(config["model"]), str(config["form"])
     except (KeyError, TypeError, ConfigError) as error:

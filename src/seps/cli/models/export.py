@@ -2,6 +2,7 @@
 
 seps export base -o FOLDER                            image, text and score as ONNX files
 seps export base --vector -o FOLDER                   one vector per picture and text
+seps export base --sentence-transformers -o FOLDER    a model of the library sentence-transformers
 seps export --store STORE --to qdrant -o FOLDER       the vectors of a store
 """
 
@@ -23,6 +24,14 @@ def add_options(parser: Parser) -> None:
     vector.add_argument("--layout", choices=["plain", "immich"], default="plain", help="names of files and inputs")
     vector.add_argument("--bits", type=int, choices=[8, 32], default=8, help="bits of weights and products (default 8)")
     vector.add_argument("--batch", type=positive, help="fix the number of pictures per call (default: any number)")
+    parser.add_argument(
+        "--sentence-transformers",
+        nargs="?",
+        const="vector",
+        choices=["vector", "words", "pairs"],
+        help="write a folder of that library: for SentenceTransformer (vector, the default), MultiVectorEncoder "
+        "(words), or CrossEncoder (pairs)",
+    )
     pictures = parser.add_argument_group("the vectors of a store (docs/vector-stores.md)")
     pictures.add_argument("--store", help="write the pictures of this store, made by seps index, and no model")
     pictures.add_argument("--to", choices=["parquet", "lance", "qdrant"], help="the format of the written folder")
@@ -46,6 +55,8 @@ def run(options: argparse.Namespace) -> int:
 
     if not options.vector and (options.layout, options.bits, options.batch) != ("plain", 8, None):
         raise ExportError("--layout, --bits and --batch belong to --vector; add --vector, or leave them out.")
+    if options.sentence_transformers:
+        return _export_sentence_transformers(options)
     check_export(options.out)
     model = from_pretrained(options.model, plugins=options.plugin)
     if options.vector:
@@ -63,6 +74,19 @@ def run(options: argparse.Namespace) -> int:
     for name, value in differences.items():
         print(f"{name:<11} largest difference from torch {value:.1e}")
     print(f"Wrote {printable(options.out)}; export.json has the sizes and the names of the inputs.")
+    return 0
+
+
+def _export_sentence_transformers(options: argparse.Namespace) -> int:
+    from seps.retrieval import sentence_transformers
+    from seps.retrieval.pretrained import from_pretrained
+
+    if options.vector:
+        raise ValueError("--vector writes ONNX files, and --sentence-transformers a model of that library: leave one.")
+    model, form = from_pretrained(options.model, plugins=options.plugin), sentence_transformers.form_of(options.model)
+    sentence_transformers.save(model, options.out, options.sentence_transformers, form=form)
+    name = sentence_transformers.CLASSES[options.sentence_transformers]
+    print(f"Wrote {printable(options.out)}; load it by {name}({str(options.out)!r}, trust_remote_code=True).")
     return 0
 
 
