@@ -29,6 +29,7 @@ RUNS: dict[str, tuple[str, str]] = {
     "quality.faithful": ("minutes", "CPU, data"),
     "quality.faithful_dual": ("minutes", "CPU, data"),
     "quality.partly_described": ("minutes", "CPU, data"),
+    "quality.sizes": ("minutes", "CPU, data"),
     "quality.typed": ("minutes", "CPU, data"),
     "quality.typed_sheets": ("minutes", "CPU, a store"),
     "quality.vectors": ("minutes", "CPU, data"),

@@ -167,23 +167,6 @@ def test_what_is_no_picture_is_told(library: Library) -> None:
         library.similar(Image.new("F", (9, 9)))
 
 
-def test_export_writes_every_vector_with_its_path(library: Library, made: tuple[Path, Path], tmp_path: Path) -> None:
-    import pyarrow.parquet
-
-    assert library.export(tmp_path / "v.npz") == library.export(tmp_path / "v.parquet") == 8
-    packed = np.load(tmp_path / "v.npz", allow_pickle=False)
-    rows = pyarrow.parquet.read_table(tmp_path / "v.parquet").to_pylist()
-    assert packed["vector"].shape == (8, 32) and packed["path"].tolist() == [row["path"] for row in rows]
-    for place, row in enumerate(rows):
-        stored = library.searcher.store.select([row["id"]], ["vector", "width"])
-        np.testing.assert_array_equal(stored.vectors()[0].astype(np.float32), packed["vector"][place])
-        np.testing.assert_array_equal(packed["vector"][place], np.array(row["vector"], np.float32))
-        assert Path(row["path"]).is_file() and (row["width"], row["height"]) == (60, 44) and row["member"] is None
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["v.npz", "v.parquet"]
-    with pytest.raises(ValueError, match="end"):
-        library.export(tmp_path / "v.csv")
-
-
 def test_add_indexes_what_came_and_refuses_what_is_outside(tmp_path: Path) -> None:
     folder = gallery(tmp_path / "photos", 3)
     calls: list[tuple[int, int]] = []
@@ -271,8 +254,6 @@ def test_every_door_of_a_store_of_two_folders_gives_paths_that_are_there(tmp_pat
             assert {one.path for one in library.similar(hits[0], 20)} == wanted
             assert {Path(one.as_dict()["path"]) for one in hits} == wanted
             assert hits[-1].explain().path == hits[-1].path and hits[-1].image().size == (60, 44)
-            assert library.export(tmp_path / "v.npz") == len(wanted)
-            assert set(np.load(tmp_path / "v.npz")["path"].tolist()) == set(map(str, wanted))
             assert library.search("a dog", folder="sub").paths or folder != first
             both = {copy.path for found in library.duplicates(kind="file") for copy in found.pictures}
             assert bool(both) == (folder is None)  # the same pictures are in both folders
@@ -281,7 +262,7 @@ def test_every_door_of_a_store_of_two_folders_gives_paths_that_are_there(tmp_pat
 def test_with_nothing_new_no_model_is_loaded_for_pictures(
     made: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("seps.photos.indexing.updating.load_engine", lambda *_, **__: pytest.fail("not needed"))
+    monkeypatch.setattr("seps.photos.library.load_engine", lambda *_, **__: pytest.fail("not needed"))
     with Library(made[0], store=made[1], options=PLAIN) as library:
         assert len(library.search("a dog")) == 8 and library.update().unchanged == 8
 
@@ -289,7 +270,7 @@ def test_with_nothing_new_no_model_is_loaded_for_pictures(
 def test_excluded_pictures_are_not_exported(tmp_path: Path) -> None:
     folder = gallery(tmp_path / "photos", 4)
     with Library(folder, model=model_folder(), store=tmp_path / "s", options=PLAIN) as library:
-        assert library.export(tmp_path / "v.npz") == len(library) == 4
+        assert library.export("parquet", tmp_path / "v") == len(library) == 4
     hiding = replace(PLAIN, exclude=("sub/",))
     with Library(folder, model=model_folder(), store=tmp_path / "s", options=hiding) as library:
-        assert library.export(tmp_path / "v.npz") == len(library) == len(library.search("a dog")) == 2
+        assert library.export("parquet", tmp_path / "w") == len(library) == len(library.search("a dog")) == 2

@@ -99,13 +99,13 @@ def duplicates(bench: Bench) -> Any:
 @probe("library")
 def vectors(bench: Bench) -> dict[str, Any]:
     """The exported vectors."""
-    import numpy as np
+    import pyarrow.parquet
 
-    path = bench.scratch / "vectors.npz"
-    library(bench).export(path)
-    with np.load(path) as file:
-        order = np.argsort(file["path"])
-        return {name: file[name][order] for name in ("vector", "width", "height")}
+    folder = bench.scratch / "vectors"
+    library(bench).export("parquet", folder)
+    (file,) = folder.glob("*.parquet")
+    rows = sorted(pyarrow.parquet.read_table(file).to_pylist(), key=lambda row: row["path"])
+    return {name: [row[name] for row in rows] for name in ("vector", "width", "height")}
 
 
 @probe("library")

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 
-from seps.files import replacing
 from seps.images.dates import nanoseconds
 from seps.images.decoding import as_file
 from seps.images.shards import UnreadableImage, read_source
@@ -37,6 +36,7 @@ from seps.photos.store.places import check_folder, data_folder, default_store
 from seps.photos.store.rows import StoreError
 from seps.photos.store.store import AT_ONCE, Store
 from seps.retrieval.config import DEFAULT_MODEL
+from seps.retrieval.engine.loading import engine_of, load_engine
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -53,7 +53,6 @@ Day = str | date | datetime
 """2024-05-31, with a time if one matters; local time."""
 _PICTURE = "picture"
 """What names the picture in a query that `Library.similar` makes of an encoded one."""
-_EXPORTED = ("id", "path", "member", "width", "height", "vector")
 
 
 class Library:
@@ -93,7 +92,7 @@ class Library:
         if isinstance(device, str):
             _check_device(device)
         self._model, self._device, self._options, self._plugins = model, device, options, plugins
-        self._first, self._progress = first, progress
+        self._first, self.progress = first, progress
         name = model if isinstance(model, str) else DEFAULT_MODEL
         if model is not None and not isinstance(model, str) and store is None:
             raise ValueError("A model that comes as an object has no name to find its store by; give store=.")
@@ -101,6 +100,8 @@ class Library:
         """Where the store is."""
         self._store: Store | None = None
         self._searcher: Searcher | None = None
+        self._engine: Engine | None = None
+        """All of it, once pictures were indexed."""
         self._named = None if folder is None else str(Path(folder).expanduser())
         if update and self._named is not None:
             self.update()
@@ -126,7 +127,7 @@ class Library:
         """The search over the store, opened when it is first needed."""
         if self._searcher is None:
             device = self._device if isinstance(self._device, str) else "cpu"
-            self._searcher = Searcher(self.store, self._model, device=device)
+            self._searcher = Searcher(self.store, self._model if self._engine is None else self._engine, device=device)
         return self._searcher
 
     @functools.cached_property
@@ -144,7 +145,7 @@ class Library:
     @property
     def engine(self) -> Engine:
         """What encodes and scores."""
-        return self.searcher.engine
+        return self.searcher.engine if self._engine is None else self._engine
 
     def scope(self, filters: Filters | None = None) -> Filters:
         """Filters with the library's folder, unless they name one; all of the store where the library has none."""
@@ -153,25 +154,38 @@ class Library:
             return filters
         return replace(filters, folder=os.path.realpath(self._named))  # as the store has it
 
-    def update(self) -> IndexReport:
-        """Index what is new, changed or gone below the folder (without one: all of the store's folders)."""
-        from seps.photos.indexing.updating import update_store
+    def update(self, folders: Sequence[str] = (), *, always: bool = False) -> IndexReport:
+        """Index what is new, changed or gone below the folder (without one: `folders`, or all of the store's).
 
-        folders = [] if self._named is None else [self._named]
-        done = update_store(
-            folders,
-            self.location,
-            self._model,
-            options=self._options,
-            device=self._device,
-            plugins=self._plugins,
-            first=self._first,
-            progress=self._progress,
-        )
-        if done.engine is not None:
-            self.close()
-            self._searcher = Searcher(self.location, done.engine, device=done.engine.device)
-        return done.report
+        Where nothing is new no model is loaded, and a store without background queries stays without, unless `always`.
+        Raises as `seps.photos.indexing.build.index_folder`.
+        """
+        from seps.photos.indexing.build import index_folder, up_to_date
+        from seps.photos.indexing.opening import IndexOptions, roots_to_read, settings_at
+
+        places = list(folders) if self._named is None else [self._named]
+        known, options = settings_at(self.location), self._options or IndexOptions()
+        roots_to_read(known, self.location, places, options)  # raises for the folders before anything is loaded
+        if known is not None and not always:
+            report = up_to_date(places, self.location, options=options)
+            if report is not None:
+                return report
+            options = replace(options, bank=bool(known.bank))
+        if isinstance(self._model, str):
+            name = self._model
+        else:
+            name = known.model if known is not None else DEFAULT_MODEL if self._model is None else "custom model"
+        if self._engine is None:
+            if self._model is None or name == self._model:
+                device = self._device if isinstance(self._device, str) else self._device()
+                self._engine = load_engine(name, device=device, plugins=self._plugins)
+            else:
+                self._engine = engine_of(self._model)
+        if known is None:
+            self._first()
+        report = index_folder(places, self.location, self._engine, name, options=options, progress=self.progress)
+        self.close()
+        return report
 
     def add(self, path: str | os.PathLike[str]) -> IndexReport:
         """Index a file or folder that came to the library's folder.
@@ -264,26 +278,7 @@ class Library:
 
         return find_duplicates(self.store, filters=self.scope(), **options)
 
-    def export(self, path: str | os.PathLike[str]) -> int:
-        """Write ids, absolute paths, sizes and vectors of all pictures to a .npz or .parquet file; returns how many.
-
-        `member` is an empty text in a .npz where there is none. Raises ValueError for another kind of file.
-        """
-        target = Path(path)
-        if target.suffix not in (".npz", ".parquet"):
-            raise ValueError(f"{target} must end in .npz or .parquet: vectors are written as one of these.")
-        rows: dict[str, list[Any]] = {name: [] for name in _EXPORTED}
-        store = self.store
-        for some in store.scan(_EXPORTED, store.allowed(self.scope()), batch_size=1024):
-            for name in _EXPORTED[:-1]:
-                rows[name] += some.values(name)
-            rows["vector"] += list(some.vectors())
-        rows["path"] = [str(store.settings.file(name)) for name in rows["path"]]
-        with replacing(target) as part:
-            _write(part, rows, target.suffix)
-        return len(rows["id"])
-
-    def export_to(self, to: Target, folder: str | os.PathLike[str], *, tokens: int | None = None) -> int:
+    def export(self, to: Target, folder: str | os.PathLike[str], *, tokens: int | None = None) -> int:
         """Write all pictures into a new folder for another vector store (`export_vectors`); returns how many."""
         from seps.photos.store.exporting import export_vectors
 
@@ -425,19 +420,3 @@ def _filters(
 ) -> Filters:
     first, last = (None if day is None else nanoseconds(str(day)) for day in (since, until))
     return Filters(None if folder is None else os.fspath(folder), first, last, min_size)
-
-
-def _write(path: Path, rows: dict[str, list[Any]], kind: str) -> None:
-    if kind == ".npz":
-        with path.open("wb") as file:
-            vectors = np.stack(rows["vector"]) if rows["vector"] else np.zeros((0, 0), np.float32)
-            texts = {
-                name: np.array([value or "" for value in rows[name]], np.str_) for name in ("id", "path", "member")
-            }
-            sizes = {name: np.array(rows[name], np.int32) for name in ("width", "height")}
-            np.savez(file, allow_pickle=False, vector=vectors, **texts, **sizes)
-        return
-    import pyarrow as pa
-    import pyarrow.parquet
-
-    pyarrow.parquet.write_table(pa.table(rows), path)

@@ -22,8 +22,8 @@ def texts(store: Path) -> dict[str, str]:
 
 
 def index_with(folder: Path, store: Path, *dense: Path, **options: object) -> IndexReport:
-    settings = IndexOptions(workers=1, bank=False, **options)  # type: ignore[arg-type]
-    return index_folder(folder, store, model(), model_folder(), dense=dense, options=settings)
+    settings = IndexOptions(workers=1, bank=False, dense=dense, **options)  # type: ignore[arg-type]
+    return index_folder(folder, store, model(), model_folder(), options=settings)
 
 
 def write(file: Path, *lines: object) -> Path:
@@ -74,9 +74,8 @@ def test_one_pattern_or_file_may_come_as_a_text(tmp_path: Path) -> None:
     (folder / "data.jsonl").rename(tmp_path / "dense.jsonl")
     report = index(folder, tmp_path / "s", exclude="*.gif", forget_descriptions="p00.jpg")
     assert (described, report.described, report.excluded) == (2, 1, 0)
-    options = IndexOptions(workers=1, bank=False)
-    file = str(tmp_path / "dense.jsonl")
-    assert index_folder(folder, tmp_path / "t", model(), model_folder(), dense=file, options=options).described == 2
+    options = IndexOptions(workers=1, bank=False, dense=str(tmp_path / "dense.jsonl"))  # type: ignore[arg-type]
+    assert index_folder(folder, tmp_path / "t", model(), model_folder(), options=options).described == 2
 
 
 @pytest.mark.parametrize("name", ["batch_size", "workers"])

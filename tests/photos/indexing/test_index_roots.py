@@ -250,7 +250,7 @@ def test_descriptions_of_a_named_file_may_be_of_any_folder(tmp_path: Path) -> No
     lines = [{"image": "p02.jpg", "dense": "A red kite."}, {"image": "q1.jpg", "dense": "A blue kite."}]
     lines.append({"image": "nowhere.jpg", "dense": "Nothing."})
     (tmp_path / "more.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    settings = IndexOptions(workers=2, bank=False)
-    report = index_folder([a, b], store, model(), model_folder(), dense=[tmp_path / "more.jsonl"], options=settings)
+    settings = IndexOptions(workers=2, bank=False, dense=[tmp_path / "more.jsonl"])
+    report = index_folder([a, b], store, model(), model_folder(), options=settings)
     assert report.changed == 2
     assert [problem.name for problem in report.description_problems] == ["more.jsonl, line 3"]

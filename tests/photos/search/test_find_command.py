@@ -20,7 +20,7 @@ from PIL import Image
 from messages import mentions
 from seps.cli.main import call, main
 from seps.images.dates import nanoseconds
-from seps.photos.indexing import updating
+from seps.photos import library as photo_library
 from seps.photos.search.searcher import Searcher
 from seps.photos.search.written import _write_new
 from seps.photos.store.places import data_folder, default_store
@@ -77,13 +77,13 @@ def test_the_first_call_makes_a_store_and_the_next_ones_index_what_is_new(
 def test_nothing_new_opens_no_model_for_pictures(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the search loads a model then, and nothing is written."""
     loaded: list[str] = []
-    real = updating.load_engine
+    real = photo_library.load_engine
 
     def load(name: Any, **options: Any) -> Any:
         loaded.append("index")
         return real(name, **options)
 
-    monkeypatch.setattr(updating, "load_engine", load)  # what find imports; the searcher has its own name
+    monkeypatch.setattr(photo_library, "load_engine", load)  # what find imports; the searcher has its own name
     monkeypatch.setattr("seps.photos.indexing.build.writer_lock", lambda _: pytest.fail("nothing is to be written"))
     assert find("a dog", folder, "--paths") == 0
     assert loaded == []
@@ -99,8 +99,8 @@ def test_a_damaged_file_is_read_once(
     """Else every search of a folder with one such file would open the model, and calibrate again."""
     (folder / "bad.jpg").write_bytes(b"no picture")
     calls: list[str] = []
-    real = updating.load_engine
-    monkeypatch.setattr(updating, "load_engine", lambda name, **more: calls.append("load") or real(name, **more))
+    real = photo_library.load_engine
+    monkeypatch.setattr(photo_library, "load_engine", lambda name, **more: calls.append("load") or real(name, **more))
     for _ in range(3):
         assert find("a dog", folder, "--paths") == 0
     assert calls == ["load"]

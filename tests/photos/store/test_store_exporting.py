@@ -71,7 +71,7 @@ def test_parquet(library: Library, made: tuple[Path, Path], tmp_path: Path, caps
 def test_lance(library: Library, tmp_path: Path) -> None:
     import lance
 
-    assert library.export_to("lance", tmp_path / "l", tokens=4) == 8
+    assert library.export("lance", tmp_path / "l", tokens=4) == 8
     table = lance.dataset(str(tmp_path / "l" / "pictures.lance"))
     query = {"column": "vector", "q": library.vector("green noise"), "k": 8, "metric": "dot"}
     assert table.to_table(columns=["id"], nearest=query)["id"].to_pylist() == by_own_vectors(library, "green noise")
@@ -85,7 +85,7 @@ def test_lance(library: Library, tmp_path: Path) -> None:
 
 def test_qdrant(library: Library, tmp_path: Path) -> None:
     qdrant = pytest.importorskip("qdrant_client")
-    assert library.export_to("qdrant", tmp_path / "q", tokens=4) == 8
+    assert library.export("qdrant", tmp_path / "q", tokens=4) == 8
     client = qdrant.QdrantClient(path=str(tmp_path / "q"))
     text = "green noise"
     hits = client.query_points("pictures", query=library.vector(text), using="vector", limit=8).points
@@ -111,8 +111,8 @@ def test_a_store_of_single_vectors_has_no_tokens(tmp_path: Path) -> None:
     )
     with Library(store=tmp_path / "s", model=folder) as library:
         with pytest.raises(StoreError, match="one vector"):
-            library.export_to("lance", tmp_path / "x", tokens=4)
-        assert library.export_to("qdrant", tmp_path / "q") == 4
+            library.export("lance", tmp_path / "x", tokens=4)
+        assert library.export("qdrant", tmp_path / "q") == 4
         qdrant = pytest.importorskip("qdrant_client")
         client = qdrant.QdrantClient(path=str(tmp_path / "q"))
         hits = client.query_points("pictures", query=library.vector("a dog"), using="vector", limit=4).points
@@ -134,9 +134,9 @@ def test_what_cannot_be_written_is_a_sentence(library: Library, tmp_path: Path) 
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").write_text("mine")
     with pytest.raises(StoreError, match=naming("full", "new folder")):
-        library.export_to("parquet", tmp_path / "full")
+        library.export("parquet", tmp_path / "full")
     with pytest.raises(StoreError, match=naming("17", "16")):
-        library.export_to("parquet", tmp_path / "x", tokens=17)
+        library.export("parquet", tmp_path / "x", tokens=17)
     with pytest.raises(StoreError, match=naming("faiss", "parquet")):
-        library.export_to("faiss", tmp_path / "x")  # type: ignore[arg-type]
+        library.export("faiss", tmp_path / "x")  # type: ignore[arg-type]
     assert [path.name for path in tmp_path.iterdir()] == ["full"]

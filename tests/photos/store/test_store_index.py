@@ -80,7 +80,8 @@ def test_a_new_description_is_taken_over(tmp_path: Path) -> None:
     index(folder, store)
     extra = tmp_path / "dense.jsonl"
     extra.write_text('{"image": "p00.jpg", "dense": "A new text."}\n')
-    report = index_folder(folder, store, model(), model_folder(), dense=[extra], options=IndexOptions(bank=False))
+    options = IndexOptions(bank=False, dense=[extra])
+    report = index_folder(folder, store, model(), model_folder(), options=options)
     assert (report.changed, report.unchanged, report.described) == (1, 2, 1)
     assert [row.description for row in Store.open(store).known().values() if row.path == "p00.jpg"] == ["A new text."]
 

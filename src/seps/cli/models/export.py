@@ -98,6 +98,6 @@ def _export_store(options: argparse.Namespace) -> int:
     if options.to is None:
         raise ValueError("--store needs --to: parquet, lance or qdrant.")
     with Library(store=options.store) as library:
-        count = library.export_to(options.to, options.out, tokens=options.tokens)
+        count = library.export(options.to, options.out, tokens=options.tokens)
     print(f"Wrote {counted(count, 'picture')} to {printable(options.out)}, for {options.to}.")
     return 0

@@ -20,8 +20,9 @@ from seps.cli.shared.text import counted, list_problems, print_json, printable, 
 from seps.retrieval.config import DEFAULT_MODEL, SIZES, VECTOR
 
 if TYPE_CHECKING:
-    from seps.photos.indexing.build import IndexOptions, IndexReport
+    from seps.photos.indexing.build import IndexReport
     from seps.photos.indexing.gallery import Problem
+    from seps.photos.library import Library
     from seps.photos.store.store import Store
     from seps.retrieval.engine.engine import Engine
 
@@ -115,17 +116,13 @@ def run(options: argparse.Namespace) -> int:
     if options.remove_root is not None:
         return _remove(options)
     from seps.photos.indexing.opening import IndexOptions, settings_at
+    from seps.photos.library import Library
     from seps.ray_cluster import RayConfig
 
-    known = settings_at(options.store)
-    if not options.folder and known is None:
+    is_new = settings_at(options.store) is None
+    if not options.folder and is_new:
         options.parser.error("name the folder of pictures, or give --status, --verify or --compact of a store")
-    from seps.retrieval.engine.loading import load_engine
-
     ray = RayConfig(options.ray_address, options.workers or 2, options.gpus) if options.engine == "ray" else None
-    device = options.device or ("cpu" if ray is not None else default_device())
-    options.model = options.model or (DEFAULT_MODEL if known is None else known.model)
-    engine = load_engine(options.model, device=device, plugins=options.plugin)
     settings = IndexOptions(
         size=options.size,
         batch_size=options.batch,
@@ -137,17 +134,25 @@ def run(options: argparse.Namespace) -> int:
         forget_descriptions=tuple(options.forget_descriptions),
         bank=not options.no_bank,
         exclude=tuple(options.exclude),
+        dense=tuple(options.dense),
         add=options.add,
     )
+    library = Library(
+        store=options.store,
+        model=options.model,
+        device=options.device or ("cpu" if ray is not None else default_device()),
+        options=settings,
+        plugins=options.plugin,
+    )
     if options.watch:
-        return _watch(options, engine, settings)
-    report = _index(options, engine, settings)
+        return _watch(options, library)
+    report = _index(options, library)
     if options.json:
         print_json(_plain_report(report))
         return 0
     _tell(report)
     if report.former_size is not None:
-        then, now = (f"{height} x {width}" for height, width in (report.former_size, engine.traits.image_size))
+        then, now = (f"{height} x {width}" for height, width in (report.former_size, library.engine.traits.image_size))
         print(
             f"The pictures of {options.store} were encoded with {then} px, and so are those that join them. The model "
             f"takes {now} px now. To change over, index into a new store: seps index "
@@ -159,28 +164,20 @@ def run(options: argparse.Namespace) -> int:
             there = printable(", ".join(options.folder)) or "the folders of the store"
             print(f"There is no picture in {there} yet, so there is nothing to search.")
         return 0
-    if options.model == DEFAULT_MODEL and known is None:
+    if is_new and options.model in (None, DEFAULT_MODEL):
         _name_stronger()
     if report.encoding > LONG_SECONDS:
-        _name_faster(engine)
+        _name_faster(library.engine)
     print(f'Search it: seps search "a dog on the beach" --store {shlex.quote(options.store)}')
     return 0
 
 
-def _index(options: argparse.Namespace, engine: Engine, settings: IndexOptions) -> IndexReport:
+def _index(options: argparse.Namespace, library: Library) -> IndexReport:
     from seps.cli.shared.progress import count_progress
-    from seps.photos.indexing.build import index_folder
 
     with count_progress("indexing", "images") as progress:
-        return index_folder(
-            options.folder,
-            options.store,
-            engine,
-            options.model,
-            dense=options.dense,
-            options=settings,
-            progress=progress,
-        )
+        library.progress = progress
+        return library.update(options.folder, always=True)
 
 
 def _plain_report(report: IndexReport) -> dict[str, object]:
@@ -213,7 +210,7 @@ def _tell(report: IndexReport, again: str = "") -> None:
     tell_left_out(report, "--json", again)
 
 
-def _watch(options: argparse.Namespace, engine: Engine, settings: IndexOptions) -> int:
+def _watch(options: argparse.Namespace, library: Library) -> int:
     """Index whenever the folders change, until Ctrl-C."""
     from seps.photos.indexing.opening import settings_at
     from seps.photos.indexing.watching import Watch, list_folders
@@ -222,7 +219,7 @@ def _watch(options: argparse.Namespace, engine: Engine, settings: IndexOptions) 
     folders = options.folder or list(known.roots if known is not None else ())
 
     def update() -> None:
-        report = _index(options, engine, settings)
+        report = _index(options, library)
         if report.new + report.changed + report.moved + report.deleted or watch.seen is None:
             _tell(report, "" if watch.seen is None else f"seps index --store {shlex.quote(options.store)}")
 

@@ -68,7 +68,6 @@ def index_folder(
     model: object,
     model_name: str,
     *,
-    dense: Folders = (),
     options: IndexOptions | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> IndexReport:
@@ -81,7 +80,7 @@ def index_folder(
     """
     options = options or IndexOptions()
     start, cpu = time.monotonic(), time.process_time()
-    survey = _Survey.of(folder, location, dense, options)
+    survey = _Survey.of(folder, location, options)
     report, have = survey.report, settings_at(location)
     engine = engine_of(model)
     if have is not None:
@@ -123,7 +122,6 @@ def up_to_date(
     folder: Folders,
     location: str | os.PathLike[str],
     *,
-    dense: Folders = (),
     options: IndexOptions | None = None,
 ) -> IndexReport | None:
     """What `index_folder` would report if it had nothing to do; None where it has. No model is needed to know.
@@ -134,7 +132,7 @@ def up_to_date(
     settings = settings_at(location)
     if settings is None or options.forget_descriptions:
         return None
-    survey = _Survey.of(folder, location, dense, options)
+    survey = _Survey.of(folder, location, options)
     if not all(root.known for root in survey.roots):
         return None
     store = Store.open(location)
@@ -171,16 +169,9 @@ class _Survey:
     prune: bool = False
 
     @classmethod
-    def of(
-        cls,
-        folder: Folders,
-        location: str | os.PathLike[str],
-        dense: Folders,
-        options: IndexOptions,
-    ) -> _Survey:
+    def of(cls, folder: Folders, location: str | os.PathLike[str], options: IndexOptions) -> _Survey:
         """Walk the folders. Raises DataError and StoreError; one of several that the store has may be away."""
         folders = [folder] if isinstance(folder, str | os.PathLike) else list(folder)
-        dense = [dense] if isinstance(dense, str | os.PathLike) else list(dense)
         settings = settings_at(location)
         known = {} if settings is None else settings.unreadable
         roots = roots_to_read(settings, location, folders, options)
@@ -200,8 +191,8 @@ class _Survey:
             ]
             for reason, names in gallery.skipped.items():
                 report.skipped.setdefault(reason, []).extend(names)
-        texts = [read_descriptions(gallery.root, dense) for gallery in galleries]
-        report.description_problems = unusable(galleries, texts, dense)
+        texts = [read_descriptions(gallery.root, options.dense) for gallery in galleries]
+        report.description_problems = unusable(galleries, texts, options.dense)
         return cls(roots, galleries, texts, report, options.prune)
 
     @property

@@ -57,14 +57,16 @@ class IndexOptions:
     """Keep levels over the bank of background queries. False: a new store gets none, another is left as it is."""
     exclude: Sequence[str] = ()
     """Patterns of what is left out, beside those of ignore files (`seps.photos.indexing.ignoring`)."""
+    dense: Sequence[str | os.PathLike[str]] = ()
+    """JSONL files of descriptions, beside those in the folders."""
     add: bool = False
     """A folder that the store does not have joins those that it has."""
 
     def __post_init__(self) -> None:
-        """One pattern may come as a text. Raises ValueError for numbers below 1."""
-        for name in ("forget_descriptions", "exclude"):
+        """One pattern or file may come by itself. Raises ValueError for numbers below 1."""
+        for name in ("forget_descriptions", "exclude", "dense"):
             value = getattr(self, name)
-            object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
+            object.__setattr__(self, name, (value,) if isinstance(value, str | os.PathLike) else tuple(value))
         for name in ("batch_size", "workers"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name} of IndexOptions is {value!r}; it must be at least 1.")
