@@ -74,6 +74,7 @@ def test_a_custom_data_set(tmp_path: Path) -> None:
     assert int(recalls["image"]) >= int(recalls["none"]) > 100 / 6
 
 
+@pytest.mark.slow
 def test_a_million_pairs(tmp_path: Path) -> None:
     shown = run("score_a_million_pairs", tmp_path)
     assert "1000 pictures, 1,000,000 pairs" in shown

@@ -60,12 +60,12 @@ def test_multimodal_gumbel_gradients_stay_of_the_order_of_plain_topk():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("decision", ["topk", *DIFFERENTIABLE])
-def test_a_thousand_steps_without_nan(decision, dtype):
+def test_many_steps_without_nan(decision, dtype):
     net = small_net(decision, 0.5, embed_size=8, num_patches=9, num_prefix_tokens=0).to(dtype).train()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     images, words = torch.randn(2, 9, 8, dtype=dtype), torch.randn(2, 3, 8, dtype=dtype)
     losses = []
-    for _ in range(1000):
+    for _ in range(300):
         sims, masks = net(images, words)
         loss = F.cross_entropy(sims.float() * 5, torch.arange(2)) + (masks[0].mean() - 0.3) ** 2
         optimizer.zero_grad()

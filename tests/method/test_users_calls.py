@@ -26,6 +26,10 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         **{"top_k": 5, "use_gumbel_softmax": False, "gumbel_tau": 1.0, "use_dual_aggr": True, "beta": 0.25},
         **{"detach_patches": False},
     },
+    "create_seps_model": {
+        **{"embed_size": 512, "num_patches": 196, "sparse_ratio": 0.5, "aggr_ratio": 0.4, "use_paper_version": False},
+        **{"use_gumbel_softmax": False, "gumbel_tau": 1.0, "has_cls": None},
+    },
     "MultiModalSDTPS": {
         **{"embed_dim": 512, "num_patches": 128, "sparse_ratio": 0.5, "aggr_ratio": 0.4, "use_gumbel": False},
         **{"gumbel_tau": 1.0, "beta": 0.25, "dim_ratio": 0.2},

@@ -252,18 +252,6 @@ def test_system_folders_and_hidden_files_are_skipped(tmp_path: Path) -> None:
     assert set(report.skipped[gallery_module.HIDDEN]) == expected
 
 
-def test_what_an_earlier_release_took_from_hidden_folders_goes_with_prune(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, store = gallery(tmp_path / "g", 2), tmp_path / "s"
-    paint(folder / ".Trash-1000" / "a.jpg", 60)
-    with monkeypatch.context() as patch:
-        patch.setattr(gallery_module, "is_hidden", lambda name: False)
-        index(folder, store)
-    assert index(folder, store).kept == 1 and len(names(store)) == 3
-    assert index(folder, store, prune=True).deleted == 1
-
-
 def test_pictures_that_are_not_read_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = gallery(tmp_path / "g", 2)
     for name in ("drawing.svg", "b.SVG", "IMG_3.flv", "IMG_4", "all.zip", "notes.txt"):

@@ -24,9 +24,6 @@ from stores import gallery, index, model, model_folder, paint
 QUERY = "an unbelievable dog, running!"
 KINDS: dict[str, dict[str, Any]] = {
     "all": {},
-    "fewer patches": {"patches": 5},
-    "fewer words": {"words": 3},
-    "int4": {"precision": "int4"},
     "means in codes": {"precision": "int2", "means": 2, "words": 2},
     "all of them": {"patches": 4, "words": 2, "precision": "int4"},
 }

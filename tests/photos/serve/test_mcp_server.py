@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from seps.cli.main import main
 from stores import gallery, index, paint
 
 mcp = pytest.importorskip("mcp")
@@ -134,13 +135,7 @@ def test_standard_output_has_the_protocol_alone(made: tuple[Path, Path], tmp_pat
     assert done.returncode == 0 and "loud" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_a_store_that_is_missing_ends_in_a_sentence(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, *SEPS, "--store", str(tmp_path / "none")],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, **ENVIRONMENT},
-    )
-    assert (done.returncode, done.stdout) == (2, "") and len(done.stderr.splitlines()) == 1
+def test_a_store_that_is_missing_ends_in_a_sentence(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["mcp", "--store", str(tmp_path / "none")]) == 2
+    told = capfd.readouterr()
+    assert told.out == "" and len(told.err.splitlines()) == 1
