@@ -27,13 +27,11 @@ RUNS: dict[str, tuple[str, str]] = {
     "quality.bank": ("minutes", "CPU, data"),
     "quality.duplicates": ("minutes", "CPU, data"),
     "quality.faithful": ("minutes", "CPU, data"),
-    "quality.faithful_dual": ("minutes", "CPU, data"),
     "quality.partly_described": ("minutes", "CPU, data"),
     "quality.sizes": ("minutes", "CPU, data"),
     "quality.typed": ("minutes", "CPU, data"),
     "quality.typed_sheets": ("minutes", "CPU, a store"),
     "quality.vectors": ("minutes", "CPU, data"),
-    "quality.words": ("an hour", "CPU, data"),
 }
 """By module: the order of magnitude of its time on two CPU cores or one H200, and what it needs."""
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 import seps
 from seps.method.encoded import Texts
 from seps.method.score import cosine_attention, min_max
-from seps.scoring import ImageBlock, score_matrix
 
 OPTIONS = list(
     itertools.product(("sum", "learned"), ("none", "guide", "branch", "tokens"), ("single", "dual"), ("mean", "topk"))
@@ -200,12 +199,6 @@ def test_two_token_counts_in_one_network():
         assert (masks[0].sum(dim=-1) == count // 2).all() and masks[0].shape[-1] == count
         torch.testing.assert_close(sims, alone[count], atol=1e-6, rtol=1e-6)
         net.eval()
-    blocks = [ImageBlock(inputs["images"], inputs["dense"], inputs["dense_lengths"]) for inputs in whole.values()]
-    words, lengths = whole[12]["words"], whole[12]["lengths"]
-    both = score_matrix(net, blocks, words, lengths)
-    for part, count in zip(both.split(3), whole, strict=True):
-        expected = net(**{**whole[count], "words": words, "lengths": lengths})
-        torch.testing.assert_close(part, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_compile_runs_the_network():

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import random
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +15,6 @@ from seps.cli.main import call
 from seps.images.sources import ImageSource
 from seps.photos.captions import BackendConfig, CaptionConfig, Sampling, caption_images, list_images
 from seps.photos.captions.backends import Answer, FatalError, RejectedError, build
-from seps.photos.captions.images import content_hash
 from seps.photos.captions.transformers_backend import TransformersBackend, prompt_text
 
 transformers = pytest.importorskip("transformers")
@@ -238,40 +234,6 @@ def test_the_prompt_goes_in_the_models_own_chat_form(llava: Path) -> None:
     assert prompt_text(backend._processor, "Say it") == "USER: <image> Say it ASSISTANT:"
     backend._processor.chat_template = backend._processor.tokenizer.chat_template = None
     assert prompt_text(backend._processor, "Say it") == "USER: <image>\nSay it ASSISTANT:"
-
-
-def test_two_hundred_photos_survive_five_kills(llava: Path, tmp_path: Path) -> None:
-    folder, out = photos(tmp_path / "in", 200), tmp_path / "dense.jsonl"
-    items = list_images(folder)
-    settings = BackendConfig(model=str(llava), device="cpu", batch_size=5)
-    config = CaptionConfig(Sampling(max_tokens=50), accept=("cut",), bad_retries=6)
-    draw = random.Random(5)
-    kept: list[str] = []
-    for _ in range(5):
-        # Forked, so that the libraries are not loaded six times.
-        child = multiprocessing.get_context("fork").Process(target=caption_images, args=(items, out, settings, config))
-        child.start()
-        target, end = len(kept) + draw.randrange(5, 35), time.monotonic() + 60
-        while (not out.exists() or out.read_bytes().count(b"\n") < target) and time.monotonic() < end:
-            time.sleep(0.002)
-        time.sleep(draw.random() * 0.05)
-        assert child.is_alive()
-        child.kill()
-        child.join()
-        whole = out.read_text().split("\n")[:-1]
-        assert len(whole) >= target
-        assert whole[: len(kept)] == kept
-        kept = whole
-    assert len(kept) < 200
-    report = caption_images(items, out, settings, config)
-    found = lines(out)
-    assert report["complete"]
-    assert (report["described_before"], report["described_now"]) == (len(kept), 200 - len(kept))
-    assert len(found) == len({line["image"] for line in found}) == 200
-    assert all(line["sha256"] == content_hash((folder / line["image"]).read_bytes()) for line in found)
-    assert all(line["dense"] for line in found)
-    assert {line["backend"] for line in found} == {"transformers"}
-    assert not (tmp_path / "dense.failed.jsonl").exists()
 
 
 def test_a_batch_that_fails_is_halved_down_to_the_culprit(llava: Path, monkeypatch: pytest.MonkeyPatch) -> None:
