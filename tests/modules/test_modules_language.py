@@ -74,13 +74,12 @@ NEW = '    def planted(self) -> None:\n        """A new text."""\n\n'
         ("method/losses/ratio", "    def _check_once", f"{NEW}    def _check_once", "A new text.", None),
         (
             "method/losses/ratio",
-            "    weights = [lambda",
-            "    # A new note,\n    # in two lines.\n    weights = [lambda",
+            "    weights = [lam",
+            "    # A new note,\n    # b.\n    weights = [lam",
             "A new note,",
             None,
         ),
         ("method/score", "zero where none is valid", "0 where none is valid", "`E`, the mean", "`E`, the mean"),
-        ("method/tokens", "its weight is zero", "its weight is 0", "`exp(L_ik", "`exp(L_ik"),
         ("modules/selftest", '    """The triplet loss."""\n', "", None, "The triplet loss."),
         ("method/checks", "Shapes: R rows", "Shapes: R lines", "Checks of arguments", "Checks of arguments"),
     ],
@@ -101,7 +100,6 @@ def test_a_planted_change_is_found(
 
 
 def test_an_entry_that_nothing_says_or_that_is_empty_is_found(package: Path) -> None:
-    assert left(package) == {}
     path = package / "modules/contents.zh.yaml"
     with path.open("a", encoding="utf-8") as file:
         file.write("- en: Nobody says this.\n  zh: x\n")
