@@ -90,7 +90,7 @@ class Tools:
     def describe(self, picture: Name, images: Images = True) -> Content:
         """Return what the index has of a picture: path, size, date, description, and its thumbnail."""
         identity = self._find(picture)
-        columns = ["id", "path", "member", "width", "height", "size", "mtime", "taken", "dense", "thumbnail"]
+        columns = ["id", "path", "member", "width", "height", "size", "mtime", "taken", "dense", "sources", "thumbnail"]
         row = self.library.store.get(identity, columns)
         if row is None:
             raise StoreError(f"The picture {identity} was taken out of the index.")
@@ -105,6 +105,7 @@ class Tools:
             "date": local_time(row["mtime"] if taken is None else taken),
             "date_source": "file" if taken is None else "exif",
             "description": _cut(row["dense"], LARGEST_DESCRIPTION),
+            "described_by": row["sources"],
         }
         return [_text(facts), *(_thumbnails([bytes(row["thumbnail"])]) if images else [])]
 
@@ -123,6 +124,7 @@ class Tools:
             "words": {word: round(value, 4) for word, value in explained.words.items()},
             "words_of_the_description": {word: round(value, 4) for word, value in found.found_words.items()},
             "background": round(found.background, 4),
+            "described_by": found.described_by,
             "rest": round(found.rest, 4),
             "patches": {"kept": sum(found.kept), "of": len(found.kept)},
             "note": " ".join(filter(None, [found.note, explained.photo_note])),

@@ -86,13 +86,13 @@ def test_the_gpu_is_free_while_a_batch_is_decoded_and_packed(tmp_path: Path, mon
         monkeypatch.setattr(owner, name, noted)
 
     noting(layout, "pack")
-    noting(embedding, "read_picture")
+    noting(embedding, "decode_picture")
     noting(slimmed, "image_vectors")
     noting(model(), "encode_pixels")
     paths = sorted((tmp_path / "g").rglob("*.jpg"))
     done = prepare([embedding.ImageJob(ImageSource(path), None) for path in paths])
     assert len(done.outcomes) == 3 and all(isinstance(one, embedding.PreparedImage) for one in done.outcomes)
-    assert held == {"pack": {False}, "read_picture": {False}, "image_vectors": {True}, "encode_pixels": {True}}
+    assert held == {"pack": {False}, "decode_picture": {False}, "image_vectors": {True}, "encode_pixels": {True}}
     assert not lock.locked()
 
 

@@ -86,6 +86,8 @@ def run(options: argparse.Namespace) -> int:
         print(f"  {word:<{width}}  {contribution:+.3f}")
     for word, value in explanation.found_words.items():
         print(f"  {printable(word):<{width}}  {value:+.3f}  (a rare word that the description has)")
+    if explanation.described_by:
+        print(f"The description is from: {printable(', '.join(explanation.described_by))}")
     for note in notes:
         print(printable(note))
     if options.out:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from seps.photos.library import Library
     from seps.photos.search.results import Results
 
-_COLUMNS = ("rank", "score", "confidence", "path", "member", "date", "date_source", "width", "height")
+_COLUMNS = ("rank", "score", "confidence", "path", "member", "date", "date_source", "width", "height", "described_by")
 
 
 def add_options(parser: Parser) -> None:
@@ -159,7 +159,7 @@ def _print(options: argparse.Namespace, results: Results) -> None:
         table = csv.DictWriter(page, _COLUMNS, extrasaction="ignore", lineterminator="\n")
         table.writeheader()
         for result in results:
-            row = result.as_dict()
+            row = {**result.as_dict(), "described_by": ", ".join(result.described_by)}
             table.writerow({**row, "path": printable(row["path"])} if sys.stdout.isatty() else row)
         print_for_programs(page.getvalue())
     elif results:

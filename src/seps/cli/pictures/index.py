@@ -79,6 +79,12 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "--prune", action="store_true", help="let more than a tenth of the pictures go, if they were deleted on purpose"
     )
+    parser.add_argument(
+        "--metadata",
+        action=argparse.BooleanOptionalAction,
+        help="make titles, captions, keywords, persons and places of the files (XMP, IPTC, EXIF, sidecars .xmp) "
+        "descriptions; default: as in the store, and in a new store they are",
+    )
     parser.add_argument("--strict", action="store_true", help="stop at a line of descriptions that cannot be used")
     parser.add_argument(
         "--forget-descriptions",
@@ -135,6 +141,7 @@ def run(options: argparse.Namespace) -> int:
         bank=not options.no_bank,
         exclude=tuple(options.exclude),
         dense=tuple(options.dense),
+        metadata=options.metadata,
         add=options.add,
     )
     library = Library(

@@ -12,10 +12,10 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from seps.images.decoding import Picture
-from seps.images.sources import DataError, ImageSource
-from seps.photos.indexing.descriptions import Descriptions, named_by, read_descriptions, unusable
+from seps.images.sources import DataError
+from seps.photos.indexing.descriptions import Descriptions, described, named_by, read_descriptions, unusable
 from seps.photos.indexing.embedding import (
+    WRITTEN,
     Content,
     ImageJob,
     PreparedBatch,
@@ -31,6 +31,7 @@ from seps.photos.indexing.opening import (
     Root,
     missing_from,
     open_store,
+    reads_metadata,
     remember_unreadable,
     roots_to_read,
     rows_of,
@@ -55,11 +56,15 @@ class _Work:
     """A file that has to be read."""
 
     found: Found
-    source: ImageSource
-    description: str | None
+    job: ImageJob
     known: IndexedFile | None
     forget: bool = False
-    """No description is wanted, not even that of the same content elsewhere in the store."""
+    """No written description is wanted, not even that of the same content elsewhere in the store."""
+
+    @property
+    def sidecar(self) -> int | None:
+        """As in a `Row`."""
+        return _sidecar_state(self.found, self.job.metadata)
 
 
 def index_folder(
@@ -94,7 +99,7 @@ def index_folder(
     with writer_lock(str(location)):
         before = settings_at(location)
         store, known = open_store(location, survey.galleries, survey.roots, engine, model_name, options)
-        work, gone, excluded = survey.compare(known, store.settings, forgotten)
+        work, gone, excluded = survey.compare(known, store.settings, forgotten, store.settings.metadata)
         if work:
             _Indexer(store, engine, options, known, report).run(work, progress)
         store.delete(gone)
@@ -136,7 +141,7 @@ def up_to_date(
     if not all(root.known for root in survey.roots):
         return None
     store = Store.open(location)
-    work, gone, excluded = survey.compare(store.known(), settings, set())
+    work, gone, excluded = survey.compare(store.known(), settings, set(), reads_metadata(settings, options))
     bad = [item for item in work if _failed_before(settings, item.found)]
     broken = {name: facts for gallery in survey.galleries for name, facts in gallery.unreadable.items()}
     unfinished = settings.bank and (
@@ -201,7 +206,7 @@ class _Survey:
         return [found for gallery in self.galleries for found in gallery.images]
 
     def compare(
-        self, known: dict[str, IndexedFile], settings: StoreSettings, forgotten: set[str]
+        self, known: dict[str, IndexedFile], settings: StoreSettings, forgotten: set[str], metadata: bool
     ) -> tuple[list[_Work], list[str], dict[str, bool]]:
         """What has to be read, ids of what is gone, and by id which rows become excluded, or are so no longer."""
         work: list[_Work] = []
@@ -215,7 +220,7 @@ class _Survey:
             changes |= {identity: True for identity in missing.excluded if not known[identity].excluded}
             there = (known[found.id] for found in gallery.images if found.id in known)
             changes |= {row.id: False for row in there if row.excluded}
-            work += _compare(gallery, known, texts, forgotten, self.report)
+            work += _compare(gallery, known, texts, forgotten, metadata, self.report)
         return work, gone, changes
 
 
@@ -229,9 +234,10 @@ def _compare(
     known: dict[str, IndexedFile],
     texts: Descriptions,
     forgotten: set[str],
+    metadata: bool,
     report: IndexReport,
 ) -> list[_Work]:
-    """What has to be read; the rest is counted. A description of the store stays where no file brings another."""
+    """What has to be read; the rest is counted. What was written stays where no file brings another description."""
     work = []
     for found in gallery.images:
         before, text = known.get(found.id), texts.of(found)
@@ -241,16 +247,26 @@ def _compare(
             )
         same_file = before is not None and (before.size, before.mtime) == (found.size, found.mtime)
         if text is None and before is not None and found.id not in forgotten:
-            text = before.description
+            text = before.written
             if text is not None and not same_file:
                 why = "its file has changed since it was described; look whether the description still fits"
                 report.description_problems.append(Problem(str(found), why))
-        report.described += text is not None
-        if before is not None and same_file and before.description == text:
+        same_texts = before is not None and before.written == text and before.sidecar == _sidecar_state(found, metadata)
+        if before is not None and same_file and same_texts:
             report.unchanged += 1
-        else:
-            work.append(_Work(found, found.source(gallery.root), text, before, found.id in forgotten))
+            report.described += before.description is not None
+            continue
+        sidecar = gallery.root / found.sidecar[0] if metadata and found.sidecar else None
+        job = ImageJob(found.source(gallery.root), text, metadata, sidecar)
+        work.append(_Work(found, job, before, found.id in forgotten))
     return work
+
+
+def _sidecar_state(found: Found, metadata: bool) -> int | None:
+    """As in a `Row`."""
+    if not metadata:
+        return None
+    return found.sidecar[1] if found.sidecar else 0
 
 
 class _Indexer:
@@ -267,7 +283,8 @@ class _Indexer:
         self.store, self.options, self.report = store, options, report
         self.same_content = {(file.sha256, file.description): file.id for file in known.values()}
         for file in known.values():
-            self.same_content.setdefault((file.sha256, None), file.id)
+            if file.written is not None:
+                self.same_content.setdefault((file.sha256, WRITTEN), file.id)
         self.prepare = Preparer(engine, store.settings.layout, self.same_content, bank=bool(store.settings.bank))
         self.pending: list[Row] = []
         self.committed = time.monotonic()
@@ -276,7 +293,7 @@ class _Indexer:
         """Index everything in `work`."""
         size, done = self.options.batch_size, 0
         batches = [work[start : start + size] for start in range(0, len(work), size)]
-        jobs = [[ImageJob(item.source, item.description) for item in batch] for batch in batches]
+        jobs = [[item.job for item in batch] for batch in batches]
         try:
             # Closed here and not some time later: a cluster must not outlive an interrupted run.
             with contextlib.closing(self._prepared(jobs)) as prepared_batches:
@@ -306,7 +323,7 @@ class _Indexer:
     def _take(self, batch: Sequence[_Work], outcomes: Sequence[PreparedImage | Unread]) -> None:
         """Make rows of one batch, and count what they are."""
         unknown: list[tuple[_Work, PreparedImage]] = []
-        rows = self._same_rows(batch, outcomes)
+        rows = self._same_rows(outcomes)
         for work, outcome in zip(batch, outcomes, strict=True):
             if isinstance(outcome, Unread):
                 # The disk may answer the next time, and a damaged file may come back: what was known of it stays.
@@ -314,14 +331,21 @@ class _Indexer:
                 again = _failed_before(self.store.settings, work.found)
                 self.report.problems.append(Problem(str(work.found), outcome.why + stays, outcome.kind, again))
                 self.report.kept += work.known is not None
+                self.report.described += work.known is not None and work.known.description is not None
                 self.report.unreadable[work.found.id] = (work.found.size, work.found.mtime)
                 continue
-            same = None if outcome.state is not None else rows.get(_content(work, outcome.picture))
-            if same is not None and same.dense is not None and work.description is None:
-                self.report.described += not work.forget
-                same = None if work.forget else same
+            self.report.description_problems += [Problem(str(work.found), why) for why in outcome.metadata.problems]
+            same = None if outcome.state is not None else rows.get((outcome.picture.sha256, outcome.description))
+            other = None if same is not None else rows.get((outcome.picture.sha256, WRITTEN))
+            if outcome.state is None and other is not None and work.job.written is None and not work.forget:
+                # A picture without a written description takes over that of the same content.
+                work = replace(work, job=replace(work.job, written=other.written))
+                text, sources = described(other.written, outcome.metadata.texts)
+                outcome = replace(outcome, description=text, sources=sources)
+                same = other if other.dense == text else None
+            self.report.described += outcome.description is not None
             if same is not None:
-                self.pending.append(_renamed(same, work.found))
+                self.pending.append(replace(same, **_facts(work, outcome), excluded=False))
             elif outcome.state is not None:
                 self.pending.append(_row(work, outcome, outcome.state))
             else:  # the row that held this content was changed in the meantime
@@ -334,23 +358,25 @@ class _Indexer:
                 self.report.new += 1
         states = self.prepare.embed(
             [prepared.picture for _, prepared in unknown],
-            [work.description for work, _ in unknown],
+            [prepared.description for _, prepared in unknown],
         )
         self.pending += [_row(*entry, state) for entry, state in zip(unknown, states, strict=True)]
 
-    def _same_rows(self, batch: Sequence[_Work], outcomes: Sequence[PreparedImage | Unread]) -> dict[Content, Row]:
-        """Rows of the store with the same content and description as some of the batch."""
+    def _same_rows(self, outcomes: Sequence[PreparedImage | Unread]) -> dict[Content, Row]:
+        """Rows of the store with the same content as some of the batch: by description or by `WRITTEN`."""
+        same = self.same_content
         wanted = {
-            self.same_content[_content(work, outcome.picture)]
-            for work, outcome in zip(batch, outcomes, strict=True)
+            same.get((outcome.picture.sha256, outcome.description)) or same[outcome.picture.sha256, WRITTEN]
+            for outcome in outcomes
             if isinstance(outcome, PreparedImage) and outcome.state is None
         }
         # By the digests that are read now: this run may have changed a row since it began.
         rows = self.store.rows(sorted(wanted)).values()
-        same: dict[Content, Row] = {(row.sha256, row.dense): row for row in rows}
-        for row in rows:  # a picture without a description takes over that of the same content
-            same.setdefault((row.sha256, None), row)
-        return same
+        found: dict[Content, Row] = {(row.sha256, row.dense): row for row in rows}
+        for row in rows:
+            if row.written is not None:
+                found.setdefault((row.sha256, WRITTEN), row)
+        return found
 
     def _commit(self) -> None:
         self.store.put(self.pending)
@@ -358,26 +384,29 @@ class _Indexer:
         self.committed = time.monotonic()
 
 
-def _content(work: _Work, picture: Picture) -> Content:
-    return picture.sha256, work.description
-
-
 def _row(work: _Work, prepared: PreparedImage, state: dict[str, Any]) -> Row:
     picture = prepared.picture
-    facts: dict[str, Any] = work.found.columns()
     return Row(
-        id=work.found.id,
-        **facts,
-        taken=prepared.taken,
+        **_facts(work, prepared),
         sha256=picture.sha256,
         width=picture.width,
         height=picture.height,
         thumbnail=picture.thumbnail,
-        dense=work.description,
         **state,
     )
 
 
-def _renamed(row: Row, found: Found) -> Row:
-    facts: dict[str, Any] = found.columns()
-    return replace(row, id=found.id, excluded=False, **facts)
+def _facts(work: _Work, prepared: PreparedImage) -> dict[str, Any]:
+    """Columns of a row that depend on the place of its picture, or on what is read beside the pixels."""
+    latitude, longitude = prepared.metadata.position or (None, None)
+    return {
+        "id": work.found.id,
+        **work.found.columns(),
+        "taken": prepared.metadata.taken,
+        "dense": prepared.description,
+        "written": work.job.written,
+        "sources": prepared.sources,
+        "sidecar": work.sidecar,
+        "latitude": latitude,
+        "longitude": longitude,
+    }

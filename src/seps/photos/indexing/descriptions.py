@@ -1,4 +1,4 @@
-"""Descriptions of a folder's pictures, read from JSONL files.
+"""Descriptions of a folder's pictures, read from JSONL files, and joined with the metadata of their files.
 
 One JSON object per line: {"image": "sub/cat.jpg", "dense": "A tabby cat ..."}. `image` is the path in the folder, or
 the name of a member of a tar, then with "shard": "a.tar" where several tars hold that name, or "c.mp4 @ 00:01:20" for a
@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import fnmatch
 import os
+import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from seps.images.formats import is_video
+from seps.images.metadata import WrittenText
 from seps.images.sources import DataError
 from seps.parsing import parse_json
 from seps.photos.indexing.gallery import Found, Gallery, Problem, shown
@@ -26,6 +28,10 @@ Place = tuple[str, str]
 """Shard ("" without) and image."""
 _OTHER_KINDS = ("captions", "caption", "reason", "guides")
 """Keys of lines that rightly have no description: of a data set, of images that `seps caption` set aside, of guides."""
+
+
+_ENDS = ".!?\u2026\u3002\uff01\uff1f"
+"""Marks after which a sentence begins."""
 
 
 class Descriptions:
@@ -138,6 +144,22 @@ def read_descriptions(root: Path, extra: Iterable[str | os.PathLike[str]] = ()) 
     for named in extra:
         texts.read(Path(named))
     return texts
+
+
+def described(written: str | None, texts: Sequence[WrittenText]) -> tuple[str | None, str | None]:
+    """The description of a picture, of what was written for it and of its metadata, and where it is from.
+
+    What stands in the description already is not added again.
+    """
+    text, sources = written or "", ["jsonl"] if written else []
+    for part in texts:
+        whole = text.casefold()
+        new = [each for each in part.texts if not re.search(rf"(?<!\w){re.escape(each.casefold())}(?!\w)", whole)]
+        if new:
+            between = "" if not text else " " if text[-1] in _ENDS else ". "
+            text += between + ", ".join(new)
+            sources.append(f"{part.source} {part.kind}")
+    return cut_text(text)[0] or None, ", ".join(sources) or None
 
 
 def named_by(patterns: Sequence[str], images: Iterable[Found]) -> set[str]:

@@ -12,17 +12,19 @@ from collections import deque
 from collections.abc import Container, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
 
-from seps.images.dates import date_taken
-from seps.images.decoding import Picture, read_picture
-from seps.images.shards import UnreadableImage
+from seps.images.decoding import Picture, decode_picture
+from seps.images.metadata import Metadata, read_metadata
+from seps.images.shards import UnreadableImage, read_source
 from seps.images.sources import ImageSource
+from seps.photos.indexing.descriptions import described
 from seps.photos.store.rows import PACKED_TYPES, Columns
 from seps.photos.threads import computing_threads
 from seps.retrieval.engine.engine import Engine
@@ -34,16 +36,22 @@ CPU_TEXTS = 8
 """Descriptions a CPU encodes at a time, those of similar length together: less padding."""
 Content = tuple[str, str | None]
 """What makes an image's state: digest and description."""
+WRITTEN = "\0"
+"""In place of the description: any that was written for the image, not read from its file."""
 _MAKING = threading.Lock()
 _NO_PIXELS = torch.empty(0, dtype=torch.uint8)
 
 
 @dataclass(frozen=True)
 class ImageJob:
-    """One image to prepare, and its description."""
+    """One image to prepare."""
 
     source: ImageSource
-    description: str | None
+    written: str | None
+    """The part of its description that does not come from its file."""
+    metadata: bool = False
+    """Whether that of its file is a part of its description, too."""
+    sidecar: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -54,8 +62,10 @@ class PreparedImage:
     """Without pixels once it is embedded."""
     state: dict[str, Any] | None
     """None where the store holds the content already, so that nothing was embedded."""
-    taken: int | None = None
-    """See `seps.images.dates`."""
+    metadata: Metadata = field(default_factory=Metadata)
+    description: str | None = None
+    sources: str | None = None
+    """As in a `Row`."""
 
 
 @dataclass(frozen=True)
@@ -120,26 +130,31 @@ class Preparer:
         outcomes: list[PreparedImage | Unread] = [self._read(job) for job in jobs]
         decoded = time.thread_time()
         fresh = [
-            (place, outcome.picture, job)
+            (place, outcome)
             for place, (outcome, job) in enumerate(zip(outcomes, jobs, strict=True))
-            if isinstance(outcome, PreparedImage)
-            and (outcome.picture.sha256, job.description) not in self.known_digests
+            if isinstance(outcome, PreparedImage) and not self._is_known(outcome, job)
         ]
         states = self.embed(
-            [picture for _, picture, _ in fresh],
-            [job.description for _, _, job in fresh],
+            [outcome.picture for _, outcome in fresh],
+            [outcome.description for _, outcome in fresh],
         )
-        for (place, picture, _), state in zip(fresh, states, strict=True):
-            prepared = cast(PreparedImage, outcomes[place])
-            outcomes[place] = replace(prepared, picture=replace(picture, pixels=_NO_PIXELS), state=state)
+        for (place, outcome), state in zip(fresh, states, strict=True):
+            outcomes[place] = replace(outcome, picture=replace(outcome.picture, pixels=_NO_PIXELS), state=state)
         return PreparedBatch(outcomes, decoded - start, time.thread_time() - decoded)
 
     def _read(self, job: ImageJob) -> PreparedImage | Unread:
         try:
-            picture = read_picture(job.source, self.engine.traits.image_size, self.engine.decoding)
-            return PreparedImage(picture, None, date_taken(job.source))
+            data = read_source(job.source)
+            picture = decode_picture(data, job.source, self.engine.traits.image_size, self.engine.decoding)
         except UnreadableImage as error:
             return Unread(error.why, error.kind)
+        metadata = read_metadata(data, job.source, job.sidecar, texts=job.metadata)
+        return PreparedImage(picture, None, metadata, *described(job.written, metadata.texts))
+
+    def _is_known(self, image: PreparedImage, job: ImageJob) -> bool:
+        """Whether the store holds the content: with this description, or for one without any with a written one."""
+        digest, known = image.picture.sha256, self.known_digests
+        return (digest, image.description) in known or (job.written is None and (digest, WRITTEN) in known)
 
     @torch.no_grad()
     def embed(self, pictures: Sequence[Picture], descriptions: Sequence[str | None]) -> list[dict[str, Any]]:

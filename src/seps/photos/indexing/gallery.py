@@ -8,8 +8,9 @@ systems, and what a pattern excludes (`seps.photos.indexing.ignoring`) are left 
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 from seps.images.formats import PLAIN, installed, is_video, reader_of
@@ -49,6 +50,8 @@ class Found:
     mtime: int
     base: str = ""
     """What stands before the path in the store: "", or the folder itself (see `Gallery.base`)."""
+    sidecar: tuple[str, int] | None = None
+    """Path of the XMP file beside it, relative to the folder, and a number that changes with its size and time."""
 
     @property
     def stored(self) -> str:
@@ -181,10 +184,39 @@ def _read_folder(gallery: Gallery, folder: str, rules: tuple[Rules, ...]) -> lis
         if more is None:
             return []
         rules += more
+    first, sidecars = len(gallery.images), {}
     for name in sorted(files):
         place = f"{folder}/{name}" if folder else name
-        _take(gallery, place, why_excluded(rules, place, False) if rules else None)
+        excluded = why_excluded(rules, place, False) if rules else None
+        if _suffix(name) != ".xmp" or is_hidden(name):
+            _take(gallery, place, excluded)
+        elif excluded is None:
+            sidecars[name.lower()] = name
+    if sidecars:
+        _add_sidecars(gallery, folder, first, sidecars)
     return [(f"{folder}/{name}" if folder else name, rules) for name in sorted(folders)]
+
+
+def _add_sidecars(gallery: Gallery, folder: str, first: int, sidecars: dict[str, str]) -> None:
+    """Give the images of a folder, those from `first` on, the sidecars `IMG.jpg.xmp` or `IMG.xmp` that lie there."""
+    for place in range(first, len(gallery.images)):
+        found = gallery.images[place]
+        name = os.path.basename(found.path).lower()
+        own = next(
+            (sidecars[each] for each in (f"{name}.xmp", f"{name.rpartition('.')[0]}.xmp") if each in sidecars), None
+        )
+        if own is None or found.member is not None:
+            continue
+        path = f"{folder}/{own}" if folder else own
+        file = gallery.root / path
+        if os.path.islink(file) and not Path(os.path.realpath(file)).is_relative_to(gallery.root):
+            continue
+        try:
+            status = file.stat()
+        except OSError:
+            continue
+        state = zlib.crc32(f"{own}/{status.st_size}/{status.st_mtime_ns}".encode("utf-8", "surrogateescape"))
+        gallery.images[place] = replace(found, sidecar=(path, 1 + state))
 
 
 def _read_rules(gallery: Gallery, folder: str) -> tuple[Rules, ...] | None:

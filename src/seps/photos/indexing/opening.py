@@ -59,6 +59,9 @@ class IndexOptions:
     """Patterns of what is left out, beside those of ignore files (`seps.photos.indexing.ignoring`)."""
     dense: Sequence[str | os.PathLike[str]] = ()
     """JSONL files of descriptions, beside those in the folders."""
+    metadata: bool | None = None
+    """Whether titles, captions, keywords, persons and places of the files become descriptions; None: as in the store,
+    and in a new store they do."""
     add: bool = False
     """A folder that the store does not have joins those that it has."""
 
@@ -249,6 +252,7 @@ def _settings(
         words_hash=digests.words,
         text_hash=digests.texts,
         bank=bank.bank_name() if options.bank else "",
+        metadata=options.metadata is not False,
     )
 
 
@@ -272,13 +276,18 @@ def open_store(
         for gallery in galleries:
             own = rows_of(gallery, known.values(), store.settings)
             _check_loss(store.location, gallery, galleries, known, own)
-    placed = _with_roots(store.settings, roots)
+    placed = replace(_with_roots(store.settings, roots), metadata=reads_metadata(store.settings, options))
     if store.settings != placed:
         store.set_settings(placed)
     tag = settings.bank if options.bank else store.settings.bank
     if tag and (store.settings.bank != tag or store.settings.text_hash != settings.text_hash):
         store.set_bank(tag, settings.text_hash)
     return store, known
+
+
+def reads_metadata(settings: StoreSettings, options: IndexOptions) -> bool:
+    """Whether the metadata of files becomes descriptions."""
+    return settings.metadata if options.metadata is None else options.metadata
 
 
 def _with_roots(settings: StoreSettings, roots: Sequence[Root]) -> StoreSettings:

@@ -21,7 +21,7 @@ from seps.retrieval.engine.engine import Photo
 from seps.retrieval.explain.explanation import Explanation
 from seps.retrieval.ranking.lexical import matches
 
-FACTS = ("id", "path", "member", "size", "mtime", "sha256", "width", "height", "dense")
+FACTS = ("id", "path", "member", "size", "mtime", "sha256", "width", "height", "dense", "sources")
 ROUNDING = 1e-5
 """The score of an image depends on the others of its batch by a few 1e-7; more is another score."""
 _ID = re.compile(r"([0-9a-f]{20})(?:-[0-9a-f]{12})?")
@@ -60,7 +60,9 @@ class StoredExplainer:
             score = shown
         each = {word: searcher.nat * words.words[word] for word in words.found.get(row["id"], ())}
         level, every = terms.get("background", 0.0), {**found.terms, **terms}
-        return replace(found, score=score, terms=every, added=added, background=level, found_words=each), row
+        sources = row["sources"].split(", ") if row["sources"] else []
+        found = replace(found, score=score, terms=every, added=added, background=level, found_words=each)
+        return replace(found, described_by=sources), row
 
 
 def indexed_photo(searcher: Searcher, row: Mapping[str, Any]) -> Photo:

@@ -20,7 +20,10 @@ from seps.retrieval.ranking.lexical import Matches
 if TYPE_CHECKING:
     from seps.photos.search.searcher import Searcher
 
-SHOWN = ("id", "path", "member", "width", "height", "mtime", "sha256", "taken")
+SHOWN = (
+    *("id", "path", "member", "width", "height", "mtime", "sha256", "taken"),
+    *("sources", "latitude", "longitude"),
+)
 """Columns of the store that a `Hit` has."""
 
 
@@ -74,6 +77,11 @@ class Hit:
     """Nanoseconds since 1970 at which the photo was taken, by EXIF; None where that is not known."""
     parts: Sequence[float] = ()
     """Of a query of several parts what each adds to the score."""
+    sources: str | None = None
+    """Where its description is from: "jsonl, xmp title, iptc keywords"; None without a description."""
+    latitude: float | None = None
+    longitude: float | None = None
+    """Degrees, where the file says where the photo was taken."""
     folded: tuple[Hit, ...] = ()
     """Near-duplicates that come after it, where these are folded."""
 
@@ -93,6 +101,11 @@ class Hit:
         return "file" if self.taken is None else "exif"
 
     @property
+    def described_by(self) -> list[str]:
+        """Sources of its description, like "jsonl", "xmp title" or "sidecar persons"; empty without a description."""
+        return self.sources.split(", ") if self.sources else []
+
+    @property
     def good(self) -> bool | None:
         """Whether it is a good match and not one of the rest; None without a confidence."""
         return None if self.confidence is None else self.confidence >= GOOD
@@ -110,6 +123,8 @@ class Hit:
             "height": self.height,
             "date": self.date,
             "date_source": self.date_source,
+            **({"described_by": self.described_by} if self.sources else {}),
+            **({"position": [self.latitude, self.longitude]} if self.latitude is not None else {}),
             **({"terms": {name: round(value, 6) for name, value in self.terms.items()}} if self.terms else {}),
         }
 

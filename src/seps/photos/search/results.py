@@ -93,6 +93,17 @@ class Result:
         return self.hit.terms
 
     @property
+    def described_by(self) -> list[str]:
+        """Sources of its description, like "jsonl", "xmp title" or "sidecar persons"; empty without a description."""
+        return self.hit.described_by
+
+    @property
+    def position(self) -> tuple[float, float] | None:
+        """(latitude, longitude) in degrees, where its file has them."""
+        latitude, longitude = self.hit.latitude, self.hit.longitude
+        return None if latitude is None or longitude is None else (latitude, longitude)
+
+    @property
     def parts(self) -> list[tuple[Term, float]]:
         """Of a query of several parts what each adds to the score; else empty."""
         return list(zip(self.query.parts, self.hit.parts, strict=False))

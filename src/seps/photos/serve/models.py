@@ -66,6 +66,12 @@ class Result(BaseModel):
     good: bool | None = Field(None, description="Whether it is a good match and not one of the rest; null: not known")
     date: str = Field("", description="When the photo was taken, or else when its file was last written; local time")
     date_source: DateSource = Field("file", description="`exif`: when the photo was taken; `file`: of its file")
+    described_by: list[str] = Field(
+        default_factory=list, description="Sources of its description, like `jsonl`, `xmp title` or `sidecar persons`"
+    )
+    position: list[float] | None = Field(
+        None, description="Latitude and longitude in degrees; null: its file does not have them"
+    )
 
 
 class FoldedResult(Result):
@@ -178,6 +184,9 @@ class ExplanationAnswer(ImageFacts):
     note: str = Field("", description="What took no part in the score; empty where nothing was left out")
     background: float = Field(0.0, description="What the bank of background queries adds, whatever the sentence")
     whole_sentence: bool = Field(False, description="Whether the sentence has one vector, and no words of its own")
+    described_by: list[str] = Field(
+        default_factory=list, description="Sources of the description, like `jsonl`, `xmp title` or `sidecar persons`"
+    )
 
 
 class Picture(ImageFacts):

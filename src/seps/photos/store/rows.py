@@ -20,7 +20,7 @@ from seps.retrieval.engine.engine import Digests
 from seps.retrieval.engine.layout import Layout, layout_values, read_layout
 from seps.retrieval.engine.packing import Array
 
-FORMAT = 8
+FORMAT = 9
 """Of the columns and settings. A store of any other format is refused: its pictures are indexed again."""
 TABLE = "images"
 PACKED_TYPES = {
@@ -80,6 +80,8 @@ class StoreSettings:
     """Those of the folders that were removed. Their rows are kept, excluded, until they are pruned."""
     excluded: int = 0
     """Rows that are excluded."""
+    metadata: bool = True
+    """Whether titles, captions, keywords, persons and places of the files become descriptions."""
     unreadable: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Size and time of files that could not be read, by id: to know that nothing is new, without reading them again."""
 
@@ -179,13 +181,24 @@ class Row:
     words: bytes | None
     """(L, C) words of the description."""
     dense: str | None
-    """The description."""
+    """The description: what was written for it, and its metadata."""
     bank: float | None = None
     """Level of the image over the bank of background queries; None: not computed yet."""
     taken: int | None = None
     """Nanoseconds since 1970 by EXIF; None: the file does not say."""
     excluded: bool | None = False
     """Kept and never found: a pattern leaves it out, or its folder was removed from the store."""
+    written: str | None = None
+    """The part of the description that a line of a JSONL file gave."""
+    sources: str | None = None
+    """Where the description is from, separated by commas: "jsonl, xmp title, iptc keywords"."""
+    sidecar: int | None = None
+    """State of the sidecar whose metadata was read, 0 without one; None: no metadata was read."""
+    latitude: float | None = None
+    longitude: float | None = None
+    """Degrees, where the file says where the photo was taken."""
+    ocr: str | None = None
+    """Text in the picture; None: not looked for."""
 
 
 def schema(settings: StoreSettings) -> pa.Schema:
@@ -206,6 +219,12 @@ def schema(settings: StoreSettings) -> pa.Schema:
         **({"bank": pa.float32()} if settings.bank else {}),
         "taken": pa.int64(),
         "excluded": pa.bool_(),
+        "written": pa.string(),
+        "sources": pa.string(),
+        "sidecar": pa.int64(),
+        "latitude": pa.float64(),
+        "longitude": pa.float64(),
+        "ocr": pa.string(),
     }
     # Rounded values use 7.4 of their 8 bits on average, codes of 4 bits 3.8: coding them takes 6 % off, without loss.
     coded = {"lance-encoding:compression": "zstd", "lance-encoding:compression-level": "1"}
@@ -285,3 +304,7 @@ class IndexedFile:
     sha256: str
     description: str | None
     excluded: bool | None = False
+    written: str | None = None
+    sidecar: int | None = None
+    ocr: str | None = None
+    """As in `Row`."""

@@ -115,7 +115,7 @@ class Store:
 
     def known(self) -> dict[str, IndexedFile]:
         """The files of all images, by id."""
-        columns = ["id", "path", "member", "size", "mtime", "sha256", "dense", "excluded"]
+        columns = ["dense", *(field.name for field in fields(IndexedFile) if field.name != "description")]
         rows = (row for some in self.scan(columns, batch_size=8192) for row in some.rows())
         return {row["id"]: IndexedFile(description=row.pop("dense"), **row) for row in rows}
 

@@ -76,6 +76,8 @@ class Explanation:
 
     whole_sentence: bool = False
     """Whether the sentence has one vector and no words of its own, as with a dual encoder."""
+    described_by: list[str] = field(default_factory=list)
+    """Sources of the description in a store, like "jsonl" or "xmp title"."""
 
     @property
     def shown_words(self) -> tuple[list[WordPart], list[WordPart]]:

@@ -186,6 +186,7 @@ function describe(found) {
     parts.push(span);
   }
   $("description").replaceChildren(...parts);
+  $("sources").textContent = found.described_by.length ? `From: ${found.described_by.join(", ")}.` : "";
 }
 
 // One small picture with a pixel per patch, stretched over the photo.
