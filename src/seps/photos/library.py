@@ -31,7 +31,7 @@ from seps.photos.search.query import CANDIDATES, Query, Sort, Term, how_read, te
 from seps.photos.search.ranking import rank
 from seps.photos.search.results import Explained, Result, Results
 from seps.photos.search.searcher import Searcher
-from seps.photos.store.filters import Filters
+from seps.photos.store.filters import Filters, place_of
 from seps.photos.store.places import check_folder, data_folder, default_store
 from seps.photos.store.rows import StoreError
 from seps.photos.store.store import AT_ONCE, Store
@@ -211,6 +211,8 @@ class Library:
         since: Day | None = None,
         until: Day | None = None,
         min_size: int | None = None,
+        near: str | tuple[float, float] | None = None,
+        within: float | None = None,
         min_confidence: float | None = None,
         candidates: int = CANDIDATES,
         exact: bool = False,
@@ -225,6 +227,7 @@ class Library:
             folder: only below this folder (or in this shard) of the library's; ValueError where it holds no picture.
             since, until: only files of this date or later, and of an earlier one.
             min_size: least pixels of the shorter side.
+            near, within: only photos taken at most so many kilometres (10) from (latitude, longitude).
             min_confidence: only pictures of this confidence, 0 to 1; none at all where nothing fits.
             candidates: how many are scored exactly; with `exact` all are.
             sort: "score", "newest" or "oldest" first.
@@ -234,7 +237,7 @@ class Library:
         if isinstance(text, Query):
             query = text
         else:
-            filters = _filters(folder, since, until, min_size)
+            filters = _filters(folder, since, until, min_size, near, within)
             query = Query(_terms(text), filters, k, candidates, exact, sort, fold, min_confidence, text)
         hits = rank(self.searcher, replace(query, filters=self.scope(query.filters)), pictures or {})
         if not hits and query.filters.folder is not None:
@@ -251,6 +254,8 @@ class Library:
         since: Day | None = None,
         until: Day | None = None,
         min_size: int | None = None,
+        near: str | tuple[float, float] | None = None,
+        within: float | None = None,
         exact: bool = False,
     ) -> Results:
         """The `k` pictures most like a picture: a file, its bytes, a Pillow image, or a result.
@@ -266,7 +271,8 @@ class Library:
                 f"A picture is a file, its bytes, a Pillow image or a hit, not {type(picture).__name__}. Of an array "
                 "of bytes (height, width, 3) PIL.Image.fromarray(array) makes one."
             )
-        query = Query((Term(_PICTURE, True),), _filters(folder, since, until, min_size), k, exact=exact)
+        filters = _filters(folder, since, until, min_size, near, within)
+        query = Query((Term(_PICTURE, True),), filters, k, exact=exact)
         return self.search(query, pictures={_PICTURE: self.searcher.part_of_image(picture)})
 
     def duplicates(self, **options: Any) -> list[Group]:
@@ -416,7 +422,13 @@ def _terms(text: object) -> tuple[Term, ...]:
 
 
 def _filters(
-    folder: str | os.PathLike[str] | None, since: Day | None, until: Day | None, min_size: int | None
+    folder: str | os.PathLike[str] | None,
+    since: Day | None,
+    until: Day | None,
+    min_size: int | None,
+    near: str | tuple[float, float] | None,
+    within: float | None,
 ) -> Filters:
     first, last = (None if day is None else nanoseconds(str(day)) for day in (since, until))
-    return Filters(None if folder is None else os.fspath(folder), first, last, min_size)
+    place = place_of(near) if isinstance(near, str) else near
+    return Filters(None if folder is None else os.fspath(folder), first, last, min_size, place, within)

@@ -56,6 +56,8 @@ Folder = Annotated[
 ]
 Day = Annotated[str | None, Field(max_length=40, description="A date like 2024-05-31")]
 Size = Annotated[int | None, Field(ge=1, le=100_000, description="Least pixels of the shorter side")]
+Near = Annotated[str | None, Field(max_length=60, description="Only photos near latitude,longitude, like 48.86,2.35")]
+Within = Annotated[float | None, Field(gt=0, le=21_000, description="Kilometres around `near`; default 10")]
 Images = Annotated[bool, Field(description=f"Also return thumbnails, of the first {THUMBNAILS} pictures at most")]
 
 
@@ -74,10 +76,13 @@ class Tools:
         since: Day = None,
         until: Day = None,
         min_size: Size = None,
+        near: Near = None,
+        within: Within = None,
         images: Images = True,
     ) -> Content:
         """Find pictures by what they show, best first. confidence is 0 to 1; good marks the pictures that fit."""
-        results = self.library.search(query, count, folder=folder, since=since, until=until, min_size=min_size)
+        filters: dict[str, Any] = {"folder": folder, "since": since, "until": until, "min_size": min_size}
+        results = self.library.search(query, count, near=near, within=within, **filters)
         return self._results(results, results.note, images)
 
     def similar(self, picture: Name, count: Count = 10, images: Images = True) -> Content:

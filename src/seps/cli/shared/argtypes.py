@@ -89,6 +89,16 @@ def date(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
+def place(text: str) -> tuple[float, float]:
+    """Latitude and longitude, like 48.86,2.35."""
+    from seps.photos.store.filters import place_of
+
+    try:
+        return place_of(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def input_file(text: str) -> str:
     """A file that is there and may be read."""
     path = Path(text)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from typing import TYPE_CHECKING
 
-from seps.cli.shared.argtypes import date, fraction, input_file, non_negative, positive
+from seps.cli.shared.argtypes import date, fraction, input_file, non_negative, place, positive, positive_real
 from seps.cli.shared.parser import Parser
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 def add_query(parser: Parser) -> None:
     """The sentence and the options of a query."""
     parser.sentence = True
+    # Places south of the equator begin with a minus: what looks like such a number is a value, not an option.
+    parser._negative_number_matcher = re.compile(r"-\.?\d[\d.,]*(,\s*-?\.?\d[\d.]*)?")
     parser.add_argument("query", nargs="?", help="what to look for: 'a dog on the beach', 'horse + stripes - grass'")
     parser.add_argument(
         "--image", type=input_file, action="append", default=[], metavar="FILE", help="add this picture to the query"
@@ -28,6 +31,12 @@ def add_query(parser: Parser) -> None:
     parser.add_argument("--until", type=date, metavar="DATE", help="only photos before this date")
     parser.add_argument(
         "--min-size", type=non_negative, metavar="PIXELS", help="only pictures whose shorter side is at least this long"
+    )
+    parser.add_argument(
+        "--near", type=place, metavar="LAT,LON", help="only photos taken near this place, in degrees like 48.86,2.35"
+    )
+    parser.add_argument(
+        "--within", type=positive_real, metavar="KM", help="kilometres around the place of --near (default: 10)"
     )
     parser.add_argument(
         "--min-confidence", type=fraction, metavar="C", help="hide results below this confidence, 0 to 1"
@@ -50,7 +59,14 @@ def query_of(options: argparse.Namespace, text: str | None, folder: str | os.Pat
 
     return Query(
         terms_of(text, options.image, options.minus_image),
-        Filters(None if folder is None else os.fspath(folder), options.since, options.until, options.min_size),
+        Filters(
+            None if folder is None else os.fspath(folder),
+            options.since,
+            options.until,
+            options.min_size,
+            options.near,
+            options.within,
+        ),
         options.k,
         options.candidates,
         options.exact,

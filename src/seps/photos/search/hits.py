@@ -101,11 +101,6 @@ class Hit:
         return "file" if self.taken is None else "exif"
 
     @property
-    def described_by(self) -> list[str]:
-        """Sources of its description, like "jsonl", "xmp title" or "sidecar persons"; empty without a description."""
-        return self.sources.split(", ") if self.sources else []
-
-    @property
     def good(self) -> bool | None:
         """Whether it is a good match and not one of the rest; None without a confidence."""
         return None if self.confidence is None else self.confidence >= GOOD
@@ -123,7 +118,7 @@ class Hit:
             "height": self.height,
             "date": self.date,
             "date_source": self.date_source,
-            **({"described_by": self.described_by} if self.sources else {}),
+            **({"described_by": self.sources.split(", ")} if self.sources else {}),
             **({"position": [self.latitude, self.longitude]} if self.latitude is not None else {}),
             **({"terms": {name: round(value, 6) for name, value in self.terms.items()}} if self.terms else {}),
         }

@@ -95,7 +95,7 @@ class Result:
     @property
     def described_by(self) -> list[str]:
         """Sources of its description, like "jsonl", "xmp title" or "sidecar persons"; empty without a description."""
-        return self.hit.described_by
+        return self.hit.sources.split(", ") if self.hit.sources else []
 
     @property
     def position(self) -> tuple[float, float] | None:

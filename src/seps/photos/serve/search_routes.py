@@ -16,7 +16,7 @@ from seps.photos.serve import uploads
 from seps.photos.serve.models import Listing, Overview, Results, Uploaded
 from seps.photos.serve.service import Service
 from seps.photos.serve.uploads import UPLOADED
-from seps.photos.store.filters import Filters
+from seps.photos.store.filters import Filters, place_of
 
 _ADDRESS = "^[0-9a-f]{20}(-[0-9a-f]{12})?$"
 _MOST = 5000
@@ -43,17 +43,24 @@ Since = Annotated[str | None, InQuery(max_length=40, description="Only files of 
 Until = Annotated[str | None, InQuery(max_length=40, description="Only files before this date, as above")]
 Sure = Annotated[float | None, InQuery(ge=0, le=1, description="Only images of this confidence or more")]
 Shorter = Annotated[int | None, InQuery(ge=1, le=100_000, description="Least pixels of the shorter side")]
+Near = Annotated[str | None, InQuery(max_length=60, description="Only photos taken near latitude,longitude in degrees")]
+Within = Annotated[float | None, InQuery(gt=0, le=21_000, description="Kilometres around `near`; default 10")]
 
 
-def chosen(folder: Folder = None, since: Since = None, until: Until = None, min_size: Shorter = None) -> Filters:
-    """The filters of a request. Raises HTTPException 422 for what is no date, or for dates that leave nothing."""
+def chosen(
+    folder: Folder = None,
+    since: Since = None,
+    until: Until = None,
+    min_size: Shorter = None,
+    near: Near = None,
+    within: Within = None,
+) -> Filters:
+    """The filters of a request. Raises HTTPException 422 for what is no date or place, or leaves nothing."""
     try:
-        times = [None if text is None else nanoseconds(text) for text in (since, until)]
+        first, last = (None if text is None else nanoseconds(text) for text in (since, until))
+        return Filters(folder, first, last, min_size, None if near is None else place_of(near), within)
     except ValueError as error:
-        raise HTTPException(422, f"{error}.") from error
-    if times[0] is not None and times[1] is not None and times[0] >= times[1]:
-        raise HTTPException(422, f"No file can be both of {since} or later and before {until}. Exchange the two dates.")
-    return Filters(folder, times[0], times[1], min_size)
+        raise HTTPException(422, f"{str(error).rstrip('.')}.") from error
 
 
 def _terms(text: str | None, picture: str | None = None, weight: float = 0.5) -> tuple[Term, ...]:

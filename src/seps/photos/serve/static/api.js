@@ -11,7 +11,7 @@ export async function ask(path, options) {
 }
 
 // The filters: the names of fields of the form, of parts of the address, and of parameters of the service.
-export const FILTERS = ["folder", "since", "until", "min_size"];
+export const FILTERS = ["folder", "since", "until", "min_size", "near", "within"];
 // The whole state of the page is its address. The first group says what is searched for, the second how it is shown.
 const ASKED = ["q", "like", "upload", "weight", ...FILTERS, "sort", "depth", "fold"];
 const SHOWN = ["id", "plain", "kept"];
