@@ -153,9 +153,9 @@ PATHS = {
 }
 # Options with free text; everything else is a number, a device, a choice, a flag or a path.
 TEXT = {
-    "search": {"query", "--folder", "--since", "--until"},
+    "search": {"query", "--folder", "--since", "--until", "--near"},
     "explain": {"caption", "--dense", "--guide"},
-    "find": {"query", "--since", "--until", "--exclude"},
+    "find": {"query", "--since", "--until", "--exclude", "--near"},
     "index": {"--ray-address", "--forget-descriptions", "--exclude", "--remove-root"},
     "serve": {"--host", "--token", "--allow-host", "--root-path"},
     "caption": {"--model", "--url", "--api-key-env", "--dtype", "--extra", "--prompt", "--ray-address"},
@@ -183,7 +183,7 @@ def parsers() -> Iterator[tuple[str, argparse.ArgumentParser]]:
 
 
 def options() -> list[tuple[str, argparse.Action]]:
-    skipped = (argparse._HelpAction, argparse._StoreTrueAction)
+    skipped = (argparse._HelpAction, argparse._StoreTrueAction, argparse.BooleanOptionalAction)
     return [(name, a) for name, parser in parsers() for a in parser._actions if not isinstance(a, skipped)]
 
 
