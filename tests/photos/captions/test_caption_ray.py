@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,34 +10,27 @@ import pytest
 from chat_server import ChatServer, lines, photos
 
 from messages import mentions
-from seps.images.sources import ImageSource
-from seps.photos.captions import BackendConfig, CaptionConfig, Item, RayConfig, caption_images, list_images
-from seps.photos.captions.engines import Describer, pack, unpack
+from seps.photos.captions import BackendConfig, CaptionConfig, RayConfig, caption_images, list_images
+from seps.photos.captions.engines import describer
 
 
 def config(server: ChatServer) -> BackendConfig:
     return BackendConfig(kind="openai", model="tiny", url=server.url, backoff=0.01, give_up_after=3)
 
 
-def test_items_travel_as_text() -> None:
-    item = Item("ein Bild", ImageSource(Path("/x/y.tar"), "m.png"), "aa", "bb")
-    assert unpack(pack(item)) == item
-
-
 def test_a_worker_describes_a_batch(tmp_path: Path) -> None:
     items = list_images(photos(tmp_path, 5))
     with ChatServer() as server:
-        worker = Describer(config(server), CaptionConfig())
+        describe = describer(config(server), CaptionConfig())
         for _ in range(2):
-            assert len(worker({"item": [pack(item) for item in items]})["outcome"]) == 5
+            assert len(describe(items)) == 5
     assert len(server.requests) == 10
 
 
 def test_a_worker_without_a_backend_says_so(tmp_path: Path) -> None:
-    worker = Describer(BackendConfig(model=str(tmp_path), device="nowhere"), CaptionConfig())
-    (outcome,) = worker({"item": [pack(item) for item in list_images(photos(tmp_path, 2))]})["outcome"]
-    assert json.loads(outcome)["kind"] == "fatal"
-    assert "nowhere" in json.loads(outcome)["reason"]
+    describe = describer(BackendConfig(model=str(tmp_path), device="nowhere"), CaptionConfig())
+    (outcome,) = describe(list_images(photos(tmp_path, 2)))
+    assert outcome.kind == "fatal" and "nowhere" in outcome.reason
 
 
 def test_without_ray_a_sentence_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,6 @@ from seps.encoders import ViT
 from seps.images.sources import ImageSource
 from seps.photos.indexing import embedding
 from seps.photos.indexing.build import IndexOptions, index_folder
-from seps.photos.indexing.ray import Worker
 from seps.photos.search.searcher import Searcher
 from seps.photos.store.store import Store
 from seps.retrieval.engine import faster, layout, slimmed
@@ -64,9 +63,9 @@ def test_a_worker_chooses_by_its_own_machine(monkeypatch: pytest.MonkeyPatch) ->
     prepare = embedding.Preparer(engine_of(from_pretrained("base")), PatchLayout("full", 384, (20, 20), 1))
     assert prepare.fast.vision is not None
     monkeypatch.setattr(faster, "multiplies_bfloat16", lambda: False)
-    assert Worker(copy.copy(prepare), on_gpu=False).prepare.fast.vision is None  # pickled by Ray, it is a copy too
+    assert embedding.on_worker(copy.copy(prepare), on_gpu=False).fast.vision is None  # pickled by Ray, it is a copy too
     monkeypatch.setattr(faster, "multiplies_bfloat16", lambda: True)
-    assert Worker(copy.copy(prepare), on_gpu=False).prepare.fast.vision is not None
+    assert embedding.on_worker(copy.copy(prepare), on_gpu=False).fast.vision is not None
 
 
 def test_the_gpu_is_free_while_a_batch_is_decoded_and_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

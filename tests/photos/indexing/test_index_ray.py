@@ -15,18 +15,17 @@ from unittest import mock
 
 import numpy as np
 import pytest
-import torch
 
 from seps.cli.main import call
 from seps.images.sources import ImageSource
 from seps.photos.indexing import build as indexing
 from seps.photos.indexing.build import IndexOptions, index_folder
-from seps.photos.indexing.embedding import ImageJob, PreparedBatch, Preparer
+from seps.photos.indexing.embedding import ImageJob, PreparedBatch, Preparer, Unread, _joined, _lost
 from seps.photos.indexing.maintenance import verify
-from seps.photos.indexing.ray import LOST, _one_by_one, _spread, carry_plugins
 from seps.photos.store.rows import Row
 from seps.photos.store.store import Store
-from seps.ray_cluster import RayConfig, connected
+from seps.ray_cluster import LOST, ClusterWork, RayConfig, answers, carry_plugins, connected
+from seps.ray_cluster import one_by_one as answer_one_by_one
 from seps.retrieval.engine.packing import unpack
 from seps.retrieval.ranking import bank
 from stores import few_sentences, gallery, index, model, model_folder, paint
@@ -120,7 +119,7 @@ def test_a_cluster_gives_the_same_store(
             return super().__call__(jobs)
 
     monkeypatch.setattr(indexing, "Preparer", Dying)
-    monkeypatch.setattr("seps.photos.indexing.ray.TRIES", 1)
+    monkeypatch.setattr("seps.ray_cluster.TRIES", 1)
     arguments = [str(folder), "--store", str(tmp_path / "ray"), "--model", model_folder(), "--engine", "ray", "--json"]
     call("index", [*arguments, "--workers", "2"])
     shown = capsys.readouterr().out
@@ -129,7 +128,7 @@ def test_a_cluster_gives_the_same_store(
     monkeypatch.undo()
     assert told["moved"] == 1 and told["unchanged"] + told["new"] + told["changed"] + told["moved"] == 19
     problems = {problem["name"]: problem["why"] for problem in told["problems"]}
-    assert set(problems) == {"bad.jpg", killer} and problems[killer] == LOST.why
+    assert set(problems) == {"bad.jpg", killer} and problems[killer] == LOST
 
     few_sentences(monkeypatch)
     index(folder, tmp_path / "local", bank=True)
@@ -162,9 +161,13 @@ class FakeRay:
         raise self.exceptions.RayActorError if step == "dies" else self.exceptions.ActorUnavailableError
 
 
+WORK: ClusterWork[ImageJob, PreparedBatch] = ClusterWork(lambda on_gpu: lambda jobs: PreparedBatch([]), _lost, _joined)
+
+
 def one_by_one(names: Sequence[str], *script: str) -> Sequence[object]:
     fake = FakeRay(*script)
-    outcomes = _one_by_one(fake, fake, [ImageJob(ImageSource(Path(name)), None) for name in names]).outcomes
+    jobs = [ImageJob(ImageSource(Path(name)), None) for name in names]
+    outcomes = answer_one_by_one(fake, fake, jobs, WORK).outcomes
     assert not fake.script
     return outcomes
 
@@ -172,14 +175,14 @@ def one_by_one(names: Sequence[str], *script: str) -> Sequence[object]:
 def test_a_cluster_that_cannot_work_is_no_fault_of_the_pictures() -> None:
     with pytest.raises(ValueError, match="die"):
         one_by_one(["a.jpg", "b.jpg"], *["works", "dies"] * 4)
-    assert one_by_one(["a.jpg"], *["works", "dies"] * 2) == [LOST]
+    assert one_by_one(["a.jpg"], *["works", "dies"] * 2) == [Unread(LOST)]
 
 
 def test_a_worker_that_is_starting_again_costs_no_picture() -> None:
     """The first picture kills it at both tries; the second is given once it has started."""
     starting = ["restarts"] * 3 + ["works"]
     assert one_by_one(["killer.jpg", "b.jpg"], *["works", "dies", *starting, "dies", *starting, "works"]) == [
-        LOST,
+        Unread(LOST),
         "read",
     ]
 
@@ -224,9 +227,8 @@ class SmallCluster:
 
 
 def spread(ray: SmallCluster, workers: int, address: str = "auto") -> list[int]:
-    prepare: Any = SimpleNamespace(engine=SimpleNamespace(device=torch.device("cpu")), has_bank=False)
     batches: list[list[ImageJob]] = [[] for _ in range(9)]
-    return sorted(number for number, _ in _spread(ray, batches, prepare, RayConfig(address, workers)))
+    return sorted(number for number, _ in answers(ray, RayConfig(address, workers), batches, WORK))
 
 
 def test_more_workers_than_the_cluster_has_room_for_cost_nothing() -> None:

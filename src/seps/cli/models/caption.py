@@ -141,7 +141,7 @@ def add_options(parser: Parser) -> None:
     )
 
     add = parser.add_argument_group("over a cluster").add_argument
-    add("--engine", choices=("local", "ray"), default="local", help="ray: Ray Data (default: %(default)s)")
+    add("--engine", choices=("local", "ray"), default="local", help="ray: a cluster (default: %(default)s)")
     add("--ray-address", default="", help="address of the cluster (default: start one on this machine)")
     add("--workers", type=positive, default=1, help="describing processes in the cluster (default: %(default)s)")
     add("--gpus", type=non_negative_real, default=0.0, help="GPUs per describing process (default: 0)")

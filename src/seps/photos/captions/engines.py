@@ -5,18 +5,15 @@ No files are written here: that is done by one process alone, which is why a clu
 
 from __future__ import annotations
 
-import json
-import math
 import queue
 import threading
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 from seps.images.shards import UnreadableImage, read_source
-from seps.images.sources import ImageSource
-from seps.ray_cluster import RayConfig, connected
+from seps.ray_cluster import LOST, ClusterError, ClusterWork, RayConfig, spread
 
 from .backends import Answer, Backend, FatalError, Stopped, build
 from .config import BackendConfig, CaptionConfig
@@ -27,7 +24,6 @@ from .quality import answer_problem, words_of
 # fatal: not about one image, but the end of the run.
 OutcomeKind = Literal["good", "same", "aside", "bad", "fault", "unreadable", "fatal"]
 Stop = Callable[[], bool]
-MOST_BLOCKS = 10_000
 
 
 @dataclass
@@ -177,67 +173,46 @@ def run_ray(
     items: Sequence[Item],
     backend: BackendConfig,
     config: CaptionConfig,
-    ray_config: RayConfig,
+    ray: RayConfig,
     halt: threading.Event,
     stop: Stop,
 ) -> Generator[ImageOutcome]:
-    """Outcomes as the cluster delivers them, block by block. Raises ValueError where Ray is missing.
+    """Outcomes as the cluster delivers them, batch by batch. Raises ValueError where Ray is missing.
 
     The workers read the images themselves: the paths must lead to them on every machine.
     A worker that finds its backend unusable ends the run.
     """
-    batch = backend.batch_size if backend.kind == "transformers" else 4 * backend.parallel
-    # A block is what reaches the driver at once, and so what a killed driver loses at most.
-    blocks = min(MOST_BLOCKS, math.ceil(len(items) / batch))
-    packed = [{"item": pack(item)} for item in items]
-    with connected(ray_config, "ray.data") as ray:
-        described = ray.data.from_items(packed, override_num_blocks=blocks).map_batches(
-            Describer,
-            fn_constructor_kwargs={"backend": backend, "config": config},
-            batch_size=batch,
-            compute=ray.data.ActorPoolStrategy(size=ray_config.workers),
-            num_gpus=ray_config.gpus or None,
-        )
-        try:
-            # Whole blocks: stopping between two rows of one would throw finished work away.
-            for block in described.iter_batches(batch_size=None, batch_format="numpy"):
-                for text in block.get("outcome", ()):
-                    yield ImageOutcome(**json.loads(text))
-                if stop():
-                    halt.set()
-                if halt.is_set():
-                    return
-        except ray.exceptions.RayError as error:
-            yield ImageOutcome("", "fatal", reason=f"Ray: {str(error).strip().splitlines()[-1]}")
+    # A batch is what reaches the driver at once, and so what a killed driver loses at most.
+    size = backend.batch_size if backend.kind == "transformers" else 4 * backend.parallel
+    placed = [replace(item, source=replace(item.source, path=item.source.path.absolute())) for item in items]
+    batches = [placed[start : start + size] for start in range(0, len(placed), size)]
+    try:
+        for _, outcomes in spread(ray, batches, ClusterWork(partial(describer, backend, config), _lost, _joined)):
+            yield from outcomes
+            if stop():
+                halt.set()
+            if halt.is_set():
+                return
+    except ClusterError as error:
+        yield ImageOutcome("", "fatal", reason=str(error))
 
 
-class Describer:
-    """A worker of the cluster: builds its backend once and describes batch after batch."""
-
-    def __init__(self, backend: BackendConfig, config: CaptionConfig) -> None:
-        self.config = config
-        self.halt = threading.Event()
-        self.problem = ""
-        try:
-            self.backend = build(backend, self.halt)
-        except ValueError as error:
-            self.problem = str(error)
-
-    def __call__(self, batch: dict[str, Any]) -> dict[str, list[str]]:
-        """{"item": packed items} -> {"outcome": outcomes as JSON}."""
-        if self.problem:
-            return {"outcome": [json.dumps(asdict(ImageOutcome("", "fatal", reason=self.problem)))]}
-        items = [unpack(str(text)) for text in batch["item"]]
-        outcomes = run_local(items, self.backend, self.config, self.halt, lambda: False)
-        return {"outcome": [json.dumps(asdict(outcome)) for outcome in outcomes]}
+def describer(
+    backend: BackendConfig, config: CaptionConfig, on_gpu: bool = False
+) -> Callable[[Sequence[Item]], list[ImageOutcome]]:
+    """What a worker of the cluster describes batches by; it builds its backend once."""
+    halt = threading.Event()
+    try:
+        built = build(backend, halt)
+    except ValueError as error:
+        problem = str(error)
+        return lambda items: [ImageOutcome("", "fatal", reason=problem)]
+    return lambda items: list(run_local(items, built, config, halt, lambda: False))
 
 
-def pack(item: Item) -> str:
-    """An item as JSON, for a column of plain texts."""
-    return json.dumps([item.id, str(item.source.path.absolute()), item.source.member, item.described, item.set_aside])
+def _lost(item: Item) -> list[ImageOutcome]:
+    return [ImageOutcome(item.id, "fault", reason=LOST)]
 
 
-def unpack(text: str) -> Item:
-    """The item that `pack` packed."""
-    image, path, member, described, set_aside = json.loads(text)
-    return Item(image, ImageSource(Path(path), member), described, set_aside)
+def _joined(parts: Sequence[list[ImageOutcome]]) -> list[ImageOutcome]:
+    return [outcome for part in parts for outcome in part]

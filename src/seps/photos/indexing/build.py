@@ -23,6 +23,7 @@ from seps.photos.indexing.embedding import (
     Preparer,
     Unread,
     prepare_locally,
+    prepare_on_cluster,
 )
 from seps.photos.indexing.gallery import Found, Gallery, Problem, walk
 from seps.photos.indexing.maintenance import UNFINISHED, IndexReport, bring_up_to_date
@@ -316,8 +317,6 @@ class _Indexer:
     def _prepared(self, jobs: Sequence[Sequence[ImageJob]]) -> Generator[tuple[int, PreparedBatch]]:
         if self.options.ray is None or not jobs:
             return prepare_locally(jobs, self.prepare, self.options.workers)
-        from seps.photos.indexing.ray import prepare_on_cluster
-
         return prepare_on_cluster(jobs, self.prepare, self.options.ray)
 
     def _take(self, batch: Sequence[_Work], outcomes: Sequence[PreparedImage | Unread]) -> None:

@@ -5,6 +5,7 @@ A `Preparer` is all that a worker needs, whether it is a thread of this process 
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
 import time
@@ -13,6 +14,7 @@ from collections.abc import Container, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +29,11 @@ from seps.images.sources import ImageSource
 from seps.photos.indexing.descriptions import described
 from seps.photos.store.rows import PACKED_TYPES, Columns
 from seps.photos.threads import computing_threads
+from seps.ray_cluster import LOST, ClusterWork, RayConfig, connected, spread
 from seps.retrieval.engine.engine import Engine
 from seps.retrieval.engine.faster import faster
 from seps.retrieval.engine.layout import Kept, Layout
+from seps.retrieval.engine.loading import on_device
 from seps.retrieval.ranking.bank import Bank, bank_of
 
 CPU_TEXTS = 8
@@ -228,3 +232,36 @@ def prepare_locally(
     finally:
         maker.shutdown(wait=True, cancel_futures=True)
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def prepare_on_cluster(
+    batches: Sequence[Sequence[ImageJob]], prepare: Preparer, config: RayConfig
+) -> Generator[tuple[int, PreparedBatch]]:
+    """Batches with their numbers, as the actors of a Ray cluster have read, decoded and embedded them.
+
+    Raises ValueError without Ray, or where the cluster fails.
+    """
+    with connected(config):  # first: the sentences of the bank take seconds
+        prepare = copy.copy(prepare)
+        if prepare.engine.device.type != "cpu":  # a machine without a GPU could not load it
+            prepare.engine = on_device(prepare.engine, "cpu")
+        if prepare.has_bank:  # each worker would encode its sentences anew
+            prepare.bank = bank_of(prepare.engine)
+        yield from spread(config, batches, ClusterWork(partial(on_worker, prepare), _lost, _joined))
+
+
+def on_worker(prepare: Preparer, on_gpu: bool) -> Preparer:
+    """What an actor works with; a GPU is used where the cluster gave it one."""
+    if on_gpu:
+        prepare.engine = on_device(prepare.engine, "cuda")
+        prepare.bank = None if prepare.bank is None else prepare.bank.to("cuda")
+    return prepare
+
+
+def _lost(job: ImageJob) -> PreparedBatch:
+    return PreparedBatch([Unread(LOST)])
+
+
+def _joined(parts: Sequence[PreparedBatch]) -> PreparedBatch:
+    outcomes = [outcome for part in parts for outcome in part.outcomes]
+    return PreparedBatch(outcomes, sum(part.decoding for part in parts), sum(part.encoding for part in parts))
