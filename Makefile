@@ -3,13 +3,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.stamp
 
-.PHONY: help setup demo demo-reid docs test test-slow lint format bench clean
+.PHONY: help setup demo demo-reid docs test test-slow lint format bench release clean
 help:
 	@echo "make demo   set up and run the main job on the embedded default"
 	@echo "make test   set up and run what a change needs (lint, types, tests)"
 	@echo "make test-slow   the tests that take longest: Ray, the release, kills, the blocks of the docs"
 	@echo "make demo-reid   draw a small RGB/NIR/TIR set, train on it, measure, show"
 	@echo "make docs   build the documentation site into build/site"
+	@echo "make release   build the archives, check them, test them in empty environments; uploads nothing"
 	@echo "make lint | format | bench | clean"
 
 setup: $(STAMP)
@@ -52,6 +53,9 @@ format: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.speed
+
+release: $(STAMP)
+	$(BIN)/python tools/release.py --lowest
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache

@@ -1,5 +1,5 @@
 """Hooks of the documentation site (mkdocs.yml): equations as MathML, pages from files of the repository, and the
-reference of commands and settings, generated from the parsers and the dataclasses.
+reference, generated from parsers, dataclasses and schemas.
 
 Equations are written `$$ ... $$` on lines of their own, or `\\( ... \\)` in a sentence. They become MathML when the
 site is built, so that no page needs a script for them.
@@ -17,7 +17,7 @@ from latex2mathml.converter import convert
 from mkdocs.structure.files import File
 
 sys.path.append(str(Path(__file__).parent))
-from docs_reference import commands_page, settings_page
+from docs_reference import commands_page, http_page, settings_page, store_page
 
 ROOT = Path(__file__).parent.parent
 STUDY_FILES = {".md", ".json", ".jsonl", ".txt", ".gz"}
@@ -34,6 +34,13 @@ REPOSITORY_PAGES = {
     },
 }
 """Files outside docs/ that are part of the site as well; links to them are led to their place in the site."""
+GENERATED = {
+    "commands.md": commands_page,
+    "settings.md": settings_page,
+    "http-api.md": http_page,
+    "store.md": store_page,
+}
+"""Pages made from the code."""
 
 _CODE = re.compile(r"(^```.*?^```\s*?$|`[^`\n]+`)", re.DOTALL | re.MULTILINE)
 _MATH = re.compile(r"\$\$(.+?)\$\$|\\\((.+?)\\\)", re.DOTALL)
@@ -55,8 +62,8 @@ def on_files(files: Any, config: Any) -> Any:
     for source, page in REPOSITORY_PAGES.items():
         if (ROOT / source).is_file():
             files.append(File.generated(config, page, abs_src_path=str(ROOT / source)))
-    for page, text in (("commands.md", commands_page()), ("settings.md", settings_page())):
-        files.append(File.generated(config, page, content=text))
+    for page, make in GENERATED.items():
+        files.append(File.generated(config, page, content=make()))
     return files
 
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
         register_scoring,
     )
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 
 __all__ = [
     "HRPA",

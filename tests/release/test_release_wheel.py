@@ -21,6 +21,9 @@ import pytest
 import seps
 
 TREE = Path(__file__).parents[2]
+sys.path.append(str(TREE / "tools"))
+import release  # noqa: E402
+
 pytest.importorskip("setuptools", minversion="77", reason="the archives are built with setuptools")
 
 
@@ -44,12 +47,13 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     for name in ("runs/a/secret.json", "carry/b.py", "out/demo.png", "docs/x.md", "benchmarks/y.py", "lab/z/y.py"):
         (tree / name).parent.mkdir(parents=True)
         (tree / name).write_text("left behind")
-    build = "from setuptools import build_meta; build_meta.build_sdist('dist')"
-    call(sys.executable, "-c", build, cwd=tree)
-    source = next((tree / "dist").glob("*.tar.gz"))
-    pip = [sys.executable, "-m", "pip", "wheel", "-q", "--no-build-isolation", "--no-deps", "--no-index"]
-    call(*pip, "-w", tree / "dist", source)
-    return source, next((tree / "dist").glob("*.whl"))
+    return release.build(tree, tree / "dist")
+
+
+def test_the_release_tool_finds_nothing_wrong_and_reads_the_bounds(archives: tuple[Path, Path]) -> None:
+    assert list(release.problems(*archives)) == []
+    bounds = release.lowest(archives[1])
+    assert {"torch==2.4", "pyarrow==16"} <= set(bounds) and not [name for name in bounds if name.startswith("triton")]
 
 
 @pytest.mark.slow

@@ -59,6 +59,7 @@ class StoreSettings:
     root: str
     """Folder that the paths are relative to."""
     model: str
+    """Name, hub id or folder of the model."""
     model_hash: str
     """Digest of what makes a picture's state."""
     layout: Layout
@@ -68,6 +69,7 @@ class StoreSettings:
     text_hash: str = ""
     """Digest of the text side that the levels and the calibration were made with; of a dual encoder it is empty."""
     format: int = FORMAT
+    """Of the columns and settings."""
     bank: str = ""
     """Tag of the background queries that the images' levels are made with; without any there is no such column."""
     calibration: Mapping[str, float] = field(default_factory=dict)
@@ -159,19 +161,25 @@ class Row:
     """One image of the store; the names are those of the columns. Those of `PACKED_TYPES` are its packed state."""
 
     id: str
+    """20 hex digits of the hash of path and member."""
     path: str
-    """Relative to the root, with forward slashes."""
+    """Of the file, relative to the first folder, with forward slashes; of other folders absolute."""
     member: str | None
     """Member of the tar shard `path`."""
     size: int
+    """Bytes of the file."""
     mtime: int
-    """Nanoseconds."""
+    """When the file was changed, in nanoseconds since 1970."""
     sha256: str
+    """Of the bytes of the file."""
     width: int
+    """Pixels."""
     height: int
+    """Pixels."""
     thumbnail: bytes
+    """A JPEG."""
     vector: Any
-    """(C,) float16."""
+    """(C,) float16: the vector of the candidate search."""
     tokens: bytes
     """(P + N or M, C) prefix tokens and patches; empty where a picture has one vector."""
     positions: bytes | None
@@ -187,7 +195,7 @@ class Row:
     taken: int | None = None
     """Nanoseconds since 1970 by EXIF; None: the file does not say."""
     excluded: bool | None = False
-    """Kept and never found: a pattern leaves it out, or its folder was removed from the store."""
+    """Hidden from search, still stored: a pattern excludes it, or its folder was removed from the store."""
     written: str | None = None
     """The part of the description that a line of a JSONL file gave."""
     sources: str | None = None
