@@ -116,6 +116,11 @@ def test_pixels_are_added_by_patch() -> None:
     pixels = torch.full((2, 3, 4, 6), 100, dtype=torch.uint8)
     shown = overlay(pixels, torch.tensor([[0.0, 0, 0, 9], [0, 0, 0, 0]]), (2, 2))
     assert shown[0, :, 3, 5].sum() > shown[0, :, 0, 0].sum() and torch.equal(shown[1, :, 0, 0], shown[0, :, 0, 0])
+    # The strongest patch has the lightest shade, a fourth of its strength the second one.
+    quarter = overlay(pixels, torch.tensor([[0.0, 1, 4, 4], [0, 0, 0, 4]]), (2, 2))
+    for (row, column), shade in (((3, 5), (252, 255, 164)), ((0, 3), (87, 16, 110))):
+        expected = 0.35 * 100 + 0.65 * torch.tensor(shade, dtype=torch.float32)
+        torch.testing.assert_close(quarter[0, :, row, column].float(), expected, atol=1, rtol=0)
 
 
 def test_a_map_takes_shots_of_identities_spread_over_the_queried_ones(tmp_path: Path) -> None:

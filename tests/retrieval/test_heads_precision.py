@@ -1,4 +1,4 @@
-"""The baselines' heads score in float32 under autocast, as the method does."""
+"""The baselines' heads: float32 under autocast, as in the method, and the largest score."""
 
 from __future__ import annotations
 
@@ -8,8 +8,21 @@ import torch
 import seps
 from seps.retrieval.heads import ImageFeatures, TextFeatures, make_head
 
+KINDS = ["mean", "maxsim", "scan", "scan-t2i", "scan-i2t", "description"]
 
-@pytest.mark.parametrize("kind", ["mean", "maxsim", "scan", "scan-t2i", "scan-i2t", "description"])
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_equal_vectors_have_the_largest_score(kind):
+    """A loss takes its temperature relative to it."""
+    head = make_head(kind, 1, seps.SlimmingConfig(embed_size=64, num_patches=9))
+    one = torch.randn(64)
+    valid = torch.ones(1, 5, dtype=torch.bool)
+    images = ImageFeatures(one.expand(1, 10, 64), one.expand(1, 5, 64), valid)
+    found = head(images, TextFeatures(one.expand(1, 5, 64), valid))
+    assert float(found.similarity.detach()) == pytest.approx(head.score_range, abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_baselines_are_the_same_under_autocast(kind):
     head = make_head(kind, 1, seps.SlimmingConfig(embed_size=64, num_patches=9))
     words_valid = torch.arange(5) < torch.tensor([[5], [2], [3]])

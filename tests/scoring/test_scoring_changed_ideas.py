@@ -249,11 +249,13 @@ def idea(request):
 
 
 def scored(call):
-    """The result, and whether a warning said that it was scored slowly."""
+    """The result, and the warnings that it was scored slowly, each with its reason."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         result = call()
-    return result, [str(one.message) for one in caught if "slow" in str(one.message)]
+    slow = [str(one.message) for one in caught if "slow" in str(one.message)]
+    assert not any("None" in message for message in slow)
+    return result, slow
 
 
 @pytest.mark.parametrize("backend", ["auto", "factored", "reference"])

@@ -105,7 +105,7 @@ def run_seeds(
     seeds: Sequence[int],
     folder: Path,
     *,
-    missing: bool = False,
+    missing: bool,
     device: torch.device | str = "cpu",
     progress: Progress | None = None,
     log: Callable[[str], None] | None = None,

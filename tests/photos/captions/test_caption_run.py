@@ -22,6 +22,8 @@ from messages import mentions, naming
 from seps.cli.main import call
 from seps.images.sources import DataError
 from seps.photos.captions import BackendConfig, CaptionConfig, Sampling, caption_images, list_images
+from seps.photos.captions.backends import Answer
+from seps.photos.captions.engines import run_local
 from seps.photos.captions.images import content_hash
 from seps.retrieval.data import NothingDescribed, attach_dense, load_jsonl
 
@@ -387,3 +389,29 @@ def test_ctrl_c_finishes_what_is_running(tmp_path: Path) -> None:
         # Every answer that the server gave is in the file.
         assert len(lines(out)) == len(server.requests) == 14
     assert not (tmp_path / "dense.jsonl.lock").exists()
+
+
+def test_a_request_that_hangs_does_not_hold_up_the_end_of_the_process(tmp_path: Path) -> None:
+    released = threading.Event()
+
+    class Hanging:
+        name, model, batch_size, parallel = "openai", "tiny", 1, 2
+
+        def prepare(self, data: bytes, source: Any) -> None:
+            """Nothing of the picture is needed."""
+
+        def describe(self, pictures: Any, sampling: Sampling) -> Any:
+            released.wait(60)
+            return [Answer(GOOD, "stop")] * len(pictures)
+
+    photos(tmp_path / "in", 2)
+    running = run_local(list_images(tmp_path / "in"), Hanging(), CaptionConfig(), threading.Event(), lambda: False)
+    threading.Timer(1, released.set).start()
+    found: list[bool] = []
+    reader = threading.Thread(target=lambda: found.extend(outcome.kind == "good" for outcome in running))
+    reader.start()
+    while not (threads := [thread for thread in threading.enumerate() if thread.name == "seps-caption"]):
+        time.sleep(0.01)
+    assert all(thread.daemon for thread in threads)
+    reader.join(60)
+    assert found == [True, True]

@@ -229,6 +229,11 @@ def test_the_bytes_of_the_named_states(name: str, most: int) -> None:
     assert 0.9 * most < total <= most
 
 
+def test_a_grid_that_is_no_square_keeps_all_its_patches() -> None:
+    assert PatchLayout.of("full", 16, (2, 3), 1).stored == 6
+    assert PatchLayout.of("tiny", 16, (1, 5), 1).stored == 2  # means of one row
+
+
 def test_the_command_makes_and_continues_a_small_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, place = gallery(tmp_path / "g", 3), tmp_path / "s"
     command = [str(folder), "--store", str(place), "--model", model_folder(), "--no-bank", "--size", "tiny"]

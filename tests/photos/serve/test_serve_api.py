@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import os
 import re
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -226,6 +228,27 @@ def test_parallel_clients(client: Client) -> None:
         answers = list(pool.map(lambda i: client.get(f"/api/search?q=query+{i % 5}&k=2"), range(40)))
     assert {answer.status_code for answer in answers} == {200}
     assert len({answer.text for answer in answers}) == 5
+
+
+def test_a_picture_does_not_wait_for_searches(client: Client, searcher: Searcher, monkeypatch) -> None:
+    identity, released, begun = searcher.search("a dog", k=1)[0].id, threading.Event(), threading.Semaphore(0)
+    plain = work.Service.search
+
+    def slow(*arguments: Any) -> Any:
+        begun.release()
+        released.wait(60)
+        return plain(*arguments)
+
+    monkeypatch.setattr(work.Service, "search", slow)
+    with ThreadPoolExecutor(5) as pool:
+        searches = [pool.submit(client.get, QUERY) for _ in range(4)]
+        begun.acquire()
+        begun.acquire()  # both threads of searches are taken
+        try:
+            assert pool.submit(client.get, f"/api/image/{identity}").result(timeout=30).status_code == 200
+        finally:
+            released.set()
+    assert [search.result().status_code for search in searches] == [200] * 4
 
 
 def test_confidence(tmp_path: Path) -> None:
