@@ -235,3 +235,15 @@ def test_image_side_exports_to_onnx(tmp_path):
     images = torch.randn(5, 13, 16)
     for ours, theirs in zip(module(images), session.run(None, {"images": images.numpy()}), strict=True):
         torch.testing.assert_close(torch.from_numpy(theirs), ours, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("options", "kept"), [({}, "25"), ({"decision": "binary"}, "learned")])
+def test_a_printed_network_shows_its_numbers_of_patches_and_beta(options, kept):
+    config = seps.SlimmingConfig(embed_size=16, num_patches=49, sparse_ratio=0.5, aggr_ratio=0.4, beta=0.2, **options)
+    printed = repr(seps.PatchSlimming(config)).splitlines()
+    assert printed[1].strip() == f"N -> K -> Q: 49 -> {kept} -> 9 + 1 extra token, beta=0.2"
+
+
+def test_a_printed_module_of_sensors_shows_its_numbers_of_patches_and_beta():
+    printed = repr(seps.MultiModalSDTPS(embed_dim=16, num_patches=32, sparse_ratio=0.5, aggr_ratio=0.4, beta=0.2))
+    assert printed.splitlines()[1].strip() == "rgb, nir, tir: N -> K -> Q: 32 -> 16 -> 6 + 1 extra token, beta=0.2"

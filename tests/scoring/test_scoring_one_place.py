@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernel_cases import fused_scores, on_device
 from scoring_cases import CONFIGS, make_inputs, make_net
 from seps.method import align, select, tokens
 from seps.method.network import PatchSlimming
@@ -102,11 +103,24 @@ def test_every_path_follows_a_step_changed_in_its_place(
     assert can_score(net) == (preset == "default")
 
 
-@pytest.mark.parametrize("kind", [OtherSum])
-def test_the_kernels_refuse_a_network_with_another_step(kind: type[PatchSlimming]) -> None:
-    net = kind(CONFIGS["default"]).eval()
-    assert choose_backend(net, "cpu").backend == "factored"
-    assert kind.__name__ in str(why_not_triton(net))
+@pytest.mark.parametrize("change", CHANGES)
+def test_the_kernels_follow_a_changed_step_or_refuse_it(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind, replaced = CHANGES[change]
+    config = CONFIGS["default"]
+    net = kind(config).eval()
+    net.load_state_dict(make_net(config).state_dict())
+    net, data = on_device(net, make_inputs(config, images=2, texts=7))
+    dense = {"dense": data["dense"], "dense_lengths": data["dense_lengths"]}
+    assert why_not_triton(PatchSlimming(config)) is None
+    with functions(monkeypatch, *(replaced or (align, "pool_relevance", align.pool_relevance))):
+        reason = why_not_triton(net)
+        if change in ("mix", "merge weights"):
+            assert reason is None
+            wanted = net(data["images"], data["words"], data["lengths"], **dense)
+            torch.testing.assert_close(fused_scores(net, data, **dense), wanted, atol=2e-3, rtol=0)
+        else:
+            assert (kind.__name__ if replaced is None else replaced[1]) in str(reason)
+            assert choose_backend(net, "cuda").backend == "factored"
 
 
 @pytest.mark.parametrize("part", ["sparse_net_cap", "aggr_net", "hrpa"])

@@ -42,7 +42,7 @@ from seps.method.parts import (
 )
 from seps.method.precision import float_matmul
 from seps.method.score import combine_scores, cosine_attention, masked_mean
-from seps.method.select import extra_weights
+from seps.method.select import extra_weights, num_kept
 from seps.method.tokens import merge_weights
 from seps.registry import OWN
 
@@ -98,6 +98,13 @@ class PatchSlimming(nn.Module):
         self.guides = Guides(config)
         if config.dense == "tokens":
             self.trust = nn.Parameter(torch.zeros(()))
+
+    def extra_repr(self) -> str:
+        """Settings shown by `print(module)`."""
+        config = self.config
+        kept = "learned" if config.decision == "binary" else num_kept(config.num_patches, config.sparse_ratio)
+        beta = "" if config.scoring == "sum" else f", beta={config.beta}"
+        return f"N -> K -> Q: {config.num_patches} -> {kept} -> {config.num_merged} + 1 extra token{beta}"
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **options: Any) -> Any:
         """As `nn.Module.load_state_dict`; a checkpoint saved from `DataParallel` loads as well."""

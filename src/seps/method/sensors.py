@@ -133,7 +133,8 @@ class MultiModalSDTPS(nn.Module):
         sparse: TokenSparse = getattr(self, f"{self.modalities[0]}_sparse")
         kept = num_kept(self.num_patches, sparse.sparse_ratio)
         merged = getattr(self, f"{self.modalities[0]}_aggr").keeped_patches
-        return f"{', '.join(self.modalities)}: {self.num_patches} -> {kept} -> {merged} + 1 tokens, beta={self.beta}"
+        shown = f"N -> K -> Q: {self.num_patches} -> {kept} -> {merged} + 1 extra token, beta={self.beta}"
+        return f"{', '.join(self.modalities)}: {shown}"
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **options: Any) -> Any:
         """As `nn.Module.load_state_dict`; a checkpoint saved from `DataParallel` loads as well."""

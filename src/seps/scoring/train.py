@@ -99,7 +99,8 @@ def score_with_gradient(
         blocks = [texts.block(start, stop) for start, stop in texts.runs(plan.texts, _LEAST_TEXTS)]
         order, parts = _parts(net, encoded, dtype, plan, memory, texts.count, unsupported is not None)
         keep_extra = images.shape[0] * texts.count * images.shape[-1] <= _KEPT
-        rows = [_score_part(net, part, blocks, dtype, want_masks, keep_extra) for part in parts]
+        once = len(parts) == 1 and texts.count <= parts[0].texts
+        rows = [_score_part(net, part, blocks, dtype, want_masks, keep_extra, once) for part in parts]
     back = torch.argsort(torch.cat([block.index for block in blocks]))
 
     def whole(values: Sequence[Tensor | None], axis: int) -> Tensor | None:
@@ -198,9 +199,18 @@ def _few_trained(texts: int, patches: int, width: int) -> bool:
 
 
 def _score_part(
-    net: PatchSlimming, part: _Part, blocks: list[TextBlock], dtype: torch.dtype, want_masks: bool, keep_extra: bool
+    net: PatchSlimming,
+    part: _Part,
+    blocks: list[TextBlock],
+    dtype: torch.dtype,
+    want_masks: bool,
+    keep_extra: bool,
+    once: bool,
 ) -> Scores:
-    """Scores (b, T) of some images, with texts in block order, and D of each set (T, b, N)."""
+    """Scores (b, T) of some images, with texts in block order, and D of each set (T, b, N).
+
+    `once`: these are all pairs of the call, so making them again in the backward pass would save no memory.
+    """
     by_hand = None
     if net.config.aggregation != "dual" and not part.direct:
         by_hand = RecomputedMaxima(net, part.images, dtype)
@@ -218,7 +228,8 @@ def _score_part(
                     description = description.expand(count_images(part.images), -1)
                 return scored.similarity, scored.pixels, description, scored.masks if want_masks else ()
 
-        similarity, pixels, description, masks = run() if by_hand is not None else checkpoint(run, use_reentrant=False)
+        held = once or by_hand is not None
+        similarity, pixels, description, masks = run() if held else checkpoint(run, use_reentrant=False)
         outputs.append(Scores(similarity, pixels, description, None, masks))
     return joined(outputs)
 

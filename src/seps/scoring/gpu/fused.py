@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from seps.method import align, network, score, select
 from seps.method.align import HRPA
 from seps.method.checks import InputError
 from seps.method.encoded import EncodedImages, Texts
@@ -33,6 +34,18 @@ from seps.scoring.gpu import launches
 from seps.scoring.gpu.launches import KernelSizes
 from seps.scoring.inputs import SortedTexts, TextBlock
 from seps.scoring.terms import branch_weights, changed_step, inverse_norms, other_forward, selects_by_ratio
+
+_STEPS = {
+    (place, name): getattr(place, name)
+    for place, names in (
+        (select, ("hard_topk",)),
+        (network, ("extra_weights", "combine_scores")),
+        (score, ("min_max",)),
+        (align, ("pool_relevance", "pool_both", "largest")),
+    )
+    for name in names
+}
+"""The functions that the kernels compute by themselves, as they were when this module was loaded."""
 
 Run = tuple[int, int]
 """First text of a block, and the one after its last."""
@@ -57,6 +70,9 @@ def why_not_triton(
     )
     if changed is not None:
         return f"{type(net).__name__} has another {changed}, which they compute themselves"
+    for (place, name), step in _STEPS.items():
+        if getattr(place, name) is not step:
+            return f"{place.__name__}.{name} was replaced, and they compute it themselves"
     # In evaluation "gumbel" and "relaxed" draw nothing and are top-K.
     if net.config.decision not in ("topk", "gumbel", "relaxed"):
         return f"decision={net.config.decision!r} keeps another number of patches in each pair"
