@@ -51,9 +51,10 @@ _TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
 
 
 def on_config(config: Any) -> Any:
-    """List the changelog where the repository has one."""
+    """List the changelog where the repository has one; in a menu, so that the bar stays one line."""
     if (ROOT / "CHANGELOG.md").is_file():
-        config.nav.append({"Changes": "changelog.md"})
+        menu = next(part["Reference"] for part in config.nav if "Reference" in part)
+        menu.append({"Changes": "changelog.md"})
     return config
 
 

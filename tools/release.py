@@ -126,9 +126,12 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder of the archives (default: dist)")
     options = parser.parse_args()
     shutil.rmtree(options.out, ignore_errors=True)
-    with tempfile.TemporaryDirectory() as tree:
-        tracked(Path(tree))
-        source, wheel = build(Path(tree), options.out.resolve())
+    try:
+        with tempfile.TemporaryDirectory() as tree:
+            tracked(Path(tree))
+            source, wheel = build(Path(tree), options.out.resolve())
+    except ValueError as error:
+        sys.exit(f"The archives cannot be built: {error}")
     wrong = list(problems(source, wheel))
     for archive in (source, wheel):
         digest = hashlib.sha256(archive.read_bytes()).hexdigest()
