@@ -16,6 +16,7 @@ EXTRAS = {
     "mcp": ("mcp",),
     "qdrant": ("qdrant_client",),
     "sentence-transformers": ("sentence_transformers",),
+    "ocr": ("rapidocr",),
 }
 """Importable modules by extra. A module that is in none of them belongs to the base installation."""
 DISTRIBUTIONS = {"PIL": "pillow", "yaml": "pyyaml", "lance": "pylance"}

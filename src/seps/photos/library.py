@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from seps.photos.duplicates.duplicates import Group
     from seps.photos.indexing.build import IndexReport
     from seps.photos.indexing.opening import IndexOptions
+    from seps.photos.indexing.reading import ReadingReport
     from seps.photos.search.explaining import StoredExplainer
     from seps.photos.store.exporting import Target
     from seps.retrieval.engine.engine import Engine
@@ -186,6 +187,16 @@ class Library:
         report = index_folder(places, self.location, self._engine, name, options=options, progress=self.progress)
         self.close()
         return report
+
+    def read_texts(self) -> ReadingReport:
+        """Look for text in the pictures of the store in which it was not looked for (extra `ocr`), a second per photo.
+
+        Its words are found as those of descriptions. Safe to interrupt and to call again. Raises DataError where the
+        extra is not installed, and StoreError.
+        """
+        from seps.photos.indexing.reading import read_texts
+
+        return read_texts(self.location, progress=self.progress)
 
     def add(self, path: str | os.PathLike[str]) -> IndexReport:
         """Index a file or folder that came to the library's folder.

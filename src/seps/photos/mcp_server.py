@@ -24,6 +24,7 @@ from seps import __version__
 from seps.images.dates import local_time
 from seps.images.shards import UnreadableImage, shown_place
 from seps.photos.library import Library
+from seps.photos.search.hits import sources_of
 from seps.photos.search.results import Result, Results
 from seps.photos.store.rows import StoreError
 
@@ -95,7 +96,20 @@ class Tools:
     def describe(self, picture: Name, images: Images = True) -> Content:
         """Return what the index has of a picture: path, size, date, description, and its thumbnail."""
         identity = self._find(picture)
-        columns = ["id", "path", "member", "width", "height", "size", "mtime", "taken", "dense", "sources", "thumbnail"]
+        columns = [
+            "id",
+            "path",
+            "member",
+            "width",
+            "height",
+            "size",
+            "mtime",
+            "taken",
+            "dense",
+            "sources",
+            "thumbnail",
+            "ocr",
+        ]
         row = self.library.store.get(identity, columns)
         if row is None:
             raise StoreError(f"The picture {identity} was taken out of the index.")
@@ -110,7 +124,8 @@ class Tools:
             "date": local_time(row["mtime"] if taken is None else taken),
             "date_source": "file" if taken is None else "exif",
             "description": _cut(row["dense"], LARGEST_DESCRIPTION),
-            "described_by": row["sources"],
+            "text_in_picture": _cut(row["ocr"], LARGEST_DESCRIPTION),
+            "described_by": ", ".join(sources_of(row["sources"], row["ocr"])),
         }
         return [_text(facts), *(_thumbnails([bytes(row["thumbnail"])]) if images else [])]
 
@@ -129,6 +144,8 @@ class Tools:
             "words": {word: round(value, 4) for word, value in explained.words.items()},
             "words_of_the_description": {word: round(value, 4) for word, value in found.found_words.items()},
             "background": round(found.background, 4),
+            "words_in_the_picture": found.words_in_picture,
+            "text_in_picture": _cut(found.text_in_picture, LARGEST_DESCRIPTION),
             "described_by": found.described_by,
             "rest": round(found.rest, 4),
             "patches": {"kept": sum(found.kept), "of": len(found.kept)},
@@ -203,6 +220,7 @@ class Tools:
             facts = {**result.as_dict(), "rank": rank}
             facts["path"] = shown_place(str(result.path), facts.pop("member", None))
             facts["good"] = result.good
+            facts["text_in_picture"] = _cut(result.text_in_picture or None, LARGEST_DESCRIPTION // 10)
             facts["description"] = _cut(texts.get(result.id), LARGEST_DESCRIPTION // 10)
             listed.append({name: value for name, value in facts.items() if value is not None})
         return [_text({"note": note, "results": listed}), *(self._thumbnails(ids) if images else [])]

@@ -85,9 +85,12 @@ def run(options: argparse.Namespace) -> int:
     for word, contribution in words:
         print(f"  {word:<{width}}  {contribution:+.3f}")
     for word, value in explanation.found_words.items():
-        print(f"  {printable(word):<{width}}  {value:+.3f}  (a rare word that the description has)")
+        where = "in the picture" if word in explanation.words_in_picture else "that the description has"
+        print(f"  {printable(word):<{width}}  {value:+.3f}  (a rare word {where})")
+    if explanation.text_in_picture:
+        print(f"Text in the picture: {printable(' / '.join(explanation.text_in_picture.splitlines()))}")
     if explanation.described_by:
-        print(f"The description is from: {printable(', '.join(explanation.described_by))}")
+        print(f"Its texts are from: {printable(', '.join(explanation.described_by))}")
     for note in notes:
         print(printable(note))
     if options.out:

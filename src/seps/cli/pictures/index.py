@@ -22,6 +22,7 @@ from seps.retrieval.config import DEFAULT_MODEL, SIZES, VECTOR
 if TYPE_CHECKING:
     from seps.photos.indexing.build import IndexReport
     from seps.photos.indexing.gallery import Problem
+    from seps.photos.indexing.reading import ReadingReport
     from seps.photos.library import Library
     from seps.photos.store.store import Store
     from seps.retrieval.engine.engine import Engine
@@ -84,6 +85,12 @@ def add_options(parser: Parser) -> None:
         action=argparse.BooleanOptionalAction,
         help="make titles, captions, keywords, persons and places of the files (XMP, IPTC, EXIF, sidecars .xmp) "
         "descriptions; default: as in the store, and in a new store they are",
+    )
+    parser.add_argument(
+        "--ocr",
+        action="store_true",
+        help="then look for text in pictures, so that its words find them; about a second per photo, each once "
+        "(extra 'ocr'); Ctrl-C keeps what was read, and the next --ocr continues",
     )
     parser.add_argument("--strict", action="store_true", help="stop at a line of descriptions that cannot be used")
     parser.add_argument(
@@ -154,10 +161,13 @@ def run(options: argparse.Namespace) -> int:
     if options.watch:
         return _watch(options, library)
     report = _index(options, library)
+    texts = _read_texts(library) if options.ocr else None
     if options.json:
-        print_json(_plain_report(report))
+        print_json({**_plain_report(report), **({} if texts is None else _plain_texts(texts))})
         return 0
     _tell(report)
+    if texts is not None:
+        _tell_texts(texts)
     if report.former_size is not None:
         then, now = (f"{height} x {width}" for height, width in (report.former_size, library.engine.traits.image_size))
         print(
@@ -185,6 +195,28 @@ def _index(options: argparse.Namespace, library: Library) -> IndexReport:
     with count_progress("indexing", "images") as progress:
         library.progress = progress
         return library.update(options.folder, always=True)
+
+
+def _read_texts(library: Library) -> ReadingReport:
+    from seps.cli.shared.progress import count_progress
+
+    with count_progress("reading text", "images") as progress:
+        library.progress = progress
+        return library.read_texts()
+
+
+def _plain_texts(report: ReadingReport) -> dict[str, object]:
+    return {
+        "text_looked_for": report.read,
+        "with_text": report.with_text,
+        "unread_texts": _plain_values(report.problems),
+    }
+
+
+def _tell_texts(report: ReadingReport) -> None:
+    """Say in how many pictures there is text."""
+    print(f"Text in {report.with_text} of {counted(report.read, 'picture')} ({report.seconds:.1f} s).", flush=True)
+    list_problems(report.problems, "cannot be read now; the next --ocr tries again", "--json")
 
 
 def _plain_report(report: IndexReport) -> dict[str, object]:
@@ -229,6 +261,8 @@ def _watch(options: argparse.Namespace, library: Library) -> int:
         report = _index(options, library)
         if report.new + report.changed + report.moved + report.deleted or watch.seen is None:
             _tell(report, "" if watch.seen is None else f"seps index --store {shlex.quote(options.store)}")
+        if options.ocr and (texts := _read_texts(library)).read:
+            _tell_texts(texts)
 
     asked: list[bool] = []
 

@@ -35,7 +35,7 @@ def print_results(
     sure = "" if hits[0].confidence is None else "  confidence"
     when = f"  {'date':<15}" if dates else ""
     # Lines of a JSONL file need no name: without other sources there is no column of them.
-    named = any(hit.sources not in (None, "jsonl") for hit in hits)
+    named = any(hit.described_by not in ([], ["jsonl"]) for hit in hits)
     source = f"  {'size':<11}  described by" if named else "  size"
     print(f"{'rank':>4}  {'score':>7}{sure}{when}  {'picture':<{width}}{source}")
     for place, (hit, name) in enumerate(zip(hits, shown, strict=True)):
@@ -45,7 +45,7 @@ def print_results(
         when = f"  {hit.date[:10]} {hit.date_source:<4}" if dates else ""
         padded = name + " " * (width - cells(name))
         size = f"{hit.width} x {hit.height}"
-        size = f"{size:<11}  {hit.sources or ''}".rstrip() if named else size
+        size = f"{size:<11}  {', '.join(hit.described_by)}".rstrip() if named else size
         print(f"{hit.rank:>4}  {hit.score:>7.3f}{sure}{when}  {padded}  {size}")
         if protocol and thumbnails and hit.id in thumbnails:
             print(_inline(thumbnails[hit.id], protocol))

@@ -384,13 +384,14 @@ class _Indexer:
 
 
 def _row(work: _Work, prepared: PreparedImage, state: dict[str, Any]) -> Row:
-    picture = prepared.picture
+    picture, known = prepared.picture, work.known
     return Row(
         **_facts(work, prepared),
         sha256=picture.sha256,
         width=picture.width,
         height=picture.height,
         thumbnail=picture.thumbnail,
+        ocr=known.ocr if known is not None and known.sha256 == picture.sha256 else None,
         **state,
     )
 

@@ -150,10 +150,13 @@ def gallery_gap(store: Store) -> float:
 
 def status(store: Store) -> dict[str, Any]:
     """What the store holds, as plain values."""
-    count = described = thumbnails = 0
-    for images in store.scan(["dense", "thumbnail"], batch_size=4096):
+    count = described = thumbnails = read = with_text = 0
+    for images in store.scan(["dense", "ocr", "thumbnail"], batch_size=4096):
         count += len(images)
         described += sum(text is not None for text in images.values("dense"))
+        texts = images.values("ocr")
+        read += len(texts) - texts.count(None)
+        with_text += sum(map(bool, texts))
         thumbnails += sum(map(len, images.values("thumbnail")))
     disk = store.disk_bytes()
     settings = store.settings
@@ -164,6 +167,7 @@ def status(store: Store) -> dict[str, Any]:
         "images": count,
         "excluded": settings.excluded,
         "described": described,
+        **({"text_looked_for": read, "with_text": with_text} if read else {}),
         "model": settings.model,
         "model_hash": settings.model_hash,
         **({"text_hash": settings.text_hash} if settings.text_hash else {}),

@@ -14,14 +14,15 @@ from typing import Any
 from seps.images.decoding import resized_jpeg
 from seps.images.shards import UnreadableImage, read_source
 from seps.images.sources import row_id
+from seps.photos.search.hits import sources_of
 from seps.photos.search.searcher import Searcher
 from seps.photos.store.rows import StoreError
 from seps.photos.store.store import Store
 from seps.retrieval.engine.engine import Photo
 from seps.retrieval.explain.explanation import Explanation
-from seps.retrieval.ranking.lexical import matches
+from seps.retrieval.ranking.lexical import matches, words_of
 
-FACTS = ("id", "path", "member", "size", "mtime", "sha256", "width", "height", "dense", "sources")
+FACTS = ("id", "path", "member", "size", "mtime", "sha256", "width", "height", "dense", "sources", "ocr")
 ROUNDING = 1e-5
 """The score of an image depends on the others of its batch by a few 1e-7; more is another score."""
 _ID = re.compile(r"([0-9a-f]{20})(?:-[0-9a-f]{12})?")
@@ -60,9 +61,10 @@ class StoredExplainer:
             score = shown
         each = {word: searcher.nat * words.words[word] for word in words.found.get(row["id"], ())}
         level, every = terms.get("background", 0.0), {**found.terms, **terms}
-        sources = row["sources"].split(", ") if row["sources"] else []
+        sources, text = sources_of(row["sources"], row["ocr"]), row["ocr"] or ""
+        in_picture = sorted(set(each) & set(words_of(text)))
         found = replace(found, score=score, terms=every, added=added, background=level, found_words=each)
-        return replace(found, described_by=sources), row
+        return replace(found, described_by=sources, text_in_picture=text, words_in_picture=in_picture), row
 
 
 def indexed_photo(searcher: Searcher, row: Mapping[str, Any]) -> Photo:

@@ -22,9 +22,18 @@ if TYPE_CHECKING:
 
 SHOWN = (
     *("id", "path", "member", "width", "height", "mtime", "sha256", "taken"),
-    *("sources", "latitude", "longitude"),
+    *("sources", "latitude", "longitude", "ocr"),
 )
 """Columns of the store that a `Hit` has."""
+
+
+IN_PICTURE = "text in the picture"
+"""As a source, beside those of descriptions."""
+
+
+def sources_of(described: str | None, ocr: str | None) -> list[str]:
+    """Sources of a picture's texts, of the columns `sources` and `ocr` of a row."""
+    return [*(described.split(", ") if described else []), *([IN_PICTURE] if ocr else [])]
 
 
 @dataclass(frozen=True)
@@ -69,7 +78,7 @@ class Hit:
     sha256: str = ""
     """Of the file's content when it was indexed."""
     terms: Mapping[str, float] = field(default_factory=dict)
-    """Parts of the score that do not come from the model, by name: "lexical" for words found in the description,
+    """Parts of the score that do not come from the model, by name: "lexical" for words found in texts,
     "background" for the level of the picture over the bank."""
     confidence: float | None = None
     """In [0, 1]; None where the store has no bank of background queries, or a picture was searched by."""
@@ -82,6 +91,8 @@ class Hit:
     latitude: float | None = None
     longitude: float | None = None
     """Degrees, where the file says where the photo was taken."""
+    ocr: str | None = None
+    """Text in the picture; empty where there is none, None where it was not looked for."""
     folded: tuple[Hit, ...] = ()
     """Near-duplicates that come after it, where these are folded."""
 
@@ -94,6 +105,11 @@ class Hit:
     def date(self) -> str:
         """`when` in local time like 2024-05-31T18:20:05."""
         return local_time(self.when)
+
+    @property
+    def described_by(self) -> list[str]:
+        """Sources of its texts, like "jsonl", "xmp title" or `IN_PICTURE`."""
+        return sources_of(self.sources, self.ocr)
 
     @property
     def date_source(self) -> str:
@@ -118,7 +134,8 @@ class Hit:
             "height": self.height,
             "date": self.date,
             "date_source": self.date_source,
-            **({"described_by": self.sources.split(", ")} if self.sources else {}),
+            **({"described_by": self.described_by} if self.described_by else {}),
+            **({"text_in_picture": self.ocr} if self.ocr else {}),
             **({"position": [self.latitude, self.longitude]} if self.latitude is not None else {}),
             **({"terms": {name: round(value, 6) for name, value in self.terms.items()}} if self.terms else {}),
         }

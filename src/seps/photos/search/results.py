@@ -94,8 +94,13 @@ class Result:
 
     @property
     def described_by(self) -> list[str]:
-        """Sources of its description, like "jsonl", "xmp title" or "sidecar persons"; empty without a description."""
-        return self.hit.sources.split(", ") if self.hit.sources else []
+        """Sources of its texts, like "jsonl", "xmp title" or "text in the picture"; empty without any."""
+        return self.hit.described_by
+
+    @property
+    def text_in_picture(self) -> str | None:
+        """Text in it, a line per line; empty where there is none, None where it was not looked for."""
+        return self.hit.ocr
 
     @property
     def position(self) -> tuple[float, float] | None:

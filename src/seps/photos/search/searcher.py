@@ -343,8 +343,4 @@ class Searcher:
 
     def image_source(self, row: Mapping[str, Any]) -> ImageSource:
         """Where the original of a row with `path` and `member` is. Raises StoreError for a path out of the folder."""
-        root = Path(os.path.realpath(self.store.settings.root_of(str(row["path"]))))
-        path = Path(os.path.realpath(root / str(row["path"])))
-        if not path.is_relative_to(root):
-            raise StoreError(f"The path {row['path']!r} leads out of the indexed folder; it is not read.")
-        return ImageSource(path, row["member"])
+        return self.store.settings.source(row)

@@ -67,8 +67,9 @@ class Result(BaseModel):
     date: str = Field("", description="When the photo was taken, or else when its file was last written; local time")
     date_source: DateSource = Field("file", description="`exif`: when the photo was taken; `file`: of its file")
     described_by: list[str] = Field(
-        default_factory=list, description="Sources of its description, like `jsonl`, `xmp title` or `sidecar persons`"
+        default_factory=list, description="Sources of its texts, like `jsonl`, `xmp title` or `text in the picture`"
     )
+    text_in_picture: str | None = Field(None, description="Text in it, a line per line; null: none is known")
     position: list[float] | None = Field(
         None, description="Latitude and longitude in degrees; null: its file does not have them"
     )
@@ -179,14 +180,17 @@ class ExplanationAnswer(ImageFacts):
     terms: dict[str, float]
     added: float = Field(0.0, description="What the search adds to the model's score; `terms` has its parts by name")
     found_words: dict[str, float] = Field(
-        default_factory=dict, description="Words of the sentence that occur in the description, and what each adds"
+        default_factory=dict,
+        description="Words of the sentence that occur in the description or in the picture, and what each adds",
     )
     note: str = Field("", description="What took no part in the score; empty where nothing was left out")
     background: float = Field(0.0, description="What the bank of background queries adds, whatever the sentence")
     whole_sentence: bool = Field(False, description="Whether the sentence has one vector, and no words of its own")
     described_by: list[str] = Field(
-        default_factory=list, description="Sources of the description, like `jsonl`, `xmp title` or `sidecar persons`"
+        default_factory=list, description="Sources of the texts, like `jsonl`, `xmp title` or `text in the picture`"
     )
+    text_in_picture: str = Field("", description="Text in it, a line per line; empty: none is known")
+    words_in_picture: list[str] = Field(default_factory=list, description="Those of `found_words` that stand in it")
 
 
 class Picture(ImageFacts):

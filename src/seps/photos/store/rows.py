@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from seps.images.sources import ImageSource
 from seps.images.sources import row_id as row_id
 from seps.parsing import parse_json
 from seps.retrieval.engine.engine import Digests
@@ -103,8 +104,16 @@ class StoreSettings:
         return self.base_of(path) or self.root
 
     def file(self, path: str) -> Path:
-        """The file of a row's path, absolute. It is not checked to lie in its folder (`Searcher.image_source`)."""
+        """The file of a row's path, absolute. It is not checked to lie in its folder (`source`)."""
         return Path(self.root) / path
+
+    def source(self, row: Mapping[str, Any]) -> ImageSource:
+        """Where the original of a row with `path` and `member` is. Raises StoreError for a path out of the folder."""
+        root = Path(os.path.realpath(self.root_of(str(row["path"]))))
+        path = Path(os.path.realpath(root / str(row["path"])))
+        if not path.is_relative_to(root):
+            raise StoreError(f"The path {row['path']!r} leads out of the indexed folder; it is not read.")
+        return ImageSource(path, row["member"])
 
     def stored_folder(self, folder: str) -> str:
         """A folder as the rows' paths begin with it: one of the first root may be given absolutely, too."""
@@ -206,7 +215,7 @@ class Row:
     longitude: float | None = None
     """Degrees, where the file says where the photo was taken."""
     ocr: str | None = None
-    """Text in the picture; None: not looked for."""
+    """Text in the picture, a line per line, empty where there is none; None: not looked for."""
 
 
 def schema(settings: StoreSettings) -> pa.Schema:

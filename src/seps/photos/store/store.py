@@ -7,6 +7,7 @@ commit a few seconds later and never wait for the writer. SQL and Arrow stay in 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import time
@@ -53,6 +54,8 @@ INDEX_ABOVE = 50_000
 """Rows from which an approximate index is worth it; below, comparing with every vector takes milliseconds."""
 RESTARTS = 8
 """How often reading the whole table starts again because a writer removed what was being read."""
+WORD_COLUMNS = ("dense", "ocr")
+"""Where words of queries are looked up: descriptions, and text in pictures."""
 AT_ONCE = 1000
 """Ids in one condition."""
 _ID = re.compile(r"[0-9a-f]{20}")
@@ -146,6 +149,17 @@ class Store:
         """Set the level of some images, by id."""
         self._set_column("bank", levels, pa.float32())
 
+    def unread(self) -> list[str]:
+        """Ids of the images that can be found and in which no text was looked for yet, by path."""
+        where = "ocr IS NULL AND excluded IS NOT TRUE"
+        found = self._read(lambda data: data.to_table(columns=["id", "path", "member"], filter=where))
+        rows = Columns(found).rows()
+        return [row["id"] for row in sorted(rows, key=lambda row: (row["path"], row["member"] or ""))]
+
+    def put_texts(self, texts: Mapping[str, str]) -> None:
+        """Set the text in some pictures, by id; empty: there is none."""
+        self._set_column("ocr", texts, pa.string())
+
     def put_excluded(self, excluded: Mapping[str, bool]) -> None:
         """Set which images are excluded, by id, and count them in the settings."""
         self._set_column("excluded", excluded, pa.bool_())
@@ -198,7 +212,10 @@ class Store:
         return replace(filters, folder=folder, all_rows=not settings.excluded, first_root=first)
 
     def described(self) -> int:
-        """Images with a description, counted once per part of the table: all take longer than a search at a million."""
+        """Images with a description or with text in them.
+
+        Counted once per part of the table: all take longer than a search at a million.
+        """
 
         def count(data: Any) -> int:
             version, found = self._described
@@ -206,7 +223,9 @@ class Store:
                 before, found = found, {}
                 for part in data.get_fragments():
                     state = (part.fragment_id, part.num_deletions, *(file.path for file in part.data_files()))
-                    found[state] = before[state] if state in before else part.count_rows("dense IS NOT NULL")
+                    found[state] = (
+                        before[state] if state in before else part.count_rows("dense IS NOT NULL OR ocr <> ''")
+                    )
                 self._described = (data.version, found)
             return sum(found.values())
 
@@ -217,18 +236,23 @@ class Store:
         return int(self._read(lambda data: data.version))
 
     def containing(self, word: str, limit: int) -> list[str]:
-        """Ids of at most `limit` images whose description has the word (`lexical.words_of`), by id."""
+        """Ids of at most `limit` images whose description has the word (`lexical.words_of`), or text in them, by id."""
         if not _PLAIN_WORD.fullmatch(word):
             return []
         pattern = "|".join(dict.fromkeys(unicodedata.normalize(form, word) for form in ("NFC", "NFD")))
         edge = "" if is_unspaced(word) else r"\b"
-        where = f"regexp_like(dense, '{edge}({pattern}){edge}', 'i')"
-        asked: dict[str, Any] = {"columns": ["id"], "filter": where}
-        if edge and self.indexed("dense"):
+        indexed = [column for column in WORD_COLUMNS if edge and self.indexed(column)]
+        read = [f"regexp_like({each}, '{edge}({pattern}){edge}', 'i')" for each in WORD_COLUMNS if each not in indexed]
+        asked: list[dict[str, Any]] = [{"columns": ["id"], "filter": " OR ".join(read)}] if read else []
+        if indexed:
             from lance.query import MatchQuery
 
-            asked = {"columns": ["id", "_score"], "full_text_query": MatchQuery(word, "dense")}
-        return sorted(Columns(self._read(lambda data: data.to_table(limit=limit, **asked))).values("id"))
+            asked += [{"columns": ["id", "_score"], "full_text_query": MatchQuery(word, each)} for each in indexed]
+        found: set[str] = set()
+        for how in asked:
+            read_so = functools.partial(_table, limit=limit, **how)
+            found |= set(Columns(self._read(read_so)).values("id"))
+        return sorted(found)[:limit]
 
     def rows(self, ids: Sequence[str]) -> dict[str, Row]:
         """Whole rows by id; ids that are not there are left out."""
@@ -312,13 +336,14 @@ class Store:
                 newest.cleanup_old_versions(timedelta(0), delete_unverified=True)
 
     def _index(self) -> bool:
-        """Index vectors, words of descriptions and ids where they are not; whether anything was done."""
-        missing = [column for column in ("vector", "dense", "id") if not self.indexed(column)]
+        """Index vectors, words of texts and ids where they are not; whether anything was done."""
+        missing = [column for column in ("vector", *WORD_COLUMNS, "id") if not self.indexed(column)]
         anew = "vector" in missing or self._read(vector_index.is_outdated)
         if anew:
             vector_index.build(self._newest, len(self))
-        if "dense" in missing:
-            self._index_words()
+        for column in WORD_COLUMNS:
+            if column in missing:
+                self._index_words(column)
         if "id" in missing:  # every thumbnail of the page is read by its id
             self._index_ids()
         return bool(missing) or anew
@@ -326,10 +351,10 @@ class Store:
     def _index_ids(self) -> None:
         self._newest.create_scalar_index("id", "BTREE", name="id_idx")
 
-    def _index_words(self) -> None:
-        """Index the words of the descriptions as they are written: no stemming, no words left out."""
+    def _index_words(self, column: str) -> None:
+        """Index the words of texts as they are written: no stemming, no words left out."""
         options = {"with_position": False, "stem": False, "remove_stop_words": False, "ascii_folding": False}
-        self._newest.create_scalar_index("dense", "INVERTED", name="dense_idx", max_token_length=None, **options)
+        self._newest.create_scalar_index(column, "INVERTED", name=f"{column}_idx", max_token_length=None, **options)
 
     def indexed(self, column: str = "vector") -> bool:
         """Whether a column has an index; that of the vectors is an approximate one."""
@@ -383,6 +408,10 @@ class Store:
             ) from error
         finally:
             self._looked = float("-inf")
+
+
+def _table(data: Any, **how: Any) -> pa.Table:
+    return data.to_table(**how)
 
 
 def _among(ids: Sequence[str]) -> str:

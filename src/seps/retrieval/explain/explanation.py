@@ -67,7 +67,8 @@ class Explanation:
     """What a store's search adds to the model's score; `terms` has its parts by name ("lexical",
     "background")."""
     found_words: dict[str, float] = field(default_factory=dict)
-    """Of the lexical term: the words of the caption that occur in the description, and what each adds."""
+    """Of the lexical term: the words of the caption that occur in the description or in the picture, and what each
+    adds."""
     note: str = ""
     """What took no part in the score, as a sentence; empty where nothing was left out."""
     background: float = 0.0
@@ -77,7 +78,11 @@ class Explanation:
     whole_sentence: bool = False
     """Whether the sentence has one vector and no words of its own, as with a dual encoder."""
     described_by: list[str] = field(default_factory=list)
-    """Sources of the description in a store, like "jsonl" or "xmp title"."""
+    """Sources of the texts in a store, like "jsonl", "xmp title" or "text in the picture"."""
+    text_in_picture: str = ""
+    """That a store has of it, a line per line."""
+    words_in_picture: list[str] = field(default_factory=list)
+    """Those of `found_words` that stand in it."""
 
     @property
     def shown_words(self) -> tuple[list[WordPart], list[WordPart]]:

@@ -21,7 +21,7 @@ export async function open(now, current, explains) {
     fill(id, q, facts);
     $("words").replaceChildren();
     $("terms").tBodies[0].replaceChildren();
-    $("described").hidden = true;
+    $("described").hidden = $("written").hidden = true;
   }
   view(now, explains);
   if (!isOpen()) $("detail").showModal();
@@ -157,7 +157,7 @@ function light(index) {
 const termNames = {
   patch_alignment: "Patches, word by word", patch_pooled: "Patches, mean",
   description_alignment: "Description, word by word", description_pooled: "Description, mean",
-  lexical: "Rare words found in the description",
+  lexical: "Rare words found in the texts",
   background: "For any sentence",
 };
 
@@ -186,6 +186,10 @@ function describe(found) {
     parts.push(span);
   }
   $("description").replaceChildren(...parts);
+  $("written").hidden = !found.text_in_picture;
+  $("written-text").textContent = found.text_in_picture.replaceAll("\n", " / ");
+  const written = found.words_in_picture;
+  $("written-words").textContent = written.length ? `Words of the sentence: ${written.join(", ")}.` : "";
   $("sources").textContent = found.described_by.length ? `From: ${found.described_by.join(", ")}.` : "";
 }
 
