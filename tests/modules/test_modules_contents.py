@@ -14,14 +14,12 @@ import torch
 
 import seps as package
 from seps.cli.main import main
-from seps.modules import LANGUAGES, MODULES, PARTS, STYLES
-from seps.modules.contents import BundleError, first_sentence, legend, line_of, without_shapes
+from seps.modules import LANGUAGES, PARTS, STYLES
+from seps.modules.contents import BundleError, first_sentence, legend, line_of
 from seps.modules.language import in_english
-from seps.modules.writer import read_translations
 from single_files import PART_FILES, VARIANTS, module_of, text_of
 
 ROOT = Path(package.__file__).parent
-CHINESE = read_translations(ROOT, "zh")
 WORDS = {
     "en": ("Shapes: the axes of a tensor in brackets; a name such as `patches_BNC` ends with its axes.", "The seven"),
     "zh": ("像 `patches_BNC` 这样的名称以它的各轴结尾。", "论文与其公开代码的七处差异"),
@@ -31,11 +29,6 @@ every_file = pytest.mark.parametrize("variant", VARIANTS)
 every_code = pytest.mark.parametrize("variant", [f"{style}-en" for style in STYLES])
 """The Chinese files hold the same code (test_modules_language.py)."""
 every_language = pytest.mark.parametrize("language", LANGUAGES)
-
-
-def module_head(name: str, language: str) -> str:
-    head = ast.get_docstring(ast.parse((ROOT / f"{name}.py").read_text(encoding="utf-8"))) or ""
-    return head if language == "en" else CHINESE[name].entries[head]
 
 
 def sections(text: str) -> dict[str, list[str]]:
@@ -64,34 +57,6 @@ def test_torch_is_the_only_package_imported(variant: str) -> None:
         elif isinstance(node, ast.ImportFrom):
             imported.add((node.module or "").split(".")[0])
     assert imported - sys.stdlib_module_names == {"torch"}
-
-
-@every_code
-def test_the_file_opens_with_the_classes_that_users_call(variant: str) -> None:
-    names = list(spans(variant))
-    wanted = ["TokenSparse", "TokenAggregation", "DualTokenAggregation", "HRPA", "CrossSparseAggrNet"]
-    if variant.startswith("annotated"):
-        wanted += ["MultiModalSDTPS"]
-    wanted += ["SEPSLoss", "ContrastiveLoss", "RatioLoss"]
-    classes = [name for name in names if name in wanted]
-    assert classes == wanted
-    assert names[0] == "TokenSparse" and spans(variant)["TokenSparse"] < 150
-    # Functions, checks and the self test come behind the last class of the list.
-    order = [
-        spans(variant)[name] for name in (wanted[-1], "combine_scores", "InputError", "self_test") if name in names
-    ]
-    assert order == sorted(order)
-
-
-def spans(variant: str) -> dict[str, int]:
-    """The line of each function and class."""
-    kinds = (ast.FunctionDef, ast.ClassDef)
-    return {node.name: node.lineno for node in ast.parse(text_of(variant)).body if isinstance(node, kinds)}
-
-
-@every_file
-def test_the_file_stays_short(variant: str) -> None:
-    assert len(text_of(variant).splitlines()) <= (2200 if variant.startswith("annotated") else 900)
 
 
 @pytest.mark.parametrize("variant", [each for each in (*VARIANTS, *PART_FILES) if "-en" in each])
@@ -124,26 +89,6 @@ def bound(node: ast.Import | ast.ImportFrom) -> list[str]:
     return [(alias.asname or alias.name).split(".")[0] for alias in node.names]
 
 
-@pytest.mark.parametrize("variant", [*VARIANTS, *PART_FILES])
-def test_every_forward_walks_in_numbered_steps(variant: str) -> None:
-    text = text_of(variant)
-    word = {"en": r"# Steps? ", "zh": r"# 第 "}[variant.split("-")[1]]
-    walked = 0
-    for node in ast.parse(text).body:
-        for method in node.body if isinstance(node, ast.ClassDef) else []:
-            if isinstance(method, ast.FunctionDef) and method.name == "forward":
-                source = ast.get_source_segment(text, method) or ""
-                steps = re.findall(word + r"(\d)", source)
-                assert steps and steps[0] == "1" and steps == sorted(steps), node.name
-                assert all(re.search(r"\([A-Z.]|scalar|标量", line) for line in step_lines(source, word)), node.name
-                walked += 1
-    assert walked >= (2 if variant.count("-") > 1 else 8)
-
-
-def step_lines(source: str, word: str) -> list[str]:
-    return [line for line in source.splitlines() if re.match(r"\s*" + word, line) and "losses" not in line]
-
-
 @pytest.mark.parametrize("part", PARTS)
 def test_a_part_has_its_classes_alone(part: str) -> None:
     wanted = {
@@ -166,28 +111,6 @@ def test_the_slim_file_has_both_modes_and_no_checks() -> None:
         net = slim.CrossSparseAggrNet(32, 16, 0.5, 0.5, use_paper_version=paper)
         assert sum(weight.numel() for weight in net.parameters()) == count
     assert not [name for name in vars(slim) if re.match("_?check_", name)]
-
-
-@every_language
-def test_annotated_file_has_every_head(language: str) -> None:
-    text = text_of(f"annotated-{language}")
-    commented = [line[2:] if line.startswith("# ") else line[1:] for line in text.splitlines() if line.startswith("#")]
-    for name in MODULES:
-        if name != "method/config":
-            head = without_shapes(module_head(name, language)).splitlines()
-            assert "\n".join(head) in "\n".join(commented), name
-
-
-@every_language
-def test_slim_file_has_one_line_docstrings(language: str) -> None:
-    tree = ast.parse(text_of(f"slim-{language}"))
-    strings = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and node is not tree.body[0]
-    ]
-    assert len(strings) > 50
-    assert [node.lineno for node in strings if node.lineno != node.end_lineno] == []
 
 
 @every_file

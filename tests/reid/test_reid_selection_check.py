@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -153,16 +152,3 @@ def test_the_example_and_the_check_run_on_torch_1_13_with_the_single_file(tmp_pa
     assert done.returncode == 0, done.stderr
     assert "pattern 3: (4, 384), apart by" in done.stdout and "No problem found." in done.stdout
     assert "tir         128 ->    64 ->    26       64" in done.stdout
-
-
-def test_the_english_and_the_chinese_page_agree() -> None:
-    """The same sections, code (but for its comments) and tables of the same size."""
-
-    def parts(path: Path) -> tuple[int, list[str], list[int]]:
-        text = path.read_text(encoding="utf-8")
-        blocks = re.findall(r"^```(?:python|bash|text)\n(.*?)^```$", text, re.M | re.S)
-        code = [re.sub(r" +# .*", "", block) for block in blocks]
-        tables = [len(rows.splitlines()) for rows in re.findall(r"(?:^\|.*\n)+", text, re.M)]
-        return len(re.findall(r"^##? ", text, re.M)), code, tables
-
-    assert parts(ROOT / "docs" / "drop-in-for-demo.md") == parts(ROOT / "docs" / "zh" / "drop-in-for-demo.md")
