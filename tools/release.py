@@ -47,12 +47,38 @@ def build(tree: Path, out: Path) -> tuple[Path, Path]:
     return source, next(out.glob("*.whl"))
 
 
+_LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?://|#)([^)\s]+)\)")
+
+
+def portable(text: str, home: str | None) -> str:
+    """A page of the repository for other places, such as a package index, where its relative links lead nowhere.
+
+    They become addresses below `home`; without one links become their text, and pictures are left out.
+    """
+
+    def replaced(link: re.Match[str]) -> str:
+        picture, words, target = link.groups()
+        if home:
+            return f"{picture}[{words}]({home.rstrip('/')}/{target})"
+        return "" if picture else words
+
+    return _LINK.sub(replaced, re.sub(r"^<!--.*?-->\n+", "", text, flags=re.MULTILINE))
+
+
+def home_of(tree: Path) -> str | None:
+    """The address below which the files of the repository are public: the URL `Source` of pyproject.toml."""
+    found = re.search(r'^Source = "(.+)"$', (tree / "pyproject.toml").read_text("utf-8"), re.MULTILINE)
+    return found and found[1]
+
+
 def tracked(tree: Path) -> None:
-    """Copy the files that git tracks into a folder."""
+    """Copy the files that git tracks into a folder, README.md so that its links work on a package index."""
     for name in call("git", "ls-files", "-z", cwd=ROOT).split("\0"):
         if name and (ROOT / name).is_file():
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, tree / name)
+    page = tree / "README.md"
+    page.write_text(portable(page.read_text("utf-8"), home_of(tree)), "utf-8")
 
 
 def problems(source: Path, wheel: Path) -> Iterator[str]:

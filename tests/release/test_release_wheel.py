@@ -56,6 +56,15 @@ def test_the_release_tool_finds_nothing_wrong_and_reads_the_bounds(archives: tup
     assert {"torch==2.4", "pyarrow==16"} <= set(bounds) and not [name for name in bounds if name.startswith("triton")]
 
 
+def test_the_page_of_a_package_index_has_no_link_that_leads_nowhere() -> None:
+    page = "<!-- a note -->\n\n[a](docs/a.md), [b](https://b.example/x), ![a picture](docs/p.jpg), [c](docs/c.md#d)"
+    assert release.portable(page, None) == "a, [b](https://b.example/x), , c"
+    home = "https://example.org/seps/blob/main/"
+    assert f"[c]({home}docs/c.md#d)" in release.portable(page, home)
+    readme = release.portable((TREE / "README.md").read_text("utf-8"), None)
+    assert set(re.findall(r"\]\((.{8})", readme)) == {"https://"}
+
+
 @pytest.mark.slow
 def test_the_wheel_holds_the_package_and_nothing_else(archives: tuple[Path, Path]) -> None:
     with zipfile.ZipFile(archives[1]) as wheel:
