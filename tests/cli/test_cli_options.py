@@ -206,6 +206,24 @@ def is_number(action: argparse.Action) -> bool:
 
 
 OPTIONS = options()
+
+
+def test_every_option_of_every_command_has_a_help_text_with_its_default() -> None:
+    """A help text is read alone in a terminal: an option that takes a value names the default that is not nothing."""
+    bare, without_default = [], []
+    for command, parser in parsers():
+        for action in parser._actions:
+            text = action.help or ""
+            if len(text.split()) < 2 or text[-1] == ".":
+                bare.append((command, name_of(action)))
+            given = action.default not in (None, False, True, "", "{}", []) and action.default != argparse.SUPPRESS
+            if given and "default" not in text and not isinstance(action, argparse._HelpAction):
+                without_default.append((command, name_of(action)))
+    assert bare == [] and without_default == []
+
+
+def test_every_command_has_a_description() -> None:
+    assert [name for name, parser in parsers() if not parser.description and " " not in name] == []
 NUMBERS = [(command, name_of(a)) for command, a in OPTIONS if a.choices is None and is_number(a)]
 DEVICES = [(command, name_of(a)) for command, a in OPTIONS if a.dest == "device"]
 

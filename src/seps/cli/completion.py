@@ -4,7 +4,7 @@
     seps completion zsh >> ~/.zshrc
     seps completion fish > ~/.config/fish/completions/seps.fish
 
-The script names what this version has; print it again after an update.
+Print the script again after an update of SEPS.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ complete -o filenames -F _seps seps
 
 def add_options(parser: Parser) -> None:
     """The options of `seps completion`."""
-    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell to write for")
+    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="print the script for this shell")
 
 
 def run(options: argparse.Namespace) -> int:

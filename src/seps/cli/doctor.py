@@ -1,4 +1,4 @@
-"""`seps doctor`: what is installed, what of it works, what is missing and how to get it.
+"""`seps doctor`: print which parts work, which are missing, and how to install them.
 
 Exit status 0 when the core works and nothing installed is broken, 1 otherwise.
 """

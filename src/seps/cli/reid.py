@@ -9,7 +9,7 @@
   seps reid export RUN -o DIR                 the network as ONNX
   seps reid features RUN FOLDER --out FILE    features of a folder of pictures
 
-Settings come from --config FILE.yaml (configs/reid/ has presets) and from --section.name value, which wins.
+Settings come from --config FILE.yaml (configs/reid/ has presets) and from --section.name value, which overrides it.
 """
 
 from __future__ import annotations
@@ -51,24 +51,26 @@ def add_options(parser: Parser) -> None:
     commands = parser.add_subparsers(dest="command", metavar="synth|train|eval|report|show|threshold|export|features")
 
     synth = commands.add_parser("synth", help="draw a synthetic RGB / NIR / TIR set")
-    synth.add_argument("out", type=output_folder, help="folder to make")
+    synth.add_argument("out", type=output_folder, help="write the set to this new folder")
     for name, kind, default, text in (
-        ("identities", positive, 150, "people, train and test together; 4 or more"),
-        ("images", positive, 16, "shots of each, spread over the cameras; 3 or more"),
-        ("cameras", positive, 4, "number of cameras"),
-        ("seed", non_negative, 0, "the same seed draws the same files"),
-        ("height", positive, 256, "of every image, in pixels"),
-        ("width", positive, 128, "of every image, in pixels"),
-        ("workers", positive, 2, "processes that draw"),
+        ("identities", positive, 150, "draw this many people, 4 or more, for training and test together"),
+        ("images", positive, 16, "draw this many shots of each, 3 or more, spread over the cameras"),
+        ("cameras", positive, 4, "draw from this many cameras"),
+        ("seed", non_negative, 0, "seed the random draws; the same seed draws the same files"),
+        ("height", positive, 256, "draw images of this height, in pixels"),
+        ("width", positive, 128, "draw images of this width, in pixels"),
+        ("workers", positive, 2, "draw with this many processes"),
     ):
         synth.add_argument(f"--{name}", type=kind, default=default, help=f"{text} (default: %(default)s)")
     synth.add_argument(
         "--blindness",
         type=fraction,
         default=0.5,
-        help="probability that a sensor sees nothing in a part of its image (default: %(default)s)",
+        help="set the probability that a part of an image is blank, 0 to 1 (default: %(default)s)",
     )
-    synth.add_argument("--texts", action="store_true", help="also write texts.jsonl, a text of each shot (data.texts)")
+    synth.add_argument(
+        "--texts", action="store_true", help="write a text of each shot, too, to texts.jsonl (data.texts)"
+    )
     synth.add_argument("--json", action="store_true", help="print the manifest as JSON")
     synth.set_defaults(action=_synth)
 
@@ -76,14 +78,16 @@ def add_options(parser: Parser) -> None:
     train.add_argument(
         "--config",
         type=input_file,
-        help="YAML file of settings; configs/reid/ has presets; DeMo's own files are read too",
+        help="read settings from this YAML file, such as those of configs/reid/ or of DeMo",
     )
     train.add_argument(
-        "demo", nargs="*", metavar="KEY VALUE", help="options of DeMo's, behind one of its files: MODEL.DIRECT 0"
+        "demo", nargs="*", metavar="KEY VALUE", help="override options of a file of DeMo: MODEL.DIRECT 0"
     )
-    train.add_argument("--out", type=output_folder, required=True, help="run folder; a run that is there is continued")
-    train.add_argument("--device", type=device, help="cpu, cuda, cuda:1 (default: a GPU if there is one)")
-    train.add_argument("--fresh", action="store_true", help="stop with an error where --out holds a run already")
+    train.add_argument(
+        "--out", type=output_folder, required=True, help="write the run to this folder, or continue the run there"
+    )
+    train.add_argument("--device", type=device, help="compute on cpu, cuda or cuda:1 (default: a GPU if there is one)")
+    train.add_argument("--fresh", action="store_true", help="stop with an error if --out contains a run already")
     add_plugins(train)
     add_explain(train)
     train.add_argument("--json", action="store_true", help="print the result as JSON")
@@ -97,23 +101,24 @@ def add_options(parser: Parser) -> None:
     measure.add_argument(
         "--missing",
         action="store_true",
-        help="also with every set of sensors missing, each by both settings of model.missing",
+        help="evaluate every set of missing sensors, too, with both settings of model.missing",
     )
     measure.add_argument(
         "--any",
         action="store_true",
-        help="every set of sensors as query against every set as gallery, as matrices of mAP and R1 (loss.shared)",
+        help="evaluate every set of sensors as query against every set as gallery: matrices of mAP and"
+        " R1 (loss.shared)",
     )
     add_pattern(measure)
     measure.add_argument(
         "--texts",
         choices=("own", "gallery", "none"),
-        help="texts of a model that reads them: each shot's own, those of the gallery alone, none (default: own)",
+        help="use texts of all shots, of the gallery alone, or none, for a model that reads texts (default: own)",
     )
-    measure.add_argument("--rerank", action="store_true", help="also with k-reciprocal re-ranking")
-    measure.add_argument("--cost", action="store_true", help="also parameters, FLOPs and throughput")
+    measure.add_argument("--rerank", action="store_true", help="add rows with k-reciprocal re-ranking")
+    measure.add_argument("--cost", action="store_true", help="print parameters, FLOPs and throughput, too")
     measure.add_argument("--json", action="store_true", help="print the figures as JSON")
-    measure.add_argument("--per-query", action="store_true", help="with --json: average precision of every query")
+    measure.add_argument("--per-query", action="store_true", help="add the average precision of every query to --json")
     measure.set_defaults(action=_eval)
 
     add_report(commands)

@@ -77,30 +77,40 @@ def add_options(parser: Parser) -> None:
         "Started again, it goes on where it was stopped or killed. Images that got no good answer are in OUT's side "
         "file, dense.failed.jsonl, with the reason."
     )
-    out = "file to write, one line per image (default: %(default)s)"
-    parser.add_argument("images", help="a folder (walked), a .tar shard, or a JSONL data set")
-    parser.add_argument("--out", type=output_file_anywhere, default="dense.jsonl", help=out)
-    parser.add_argument("--report", type=output_file, metavar="FILE", help="write the report as JSON, too")
+    out = "write one line per image to this file (default: %(default)s)"
     parser.add_argument(
-        "--images-root", type=input_folder, metavar="DIR", help="folder that the paths in a JSONL data set start from"
+        "images", help="describe the images of this folder with its subfolders, .tar shard, or JSONL data set"
+    )
+    parser.add_argument("--out", type=output_file_anywhere, default="dense.jsonl", help=out)
+    parser.add_argument("--report", type=output_file, metavar="FILE", help="write the report to FILE as JSON")
+    parser.add_argument(
+        "--images-root",
+        type=input_folder,
+        metavar="DIR",
+        help="resolve the paths of a JSONL data set from this folder (default: that of the file)",
     )
     parser.add_argument("--limit", type=positive, metavar="N", help="describe the first N images only")
 
     group = parser.add_argument_group("describing model")
     add = group.add_argument
-    add("--backend", choices=("transformers", "openai"), help="default: openai with --url, else transformers")
+    add(
+        "--backend",
+        choices=("transformers", "openai"),
+        help="run the model with transformers, or on a server (default: openai with --url, else transformers)",
+    )
     add(
         "--model",
-        help="; ".join(f"{name} ({about})" for name, (_, about) in CAPTIONERS.items())
+        help="describe with "
+        + "; ".join(f"{name} ({about})" for name, (_, about) in CAPTIONERS.items())
         + f"; or a folder, a hub id (default: {MODEL}), or the server's name for it (default: its only one)",
     )
-    add("--url", help=f"address of a server that speaks the OpenAI chat protocol (default: {LOCAL_URL})")
-    add("--api-key-file", type=input_file, metavar="FILE", help="file that holds the server's key")
+    add("--url", help=f"send requests to this server with the OpenAI chat protocol (default: {LOCAL_URL})")
+    add("--api-key-file", type=input_file, metavar="FILE", help="read the key of the server from this file")
     add(
         "--api-key-env",
         default="OPENAI_API_KEY",
         metavar="NAME",
-        help="or its environment variable (default: %(default)s)",
+        help="read the key of the server from this environment variable (default: %(default)s)",
     )
     _add_fields(
         group,
@@ -109,16 +119,21 @@ def add_options(parser: Parser) -> None:
         ("--parallel", positive, "openai: send this many requests at once"),
         ("--device", device_or_auto, "transformers: compute on auto, cpu, cuda or cuda:1"),
         ("--dtype", str, "transformers: compute in auto, float32, float16 or bfloat16"),
-        ("--max-side", non_negative, "shrink images to this longest side in pixels; 0 never"),
+        ("--max-side", non_negative, "shrink images to this longest side, in pixels; 0 keeps their size"),
     )
-    add("--extra", default="{}", metavar="JSON", help="openai: more keys of a request, e.g. '{\"max_tokens\": null}'")
+    add(
+        "--extra",
+        default="{}",
+        metavar="JSON",
+        help="openai: add these keys to a request, such as '{\"max_tokens\": null}'",
+    )
 
     group = parser.add_argument_group("answers (defaults as published)")
     _add_fields(
         group,
         Sampling(),
         ("--prompt", str, "instruct the model with this text"),
-        ("--temperature", non_negative_real, "randomness of the words; 0 always takes the likeliest"),
+        ("--temperature", non_negative_real, "draw words with this randomness; 0 always takes the likeliest"),
         ("--top-p", positive_fraction, "draw from the likeliest words with this total probability"),
         ("--max-tokens", positive, "end an answer after this many tokens"),
         ("--seed", non_negative, "seed the random draws"),
@@ -141,10 +156,29 @@ def add_options(parser: Parser) -> None:
     )
 
     add = parser.add_argument_group("over a cluster").add_argument
-    add("--engine", choices=("local", "ray"), default="local", help="ray: a cluster (default: %(default)s)")
-    add("--ray-address", default="", help="address of the cluster (default: start one on this machine)")
-    add("--workers", type=positive, default=1, help="describing processes in the cluster (default: %(default)s)")
-    add("--gpus", type=non_negative_real, default=0.0, help="GPUs per describing process (default: 0)")
+    add(
+        "--engine",
+        choices=("local", "ray"),
+        default="local",
+        help="run on this machine, or on a Ray cluster (default: %(default)s)",
+    )
+    add(
+        "--ray-address",
+        default="",
+        help="connect to the Ray cluster at this address (default: start one on this machine)",
+    )
+    add(
+        "--workers",
+        type=positive,
+        default=1,
+        help="start this many describing processes in the cluster (default: %(default)s)",
+    )
+    add(
+        "--gpus",
+        type=non_negative_real,
+        default=0.0,
+        help="reserve this many GPUs for each describing process (default: 0)",
+    )
 
 
 def _add_fields(group: Any, config: Any, *options: tuple[str, Callable[[str], Any], str]) -> None:

@@ -71,17 +71,21 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "--suite", choices=SUITE_NAMES, default="baselines", help="compare these entries (default: baselines)"
     )
-    parser.add_argument("--config", type=input_file, help="YAML of the recipe all entries share (as for seps train)")
-    parser.add_argument("--data", help="JSONL of the training images")
-    parser.add_argument("--dev", nargs="+", help="JSONL files to measure on")
-    parser.add_argument("--out", type=output_folder, required=True, help="folder of the results")
-    parser.add_argument("--only", nargs="+", metavar="ENTRY", help="entries to run; default: all of the suite")
+    parser.add_argument(
+        "--config", type=input_file, help="read the shared recipe from this YAML file, as for seps train"
+    )
+    parser.add_argument("--data", help="train on this data set, as for seps train")
+    parser.add_argument("--dev", nargs="+", help="evaluate on these JSONL files")
+    parser.add_argument("--out", type=output_folder, required=True, help="write the results to this folder")
+    parser.add_argument(
+        "--only", nargs="+", metavar="ENTRY", help="train only these entries (default: all of the suite)"
+    )
     parser.add_argument(
         "--against",
         nargs="+",
         default=[],
         metavar="ENTRY",
-        help="entries that those of --only are compared with, image by image, with p of a paired bootstrap",
+        help="compare the entries of --only with these, image by image, with p of a paired bootstrap",
     )
     add_plugins(parser)
     add_explain(parser)
@@ -92,13 +96,20 @@ def add_options(parser: Parser) -> None:
         default=[0, 1, 2],
         help="train each entry with these seeds (default: 0 1 2)",
     )
-    parser.add_argument("--processes", type=positive, default=1, help="runs at a time, each in a process of its own")
-    parser.add_argument("--device", type=device, help="cpu, cuda, ...; default: a GPU if there is one")
     parser.add_argument(
-        "--scratch", type=output_folder, help="folder for checkpoints and decoded photos; default: OUT/runs"
+        "--processes",
+        type=positive,
+        default=1,
+        help="run this many entries at a time, each in a separate process (default: 1)",
+    )
+    parser.add_argument("--device", type=device, help="compute on cpu, cuda or cuda:1 (default: a GPU if there is one)")
+    parser.add_argument(
+        "--scratch", type=output_folder, help="write checkpoints and decoded photos to this folder (default: OUT/runs)"
     )
     parser.add_argument("--keep-runs", action="store_true", help="keep the checkpoints of all runs")
-    parser.add_argument("--report", action="store_true", help="train nothing: tables and plot from OUT/results.jsonl")
+    parser.add_argument(
+        "--report", action="store_true", help="write tables and plot from OUT/results.jsonl, without training"
+    )
 
 
 def _recipe(options: argparse.Namespace, out: Path) -> RunConfig:

@@ -15,17 +15,19 @@ if TYPE_CHECKING:
 
 def add_options(parser: Parser) -> None:
     """The options of `seps convert`."""
-    parser.add_argument("checkpoint", help="model_best.pth of the published code, or a .pth of DeMo")
-    parser.add_argument("-o", "--out", type=output_folder, required=True, help="folder to write")
-    parser.add_argument("--vision", help="its vision encoder: preset, hub id or folder (default: as the file says)")
-    parser.add_argument("--text", help="its text encoder (default: bert-base)")
-    parser.add_argument("--layout", choices=("rgbnt201", "rgbnt100", "msvr310"), help="DeMo: the set it was trained on")
+    parser.add_argument("checkpoint", help="convert this model_best.pth of the published code, or .pth of DeMo")
+    parser.add_argument("-o", "--out", type=output_folder, required=True, help="write to this folder")
+    parser.add_argument("--vision", help="use this vision encoder: preset, hub id or folder (default: as in the file)")
+    parser.add_argument("--text", help="use this text encoder: preset, hub id or folder (default: bert-base)")
+    parser.add_argument(
+        "--layout", choices=("rgbnt201", "rgbnt100", "msvr310"), help="DeMo: name the set that it was trained on"
+    )
     for name, default in (("sparse", 0.5), ("aggr", 0.4)):
         parser.add_argument(
             f"--{name}-ratio",
             type=positive_fraction,
             default=default,
-            help=f"DeMo with SDTPS: its SDTPS_{name.upper()}_RATIO (default: %(default)s)",
+            help=f"DeMo with SDTPS: pass its SDTPS_{name.upper()}_RATIO (default: %(default)s)",
         )
 
 

@@ -1,4 +1,4 @@
-"""`seps eval`: recall of a model on a data set, under a named protocol."""
+"""`seps eval`: measure the recall of a model on a data set, under a named protocol."""
 
 from __future__ import annotations
 
@@ -32,58 +32,66 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "--model",
         default=DEFAULT_MODEL,
-        help="'base' (default), 'mini', a model folder, a run of seps train, or a dual encoder by preset "
+        help="evaluate 'base' (default), 'mini', a model folder, a run of seps train, or a dual encoder by preset "
         "(clip-b-32), hub id or folder",
     )
     parser.add_argument(
         "--data",
         required=True,
-        help="JSONL file, FOLDER:SPLIT[:NAME] of the published layout, or FILE.json:SPLIT of Karpathy's files",
+        help="evaluate on this JSONL file, FOLDER:SPLIT[:NAME] of the published layout, or "
+        "FILE.json:SPLIT of Karpathy's files",
     )
-    parser.add_argument("--images", type=input_folder, help="folder the images are in (default: that of the JSONL)")
-    parser.add_argument("--dense", type=input_file, help="JSONL of descriptions by image, e.g. from seps caption")
+    parser.add_argument("--images", type=input_folder, help="read images from this folder (default: that of the JSONL)")
     parser.add_argument(
-        "--protocol", choices=PROTOCOLS, default="image", help="who may see descriptions (default: image)"
+        "--dense", type=input_file, help="read descriptions from this JSONL file, such as that of seps caption"
+    )
+    parser.add_argument(
+        "--protocol", choices=PROTOCOLS, default="image", help="choose which side has descriptions (default: image)"
     )
     parser.add_argument(
         "--description-weight",
         type=inner_fraction,
-        help="weight of the description in (0, 1) instead of the model's own",
+        help="weigh the description by this number in (0, 1) (default: that of the model)",
     )
     parser.add_argument(
         "--words",
         type=positive,
         metavar="M",
-        help="merge each image's description to at most M words, as seps index may",
+        help="merge the description of each image to at most M words (default: all words)",
     )
     parser.add_argument(
         "--lexical",
         action="store_true",
-        help="add what seps search adds for rare words of a caption that occur in a description",
+        help="add the lexical term of seps search: rare words of a caption that occur in a description",
     )
     parser.add_argument(
         "--bank",
         action="store_true",
-        help="correct the scores of photos by background queries, as seps search does, and those of captions likewise; "
-        "off for figures that others compare with",
+        help="subtract half of the level over background queries, as seps search does; leave it off "
+        "for comparable figures",
     )
-    parser.add_argument("--folds", type=positive, default=1, help="average over this many equal parts (COCO 1K: 5)")
+    parser.add_argument(
+        "--folds", type=positive, default=1, help="average over this many equal parts; 5 for COCO 1K (default: 1)"
+    )
     parser.add_argument(
         "--extended",
         action="store_true",
-        help="also ECCV Caption's mAP@R and CxC's recalls; for COCO's whole test split, needs pip install 'seps[eccv]'",
+        help="add mAP@R of ECCV Caption and the recalls of CxC; for the whole test split of COCO (pip "
+        "install 'seps[eccv]')",
     )
     parser.add_argument(
-        "--memory", type=positive, help="MiB the scorer may use (default: 512; on a GPU a share of its free memory)"
+        "--memory",
+        type=positive,
+        help="let the scorer use this many MiB (default: 512; on a GPU a share of its free memory)",
     )
     add_plugins(parser)
     parser.add_argument("--strict", action="store_true", help="stop at a faulty image instead of leaving it out")
-    parser.add_argument("--device", type=device, help="cpu, cuda, ...; default: a GPU if there is one")
+    parser.add_argument("--device", type=device, help="compute on cpu, cuda or cuda:1 (default: a GPU if there is one)")
     parser.add_argument(
         "--json",
         type=output_file_or_stdout,
         metavar="FILE",
-        help="also write the figures to FILE ('-': standard output)",
+        help="write the figures to FILE as JSON, too ('-': standard output)",
     )
 
 

@@ -17,12 +17,23 @@ from seps.cli.shared.text import counted, printable
 
 def add_options(parser: Parser) -> None:
     """The options of `seps export`."""
-    parser.add_argument("model", nargs="?", help="'mini', 'base', a model folder or a run of seps train")
-    parser.add_argument("-o", "--out", type=output_folder, required=True, help="folder to write")
+    parser.add_argument("model", nargs="?", help="export 'mini', 'base', a model folder or a run of seps train")
+    parser.add_argument("-o", "--out", type=output_folder, required=True, help="write to this folder")
     vector = parser.add_argument_group("one vector per picture and text (small, for other programs)")
     vector.add_argument("--vector", action="store_true", help="write the graphs of one vector, examples and a card")
-    vector.add_argument("--layout", choices=["plain", "immich"], default="plain", help="names of files and inputs")
-    vector.add_argument("--bits", type=int, choices=[8, 32], default=8, help="bits of weights and products (default 8)")
+    vector.add_argument(
+        "--layout",
+        choices=["plain", "immich"],
+        default="plain",
+        help="name files and inputs plainly, or as Immich does (default: plain)",
+    )
+    vector.add_argument(
+        "--bits",
+        type=int,
+        choices=[8, 32],
+        default=8,
+        help="store weights and compute products with this many bits (default: 8)",
+    )
     vector.add_argument("--batch", type=positive, help="fix the number of pictures per call (default: any number)")
     parser.add_argument(
         "--sentence-transformers",
@@ -33,10 +44,17 @@ def add_options(parser: Parser) -> None:
         "(words), or CrossEncoder (pairs)",
     )
     pictures = parser.add_argument_group("the vectors of a store (docs/vector-stores.md)")
-    pictures.add_argument("--store", help="write the pictures of this store, made by seps index, and no model")
-    pictures.add_argument("--to", choices=["parquet", "lance", "qdrant"], help="the format of the written folder")
+    pictures.add_argument("--store", help="export the pictures of this store, made by seps index, instead of a model")
     pictures.add_argument(
-        "--tokens", type=positive, metavar="N", help="also merge the patches of a picture to N vectors, at most 16"
+        "--to",
+        choices=["parquet", "lance", "qdrant"],
+        help="write the vectors of --store in this format, which is required",
+    )
+    pictures.add_argument(
+        "--tokens",
+        type=positive,
+        metavar="N",
+        help="merge the patches of a picture to N vectors, too, at most 16 (default: none)",
     )
     add_plugins(parser)
 

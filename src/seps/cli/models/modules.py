@@ -21,14 +21,14 @@ def add_options(parser: Parser) -> None:
         "--out",
         type=output_file_or_stdout,
         default="seps_modules.py",
-        help="file (default: %(default)s), or -",
+        help="write this file; - is standard output (default: %(default)s)",
     )
     parser.add_argument(
         "--style",
         choices=STYLES,
         default=STYLES[0],
-        help="annotated: with full docstrings and checks of arguments; slim: both modes and nothing else, with "
-        "one-line docstrings (default: %(default)s)",
+        help="write full docstrings and checks of arguments (annotated), or only both modes with one-"
+        "line docstrings (slim) (default: %(default)s)",
     )
     parser.add_argument(
         "--only",
@@ -40,7 +40,7 @@ def add_options(parser: Parser) -> None:
         "--language",
         choices=LANGUAGES,
         default=LANGUAGES[0],
-        help="of the docstrings and notes; code, shapes, equations and messages are the same (default: %(default)s)",
+        help="write docstrings and notes in this language; code and messages are the same (default: %(default)s)",
     )
     parser.add_argument("--force", action="store_true", help="overwrite a file that seps modules did not write")
 

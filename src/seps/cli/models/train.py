@@ -1,6 +1,6 @@
 """`seps train`: train a retrieval model.
 
-Settings come from --config FILE.yaml (configs/ has presets) and from --section.name value, which wins.
+Settings come from --config FILE.yaml (configs/ has presets) and from --section.name value, which overrides it.
 """
 
 from __future__ import annotations
@@ -29,10 +29,12 @@ def add_options(parser: Parser) -> None:
         type=input_file,
         action="append",
         default=[],
-        help="YAML file of settings; of several the last wins",
+        help="read settings from this YAML file; a later file overrides an earlier one",
     )
-    parser.add_argument("--out", type=output_folder, help="folder of the run; an unfinished one is continued")
-    parser.add_argument("--device", type=device, help="cpu, cuda, ...; default: a GPU if there is one")
+    parser.add_argument(
+        "--out", type=output_folder, help="write the run to this folder, or continue the unfinished run there"
+    )
+    parser.add_argument("--device", type=device, help="compute on cpu, cuda or cuda:1 (default: a GPU if there is one)")
     add_plugins(parser)
     add_explain(parser)
     parser.add_argument("--print_config", action="store_true", help="print all settings as YAML, and stop")

@@ -17,16 +17,16 @@ from seps.retrieval.config import DEFAULT_MODEL
 
 def add_options(parser: Parser) -> None:
     """The options of `seps demo`."""
-    parser.add_argument("queries", nargs="*", help="sentences to search for (default: a few of ours)")
+    parser.add_argument("queries", nargs="*", help="search for these sentences (default: five examples)")
     parser.add_argument(
-        "--model", default=DEFAULT_MODEL, help="'base' (default), 'mini', a model folder, or a run of seps train"
+        "--model", default=DEFAULT_MODEL, help="use 'base' (default), 'mini', a model folder, or a run of seps train"
     )
     parser.add_argument(
         "-o",
         "--out",
         type=_picture,
         default="out/demo.png",
-        help="picture to write (default: %(default)s); a file there that the demo did not write stays",
+        help="write this picture (default: %(default)s); a file that the demo did not write is kept",
     )
     parser.add_argument("--force", action="store_true", help="overwrite a file that the demo did not write")
 

@@ -1,6 +1,6 @@
-"""`seps duplicates`: pictures of a store that are the same file, the same picture saved again, or nearly the same.
+"""`seps duplicates`: list pictures of a store that are equal, re-encoded or nearly equal.
 
-It names the best of each group first, and never deletes anything.
+The first of each group is the one to keep. Nothing is deleted.
 """
 
 from __future__ import annotations
@@ -17,22 +17,28 @@ from seps.files import write_text
 
 def add_options(parser: Parser) -> None:
     """The options of `seps duplicates`."""
-    parser.add_argument("--store", required=True, help="a store made by seps index")
+    parser.add_argument("--store", required=True, help="read this store, made by seps index")
     parser.add_argument(
         "--kind",
         choices=("file", "picture", "near"),
         default="near",
-        help="the loosest to look for: the same file; also the same picture encoded or sized again; also nearly the "
-        "same (default)",
+        help="look for equal files; also for re-encoded or resized pictures; also for nearly equal "
+        "ones (default: near)",
     )
     parser.add_argument(
-        "--threshold", type=fraction, metavar="T", help="nearly the same: the least similarity by the model, 0 to 1"
+        "--threshold",
+        type=fraction,
+        metavar="T",
+        help="require at least this similarity by the model of nearly equal pictures, 0 to 1 (default: by model)",
     )
     parser.add_argument(
-        "--within", type=non_negative_real, metavar="SECONDS", help="nearly the same: most time between two files"
+        "--within",
+        type=non_negative_real,
+        metavar="SECONDS",
+        help="require at most this time between the files of nearly equal pictures, in seconds (default: any)",
     )
-    parser.add_argument("--html", type=output_file, metavar="FILE", help="a page with all groups to look at")
-    parser.add_argument("--sheet", type=output_file, metavar="FILE.jpg", help="the first groups as one picture")
+    parser.add_argument("--html", type=output_file, metavar="FILE", help="write a page with all groups")
+    parser.add_argument("--sheet", type=output_file, metavar="FILE.jpg", help="write the first groups as one picture")
     parser.add_argument("--json", action="store_true", help="print the groups as JSON")
 
 

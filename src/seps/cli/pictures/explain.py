@@ -1,6 +1,6 @@
-"""`seps explain`: why a picture and a sentence have their score, as one picture or as JSON.
+"""`seps explain`: show what each word and each patch adds to the score of a picture for a sentence.
 
-With --store the picture is one of a store, and the score is the one that `seps search` shows.
+With --store the picture is one of the store, and the score is that of `seps search`.
 """
 
 from __future__ import annotations
@@ -26,14 +26,19 @@ if TYPE_CHECKING:
 
 def add_options(parser: Parser) -> None:
     """The options of `seps explain`."""
-    parser.add_argument("image", help="picture to explain; with --store its path as seps search shows it, or its id")
-    parser.add_argument("caption", help='the sentence, like "a dog running on the beach"')
-    parser.add_argument("--store", help="explain a picture of this store: its description and the score of the search")
-    parser.add_argument("-o", "--out", type=output_file, help="PNG or JPEG to write")
-    parser.add_argument("--dense", metavar="TEXT", help="the picture's own description (not with --store)")
+    parser.add_argument(
+        "image", help="explain this picture; with --store name it by its path in seps search, or by its id"
+    )
+    parser.add_argument("caption", help='explain its score for this sentence, like "a dog running on the beach"')
+    parser.add_argument(
+        "--store", help="explain a picture of this store, with its description and the score of the search"
+    )
+    parser.add_argument("-o", "--out", type=output_file, help="write the explanation to this PNG or JPEG file")
+    parser.add_argument("--dense", metavar="TEXT", help="use this description of the picture (not with --store)")
     parser.add_argument(
         "--model",
-        help="'base' (default), 'mini', a model folder, a run of seps train or a dual encoder; with --store, its own",
+        help="score with 'base' (default), 'mini', a model folder, a run of seps train or a dual encoder; with --store "
+        "the default is its model",
     )
     parser.add_argument(
         "--guide",
@@ -41,10 +46,10 @@ def add_options(parser: Parser) -> None:
         action="append",
         default=[],
         metavar="NAME=FILE",
-        help="a vector that guides the selection, a .npy or .safetensors file (not with --store)",
+        help="add a guide of the selection: a vector in a .npy or .safetensors file (not with --store)",
     )
     add_plugins(parser)
-    parser.add_argument("--device", type=device, default="cpu", help="cpu (default), cuda, ...")
+    parser.add_argument("--device", type=device, default="cpu", help="compute on cpu, cuda or cuda:1 (default: cpu)")
     parser.add_argument("--json", action="store_true", help="print every number as JSON")
 
 

@@ -1,6 +1,6 @@
-"""`seps find`: the pictures of a folder that fit a sentence; what is new in the folder is indexed first.
+"""`seps find`: find pictures in a folder by a sentence. New and changed pictures are indexed first.
 
-A sentence may be a sum: "horse + stripes - grass". Pictures join it with --image and --minus-image.
+A sentence may be a sum: "horse + stripes - grass". --image and --minus-image add and subtract pictures.
 """
 
 from __future__ import annotations
@@ -34,13 +34,15 @@ def add_options(parser: Parser) -> None:
     """The options of `seps find`."""
     parser.intermixed = True
     add_query(parser)
-    parser.add_argument("folder", nargs="?", help="where (default: the current folder, or all folders of --store)")
+    parser.add_argument(
+        "folder", nargs="?", help="search this folder (default: the current folder, or all folders of --store)"
+    )
     parser.add_argument(
         "--exclude",
         action="append",
         default=[],
         metavar="PATTERN",
-        help="leave out files and folders like 'screenshots/' or '*.gif'; a file .sepsignore does it for good",
+        help="skip files and folders like 'screenshots/' or '*.gif'; a file .sepsignore does so in every call",
     )
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--paths", action="store_true", help="print one path per line and nothing else")
@@ -51,14 +53,20 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "--copy-to", type=output_folder, metavar="DIR", help="also copy the pictures there; nothing is overwritten"
     )
-    parser.add_argument("--no-update", action="store_true", help="search what is indexed, without looking for changes")
-    parser.add_argument("--prune", action="store_true", help="let many pictures go whose files were deleted on purpose")
+    parser.add_argument("--no-update", action="store_true", help="search the store without indexing changes")
     parser.add_argument(
-        "--store", type=store_place, help="store to use (default: one per folder and model, in your data folder)"
+        "--prune",
+        action="store_true",
+        help="remove the pictures of missing files from the store, even if many are missing",
     )
-    parser.add_argument("--model", help="as for seps index (default: base, or the one of --store)")
+    parser.add_argument(
+        "--store", type=store_place, help="use this store (default: one per folder and model, in your data folder)"
+    )
+    parser.add_argument("--model", help="use this model, as in seps index (default: base, or that of --store)")
     add_plugins(parser)
-    parser.add_argument("--device", type=device, help="cpu, cuda, ...; default: a GPU if there is one, for indexing")
+    parser.add_argument(
+        "--device", type=device, help="compute on cpu, cuda or cuda:1 (default: a GPU if there is one, for indexing)"
+    )
 
 
 def run(options: argparse.Namespace) -> int:

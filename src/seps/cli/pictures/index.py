@@ -1,6 +1,6 @@
 """`seps index`: put folders of pictures into a store that `seps search` and `seps serve` read.
 
-Run it again whenever a folder has changed: only what is new, changed or moved is read. `--watch` does so by itself.
+Run it again after a change of the folders: it reads only new, changed and moved files. `--watch` does so automatically.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "folder",
         nargs="*",
-        help="folders of pictures and plain .tar shards of pictures; none: all that the store has",
+        help="index these folders of pictures and uncompressed .tar files (default: all folders of the store)",
     )
-    parser.add_argument("--store", required=True, help="folder (or object storage URI) of the store")
+    parser.add_argument("--store", required=True, help="write this store: a folder, or the URI of an object storage")
     parser.add_argument(
         "--model",
-        help="'base' (default), 'mini' (faster, finds less), a model folder, a run of seps train, or a dual "
+        help="embed with 'base' (default), 'mini' (faster, finds less), a model folder, a run of seps train, or a dual "
         "encoder: a preset like clip-b-32, "
         "siglip2-b-16 (many languages) or siglip2-so400m, a hub id like openai/clip-vit-base-patch32, or a folder",
     )
@@ -52,72 +52,97 @@ def add_options(parser: Parser) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="JSONL of descriptions by image, e.g. from seps caption; FOLDER/*.jsonl is read anyway",
+        help="read descriptions from this JSONL file, such as that of seps caption; FOLDER/*.jsonl is always read",
     )
     parser.add_argument(
         "--size",
         choices=(VECTOR, *SIZES),
-        help="size preset per picture: vector (one vector, at most 1.5 KB), tiny (2 KB), small (at most 8 KB), patches "
-        "(64 patches), full (all patches); default: as in the store, else patches, of a dual encoder vector",
+        help="store this much per picture: vector (one vector, at most 1.5 KB), tiny (2 KB), small (at most 8 KB), "
+        "patches (64 patches), full (all patches) (default: as in the store, else patches, of a dual encoder vector)",
     )
-    parser.add_argument("--batch", type=positive, default=32, help="images embedded at a time (default: 32)")
+    parser.add_argument("--batch", type=positive, default=32, help="embed this many pictures at a time (default: 32)")
     parser.add_argument(
-        "--workers", type=positive, help="threads that embed (default: one per core, at most 16); actors of Ray"
+        "--workers",
+        type=positive,
+        help="embed with this many threads, or actors of Ray (default: one per core, at most 16)",
     )
-    parser.add_argument("--engine", choices=("local", "ray"), default="local", help="ray: a cluster (extra 'dist')")
-    parser.add_argument("--ray-address", default="", help="address of the cluster (default: start one on this machine)")
-    parser.add_argument("--gpus", type=non_negative_real, default=0.0, help="GPUs of each actor of Ray (default: 0)")
-    parser.add_argument("--moved", action="store_true", help="the folder itself has moved to a new place")
-    parser.add_argument("--add", action="store_true", help="the folder joins those that the store has")
+    parser.add_argument(
+        "--engine",
+        choices=("local", "ray"),
+        default="local",
+        help="run on this machine, or on a Ray cluster (extra 'dist'; default: local)",
+    )
+    parser.add_argument(
+        "--ray-address",
+        default="",
+        help="connect to the Ray cluster at this address (default: start one on this machine)",
+    )
+    parser.add_argument(
+        "--gpus", type=non_negative_real, default=0.0, help="reserve this many GPUs for each actor of Ray (default: 0)"
+    )
+    parser.add_argument("--moved", action="store_true", help="accept a new place of the indexed folder")
+    parser.add_argument("--add", action="store_true", help="add the folder to those of the store")
     parser.add_argument(
         "--exclude",
         action="append",
         default=[],
         metavar="PATTERN",
-        help="leave out files and folders like 'screenshots/' or '*.gif', as .gitignore writes them; "
-        "a file .sepsignore in a folder does the same for good",
+        help="skip files and folders like 'screenshots/' or '*.gif', by patterns of .gitignore; a file"
+        " .sepsignore does so in every call",
     )
     parser.add_argument(
-        "--prune", action="store_true", help="let more than a tenth of the pictures go, if they were deleted on purpose"
+        "--prune",
+        action="store_true",
+        help="remove the pictures of missing files from the store, even if they are more than a tenth",
     )
     parser.add_argument(
         "--metadata",
         action=argparse.BooleanOptionalAction,
-        help="make titles, captions, keywords, persons and places of the files (XMP, IPTC, EXIF, sidecars .xmp) "
-        "descriptions; default: as in the store, and in a new store they are",
+        help="add titles, captions, keywords, persons and places of the files (XMP, IPTC, EXIF, "
+        "sidecars .xmp) to descriptions (default: as in the store; on in a new one)",
     )
     parser.add_argument(
         "--ocr",
         action="store_true",
-        help="then look for text in pictures, so that its words find them; about a second per photo, each once "
-        "(extra 'ocr'); Ctrl-C keeps what was read, and the next --ocr continues",
+        help="read text in pictures, too, so that its words find them (extra 'ocr'): about a second per photo, each "
+        "once; Ctrl-C keeps what was read, and the next --ocr continues",
     )
-    parser.add_argument("--strict", action="store_true", help="stop at a line of descriptions that cannot be used")
+    parser.add_argument("--strict", action="store_true", help="stop at an unusable line of descriptions")
     parser.add_argument(
         "--forget-descriptions",
         action="append",
         default=[],
         metavar="NAME",
-        help="take away the stored description of this picture; NAME may be a pattern, '*' is all",
+        help="remove the stored description of this picture; NAME may be a pattern, '*' is all",
     )
     parser.add_argument(
-        "--no-bank", action="store_true", help="no background queries: faster, no confidence, plain scores in search"
+        "--no-bank",
+        action="store_true",
+        help="store no levels over background queries: faster, but without hubness correction and confidence",
     )
-    parser.add_argument("--device", type=device, help="cpu, cuda, ...; default: a GPU if there is one")
+    parser.add_argument("--device", type=device, help="compute on cpu, cuda or cuda:1 (default: a GPU if there is one)")
     add_plugins(parser)
     action = parser.add_mutually_exclusive_group()
-    action.add_argument("--status", action="store_true", help="say what the store holds, and stop")
-    action.add_argument("--verify", action="store_true", help="check every row and file; exit status 1 if any is bad")
-    action.add_argument("--compact", action="store_true", help="join small parts and drop old versions")
+    action.add_argument("--status", action="store_true", help="print the contents of the store, and stop")
+    action.add_argument(
+        "--verify", action="store_true", help="check every row and file, and stop; exit status 1 if one is bad"
+    )
+    action.add_argument(
+        "--compact", action="store_true", help="join small files of the store, delete old versions, and stop"
+    )
     action.add_argument(
         "--remove-root",
         metavar="FOLDER",
-        help="take this folder out of the store, named exactly; no file is touched, and it can be added again. With "
-        "--prune what the store knew of it is deleted",
+        help="hide this folder, named exactly, from search; no file is touched, and --add restores it."
+        " With --prune its data is deleted from the store",
     )
-    action.add_argument("--watch", action="store_true", help="index, then again whenever the folders change")
+    action.add_argument("--watch", action="store_true", help="index now, and again after every change of the folders")
     parser.add_argument(
-        "--every", type=positive_real, default=10.0, metavar="SECONDS", help="how often --watch looks (default: 10)"
+        "--every",
+        type=positive_real,
+        default=10.0,
+        metavar="SECONDS",
+        help="look for changes every so many seconds with --watch (default: 10)",
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 

@@ -1,7 +1,7 @@
 """`seps mcp`: let an assistant search a store, by the Model Context Protocol over standard input and output.
 
-The assistant starts the command itself; docs/mcp.md has the lines for its settings. It only reads, and only pictures of
-the indexed folders.
+The assistant starts the command; docs/mcp.md has the lines for its settings. The command reads only pictures of the
+indexed folders, and writes nothing.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from seps.plugins import load_plugins
 
 def add_options(parser: Parser) -> None:
     """The options of `seps mcp`."""
-    parser.add_argument("--store", required=True, help="a store made by seps index")
-    parser.add_argument("--model", help="model folder, if it is not where it was when indexing")
+    parser.add_argument("--store", required=True, help="read this store, made by seps index")
+    parser.add_argument("--model", help="load the model from this folder, if it has moved since indexing")
     add_plugins(parser)
-    parser.add_argument("--device", type=device, default="cpu", help="cpu (default), cuda, ...")
+    parser.add_argument("--device", type=device, default="cpu", help="compute on cpu, cuda or cuda:1 (default: cpu)")
 
 
 def run(options: argparse.Namespace) -> int:

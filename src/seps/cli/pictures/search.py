@@ -1,4 +1,4 @@
-"""`seps search`: the pictures of a store that fit a query."""
+"""`seps search`: find pictures of a store by a sentence or a picture."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from seps.plugins import load_plugins
 def add_options(parser: Parser) -> None:
     """The options of `seps search`."""
     add_query(parser)
-    parser.add_argument("--store", required=True, help="a store made by seps index")
-    parser.add_argument("--folder", help="only below this folder (or in this shard) of the gallery")
-    parser.add_argument("--model", help="model folder, if it is not where it was when indexing")
+    parser.add_argument("--store", required=True, help="read this store, made by seps index")
+    parser.add_argument("--folder", help="search only below this folder, or in this shard, of the store")
+    parser.add_argument("--model", help="load the model from this folder, if it has moved since indexing")
     add_plugins(parser)
-    parser.add_argument("--device", type=device, default="cpu", help="cpu (default), cuda, ...")
+    parser.add_argument("--device", type=device, default="cpu", help="compute on cpu, cuda or cuda:1 (default: cpu)")
     parser.add_argument("--json", action="store_true", help="print a JSON list of path, score and rank")
 
 

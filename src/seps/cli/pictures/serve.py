@@ -1,4 +1,4 @@
-"""`seps serve`: the page and the API over a store, for browsers and programs."""
+"""`seps serve`: serve a store as a web page and as an API."""
 
 from __future__ import annotations
 
@@ -18,28 +18,33 @@ from seps.plugins import load_plugins
 
 def add_options(parser: Parser) -> None:
     """The options of `seps serve`."""
-    parser.add_argument("--store", required=True, help="a store made by seps index")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine alone)")
-    parser.add_argument("--port", type=port, default=8000, help="default: 8000; 0 takes a free one")
-    parser.add_argument("--token", help="secret that every request must carry (or SEPS_TOKEN)")
+    parser.add_argument("--store", required=True, help="read this store, made by seps index")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="listen on this address (default: 127.0.0.1, only this machine)"
+    )
+    parser.add_argument(
+        "--port", type=port, default=8000, help="listen on this port; 0 selects a free one (default: 8000)"
+    )
+    parser.add_argument("--token", help="require this secret in every request (default: that of SEPS_TOKEN)")
     parser.add_argument(
         "--allow-host",
         type=host_name,
         action="append",
         default=[],
         metavar="NAME",
-        help="answer requests to this name as well, such as that of a reverse proxy (can be repeated)",
+        help="answer requests to this host name, too, such as that of a reverse proxy; repeat the "
+        "option for more names",
     )
     parser.add_argument(
         "--root-path",
         type=root_path,
         default="",
         metavar="PATH",
-        help="prefix of all addresses behind a reverse proxy, such as /photos (default: none)",
+        help="begin all addresses behind a reverse proxy with this prefix, such as /photos (default: none)",
     )
-    parser.add_argument("--model", help="model folder, if it is not where it was when indexing")
+    parser.add_argument("--model", help="load the model from this folder, if it has moved since indexing")
     add_plugins(parser)
-    parser.add_argument("--device", type=device, default="cpu", help="cpu (default), cuda, ...")
+    parser.add_argument("--device", type=device, default="cpu", help="compute on cpu, cuda or cuda:1 (default: cpu)")
 
 
 def host_name(text: str) -> str:

@@ -150,7 +150,7 @@ def add_plugins(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="Python file of yours that registers ideas; it is run (docs/change-one-idea.md)",
+        help="run this Python file, which registers custom components (docs/change-one-idea.md)",
     )
 
 

@@ -19,24 +19,39 @@ def add_query(parser: Parser) -> None:
     parser.sentence = True
     # Places south of the equator begin with a minus: what looks like such a number is a value, not an option.
     parser._negative_number_matcher = re.compile(r"-\.?\d[\d.,]*(,\s*-?\.?\d[\d.]*)?")
-    parser.add_argument("query", nargs="?", help="what to look for: 'a dog on the beach', 'horse + stripes - grass'")
+    parser.add_argument(
+        "query", nargs="?", help="search for this sentence or sum: 'a dog on the beach', 'horse + stripes - grass'"
+    )
     parser.add_argument(
         "--image", type=input_file, action="append", default=[], metavar="FILE", help="add this picture to the query"
     )
     parser.add_argument(
-        "--minus-image", type=input_file, action="append", default=[], metavar="FILE", help="subtract this picture"
+        "--minus-image",
+        type=input_file,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="subtract this picture from the query",
     )
-    parser.add_argument("-k", type=positive, default=10, help="how many to show (default: 10)")
-    parser.add_argument("--since", type=date, metavar="DATE", help="only photos of this date or later")
-    parser.add_argument("--until", type=date, metavar="DATE", help="only photos before this date")
+    parser.add_argument("-k", type=positive, default=10, help="show at most this many pictures (default: 10)")
     parser.add_argument(
-        "--min-size", type=non_negative, metavar="PIXELS", help="only pictures whose shorter side is at least this long"
+        "--since", type=date, metavar="DATE", help="show only photos of this date, like 2024-05-31, or later"
+    )
+    parser.add_argument("--until", type=date, metavar="DATE", help="show only photos before this date")
+    parser.add_argument(
+        "--min-size",
+        type=non_negative,
+        metavar="PIXELS",
+        help="show only pictures whose shorter side has at least this many pixels",
     )
     parser.add_argument(
-        "--near", type=place, metavar="LAT,LON", help="only photos taken near this place, in degrees like 48.86,2.35"
+        "--near",
+        type=place,
+        metavar="LAT,LON",
+        help="show only photos taken near this place, in degrees like 48.86,2.35",
     )
     parser.add_argument(
-        "--within", type=positive_real, metavar="KM", help="kilometres around the place of --near (default: 10)"
+        "--within", type=positive_real, metavar="KM", help="set the radius around --near, in kilometres (default: 10)"
     )
     parser.add_argument(
         "--min-confidence", type=fraction, metavar="C", help="hide results below this confidence, 0 to 1"
@@ -45,11 +60,13 @@ def add_query(parser: Parser) -> None:
         "--sort",
         choices=("score", "newest", "oldest"),
         default="score",
-        help="order of the results; by date good matches come first (default: score)",
+        help="order the results; by date, good matches come first (default: score)",
     )
     parser.add_argument("--no-fold", action="store_true", help="list near-duplicates one by one (default: fold them)")
-    parser.add_argument("--candidates", type=positive, default=200, help="how many to score exactly (default: 200)")
-    parser.add_argument("--exact", action="store_true", help="score every picture: slower, nothing can be missed")
+    parser.add_argument(
+        "--candidates", type=positive, default=200, help="score this many pictures exactly (default: 200)"
+    )
+    parser.add_argument("--exact", action="store_true", help="score every picture exactly: slower, misses nothing")
 
 
 def query_of(options: argparse.Namespace, text: str | None, folder: str | os.PathLike[str] | None = None) -> Query:

@@ -22,13 +22,19 @@ def add_report(commands: Any) -> None:
         "report", help="train several seeds; the papers' figures, ours and the difference", settings=ReidConfig
     )
     report.add_argument(
-        "--config", type=input_file, action="append", required=True, help="YAML file of settings; once for each set"
+        "--config",
+        type=input_file,
+        action="append",
+        required=True,
+        help="read settings from this YAML file; repeat the option for more sets",
     )
-    report.add_argument("--seeds", type=non_negative, nargs="+", default=[0, 1, 2], help="default: 0 1 2")
-    report.add_argument("--out", type=output_folder, required=True, help="folder of the runs and of the report")
-    report.add_argument("--missing", action="store_true", help="also with every set of sensors missing")
-    report.add_argument("--figures", type=input_file, help="JSON file of further papers' figures")
-    report.add_argument("--device", type=device, help="cpu, cuda, cuda:1 (default: a GPU if there is one)")
+    report.add_argument(
+        "--seeds", type=non_negative, nargs="+", default=[0, 1, 2], help="train with these seeds (default: 0 1 2)"
+    )
+    report.add_argument("--out", type=output_folder, required=True, help="write the runs and the report to this folder")
+    report.add_argument("--missing", action="store_true", help="evaluate every set of missing sensors, too")
+    report.add_argument("--figures", type=input_file, help="add the figures of more papers from this JSON file")
+    report.add_argument("--device", type=device, help="compute on cpu, cuda or cuda:1 (default: a GPU if there is one)")
     add_plugins(report)
     report.add_argument("--json", action="store_true", help="print the rows as JSON")
     report.set_defaults(action=_report)

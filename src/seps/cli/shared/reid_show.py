@@ -20,23 +20,28 @@ def add_show(commands: Any) -> None:
         "show", help="pictures: ranked lists, kept patches, features", settings=DATA_SETTINGS, of_run=READING
     )
     add_run(show)
-    show.add_argument("--out", type=output_folder, required=True, help="folder for the pictures")
-    show.add_argument("--queries", type=positive, default=6, help="queries to show (default: %(default)s)")
-    show.add_argument("--places", type=positive, default=5, help="gallery shots per row (default: %(default)s)")
+    show.add_argument("--out", type=output_folder, required=True, help="write the pictures to this folder")
+    show.add_argument("--queries", type=positive, default=6, help="show this many queries (default: %(default)s)")
+    show.add_argument(
+        "--places", type=positive, default=5, help="show this many gallery shots per query (default: %(default)s)"
+    )
     show.add_argument(
         "--features",
         action="store_true",
-        help="also draw features.png, a map of the features by identity and camera, and gradients.png, where the "
-        "similarity of a query and its nearest shot comes from",
+        help="draw features.png, too, a map of the features by identity and camera, and gradients.png,"
+        " which explains a similarity by patches",
     )
     show.add_argument(
         "--projection",
         choices=("tsne", "pca"),
         default="tsne",
-        help="of features.png: t-SNE, or principal components (default: %(default)s)",
+        help="map the features by t-SNE or principal components (default: %(default)s)",
     )
     show.add_argument(
-        "--identities", type=positive, default=12, help="identities in features.png (default: %(default)s)"
+        "--identities",
+        type=positive,
+        default=12,
+        help="show this many identities in features.png (default: %(default)s)",
     )
     add_pattern(show)
     show.set_defaults(action=_show)

@@ -42,19 +42,26 @@ _OURS = "asked_false_accept"
 def add_run(parser: argparse.ArgumentParser) -> None:
     """The run folder, and how its model is used."""
     _add_checkpoint(parser)
-    parser.add_argument("--device", type=device, help="cpu, cuda, cuda:1 (default: a GPU if there is one)")
-    parser.add_argument("--batch-size", type=positive, default=64, help="samples at once (default: %(default)s)")
+    parser.add_argument("--device", type=device, help="compute on cpu, cuda or cuda:1 (default: a GPU if there is one)")
+    parser.add_argument(
+        "--batch-size", type=positive, default=64, help="compute this many samples at once (default: %(default)s)"
+    )
 
 
 def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", type=Path, help="run folder of seps reid train, or a model folder")
-    parser.add_argument("--which", choices=("best", "last"), default="best", help="checkpoint of a run (default: best)")
+    parser.add_argument("run", type=Path, help="load this run of seps reid train, or this model folder")
+    parser.add_argument(
+        "--which",
+        choices=("best", "last"),
+        default="best",
+        help="load the best or the last checkpoint of a run (default: best)",
+    )
     add_plugins(parser)
 
 
 def add_pattern(parser: argparse.ArgumentParser) -> None:
     """Which features of the model are taken."""
-    text = "features: 1 original, 2 SDTPS, 3 both (default: the last that the model has)"
+    text = "use these features: 1 original, 2 SDTPS, 3 both (default: the last that the model has)"
     parser.add_argument("--pattern", type=int, choices=(1, 2, 3), help=text)
 
 
@@ -105,12 +112,12 @@ def add_commands(commands: Any) -> None:
         of_run=[name for name in READING if name != "data.layout"],
     )
     add_run(threshold)
-    threshold.add_argument("--out", type=_folder, required=True, help="folder for threshold.json and roc.png")
+    threshold.add_argument("--out", type=_folder, required=True, help="write threshold.json and roc.png to this folder")
     threshold.add_argument(
         "--false-accept",
         type=inner_fraction,
         default=0.01,
-        help="share of pairs of different ones that may be taken for the same (default: %(default)s)",
+        help="accept this fraction of wrong pairs, 0 to 1 (default: %(default)s)",
     )
     add_pattern(threshold)
     threshold.add_argument("--json", action="store_true", help="print the figures as JSON")
@@ -118,10 +125,10 @@ def add_commands(commands: Any) -> None:
 
     export = commands.add_parser("export", help="write the model as ONNX")
     _add_checkpoint(export)
-    export.add_argument("-o", "--out", type=_folder, required=True, help="folder to write")
+    export.add_argument("-o", "--out", type=_folder, required=True, help="write to this folder")
     add_pattern(export)
     export.add_argument(
-        "--threshold", type=input_folder, help="folder of seps reid threshold; its distance goes into export.json"
+        "--threshold", type=input_folder, help="add the distance of this folder of seps reid threshold to export.json"
     )
     export.set_defaults(action=_export)
 
@@ -130,9 +137,13 @@ def add_commands(commands: Any) -> None:
         "features", help="features of a folder to a file", settings=DATA_SETTINGS, of_run=used
     )
     add_run(features)
-    features.add_argument("folder", type=input_folder, help="folder that has one folder of pictures per sensor")
-    features.add_argument("--out", type=output_file, required=True, help=".npz file to write")
-    features.add_argument("--camera", type=non_negative, help="camera of all pictures (default: from their names)")
+    features.add_argument(
+        "folder", type=input_folder, help="read this folder, which has one folder of pictures per sensor"
+    )
+    features.add_argument("--out", type=output_file, required=True, help="write the features to this .npz file")
+    features.add_argument(
+        "--camera", type=non_negative, help="set the camera of all pictures (default: from their names)"
+    )
     add_pattern(features)
     features.set_defaults(action=_features)
 
