@@ -224,6 +224,8 @@ def test_every_option_of_every_command_has_a_help_text_with_its_default() -> Non
 
 def test_every_command_has_a_description() -> None:
     assert [name for name, parser in parsers() if not parser.description and " " not in name] == []
+
+
 NUMBERS = [(command, name_of(a)) for command, a in OPTIONS if a.choices is None and is_number(a)]
 DEVICES = [(command, name_of(a)) for command, a in OPTIONS if a.dest == "device"]
 
