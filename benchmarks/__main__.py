@@ -25,6 +25,7 @@ RUNS: dict[str, tuple[str, str]] = {
     "quality.bank": ("minutes", "CPU, data"),
     "quality.duplicates": ("minutes", "CPU, data"),
     "quality.faithful": ("minutes", "CPU, data"),
+    "quality.metadata": ("minutes", "CPU, data"),
     "quality.ocr": ("minutes", "CPU, data"),
     "quality.partly_described": ("minutes", "CPU, data"),
     "quality.sizes": ("minutes", "CPU, data"),

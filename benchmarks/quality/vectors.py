@@ -44,6 +44,7 @@ def main() -> None:
     parser.add_argument("--model", default="base")
     parser.add_argument("--data", required=True)
     parser.add_argument("--limit", type=int, help="photos at most")
+    parser.add_argument("--bits", type=int, nargs="+", choices=(32, 8), default=(32, 8), help="graphs of these numbers")
     parser.add_argument("--json", help="file for the figures")
     options = parser.parse_args()
     model, data = from_pretrained(options.model), load_jsonl(options.data)
@@ -64,7 +65,7 @@ def main() -> None:
     wanted = [np.stack(images), np.stack(texts)]
     rows["torch"] = {"rsum": rsum(*wanted, owner)}
 
-    for bits in (32, 8):
+    for bits in options.bits:
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "export"
             export_vectors(model, out, bits=bits)  # type: ignore[arg-type]

@@ -98,6 +98,12 @@ class Result:
         return self.hit.described_by
 
     @property
+    def texts(self) -> str:
+        """Its description and the text in it, read from the store; empty without any."""
+        row = self.library.store.get(self.id, ["dense", "ocr"]) or {}
+        return "\n".join(filter(None, (row.get("dense"), row.get("ocr"))))
+
+    @property
     def text_in_picture(self) -> str | None:
         """Text in it, a line per line; empty where there is none, None where it was not looked for."""
         return self.hit.ocr
