@@ -2,7 +2,8 @@
 
     python tools/release.py                       build, check, and test with all Pythons of this machine
     python tools/release.py --pythons 3.11        the same with one
-    python tools/release.py --lowest              also with the lowest versions that pyproject.toml allows
+    python tools/release.py --lowest              also with the lowest versions that pyproject.toml allows, on the
+                                                  lowest Python: later ones have no builds of them
 
 Archives are built from the files that git tracks, into `dist`: the wheel is made of the source archive alone. A Python
 that is not here is named and not tested. Environments are temporary. Exit status 1: something failed.
@@ -87,6 +88,8 @@ def problems(source: Path, wheel: Path) -> Iterator[str]:
     changes = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
     if changes is None or changes[1] != version:
         yield f"CHANGELOG.md begins with {changes and changes[1]}, and the wheel is of {version}."
+    if f"version: {version}\n" not in (ROOT / "CITATION.cff").read_text("utf-8"):
+        yield f"CITATION.cff is not of version {version}."
     for archive in (source, wheel):
         if archive.stat().st_size > LARGEST:
             yield f"{archive.name} has {archive.stat().st_size / 1e6:.0f} MB; the package index takes 100."
@@ -148,7 +151,9 @@ def main() -> int:
     """Build, check, test; print what to run next."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pythons", nargs="*", default=PYTHONS, help="versions to test with (default: %(default)s)")
-    parser.add_argument("--lowest", action="store_true", help="test the lowest versions of dependencies as well")
+    parser.add_argument(
+        "--lowest", action="store_true", help="test the lowest versions as well, on the lowest Python"
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder of the archives (default: dist)")
     options = parser.parse_args()
     shutil.rmtree(options.out, ignore_errors=True)
@@ -167,12 +172,14 @@ def main() -> int:
         if python is None:
             print(f"Python {version} is not on this machine: not tested.")
             continue
-        for pins in ([], lowest(wheel)) if options.lowest else ([],):
+        for pins in ([], lowest(wheel)) if options.lowest and version == PYTHONS[0] else ([],):
             what = f"Python {version}, {'lowest' if pins else 'newest'} versions"
             try:
                 print(f"{what}: works with {tried(python, wheel, pins)}", flush=True)
             except ValueError as error:
                 wrong.append(f"{what}: {error}")
+    if home_of(ROOT) is None:
+        print("pyproject.toml has no URL `Source` yet: the README of the archives has no links into the repository.")
     print("\n".join(wrong) or f"All checks passed. To upload: python -m twine upload {source} {wheel}")
     return bool(wrong)
 
