@@ -151,9 +151,7 @@ def main() -> int:
     """Build, check, test; print what to run next."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pythons", nargs="*", default=PYTHONS, help="versions to test with (default: %(default)s)")
-    parser.add_argument(
-        "--lowest", action="store_true", help="test the lowest versions as well, on the lowest Python"
-    )
+    parser.add_argument("--lowest", action="store_true", help="test the lowest versions as well, on the lowest Python")
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder of the archives (default: dist)")
     options = parser.parse_args()
     shutil.rmtree(options.out, ignore_errors=True)
