@@ -1,7 +1,7 @@
 """A served store, a real browser, and what tests of the page do with it.
 
 Importing it skips a module where playwright or Chromium is not installed (Debian: apt-get install chromium; pip install
-playwright). Fixtures are imported by name.
+playwright). `e2e/conftest.py` hands the fixtures to the tests, once for all modules.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def serving(app: Any) -> Iterator[str]:
     assert not thread.is_alive()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with the pictures `g`, 30 of them and two copies of the first, and the store `s`."""
     folder = tmp_path_factory.mktemp("page")
@@ -64,7 +64,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def address(served: Path) -> Iterator[str]:
     from seps.photos.duplicates import likeness
     from seps.photos.library import Library
@@ -79,7 +79,7 @@ def address(served: Path) -> Iterator[str]:
             yield place
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Any]:
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])

@@ -63,6 +63,7 @@ def pages(site: Path) -> dict[Path, Page]:
     return {path: Page(path.read_text(encoding="utf-8")) for path in sorted(site.rglob("*.html"))}
 
 
+@pytest.mark.slow
 def test_no_link_leads_nowhere(site: Path, pages: dict[Path, Page]) -> None:
     lost = []
     for path, page in pages.items():
@@ -78,6 +79,7 @@ def test_no_link_leads_nowhere(site: Path, pages: dict[Path, Page]) -> None:
     assert any(page.links for page in pages.values())
 
 
+@pytest.mark.slow
 def test_nothing_is_fetched_from_elsewhere(site: Path, pages: dict[Path, Page]) -> None:
     def outside(address: str) -> bool:
         return bool(urlsplit(address).netloc)
@@ -98,6 +100,7 @@ def test_readme_links_exist(readme: Path) -> None:
     assert [link for link in links if not (ROOT / urldefrag(link)[0]).exists()] == []
 
 
+@pytest.mark.slow
 def test_the_reference_names_every_command_and_setting(site: Path) -> None:
     listed = (site / "commands.html").read_text(encoding="utf-8")
     assert [name for name in COMMANDS if f"usage: seps {name}" not in listed] == []

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from pages import QUERY, address, browser, found, search, served, until
+from pages import QUERY, found, search, until
 from stores import paint
 
-__all__ = ["address", "browser", "served"]
 SILENT = "seps serve"
 
 

@@ -6,21 +6,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from pages import (
-    QUERY,
-    address,
-    browser,
-    cards,
-    found,
-    page,
-    scroll,
-    search,
-    served,
-    until,
-    wide,
-)
-
-__all__ = ["address", "browser", "page", "served"]
+from pages import QUERY, cards, found, scroll, search, until, wide
 
 
 @wide

@@ -11,12 +11,10 @@ from typing import Any
 
 import pytest
 
-from pages import browser, serving
+from pages import serving
 from seps.photos.search.searcher import Searcher
 from seps.retrieval.ranking.bank import GOOD
 from stores import few_sentences, gallery, index, model
-
-__all__ = ["browser"]
 
 
 def with_good(searcher: Searcher, text: str, count: int) -> None:

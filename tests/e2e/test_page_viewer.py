@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from pages import address, browser, cards, found, page, scroll, search, served, serving, until, wide
+from pages import cards, found, scroll, search, serving, until, wide
 from seps.photos.search.searcher import Searcher
 from stores import gallery, index, model, paint
-
-__all__ = ["address", "browser", "page", "served"]
 
 
 def box(page: Any, name: str) -> dict[str, float]:

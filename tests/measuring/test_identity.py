@@ -86,6 +86,7 @@ def test_every_area_has_probes() -> None:
     assert all(probes_of(area) for area in AREAS)
 
 
+@pytest.mark.slow
 def test_a_planted_number_is_seen_and_the_same_tree_is_the_same(tmp_path: Path) -> None:
     """The command itself, on one area."""
     command = [sys.executable, str(TOOL)]

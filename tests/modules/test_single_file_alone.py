@@ -56,6 +56,7 @@ def torch_and_its_needs() -> list[str]:
     return [name for name, of in owners.items() if found & {re.sub(r"[-_.]+", "-", one).lower() for one in of}]
 
 
+@pytest.mark.slow
 def test_the_files_import_and_pass_with_torch_alone(tmp_path: Path) -> None:
     files = {f"seps_{variant.replace('-', '_')}": text_of(variant) for variant in [*VARIANTS, *PART_FILES]}
     plain = files["seps_slim_zh"]

@@ -319,6 +319,7 @@ def test_no_threshold_without_wrong_pairs_or_right_ones(trained: Path, tmp_path:
             calibrate(two, config, narrow, reader, 0.25)
 
 
+@pytest.mark.slow
 def test_a_threshold_of_another_model_is_refused(trained: Path, tmp_path: Path) -> None:
     """The distance of one checkpoint means nothing for the features of another."""
     out = tmp_path / "threshold"

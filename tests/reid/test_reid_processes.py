@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
+import pytest
 import torch
 import torch.multiprocessing as multiprocessing
 from reid_toys import rgbnt201, toy_config, toy_model
@@ -29,6 +30,7 @@ def run(rank: int, world: int, port: int, root: Path, out: Path) -> None:
             task.reader.close()
 
 
+@pytest.mark.slow
 def test_two_processes_equal_one(tmp_path: Path) -> None:
     root = rgbnt201(tmp_path / "data")
     with socket.socket() as opened:

@@ -133,6 +133,7 @@ def test_the_products_of_attention_count_and_every_torch_counts_the_same() -> No
         assert selection_check._products(model.train(), (pixels,), {}, 2) == expected
 
 
+@pytest.mark.slow
 def test_the_example_and_the_check_run_on_torch_1_13_with_the_single_file(tmp_path: Path) -> None:
     """No seps there: the file of `seps modules`, the example and the check, copied into one folder."""
     version = [OLD_PYTHON, "-I", "-c", "import torch; print(torch.__version__)"]

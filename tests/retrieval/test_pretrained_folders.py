@@ -190,6 +190,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_killed_saves_leave_one_of_the_models_whole(encoders, tmp_path):
     models = [make_model(encoders, seed) for seed in (0, 1)]
     for number, model in enumerate(models):

@@ -20,7 +20,7 @@ from stores import gallery, index
 pytest.importorskip("uvicorn")
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+@pytest.mark.parametrize("host", [pytest.param("127.0.0.1", marks=pytest.mark.slow), "0.0.0.0"])
 def test_serves_and_stops(tmp_path: Path, host: str) -> None:
     index(gallery(tmp_path / "g", 2), tmp_path / "s")
     script = "import sys; from seps.cli.main import call; sys.exit(call('serve', sys.argv[1:]))"

@@ -280,6 +280,7 @@ def killed(place: Path, first: int, seconds: float) -> int:
     return max([told, *map(int, rest.split())])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moments", [tuple(0.05 * n for n in range(int(os.environ.get("SEPS_KILLS", "2"))))])
 def test_killed_during_upkeep(tmp_path: Path, moments: Sequence[float]) -> None:
     """Whatever was committed is there once, and indexes answer as a scan does; the next upkeep removes what is left."""

@@ -218,6 +218,7 @@ def trained(config: RunConfig, run: Path, killed_at: int = 0) -> subprocess.Comp
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
 
 
+@pytest.mark.slow
 def test_a_streamed_run_killed_in_the_middle_of_an_epoch_ends_with_the_bits_of_one_from_memory(
     encoders, photos, tmp_path
 ) -> None:
@@ -238,6 +239,7 @@ def two_ways(rank: int, port: int, configs: list[RunConfig], folder: str) -> Non
             train_model(config, Path(folder) / str(config.data.memory), distributed=info)
 
 
+@pytest.mark.slow
 def test_two_processes_train_to_the_same_bits_streamed_or_in_memory(encoders, photos, tmp_path) -> None:
     import socket
 

@@ -162,6 +162,7 @@ def arguments(encoders, scenes, dev_scenes, run: Path, epochs: int = 6) -> list[
     return [*words, "--train.eval_every", "2", "--train.learning_rate", "0.003"]
 
 
+@pytest.mark.slow
 def test_resume_after_sigkill_goes_on_to_the_same_losses(encoders, scenes, dev_scenes, tmp_path):
     assert main(arguments(encoders, scenes, dev_scenes, tmp_path / "whole")) == 0
     command = [sys.executable, "-m", "seps.cli.main", *arguments(encoders, scenes, dev_scenes, tmp_path / "killed")]
@@ -177,6 +178,7 @@ def test_resume_after_sigkill_goes_on_to_the_same_losses(encoders, scenes, dev_s
     assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one_does(encoders, scenes, dev_scenes, tmp_path):
     assert main(arguments(encoders, scenes, dev_scenes, tmp_path / "one", epochs=2)) == 0
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

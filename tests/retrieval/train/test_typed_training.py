@@ -139,6 +139,7 @@ def arguments(config: RunConfig, run: Path) -> list[str]:
     return [*words, "--typed.batch_size", "4", "--train.eval_every", "2"]
 
 
+@pytest.mark.slow
 def test_a_run_killed_in_the_middle_goes_on_to_the_same_losses(config, tmp_path) -> None:
     assert main(arguments(config, tmp_path / "whole")) == 0
     command = [sys.executable, "-m", "seps.cli.main", *arguments(config, tmp_path / "killed")]
