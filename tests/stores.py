@@ -7,6 +7,7 @@ import functools
 import json
 import shutil
 import tempfile
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from seps.photos.indexing.build import IndexOptions, IndexReport, index_folder
 from seps.photos.search.searcher import Searcher
 from seps.photos.store.rows import StoreSettings
 from seps.retrieval.config import SIZES, ModelConfig, PatchSize, StoredPrecision
+from seps.retrieval.engine import loading, patches
 from seps.retrieval.engine.engine import Photo
 from seps.retrieval.engine.layout import PatchLayout
 from seps.retrieval.engine.loading import engine_of
@@ -47,6 +49,27 @@ def model_folder() -> str:
 def model() -> RetrievalModel:
     """That model, loaded."""
     return from_pretrained(model_folder())
+
+
+def _share_model() -> None:
+    """Load that folder once per run for all commands, and read its weights once for their digests.
+
+    Both take more time than most tests. Models of other folders, and changed copies of this one, are loaded and read.
+    """
+
+    def load(name: str | Path, **options: Any) -> RetrievalModel:
+        return model() if str(name) == model_folder() else from_pretrained(name, **options)
+
+    def once(digest: Callable[[RetrievalModel], str]) -> Callable[[RetrievalModel], str]:
+        shared = functools.cache(lambda: digest(model()))
+        return lambda of: shared() if model.cache_info().currsize and of is model() else digest(of)
+
+    loading.from_pretrained = load  # type: ignore[assignment]
+    for name in ("model_hash", "text_hash", "short_hash"):
+        setattr(patches, name, once(getattr(patches, name)))
+
+
+_share_model()
 
 
 def paint(path: Path, seed: int, size: tuple[int, int] = (60, 44)) -> Path:

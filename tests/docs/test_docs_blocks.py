@@ -93,7 +93,8 @@ def is_json(text: str) -> bool:
     return True
 
 
-def test_an_unknown_command_fails(fill: dict[str, str]) -> None:
+def test_an_unknown_command_fails() -> None:
+    fill = {"vision": "v", "text": "t", "server": "http://127.0.0.1:1"}
     with pytest.raises(AssertionError, match="no way to check"):
         check(["curl", "example"], fill)
     with pytest.raises(AssertionError):
@@ -109,6 +110,7 @@ def test_an_unknown_command_fails(fill: dict[str, str]) -> None:
     assert added(["seps", "eval"], fill) == []
 
 
+@pytest.mark.slow
 def test_commands_that_stand_for_those_of_other_tools_are_understood(fill: dict[str, str]) -> None:
     text = (ROOT / "docs/from-other-tools.md").read_text(encoding="utf-8")
     found = re.findall(r"`(seps [^`]+)`", text)

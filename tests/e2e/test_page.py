@@ -108,6 +108,7 @@ def violations(page: Any) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_accessible(page: Any, address: str, tmp_path: Path) -> None:
     """Every state of the page, wide and light, narrow and dark: empty, results, detail, upload, message, API."""
     from stores import paint

@@ -41,7 +41,14 @@ from seps.reid.task import ReidTask, load_dataset, make_reader
 from seps.training import train
 
 
-@pytest.mark.parametrize(("layout", "tree"), [("RGBNT201", rgbnt201), ("RGBNT100", rgbnt100), ("MSVR310", msvr310)])
+@pytest.mark.parametrize(
+    ("layout", "tree"),
+    [
+        pytest.param("RGBNT201", rgbnt201, marks=pytest.mark.slow),  # the layout of most toy sets
+        ("RGBNT100", rgbnt100),
+        ("MSVR310", msvr310),
+    ],
+)
 def test_published_trees_train_and_evaluate(tmp_path: Path, layout: str, tree: Callable[[Path], Path]) -> None:
     # Random weights give every picture the same feature, and rounding would rank them.
     settings = {"camera_embedding": True, "pretrained": True}

@@ -142,6 +142,7 @@ def test_the_onnx_file_gives_the_features_of_the_evaluation(settings: dict[str, 
         torch.testing.assert_close(1 - vectors @ vectors.T, distances(features, features), atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_an_export_replaces_its_own_files_alone(tmp_path: Path) -> None:
     model, config = toy_model(fusion="concat").eval(), toy_config(tmp_path)
     trained = TrainedReid(model, config, (1, 2, 3), tmp_path)

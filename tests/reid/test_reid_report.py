@@ -80,6 +80,7 @@ def test_the_table_is_that_of_the_seeds(run, tmp_path: Path, capsys: pytest.Capt
         assert image.height > 14 * 30
 
 
+@pytest.mark.slow
 def test_a_report_goes_on_where_it_stopped(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(seeds=("0",)) == 0
     first = seeds_of(tmp_path / "out")

@@ -39,7 +39,7 @@ PLANTS = (
         "weight of the predictor beside the other sensors",
         "self.predictor_weight = 1 - (len(modalities) - 1) * beta",
         "self.predictor_weight = 1.001 - (len(modalities) - 1) * beta",
-        ("sensors/module default", "modules/numbers plain en", "modules/numbers annotated zh", "reid/losses default"),
+        ("sensors/module default", "modules/numbers annotated en", "modules/numbers annotated zh", "reid/losses default"),
     ),
     Plant(
         "cosine schedule of the learning rate",

@@ -72,6 +72,7 @@ def test_threads_get_the_tokens_of_their_own_pictures() -> None:
     assert torch.equal(vision(images), torch.cat(alone))
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_bfloat16_stays_within_its_rounding() -> None:
     needs_openvino()
@@ -82,6 +83,7 @@ def test_bfloat16_stays_within_its_rounding() -> None:
     assert cosines.min() > 0.99 and cosines.mean() > 0.999
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_eight_bits_stay_near_on_photos() -> None:
     """On photos: random pixels give tokens that no photo has."""

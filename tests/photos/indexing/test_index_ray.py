@@ -251,6 +251,7 @@ def test_what_ray_prints_is_not_on_standard_output(
     assert shown.out == "{}\n" and "(raylet)" in shown.err
 
 
+@pytest.mark.slow
 def test_ideas_of_a_plugin_travel_to_workers_without_the_file(tmp_path: Path) -> None:
     import ray
 

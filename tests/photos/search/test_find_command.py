@@ -178,6 +178,7 @@ def test_paths_for_pipes(folder: Path, capfdbinary: pytest.CaptureFixture[bytes]
     }
 
 
+@pytest.mark.slow
 def test_a_real_pipe(folder: Path) -> None:
     """The list goes into xargs, and what is said besides does not."""
     command = f"{sys.executable} -m seps.cli.main find 'a dog' {folder} --model {model_folder()} -0 | xargs -0 ls -1"

@@ -109,6 +109,7 @@ def test_a_client_uses_every_tool(made: tuple[Path, Path], tmp_path: Path) -> No
     session(store, work)
 
 
+@pytest.mark.slow
 def test_standard_output_has_the_protocol_alone(made: tuple[Path, Path], tmp_path: Path) -> None:
     plugin = tmp_path / "loud.py"
     plugin.write_text("print('loud')\n")

@@ -62,6 +62,7 @@ def pictures() -> dict[str, bytes]:
     return out
 
 
+@pytest.mark.slow
 def test_a_picture_takes_little_more_than_its_pixels(tmp_path: Path) -> None:
     for name, data in pictures().items():
         (tmp_path / name).write_bytes(data)
