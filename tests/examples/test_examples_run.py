@@ -38,6 +38,7 @@ def test_the_selection_module(tmp_path: Path) -> None:
     assert "kept 49 of 196" in shown and "gradients reach 392 of 392 patches" in shown
 
 
+@pytest.mark.slow
 def test_a_fourth_modality(tmp_path: Path) -> None:
     shown = run("fourth_modality", tmp_path)
     assert shown.count("128 patches -> 26 tokens") == 4
@@ -45,6 +46,7 @@ def test_a_fourth_modality(tmp_path: Path) -> None:
     assert alone < guided <= 64
 
 
+@pytest.mark.slow
 def test_a_drop_in_for_demo(tmp_path: Path) -> None:
     shown = run("drop_in_for_demo", tmp_path)
     assert shown.count("training returns [(4, 10), (4, 192), (4, 10), (4, 192)]") == 2
@@ -55,6 +57,7 @@ def test_a_drop_in_for_demo(tmp_path: Path) -> None:
     assert theirs_gumbel > 1e4 and ours_gumbel < 1
 
 
+@pytest.mark.slow
 def test_a_custom_encoder(tmp_path: Path) -> None:
     shown = run("custom_encoder", tmp_path)
     first, last = (float(loss) for loss in re.findall(r"loss ([\d.]+)", shown))
@@ -63,10 +66,12 @@ def test_a_custom_encoder(tmp_path: Path) -> None:
     assert "scores" in shown
 
 
+@pytest.mark.slow
 def test_ideas_of_ones_own(tmp_path: Path) -> None:
     assert "factored" in run("my_ideas", tmp_path)
 
 
+@pytest.mark.slow
 def test_a_custom_data_set(tmp_path: Path) -> None:
     shown = run("custom_data_set", tmp_path)
     assert "images" in shown and "the same: True" in shown
@@ -84,6 +89,7 @@ def test_a_million_pairs(tmp_path: Path) -> None:
     assert difference and float(difference[1]) < 1e-5
 
 
+@pytest.mark.slow
 def test_a_published_checkpoint(tmp_path: Path) -> None:
     shown = run("load_a_published_checkpoint", tmp_path)
     assert "saved: README.md, config.json, model.safetensors, text, vision" in shown

@@ -44,6 +44,7 @@ def test_every_file_of_the_repository_is_copied(tree: Path) -> None:
     assert {"src/seps/method/shared/sums.py", "tests/method/test_sums.py"} <= files and "build/left.py" not in files
 
 
+@pytest.mark.slow
 def test_a_fault_is_found_or_not_and_a_red_tree_is_an_error(tree: Path) -> None:
     module = mutations.ROOT / "src/seps/method/shared/sums.py"
     add, limit = sorted(mutations.faults(module), key=lambda fault: fault.start)

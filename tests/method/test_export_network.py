@@ -51,7 +51,7 @@ def run(path, inputs):
 
 @pytest.mark.parametrize(
     ("preset", "prefix", "descriptions"),
-    [("default", 1, True), ("paper", 0, True), ("open_source", 1, False)],
+    [("default", 1, True), pytest.param("paper", 0, True, marks=pytest.mark.slow), ("open_source", 1, False)],
 )
 def test_score_is_that_of_the_network(tmp_path, preset, prefix, descriptions):
     net, path = make_net(preset, prefix), tmp_path / "score.onnx"
@@ -62,6 +62,7 @@ def test_score_is_that_of_the_network(tmp_path, preset, prefix, descriptions):
         torch.testing.assert_close(run(path, inputs), net(**inputs).detach(), atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_of_equal_scores_the_lower_index_is_kept(tmp_path):
     # A patch and its fourfold have the same cosines, but are not the same: which is kept shows in the score. K is 5.
     net, path = make_net("open_source", 0, sparse_ratio=0.4), tmp_path / "score.onnx"
@@ -127,6 +128,7 @@ def test_what_has_no_file_is_refused_in_a_sentence(monkeypatch, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_ideas_of_ones_own_are_exported_with_the_network(tmp_path):
     class Even:
         form = "scores"

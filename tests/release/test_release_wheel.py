@@ -50,6 +50,7 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return release.build(tree, tree / "dist")
 
 
+@pytest.mark.slow
 def test_the_release_tool_finds_nothing_wrong_and_reads_the_bounds(archives: tuple[Path, Path]) -> None:
     assert list(release.problems(*archives)) == []
     bounds = release.lowest(archives[1])

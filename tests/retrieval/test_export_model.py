@@ -25,7 +25,7 @@ def encoders(tmp_path_factory):
     return {"vision": str(save_vision_encoder(folder / "vision")), "text": str(save_text_encoder(folder / "text"))}
 
 
-@pytest.fixture(scope="module", params=["as published", "ours"])
+@pytest.fixture(scope="module", params=[pytest.param("as published", marks=pytest.mark.slow), "ours"])
 def saved(encoders, tmp_path_factory, request):
     """A model of transformers' encoders, and one with our own ViT, patches that leave it, and words alone."""
     torch.manual_seed(0)
@@ -42,6 +42,7 @@ def run(path, **inputs):
     return made[0] if len(made) == 1 else tuple(made)
 
 
+@pytest.mark.slow
 def test_short_queries_and_descriptions_have_their_projections(saved, tmp_path):
     model = from_pretrained(saved)
     model.set_short_queries(True)

@@ -75,6 +75,7 @@ def short(saved, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", [32, 8])
 def test_short_queries_are_read_by_their_own_projection(short, tmp_path, bits):
     from tokenizers import Tokenizer
@@ -111,6 +112,7 @@ def test_the_graph_counts_words_as_the_model_does():
     assert [text for text, short in zip(texts, found, strict=True) if short != is_short(text)] == []
 
 
+@pytest.mark.slow
 def test_eight_bits_are_near_and_smaller(saved, exported, tmp_path):
     assert main(["export", str(saved), "--vector", "--batch", "1", "-o", str(tmp_path)]) == 0
     facts = json.loads((tmp_path / "conformance.json").read_text())
@@ -120,6 +122,7 @@ def test_eight_bits_are_near_and_smaller(saved, exported, tmp_path):
     assert {len(one["vector"]) for kind in ("texts", "pictures") for one in facts[kind]} == {16}
 
 
+@pytest.mark.slow
 def test_immich_layout_has_its_names_and_inputs(saved, tmp_path):
     from tokenizers import Tokenizer
 
@@ -169,6 +172,7 @@ def test_another_tokenizer_fails_the_check(exported, tmp_path):
     assert made.returncode == 1 and "FAILED" in made.stdout
 
 
+@pytest.mark.slow
 def test_options_of_vectors_alone_and_files_of_others_are_refused(saved, tmp_path, capsys):
     assert main(["export", str(saved), "--bits", "32", "-o", str(tmp_path)]) == 2
     assert "--vector" in capsys.readouterr().err

@@ -39,7 +39,12 @@ PLANTS = (
         "weight of the predictor beside the other sensors",
         "self.predictor_weight = 1 - (len(modalities) - 1) * beta",
         "self.predictor_weight = 1.001 - (len(modalities) - 1) * beta",
-        ("sensors/module default", "modules/numbers annotated en", "modules/numbers annotated zh", "reid/losses default"),
+        (
+            "sensors/module default",
+            "modules/numbers annotated en",
+            "modules/numbers annotated zh",
+            "reid/losses default",
+        ),
     ),
     Plant(
         "cosine schedule of the learning rate",
@@ -127,8 +132,8 @@ PLANTS = (
     ),
     Plant(
         "help of an option",
-        "how many to show (default: 10)",
-        "how many to print (default: 10)",
+        "show at most this many pictures (default: 10)",
+        "print at most this many pictures (default: 10)",
         ("reference/help of commands",),
     ),
 )

@@ -363,6 +363,7 @@ def test_two_hundred_photos_survive_five_kills(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["dense.jsonl", "in"]
 
 
+@pytest.mark.slow
 def test_ctrl_c_finishes_what_is_running(tmp_path: Path) -> None:
     folder, out = photos(tmp_path / "in", 60), tmp_path / "dense.jsonl"
 

@@ -99,6 +99,7 @@ def arguments(encoders, scenes, dev_scenes, out: Path, *more: str) -> list[str]:
     return [*words, "--dev", str(dev_scenes), "--device", "cpu", *more]
 
 
+@pytest.mark.slow
 def test_two_processes_a_failure_and_the_resume(encoders, scenes, dev_scenes, tmp_path, capsys):
     out = tmp_path / "out"
     words = ["--only", "base", "dense-none", "mean", "--seeds", "0", "--processes", "2"]
@@ -230,6 +231,7 @@ def test_a_worker_killed_by_the_system_says_how_it_died(shared, tmp_path):
     assert outcome.result is None and "SIGKILL" in outcome.reason and "train.chunk_size 8" in outcome.reason
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_takes_only_its_run(shared, tmp_path):
     trials = [Trial("ablation", "mean", 0), Trial("ablation", "base", 0)]
     gone = dataclasses.replace(shared, files=(tmp_path / "nothing.npy",) * 2)
@@ -239,6 +241,7 @@ def test_a_worker_that_dies_takes_only_its_run(shared, tmp_path):
     assert all(outcome.result is None and "exit code 1" in outcome.reason for outcome in outcomes)
 
 
+@pytest.mark.slow
 def test_one_process_gives_what_two_give(shared, encoders, scenes, dev_scenes, tmp_path):
     trials = [Trial("ablation", "default", 1)]
     before = torch.get_num_threads()
