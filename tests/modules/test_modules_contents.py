@@ -141,8 +141,8 @@ def test_differences_name_the_lines_where_options_act(variant: str) -> None:
         ("use_paper_version: bool", r"if not self\.use_paper_version"),
         ("use_paper_version: bool", r"if not self\.use_paper_version|for tokens, \(text"),
         ("use_dual_aggr: bool", r"self\.use_dual_aggr"),
-        ("use_paper_version: bool", r"relevance_mlp\(top_k\) if|if mlp is None"),
-        ("scan: bool", r"self\.scan =|if leaky"),
+        ("use_paper_version: bool", r"relevance_mlp\(top_k\) if|if self.relevance_mlp is None"),
+        ("scan: bool", r"self\.scan =|if self.scan"),
         ("use_gumbel_softmax: bool", r'self\.decision == "topk"|return gumbel_topk\('),
         ("ratio_form: RatioForm", r'if form == "'),
     ]

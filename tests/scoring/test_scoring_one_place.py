@@ -13,7 +13,8 @@ from torch import Tensor
 
 from kernel_cases import fused_scores, on_device
 from scoring_cases import CONFIGS, make_inputs, make_net
-from seps.method import align, select, tokens
+from seps.method import select, tokens
+from seps.method.align import HRPA
 from seps.method.network import PatchSlimming
 from seps.retrieval.explain.shares import shares
 from seps.scoring import choose_backend, score_matrix, score_with_gradient, take_images
@@ -24,8 +25,8 @@ from seps.scoring.own_texts import TextPool, can_score, score_own_texts
 class OtherSum(PatchSlimming):
     """Eq. 3 with the sign turned: the worst patches are the best."""
 
-    def guided(self, *arguments: Any) -> Tensor:
-        return -super().guided(*arguments)
+    def patch_scores(self, *arguments: Any) -> Tensor:
+        return -super().patch_scores(*arguments)
 
 
 class OtherMix(PatchSlimming):
@@ -42,7 +43,7 @@ def functions(monkeypatch: pytest.MonkeyPatch, place: Any, name: str, other: Any
         yield
 
 
-HONEST = {"topk": select.hard_topk, "weights": tokens.merge_factors, "pooling": align.pool_relevance}
+HONEST = {"topk": select.hard_topk, "weights": tokens.merge_factors, "pooling": HRPA.pool}
 CHANGES: dict[str, tuple[type[PatchSlimming], tuple[Any, str, Any] | None]] = {
     "sum of Eq. 3": (OtherSum, None),
     "mix": (OtherMix, None),
@@ -56,7 +57,7 @@ CHANGES: dict[str, tuple[type[PatchSlimming], tuple[Any, str, Any] | None]] = {
     ),
     "pooling of Eq. 5": (
         PatchSlimming,
-        (align, "pool_relevance", lambda best, mask=None, **options: 2 * HONEST["pooling"](best, mask, **options)),
+        (HRPA, "pool", lambda hrpa, best, mask=None: 2 * HONEST["pooling"](hrpa, best, mask)),
     ),
 }
 
@@ -80,7 +81,7 @@ def test_every_path_follows_a_step_changed_in_its_place(
     honest = score_matrix(before, *call, backend="reference", **dense)
     with (
         warnings.catch_warnings(),
-        functions(monkeypatch, *(replaced or (align, "pool_relevance", align.pool_relevance))),
+        functions(monkeypatch, *(replaced or (HRPA, "pool", HRPA.pool))),
     ):
         warnings.simplefilter("error")  # none of them falls back to the loop over texts
         wanted = score_matrix(net, *call, backend="reference", **dense)
@@ -112,7 +113,7 @@ def test_the_kernels_follow_a_changed_step_or_refuse_it(change: str, monkeypatch
     net, data = on_device(net, make_inputs(config, images=2, texts=7))
     dense = {"dense": data["dense"], "dense_lengths": data["dense_lengths"]}
     assert why_not_triton(PatchSlimming(config)) is None
-    with functions(monkeypatch, *(replaced or (align, "pool_relevance", align.pool_relevance))):
+    with functions(monkeypatch, *(replaced or (HRPA, "pool", HRPA.pool))):
         reason = why_not_triton(net)
         if change in ("mix", "merge weights"):
             assert reason is None

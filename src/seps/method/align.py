@@ -5,8 +5,6 @@ Shapes: B images, M words, K image tokens, C width, X words or tokens, Z best of
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -18,47 +16,6 @@ from seps.method.precision import float_apply, float_matmul
 def relevance_mlp(top_k: int) -> nn.Sequential:
     """The MLP over the `top_k` best relevances (Eq. 5): (..., top_k) -> (..., 1)."""
     return nn.Sequential(nn.Linear(top_k, 2 * top_k), nn.GELU(), nn.Linear(2 * top_k, 1))
-
-
-def pool_relevance(
-    values: Tensor, mask: Tensor | None = None, *, top_k: int = 0, mlp: nn.Module | None = None
-) -> Tensor:
-    """`mean(best) + MLP(top_k of best)` over the valid positions, in float32: (B, X) -> (B,).
-
-    Without `mlp` the mean alone. Fewer than `top_k` values are zero-padded.
-    """
-    best = values.float()  # (..., X)
-    if mask is None:
-        pooled = best.mean(dim=-1)  # (..., X) -> (...)
-    else:
-        count = mask.sum(dim=-1).clamp_min(1)  # (..., X) -> (...)
-        pooled = best.masked_fill(~mask, 0.0).sum(dim=-1) / count  # (..., X) -> (...)
-    if mlp is None:
-        return pooled
-    ranked = best if mask is None else best.masked_fill(~mask, float("-inf"))  # (..., X)
-    top = ranked.topk(min(top_k, best.shape[-1]), dim=-1).values  # (..., X) -> (..., Z): Z = min(top_k, X)
-    top = F.pad(
-        torch.where(torch.isfinite(top), top, 0.0), (0, top_k - top.shape[-1])
-    )  # (..., Z) -> (..., E): E = top_k
-    return pooled + float_apply(mlp, top).squeeze(-1)  # (..., E) -> (...)
-
-
-def pool_both(
-    pool: Callable[[Tensor, Tensor | None], Tensor],
-    rows: Tensor,
-    columns: Tensor,
-    word_mask: Tensor | None = None,
-    token_mask: Tensor | None = None,
-    *,
-    leaky: bool = False,
-    bidirectional: bool = True,
-) -> Tensor:
-    """S of Eq. 5 from its maxima, each direction pooled by `pool(best, mask)`: r (B, M), c (B, K) -> (B,)."""
-    rows, columns = rows.float(), columns.float()  # (..., M), (..., K)
-    if leaky:  # LeakyReLU rises, so that it commutes with the maximum
-        rows, columns = F.leaky_relu(rows, 0.1), F.leaky_relu(columns, 0.1)  # (..., M), (..., K)
-    score = pool(rows, word_mask)  # (..., M) -> (...)
-    return score + pool(columns, token_mask) if bidirectional else score  # (...)
 
 
 def largest(
@@ -134,16 +91,33 @@ class HRPA(nn.Module):
         return f"{pooling}, {'LeakyReLU(0.1) of the cosine' if self.scan else 'cosine'}"
 
     def pool(self, best: Tensor, mask: Tensor | None = None) -> Tensor:
-        """One direction of Eq. 5 from its maxima r or c: (B, X) -> (B,); `mask` (B, X) is True at valid ones."""
-        return pool_relevance(best, mask, top_k=self.top_k, mlp=self.relevance_mlp)  # (..., X) -> (...)
+        """One direction of Eq. 5 from its maxima r or c: (B, X) -> (B,); `mask` (B, X) is True at valid ones.
+
+        `mean(best) + MLP(top_k of best)` in float32. Fewer than `top_k` values are zero-padded.
+        """
+        best = best.float()  # (..., X)
+        if mask is None:
+            pooled = best.mean(dim=-1)  # (..., X) -> (...)
+        else:
+            count = mask.sum(dim=-1).clamp_min(1)  # (..., X) -> (...)
+            pooled = best.masked_fill(~mask, 0.0).sum(dim=-1) / count  # (..., X) -> (...)
+        if self.relevance_mlp is None:
+            return pooled
+        ranked = best if mask is None else best.masked_fill(~mask, float("-inf"))  # (..., X)
+        top = ranked.topk(min(self.top_k, best.shape[-1]), dim=-1).values  # (..., X) -> (..., Z): Z = min(top_k, X)
+        top = torch.where(torch.isfinite(top), top, 0.0)  # (..., Z)
+        top = F.pad(top, (0, self.top_k - top.shape[-1]))  # (..., Z) -> (..., E): E = top_k
+        return pooled + float_apply(self.relevance_mlp, top).squeeze(-1)  # (..., E) -> (...)
 
     def pool_both(
         self, rows: Tensor, columns: Tensor, word_mask: Tensor | None = None, token_mask: Tensor | None = None
     ) -> Tensor:
         """S of Eq. 5 from the maxima r (..., M) and c (..., K) of the cosines; the masks are True at valid ones."""
-        return pool_both(  # (...)
-            self.pool, rows, columns, word_mask, token_mask, leaky=self.scan, bidirectional=self.bidirectional
-        )
+        rows, columns = rows.float(), columns.float()  # (..., M), (..., K)
+        if self.scan:  # LeakyReLU rises, so that it commutes with the maximum
+            rows, columns = F.leaky_relu(rows, 0.1), F.leaky_relu(columns, 0.1)  # (..., M), (..., K)
+        score = self.pool(rows, word_mask)  # (..., M) -> (...)
+        return score + self.pool(columns, token_mask) if self.bidirectional else score  # (...)
 
     def align(self, similarity: Tensor, word_mask: Tensor | None = None, token_mask: Tensor | None = None) -> Tensor:
         """S of Eq. 5 from the cosines of words and tokens: (B, M, K) -> (B,)."""

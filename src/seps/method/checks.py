@@ -52,11 +52,6 @@ def _inspectable() -> bool:
     return not is_compiling() and _looking.get()
 
 
-def _all_finite(tensor: Tensor) -> bool:
-    """Whether no value is NaN or infinite: then minimum and maximum are finite (one pass, one transfer)."""
-    return not tensor.numel() or all(map(math.isfinite, torch.stack(torch.aminmax(tensor.detach())).tolist()))
-
-
 def check_tensor(name: str, value: object, dims: str) -> None:
     """Raise `InputError` unless `value` is a tensor; `dims` names the axes it should have."""
     if not isinstance(value, Tensor):
@@ -82,7 +77,10 @@ def check_features(name: str, tensor: Tensor, dims: str, width: int | None = Non
         )
     if not tensor.is_floating_point():
         raise InputError(f"{name} must hold floating point features, but its dtype is {tensor.dtype}.")
-    if values and _inspectable() and not _all_finite(tensor):
+    if not (values and tensor.numel() and _inspectable()):
+        return
+    # Without NaN and infinite values minimum and maximum are finite (one pass, one transfer).
+    if not all(map(math.isfinite, torch.stack(torch.aminmax(tensor.detach())).tolist())):
         raise InputError(f"{name} holds NaN or infinite values; check the encoder that made it.")
 
 
@@ -97,18 +95,12 @@ def length_mask(
     rows, longest = tensor.shape[0], tensor.shape[1]
     if lengths is None:
         return torch.ones(rows, longest, dtype=torch.bool, device=tensor.device)  # (R, L)
-    check_numbers(name, lengths, rows)
-    values = torch.as_tensor(lengths)  # (R,)
-    check_lengths(name, values, rows, longest, allow_empty=allow_empty)
-    return torch.arange(longest, device=tensor.device)[None, :] < values.to(tensor.device)[:, None]  # (R, L)
-
-
-def check_numbers(name: str, lengths: Tensor | Sequence[int], rows: int) -> None:
-    """Raise `InputError` unless the lengths are numbers."""
     try:
-        torch.as_tensor(lengths)
+        values = torch.as_tensor(lengths)  # (R,)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"{name} must hold {rows} whole numbers, one per text, but got {lengths!r}.") from error
+    check_lengths(name, values, rows, longest, allow_empty=allow_empty)
+    return torch.arange(longest, device=tensor.device)[None, :] < values.to(tensor.device)[:, None]  # (R, L)
 
 
 def check_lengths(name: str, values: Tensor, rows: int, longest: int, *, allow_empty: bool = False) -> None:

@@ -10,12 +10,12 @@ Shapes: B images, T texts, M words, L words of a description, N patches, C width
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
-from seps.method.align import largest
 from seps.method.checks import is_compiling
 from seps.method.encoded import EncodedImages, Kept, Scores, Texts
 from seps.method.precision import float_matmul
@@ -44,11 +44,12 @@ class Maxima(Protocol):
         """The same for tokens (B, L, C) of the images alone, L2-normalised; `mask` (B, L) is True at tokens."""
 
 
+@dataclass(eq=False)
 class ReferenceMaxima:
     """Builds every token of every pair."""
 
-    def __init__(self, net: PatchSlimming, images: EncodedImages) -> None:
-        self.net, self.images = net, images
+    net: PatchSlimming
+    images: EncodedImages
 
     @staticmethod
     def supports(net: PatchSlimming, images: EncodedImages | None = None) -> str | None:
@@ -65,7 +66,7 @@ class ReferenceMaxima:
         else:
             flat = float_matmul(texts.words, tokens.flatten(1, 2).transpose(1, 2))  # (T, M, B * K)
             cosines = flat.view(*flat.shape[:2], *tokens.shape[1:3]).permute(2, 0, 1, 3)  # (B, T, M, K)
-        return best_pairs(self.net, cosines, texts.word_mask)
+        return self.net.hrpa.maxima(cosines, texts.word_mask)
 
     def beside(self, texts: Texts, tokens: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """See `Maxima`; the tokens (B, L, C) are the same for every text."""
@@ -73,16 +74,7 @@ class ReferenceMaxima:
         flat = float_matmul(words.flatten(1, 2), tokens.transpose(1, 2))  # (B, T * M, L)
         cosines = flat.view(flat.shape[0], *words.shape[1:3], flat.shape[2])  # (B, T, M, L)
         token_mask = None if mask is None else mask[:, None]  # (B, 1, L)
-        return best_pairs(self.net, cosines, texts.word_mask, token_mask)
-
-
-def best_pairs(
-    net: PatchSlimming, cosines: Tensor, word_mask: Tensor | None, token_mask: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Both maxima of the cosines (..., M, K); for an alignment that reads all cosines: these, twice."""
-    if net.hrpa.reads_cosines:
-        return cosines, cosines  # (..., M, K), (..., M, K)
-    return largest(cosines, word_mask, token_mask)  # (..., M), (..., K)
+        return self.net.hrpa.maxima(cosines, texts.word_mask, token_mask)
 
 
 def reference_scores(net: PatchSlimming, images: EncodedImages, texts: Texts) -> Scores:
@@ -93,8 +85,10 @@ def reference_scores(net: PatchSlimming, images: EncodedImages, texts: Texts) ->
     if not batch or not texts.count:
         nothing = images.pooled.new_zeros(batch, texts.count)  # (B, T)
         return Scores(nothing, masks=tuple(images.pooled.new_zeros(texts.count, batch, count) for _ in images.sets))
-    maxima, step = ReferenceMaxima(net, images), max(1, _VALUES // images.sets[0].logits.numel())
-    return joined([net.score(images, texts.part(i, i + step), maxima) for i in range(0, texts.count, step)])
+    step = max(1, _VALUES // images.sets[0].logits.numel())
+    if texts.count <= step:
+        return net.score(images, texts)
+    return joined([net.score(images, texts.part(i, i + step)) for i in range(0, texts.count, step)])
 
 
 def joined(parts: Sequence[Scores]) -> Scores:

@@ -29,7 +29,7 @@ from seps.method.checks import (
 )
 from seps.method.config import Branch, SlimmingConfig
 from seps.method.encoded import EncodedImages, Kept, PatchSet, Scores, Texts
-from seps.method.maxima import Maxima, ReferenceMaxima, best_pairs, reference_scores
+from seps.method.maxima import Maxima, ReferenceMaxima, reference_scores
 from seps.method.parts import (
     Component,
     CustomMerger,
@@ -157,24 +157,23 @@ class PatchSlimming(nn.Module):
         pixels = self.score_patches(images, texts, kept, maxima)  # (B, T)
         description = self.score_description(images, texts, maxima)  # (B or 1, T)
         similarity = pixels if description is None else self.mix(images, pixels, description)  # (B, T)
-        shape = (texts.count, *images.patches.shape[:2])
-        masks = tuple(one.keep.expand(shape) for one in kept)  # each (T, B, N)
+        shape = (texts.words.shape[0], *images.patches.shape[:2])
+        masks = tuple([one.keep.expand(shape) for one in kept])  # each (T, B, N)
         return Scores(similarity, pixels, description, images.described, masks)
 
-    def select(self, images: EncodedImages, texts: Texts) -> tuple[Kept, ...]:
-        """The scores of Eq. 3 and the decision D of every pair, for each set of patches."""
-        return tuple(self.select_set(images, place, texts) for place in range(len(images.sets)))
-
-    def select_set(self, images: EncodedImages, place: int, texts: Texts) -> Kept:
-        """The same for one set: the caption's (0) or the description's (1)."""
-        branch = self.config.branches[place]
-        scores = self.patch_scores(images, texts, place)  # (T or 1, B, N)
-        guided = any(branch.guides.get(name) for name in texts.guides)
-        fixed = not (guided or self.draws_noise or self.config.aggregation == "dual")
-        if not fixed:
-            scores = scores.expand(texts.count, -1, -1)  # (T, B, N)
-        keep = self.decide(images, place, scores)  # (T or 1, B, N)
-        return Kept(scores, keep, extra_weights(scores, keep, images.valid), place, fixed)
+    def select(self, images: EncodedImages, texts: Texts, places: Sequence[int] | None = None) -> tuple[Kept, ...]:
+        """The scores of Eq. 3 and the decision D of every pair, for each set of patches, or for those at `places`."""
+        kept = []
+        for place in range(len(images.sets)) if places is None else places:
+            branch = self.config.branches[place]
+            scores = self.patch_scores(images, texts, place)  # (T or 1, B, N)
+            guided = any(map(branch.guides.get, texts.guides))
+            fixed = not (guided or self.draws_noise or self.config.aggregation == "dual")
+            if not fixed:
+                scores = scores.expand(texts.words.shape[0], -1, -1)  # (T, B, N)
+            keep = self.decide(images, place, scores)  # (T or 1, B, N)
+            kept.append(Kept(scores, keep, extra_weights(scores, keep, images.valid), place, fixed))
+        return tuple(kept)
 
     @property
     def draws_noise(self) -> bool:
@@ -184,19 +183,18 @@ class PatchSlimming(nn.Module):
     def patch_scores(self, images: EncodedImages, texts: Texts, place: int = 0) -> Tensor:
         """s of Eq. 3 for all pairs and one set, (T, B, N); (1, B, N) where no text guides it."""
         branch = self.config.branches[place]
-        attentions = {  # each (T, B, N)
-            name: images.text_attention(mean) for name, mean in texts.guides.items() if branch.guides.get(name)
-        }
+        attentions = {}
+        for name, mean in texts.guides.items():
+            if branch.guides.get(name):
+                attentions[name] = images.text_attention(mean)
         if not attentions:
             return images.sets[place].fixed[None]  # (B, N) -> (1, B, N)
         if self.own_scoring is not None:
             # each (T, B, N)
-            fixed = {name: attention.expand(texts.count, -1, -1) for name, attention in images.attentions.items()}
+            fixed = {
+                name: attention.expand(texts.words.shape[0], -1, -1) for name, attention in images.attentions.items()
+            }
             return self._own_scores(branch, images.patches, {**fixed, **attentions}, images.valid)  # (T, B, N)
-        return self.guided(images, place, branch, attentions)  # (T, B, N)
-
-    def guided(self, images: EncodedImages, place: int, branch: Branch, attentions: Mapping[str, Tensor]) -> Tensor:
-        """s of Eq. 3: the part of the image, and the guides that come with texts, by name their cosines (T, B, N)."""
         return combine_scores(  # (T, B, N)
             attentions,
             branch.guides,
@@ -214,7 +212,7 @@ class PatchSlimming(nn.Module):
     def score_patches(self, images: EncodedImages, texts: Texts, kept: Sequence[Kept], maxima: Maxima) -> Tensor:
         """S (B, T) of the words with the tokens of the patches, and the pooled cosine."""
         # With "dual" both sets are merged into the same tokens, else each into tokens of its own.
-        groups = [kept] if self.config.aggregation == "dual" else [[one] for one in kept]
+        groups = [kept] if self.config.aggregation == "dual" else zip(kept)
         total = None
         for group in groups:
             second = self.config.dense == "branch" and group[0].place == 1
@@ -253,7 +251,7 @@ class PatchSlimming(nn.Module):
     def _score_pairing(self, texts: Texts, description: Texts) -> Tensor:
         """S (1, T) of each text with the words of the description that comes with it."""
         cosines = float_matmul(texts.words, description.words.transpose(-1, -2))  # (T, M, C) -> (T, M, L)
-        found = best_pairs(self, cosines, texts.mask, description.mask)  # (T, M), (T, L)
+        found = self.hrpa.maxima(cosines, texts.mask, description.mask)  # (T, M), (T, L)
         score = self.pool(*found, texts.mask, description.mask)  # (T,)
         mean = F.normalize(masked_mean(description.words, description.mask), dim=-1)  # (T, C)
         return (score + self.config.pooled * (mean * texts.mean).sum(dim=-1))[None]  # (1, T)
@@ -293,12 +291,14 @@ class PatchSlimming(nn.Module):
                 f"aggregation={self.config.aggregation!r} merges patches by itself (`merge`), so its tokens have no "
                 "weights of patches; give it merge logits instead (docs/change-one-idea.md)."
             )
-        # each (T or 1, B, Q, N)
-        merged = [merge_weights(images.sets[one.place].logits, one.keep).transpose(-1, -2) for one in kept]
-        extra = [one.extra[..., None, :] for one in kept]  # each (T, B, 1, N)
-        if len(kept) == 1:
-            return torch.cat([merged[0], extra[0]], dim=-2)  # (T, B, Q + 1, N)
-        return torch.cat([torch.stack(merged).sum(dim=0), torch.stack(extra).mean(dim=0)], dim=-2)  # (T, B, Q + 1, N)
+        total = None
+        for one in kept:
+            merged = merge_weights(images.sets[one.place].logits, one.keep).transpose(-1, -2)  # (T or 1, B, Q, N)
+            extra = one.extra[..., None, :] / len(kept)  # (T or 1, B, 1, N)
+            weights = torch.cat([merged, extra], dim=-2)  # (T or 1, B, Q + 1, N)
+            total = weights if total is None else total + weights  # (T, B, Q + 1, N)
+        assert total is not None
+        return total  # (T, B, Q + 1, N)
 
     def tokens(self, images: EncodedImages, kept: Sequence[Kept]) -> Tensor:
         """The tokens of each pair that are aligned with the words, L2-normalised: (T, B, P + Q + 1, C)."""
@@ -342,26 +342,28 @@ class PatchSlimming(nn.Module):
             dense_mask = length_mask("dense_lengths", dense_lengths, dense, allow_empty=True)  # (B, L)
         if dense is not None and config.dense == "tokens":
             dense_words = F.normalize(dense.float(), dim=-1)  # (B, L, C)
-        self.check_guides(guides, images.shape[0])
+        if guides or self.guides.from_data:
+            self.check_guides(guides, images.shape[0])
         mean = masked_mean(patches, patch_mask)  # (B, C)
         vectors = {"image": mean}  # each (B, C)
         if dense is not None and dense_mask is not None:
             vectors["dense"] = masked_mean(dense, dense_mask)
         vectors.update(self.guides(patches, guides or {}))
-        attentions = {name: cosine_attention(patches, vector) for name, vector in vectors.items()}  # each (B, N)
+        attentions = {}
+        for name, vector in vectors.items():
+            attentions[name] = cosine_attention(patches, vector)
         # Without any description an independent second branch has nothing to go by, and is left out.
-        branches = config.branches[:1] if config.dense == "branch" and dense is None else config.branches
+        branches = self.config.branches[:1] if config.dense == "branch" and dense is None else self.config.branches
         logits = self.aggr_net(patches)  # each (B, N, Q)
+        sets = []
+        for place, branch in enumerate(branches):
+            fixed = self._fixed_scores(place, branch, patches, attentions, patch_mask)  # (B, N)
+            sets.append(PatchSet(fixed, logits[place % len(logits)]))
         return EncodedImages(
             prefix=prefix,
             patches=patches,
             valid=patch_mask,
-            sets=tuple(
-                PatchSet(
-                    self._fixed_scores(place, branch, patches, attentions, patch_mask), logits[place % len(logits)]
-                )
-                for place, branch in enumerate(branches)
-            ),
+            sets=tuple(sets),
             full_score=self._full_score(images, attentions, dense_mask),
             pooled=F.normalize(mean, dim=-1),
             dense_words=dense_words,
@@ -433,7 +435,7 @@ class PatchSlimming(nn.Module):
     def _full_score(self, images: Tensor, attentions: Mapping[str, Tensor], dense_mask: Tensor | None) -> Tensor:
         branch = self.config.branches[0]
         present = {"caption", *attentions} - {"dense"}
-        total = branch.predictor_weight + sum(w for name, w in branch.guides.items() if name in present)
+        total = branch.predictor_weight + sum([w for name, w in branch.guides.items() if name in present])
         if dense_mask is None:
             return torch.full((images.shape[0], 1), total, device=images.device)  # (B, 1)
         return total + branch.guides.get("dense", 0.0) * dense_mask.any(dim=-1, keepdim=True).float()  # (B, 1)

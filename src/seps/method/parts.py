@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from seps.method.align import HRPA
+from seps.method.align import HRPA, largest
 from seps.method.checks import InputError
 from seps.method.config import DecisionKind, SlimmingConfig
 from seps.method.encoded import Kept
@@ -147,11 +147,9 @@ class Pooling(HRPA):
     reads_cosines = False
     """Whether it reads all cosines instead of the maxima."""
 
-    def forward(  # type: ignore[override]
-        self, rows: Tensor, columns: Tensor, word_mask: Tensor | None = None, token_mask: Tensor | None = None
-    ) -> Tensor:
-        """S (...) from the maxima r (..., M) and c (..., K); see `HRPA.pool_both`."""
-        return self.pool_both(rows, columns, word_mask, token_mask)  # (...)
+    maxima = staticmethod(largest)
+    """What it is called with, from the cosines (..., M, K) and both masks."""
+    forward = HRPA.pool_both  # type: ignore[assignment]
 
 
 class CustomPooling(Pooling):
@@ -161,6 +159,14 @@ class CustomPooling(Pooling):
         super().__init__(*arguments, **options)
         self.idea: Any = idea
         self.reads_cosines = hasattr(idea, "align")
+
+    def maxima(
+        self, cosines: Tensor, word_mask: Tensor | None = None, token_mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The maxima of the cosines (..., M, K) or, where it reads all cosines, these, twice."""
+        if self.reads_cosines:
+            return cosines, cosines  # (..., M, K), (..., M, K)
+        return largest(cosines, word_mask, token_mask)  # (..., M), (..., K)
 
     def pool(self, best: Tensor, mask: Tensor | None = None) -> Tensor:
         """One direction from its maxima: (..., X) -> (...)."""
@@ -232,11 +238,8 @@ class Guides(nn.Module):
         parts = {name: idea.made(config) for name, idea in ideas.items()}
         self.modules_by_name = nn.ModuleDict({n: part for n, part in parts.items() if isinstance(part, nn.Module)})
         self.functions = {name: part for name, part in parts.items() if not isinstance(part, nn.Module)}
-
-    @property
-    def from_data(self) -> tuple[str, ...]:
+        self.from_data = tuple(name for name in self.names if name not in self.from_patches)
         """The guides whose vectors must come with the images."""
-        return tuple(name for name in self.names if name not in self.from_patches)
 
     def part(self, name: str) -> Component | None:
         """What makes this guide; None where the vectors are used as they come."""

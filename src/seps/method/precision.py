@@ -26,15 +26,12 @@ _HALF = (torch.float16, torch.bfloat16)
 def without_autocast(tensor: Tensor) -> AbstractContextManager[object]:
     """A context in which autocast is off for the device of `tensor`; does nothing where it is off already."""
     kind = tensor.device.type
-    # An exporter records a region of autocast as an operator of its own, so none is opened without need.
-    return torch.autocast(kind, enabled=False) if _autocast_is_on(kind) else nullcontext()
-
-
-def _autocast_is_on(kind: str) -> bool:
-    """Whether autocast is on for devices of a kind; before torch 2.4 each kind has a function of its own."""
     if hasattr(torch, "get_autocast_dtype"):
-        return torch.is_autocast_enabled(kind)
-    return torch.is_autocast_cpu_enabled() if kind == "cpu" else torch.is_autocast_enabled()
+        is_on = torch.is_autocast_enabled(kind)
+    else:  # before torch 2.4 each kind has a function of its own
+        is_on = torch.is_autocast_cpu_enabled() if kind == "cpu" else torch.is_autocast_enabled()
+    # An exporter records a region of autocast as an operator of its own, so none is opened without need.
+    return torch.autocast(kind, enabled=False) if is_on else nullcontext()
 
 
 def float_matmul(left: Tensor, right: Tensor) -> Tensor:

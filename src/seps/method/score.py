@@ -69,14 +69,15 @@ def combine_scores(
     description came) contributes nothing. With `normalise` each attention is min-max scaled first. `fixed_BN` is a sum
     made earlier, to which the guides are added.
     """
-    terms = [  # each (..., N)
-        weight * (min_max(attentions[name], valid_BN) if normalise else attentions[name])
-        for name, weight in ((name, weights[name]) for name in attentions if name in weights)
-    ]
-    if predicted_BN is not None and predictor_weight:
-        terms.insert(0, predictor_weight * predicted_BN.float())
+    terms = []
     if fixed_BN is not None:
-        terms.insert(0, fixed_BN.float())
+        terms.append(fixed_BN.float())
+    if predicted_BN is not None and predictor_weight:
+        terms.append(predictor_weight * predicted_BN.float())
+    for name, attention in attentions.items():
+        if name in weights:
+            guide = min_max(attention, valid_BN) if normalise else attention  # (..., N)
+            terms.append(weights[name] * guide)
     total = terms[0]  # (..., N)
     for term in terms[1:]:
         total = total + term  # (..., N)

@@ -66,7 +66,13 @@ def _keep_best_of_all(scores_XN: Tensor, count: int) -> Tensor:
     """`keep_best` with one K for all rows, without sorting them: (B, N) -> (B, N) float32."""
     if count >= scores_XN.shape[-1]:
         return torch.ones_like(scores_XN)  # (..., N)
-    least = _nth_smallest(scores_XN, scores_XN.shape[-1] - count)  # (..., 1)
+    place = scores_XN.shape[-1] - count
+    try:  # on a CPU, where NumPy is eight times as fast: it compares many values at once
+        values = scores_XN.numpy().copy()
+        values.partition(place, axis=-1)
+        least = torch.from_numpy(values)[..., place : place + 1]  # (..., 1)
+    except (TypeError, RuntimeError):  # on a GPU, in torch without NumPy, or inside a transform such as vmap
+        least = scores_XN.kthvalue(place + 1, dim=-1, keepdim=True).values
     if scores_XN.device.type == "cpu":
         keep = scores_XN >= least  # (..., N)
         if int(keep.sum()) * scores_XN.shape[-1] == count * scores_XN.numel():
@@ -74,19 +80,6 @@ def _keep_best_of_all(scores_XN: Tensor, count: int) -> Tensor:
     above, level = scores_XN > least, scores_XN == least  # (..., N), (..., N)
     room = count - above.sum(dim=-1, keepdim=True)  # (..., N) -> (..., 1)
     return (above | (level & (level.cumsum(dim=-1, dtype=torch.int32) <= room))).to(scores_XN.dtype)  # (..., N)
-
-
-def _nth_smallest(scores_XN: Tensor, place: int) -> Tensor:
-    """The value at `place`, counted from 0, of each row in rising order: (B, N) -> (B, 1)."""
-    if scores_XN.device.type == "cpu":
-        try:
-            values = scores_XN.clone().numpy()
-            # NumPy is eight times as fast here: it compares many values at once.
-            values.partition(place, axis=-1)
-            return torch.from_numpy(values)[..., place : place + 1]  # (..., 1)
-        except RuntimeError:  # torch without NumPy, or inside a transform such as vmap
-            pass
-    return scores_XN.kthvalue(place + 1, dim=-1, keepdim=True).values
 
 
 def _uniform(like: Tensor, generator: torch.Generator | None) -> Tensor:

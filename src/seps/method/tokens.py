@@ -46,7 +46,6 @@ def merge_weights(logits_BNQ: Tensor, keep: Tensor | None = None) -> Tensor:
     logits = logits_BNQ.float()  # (B, N, Q)
     if keep is None:
         return torch.softmax(logits, dim=1)  # (B, N, Q)
-    check_keep(keep, logits)
     keep = keep.float()[..., None]  # (..., N, 1)
     top = torch.where(keep.detach() > 0, logits.detach(), float("-inf")).amax(dim=-2, keepdim=True)  # (..., 1, Q)
     weights = keep * merge_factors(logits, top)  # (..., N, Q)
@@ -56,6 +55,8 @@ def merge_weights(logits_BNQ: Tensor, keep: Tensor | None = None) -> Tensor:
 
 def merge(patches_BNC: Tensor, logits_BNQ: Tensor, keep_BN: Tensor | None = None) -> Tensor:
     """`vhat_k = sum_i W_ik v_i` (Eq. 4), summed in float32: (B, N, C), (B, N, Q) -> (B, Q, C) in the patches' dtype."""
+    if keep_BN is not None:
+        check_keep(keep_BN, logits_BNQ)
     weights = merge_weights(logits_BNQ, keep_BN)  # (B, N, Q)
     return float_matmul(weights.transpose(1, 2), patches_BNC).to(patches_BNC.dtype)  # (B, N, Q), (B, N, C) -> (B, Q, C)
 
@@ -63,12 +64,6 @@ def merge(patches_BNC: Tensor, logits_BNQ: Tensor, keep_BN: Tensor | None = None
 def _weight_mlp(dim: int, keeped_patches: int, dim_ratio: float) -> nn.Sequential:
     hidden = max(1, int(dim * dim_ratio))
     return nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, keeped_patches))
-
-
-def _scaled_logits(mlp: nn.Module, scale: Tensor, x: Tensor) -> Tensor:
-    """`L = scale * MLP(v)` in float32: (B, N, C) -> (B, N, Q)."""
-    check_features("patches", x, "images, patches, width", values=False)
-    return float_apply(mlp, x) * scale.float()  # (B, N, C) -> (B, N, Q)
 
 
 def check_two_sets(first: Tensor, second: Tensor | None, second_mask: Tensor | None) -> None:
@@ -113,7 +108,8 @@ class TokenAggregation(nn.Module):
 
     def logits(self, x: Tensor) -> Tensor:
         """Logits L of the merge weights: (B, N, C) -> (B, N, Q) float32. They depend on the image alone."""
-        return _scaled_logits(self.weight, self.scale, x)  # (B, N, C) -> (B, N, Q)
+        check_features("patches", x, "images, patches, width", values=False)
+        return float_apply(self.weight, x) * self.scale.float()  # (B, N, C) -> (B, N, Q)
 
     def forward(self, x: Tensor, keep_policy: Tensor | None = None, logits: Tensor | None = None) -> Tensor:
         """Merge `x` into (B, Q, C): all patches (B, N, C) with D (B, N), or the kept ones (B, K, C).
@@ -155,7 +151,8 @@ class DualTokenAggregation(nn.Module):
     def logits(self, x: Tensor, branch: str) -> Tensor:
         """Logits of `branch`, "caption" or "dense" (the description's): (B, N, C) -> (B, N, Q) float32."""
         mlp = self.weight_sparse if branch == "caption" else self.weight_dense
-        return _scaled_logits(mlp, self.scale, x)  # (B, N, C) -> (B, N, Q)
+        check_features("patches", x, "images, patches, width", values=False)
+        return float_apply(mlp, x) * self.scale.float()  # (B, N, C) -> (B, N, Q)
 
     def forward(
         self,

@@ -68,14 +68,14 @@ DIFFERENCES = (
         "mean + MLP of the 5 best (Eq. 5)",
         "mean",
         ("CrossSparseAggrNet.__init__", "use_paper_version: bool"),
-        (("HRPA.__init__", "relevance_mlp(top_k) if"), ("pool_relevance", "if mlp is None")),
+        (("HRPA.__init__", "relevance_mlp(top_k) if"), ("HRPA.pool", "if self.relevance_mlp is None")),
     ),
     Difference(
         "similarity",
         "cosine",
         "LeakyReLU(0.1) of the cosine",
         ("HRPA.__init__", "scan: bool"),
-        (("HRPA.__init__", "self.scan ="), ("pool_both", "if leaky")),
+        (("HRPA.__init__", "self.scan ="), ("HRPA.pool_both", "if self.scan")),
     ),
     Difference(
         "decision",

@@ -41,7 +41,8 @@ _STEPS = {
         (select, ("hard_topk",)),
         (network, ("extra_weights", "combine_scores")),
         (score, ("min_max",)),
-        (align, ("pool_relevance", "pool_both", "largest")),
+        (align, ("largest",)),
+        (HRPA, ("pool", "pool_both")),
     )
     for name in names
 }
@@ -65,9 +66,7 @@ def why_not_triton(
     unsupported = other_forward(net) or GramMaxima.supports(net)
     if unsupported is not None:
         return unsupported
-    changed = changed_step(
-        net, "score", "select", "select_set", "patch_scores", "guided", "decide", "score_patches", "pool"
-    )
+    changed = changed_step(net, "score", "select", "patch_scores", "decide", "score_patches", "pool")
     if changed is not None:
         return f"{type(net).__name__} has another {changed}, which they compute themselves"
     for (place, name), step in _STEPS.items():
@@ -316,7 +315,7 @@ class TritonScorer(GramMaxima):
         """S (B, T) from that of the caption's set: a second set that no text changes, and the description."""
         net, images = self.net, self.images
         for second in range(1, len(images.sets)):
-            score = net.pool(*self(block, [net.select_set(images, second, block)]), block.word_mask)
+            score = net.pool(*self(block, net.select(images, block, [second])), block.word_mask)
             pixels = pixels + (
                 score if images.described is None else torch.where(images.described[:, None], score, 0.0)
             )
