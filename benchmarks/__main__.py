@@ -18,6 +18,7 @@ RUNS: dict[str, tuple[str, str]] = {
     "search.cold_start": ("minutes", "CPU"),
     "search.gallery": ("an hour", "CPU, data"),
     "search.million": ("hours", "CPU, data, 13 GB of disk"),
+    "search.peers": ("minutes", "CPU, data, 5 GB of disk"),
     "search.serving": ("two minutes", "CPU, a store"),
     "index.environment": ("seconds", "an environment"),
     "index.indexing": ("minutes", "GPU or CPU"),

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from seps import products
-from seps.products import Linear, linear
+from seps.products import Linear, linear, linear_gelu
 
 
 @pytest.fixture(autouse=True)
@@ -32,6 +32,28 @@ def test_values_are_those_of_torch(shape: tuple[int, ...], outputs: int, bias: b
 def test_views_are_read_as_they_are() -> None:
     wide, weight = torch.randn(50, 70), torch.randn(64, 33)
     torch.testing.assert_close(linear(wide[:, 3:67], weight.T), wide[:, 3:67] @ weight)
+
+
+@torch.no_grad()
+def test_gelu_within_a_product_has_its_values() -> None:
+    layer, rows = Linear(96, 200), torch.randn(3, 41, 96) * 4
+    exact = F.gelu(F.linear(rows.double(), layer.weight.double(), layer.bias.double()))
+    assert (linear_gelu(rows, layer) - exact).abs().max() < 1e-5
+
+
+@torch.no_grad()
+def test_gelu_within_a_product_calls_what_was_added_to_a_layer() -> None:
+    layer, seen = Linear(96, 200), []
+    layer.register_forward_hook(lambda module, given, found: seen.append(found.shape))
+    linear_gelu(torch.randn(5, 96), layer)
+    assert seen == [(5, 200)]
+
+    class Doubled(Linear):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return 2 * super().forward(input)
+
+    twice, rows = Doubled(96, 200), torch.randn(5, 96)
+    torch.testing.assert_close(linear_gelu(rows, twice), F.gelu(2 * F.linear(rows, twice.weight, twice.bias)))
 
 
 def test_equal_rows_get_equal_values() -> None:

@@ -26,6 +26,21 @@ def linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return found
 
 
+def linear_gelu(rows: Tensor, layer: nn.Linear) -> Tensor:
+    """`gelu(layer(rows))` without the tanh form. oneDNN computes both in one pass, with the same values."""
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() or not _is_plain(layer):
+        return F.gelu(layer(rows))
+    if not _by_onednn(rows, layer.weight):
+        return F.gelu(layer(rows))
+    found: Tensor = torch.ops.mkldnn._linear_pointwise(rows, layer.weight, layer.bias, "gelu", [], "none")
+    return found
+
+
+def _is_plain(layer: nn.Module) -> bool:
+    """Whether calling the layer does no more than `Linear.forward`."""
+    return type(layer).forward is Linear.forward and not (layer._forward_hooks or layer._forward_pre_hooks)
+
+
 def _by_onednn(rows: Tensor, weight: Tensor) -> bool:
     if not (rows.dtype == weight.dtype == torch.float32 and rows.is_cpu and weight.is_cpu and _AVAILABLE):
         return False

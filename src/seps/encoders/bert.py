@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from seps.files import load_json
-from seps.products import Linear
+from seps.products import Linear, linear_gelu
 
 from .weights import EncoderUnavailable, first_line
 
@@ -179,7 +179,7 @@ class _Layer(nn.Module):
 
     def forward(self, features: Tensor, mask: Tensor | None) -> Tensor:
         attended = self.attention["output"](self.attention["self"](features, mask), features)
-        found: Tensor = self.output(F.gelu(self.intermediate["dense"](attended)), attended)
+        found: Tensor = self.output(linear_gelu(attended, cast(nn.Linear, self.intermediate["dense"])), attended)
         return found
 
 
@@ -206,7 +206,9 @@ def load_bert(folder: Path, *, pretrained: bool = True) -> Bert:
 
     model = Bert(config)
     try:
-        tensors = {name: value.float() for name, value in own_tensors(load_file(folder / "model.safetensors")).items()}
+        saved = own_tensors(load_file(folder / "model.safetensors"))
+        # Copies all: one tensor that is not would keep the whole file in memory.
+        tensors = {name: value.to(torch.float32, copy=True) for name, value in saved.items()}
         model.load_state_dict(tensors, assign=True)
     except Exception as error:  # a broken header, a missing file, other shapes: several types
         raise EncoderUnavailable(

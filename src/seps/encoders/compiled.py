@@ -18,6 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from seps.memory import release_free_memory
+
 from .mini import EfficientNetLite0
 from .vision import VisionEncoder
 from .vit import ViT
@@ -61,6 +63,8 @@ class CompiledVision:
         if precision == "int8":
             _round_weights(graph)
             settings["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = GROUP
+        del traced, decoder, frontend  # with them the weights that were rounded: compiling takes the most memory
+        release_free_memory()
         self._model: Any = openvino.Core().compile_model(graph, "CPU", settings)
         self._thread = threading.local()
 

@@ -179,7 +179,7 @@ class Library:
         if self._engine is None:
             if self._model is None or name == self._model:
                 device = self._device if isinstance(self._device, str) else self._device()
-                self._engine = load_engine(name, device=device, plugins=self._plugins)
+                self._engine = load_engine(name, device=device, plugins=self._plugins, sentences=True)
             else:
                 self._engine = engine_of(self._model)
         if known is None:

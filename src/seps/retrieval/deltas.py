@@ -37,7 +37,7 @@ def has_rows(tensor: Tensor) -> bool:
 
 
 def undelta(base: dict[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The state that "delta" tensors make of `base`, a new model with pretrained encoders.
+    """The state that "delta" tensors make of `base`, a new model with pretrained encoders, whose memory it may share.
 
     An encoder's tensor that is not among them is the pretrained one; any other that is not is left out, and so missed.
     """
@@ -52,8 +52,13 @@ def undelta(base: dict[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str,
             state[place] = tensors[name]  # never broadcast: what loads the state names it
         elif name != stem:
             scale = tensors.get(f"scale.{stem}", torch.ones(()))
-            start = torch.zeros((), dtype=base[place].dtype) if name.startswith("int8.") else base[place]
-            state[place] = unpack_delta(tensors[name], scale, start)
+            if name.startswith("int8.") and tensors[name].dim() > 1:
+                # In the model's own memory: a second copy of an encoder would be the most that loading takes.
+                whole = scale.float().view(-1, *[1] * (tensors[name].dim() - 1))
+                state[place] = base[place].copy_(tensors[name]).mul_(whole)
+            else:
+                start = torch.zeros((), dtype=base[place].dtype) if name.startswith("int8.") else base[place]
+                state[place] = unpack_delta(tensors[name], scale, start)
         else:
             state[place] = tensors[name].to(base[place].dtype)
     return state

@@ -231,14 +231,20 @@ def with_grid(model: RetrievalModel, grid: tuple[int, int]) -> RetrievalModel:
     if model.vision.grid == grid:
         return model
     made = copy.deepcopy(model)
-    rows, columns = made.vision.stride
-    made.vision.image_size, made.vision.grid = (grid[0] * rows, grid[1] * columns), grid
+    set_grid(made.vision, grid)
     if isinstance(made.head, SlimmingHead):
         config = made.head.net.config
         patches = grid[0] * grid[1]
         merged = (config.num_merged + 0.5) / (patches * config.sparse_ratio)
         made.head.net.config = replace(config, num_patches=patches, aggr_ratio=merged)
     return made
+
+
+def set_grid(vision: VisionEncoder, grid: tuple[int, int]) -> VisionEncoder:
+    """The encoder, for pictures of `grid` patches from now on."""
+    rows, columns = vision.stride
+    vision.image_size, vision.grid = (grid[0] * rows, grid[1] * columns), grid
+    return vision
 
 
 def make_vision(config: ModelConfig, place: str | Path | None = None, *, pretrained: bool = True) -> VisionEncoder:

@@ -324,7 +324,7 @@ def load_folder(folder: Path, remote: bool, **own: Any) -> RetrievalModel:
         raise ModelError(f"{folder / CONFIG} is not the configuration of a retrieval model ({error}).") from error
     tensors, path = read_weights(folder, config)
     if form == "full" or config.get("encoders"):
-        vision, text = _saved_encoders(folder, config, settings, vision, text)
+        vision, text = saved_encoders(folder, config, settings, vision, text)
     for place, given in ((settings.vision, vision), (settings.text, text)):
         if given is None:
             _refuse_path(place, folder, remote)
@@ -334,12 +334,12 @@ def load_folder(folder: Path, remote: bool, **own: Any) -> RetrievalModel:
     return model
 
 
-def _saved_encoders(
+def saved_encoders(
     folder: Path,
     config: dict[str, Any],
     settings: ModelConfig,
-    vision: VisionEncoder | None,
-    text: TextEncoder | None,
+    vision: VisionEncoder | None = None,
+    text: TextEncoder | None = None,
 ) -> tuple[VisionEncoder | None, TextEncoder | None]:
     """The encoders built from the folder's own files: the weights come with the model's."""
     places = config.get("encoders") or {}

@@ -1,4 +1,4 @@
-"""The side of an embedded model that reads sentences and scores stored images, without its vision encoder.
+"""The two sides of an embedded model: what reads sentences and scores stored images, and its vision encoder.
 
 A search by a sentence needs no more of a model. `sentences.json` beside an embedded model says what its vision encoder
 is like, the digests of what makes a picture's state and of what reads texts, and a checksum of this side, by which it
@@ -19,15 +19,27 @@ from torch import Tensor
 from seps.encoders import VisionEncoder
 from seps.encoders.vision import HALF, Preprocessing
 from seps.hub.folder import read_config
+from seps.memory import release_free_memory
 from seps.retrieval.deltas import undelta
-from seps.retrieval.model import RetrievalModel
-from seps.retrieval.pretrained import EMBEDDED, embedded_folder, model_config
+from seps.retrieval.model import RetrievalModel, make_vision
+from seps.retrieval.pretrained import EMBEDDED, embedded_folder, model_config, saved_encoders
 
 FILE = "sentences.json"
 
 
 class AbsentVision(VisionEncoder):
     """Stands for a vision encoder that was not read: its shape is known, and it encodes nothing."""
+
+    @classmethod
+    def of(cls, vision: VisionEncoder) -> AbsentVision:
+        """In the place of an encoder that goes."""
+        return cls(
+            width=vision.width,
+            num_prefix_tokens=vision.num_prefix_tokens,
+            image_size=vision.image_size,
+            stride=vision.stride,
+            preprocessing=Preprocessing(*HALF),
+        )
 
     def encode(self, normalised: Tensor) -> Tensor:
         """Raises RuntimeError."""
@@ -69,7 +81,28 @@ def sentence_side(name: str, device: torch.device | str = "cpu") -> tuple[Retrie
     if checksum(model) != stated["checksum"]:
         return None
     model.stated_text_hash = str(stated["text_hash"])
+    release_free_memory()
     return model.to(device).eval(), str(stated["model_hash"])
+
+
+def vision_side(name: str) -> VisionEncoder | None:
+    """The vision encoder of an embedded model, and nothing else of it; None for any other model.
+
+    Whether it is that of a sentence side `model_hash` says.
+    """
+    if name not in EMBEDDED:
+        return None
+    folder = embedded_folder(name)
+    config = read_config(folder)
+    settings = model_config(config["model"])
+    vision, _ = saved_encoders(folder, config, settings)
+    vision = vision or make_vision(settings)
+    with safe_open(folder / config["weights"]["file"], "pt") as file:
+        names = [name for name in file.keys() if _bare(name).startswith("vision.")]  # noqa: SIM118
+        tensors = {name: file.get_tensor(name) for name in names}
+    state = undelta({f"vision.{name}": value for name, value in vision.state_dict().items()}, tensors)
+    vision.load_state_dict({name.removeprefix("vision."): value for name, value in state.items()})
+    return vision
 
 
 def _bare(name: str) -> str:

@@ -50,10 +50,19 @@ class TextPool:
     """
 
     def __init__(self, words: Tensor, mask: Tensor) -> None:
-        self.words = F.normalize(words[mask].float(), dim=-1)
-        self.means = F.normalize(masked_mean(words, mask), dim=-1)
-        self.counts = mask.sum(dim=1)
-        self.starts = self.counts.cumsum(dim=0) - self.counts
+        self._set(words[mask], mask.sum(dim=1), F.normalize(masked_mean(words, mask), dim=-1))
+
+    @classmethod
+    def packed(cls, words: Tensor, counts: Tensor, means: Tensor) -> TextPool:
+        """From words (W, C) without padding, those of text t together, `counts` (A,) and normalised means (A, C)."""
+        pool = cls.__new__(cls)
+        pool._set(words, counts, means)
+        return pool
+
+    def _set(self, words: Tensor, counts: Tensor, means: Tensor) -> None:
+        self.words = F.normalize(words.float(), dim=-1)
+        self.means, self.counts = means, counts
+        self.starts = counts.cumsum(dim=0) - counts
 
 
 @dataclass
@@ -180,8 +189,14 @@ def score_own_texts(
 
 def _inverse_lengths(scaled_BNC: Tensor, keep_BTN: Tensor, weights_BNQ: Tensor, extra_BTN: Tensor) -> Tensor:
     """`1 / |u_k|` of the merged patches of each pair, and of its extra token: (B * T, Q + 1)."""
-    gram = torch.bmm(scaled_BNC, scaled_BNC.transpose(1, 2))
-    merged = keep_BTN[:, :, None] * weights_BNQ.transpose(1, 2)[:, None]
-    sums = torch.cat([merged, extra_BTN[:, :, None]], dim=2).flatten(1, 2)
-    squared = (torch.bmm(sums, gram) * sums).sum(dim=-1)
-    return inverse_norms(squared).view(keep_BTN.shape[0] * keep_BTN.shape[1], -1)
+    squared = []
+    # On a CPU one image at a time: the sums of a block of images would take most of the memory of indexing.
+    step = len(scaled_BNC) if scaled_BNC.is_cuda else 1
+    for start in range(0, len(scaled_BNC), step):
+        patches, keep, weights, extra = (
+            part[start : start + step] for part in (scaled_BNC, keep_BTN, weights_BNQ, extra_BTN)
+        )
+        merged = keep[:, :, None] * weights.transpose(1, 2)[:, None]
+        sums = torch.cat([merged, extra[:, :, None]], dim=2).flatten(1, 2)
+        squared.append((torch.bmm(sums, torch.bmm(patches, patches.transpose(1, 2))).mul_(sums)).sum(dim=-1))
+    return inverse_norms(torch.cat(squared)).view(keep_BTN.shape[0] * keep_BTN.shape[1], -1)

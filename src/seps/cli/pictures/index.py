@@ -17,6 +17,7 @@ from seps.cli.shared.argtypes import default_device, device, non_negative_real, 
 from seps.cli.shared.indexing import is_all_excluded, tell_left_out
 from seps.cli.shared.parser import Parser, add_plugins
 from seps.cli.shared.text import counted, list_problems, print_json, printable, say
+from seps.memory import hold_little_memory
 from seps.retrieval.config import DEFAULT_MODEL, SIZES, VECTOR
 
 if TYPE_CHECKING:
@@ -153,6 +154,7 @@ def run(options: argparse.Namespace) -> int:
         return _maintain(options)
     if options.remove_root is not None:
         return _remove(options)
+    hold_little_memory()
     from seps.photos.indexing.opening import IndexOptions, settings_at
     from seps.photos.library import Library
     from seps.ray_cluster import RayConfig

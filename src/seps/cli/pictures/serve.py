@@ -13,6 +13,7 @@ import sys
 
 from seps.cli.shared.argtypes import device, port
 from seps.cli.shared.parser import Parser, add_plugins
+from seps.memory import hold_little_memory
 from seps.plugins import load_plugins
 
 
@@ -101,6 +102,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 def run(options: argparse.Namespace) -> int:
     """Serve until interrupted."""
+    hold_little_memory()
     load_plugins(options.plugin)
     try:
         import uvicorn
@@ -111,7 +113,6 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError(f"The service needs FastAPI and uvicorn ({error}): pip install fastapi uvicorn") from error
     from seps.photos.library import Library
     from seps.photos.serve.guard import LOOPBACK
-    from seps.retrieval.engine.loading import load_pixels
 
     on_loopback = options.host in LOOPBACK
     token = options.token or os.environ.get("SEPS_TOKEN")
@@ -124,7 +125,7 @@ def run(options: argparse.Namespace) -> int:
     listening = bind(options.host, options.port)
     port = listening.getsockname()[1]
     library = Library(store=options.store, model=options.model, device=options.device)
-    load_pixels(library.engine)  # now, not by the first request
+    _ = library.engine  # read now, not by the first request; its vision encoder is read by the first picture
     places = reached_at(options.host)
     hosts = tuple(dict.fromkeys([*LOOPBACK, *(places if not on_loopback else ()), *options.allow_host]))
     app = create_app(

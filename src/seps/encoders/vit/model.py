@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from seps.encoders.vision import IMAGENET, Preprocessing, VisionEncoder
-from seps.products import Linear
+from seps.products import Linear, linear_gelu
 
 from .pruning import ATTENTION, Merging, PruneConfig, keep_by_attention, tokens_per_block
 
@@ -98,11 +98,14 @@ class Block(nn.Module):
 
     def mlp(self, tokens: Tensor) -> Tensor:
         """The second half of the block."""
-        inner = self.fc1(self.norm2(tokens))
-        if self.activation == "quick_gelu":
+        normed = self.norm2(tokens)
+        if self.activation == "gelu":
+            inner = linear_gelu(normed, self.fc1)
+        elif self.activation == "quick_gelu":
+            inner = self.fc1(normed)
             inner = inner * torch.sigmoid(1.702 * inner)
         else:
-            inner = F.gelu(inner, approximate="tanh" if self.activation == "gelu_tanh" else "none")
+            inner = F.gelu(self.fc1(normed), approximate="tanh")
         return tokens + self._scaled(self.fc2(inner), self.scale2)
 
     def _scaled(self, branch: Tensor, scale: Tensor | None) -> Tensor:

@@ -36,6 +36,8 @@ from seps.retrieval.engine.layout import Kept, Layout
 from seps.retrieval.engine.loading import on_device
 from seps.retrieval.ranking.bank import Bank, bank_of
 
+CPU_PICTURES = 8
+"""Pictures without description that a thread of a CPU embeds at a time."""
 CPU_TEXTS = 8
 """Descriptions a CPU encodes at a time, those of similar length together: less padding."""
 Content = tuple[str, str | None]
@@ -166,13 +168,19 @@ class Preparer:
         if not pictures:
             return []
         engine, on_cpu = self.engine, self.engine.device.type == "cpu"
+        is_described = any(text is not None for text in descriptions)
+        if on_cpu and not is_described and len(pictures) > CPU_PICTURES:
+            # In parts, which take less memory. Descriptions stay together: those of similar length are encoded at once.
+            cuts = [slice(start, start + CPU_PICTURES) for start in range(0, len(pictures), CPU_PICTURES)]
+            return [state for cut in cuts for state in self.embed(pictures[cut], descriptions[cut])]
         step = engine.traits.cpu_batch if on_cpu else len(pictures)
         decoded = [picture.pixels for picture in pictures]
         with self.gpu_lock:
             fast = self.fast
             encoded = torch.cat([fast.encode_pixels(decoded[i : i + step]) for i in range(0, len(decoded), step)])
-            described = descriptions if any(text is not None for text in descriptions) else None
-            found = engine.pictures(encoded, described, batch_size=CPU_TEXTS if on_cpu else 128)
+            found = engine.pictures(
+                encoded, descriptions if is_described else None, batch_size=CPU_TEXTS if on_cpu else 128
+            )
             kept: Kept = engine.keep(found, self.layout)
         states = kept.packed(self.layout.precision)
         if not self.has_bank:

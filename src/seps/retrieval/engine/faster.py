@@ -8,6 +8,7 @@ import torch
 
 from seps.encoders import ViT
 from seps.encoders.compiled import TIP, can_compile, compiled_vision, is_installed, multiplies_bfloat16
+from seps.memory import release_free_memory
 from seps.retrieval.engine.engine import Engine
 from seps.retrieval.engine.patches import PatchEngine, Vision
 from seps.retrieval.model import RetrievalModel
@@ -19,8 +20,15 @@ def faster(engine: Engine) -> Engine:
     On a CPU by OpenVINO where installed, else `half_copy`. Products are of bfloat16, or by OpenVINO of 8 bits, where
     the device has them.
     """
-    vision = fast_vision(engine.model) if isinstance(engine, PatchEngine) else None
-    return engine if vision is None else with_vision(engine, vision)
+    if not isinstance(engine, PatchEngine):
+        return engine
+    engine.load_pixels()
+    vision = fast_vision(engine.model)
+    if vision is None:
+        return engine
+    engine.drop_pixels()
+    release_free_memory()
+    return with_vision(engine, vision)
 
 
 def with_vision(engine: Engine, vision: Vision | None) -> Engine:

@@ -24,7 +24,7 @@ from seps.retrieval.engine.patches import PatchEngine
 from seps.retrieval.engine.vectors import VectorEngine
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import EMBEDDED, ModelError, from_pretrained
-from seps.retrieval.sentences import sentence_side
+from seps.retrieval.sentences import sentence_side, vision_side
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,8 @@ def _load_ours(name: str, place: Path | None, options: LoadOptions) -> Engine:
     if side is None:
         return PatchEngine(whole())
     model, digest = side
-    return PatchEngine(model, digests=Digests(digest, texts=text_hash(model), short=short_hash(model)), whole=whole)
+    digests = Digests(digest, texts=text_hash(model), short=short_hash(model))
+    return PatchEngine(model, digests=digests, read_vision=lambda: vision_side(name) or whole().vision)
 
 
 def _load_dual(name: str, place: Path, options: LoadOptions) -> Engine:
@@ -148,6 +149,7 @@ def fitting(engine: Engine, layout: Layout) -> Engine:
 def on_device(engine: Engine, device: torch.device | str) -> Engine:
     """A copy of an engine on another device."""
     if isinstance(engine, PatchEngine):
+        engine.load_pixels()
         return PatchEngine(copy.deepcopy(engine.model).to(device), digests=engine.digests())
     return copy.deepcopy(engine).to(device)  # type: ignore[attr-defined, no-any-return]
 
@@ -157,9 +159,3 @@ def set_description_weight(engine: Engine, weight: float) -> None:
     if not isinstance(engine, PatchEngine):
         raise ValueError("A dual encoder has no weight of the description to set; leave --description-weight out.")
     engine.model.set_description_weight(weight)
-
-
-def load_pixels(engine: Engine) -> None:
-    """Load what pictures need now, and not when the first one is encoded."""
-    if isinstance(engine, PatchEngine):
-        engine.load_pixels()

@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from seps.encoders import VisionEncoder
 from seps.images.decoding import Mode, decode_image
 from seps.retrieval.config import SIZES, VECTOR
 from seps.retrieval.engine.digests import model_hash, short_hash, text_hash
@@ -30,7 +31,7 @@ from seps.retrieval.explain.patches import OneVector, explain_patches, unexplain
 from seps.retrieval.heads import ImageFeatures, TextFeatures
 from seps.retrieval.languages import reads
 from seps.retrieval.merging import merge_words
-from seps.retrieval.model import RetrievalModel, TextProgress, with_grid
+from seps.retrieval.model import RetrievalModel, TextProgress, set_grid, with_grid
 from seps.retrieval.sentences import AbsentVision
 from seps.scoring import score_matrix
 from seps.scoring.blocks import scoring_memory
@@ -48,7 +49,7 @@ Vision = Callable[[Tensor], Tensor]
 
 
 class PatchEngine:
-    """A model of ours. `whole` loads all of a model that was read for sentences alone, with these digests.
+    """A model of ours. `read_vision` reads the vision encoder of one that was read for sentences, with these digests.
 
     The model is in eval mode from now on.
     """
@@ -58,17 +59,18 @@ class PatchEngine:
         model: RetrievalModel,
         *,
         digests: Digests | None = None,
-        whole: Callable[[], RetrievalModel] | None = None,
+        read_vision: Callable[[], VisionEncoder] | None = None,
     ) -> None:
         self.model = model.eval()
         self.vision: Vision | None = None
         """The vision encoder in another form, in the place of the model's own."""
-        self._digests, self._whole = digests, whole
+        self._digests, self._read_vision = digests, read_vision
         self._loading = threading.Lock()
         self._scorers: dict[PatchLayout | None, PatchScorer] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy in another process has a lock, scorers and a form of the vision encoder of its own."""
+        self.load_pixels()
         return {"model": self.model, "_digests": self._digests}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -120,16 +122,27 @@ class PatchEngine:
     def load_pixels(self) -> None:
         """Read the vision encoder where it was not needed yet. Raises ValueError for weights of another model."""
         with self._loading:
-            if self._whole is not None and isinstance(self.model.vision, AbsentVision):
-                model = self._whole()
-                if model_hash(model) != self.digests().pictures:
+            absent = self.model.vision
+            if self._read_vision is not None and isinstance(absent, AbsentVision):
+                self.model.vision = self._read_vision().to(self.device).eval()
+                if model_hash(self.model) != self.digests().pictures:
+                    self.model.vision = absent
                     raise ValueError("The model's files have changed since its sentence side was read; start again.")
-                self.model.vision = model.vision
+
+    def drop_pixels(self) -> None:
+        """Let go the vision encoder where `load_pixels` can read it again."""
+        with self._loading:
+            if self._read_vision is not None and not isinstance(self.model.vision, AbsentVision):
+                self.digests()
+                self.model.vision = AbsentVision.of(self.model.vision)
 
     def with_grid(self, grid: tuple[int, int]) -> PatchEngine:
         """The engine for pictures of `grid` patches."""
-        model = with_grid(self.model, grid)
-        return self if model is self.model else PatchEngine(model, digests=self._digests)
+        model, read = with_grid(self.model, grid), self._read_vision
+        if model is self.model:
+            return self
+        own = None if read is None else lambda: set_grid(read(), grid)
+        return PatchEngine(model, digests=self._digests, read_vision=own)
 
     @torch.no_grad()
     def encode_pixels(self, decoded: Sequence[Tensor]) -> Tensor:

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from seps.method.encoded import map_tensors
+from seps.method.score import masked_mean
 from seps.retrieval.heads import ImageFeatures, TextFeatures
 from seps.scoring.own_texts import TextPool
 
@@ -63,6 +65,12 @@ class Queries:
         moved: Queries = map_tensors(self, lambda tensor: tensor.to(device))
         return moved
 
+    def packed(self) -> Queries:
+        """The same, without padding in memory."""
+        if self.words is None:
+            return self
+        return PackedQueries(self.tensors(), F.normalize(masked_mean(self.words.words, self.words.mask), dim=-1))
+
     def tensors(self) -> dict[str, Tensor]:
         """Plain tensors without padding."""
         values = {} if self.vectors is None else {"vectors": self.vectors}
@@ -76,11 +84,47 @@ class Queries:
         words = None
         if "counts" in values:
             counts = values["counts"]
-            mask = torch.arange(int(counts.max())) < counts[:, None]
-            padded = torch.zeros(*mask.shape, values["words"].shape[1])
+            mask = torch.arange(int(counts.max()), device=counts.device) < counts[:, None]
+            padded = torch.zeros(*mask.shape, values["words"].shape[1], device=counts.device)
             padded[mask] = values["words"]
             words = TextFeatures(padded, mask)
         return cls(words, values.get("vectors"))
+
+
+class PackedQueries(Queries):
+    """Many queries with words, which are padded only when they are asked for.
+
+    `values` are those of `Queries.tensors`, `means` (T, E) their normalised mean words.
+    """
+
+    def __init__(self, values: Mapping[str, Tensor], means: Tensor) -> None:
+        self.values, self.means = dict(values), means
+
+    @functools.cached_property
+    def pool(self) -> TextPool:
+        """See `Queries`."""
+        return TextPool.packed(self.values["words"], self.values["counts"], self.means)
+
+    def __len__(self) -> int:
+        return len(self.values["counts"])
+
+    @property
+    def words(self) -> TextFeatures | None:  # type: ignore[override]
+        """See `Queries`."""
+        return Queries.of_tensors(self.values).words
+
+    @property
+    def vectors(self) -> Tensor | None:  # type: ignore[override]
+        """See `Queries`."""
+        return self.values.get("vectors")
+
+    def tensors(self) -> dict[str, Tensor]:
+        """See `Queries`."""
+        return dict(self.values)
+
+    def to(self, device: torch.device | str) -> Queries:
+        """See `Queries`."""
+        return PackedQueries({name: value.to(device) for name, value in self.values.items()}, self.means.to(device))
 
 
 @dataclass

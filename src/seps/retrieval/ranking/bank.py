@@ -23,6 +23,7 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
+from seps.memory import release_free_memory
 from seps.retrieval.engine.engine import Digests, Engine, Pictures
 from seps.retrieval.engine.patches import STRENGTH
 from seps.retrieval.engine.pictures import Queries
@@ -53,7 +54,7 @@ OUTDATED = (
 CALIBRATION = 1
 """Version of the formulas of a calibration."""
 KEPT_BANKS = 2
-"""Encoded banks that a process keeps: 70 MB each at width 384."""
+"""Encoded banks that a process keeps: 60 MB each at width 384."""
 _LOCK = threading.Lock()
 
 
@@ -108,7 +109,7 @@ class Bank:
     def of(cls, engine: Engine, encoded: Queries) -> Bank:
         """The bank of an engine, from all sentences as it encodes them."""
         texts = encoded.rows(slice(None, -ASKED))
-        return cls(texts, encoded.rows(slice(-ASKED, None)), engine.vectors(texts))
+        return cls(texts.packed(), encoded.rows(slice(-ASKED, None)).packed(), engine.vectors(texts))
 
     def to(self, device: torch.device | str) -> Bank:
         """The same on another device."""
@@ -150,6 +151,8 @@ def bank_of(engine: Engine, digests: Digests | None = None) -> Bank:
             while len(_MADE) >= KEPT_BANKS:
                 del _MADE[next(iter(_MADE))]
             made = _MADE[key, str(engine.device)] = Bank.of(engine, encoded)
+            del encoded, values
+            release_free_memory()
         return made
 
 

@@ -60,7 +60,8 @@ def read(name: str) -> dict[str, Tensor] | None:
         whole = (cache_folder() / name).read_bytes()
     except OSError:
         return None
-    if hashlib.sha256(whole[_DIGEST:]).digest() != whole[:_DIGEST]:
+    if hashlib.sha256(memoryview(whole)[_DIGEST:]).digest() != whole[:_DIGEST]:
         return None
-    values: dict[str, Tensor] = load(whole[_DIGEST:])
+    whole = whole[_DIGEST:]
+    values: dict[str, Tensor] = load(whole)
     return values
