@@ -20,6 +20,7 @@ from seps.photos.search.explaining import StoredExplainer
 from seps.photos.search.searcher import Searcher
 from seps.photos.store.store import Store
 from seps.retrieval.engine.digests import model_hash, text_hash
+from seps.retrieval.engine.loading import load_engine
 from seps.retrieval.engine.patches import PatchEngine
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import EMBEDDED, embedded_folder, from_pretrained
@@ -73,6 +74,26 @@ def test_it_finds_what_the_whole_model_finds(store: Path, whole: RetrievalModel)
     assert engine.model is kept and not isinstance(kept.vision, AbsentVision)
     assert explainer.searcher.engine is engine
     assert quick.search("a dog") == slow.search("a dog")
+
+
+@torch.no_grad()
+def test_the_vision_encoder_goes_and_comes_back(whole: RetrievalModel) -> None:
+    engine = cast(PatchEngine, load_engine("mini", sentences=True))
+    height, width = engine.traits.image_size
+    pixels = [torch.randint(256, (3, height, width), dtype=torch.uint8)]
+    expected = whole.encode_pixels(torch.stack(pixels).float() / 255)
+    assert torch.equal(engine.encode_pixels(pixels), expected)
+    engine.drop_pixels()
+    assert isinstance(engine.model.vision, AbsentVision)
+    assert engine.model.vision.grid == whole.vision.grid
+    assert torch.equal(engine.encode_pixels(pixels), expected)
+    engine.drop_pixels()
+    # A copy in another process has nothing that could read it.
+    assert not isinstance(engine.__getstate__()["model"].vision, AbsentVision)
+    engine.drop_pixels()
+    engine.model.project_patches[1].weight.mul_(2)
+    with pytest.raises(ValueError):
+        engine.load_pixels()
 
 
 def test_other_weights_in_a_package_are_loaded_whole_and_refused(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
