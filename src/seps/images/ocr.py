@@ -6,7 +6,8 @@ ones, of low confidence. Lines below `LEAST_CONFIDENCE` or shorter than `SHORTES
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
+import sys
 from typing import Any
 
 import numpy as np
@@ -25,16 +26,19 @@ MOST_LETTERS = 10_000
 """Of one picture; a photographed page has about 3,000."""
 
 
+def check_installed() -> None:
+    """Raise DataError where the packages are not installed; nothing is imported."""
+    for name in ("rapidocr", "onnxruntime"):
+        if name not in sys.modules and importlib.util.find_spec(name) is None:
+            raise DataError(f"To read text in pictures: {missing_package(name)}")
+
+
 class TextReader:
     """Reads the text in pictures, one at a time. Raises DataError where the package is not installed."""
 
     def __init__(self) -> None:
-        try:
-            rapidocr = importlib.import_module("rapidocr")
-            importlib.import_module("onnxruntime")
-        except ImportError as error:
-            raise DataError(f"To read text in pictures: {missing_package(error.name or 'rapidocr')}") from error
-        self._read = rapidocr.RapidOCR(params={"Global.log_level": "critical"})
+        check_installed()
+        self._read = importlib.import_module("rapidocr").RapidOCR(params={"Global.log_level": "critical"})
 
     def lines(self, data: bytes, source: ImageSource) -> list[tuple[str, float]]:
         """All lines that are found in a picture and the confidence of each, also the false ones.

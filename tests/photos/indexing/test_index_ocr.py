@@ -204,9 +204,13 @@ def test_a_row_that_leads_outside_is_not_read(place: Path, tmp_path: Path) -> No
 
 
 def test_without_the_package_a_sentence_names_the_extra(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
-    monkeypatch.setitem(sys.modules, "rapidocr", None)
+    monkeypatch.delitem(sys.modules, "rapidocr", raising=False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(DataError, match=r"seps\[ocr\]"):
         read_texts(place)
+    new = place / "new"
+    assert main(["index", str(place), "--store", str(new), "--ocr"]) == 2
+    assert not new.exists()
 
 
 @pytest.mark.parametrize(

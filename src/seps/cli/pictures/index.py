@@ -159,6 +159,10 @@ def run(options: argparse.Namespace) -> int:
     from seps.photos.library import Library
     from seps.ray_cluster import RayConfig
 
+    if options.ocr:
+        from seps.images.ocr import check_installed
+
+        check_installed()  # before pictures are indexed, which takes longest
     is_new = settings_at(options.store) is None
     if not options.folder and is_new:
         options.parser.error("name the folder of pictures, or give --status, --verify or --compact of a store")
