@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import time
+import tracemalloc
 import zlib
 from pathlib import Path
 
@@ -57,6 +58,25 @@ def test_texts_of_a_png() -> None:
     info.add_text("parameters", "of a generator")
     found = read(picture("PNG", pnginfo=info))
     assert texts(found) == {"png title": ("Übersee",), "png caption": ("The tram at the stop",)}
+
+
+def test_many_packed_texts_of_a_png_take_the_memory_of_one() -> None:
+    """Each has eight megabytes in eight kilobytes, behind the pixels, where Pillow does not count them."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    packed = zlib.compress(b"a" * MAX_XMP_BYTES)
+    names = [b"Title", b"Title", *(b"note %d" % number for number in range(20))]
+    end = chunk(b"IEND", b"")
+    plain = picture("PNG").removesuffix(end)
+    tracemalloc.start()
+    try:
+        found = read(plain + b"".join(chunk(b"zTXt", name + b"\0\0" + packed) for name in names) + end)
+        assert tracemalloc.get_traced_memory()[1] < 10 * MAX_XMP_BYTES
+    finally:
+        tracemalloc.stop()
+    assert texts(found)["png title"][0].startswith("aaaa")
 
 
 def test_properties_may_be_attributes_and_structures() -> None:

@@ -41,6 +41,7 @@ _IPTC = {
 }
 _IPTC_CODING, _UTF8_CODE = (1, 90), b"\x1b%G"
 _PNG_TEXTS = {b"Title": "title", b"Description": "caption", b"Comment": "caption"}
+_PNG_XMP = b"XML:com.adobe.xmp"
 _MADE_BY_DEVICES = re.compile(
     r"(?:(?:olympus|minolta|samsung|kodak|sanyo|konica|sony) )?digital (?:still ?)?camera\W*|sony dsc|exif_jpeg_picture"
     r"|samsung camera pictures|dcim\\.*|untitled|default|dav|hdr|cof|mde|sdr|rhdr|ptr|nor|edf|fbt|dig|picasa"
@@ -97,7 +98,7 @@ def read_metadata(data: bytes, source: ImageSource, sidecar: Path | None = None,
         return Metadata(taken, place, _first_of_each(sources, source), tuple(problems))
     if texts:
         chunks = dict(_png_texts(data)) if image.format == "PNG" else {}
-        packet = chunks.get(b"XML:com.adobe.xmp") or image.info.get("xmp")
+        packet = chunks.get(_PNG_XMP) or image.info.get("xmp")
         if packet:
             found = _add_xmp(sources, problems, "xmp", "its XMP block", lambda: _bytes(packet))
             place = place or found
@@ -242,12 +243,19 @@ def _png(chunks: Mapping[bytes, bytes]) -> dict[str, list[str]]:
 
 
 def _png_texts(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Keyword and text of the text chunks of a PNG file, also of those behind its pixels, which Pillow must decode."""
-    place = 8
+    """Keyword and text of the text chunks of a PNG file, also of those behind its pixels, which Pillow must decode.
+
+    Of each keyword that counts the first is read: any number of chunks takes the memory of a few.
+    """
+    place, wanted = 8, {*_PNG_TEXTS, _PNG_XMP}
     while place + 8 <= len(data):
         length, kind = struct.unpack_from(">I4s", data, place)
         if kind in (b"tEXt", b"iTXt", b"zTXt"):
             name, _, value = data[place + 8 : place + 8 + length].partition(b"\0")
+            if name not in wanted:
+                place += 12 + length
+                continue
+            wanted.remove(name)
             packed = kind == b"zTXt"
             if kind == b"iTXt":
                 packed, value = value[:1] == b"\1", value[2:].split(b"\0", 2)[-1]
