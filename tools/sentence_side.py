@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 
-from seps.retrieval.engine.digests import model_hash, text_hash
-from seps.retrieval.pretrained import EMBEDDED, embedded_folder, from_pretrained
-from seps.retrieval.sentences import FILE, describe
+from seps.retrieval.embedded import EMBEDDED, FILE, describe, embedded_folder
+from seps.retrieval.model import model_hash, text_hash
+from seps.retrieval.pretrained import from_pretrained
 
 if __name__ == "__main__":
     for name in EMBEDDED:

@@ -57,9 +57,10 @@ from seps.photos.indexing.embedding import ImageJob, PreparedBatch, Preparer, pr
 from seps.photos.store.rows import Row
 from seps.photos.store.store import Store
 from seps.ray_cluster import RayConfig
+from seps.retrieval.embedded import embedded_folder
 from seps.retrieval.engine.faster import fast_vision
 from seps.retrieval.engine.loading import engine_of
-from seps.retrieval.pretrained import embedded_folder, from_pretrained
+from seps.retrieval.pretrained import from_pretrained
 
 Facts = dict[str, Any]
 SIDE = 640

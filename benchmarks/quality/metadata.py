@@ -17,6 +17,7 @@ from pathlib import Path
 from xml.sax.saxutils import escape
 
 import torch
+from seps.retrieval.stopwords import is_stop_word
 from torch import Tensor
 
 from benchmarks.common.machine import describe
@@ -32,7 +33,6 @@ from seps.retrieval.engine.loading import load_engine
 from seps.retrieval.evaluate.encoding import encode_images
 from seps.retrieval.ranking.lexical import InMemory, matches, words_of
 from seps.retrieval.ranking.terms import GalleryFacts, ImageFacts, add_to_scores
-from seps.retrieval.stopwords import is_stop_word
 
 PACKET = (
     '<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#">'

@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from seps.retrieval.pretrained import embedded_folder
+from seps.retrieval.embedded import embedded_folder
 
 TORCH, QUERY = "import torch", "a dog"
 

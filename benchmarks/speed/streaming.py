@@ -36,8 +36,8 @@ from PIL import Image
 from benchmarks.common.machine import describe
 from seps.retrieval.config import DataConfig, ModelConfig, RunConfig
 from seps.retrieval.data.streams import PictureStream
+from seps.retrieval.embedded import embedded_folder
 from seps.retrieval.model import RetrievalModel
-from seps.retrieval.pretrained import embedded_folder
 from seps.retrieval.train.data import SharedData, load_sets, read_data
 from seps.retrieval.train.task import RetrievalTask
 from seps.training.batches import Prefetcher

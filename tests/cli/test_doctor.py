@@ -20,7 +20,7 @@ from seps.cli import doctor as command
 from seps.cli.main import main
 from seps.doctor import CheckResult, examine, failed
 from seps.retrieval import pretrained
-from seps.retrieval.pretrained import embedded_folder
+from seps.retrieval.embedded import embedded_folder
 
 
 @pytest.fixture

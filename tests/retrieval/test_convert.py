@@ -12,8 +12,9 @@ import transformers
 import seps
 from messages import naming
 from seps.cli.main import main
+from seps.hub.folder import ModelError
 from seps.retrieval.convert import convert_published
-from seps.retrieval.pretrained import ModelError, from_pretrained
+from seps.retrieval.pretrained import from_pretrained
 from tiny import SMALL, STILL
 
 

@@ -11,9 +11,10 @@ import torch
 
 from seps.encoders import ViT
 from seps.retrieval.data import load_data
+from seps.retrieval.embedded import EMBEDDED, embedded_folder
 from seps.retrieval.evaluate.run import encode_images
 from seps.retrieval.heads import ImageFeatures
-from seps.retrieval.pretrained import EMBEDDED, embedded_folder, from_pretrained
+from seps.retrieval.pretrained import from_pretrained
 from stores import explain_file
 
 QUERIES = {

@@ -93,8 +93,8 @@ def test_short_queries_are_read_by_their_own_projection(short, tmp_path, bits):
 def test_the_graph_counts_words_as_the_model_does():
     """On the shipped vocabulary, for captions and their beginnings, and for odd ones."""
     from seps.retrieval.export import ShortQueries
+    from seps.retrieval.languages import is_short
     from seps.retrieval.ranking.bank import nouns, sentences
-    from seps.retrieval.stopwords import is_short
 
     model = from_pretrained("mini")
     odd = ["", "the", "...", "Café", "t-shirt", "a man's hat", "don't", "beach", "unbelievableness of umbrellas"]

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import seps
-from seps.retrieval.heads import ImageFeatures, TextFeatures, make_head
+from seps.retrieval.heads import ImageFeatures, TextFeatures
+from seps.retrieval.model import make_head
 
 KINDS = ["mean", "maxsim", "scan", "scan-t2i", "scan-i2t", "description"]
 

@@ -16,12 +16,12 @@ from safetensors.torch import load_file, save_file
 
 import seps
 from seps.files import read_json, sha256, write_json
-from seps.hub.folder import describe_weights
+from seps.hub.folder import ModelError, describe_weights
 from seps.retrieval.config import DataConfig, ModelConfig, RunConfig
 from seps.retrieval.convert import convert_published
 from seps.retrieval.heads import ImageFeatures
 from seps.retrieval.model import RetrievalModel
-from seps.retrieval.pretrained import ModelError, from_pretrained, save_pretrained
+from seps.retrieval.pretrained import from_pretrained, save_pretrained
 from seps.retrieval.train.run import train_model
 from seps.training import TrainConfig
 from tiny import SMALL, STILL

@@ -11,14 +11,16 @@ from torch.nn import functional as F
 
 from messages import mentions, naming
 from seps.cli.main import main
+from seps.hub.folder import ModelError
 from seps.method.config import ConfigError, SlimmingConfig
 from seps.metrics import recall
 from seps.retrieval.config import ModelConfig
 from seps.retrieval.data import load_jsonl
+from seps.retrieval.embedded import pack_delta, unpack_delta
 from seps.retrieval.evaluate.run import encode_images
 from seps.retrieval.heads import DescriptionHead, ImageFeatures, MaxSimHead, MeanHead, ScanHead, TextFeatures
 from seps.retrieval.model import RetrievalModel
-from seps.retrieval.pretrained import ModelError, from_pretrained, pack_delta, save_pretrained, unpack_delta
+from seps.retrieval.pretrained import from_pretrained, save_pretrained
 
 
 @pytest.fixture(scope="module")

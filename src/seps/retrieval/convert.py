@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from seps.encoders import text_encoder, vision_encoder
+from seps.hub.folder import ModelError
 from seps.hub.tensor_names import fitted, transformers_version
 from seps.retrieval.config import ModelConfig
 from seps.retrieval.model import RetrievalModel
-from seps.retrieval.pretrained import ModelError
 
 PREFIXES = {
     "img_enc.visual_encoder.": "vision.model.",

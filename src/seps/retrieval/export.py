@@ -37,8 +37,8 @@ from seps.export import (
 from seps.export import largest_difference as difference
 from seps.files import read_json, sha256, write_json
 from seps.retrieval.heads import Head, ImageFeatures, SlimmingHead, TextFeatures
+from seps.retrieval.languages import STOP_WORDS
 from seps.retrieval.model import RetrievalModel
-from seps.retrieval.stopwords import STOP_WORDS
 
 FACTS = "export.json"
 _GRAPHS = ("image.onnx", "text.onnx", "score.onnx")
@@ -58,7 +58,7 @@ class PixelsToTokens(nn.Module):
 
 
 class ShortQueries(nn.Module):
-    """`seps.retrieval.stopwords.is_short` by token ids: texts of fewer than three words that are no function words.
+    """`seps.retrieval.languages.is_short` by token ids: texts of fewer than three words that are no function words.
 
     Raises ExportError for a tokenizer that marks the beginnings or the ends of words, unlike WordPiece.
     """

@@ -1,4 +1,6 @@
-"""Whether a sentence is in another language than English, so that a model of English captions does not read it.
+"""Words of queries: function words of English, and whether a sentence is in another language.
+
+A model of English captions does not read another language.
 
 A sentence is in another language if most of its letters are of another script, or if all of this holds:
 
@@ -79,3 +81,31 @@ def language_note(store: IndexedBy) -> str:
         f"arbitrary. Write it in English, or use a model of many languages: seps index {store.root} --store ANOTHER "
         f"--model {MANY_LANGUAGES}"
     )
+
+
+_FUNCTION_WORDS = """
+a an the this that these those some any each another other
+i me my we us our you your he him his she her it its they them their who which what there
+am is are was were be been being do does did has have had having can could will would may might
+and or but nor so if then than as while when where because not no also just very
+of in on at to by for from with without into onto out off up down over under above below near between among
+through across along around behind against toward towards during before after about upon beside next s t
+"""
+_TOKEN = re.compile(r"\w+")
+STOP_WORDS = frozenset(_FUNCTION_WORDS.split())
+"""Articles, pronouns, auxiliaries, conjunctions and prepositions, in lower case."""
+
+
+def is_stop_word(word: str) -> bool:
+    """Whether a word is a function word, or a mark without any letter or digit."""
+    return word.lower() in STOP_WORDS or not any(letter.isalnum() for letter in word)
+
+
+def content_words(text: str) -> int:
+    """How many words of a text are no function words."""
+    return sum(not is_stop_word(word) for word in _TOKEN.findall(text))
+
+
+def is_short(text: str) -> bool:
+    """Whether a query is a word or two beside function words, and no sentence."""
+    return content_words(text) < 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,13 +13,22 @@ from torch import Tensor, nn
 
 from seps.encoders import PruneConfig, TextEncoder, VisionEncoder, freeze, text_encoder, vision_encoder
 from seps.encoders.text import several_texts
-from seps.method.config import ConfigError
+from seps.method.config import ConfigError, SlimmingConfig
 from seps.method.network import PatchSlimming
 from seps.products import Linear
-from seps.registry import OWN
+from seps.registry import OWN, registered
 from seps.retrieval.config import ModelConfig, RunConfig
-from seps.retrieval.heads import Head, ImageFeatures, SlimmingHead, TextFeatures, make_head
-from seps.retrieval.stopwords import is_short
+from seps.retrieval.heads import (
+    DescriptionHead,
+    Head,
+    ImageFeatures,
+    MaxSimHead,
+    MeanHead,
+    ScanHead,
+    SlimmingHead,
+    TextFeatures,
+)
+from seps.retrieval.languages import is_short
 from seps.scoring.blocks import scoring_memory
 
 TextProgress = Callable[[int, int | None], None]
@@ -267,3 +277,59 @@ def freeze_parts(model: RetrievalModel, config: RunConfig) -> None:
     for encoder, blocks in parts:
         if blocks is not None:
             freeze(encoder, None if blocks < 0 else blocks)
+
+
+TEXT_SIDE = ("text.", "project_words.")
+"""Beginnings of the names of the weights that read sentences and descriptions."""
+SHORT_SIDE = ("project_short.",)
+"""Of those that only short queries are read by: nothing in a store depends on them."""
+
+
+def model_hash(model: RetrievalModel) -> str:
+    """Hex digest of all weights but the text side's, and of their names: models with one give an image one state."""
+    return _digest(model, lambda name: not name.startswith(TEXT_SIDE + SHORT_SIDE))
+
+
+def text_hash(model: RetrievalModel) -> str:
+    """Hex digest of the weights that read sentences and descriptions: the text encoder and its projection."""
+    return model.stated_text_hash or _digest(model, lambda name: name.startswith(TEXT_SIDE))
+
+
+def short_hash(model: RetrievalModel) -> str:
+    """Hex digest of the projection of short queries."""
+    return _digest(model, lambda name: name.startswith(SHORT_SIDE))
+
+
+def _digest(model: RetrievalModel, of: Callable[[str], bool]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for name, tensor in sorted(model.state_dict().items()):
+        if of(name):
+            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def make_head(kind: str, num_prefix_tokens: int, slimming: SlimmingConfig) -> Head:
+    """The head of that name; of the built-in ones `slimming` matters to "slimming" and "maxsim" alone.
+
+    Raises ConfigError for a registered head that is none, and for "own", which stands for an object.
+    """
+    if kind == OWN:
+        raise ConfigError(
+            f"head={OWN!r} names a head that was passed as an object; pass it again: from_pretrained(folder, head=...)."
+        )
+    own = registered("head").get(kind)
+    if own is not None:
+        head = own.thing(slimming)
+        if not isinstance(head, Head):
+            raise ConfigError(f"The head {kind!r} is a {type(head).__name__}; make it a seps.retrieval.heads.Head.")
+        return head
+    if kind == "mean":
+        return MeanHead(num_prefix_tokens)
+    if kind == "description":
+        return DescriptionHead()
+    if kind == "slimming":
+        return SlimmingHead(slimming)
+    if kind == "maxsim":
+        return MaxSimHead(slimming)
+    return ScanHead(num_prefix_tokens, kind)

@@ -13,11 +13,11 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from functools import partial
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from seps.encoders import TextEncoder, VisionEncoder, ViT, text_encoder
@@ -33,29 +33,21 @@ from seps.plugins import load_plugins
 from seps.registry import OWN, how_to_register, registered
 from seps.retrieval.card import model_card
 from seps.retrieval.config import ModelConfig
-from seps.retrieval.deltas import ENCODERS, has_rows, pack_delta, undelta, unpack_delta
+from seps.retrieval.embedded import (
+    EMBEDDED,
+    ENCODERS,
+    MINI,
+    bare_name,
+    embedded_folder,
+    has_rows,
+    model_config,
+    pack_delta,
+    undelta,
+)
 from seps.retrieval.heads import Head, SlimmingHead
 from seps.retrieval.model import RetrievalModel, make_vision
 from seps.training.checkpoint import Log, find_checkpoint, load_weights
 
-__all__ = [
-    "BASE",
-    "EMBEDDED",
-    "MINI",
-    "ModelError",
-    "begin",
-    "check_save",
-    "embedded_folder",
-    "from_pretrained",
-    "pack_delta",
-    "resolved",
-    "save_pretrained",
-    "unpack_delta",
-]
-
-MINI, BASE = "mini", "base"
-EMBEDDED = (MINI, BASE)
-"""Models that come with the package."""
 Form = Literal["full", "delta"]
 
 
@@ -150,11 +142,6 @@ def resolved(model: RetrievalModel) -> dict[str, Any]:
     if model.head.options:
         values["slimming"] = {name: value for name, value in model.head.options.items() if name not in from_encoder}
     return values
-
-
-def embedded_folder(name: str = MINI) -> Path:
-    """Where an embedded model is."""
-    return Path(str(files("seps"))) / "assets" / name
 
 
 def own_parts(model: RetrievalModel) -> dict[str, Any]:
@@ -301,15 +288,6 @@ def begin(
     return model
 
 
-def model_config(values: dict[str, Any]) -> ModelConfig:
-    """`ModelConfig` from JSON; unknown fields are refused by name."""
-    known = {field.name for field in dataclasses.fields(ModelConfig)}
-    unknown = sorted(set(values) - known)
-    if unknown:
-        raise ModelError(f"The model's configuration has fields this release does not know: {', '.join(unknown)}.")
-    return ModelConfig(**values)
-
-
 def load_folder(folder: Path, remote: bool, **own: Any) -> RetrievalModel:
     """The model of a folder that is on this machine; of a hub model (`remote`) paths out of it are refused.
 
@@ -405,3 +383,23 @@ def _load_state(model: RetrievalModel, state: Mapping[str, Tensor], path: Path, 
 def _changed_ideas(model: RetrievalModel) -> str:
     names = [f"{kind} {name!r}" for kind, found in own_parts(model).get("ideas", {}).items() for name in found]
     return f"Its {', '.join(names)} may have changed: load the code with which it was saved." if names else ""
+
+
+def vision_side(name: str) -> VisionEncoder | None:
+    """The vision encoder of an embedded model, and nothing else of it; None for any other model.
+
+    Whether it is that of a sentence side `model_hash` says.
+    """
+    if name not in EMBEDDED:
+        return None
+    folder = embedded_folder(name)
+    config = read_config(folder)
+    settings = model_config(config["model"])
+    vision, _ = saved_encoders(folder, config, settings)
+    vision = vision or make_vision(settings)
+    with safe_open(folder / config["weights"]["file"], "pt") as file:
+        names = [name for name in file.keys() if bare_name(name).startswith("vision.")]  # noqa: SIM118
+        tensors = {name: file.get_tensor(name) for name in names}
+    state = undelta({f"vision.{name}": value for name, value in vision.state_dict().items()}, tensors)
+    vision.load_state_dict({name.removeprefix("vision."): value for name, value in state.items()})
+    return vision

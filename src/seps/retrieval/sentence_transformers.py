@@ -33,10 +33,11 @@ from seps.hub.download import hub_folder
 from seps.hub.folder import SAFE_FILES, ModelError, find_folder, read_config
 from seps.images.decoding import as_upright, pixels_of, read_image
 from seps.images.sources import ImageSource
+from seps.retrieval.embedded import EMBEDDED, embedded_folder
 from seps.retrieval.engine.patches import PatchEngine
+from seps.retrieval.languages import is_short
 from seps.retrieval.model import RetrievalModel
-from seps.retrieval.pretrained import EMBEDDED, Form, check_save, embedded_folder, load_folder, save_pretrained
-from seps.retrieval.stopwords import is_short
+from seps.retrieval.pretrained import Form, check_save, load_folder, save_pretrained
 
 Kind = Literal["vector", "words", "pairs"]
 CLASSES: dict[Kind, str] = {"vector": "SentenceTransformer", "words": "MultiVectorEncoder", "pairs": "CrossEncoder"}

@@ -28,7 +28,8 @@ from seps.photos.search.folding import fold
 from seps.photos.search.searcher import Searcher
 from seps.photos.store.rows import StoreError
 from seps.photos.store.store import Store
-from seps.retrieval.pretrained import EMBEDDED, embedded_folder, from_pretrained
+from seps.retrieval.embedded import EMBEDDED, embedded_folder
+from seps.retrieval.pretrained import from_pretrained
 from stores import TEXTS, index
 
 ASSETS = Path(module.__file__).parents[2] / "assets" / "gallery"

@@ -22,10 +22,11 @@ from seps.encoders.vit.pruning import PruneKind
 from seps.images.decoding import read_image
 from seps.images.sources import ImageSource
 from seps.photos.indexing import embedding
+from seps.retrieval.embedded import embedded_folder
 from seps.retrieval.engine import faster
 from seps.retrieval.engine.layout import PatchLayout
 from seps.retrieval.engine.loading import engine_of
-from seps.retrieval.pretrained import embedded_folder, from_pretrained
+from seps.retrieval.pretrained import from_pretrained
 
 SMALL = ViTConfig(patch_size=8, width=32, depth=2, heads=2, hidden=64, grid=(4, 4))
 

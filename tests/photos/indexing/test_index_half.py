@@ -16,10 +16,11 @@ from seps.photos.indexing import embedding
 from seps.photos.indexing.build import IndexOptions, index_folder
 from seps.photos.search.searcher import Searcher
 from seps.photos.store.store import Store
+from seps.retrieval.embedded import embedded_folder
 from seps.retrieval.engine import faster, layout, slimmed
 from seps.retrieval.engine.layout import PatchLayout
 from seps.retrieval.engine.loading import engine_of
-from seps.retrieval.pretrained import embedded_folder, from_pretrained
+from seps.retrieval.pretrained import from_pretrained
 from stores import gallery, index, model
 
 

@@ -12,8 +12,7 @@ from seps.photos import Searcher
 from seps.photos.indexing.build import IndexOptions, index_folder, up_to_date
 from seps.photos.search.searcher import OtherModelError
 from seps.photos.store.store import Store
-from seps.retrieval.engine.digests import model_hash, text_hash
-from seps.retrieval.model import RetrievalModel
+from seps.retrieval.model import RetrievalModel, model_hash, text_hash
 from stores import few_sentences, gallery, model, model_folder
 
 OPTIONS = IndexOptions(workers=2)

@@ -12,9 +12,9 @@ import transformers
 from duals import dual_folder
 from messages import naming
 from seps.encoders import EncoderUnavailable
+from seps.hub.folder import ModelError
 from seps.retrieval.engine.loading import load_engine
 from seps.retrieval.engine.vectors import VectorEngine
-from seps.retrieval.pretrained import ModelError
 
 pytestmark = pytest.mark.usefixtures("no_network")
 

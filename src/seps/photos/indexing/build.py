@@ -40,10 +40,10 @@ from seps.photos.indexing.opening import (
 )
 from seps.photos.store.rows import IndexedFile, Row, StoreError, StoreSettings
 from seps.photos.store.store import Store, writer_lock
+from seps.retrieval.embedded import stated_text_hash
 from seps.retrieval.engine.engine import Engine
 from seps.retrieval.engine.loading import engine_of, fitting
 from seps.retrieval.ranking.bank import is_outdated
-from seps.retrieval.sentences import stated_text_hash
 
 __all__ = ["IndexOptions", "IndexReport", "index_folder", "up_to_date"]
 

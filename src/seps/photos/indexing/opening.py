@@ -27,8 +27,8 @@ from seps.photos.store.rows import (
 )
 from seps.photos.store.store import Store
 from seps.ray_cluster import RayConfig
+from seps.retrieval.embedded import EMBEDDED
 from seps.retrieval.engine.engine import Engine
-from seps.retrieval.pretrained import EMBEDDED
 from seps.retrieval.ranking import bank
 
 MOST_UNREADABLE = 10_000

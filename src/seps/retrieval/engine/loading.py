@@ -16,15 +16,15 @@ from seps.encoders.dual import is_dual, presets_sentence, refuse_other_kind
 from seps.encoders.weights import EncoderUnavailable, hub_folder, transformers_module
 from seps.hub.download import HubError
 from seps.hub.download import hub_folder as download
+from seps.hub.folder import ModelError
 from seps.plugins import load_plugins
-from seps.retrieval.engine.digests import short_hash, text_hash
+from seps.retrieval.embedded import EMBEDDED, sentence_side
 from seps.retrieval.engine.engine import Digests, Engine
 from seps.retrieval.engine.layout import Layout, PatchLayout
 from seps.retrieval.engine.patches import PatchEngine
 from seps.retrieval.engine.vectors import VectorEngine
-from seps.retrieval.model import RetrievalModel
-from seps.retrieval.pretrained import EMBEDDED, ModelError, from_pretrained
-from seps.retrieval.sentences import sentence_side, vision_side
+from seps.retrieval.model import RetrievalModel, short_hash, text_hash
+from seps.retrieval.pretrained import from_pretrained, vision_side
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 from seps.encoders import VisionEncoder
 from seps.images.decoding import Mode, decode_image
 from seps.retrieval.config import SIZES, VECTOR
-from seps.retrieval.engine.digests import model_hash, short_hash, text_hash
+from seps.retrieval.embedded import AbsentVision
 from seps.retrieval.engine.engine import FIT, SHORT_FIT, Digests, Photo, Progress, Traits, Unread
 from seps.retrieval.engine.layout import Kept, PatchLayout
 from seps.retrieval.engine.mean import ALIGNED_SLOPE, MeanLayout, MeanPictures
@@ -27,12 +27,19 @@ from seps.retrieval.engine.slimmed import (
     vector_weight,
 )
 from seps.retrieval.explain.explanation import Explanation
-from seps.retrieval.explain.patches import OneVector, explain_patches, unexplained
+from seps.retrieval.explain.patches import OneVector, explain_patches
 from seps.retrieval.heads import ImageFeatures, TextFeatures
 from seps.retrieval.languages import reads
 from seps.retrieval.merging import merge_words
-from seps.retrieval.model import RetrievalModel, TextProgress, set_grid, with_grid
-from seps.retrieval.sentences import AbsentVision
+from seps.retrieval.model import (
+    RetrievalModel,
+    TextProgress,
+    model_hash,
+    set_grid,
+    short_hash,
+    text_hash,
+    with_grid,
+)
 from seps.scoring import score_matrix
 from seps.scoring.blocks import scoring_memory
 from seps.scoring.terms import other_forward
@@ -44,6 +51,7 @@ STRENGTH = 0.5
 """Part of a picture's level over the background queries that is taken off, chosen on dev with `base` and `mini`
 (docs/search-figures.md)."""
 UNDESCRIBED = "The store holds no description of this picture: its score is that of its pixels alone."
+UNEXPLAINED = "The model's head is {!r}, which selects no patches; explanations need 'slimming' or 'maxsim'."
 Vision = Callable[[Tensor], Tensor]
 """A vision encoder: pixels (B, 3, H, W) -> tokens (B, P + N, width)."""
 
@@ -90,13 +98,14 @@ class PatchEngine:
     def traits(self) -> Traits:
         """See `Engine`."""
         model, head, net = self.model, self.model.head, self.model.head.network
+        selects = net is not None or head.selects_patches
         fast = net is not None and other_forward(net) is None
         return Traits(
             kind=KIND,
             reads_pixels=head.uses_pixels,
             reads_descriptions=head.uses_description,
-            selects_patches=not unexplained(model),
-            explains=unexplained(model),
+            selects_patches=selects,
+            explains="" if selects else UNEXPLAINED.format(model.config.head),
             pairs_queries=_unpaired(model),
             guides=head.guides,
             languages=model.languages,
@@ -226,6 +235,8 @@ class PatchEngine:
         guides: Mapping[str, Tensor] | None = None,
     ) -> Explanation:
         """See `Engine`."""
+        if self.traits.explains:
+            raise ValueError(self.traits.explains)
         if isinstance(stored, PatchPictures):
             scorer = self.scorer(stored.layout)
             side = None if scorer.net is None else scorer.side(stored.features)

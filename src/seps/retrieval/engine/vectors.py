@@ -28,7 +28,7 @@ from seps.encoders.parts import PatchParts
 from seps.images.decoding import PixelMaker, decode_image
 from seps.method.network import PatchSlimming
 from seps.method.score import masked_mean
-from seps.retrieval.engine.digests import text_hash
+from seps.retrieval.embedded import MINI
 from seps.retrieval.engine.engine import FIT, Digests, Photo, Progress, Traits, Unread
 from seps.retrieval.engine.layout import Kept, VectorLayout
 from seps.retrieval.engine.pictures import Queries, VectorPictures
@@ -36,7 +36,8 @@ from seps.retrieval.explain.explanation import Explanation
 from seps.retrieval.explain.vectors import SeenPatches, cells_of, explain_vector, explain_words
 from seps.retrieval.languages import reads
 from seps.retrieval.merging import merge_words
-from seps.retrieval.pretrained import MINI, from_pretrained
+from seps.retrieval.model import text_hash
+from seps.retrieval.pretrained import from_pretrained
 
 KIND = "vectors"
 TEMPERATURE = 0.18

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from seps.retrieval.stopwords import is_stop_word
+from seps.retrieval.languages import is_stop_word
 
 
 @dataclass

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -21,16 +22,6 @@ from seps.retrieval.explain.shares import Shares, shares
 from seps.retrieval.heads import ImageFeatures, MaxSimHead
 from seps.retrieval.merging import segment_ids
 from seps.retrieval.model import RetrievalModel
-
-
-def unexplained(model: RetrievalModel) -> str:
-    """Why scores of a model cannot be split; empty where they can."""
-    if model.head.network is not None or isinstance(model.head, MaxSimHead):
-        return ""
-    return (
-        f"The model's head is {model.config.head!r}, which selects no patches; explanations need 'slimming' or "
-        "'maxsim'."
-    )
 
 
 @dataclass(frozen=True)
@@ -59,13 +50,11 @@ def explain_patches(
     positions: Tensor | None = None,
     mean: OneVector | None = None,
 ) -> Explanation:
-    """The score of one image (B = 1) and a caption. Raises ValueError for `unexplained`, and for a blank caption.
+    """The score of one image (B = 1) and a caption. Raises ValueError for a blank caption.
 
     Of an image as a store keeps it: `side` and `net` for as many patches, their `grid`, and their `positions` on it; or
     its one vector (`mean`), whose score is split among the patches of `image`.
     """
-    if reason := unexplained(model):
-        raise ValueError(reason)
     if not caption.strip():
         raise ValueError("The caption is blank. Write the sentence whose score to explain.")
     rows, columns = grid = grid or model.vision.grid_for(*model.image_size)
@@ -103,10 +92,9 @@ def _shares(
     side: EncodedImages | None,
     net: PatchSlimming | None,
 ) -> Shares:
-    if isinstance(model.head, MaxSimHead):
-        return maxsim_shares(model.head, image, words_MC, cells)
     net = net or model.head.network
-    assert net is not None  # `unexplained`
+    if net is None:  # of the heads that select patches
+        return maxsim_shares(cast(MaxSimHead, model.head), image, words_MC, cells)
     if side is None:
         side = net.encode_images(
             image.tokens, dense=image.dense, dense_lengths=image.dense_lengths, guides=image.guides

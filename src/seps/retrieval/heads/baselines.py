@@ -41,6 +41,8 @@ class MaxSimHead(Head):
     Other options of `SlimmingConfig` do not matter: no patch is left out or merged.
     """
 
+    selects_patches = True
+
     def __init__(self, config: SlimmingConfig) -> None:
         super().__init__()
         if config.dense not in ("none", "tokens"):

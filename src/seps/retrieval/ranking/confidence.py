@@ -29,7 +29,7 @@ from torch import Tensor
 
 from seps.retrieval.engine.engine import FIT
 from seps.retrieval.engine.patches import STRENGTH
-from seps.retrieval.stopwords import content_words
+from seps.retrieval.languages import content_words
 
 REFERENCE = 400
 """Images that confidences in a smaller gallery are computed for, chosen on dev (docs/search-figures.md)."""

@@ -35,8 +35,8 @@ from seps.retrieval.data import ImageRecord, RetrievalDataset, mixed_seed
 from seps.retrieval.data.typed import TypedQueries, load_queries, queries_of_captions, sentences_of
 from seps.retrieval.engine.slimmed import text_vectors
 from seps.retrieval.heads import TextFeatures
+from seps.retrieval.languages import is_short
 from seps.retrieval.model import RetrievalModel
-from seps.retrieval.stopwords import is_short
 from seps.training.task import Figures, ParameterGroup
 
 FROM_CAPTIONS = "captions"

@@ -1,15 +1,18 @@
-"""The two sides of an embedded model: what reads sentences and scores stored images, and its vision encoder.
+"""Embedded models: their folders, their packed tensors, and the side of one that reads sentences alone.
 
-A search by a sentence needs no more of a model. `sentences.json` beside an embedded model says what its vision encoder
-is like, the digests of what makes a picture's state and of what reads texts, and a checksum of this side, by which it
-is known to be a part of that model.
+A search by a sentence does not need the vision encoder. `sentences.json` beside an embedded model says what that is
+like, the digests of what makes a picture's state and of what reads texts, and a checksum of the side without it.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import zlib
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,11 +21,11 @@ from torch import Tensor
 
 from seps.encoders import VisionEncoder
 from seps.encoders.vision import HALF, Preprocessing
-from seps.hub.folder import read_config
+from seps.hub.folder import ModelError, read_config
+from seps.hub.tensor_names import renamed
 from seps.memory import release_free_memory
-from seps.retrieval.deltas import undelta
-from seps.retrieval.model import RetrievalModel, make_vision
-from seps.retrieval.pretrained import EMBEDDED, embedded_folder, model_config, saved_encoders
+from seps.retrieval.config import ModelConfig
+from seps.retrieval.model import RetrievalModel
 
 FILE = "sentences.json"
 
@@ -60,7 +63,7 @@ def sentence_side(name: str, device: torch.device | str = "cpu") -> tuple[Retrie
         config = read_config(folder)
         with safe_open(folder / config["weights"]["file"], "pt") as file:
             # Of the vision encoder nothing is read.
-            names = [name for name in file.keys() if not _bare(name).startswith("vision.")]  # noqa: SIM118
+            names = [name for name in file.keys() if not bare_name(name).startswith("vision.")]  # noqa: SIM118
             tensors = {name: file.get_tensor(name) for name in names}
         settings = model_config(config["model"])
         vision = AbsentVision(
@@ -85,27 +88,7 @@ def sentence_side(name: str, device: torch.device | str = "cpu") -> tuple[Retrie
     return model.to(device).eval(), str(stated["model_hash"])
 
 
-def vision_side(name: str) -> VisionEncoder | None:
-    """The vision encoder of an embedded model, and nothing else of it; None for any other model.
-
-    Whether it is that of a sentence side `model_hash` says.
-    """
-    if name not in EMBEDDED:
-        return None
-    folder = embedded_folder(name)
-    config = read_config(folder)
-    settings = model_config(config["model"])
-    vision, _ = saved_encoders(folder, config, settings)
-    vision = vision or make_vision(settings)
-    with safe_open(folder / config["weights"]["file"], "pt") as file:
-        names = [name for name in file.keys() if _bare(name).startswith("vision.")]  # noqa: SIM118
-        tensors = {name: file.get_tensor(name) for name in names}
-    state = undelta({f"vision.{name}": value for name, value in vision.state_dict().items()}, tensors)
-    vision.load_state_dict({name.removeprefix("vision."): value for name, value in state.items()})
-    return vision
-
-
-def _bare(name: str) -> str:
+def bare_name(name: str) -> str:
     """The name of the tensor that a packed one belongs to."""
     return name.removeprefix("delta.").removeprefix("int8.").removeprefix("scale.")
 
@@ -144,3 +127,77 @@ def describe(model: RetrievalModel, digest: str, texts: str) -> dict[str, Any]:
         "stride": list(vision.stride),
         "num_prefix_tokens": vision.num_prefix_tokens,
     }
+
+
+ENCODERS = ("vision.", "text.")
+"""Beginnings of the names of the encoders' tensors."""
+
+
+def pack_delta(trained: Tensor, base: Tensor) -> tuple[Tensor, Tensor]:
+    """8-bit difference and its scale per row: trained ~ base + scale * q."""
+    difference = (trained.float() - base.float()).flatten(1) if trained.dim() > 1 else trained.float() - base.float()
+    if trained.dim() < 2:
+        return difference.half(), torch.ones(())
+    scale = difference.abs().amax(dim=1, keepdim=True).clamp_min(1e-12) / 127
+    return torch.round(difference / scale).to(torch.int8).view(trained.shape), scale.squeeze(1)
+
+
+def unpack_delta(packed: Tensor, scale: Tensor, base: Tensor) -> Tensor:
+    """The tensor that `pack_delta` packed."""
+    if packed.dim() < 2:
+        return (base.float() + packed.float()).to(base.dtype)
+    shape = (-1, *[1] * (packed.dim() - 1))
+    # In place: memory that is new to the process costs more than the sums.
+    return packed.float().mul_(scale.float().view(shape)).add_(base.float()).to(base.dtype)
+
+
+def has_rows(tensor: Tensor) -> bool:
+    """Whether a scale per row makes sense: not for a vector, nor for one long row such as the positions."""
+    return tensor.dim() > 1 and tensor.shape[0] > 1
+
+
+def undelta(base: dict[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The state that "delta" tensors make of `base`, a new model with pretrained encoders, whose memory it may share.
+
+    An encoder's tensor that is not among them is the pretrained one; any other that is not is left out, and so missed.
+    """
+    state = {name: tensor for name, tensor in base.items() if name.startswith(ENCODERS)}
+    bare = {
+        name: name.removeprefix("delta.").removeprefix("int8.") for name in tensors if not name.startswith("scale.")
+    }
+    places = renamed(bare.values(), base)
+    for name, stem in bare.items():
+        place = places[stem]
+        if place not in base or tensors[name].shape != base[place].shape:
+            state[place] = tensors[name]  # never broadcast: what loads the state names it
+        elif name != stem:
+            scale = tensors.get(f"scale.{stem}", torch.ones(()))
+            if name.startswith("int8.") and tensors[name].dim() > 1:
+                # In the model's own memory: a second copy of an encoder would be the most that loading takes.
+                whole = scale.float().view(-1, *[1] * (tensors[name].dim() - 1))
+                state[place] = base[place].copy_(tensors[name]).mul_(whole)
+            else:
+                start = torch.zeros((), dtype=base[place].dtype) if name.startswith("int8.") else base[place]
+                state[place] = unpack_delta(tensors[name], scale, start)
+        else:
+            state[place] = tensors[name].to(base[place].dtype)
+    return state
+
+
+MINI, BASE = "mini", "base"
+EMBEDDED = (MINI, BASE)
+"""Models that come with the package."""
+
+
+def embedded_folder(name: str = MINI) -> Path:
+    """Where an embedded model is."""
+    return Path(str(files("seps"))) / "assets" / name
+
+
+def model_config(values: dict[str, Any]) -> ModelConfig:
+    """`ModelConfig` from JSON; unknown fields are refused by name."""
+    known = {field.name for field in dataclasses.fields(ModelConfig)}
+    unknown = sorted(set(values) - known)
+    if unknown:
+        raise ModelError(f"The model's configuration has fields this release does not know: {', '.join(unknown)}.")
+    return ModelConfig(**values)
