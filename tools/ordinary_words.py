@@ -9,7 +9,7 @@ import sys
 from collections import Counter
 
 from seps.retrieval.data import load_data
-from seps.retrieval.ranking.lexical import words_of
+from seps.retrieval.languages import words_of
 
 
 def main(path: str) -> None:

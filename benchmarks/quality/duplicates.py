@@ -80,8 +80,8 @@ def write_photos(tar: Path, folder: Path, photos: int, changed: int) -> None:
 
 def measure(folder: Path, location: Path, model_name: str) -> list[str]:
     """Index the photos and print what is found; returns the lines of the report."""
-    from seps.photos.duplicates.duplicates import KINDS, group, read_gallery
-    from seps.photos.duplicates.likeness import near_duplicate_cosine
+    from seps.photos.duplicates.duplicates import group
+    from seps.photos.duplicates.likeness import KINDS, near_duplicate_cosine, read_gallery
     from seps.photos.indexing.build import IndexOptions, index_folder
     from seps.photos.store.store import Store
     from seps.retrieval.engine.loading import load_engine
@@ -135,8 +135,8 @@ def cosines(places: dict[str, int], vectors: np.ndarray, near: float) -> list[st
 
 def time_rows(count: int, width: int = 384) -> str:
     """Seconds for made-up rows, of which a tenth are copies of others."""
-    from seps.photos.duplicates.duplicates import ComparedPictures, group
-    from seps.photos.duplicates.likeness import SIDE, Looks
+    from seps.photos.duplicates.duplicates import group
+    from seps.photos.duplicates.likeness import SIDE, ComparedPictures, Looks
 
     draw = np.random.default_rng(0)
     source = np.where(draw.random(count) < 0.1, draw.integers(0, count, count), np.arange(count))

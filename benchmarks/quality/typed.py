@@ -29,9 +29,9 @@ import torch
 
 from benchmarks.quality.bank import NOTHING, auroc
 from seps.photos import Searcher
-from seps.photos.search.hits import Hit
 from seps.photos.search.query import CANDIDATES, Sort
 from seps.photos.search.ranking import RELEVANT, in_order
+from seps.photos.search.results import Hit
 from seps.retrieval.data import RetrievalDataset, load_jsonl
 from seps.retrieval.data.typed import queries_of_captions
 from seps.retrieval.evaluate.run import evaluate_each

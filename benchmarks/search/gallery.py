@@ -32,12 +32,12 @@ import torch
 from seps.images.sources import row_id
 from seps.photos.indexing.build import IndexOptions, index_folder
 from seps.photos.indexing.maintenance import status
-from seps.photos.search.hits import SHOWN
 from seps.photos.search.query import CANDIDATES
+from seps.photos.search.results import SHOWN
 from seps.photos.search.searcher import Searcher
 from seps.photos.store.rows import Row
 from seps.photos.store.store import Store
-from seps.photos.threads import computing_threads
+from seps.products import computing_threads
 from seps.retrieval.config import SIZES
 from seps.retrieval.data.lines import json_lines
 from seps.retrieval.engine.loading import engine_of

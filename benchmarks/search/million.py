@@ -48,7 +48,7 @@ from seps.retrieval.config import SIZES
 from seps.retrieval.data import load_data
 from seps.retrieval.evaluate.run import encode_images
 from seps.retrieval.pretrained import from_pretrained
-from seps.retrieval.ranking import lexical
+from seps.retrieval.ranking.terms import matches_of
 
 Facts = dict[str, Any]
 TEN = 10
@@ -206,10 +206,12 @@ def filter_facts(searcher: Searcher, queries: Sequence[str]) -> Facts:
 def recall_facts(searcher: Searcher, queries: Sequence[str]) -> Facts:
     """Part of the exact ten best that is found; exact: every picture scored, for a search with what rare words add."""
     texts = searcher.engine.encode_texts(list(queries))
-    matches = [lexical.matches(query, searcher.store) for query in queries]
+    matches = [matches_of(query, searcher.store) for query in queries]
+
+    unit = searcher.engine.traits.score_unit
 
     def scores(some: Columns) -> torch.Tensor:
-        added = [[searcher.nat * found.of(identity) for found in matches] for identity in some.values("id")]
+        added = [[unit * found.of(identity) for found in matches] for identity in some.values("id")]
         plain = searcher.query_scores(some, texts)
         return torch.cat([plain, plain + torch.tensor(added)], dim=1)
 

@@ -30,7 +30,7 @@ from seps.retrieval.evaluate.run import encode_images
 from seps.retrieval.heads import ImageFeatures
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import from_pretrained
-from seps.retrieval.ranking.lexical import InMemory, matches
+from seps.retrieval.ranking.terms import InMemory, matches
 from seps.retrieval.ranking.terms import GalleryFacts, ImageFacts, add_to_scores
 
 STAND_IN = 0.054

@@ -28,13 +28,6 @@ class UnreadableImage(DataError):
         """The reason in a few words, for counting."""
 
 
-def shown_place(path: str, member: str | None) -> str:
-    """The name of a picture: "a.jpg", of a shard's member "a.tar:b.jpg", of a video's frame "c.mp4 @ 00:01:20"."""
-    if member is None:
-        return path
-    return f"{path} @ {member}" if is_video(path) else f"{path}:{member}"
-
-
 def read_source(source: ImageSource) -> bytes:
     """The encoded bytes of an image; of a video's frame, those of a PPM picture. Raises UnreadableImage.
 

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from seps.photos.library import Library
-    from seps.photos.search.hits import Hit
     from seps.photos.search.query import Query
+    from seps.photos.search.results import Hit
     from seps.photos.search.searcher import Searcher
     from seps.photos.store.filters import Filters
 
 __all__ = ["Filters", "Hit", "Library", "Query", "Searcher"]
 _HOMES = {
     "Filters": "store.filters",
-    "Hit": "search.hits",
+    "Hit": "search.results",
     "Library": "library",
     "Query": "search.query",
     "Searcher": "search.searcher",

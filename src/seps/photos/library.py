@@ -26,11 +26,10 @@ from seps.images.dates import nanoseconds
 from seps.images.decoding import as_file
 from seps.images.shards import UnreadableImage, read_source
 from seps.images.sources import ImageSource
-from seps.photos.search.hits import Part, check_text
-from seps.photos.search.query import CANDIDATES, Query, Sort, Term, how_read, terms_of
+from seps.photos.search.query import CANDIDATES, Query, Sort, Term, check_text, how_read, terms_of
 from seps.photos.search.ranking import rank
 from seps.photos.search.results import Explained, Result, Results
-from seps.photos.search.searcher import Searcher
+from seps.photos.search.searcher import Part, Searcher
 from seps.photos.store.filters import Filters, place_of
 from seps.photos.store.places import check_folder, data_folder, default_store
 from seps.photos.store.rows import StoreError

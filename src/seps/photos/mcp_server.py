@@ -22,11 +22,10 @@ from pydantic import Field
 
 from seps import __version__
 from seps.images.dates import local_time
-from seps.images.shards import UnreadableImage, shown_place
+from seps.images.shards import UnreadableImage
 from seps.photos.library import Library
-from seps.photos.search.hits import sources_of
-from seps.photos.search.results import Result, Results
-from seps.photos.store.rows import StoreError
+from seps.photos.search.results import Result, Results, sources_of
+from seps.photos.store.rows import StoreError, shown_place
 
 LARGEST_COUNT = 50
 """Results, or groups of duplicates, of one answer."""

@@ -109,3 +109,25 @@ def content_words(text: str) -> int:
 def is_short(text: str) -> bool:
     """Whether a query is a word or two beside function words, and no sentence."""
     return content_words(text) < 3
+
+
+_RUN = re.compile(r"\w+")
+_UNSPACED = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]+")
+"""Scripts that are written without spaces: words are found there as pairs of letters."""
+
+
+def words_of(text: str) -> list[str]:
+    """The distinct words of a text in lower case; single Latin letters are none (the s of "Olga's")."""
+    found: dict[str, None] = {}
+    for run in _RUN.findall(unicodedata.normalize("NFC", text).lower()):
+        for part in re.split(f"({_UNSPACED.pattern})", run):
+            if is_unspaced(part) and len(part) > 1:
+                found.update(dict.fromkeys(part[i : i + 2] for i in range(len(part) - 1)))
+            elif len(part) > 1 or is_unspaced(part) or part.isdigit():
+                found[part] = None
+    return list(found)
+
+
+def is_unspaced(word: str) -> bool:
+    """Whether a word is of a script that is written without spaces."""
+    return bool(word) and _UNSPACED.fullmatch(word) is not None

@@ -20,11 +20,11 @@ from seps.cli.main import call, main
 from seps.photos.duplicates import duplicates as module
 from seps.photos.duplicates import likeness
 from seps.photos.duplicates.contact_sheet import SHEET_GROUPS, sheet
-from seps.photos.duplicates.duplicates import ComparedPictures, CopyKind, find_duplicates, group, read_gallery
-from seps.photos.duplicates.likeness import Looks, looks_of
+from seps.photos.duplicates.duplicates import find_duplicates, group
+from seps.photos.duplicates.likeness import ComparedPictures, CopyKind, Looks, looks_of, read_gallery
 from seps.photos.indexing.build import IndexOptions, index_folder
 from seps.photos.library import Library
-from seps.photos.search.folding import fold
+from seps.photos.search.ranking import fold
 from seps.photos.search.searcher import Searcher
 from seps.photos.store.rows import StoreError
 from seps.photos.store.store import Store
@@ -123,13 +123,13 @@ def test_groups_are_those_of_the_slow_twin(
     kind: CopyKind, within: float | None, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gallery = made_up(150, seed)
-    monkeypatch.setattr(module, "AT_ONCE", 16)
+    monkeypatch.setattr(likeness, "AT_ONCE", 16)
     monkeypatch.setattr(module, "_sorted", list)  # the twin does not fold the frames of two videos
     wanted = slow_groups(gallery, kind, 0.9, within)
     links = {link for found in wanted.values() for link in found.values()}
     assert len(wanted) > 3 and links == set(module.KINDS[: module.KINDS.index(kind) + 1])
     assert as_mapping(group(gallery, kind, 0.9, within)) == wanted
-    monkeypatch.setattr(module, "AT_ONCE", 1000)
+    monkeypatch.setattr(likeness, "AT_ONCE", 1000)
     assert as_mapping(group(gallery, kind, 0.9, within)) == wanted
 
 

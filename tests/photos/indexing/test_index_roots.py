@@ -102,7 +102,7 @@ def test_folders_of_a_store_are_named_as_filters_take_them(tmp_path: Path) -> No
 
 
 def test_a_service_goes_on_when_folders_join_and_pictures_are_excluded(tmp_path: Path) -> None:
-    from seps.photos.store.connection import made_by
+    from seps.photos.store.rows import made_by
 
     a, b, store = gallery(tmp_path / "a", 2), tmp_path / "b", tmp_path / "s"
     index([a], store)

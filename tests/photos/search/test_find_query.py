@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from seps.photos.search.hits import Hit
 from seps.photos.search.query import Query, Term, how_read, parse, terms_of
 from seps.photos.search.ranking import rank
+from seps.photos.search.results import Hit
 from seps.photos.search.searcher import Searcher
 from seps.photos.search.sums import search_combined
 from seps.photos.store.rows import Columns

@@ -14,8 +14,8 @@ from seps.photos.store.store import Store
 from seps.retrieval.data import load_jsonl
 from seps.retrieval.evaluate.protocol import view
 from seps.retrieval.evaluate.run import evaluate, score_dataset
-from seps.retrieval.ranking import lexical
-from seps.retrieval.ranking.lexical import InMemory, matches, ordinary_words, rare, unusual, words_of
+from seps.retrieval.languages import words_of
+from seps.retrieval.ranking.terms import WORD_STRENGTH, InMemory, matches_of, ordinary_words, rare, unusual
 from stores import index, model, paint
 
 NAMED = {
@@ -65,7 +65,7 @@ def test_names_places_and_numbers_come_first(searcher: Searcher, number: int, qu
 
 def test_ordinary_words_change_nothing(searcher: Searcher) -> None:
     for query in ("a dog runs over the grass", "two men", "girl on a swing", "the"):
-        assert not matches(query, searcher.store).words
+        assert not matches_of(query, searcher.store).words
         assert all(not hit.terms for hit in searcher.search(query, k=40))
 
 
@@ -144,15 +144,15 @@ def test_rarity_falls_with_use() -> None:
 
 def test_a_common_name_of_the_store_adds_nothing() -> None:
     everywhere = InMemory({str(i): f"Rufus number {i}" for i in range(100)})
-    assert not matches("Rufus", everywhere).words
+    assert not matches_of("Rufus", everywhere).words
     some = InMemory({str(i): "Rufus" if i < 8 else "a dog" for i in range(100)})
-    assert set(matches("Rufus", some).found) == {str(i) for i in range(8)}
+    assert set(matches_of("Rufus", some).found) == {str(i) for i in range(8)}
 
 
 def test_long_queries_lean_less_on_one_word() -> None:
     texts = InMemory({"0": "Lisbon", "1": "a dog"})
-    short, long = (matches(text, texts).of("0") for text in ("Lisbon", "a man and a woman on a street in Lisbon"))
-    assert short == 2 * long == pytest.approx(lexical.STRENGTH * rare(1, 2))
+    short, long = (matches_of(text, texts).of("0") for text in ("Lisbon", "a man and a woman on a street in Lisbon"))
+    assert short == 2 * long == pytest.approx(WORD_STRENGTH * rare(1, 2))
 
 
 def test_a_query_that_is_cut_says_so(searcher: Searcher) -> None:

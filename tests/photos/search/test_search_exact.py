@@ -12,7 +12,7 @@ import pytest
 from tests.stores import TEXTS, few_sentences, gallery, index, model
 
 from seps.images.sources import row_id
-from seps.photos.search.hits import Hit
+from seps.photos.search.results import Hit
 from seps.photos.search.searcher import Searcher
 from seps.photos.store.filters import Filters
 from seps.photos.store.rows import Row

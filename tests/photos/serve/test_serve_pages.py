@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from seps.photos.search import folding
-from seps.photos.search.hits import Hit
+from seps.photos.search import ranking
 from seps.photos.search.ranking import in_order
+from seps.photos.search.results import Hit
 from seps.photos.search.searcher import Searcher
 from seps.photos.serve import browse, recent, service
 from serving import QUERY, Client, near, served
@@ -132,7 +132,7 @@ def test_near_duplicates_are_folded(client: Client, monkeypatch: pytest.MonkeyPa
     answer = client.get(f"{QUERY}&fold=true").json()
     assert (answer["total"], answer["pictures"]) == (12, 14)
     assert not any(hit["folded"] for hit in pages(client, QUERY, 200))
-    monkeypatch.setattr(folding, "COMPARED", 1)
+    monkeypatch.setattr(ranking, "COMPARED", 1)
     assert len(pages(client, f"{QUERY}&fold=true", 14)) == 14
 
 

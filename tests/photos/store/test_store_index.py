@@ -21,8 +21,7 @@ from seps.photos.indexing import build as indexing
 from seps.photos.indexing import embedding
 from seps.photos.indexing.build import IndexOptions, index_folder
 from seps.photos.indexing.maintenance import status, verify
-from seps.photos.store.connection import open_dataset
-from seps.photos.store.rows import FORMAT, OutdatedStoreError, Row, StoreError, StoreSettings
+from seps.photos.store.rows import FORMAT, OutdatedStoreError, Row, StoreError, StoreSettings, open_dataset
 from seps.photos.store.store import Filters, Store, writer_lock
 from stores import gallery, index, model, model_folder, paint, plain_settings
 

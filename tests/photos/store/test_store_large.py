@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from seps.images.sources import row_id
-from seps.photos.store.connection import open_dataset
 from seps.photos.store.filters import Filters
-from seps.photos.store.rows import Row
+from seps.photos.store.rows import Row, open_dataset
 from seps.photos.store.store import Store
 from stores import plain_settings
 

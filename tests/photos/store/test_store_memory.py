@@ -12,8 +12,7 @@ import pytest
 
 from seps.images.sources import row_id
 from seps.photos.store import store as store_module
-from seps.photos.store.connection import open_dataset
-from seps.photos.store.rows import IndexedFile, Row
+from seps.photos.store.rows import IndexedFile, Row, open_dataset
 from seps.photos.store.store import Store
 from stores import gallery, index, plain_settings
 

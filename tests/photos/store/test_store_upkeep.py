@@ -16,8 +16,7 @@ import pytest
 from seps.images.sources import row_id
 from seps.photos.store import store as store_module
 from seps.photos.store import upkeep
-from seps.photos.store.connection import open_dataset
-from seps.photos.store.rows import Row
+from seps.photos.store.rows import Row, open_dataset
 from seps.photos.store.store import Store
 from stores import plain_settings
 

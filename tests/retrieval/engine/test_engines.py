@@ -28,8 +28,7 @@ from seps.retrieval.evaluate.protocol import view
 from seps.retrieval.evaluate.run import evaluate, score_dataset
 from seps.retrieval.explain.explanation import Explanation
 from seps.retrieval.ranking import terms
-from seps.retrieval.ranking.lexical import Matches
-from seps.retrieval.ranking.terms import GalleryFacts, ImageFacts
+from seps.retrieval.ranking.terms import GalleryFacts, ImageFacts, Matches
 from stores import few_sentences, gallery, index, model
 
 COLOURS = ("red", "green", "blue")

@@ -25,8 +25,8 @@ def add_options(parser: Parser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Search and print a ranked table."""
-    from seps.images.shards import shown_place
     from seps.photos.library import Library
+    from seps.photos.store.rows import shown_place
 
     query = query_of(options, options.query, options.folder)
     load_plugins(options.plugin)

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from seps.cli.shared.text import cells, counted, printable
 
 if TYPE_CHECKING:
-    from seps.photos.search.hits import Hit
-    from seps.photos.search.results import Results
+    from seps.photos.search.results import Hit, Results
 
 
 def print_results(

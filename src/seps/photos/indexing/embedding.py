@@ -28,7 +28,7 @@ from seps.images.shards import UnreadableImage, read_source
 from seps.images.sources import ImageSource
 from seps.photos.indexing.descriptions import described
 from seps.photos.store.rows import PACKED_TYPES, Columns
-from seps.photos.threads import computing_threads
+from seps.products import computing_threads
 from seps.ray_cluster import LOST, ClusterWork, RayConfig, connected, spread
 from seps.retrieval.engine.engine import Engine
 from seps.retrieval.engine.faster import faster

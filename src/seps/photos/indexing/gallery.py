@@ -15,9 +15,10 @@ from pathlib import Path, PurePosixPath
 
 from seps.images.formats import PLAIN, installed, is_video, reader_of
 from seps.images.formats import suffix_of as _suffix
-from seps.images.shards import shard_is_whole, shard_members, shown_place, video_frames
+from seps.images.shards import shard_is_whole, shard_members, video_frames
 from seps.images.sources import DataError, ImageSource, row_id
 from seps.photos.indexing.ignoring import IGNORE_FILE, Rules, file_rules, option_rules, why_excluded
+from seps.photos.store.rows import shown_place
 from seps.retrieval.data.lines import is_unicode
 
 SUFFIXES = PLAIN

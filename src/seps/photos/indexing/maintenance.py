@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from seps.images.shards import UnreadableImage, read_source, shown_place
+from seps.images.shards import UnreadableImage, read_source
 from seps.images.sources import ImageSource, row_id
 from seps.photos.indexing.embedding import stored_levels
 from seps.photos.indexing.gallery import Problem
 from seps.photos.indexing.opening import stored_root
 from seps.photos.search.searcher import Searcher
-from seps.photos.store.rows import Columns, StoreError
+from seps.photos.store.rows import Columns, StoreError, shown_place
 from seps.photos.store.store import Store, writer_lock
 from seps.retrieval.engine.engine import Engine
 from seps.retrieval.engine.patches import STRENGTH
@@ -123,8 +123,8 @@ def calibrate(searcher: Searcher, images: int) -> Calibration | None:
         return Calibration.of_scores(torch.cat(parts), searcher.strength)
     # One query leaves cores idle while it reads the table, so some are asked at once.
     with ThreadPoolExecutor(max(1, min(8, torch.get_num_threads())), thread_name_prefix="seps-calibrate") as pool:
-        best = pool.map(lambda text: searcher.search_words(text, 1, CANDIDATES)[0].score, bank.each_asked())
-        return Calibration.of(list(best), images, searcher.strength)
+        best = pool.map(lambda text: searcher.search_parts([searcher.part_of_query(text)], 1), bank.each_asked())
+        return Calibration.of([hits[0].score for hits in best], images, searcher.strength)
 
 
 def _sample(store: Store, columns: list[str]) -> Columns:

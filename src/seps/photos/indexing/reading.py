@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from seps.images.ocr import TextReader
-from seps.images.shards import UnreadableImage, read_source, shown_place
+from seps.images.shards import UnreadableImage, read_source
 from seps.photos.indexing.gallery import Problem
-from seps.photos.store.rows import StoreError
+from seps.photos.store.rows import StoreError, shown_place
 from seps.photos.store.store import Store, writer_lock
 
 COMMIT_PICTURES, COMMIT_SECONDS = 64, 15.0

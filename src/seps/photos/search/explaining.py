@@ -14,13 +14,14 @@ from typing import Any
 from seps.images.decoding import resized_jpeg
 from seps.images.shards import UnreadableImage, read_source
 from seps.images.sources import row_id
-from seps.photos.search.hits import sources_of
+from seps.photos.search.results import sources_of
 from seps.photos.search.searcher import Searcher
 from seps.photos.store.rows import StoreError
 from seps.photos.store.store import Store
 from seps.retrieval.engine.engine import Photo
 from seps.retrieval.explain.explanation import Explanation
-from seps.retrieval.ranking.lexical import matches, words_of
+from seps.retrieval.languages import words_of
+from seps.retrieval.ranking.terms import matches_of
 
 FACTS = ("id", "path", "member", "size", "mtime", "sha256", "width", "height", "dense", "sources", "ocr")
 ROUNDING = 1e-5
@@ -53,13 +54,13 @@ class StoredExplainer:
         found = searcher.engine.explain(
             text, row["dense"], lambda: indexed_photo(searcher, row), stored=searcher.pictures(images)
         )
-        words = matches(text, searcher.store)
+        words = matches_of(text, searcher.store)
         (terms,) = searcher.terms(images, words)
         added = sum(terms.values())
         score = searcher.scores(images, searcher.encode(text))[0] + added
         if shown is not None and abs(shown - score) <= ROUNDING:
             score = shown
-        each = {word: searcher.nat * words.words[word] for word in words.found.get(row["id"], ())}
+        each = {word: searcher.engine.traits.score_unit * words.words[word] for word in words.found.get(row["id"], ())}
         level, every = terms.get("background", 0.0), {**found.terms, **terms}
         sources, text = sources_of(row["sources"], row["ocr"]), row["ocr"] or ""
         in_picture = sorted(set(each) & set(words_of(text)))

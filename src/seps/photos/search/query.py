@@ -13,9 +13,12 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from seps.photos.store.filters import Filters
+
+if TYPE_CHECKING:
+    pass
 
 CANDIDATES = 200
 """Pictures that are scored exactly, unless the query says otherwise."""
@@ -174,3 +177,11 @@ class Query:
 
     def __str__(self) -> str:
         return " + ".join(map(str, self.parts)).replace("+ - ", "- ")
+
+
+def check_text(text: object) -> None:
+    """Raise ValueError for what is no sentence to search by."""
+    if not isinstance(text, str):
+        raise ValueError(f"A query is a text, like 'a dog running on the beach', not {type(text).__name__}.")
+    if not text.strip():
+        raise ValueError("The query is blank. Write what to look for, like 'a dog running on the beach'.")

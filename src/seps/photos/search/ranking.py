@@ -1,4 +1,7 @@
-"""A query over a store: its ranking, put into an order and folded. Every door of the software passes here."""
+"""A query over a store: scored, near-duplicates folded as `seps duplicates` groups them, and put into an order.
+
+Every door of the software passes here.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from seps.photos.search.folding import fold
-from seps.photos.search.hits import Hit, Part
+import numpy as np
+
+from seps.photos.duplicates.likeness import joined, near_duplicate_cosine, read_pictures
 from seps.photos.search.query import Query, Sort, Term
-from seps.photos.search.searcher import Searcher
+from seps.photos.search.results import Hit
+from seps.photos.search.searcher import Part, Searcher
 from seps.photos.search.sums import search_combined
+from seps.photos.store.store import AT_ONCE, Store
 
 RELEVANT = 24
 """Best results that are put into an order of dates, good matches or not: those of the page's first view."""
@@ -56,3 +62,40 @@ def in_order(hits: Sequence[Hit], sort: Sort) -> list[Hit]:
     sign = -1 if sort == "newest" else 1
     cut = max(RELEVANT, sum(bool(hit.good) for hit in hits))
     return [*sorted(hits[:cut], key=lambda hit: (hit.good is False, sign * hit.when, hit.rank)), *hits[cut:]]
+
+
+COMPARED = 1000
+"""Results, from the first, among which near-duplicates are looked for."""
+MARGIN = 0.15
+"""Pictures whose cosine with every other result is lower than the threshold by more are not looked at: decoding their
+thumbnails would take as long as the search."""
+
+
+def fold(store: Store, hits: Sequence[Hit]) -> list[Hit]:
+    """Each hit, in order, joins the first one before it that it is like, as one of its `folded`; the others stay.
+
+    Only the first `COMPARED` hits are compared.
+    """
+    by_id = {hit.id: hit for hit in hits}
+    threshold = near_duplicate_cosine(store.settings.model_hash)
+    gallery = read_pictures(store, _with_neighbours(store, hits[:COMPARED], threshold - MARGIN))
+    names = [row["id"] for row in gallery.facts]
+    groups = joined(gallery, "near", threshold)
+    copies = {names[first]: tuple(by_id[names[place]] for place in others) for first, others in groups}
+    hidden = {hit.id for group in copies.values() for hit in group}
+    return [replace(hit, folded=copies.get(hit.id, ())) for hit in hits if hit.id not in hidden]
+
+
+def _with_neighbours(store: Store, hits: Sequence[Hit], least: float) -> list[str]:
+    """Ids of the hits that have another with at least this cosine, in order."""
+    ids = [hit.id for hit in hits]
+    columns = ["id", *store.settings.layout.appearance_columns]
+    parts = [store.select(ids[start : start + AT_ONCE], columns) for start in range(0, len(ids), AT_ONCE)]
+    names = [name for part in parts for name in part.values("id")]
+    if not names:
+        return []
+    vectors = np.concatenate([store.settings.layout.appearance(part) for part in parts if len(part)])
+    cosines = vectors @ vectors.T
+    np.fill_diagonal(cosines, -1)
+    near = {name for name, alike in zip(names, cosines.max(axis=1) >= least, strict=True) if alike}
+    return [identity for identity in ids if identity in near]

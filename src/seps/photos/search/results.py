@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from seps.photos.search.hits import Hit
 from seps.photos.search.query import Query, Term
 
 if TYPE_CHECKING:
@@ -20,6 +19,112 @@ if TYPE_CHECKING:
     from seps.images.sources import ImageSource
     from seps.photos.library import Library
     from seps.retrieval.explain.explanation import Explanation
+from dataclasses import field
+from typing import TYPE_CHECKING
+
+from seps.images.dates import local_time
+from seps.retrieval.ranking.bank import GOOD
+
+if TYPE_CHECKING:
+    pass
+
+
+SHOWN = (
+    *("id", "path", "member", "width", "height", "mtime", "sha256", "taken"),
+    *("sources", "latitude", "longitude", "ocr"),
+)
+"""Columns of the store that a `Hit` has."""
+IN_PICTURE = "text in the picture"
+"""As a source, beside those of descriptions."""
+
+
+def sources_of(described: str | None, ocr: str | None) -> list[str]:
+    """Sources of a picture's texts, of the columns `sources` and `ocr` of a row."""
+    return [*(described.split(", ") if described else []), *([IN_PICTURE] if ocr else [])]
+
+
+@dataclass(frozen=True)
+class Hit:
+    """One image that a search found: `rank` from 1, `score`, and where the image is.
+
+    `path` is relative to the indexed folder; `member` is its name inside a tar shard, or the time of a video's frame.
+    `mtime` is the time of the file in nanoseconds since 1970, `width` and `height` are pixels.
+    """
+
+    rank: int
+    score: float
+    id: str
+    path: str
+    """Relative to the indexed folder."""
+    member: str | None
+    width: int
+    height: int
+    mtime: int
+    sha256: str = ""
+    """Of the file's content when it was indexed."""
+    terms: Mapping[str, float] = field(default_factory=dict)
+    """Parts of the score that do not come from the model, by name: "lexical" for words found in texts,
+    "background" for the level of the picture over the bank."""
+    confidence: float | None = None
+    """In [0, 1]; None where the store has no bank of background queries, or a picture was searched by."""
+    taken: int | None = None
+    """Nanoseconds since 1970 at which the photo was taken, by EXIF; None where that is not known."""
+    parts: Sequence[float] = ()
+    """Of a query of several parts what each adds to the score."""
+    sources: str | None = None
+    """Where its description is from: "jsonl, xmp title, iptc keywords"; None without a description."""
+    latitude: float | None = None
+    longitude: float | None = None
+    """Degrees, where the file says where the photo was taken."""
+    ocr: str | None = None
+    """Text in the picture; empty where there is none, None where it was not looked for."""
+    folded: tuple[Hit, ...] = ()
+    """Near-duplicates that come after it, where these are folded."""
+
+    @property
+    def when(self) -> int:
+        """Nanoseconds since 1970 at which it was taken, or else the time of its file."""
+        return self.mtime if self.taken is None else self.taken
+
+    @property
+    def date(self) -> str:
+        """`when` in local time like 2024-05-31T18:20:05."""
+        return local_time(self.when)
+
+    @property
+    def described_by(self) -> list[str]:
+        """Sources of its texts, like "jsonl", "xmp title" or `IN_PICTURE`."""
+        return sources_of(self.sources, self.ocr)
+
+    @property
+    def date_source(self) -> str:
+        """Where `date` comes from: "exif" or "file"."""
+        return "file" if self.taken is None else "exif"
+
+    @property
+    def good(self) -> bool | None:
+        """Whether it is a good match and not one of the rest; None without a confidence."""
+        return None if self.confidence is None else self.confidence >= GOOD
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "rank": self.rank,
+            "score": round(self.score, 6),
+            **({"confidence": round(self.confidence, 4)} if self.confidence is not None else {}),
+            "path": self.path,
+            **({"member": self.member} if self.member is not None else {}),
+            "id": self.id,
+            "width": self.width,
+            "height": self.height,
+            "date": self.date,
+            "date_source": self.date_source,
+            **({"described_by": self.described_by} if self.described_by else {}),
+            **({"text_in_picture": self.ocr} if self.ocr else {}),
+            **({"position": [self.latitude, self.longitude]} if self.latitude is not None else {}),
+            **({"terms": {name: round(value, 6) for name, value in self.terms.items()}} if self.terms else {}),
+        }
+
 
 _CELL = "display:inline-block;vertical-align:top;width:180px;margin:4px;font:12px sans-serif;overflow-wrap:anywhere"
 

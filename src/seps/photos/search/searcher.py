@@ -7,38 +7,68 @@ import os
 import shlex
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 
 from seps.images.decoding import decode_image
 from seps.images.shards import read_source
 from seps.images.sources import ImageSource
-from seps.photos.search.hits import SHOWN, Hit, Part, check_text, confidences
-from seps.photos.search.query import CANDIDATES
+from seps.photos.search.query import CANDIDATES, check_text
+from seps.photos.search.results import SHOWN, Hit
 from seps.photos.store.filters import Filters
 from seps.photos.store.rows import OTHER_WORDS, Columns, OtherModelError, OutdatedStoreError, StoreError
-from seps.photos.store.store import Store
+from seps.photos.store.store import AT_ONCE, Store
 from seps.photos.store.vector_index import Prior
-from seps.photos.threads import computing_threads
+from seps.products import computing_threads
 from seps.retrieval.engine.engine import Engine
 from seps.retrieval.engine.loading import engine_of, load_engine
 from seps.retrieval.engine.pictures import Queries
 from seps.retrieval.languages import language_note
-from seps.retrieval.ranking import lexical
-from seps.retrieval.ranking.bank import NO_BANK, OUTDATED, is_outdated
-from seps.retrieval.ranking.confidence import Calibration, ranked
-from seps.retrieval.ranking.lexical import Matches
-from seps.retrieval.ranking.terms import GalleryFacts, ImageFacts, add_to_scores, added_terms
+from seps.retrieval.ranking.bank import NO_BANK, OUTDATED, has_article, is_outdated, level, noun_vectors
+from seps.retrieval.ranking.confidence import Calibration, falling, ranked, sentence_share, word_confidence
+from seps.retrieval.ranking.terms import (
+    NO_MATCHES,
+    GalleryFacts,
+    ImageFacts,
+    Matches,
+    add_to_scores,
+    added_terms,
+    matches_of,
+)
 
 SCORED_AT_ONCE = 32
 """Images that one core scores at a time: what fits its cache is much faster."""
+CUT = "The model reads the first {} tokens of a query, and this one has more: its end was not used."
 OTHER_TEXTS = (
     "This search reads queries by the text side {}, and the confidences of the store {} are of the text side {}. To "
     "bring them up to date, run once more: seps index --store {}"
 )
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a query, a sentence or a picture, as the model sees it."""
+
+    query: Queries
+    vector: torch.Tensor
+    """(C,) its product with an image's vector is about the score."""
+    described: bool
+    """A sentence: descriptions and the bank of background queries take part."""
+    matches: Matches = NO_MATCHES
+    sign: int = 1
+    """-1: the score of this part is taken off."""
+    scale: float = 1.0
+    mean: float = 0.0
+    """Beside other parts its score s counts as `scale (s - mean)`; see `seps.photos.search.sums`."""
+
+    @property
+    def factor(self) -> float:
+        """What the score is multiplied by, with its sign."""
+        return self.sign * self.scale
 
 
 class Searcher:
@@ -69,7 +99,13 @@ class Searcher:
         )
         """It reads sentences and scores stored pictures."""
         digests = self.engine.digests()
-        self._check(digests.pictures, digests.words)
+        if digests.pictures != settings.model_hash:
+            raise OtherModelError(
+                f"The store {self.store.location} was made with {settings.model} ({settings.model_hash[:8]}), whose "
+                "weights are not those of the model given here. Use that model, or index again into another store."
+            )
+        if digests.words != settings.words_hash:
+            raise OtherModelError(OTHER_WORDS.format(self.store.location))
         self.text_hash = digests.texts
         """Digest of the text side that reads queries; of a dual encoder it is empty."""
         # One query already uses every core; more than two at a time only use memory.
@@ -79,17 +115,6 @@ class Searcher:
     def close(self) -> None:
         """End its threads; it cannot search any more."""
         self._pool.shutdown(wait=True, cancel_futures=True)
-
-    def _check(self, digest: str, words: str) -> None:
-        """Raise StoreError unless the store was made with a model of this digest, and words of that one."""
-        settings = self.store.settings
-        if digest != settings.model_hash:
-            raise OtherModelError(
-                f"The store {self.store.location} was made with {settings.model} ({settings.model_hash[:8]}), whose "
-                "weights are not those of the model given here. Use that model, or index again into another store."
-            )
-        if words != settings.words_hash:
-            raise OtherModelError(OTHER_WORDS.format(self.store.location))
 
     def search(
         self,
@@ -117,29 +142,18 @@ class Searcher:
             depth = k if calibration is None else ranked(k, None if exact else max(k, candidates))
             part = self.part_of_text(text)
             hits = self.search_parts([part], depth, max(k, candidates), exact, filters)
-            sure = confidences(self, text, part, hits)
+            sure = None if calibration is None else self._confidences(calibration, text, part, hits)
         if sure is not None:
             hits = [replace(hit, confidence=value) for hit, value in zip(hits, sure, strict=True)]
         return [hit for hit in hits[:k] if min_confidence is None or (hit.confidence or 0.0) >= min_confidence]
 
-    def search_words(
-        self,
-        query: Queries,
-        k: int,
-        candidates: int,
-        exact: bool = False,
-        filters: Filters | None = None,
-        found: Matches = lexical.NONE,
-    ) -> list[Hit]:
-        """As `search`, for one encoded query and what was `found` of its words, without confidences."""
-        return self.search_parts([self._sentence(query, found)], k, candidates, exact, filters)
-
     def part_of_text(self, text: str, sign: int = 1) -> Part:
         """A sentence as one part of a query."""
-        return self._sentence(self.encode(text), lexical.matches(text, self.store), sign)
+        return self.part_of_query(self.encode(text), matches_of(text, self.store), sign)
 
-    def _sentence(self, query: Queries, found: Matches, sign: int = 1) -> Part:
-        return Part(query, self._pool.submit(self.search_vector, query).result(), True, found, sign)
+    def part_of_query(self, query: Queries, matches: Matches = NO_MATCHES, sign: int = 1) -> Part:
+        """An encoded sentence as one part of a query, with what `matches` of its words."""
+        return Part(query, self._pool.submit(self.search_vector, query).result(), True, matches, sign)
 
     def search_vector(self, query: Queries) -> torch.Tensor:
         """The vector that finds the candidates of an encoded sentence."""
@@ -158,14 +172,6 @@ class Searcher:
         return self.store.settings.calibration.get("strength", usual)
 
     @property
-    def other_texts(self) -> str:
-        """A sentence where the store's confidences are of another text side than the model's; else empty."""
-        settings, place = self.store.settings, self.store.location
-        if not settings.bank or settings.text_hash == self.text_hash:
-            return ""
-        return OTHER_TEXTS.format(self.text_hash[:8], place, settings.text_hash[:8], shlex.quote(place))
-
-    @property
     def without_bank(self) -> str:
         """A sentence on what a store lacks that has no bank of background queries; else empty."""
         place, settings = self.store.location, self.store.settings
@@ -177,21 +183,15 @@ class Searcher:
 
     def note(self, text: str) -> str:
         """Sentences where the model does not read the whole of the query, or by another text side than the store's."""
-        return " ".join(filter(None, (self._unread(text), self.other_texts)))
-
-    def _unread(self, text: str) -> str:
-        unread = self.engine.unread(text.strip())
+        unread, settings, notes = self.engine.unread(text.strip()), self.store.settings, []
         if unread.foreign:
-            return language_note(self.store.settings)
-        if unread.cut is None:
-            return ""
-        most = unread.cut[1]
-        return f"The model reads the first {most} tokens of a query, and this one has more: its end was not used."
-
-    @property
-    def nat(self) -> float:
-        """What a score changes by when a match becomes e times likelier."""
-        return self.engine.traits.score_unit
+            notes.append(language_note(settings))
+        elif unread.cut is not None:
+            notes.append(CUT.format(unread.cut[1]))
+        if settings.bank and settings.text_hash != self.text_hash:
+            place = self.store.location
+            notes.append(OTHER_TEXTS.format(self.text_hash[:8], place, settings.text_hash[:8], shlex.quote(place)))
+        return " ".join(notes)
 
     def search_image(
         self,
@@ -218,6 +218,30 @@ class Searcher:
         encoded = self._pool.submit(self.engine.encode_pixels, [decoded]).result()
         pictures = self.engine.pictures(encoded)
         return Part(pictures.as_queries(), self.engine.vectors(pictures)[0], False, sign=sign)
+
+    @torch.no_grad()
+    def _confidences(self, calibration: Calibration, text: str, part: Part, hits: Sequence[Hit]) -> list[float]:
+        """Of the best hits for one sentence, in the order of ranks, which they fall with."""
+        whole = [calibration.confidence(hit.score) for hit in hits]
+        share = sentence_share(text)
+        if share == 1 or not hits:
+            return whole
+        traits, digests = self.engine.traits, self.store.settings.digests._replace(texts=self.text_hash)
+        vectors = self._vectors([hit.id for hit in hits]).to(part.vector)
+        others = noun_vectors(self.engine, digests)[0 if has_article(text) else 1].to(part.vector)
+        better = (vectors @ part.vector - level(vectors @ others.T)) * self.slope
+        added = [hit.terms.get("lexical", 0.0) for hit in hits]
+        fits = [(value + more) / traits.score_unit for value, more in zip(better.tolist(), added, strict=True)]
+        words = [word_confidence(fit, traits.word_fit) for fit in falling(fits)]
+        return [share * one + (1 - share) * other for one, other in zip(whole, words, strict=True)]
+
+    def _vectors(self, ids: Sequence[str]) -> torch.Tensor:
+        """(B, C) search vectors of pictures; zeros for one that is gone."""
+        rows = dict.fromkeys(ids, np.zeros(self.store.settings.layout.vector_width, np.float32))
+        for start in range(0, len(ids), AT_ONCE):
+            images = self.store.select(ids[start : start + AT_ONCE], ["id", "vector"])
+            rows.update(zip(images.values("id"), images.vectors(), strict=True))
+        return torch.from_numpy(np.stack([rows[identity] for identity in ids]))
 
     def search_parts(
         self,
@@ -260,7 +284,7 @@ class Searcher:
         facts: list[dict[str, Any]] = [{"values": [], "terms": {}} for _ in range(len(images))]
         for part in parts:
             scores = self.scores(images, part.query, part.described)
-            added = self.terms(images, part.found, part.described)
+            added = self.terms(images, part.matches, part.described)
             for own, score, terms in zip(facts, scores, added, strict=True):
                 own["values"].append(part.factor * (score + sum(terms.values()) - part.mean))
                 for name, value in terms.items():
@@ -296,28 +320,27 @@ class Searcher:
         near = self.store.nearest(vector, count, columns, filters, prior)
         yield near
         known = set(near.values("id"))
-        for found in (part.found for part in parts if part.factor > 0):
-            more = [identity for identity in found.best(len(found.found)) if identity not in known]
+        for part in parts:
+            matches = part.matches if part.factor > 0 else NO_MATCHES
+            more = [identity for identity in matches.best(len(matches.found)) if identity not in known]
             if more := self.store.among(more, filters, count):
                 known.update(more)
                 yield self.store.select(more, columns)
 
-    def terms(self, images: Columns, found: Matches, described: bool = True) -> list[dict[str, float]]:
-        """Per image what is added to the model's score, by name: for rare words `found`, and its level over the bank.
+    def terms(self, images: Columns, matches: Matches, described: bool = True) -> list[dict[str, float]]:
+        """Per image what is added to the model's score, by name: for rare words `matches`, and its level over the bank.
 
         Without `described` (a picture was searched by) the bank, whose queries are sentences, adds nothing.
         """
-        return added_terms(self._facts(images), found, self._gallery, is_sentence=described)
+        facts, gallery = self._facts(images)
+        return added_terms(facts, matches, gallery, is_sentence=described)
 
-    @property
-    def _gallery(self) -> GalleryFacts:
-        gap = self.store.settings.calibration.get("gap", 0.0)
-        return GalleryFacts(self.engine.traits.score_unit, self.strength, gap)
-
-    def _facts(self, images: Columns) -> ImageFacts:
-        described = [value is not None for value in images.values(self.store.settings.layout.described_column)]
-        levels = images.values("bank") if self.store.settings.bank else None
-        return ImageFacts(images.values("id"), described, levels)
+    def _facts(self, images: Columns) -> tuple[ImageFacts, GalleryFacts]:
+        settings = self.store.settings
+        described = [value is not None for value in images.values(settings.layout.described_column)]
+        levels = images.values("bank") if settings.bank else None
+        gallery = GalleryFacts(self.engine.traits.score_unit, self.strength, settings.calibration.get("gap", 0.0))
+        return ImageFacts(images.values("id"), described, levels), gallery
 
     def scores(self, images: Columns, query: Queries, described: bool = True) -> list[float]:
         """Exact scores of the model, of images read with `columns`, a few at a time on each core."""
@@ -331,7 +354,8 @@ class Searcher:
 
     def query_scores(self, images: Columns, queries: Queries) -> torch.Tensor:
         """(B, T) what searches for several encoded queries give images read with `columns` and `id`."""
-        return add_to_scores(self._scores(images, queries, True).cpu(), self._facts(images), None, self._gallery)
+        facts, gallery = self._facts(images)
+        return add_to_scores(self._scores(images, queries, True).cpu(), facts, None, gallery)
 
     def _scores(self, images: Columns, query: Queries, described: bool) -> torch.Tensor:
         pictures = self.pictures(images)

@@ -20,8 +20,8 @@ from dataclasses import replace
 from statistics import fmean, pstdev
 from typing import Any
 
-from seps.photos.search.hits import Hit, Part
-from seps.photos.search.searcher import Searcher
+from seps.photos.search.results import Hit
+from seps.photos.search.searcher import Part, Searcher
 from seps.photos.store.rows import Columns
 from seps.photos.store.store import AT_ONCE
 
@@ -59,7 +59,7 @@ def standardised(searcher: Searcher, parts: Sequence[Part], weights: Sequence[fl
     scores: list[list[float]] = [[] for _ in parts]
     for images in _sample(searcher, parts):
         for own, part in zip(scores, parts, strict=True):
-            terms = searcher.terms(images, part.found, part.described)
+            terms = searcher.terms(images, part.matches, part.described)
             model = searcher.scores(images, part.query, part.described)
             own += [score + sum(added.values()) for score, added in zip(model, terms, strict=True)]
     scaled = []
@@ -77,7 +77,7 @@ def _sample(searcher: Searcher, parts: Sequence[Part]) -> Iterator[Columns]:
     for part in parts:
         prior = searcher.prior() if part.described else None
         ids.update(store.nearest(part.vector.cpu().numpy(), SAMPLE, ["id"], every, prior).values("id"))
-        ids.update(store.among(part.found.best(SAMPLE), every))
+        ids.update(store.among(part.matches.best(SAMPLE), every))
     ordered = sorted(ids)
     for start in range(0, len(ordered), AT_ONCE):
         yield store.select(ordered[start : start + AT_ONCE], ["id", *searcher.columns])

@@ -16,9 +16,9 @@ from fastapi.routing import APIRoute
 
 import seps
 from seps.photos.library import Library
-from seps.photos.serve.guard import Guard, install_errors
+from seps.photos.serve.guard import Guard, install_errors, only_known_parameters
 from seps.photos.serve.models import Health, Status, documentation_page
-from seps.photos.serve.openapi import ERRORS, describe_token, only_known_parameters
+from seps.photos.serve.openapi import ERRORS, describe_token
 from seps.photos.serve.picture_routes import add_pictures
 from seps.photos.serve.search_routes import add_search
 from seps.photos.serve.service import Service

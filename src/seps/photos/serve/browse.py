@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from seps.images.dates import local_time
-from seps.photos.search.hits import SHOWN, Hit
 from seps.photos.search.query import Sort
+from seps.photos.search.results import SHOWN, Hit
 from seps.photos.search.searcher import Searcher
 from seps.photos.serve.places import shown_path
 from seps.photos.store.filters import Filters

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import re
 import secrets
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, RedirectResponse, Response
 from starlette.datastructures import MutableHeaders
@@ -222,3 +223,19 @@ def install_errors(app: FastAPI, without_places: Callable[[str], str]) -> None:
     app.add_exception_handler(RequestValidationError, malformed)
     app.add_exception_handler(ValueError, told(400))
     app.add_exception_handler(StoreError, told(503))
+
+
+async def only_known_parameters(request: Request) -> None:
+    """Raise HTTPException 422 for parameters that the schema does not have, and for those given twice."""
+    methods = request.app.openapi()["paths"].get(request.scope["route"].path)
+    if methods is None:
+        return  # the page: its address is its own
+    about = methods.get(request.method.lower(), {})
+    names = [each["name"] for each in about.get("parameters", []) if each["in"] == "query"]
+    given = Counter(name for name, _ in request.query_params.multi_items())
+    for name, count in given.items():
+        if name not in names:
+            known = f"It takes {', '.join(names)}" if names else "It takes none"
+            raise HTTPException(422, f"This address takes no parameter {name[:100]!r}. {known}.")
+        if count > 1:
+            raise HTTPException(422, f"The parameter {name} is given {count} times. Give it once.")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
-from fastapi import FastAPI, HTTPException, Request
+from fastapi import FastAPI
 
 from seps.photos.serve.guard import COOKIE, OPEN
 from seps.photos.serve.models import Failure
@@ -20,22 +19,6 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     503: {"model": Failure, "description": "Too many requests, or the store is away"},
 }
 _METHODS = ("get", "post")
-
-
-async def only_known_parameters(request: Request) -> None:
-    """Raise HTTPException 422 for parameters that the schema does not have, and for those given twice."""
-    methods = request.app.openapi()["paths"].get(request.scope["route"].path)
-    if methods is None:
-        return  # the page: its address is its own
-    about = methods.get(request.method.lower(), {})
-    names = [each["name"] for each in about.get("parameters", []) if each["in"] == "query"]
-    given = Counter(name for name, _ in request.query_params.multi_items())
-    for name, count in given.items():
-        if name not in names:
-            known = f"It takes {', '.join(names)}" if names else "It takes none"
-            raise HTTPException(422, f"This address takes no parameter {name[:100]!r}. {known}.")
-        if count > 1:
-            raise HTTPException(422, f"The parameter {name} is given {count} times. Give it once.")
 
 
 def describe_token(app: FastAPI) -> None:

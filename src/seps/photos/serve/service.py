@@ -23,20 +23,19 @@ from seps.images.shards import UnreadableImage, read_source
 from seps.images.sources import ImageSource
 from seps.photos.library import Library
 from seps.photos.search.explaining import StoredExplainer
-from seps.photos.search.folding import COMPARED
-from seps.photos.search.hits import Hit, Part
 from seps.photos.search.query import Query, Sort, explained_sentence, parse
-from seps.photos.search.results import Results
+from seps.photos.search.ranking import COMPARED
+from seps.photos.search.results import Hit, Results
+from seps.photos.search.searcher import Part
 from seps.photos.serve import browse, places
 from seps.photos.serve.guard import AwayError
 from seps.photos.serve.kept import kept_patches
 from seps.photos.serve.originals import NoPictureError, original
 from seps.photos.serve.recent import Recent
 from seps.photos.serve.uploads import UPLOADED, Sent, Uploads, encode_upload
-from seps.photos.store.connection import made_by
 from seps.photos.store.filters import Filters
 from seps.photos.store.places import EmptyFolderError, check_folder
-from seps.photos.store.rows import TABLE, StoreError
+from seps.photos.store.rows import TABLE, StoreError, made_by
 from seps.photos.store.store import Store, is_remote
 from seps.retrieval.explain.explanation import Explanation
 

@@ -13,8 +13,7 @@ from typing import Any
 from fastapi import HTTPException, Request
 
 from seps.images.decoding import resized_jpeg, upright_size
-from seps.photos.search.hits import Part
-from seps.photos.search.searcher import Searcher
+from seps.photos.search.searcher import Part, Searcher
 
 UPLOAD_BYTES, UPLOAD_PIXELS = 20 * 2**20, 50_000_000
 UPLOADS = 8

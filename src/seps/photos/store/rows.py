@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import os
+import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from seps.extras import install_command
+from seps.images.formats import is_video
 from seps.images.sources import ImageSource
 from seps.images.sources import row_id as row_id
 from seps.parsing import parse_json
@@ -325,3 +329,74 @@ class IndexedFile:
     sidecar: int | None = None
     ocr: str | None = None
     """As in `Row`."""
+
+
+def shown_place(path: str, member: str | None) -> str:
+    """The name of a picture: "a.jpg", of a shard's member "a.tar:b.jpg", of a video's frame "c.mp4 @ 00:01:20"."""
+    if member is None:
+        return path
+    return f"{path} @ {member}" if is_video(path) else f"{path}:{member}"
+
+
+ERRORS = (ValueError, RuntimeError, OSError)
+"""What Lance raises."""
+
+
+def open_dataset(location: str) -> Any:
+    """The table of a store at its newest commit. Raises StoreError without the packages."""
+    return _lance().dataset(_table_place(location))
+
+
+def create_dataset(location: str, schema: Any) -> Any:
+    """An empty table of a store. Raises StoreError without the packages, and what Lance raises where there is one."""
+    return _lance().write_dataset(schema.empty_table(), _table_place(location), mode="create")
+
+
+def made_by(settings: StoreSettings) -> StoreSettings:
+    """What must stay the same while a store is open; its folders, levels, exclusions and calibration may change."""
+    return replace(
+        settings,
+        root="",
+        text_hash="",
+        bank="",
+        calibration={},
+        calibrated="",
+        more_roots=(),
+        removed_roots=(),
+        excluded=0,
+        unreadable={},
+    )
+
+
+def newest_settings(dataset: Any, known: StoreSettings, where: str) -> StoreSettings:
+    """What a table says of itself now, where it is still of the same model and state as `known` says; else `known`."""
+    try:
+        found = StoreSettings.from_json(dataset.schema.metadata[b"seps"].decode("utf-8", "replace"), where)
+    except (StoreError, KeyError, TypeError):
+        return known
+    return found if made_by(found) == made_by(known) else known
+
+
+def _table_place(location: str) -> str:
+    # By its whole path, since a name may hold a colon.
+    place = location.rstrip("/") if is_remote(location) else os.path.abspath(location)
+    return f"{place}/{TABLE}.lance"
+
+
+def _lance() -> Any:
+    os.environ.setdefault("LANCE_LOG", "error")
+    try:
+        return importlib.import_module("lance")
+    except ImportError as error:
+        raise StoreError(f"The store needs the package pylance ({error}): {install_command('lance')}") from error
+
+
+def is_remote(location: str) -> bool:
+    """Whether the location is a URI (object storage) and not a folder."""
+    return "://" in location
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error, without the place in a library's source."""
+    text = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return re.split(r", (?:/|rust/)\S+\.rs:", text)[0].rstrip(".")

@@ -24,29 +24,26 @@ import pyarrow as pa
 from seps.images.formats import is_video
 from seps.locks import FileInUse
 from seps.photos.store import upkeep, vector_index
-from seps.photos.store.connection import (
-    ERRORS,
-    REMOTE_LOCKS,
-    create_dataset,
-    first_line,
-    is_remote,
-    newest_settings,
-    open_dataset,
-    writer_lock,
-)
 from seps.photos.store.filters import Filters
 from seps.photos.store.rows import (
+    ERRORS,
     Columns,
     IndexedFile,
     MissingStoreError,
     Row,
     StoreError,
     StoreSettings,
+    create_dataset,
+    first_line,
+    is_remote,
+    newest_settings,
+    open_dataset,
     schema,
     to_table,
 )
 from seps.photos.store.vector_index import Prior
-from seps.retrieval.ranking.lexical import is_unspaced
+from seps.photos.store.writing import REMOTE_LOCKS, writer_lock
+from seps.retrieval.languages import is_unspaced
 
 __all__ = ["AT_ONCE", "Store", "is_remote", "open_dataset", "writer_lock"]
 
@@ -236,7 +233,7 @@ class Store:
         return int(self._read(lambda data: data.version))
 
     def containing(self, word: str, limit: int) -> list[str]:
-        """Ids of at most `limit` images whose description has the word (`lexical.words_of`), or text in them, by id."""
+        """Ids of at most `limit` images whose description has the word (`languages.words_of`), or text in them, by id."""
         if not _PLAIN_WORD.fullmatch(word):
             return []
         pattern = "|".join(dict.fromkeys(unicodedata.normalize(form, word) for form in ("NFC", "NFD")))

@@ -84,11 +84,6 @@ class Digests(NamedTuple):
     short: str = ""
     """Of what reads short queries alone."""
 
-    @property
-    def reading(self) -> tuple[str, ...]:
-        """What encodings of sentences depend on."""
-        return (self.texts,) if self.texts else (self.pictures, self.words)
-
 
 class Unread(NamedTuple):
     """What of a sentence the engine does not read."""

@@ -26,8 +26,7 @@ from seps.retrieval.ranking.bank import (
     description_gap,
     strength_without_labels,
 )
-from seps.retrieval.ranking.lexical import InMemory, matches
-from seps.retrieval.ranking.terms import GalleryFacts, ImageFacts, add_to_scores
+from seps.retrieval.ranking.terms import GalleryFacts, ImageFacts, InMemory, add_to_scores, matches_of
 
 __all__ = [
     "EvaluationReport",
@@ -132,7 +131,7 @@ def score_dataset(
         scores = scores - CAPTION_STRENGTH * caption_levels(engine.vectors(queries), own)
     if lexical:
         texts = InMemory(dict(zip(ids, seen.image_descriptions or [], strict=False)))
-        found_words = [matches(caption, texts) for caption in seen.captions]
+        found_words = [matches_of(caption, texts) for caption in seen.captions]
         scores = add_to_scores(scores, replace(images, levels=None), found_words, gallery)
     return scores
 

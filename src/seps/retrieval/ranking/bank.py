@@ -162,7 +162,8 @@ _MADE: dict[tuple[str, str], Bank] = {}
 
 def _key(engine: Engine, digests: Digests | None, texts: str) -> str:
     """What encodings depend on: the tag of their `texts`, weights, and settings of the model."""
-    own = (engine.digests() if digests is None else digests).reading
+    weights = engine.digests() if digests is None else digests
+    own = (weights.texts,) if weights.texts else (weights.pictures, weights.words)
     return hashlib.sha256("\n".join([texts, *own, engine.traits.settings]).encode()).hexdigest()[:32]
 
 
