@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from seps.parsing import parse_json
+from seps.parsing import parse_object
 
 MAX_SETTINGS_BYTES = 64 * 2**20
 """Of a file of settings, a model's configuration or its tokenizer's: each is read whole."""
@@ -113,10 +113,7 @@ def load_json(path: Path, *, finite: bool = True) -> dict[str, Any]:
 
     With `finite`, numbers like NaN and 1e999 are errors.
     """
-    value = parse_json(read_regular(path).decode("utf-8"), finite=finite)
-    if not isinstance(value, dict):
-        raise ValueError(f"it must hold an object like {{...}}, not a {type(value).__name__}")
-    return value
+    return parse_object(read_regular(path).decode("utf-8"), finite=finite)
 
 
 def read_json(path: Path) -> dict[str, Any]:

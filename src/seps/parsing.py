@@ -1,4 +1,4 @@
-"""JSON from outside, within bounds: how deep it is, and what numbers it holds.
+"""JSON from outside, within bounds: how deep it is, what numbers it holds, and the shapes of its values.
 
 Every fault of a text is a ValueError; its message completes "FILE is not valid JSON: ...".
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from itertools import chain
-from typing import Any
+from typing import Any, TypeGuard
 
 MAX_DEPTH = 100
 """Objects and lists inside one another. The standard library cannot print, copy or save what is much deeper."""
@@ -25,6 +25,43 @@ def parse_json(data: str | bytes, *, finite: bool = False) -> Any:
         raise ValueError(TOO_DEEP) from None
     check_depth(value)
     return value
+
+
+class ShapeError(ValueError):
+    """JSON of another shape."""
+
+
+def parse_object(data: str | bytes, *, finite: bool = False) -> dict[str, Any]:
+    """The object of a JSON text. Raises ShapeError for another value, ValueError for no JSON."""
+    value = parse_json(data, finite=finite)
+    if not isinstance(value, dict):
+        raise ShapeError(f"it must hold an object like {{...}}, not a {type(value).__name__}")
+    return value
+
+
+def as_object(value: object) -> dict[str, Any]:
+    """An object of JSON; empty for anything else."""
+    return value if isinstance(value, dict) else {}
+
+
+def as_list(value: object) -> list[Any]:
+    """A list of JSON; empty for anything else."""
+    return value if isinstance(value, list) else []
+
+
+def has_words(value: object) -> TypeGuard[str]:
+    """Whether a value is a text that is not blank."""
+    return isinstance(value, str) and bool(value.strip())
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a value is a number; True and False are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_whole(value: object, least: float = -math.inf) -> TypeGuard[int]:
+    """Whether a value is a whole number of at least `least`; True and False are none."""
+    return isinstance(value, int) and is_number(value) and value >= least
 
 
 def finite_number(text: str) -> float:

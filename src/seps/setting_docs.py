@@ -24,13 +24,11 @@ def field_docs(cls: type[Any]) -> dict[str, str]:
         tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
     except (OSError, TypeError):
         return {}
-    body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
     found = {}
-    for field, below in pairwise(body):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
-            text = below.value.value if isinstance(below.value, ast.Constant) else None
-            if isinstance(text, str):
-                found[field.target.id] = " ".join(text.split())
+    for pair in pairwise(getattr(tree.body[0], "body", [])):
+        match pair:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                found[name] = " ".join(text.split())
     return found
 
 

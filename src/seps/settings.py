@@ -94,9 +94,14 @@ def _without(plain: dict[str, Any], usual: dict[str, Any]) -> dict[str, Any]:
     """The values that differ from the usual ones, section by section."""
     found: dict[str, Any] = {}
     for name, value in plain.items():
-        rest = _without(value, usual[name]) if isinstance(value, dict) and isinstance(usual.get(name), dict) else value
-        if rest != ({} if isinstance(value, dict) else usual.get(name)):
-            found[name] = rest
+        match value, usual.get(name):
+            case dict(), dict() as default:
+                if rest := _without(value, default):
+                    found[name] = rest
+            case (dict(), _) if value:
+                found[name] = value
+            case (_, default) if value != default and value != {}:
+                found[name] = value
     return found
 
 
@@ -154,12 +159,14 @@ def _merge(cls: Any, tree: dict[str, Any], given: Mapping[Any, Any], section: st
 
 def _section(value: Any) -> Any:
     """A whole section: empty in a file (None), or on a command line as the name of a file or as YAML."""
-    if isinstance(value, str):
-        if os.path.isfile(value):
+    match value:
+        case None:
+            return {}
+        case str() if os.path.isfile(value):
             return read_yaml(Path(value))
-        listed = _list_or_mapping(value)
-        return value if listed is None else listed
-    return {} if value is None else value
+        case str() if (listed := _list_or_mapping(value)) is not None:
+            return listed
+    return value
 
 
 def unknown_setting(name: str, cls: Any, section: str = "") -> str:
@@ -210,9 +217,12 @@ def _list_or_mapping(text: str) -> list[Any] | dict[Any, Any] | None:
 
 def _texts(value: Any) -> set[str]:
     """The texts in nested lists."""
-    if isinstance(value, str):
-        return {value}
-    return set().union(*map(_texts, value)) if isinstance(value, list | tuple) else set()
+    match value:
+        case str():
+            return {value}
+        case list() | tuple():
+            return set().union(*map(_texts, value))
+    return set()
 
 
 def _wanted(hint: Any) -> str:
@@ -230,9 +240,12 @@ def _wanted(hint: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _plain(part) for name, part in value.items()}
-    return [_plain(part) for part in value] if isinstance(value, tuple | list) else value
+    match value:
+        case Mapping():
+            return {name: _plain(part) for name, part in value.items()}
+        case tuple() | list():
+            return [_plain(part) for part in value]
+    return value
 
 
 def _leaves(values: Mapping[str, Any], cls: Any, section: str = "") -> Iterable[tuple[str, Any]]:

@@ -177,11 +177,12 @@ def _places(root: _Module) -> Iterator[tuple[str, _Place]]:
     while waiting:
         prefix, module = waiting.popleft()
         for name, value in module.attributes.items():
-            if isinstance(value, _Place):
-                yield f"{prefix}{name}", value
-            elif isinstance(value, _Module) and id(value) not in seen:
-                seen.add(id(value))
-                waiting.append((f"{prefix}{name}.", value))
+            match value:
+                case _Place():
+                    yield f"{prefix}{name}", value
+                case _Module() if id(value) not in seen:
+                    seen.add(id(value))
+                    waiting.append((f"{prefix}{name}.", value))
 
 
 def _numbers(place: _Place, archive: zipfile.ZipFile, folder: str) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from seps.hub import download as hub
+from seps.parsing import as_object
 
 _SMALL_FILES = ["*.json", "vocab.txt", "merges.txt", "*.model"]
 _WEIGHT_FILES = ["model*.safetensors"]
@@ -160,8 +161,7 @@ def read_pickled_tensors(path: Path) -> dict[str, Tensor]:
         ) from error
     # DeiT's and many trainers' files hold the weights under a name.
     for name in ("model", "state_dict"):
-        if isinstance(state, dict) and isinstance(state.get(name), dict):
-            state = state[name]
+        state = as_object(as_object(state).get(name)) or state
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise EncoderUnavailable(f"The file {path} is not a plain file of tensors, and was not loaded.")
     return state

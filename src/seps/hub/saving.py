@@ -28,6 +28,7 @@ from torch import Tensor
 
 from seps.files import load_json, numbered, sha256, unfinished, write_json
 from seps.hub.folder import CARD, CONFIG, FORMAT, WEIGHTS, ModelError, describe_weights, inside, read_config
+from seps.parsing import as_object
 
 PLAN, OLD_CARD = "seps-plan.json", "card-before.md"
 _ENCODER_FILES = frozenset(
@@ -138,22 +139,21 @@ def _belonging(folder: Path) -> tuple[Files, bool]:
         return {}, False
     if "form" not in config and "application" not in config:
         return {}, False
-    where, weights = str(folder / CONFIG), config.get("weights")
+    where, weights = str(folder / CONFIG), as_object(config.get("weights"))
     files: Files = {CONFIG: sha256(folder / CONFIG)}
-    if isinstance(weights, dict) and {"file", "sha256"} <= weights.keys():
+    if {"file", "sha256"} <= weights.keys():
         files[str(weights["file"])] = str(weights["sha256"])
-    listed = config.get("files")
-    if isinstance(listed, dict):
-        files |= {str(name): str(digest) for name, digest in listed.items()}
+    listed = "files" in config
+    if listed:
+        files |= {str(name): str(digest) for name, digest in as_object(config["files"]).items()}
     else:
-        encoders = config.get("encoders")
-        for place in encoders.values() if isinstance(encoders, dict) else ():
+        for place in as_object(config.get("encoders")).values():
             found = [path for path in inside(folder, place, where).glob("*") if path.name in _ENCODER_FILES]
             files |= {f"{place}/{path.name}": sha256(path) for path in found if path.is_file()}
     for name in files:
         inside(folder, name, where)
     card = folder / CARD
-    old_card = not isinstance(listed, dict) and card.is_file()
+    old_card = not listed and card.is_file()
     if old_card and _OUR_CARD.match(card.read_text(encoding="utf-8", errors="replace")):
         return {**files, CARD: sha256(card)}, True
     return files, False

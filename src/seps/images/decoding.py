@@ -324,17 +324,18 @@ def _bytes_to_decode(image: Any, width: int, height: int) -> int:
 
 def _unreadable(source: ImageSource, error: Exception) -> UnreadableImage:
     """What a decoder raised, as a sentence."""
-    if isinstance(error, MissingReader):
-        return UnreadableImage(source, f"{error}.", "without a reader")
-    if isinstance(error, _WideNumbers):
-        return UnreadableImage(source, f"{error}. Save it with 8 or 16 bits per value.", "of more than 16 bits")
-    if isinstance(error, Image.UnidentifiedImageError):
-        why, kind = f"it is not an image in a known format ({', '.join(FORMATS)}).", "in no known format"
-    elif isinstance(error, MemoryError):
-        why, kind = "there is not enough memory to decode it.", "too large"
-    else:
-        why = f"it is damaged or cut short ({str(error) or type(error).__name__})."
-        kind = "damaged or cut short"
+    match error:
+        case MissingReader():
+            return UnreadableImage(source, f"{error}.", "without a reader")
+        case _WideNumbers():
+            return UnreadableImage(source, f"{error}. Save it with 8 or 16 bits per value.", "of more than 16 bits")
+        case Image.UnidentifiedImageError():
+            why, kind = f"it is not an image in a known format ({', '.join(FORMATS)}).", "in no known format"
+        case MemoryError():
+            why, kind = "there is not enough memory to decode it.", "too large"
+        case _:
+            why = f"it is damaged or cut short ({str(error) or type(error).__name__})."
+            kind = "damaged or cut short"
     return UnreadableImage(source, f"{why} Replace it or take it out of the data.", kind)
 
 

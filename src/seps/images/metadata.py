@@ -193,17 +193,23 @@ def _exif(exif: Image.Exif) -> dict[str, list[str]]:
 
 def _wide(value: object) -> str:
     """A text of Windows, in UTF-16."""
-    if isinstance(value, (tuple, list)):
-        value = bytes(value)
-    return value.decode("utf-16-le", "ignore").strip("\0 \ufeff") if isinstance(value, bytes) else ""
+    match value:
+        case bytes() | tuple() | list():
+            return bytes(value).decode("utf-16-le", "ignore").strip("\0 \ufeff")
+    return ""
 
 
 def _comment(value: object) -> str:
     """A description or comment; a comment begins with eight bytes that name its coding."""
-    if isinstance(value, str):  # Pillow reads these bytes as Latin-1, whatever they are
-        return _decoded(value.encode("latin-1", "replace")).strip("\0 ")
-    if not isinstance(value, bytes):
-        return ""
+    match value:
+        case str():  # Pillow reads these bytes as Latin-1, whatever they are
+            return _decoded(value.encode("latin-1", "replace")).strip("\0 ")
+        case bytes():
+            return _coded(value)
+    return ""
+
+
+def _coded(value: bytes) -> str:
     code, text = value[:8].rstrip(b"\0 "), value[8:]
     if code == b"UNICODE":  # in the byte order of the file, which writers get wrong: one with more letters of Latin
         little, big = (text.decode(f"utf-16-{order}", "ignore") for order in ("le", "be"))

@@ -45,9 +45,9 @@ def read_source(source: ImageSource) -> bytes:
             why = f"its file is larger than {MAX_BYTES >> 20} MiB. Make it smaller."
             raise UnreadableImage(source, why, "too large")
         data = _read(source.path, offset, length)
+    except UnreadableImage:
+        raise
     except (OSError, ValueError) as error:
-        if isinstance(error, UnreadableImage):
-            raise
         raise UnreadableImage(source, f"{_reason(error)}.", _kind(error)) from error
     if len(data) < length:
         why = "its file ends before the image does. Copy the file again."
@@ -171,6 +171,9 @@ def _reason(error: Exception) -> str:
 
 
 def _kind(error: Exception) -> str:
-    if isinstance(error, MissingReader):
-        return "without a reader"
-    return "not readable" if isinstance(error, OSError | DataError) else "damaged or cut short"
+    match error:
+        case MissingReader():
+            return "without a reader"
+        case OSError() | DataError():
+            return "not readable"
+    return "damaged or cut short"

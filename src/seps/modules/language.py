@@ -39,9 +39,10 @@ def texts(source: str) -> list[Text]:
 
 def _docstrings(source: str) -> Iterator[Text]:
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            said = inspect.cleandoc(node.value.value)
-            yield Text(said, node.lineno - 1, (node.end_lineno or node.lineno) - 1, node.col_offset, True)
+        match node:
+            case ast.Expr(value=ast.Constant(value=str(text))):
+                last = (node.end_lineno or node.lineno) - 1
+                yield Text(inspect.cleandoc(text), node.lineno - 1, last, node.col_offset, True)
 
 
 def _notes(source: str) -> Iterator[Text]:

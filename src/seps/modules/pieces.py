@@ -59,12 +59,13 @@ def imports_of(source: str, module: str) -> list[ast.Import | ast.ImportFrom]:
     """What a module imports from outside. Raises `BundleError` where it renames what comes from inside."""
     found: list[ast.Import | ast.ImportFrom] = []
     for node in ast.parse(source).body:
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in ("seps", "__future__"):
-            renamed = [alias.name for alias in node.names if alias.asname]
-            if renamed:
-                raise BundleError(f"{module} renames {renamed} on import; a single file cannot.")
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            found.append(node)
+        match node:
+            case ast.ImportFrom() if (node.module or "").split(".")[0] in ("seps", "__future__"):
+                renamed = [alias.name for alias in node.names if alias.asname]
+                if renamed:
+                    raise BundleError(f"{module} renames {renamed} on import; a single file cannot.")
+            case ast.Import() | ast.ImportFrom():
+                found.append(node)
     return found
 
 
@@ -88,21 +89,25 @@ def merged_imports(imports: Iterable[ast.Import | ast.ImportFrom], text: str) ->
 
 
 def _is_text(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    match node:
+        case ast.Expr(value=ast.Constant(value=str())):
+            return True
+    return False
 
 
 def _defined(node: ast.stmt) -> Iterator[str]:
-    if isinstance(node, ast.FunctionDef | ast.ClassDef):
-        yield node.name
-    elif isinstance(node, ast.Assign):
-        yield from (target.id for target in node.targets if isinstance(target, ast.Name))
-    elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-        yield node.target.id
-    elif isinstance(node, ast.Import | ast.ImportFrom):
-        yield from (alias.asname or alias.name for alias in node.names)
-    elif isinstance(node, ast.If):
-        for part in (*node.body, *node.orelse):
-            yield from _defined(part)
+    match node:
+        case ast.FunctionDef() | ast.ClassDef():
+            yield node.name
+        case ast.Assign(targets=targets):
+            yield from (name for target in targets for name in _used(target))
+        case ast.AnnAssign(target=ast.Name(id=name)):
+            yield name
+        case ast.Import() | ast.ImportFrom():
+            yield from (alias.asname or alias.name for alias in node.names)
+        case ast.If():
+            for part in (*node.body, *node.orelse):
+                yield from _defined(part)
 
 
 def _used(node: ast.AST) -> Iterator[str]:

@@ -51,9 +51,10 @@ def without_methods(source: str, left_out: frozenset[str]) -> str:
     """The source without the methods of those dotted names."""
     spans = []
     for node in ast.parse(source).body:
-        if isinstance(node, ast.ClassDef):
-            methods = [part for part in node.body if isinstance(part, ast.FunctionDef)]
-            spans += [span(part) for part in methods if f"{node.name}.{part.name}" in left_out]
+        for part in getattr(node, "body", []):
+            match node, part:
+                case ast.ClassDef(name=owner), ast.FunctionDef(name=name) if f"{owner}.{name}" in left_out:
+                    spans.append(span(part))
     return _cut(source, spans)
 
 
@@ -73,15 +74,16 @@ def _checks(body: Sequence[ast.stmt]) -> Iterator[Span]:
 
 
 def _only_checks(node: ast.stmt) -> bool:
-    if isinstance(node, ast.FunctionDef):
-        return bool(_CHECK.match(node.name))
-    if isinstance(node, ast.If | ast.For) and not node.orelse:
-        return all(map(_only_checks, node.body))
-    if isinstance(node, ast.Raise):
-        return node.exc is not None and ast.unparse(node.exc).startswith("InputError(")
-    called = node.value.func if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) else None
-    name = called.id if isinstance(called, ast.Name) else called.attr if isinstance(called, ast.Attribute) else ""
-    return bool(_CHECK.match(name))
+    match node:
+        case ast.FunctionDef(name=name):
+            return bool(_CHECK.match(name))
+        case ast.If(body=body, orelse=[]) | ast.For(body=body, orelse=[]):
+            return all(map(_only_checks, body))
+        case ast.Raise(exc=ast.expr() as raised):
+            return ast.unparse(raised).startswith("InputError(")
+        case ast.Expr(value=ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name))):
+            return bool(_CHECK.match(name))
+    return False
 
 
 def _cut(source: str, spans: Sequence[Span]) -> str:
@@ -104,10 +106,11 @@ def _without_branch(source: str) -> str | None:
     """One `if` of a known condition less: its lines go, or those of its body stay."""
     lines = source.splitlines(keepends=True)
     for node in ast.walk(ast.parse(source)):
-        known = _known(node.test) if isinstance(node, ast.If) else None
-        if known is None or not isinstance(node, ast.If):
-            continue
-        chosen = node.body if known else node.orelse
+        match node:
+            case ast.If(test=test) if (known := _known(test)) is not None:
+                chosen = node.body if known else node.orelse
+            case _:
+                continue
         first, last = span(node)
         kept: list[str] = []
         if chosen:
@@ -131,21 +134,22 @@ def _known(test: ast.expr) -> bool | None:
 def _dead(tree: ast.AST) -> Iterator[Span]:
     """The statements behind a `return`."""
     for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        for i, statement in enumerate(body if isinstance(body, list) else []):
-            if isinstance(statement, ast.Return) and len(node.body) > i + 1:  # type: ignore[attr-defined]
-                yield span(node.body[i + 1])[0], span(node.body[-1])[1]  # type: ignore[attr-defined]
-                break
+        match getattr(node, "body", None):
+            case [*before, ast.stmt()] as body:
+                dead = next((i for i, statement in enumerate(before, 1) if type(statement) is ast.Return), None)
+                if dead is not None:
+                    yield span(body[dead])[0], span(body[-1])[1]
 
 
 def _without_choice(source: str) -> str | None:
     """One `a if ... else b` of a known condition less."""
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.IfExp) and (known := _known(node.test)) is not None:
-            chosen = node.body if known else node.orelse
-            return _put(source, node, ast.get_source_segment(source, chosen) or "")
-        if isinstance(node, ast.keyword) and (known := _known(node.value)) is not None:
-            return _put(source, node.value, str(known))
+        match node:
+            case ast.IfExp(test=test) if (known := _known(test)) is not None:
+                chosen = node.body if known else node.orelse
+                return _put(source, node, ast.get_source_segment(source, chosen) or "")
+            case ast.keyword(value=value) if (known := _known(value)) is not None:
+                return _put(source, value, str(known))
     return None
 
 
@@ -170,19 +174,21 @@ def _places(source: str, node: Any) -> Span:
 def _without_argument(source: str) -> str | None:
     """One parameter or argument less that has no value."""
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.FunctionDef):
-            arguments = [*node.args.args, *node.args.kwonlyargs]
-            defaults = [None] * (len(node.args.args) - len(node.args.defaults)) + [*node.args.defaults]
-            for argument, default in zip(arguments, [*defaults, *node.args.kw_defaults], strict=True):
-                if argument.arg in _UNUSED:
-                    start, end = _places(source, argument)
-                    return _without(source, start, _places(source, default)[1] if default else end)
-        if isinstance(node, ast.Call):
-            for part in [*node.args, *node.keywords]:
-                value = part.value if isinstance(part, ast.keyword) else part
-                named = isinstance(part, ast.keyword) and part.arg in _UNUSED
-                if named or (isinstance(value, ast.Name) and value.id in _UNUSED):
-                    return _without(source, *_places(source, part))
+        match node:
+            case ast.FunctionDef():
+                arguments = [*node.args.args, *node.args.kwonlyargs]
+                defaults = [None] * (len(node.args.args) - len(node.args.defaults)) + [*node.args.defaults]
+                for argument, default in zip(arguments, [*defaults, *node.args.kw_defaults], strict=True):
+                    if argument.arg in _UNUSED:
+                        start, end = _places(source, argument)
+                        return _without(source, start, _places(source, default)[1] if default else end)
+            case ast.Call():
+                for part in [*node.args, *node.keywords]:
+                    match part:
+                        case ast.keyword(arg=name) if name in _UNUSED:
+                            return _without(source, *_places(source, part))
+                        case ast.Name(id=name) | ast.keyword(value=ast.Name(id=name)) if name in _UNUSED:
+                            return _without(source, *_places(source, part))
     return None
 
 
@@ -199,14 +205,17 @@ def _joined(source: str) -> str:
     lines = source.splitlines()
     comments = _comments(source)
     for node in sorted(ast.walk(ast.parse(source)), key=lambda part: -getattr(part, "lineno", 0)):
-        if isinstance(node, ast.FunctionDef):
-            first, last = node.lineno, max(node.lineno, node.body[0].lineno - 1)
-            while last > first and not lines[last - 1].rstrip().endswith(":"):
-                last -= 1
-        elif isinstance(node, ast.Return | ast.Assign | ast.Expr | ast.AnnAssign):
-            first, last = node.lineno, node.end_lineno or node.lineno
-        else:
-            continue
+        is_function = False
+        match node:
+            case ast.FunctionDef():
+                is_function = True
+                first, last = node.lineno, max(node.lineno, node.body[0].lineno - 1)
+                while last > first and not lines[last - 1].rstrip().endswith(":"):
+                    last -= 1
+            case ast.Return() | ast.Assign() | ast.Expr() | ast.AnnAssign():
+                first, last = node.lineno, node.end_lineno or node.lineno
+            case _:
+                continue
         inside = [comments[row] for row in range(first, last + 1) if row in comments]
         if first == last or len(inside) > 1 or '"""' in lines[first - 1]:
             continue
@@ -220,7 +229,7 @@ def _joined(source: str) -> str:
         beside = f"  {inside[0][1]}" if inside else ""
         if len(indent + text + beside) <= _WIDTH:
             lines[first - 1 : last] = [indent + text + beside]
-        elif isinstance(node, ast.FunctionDef):
+        elif is_function:
             lines[first - 1 : last] = _filled(indent, text)
     return "\n".join(lines) + "\n"
 

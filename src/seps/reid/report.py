@@ -24,6 +24,7 @@ from PIL import Image, ImageDraw
 from seps import settings
 from seps.files import read_json, write_json
 from seps.method.config import ConfigError
+from seps.parsing import as_object, is_number
 from seps.reid.config import ReidConfig
 from seps.reid.evaluate import Case, default_cases, evaluate
 from seps.reid.network.model import ReidModel, missing_cases
@@ -238,11 +239,11 @@ def read_figures(path: Path) -> Figures:
     """Figures of further papers: JSON, set -> paper -> "RGB + NI + TI" -> "mAP" or "r1" -> percent."""
     values = read_json(path)
     good = bool(values) and all(
-        isinstance(percent, int | float)
+        is_number(percent)
         for papers in values.values()
-        for sensors in (papers.values() if isinstance(papers, dict) else [None])
-        for figures in (sensors.values() if isinstance(sensors, dict) else [None])
-        for percent in (figures.values() if isinstance(figures, dict) else [None])
+        for sensors in as_object(papers).values() or [None]
+        for figures in as_object(sensors).values() or [None]
+        for percent in as_object(figures).values() or [None]
     )
     if not good:
         raise ConfigError(f'{path} must hold {{"rgbnt201": {{"a paper": {{"{ALL}": {{"mAP": 79.0}}}}}}}} in JSON.')

@@ -14,14 +14,14 @@ from typing import Any, Literal, get_args
 
 from seps.images.sizes import stored_size
 from seps.method.config import ConfigError, LossConfig, SlimmingConfig, require, require_choice, require_idea
+from seps.parsing import is_number, is_whole
 from seps.registry import BUILT_IN
 from seps.training.config import TrainConfig
 
 
 def _within(value: object, most: float) -> bool:
     """Whether `value` is a finite number (no bool) from 0 to `most`."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return number and math.isfinite(value) and 0 <= value <= most  # type: ignore[arg-type,operator]
+    return is_number(value) and math.isfinite(value) and 0 <= value <= most
 
 
 def _require_below_1(name: str, value: float) -> None:
@@ -29,8 +29,7 @@ def _require_below_1(name: str, value: float) -> None:
 
 
 def _require_whole(name: str, value: object, low: int) -> None:
-    good = isinstance(value, int) and not isinstance(value, bool) and value >= low
-    require(good, f"{name} is {value!r}; give a whole number of at least {low}.")
+    require(is_whole(value, low), f"{name} is {value!r}; give a whole number of at least {low}.")
 
 
 def _size(name: str, value: Sequence[int]) -> tuple[int, int]:

@@ -36,6 +36,7 @@ from seps.export import (
 )
 from seps.export import largest_difference as difference
 from seps.files import read_json, sha256, write_json
+from seps.parsing import as_object
 from seps.retrieval.heads import Head, ImageFeatures, SlimmingHead, TextFeatures
 from seps.retrieval.languages import STOP_WORDS
 from seps.retrieval.model import RetrievalModel
@@ -246,7 +247,7 @@ def _facts(model: RetrievalModel) -> dict[str, Any]:
 def _check_free(folder: Path, names: list[str] | tuple[str, ...]) -> None:
     """Raise `ExportError` for a file of these names that no export wrote, or that was changed since."""
     facts = read_json(folder / FACTS)
-    lists = [facts[key] for key in ("files", "coming") if "seps_export" in facts and isinstance(facts.get(key), dict)]
+    lists = [facts[key] for key in ("files", "coming") if "seps_export" in facts and as_object(facts.get(key))]
     for name in names:
         path = folder / name
         known = [listed[name] for listed in lists if name in listed]

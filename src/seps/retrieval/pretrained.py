@@ -29,6 +29,7 @@ from seps.hub.saving import check_folder, write_folder
 from seps.hub.tensor_names import fitted, transformers_version, versions_sentence
 from seps.method.config import ConfigError
 from seps.method.network import PatchSlimming
+from seps.parsing import as_object
 from seps.plugins import load_plugins
 from seps.registry import OWN, how_to_register, registered
 from seps.retrieval.card import model_card
@@ -345,7 +346,7 @@ def _load_run(folder: Path, averaged: bool, own: dict[str, Any]) -> RetrievalMod
     checkpoint = find_checkpoint(folder, "best")
     state = read_json(checkpoint / "state.json")
     about = state.get("about")
-    _check_own_parts(about if isinstance(about, dict) else {}, folder, own)
+    _check_own_parts(as_object(about), folder, own)
     try:
         config = model_config(state["about"]["model"])
     except KeyError as error:

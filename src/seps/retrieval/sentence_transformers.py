@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from PIL import Image
 from sentence_transformers import CrossEncoder, SentenceTransformer
@@ -199,8 +200,9 @@ def _plain(text: Any) -> str:
 
 def _parts(document: Any) -> tuple[Any, str | None]:
     """The picture of a document, and its description."""
-    if isinstance(document, dict) and "image" in document:
-        return document["image"], document.get("text")
+    match document:
+        case {"image": image}:
+            return image, document.get("text")
     if infer_modality(document, supported_modalities=_MODALITIES) != "image":
         raise ValueError('A document to score is a picture, or {"image": picture, "text": its description}.')
     return document, None
@@ -208,11 +210,12 @@ def _parts(document: Any) -> tuple[Any, str | None]:
 
 def _pixels_of(picture: Any, size: tuple[int, int]) -> Tensor:
     """(3, H, W) uint8 of a Pillow image, a file or an array (height, width, 3) of bytes. Raises UnreadableImage."""
-    if isinstance(picture, dict):
-        picture = picture["image"]
-    if isinstance(picture, (str, os.PathLike)):
-        return read_image(ImageSource(Path(picture)), size)
-    if not isinstance(picture, Image.Image):
-        picture = Image.fromarray(picture)
+    match picture:
+        case {"image": image}:
+            return _pixels_of(image, size)
+        case str() | os.PathLike():
+            return read_image(ImageSource(Path(picture)), size)
+        case np.ndarray():
+            picture = Image.fromarray(picture)
     pixels: Tensor = pixels_of(as_upright(picture), ImageSource(Path("the picture")), size)
     return pixels

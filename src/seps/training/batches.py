@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -15,19 +15,21 @@ from seps.method.encoded import map_tensors
 
 def leaves(batch: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """(dotted name, value) of everything in the nesting that is not itself a container."""
-    if isinstance(batch, dict):
-        items = [(str(key), value) for key, value in batch.items()]
-    elif isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        items = list(zip(batch._fields, batch, strict=True))
-    elif isinstance(batch, (list, tuple)):
-        items = [(str(index), value) for index, value in enumerate(batch)]
-    elif is_dataclass(batch) and not isinstance(batch, type):
-        items = [(field.name, getattr(batch, field.name)) for field in fields(batch)]
-    else:
-        yield name or "batch", batch
-        return
+    items: Iterable[tuple[Any, Any]]
+    match batch:
+        case dict():
+            items = batch.items()
+        case tuple() if hasattr(batch, "_fields"):
+            items = zip(batch._fields, batch, strict=True)
+        case list() | tuple():
+            items = enumerate(batch)
+        case _ if is_dataclass(batch) and not isinstance(batch, type):
+            items = [(field.name, getattr(batch, field.name)) for field in fields(batch)]
+        case _:
+            yield name or "batch", batch
+            return
     for key, value in items:
-        yield from leaves(value, f"{name}.{key}" if name else key)
+        yield from leaves(value, f"{name}.{key}" if name else str(key))
 
 
 def move_batch(batch: Any, device: torch.device) -> Any:

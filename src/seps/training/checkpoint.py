@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from seps.files import numbered, read_json, sha256, sync, write_json
 from seps.hub.tensor_names import fitted, renamed
+from seps.parsing import as_object, is_number
 
 FORMAT = 1
 _MODEL, _EMA, _OPTIMIZER = "model.safetensors", "ema.safetensors", "optimizer.safetensors"
@@ -226,7 +227,7 @@ class CheckpointStore:
         if not best:
             return None
         problem = damage(self.folder / str(best.get("checkpoint")))
-        if problem is None and isinstance(best.get("score", 0.0), (int, float)):
+        if problem is None and is_number(best.get("score", 0.0)):
             return best
         self._log(f"The best checkpoint of {self.run_dir} is damaged ({problem}) and counts no more.")
         return None
@@ -322,8 +323,8 @@ def load(folder: Path, optimizer: bool = True) -> Checkpoint:
 
 def damage(folder: Path) -> str | None:
     """What is wrong with a checkpoint folder by its manifest, or None."""
-    files = read_json(folder / _MANIFEST).get("files")
-    if not isinstance(files, dict) or not {_MODEL, _OPTIMIZER, _STATE} <= set(files):
+    files = as_object(read_json(folder / _MANIFEST).get("files"))
+    if not {_MODEL, _OPTIMIZER, _STATE} <= set(files):
         return f"{_MANIFEST} is missing or unreadable"
     for name, expected in files.items():
         path = folder / name

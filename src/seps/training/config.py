@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
 from seps.method.config import ConfigError
+from seps.parsing import is_number, is_whole
 
 Schedule = Literal["cosine", "step", "constant", "epoch-cosine"]
 Optimizer = Literal["adamw", "adam"]
@@ -132,10 +133,10 @@ class TrainConfig(CheckedSettings):
         default, value = TrainConfig.__dataclass_fields__[name].default, getattr(self, name)
         parts = value if isinstance(default, tuple) else (value,)
         if isinstance(default, int) or name == "step_epochs":
-            whole = all(isinstance(part, int) and not isinstance(part, bool) for part in parts)
+            whole = all(map(is_whole, parts))
             self._require(name, whole, "must be a whole number" if name != "step_epochs" else "must be whole numbers")
         elif isinstance(default, float) or name == "betas":
-            good = all(isinstance(part, (int, float)) and not isinstance(part, bool) for part in parts)
+            good = all(map(is_number, parts))
             self._require(name, good, "must be a number" if name != "betas" else "must be two numbers")
 
     def _check_step_epochs(self) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
 from seps.files import write_text
-from seps.parsing import parse_json
+from seps.parsing import is_whole, parse_object
 
 Kind = Literal["train", "eval"]
 
@@ -24,17 +24,17 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
     with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
             try:
-                value = parse_json(line)
+                value = parse_object(line)
             except ValueError:
                 continue
-            if isinstance(value, dict) and line.endswith("\n"):
+            if line.endswith("\n"):
                 yield value
 
 
 def refuse_foreign(path: Path) -> None:
     """Raise ValueError for a metrics file that some other program wrote: a run takes lines out of its own."""
     lines = list(read_metrics(path))
-    ours = all(line.get("kind") in get_args(Kind) and isinstance(line.get("step"), int) for line in lines)
+    ours = all(line.get("kind") in get_args(Kind) and is_whole(line.get("step")) for line in lines)
     if not lines and path.exists() and path.stat().st_size:  # one torn line at most
         text = path.read_text(encoding="utf-8", errors="replace")
         ours = text.startswith('{"kind"') and "\n" not in text.rstrip("\n")

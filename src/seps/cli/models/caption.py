@@ -33,7 +33,7 @@ from seps.cli.shared.outputs import check_output, write_output
 from seps.cli.shared.parser import Parser
 from seps.cli.shared.progress import bar
 from seps.cli.shared.text import list_problems, list_skipped, printable
-from seps.parsing import parse_json
+from seps.parsing import ShapeError, parse_object
 from seps.photos.captions import BackendConfig, CaptionConfig, RayConfig, Sampling, caption_images
 from seps.photos.captions.config import ACCEPTABLE, CAPTIONERS, LOCAL_URL, MODEL, BackendKind
 from seps.photos.captions.images import scan_images
@@ -219,12 +219,11 @@ def _api_key(options: argparse.Namespace) -> str:
 
 def _extra(text: str) -> dict[str, Any]:
     try:
-        value = parse_json(text)
+        return parse_object(text)
+    except ShapeError as error:
+        raise ValueError(f"--extra must be a JSON object like {{...}}, not {text}.") from error
     except ValueError as error:
         raise ValueError(f"--extra is not JSON ({error}).") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"--extra must be a JSON object like {{...}}, not {text}.")
-    return value
 
 
 class _Display:

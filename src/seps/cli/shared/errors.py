@@ -42,18 +42,24 @@ _CAUSES = {
 }
 
 
+OUT_OF_MEMORY = "out of memory ({}). Use a smaller batch, fewer workers, or --device cpu."
+
+
 def sentence(error: BaseException) -> str | None:
     """What to tell a user about a mistake or a fault of the machine; None for an error that only a defect explains."""
-    if isinstance(error, UnicodeError):
-        return None
-    if isinstance(error, OSError):
-        return _operating_system(error)
-    if isinstance(error, ModuleNotFoundError) and error.name and error.name.partition(".")[0] != "seps":
-        return missing_package(error.name)
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return f"out of memory ({_first_line(error)}). Use a smaller batch, fewer workers, or --device cpu."
-    if isinstance(error, ValueError) and (_is_ours(type(error).__module__) or _raised_by_us(error.__traceback__)):
-        return str(error)
+    match error:
+        case UnicodeError():
+            return None
+        case OSError():
+            return _operating_system(error)
+        case ModuleNotFoundError(name=str(name)) if name and name.partition(".")[0] != "seps":
+            return missing_package(name)
+        case MemoryError():
+            return OUT_OF_MEMORY.format(_first_line(error))
+        case ValueError() if _is_ours(type(error).__module__) or _raised_by_us(error.__traceback__):
+            return str(error)
+    if type(error).__name__ == "OutOfMemoryError":  # of torch, which is not loaded here
+        return OUT_OF_MEMORY.format(_first_line(error))
     return _of_a_plugin(error)
 
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from seps.files import sync
 from seps.images.sources import DataError
 from seps.locks import FileLock
-from seps.parsing import parse_json
+from seps.parsing import as_object, is_whole, parse_json, parse_object
 
 Line = dict[str, Any]
 GOOD_KEYS = ("image", "sha256", "dense", "model")
@@ -151,10 +151,10 @@ class LineFile:
 
     def _parse(self, raw: bytes, offset: int) -> Line:
         try:
-            value = parse_json(raw)
+            value = parse_object(raw)
         except ValueError as error:
             raise DataError(self._foreign(offset)) from error
-        if not isinstance(value, dict) or not all(isinstance(value.get(key), str) for key in self.keys):
+        if not all(isinstance(value.get(key), str) for key in self.keys):
             raise DataError(self._foreign(offset))
         return value
 
@@ -235,12 +235,11 @@ def failed_path(out: Path) -> Path:
 
 def maker_of(line: Line) -> str:
     """Model and settings of a line as one text; the seed says nothing about the kind of text."""
-    settings = line.get("settings")
-    kept = {key: value for key, value in settings.items() if key != "seed"} if isinstance(settings, dict) else {}
+    kept = {key: value for key, value in as_object(line.get("settings")).items() if key != "seed"}
     return json.dumps({"model": line.get("model"), **kept}, sort_keys=True, ensure_ascii=False)
 
 
 def _good_note(line: Line) -> tuple[int, str]:
     """How many words a description has, as counted when it was written, and what made it."""
     words = line.get("words")
-    return words if isinstance(words, int) else len(str(line["dense"]).split()), sys.intern(maker_of(line))
+    return words if is_whole(words) else len(str(line["dense"]).split()), sys.intern(maker_of(line))

@@ -17,7 +17,7 @@ import openai
 import tenacity
 
 from seps.images.sources import ImageSource
-from seps.parsing import parse_json
+from seps.parsing import ShapeError, as_list, as_object, has_words, is_whole, parse_object
 
 from .backends import Answer, FatalError, Finish, Health, RejectedError, RetryableError, Stopped
 from .config import BackendConfig, Sampling
@@ -82,9 +82,9 @@ class OpenAIBackend:
         return read_answer(self._exchange(body))
 
     def _only_model(self) -> str:
-        listed = self._repeated(lambda: self._exchange(None)).get("data")
-        names = [entry.get("id") for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
-        if len(names) != 1 or not isinstance(names[0], str):
+        listed = as_list(self._repeated(lambda: self._exchange(None)).get("data"))
+        names = [as_object(entry).get("id") for entry in listed]
+        if len(names) != 1 or not has_words(names[0]):
             raise FatalError(
                 f"The server at {self.config.url} offers {len(names)} models"
                 f"{': ' + ', '.join(map(str, names[:20])) if names else ''}. Choose one with --model."
@@ -138,12 +138,11 @@ class OpenAIBackend:
             cause = error.__cause__ or error
             raise RetryableError(f"{url} cannot be reached ({str(cause) or type(cause).__name__}).") from error
         try:
-            value = parse_json(data)
+            return parse_object(data)
+        except ShapeError as error:
+            raise RetryableError(f"{url} sent JSON that is not an object ({data[:80]!r}).") from error
         except ValueError as error:
             raise RetryableError(f"{url} sent something that is not JSON ({data[:80]!r}).") from error
-        if not isinstance(value, dict):
-            raise RetryableError(f"{url} sent JSON that is not an object ({data[:80]!r}).")
-        return value
 
     def _receive(self, body: dict[str, Any] | None) -> bytes:
         """The bytes of an answer. Raises RetryableError for too many or too late, else what the client raises."""
@@ -202,16 +201,15 @@ def read_answer(value: dict[str, Any]) -> Answer:
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise RetryableError(f"The server's answer has no message in it ({str(value)[:120]}).") from error
     if isinstance(content, list):  # some servers send parts, as requests have them
-        parts = [part.get("text") for part in content if isinstance(part, dict)]
-        content = "".join(part for part in parts if isinstance(part, str))
+        texts = [as_object(part).get("text") for part in content]
+        content = "".join(text for text in texts if isinstance(text, str))
     if content is not None and not isinstance(content, str):
         raise RetryableError(f"The server's answer is no text but {type(content).__name__}.")
     finish: Finish = "length" if reason == "length" else "filter" if reason == "content_filter" else "stop"
-    if not content and isinstance(refusal, str) and refusal:
+    if not content and has_words(refusal):
         content, finish = refusal, "filter"
-    usage = value.get("usage")
-    tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
-    return Answer(content or "", finish, tokens if isinstance(tokens, int) else None)
+    tokens = as_object(value.get("usage")).get("completion_tokens")
+    return Answer(content or "", finish, tokens if is_whole(tokens) else None)
 
 
 def error_of_status(url: str, error: openai.APIStatusError) -> RetryableError | RejectedError | FatalError:

@@ -20,7 +20,7 @@ from typing import Any
 from seps.images.formats import is_video
 from seps.images.metadata import WrittenText
 from seps.images.sources import DataError
-from seps.parsing import parse_json
+from seps.parsing import ShapeError, has_words, is_whole, parse_object
 from seps.photos.indexing.gallery import Found, Gallery, Problem, shown
 from seps.retrieval.data.lines import TOO_LONG, Root, cut_text, is_unicode, raw_lines
 
@@ -59,15 +59,15 @@ class Descriptions:
     def _take(self, line: bytes, where: str, root: Root) -> str | None:
         """Read one line; returns why it cannot be used, or not all of it."""
         try:
-            value = parse_json(line.decode("utf-8"))
+            value = parse_object(line.decode("utf-8"))
         except UnicodeDecodeError:
             return "not UTF-8 text"
+        except ShapeError:
+            return "not a JSON object like {...}"
         except ValueError as error:
             return f"not valid JSON ({error})"
-        if not isinstance(value, dict):
-            return "not a JSON object like {...}"
         image, shard = value.get("image", value.get("id")), value.get("shard") or ""
-        if isinstance(image, int) and not isinstance(image, bool):
+        if is_whole(image):
             image = str(image)
         if not isinstance(image, str) or not isinstance(shard, str) or not image:
             return "it names no picture under the key 'image'"
@@ -87,7 +87,7 @@ class Descriptions:
         text = value[key]
         if text is None:
             return None
-        if not isinstance(text, str) or not text.strip():
+        if not has_words(text):
             return f"its {key!r} is not a text with words in it"
         if not is_unicode(text):
             return f"its {key!r} holds half of a surrogate pair, which is not a character"

@@ -7,7 +7,7 @@ import re
 import secrets
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlencode, urlsplit
 
 from fastapi import FastAPI, Request
@@ -200,16 +200,16 @@ def install_errors(app: FastAPI, without_places: Callable[[str], str]) -> None:
     """Answer every error with `{"error": sentence}`; `without_places` takes the paths of this machine out of it."""
 
     async def refused(_: Request, error: Exception) -> Response:
-        status, text = (error.status_code, str(error.detail)) if isinstance(error, HTTPException) else (500, "")
+        assert isinstance(error, HTTPException)  # what it is installed for
+        status, text = error.status_code, str(error.detail)
         names = {404: "There is nothing at this address.", 405: "This address does not take that method."}
         if text in ("Not Found", "Method Not Allowed"):
             text = names[status]
-        headers = error.headers if isinstance(error, HTTPException) else None  # such as Allow, of a method
-        more = {"thumbnail": error.thumbnail} if isinstance(error, AwayError) else {}
-        return sentence(status, text, headers, **more)
+        more = {"thumbnail": error.thumbnail} if hasattr(error, "thumbnail") else {}  # of AwayError
+        return sentence(status, text, error.headers, **more)  # such as Allow, of a method
 
     async def malformed(_: Request, error: Exception) -> Response:
-        faults = error.errors() if isinstance(error, RequestValidationError) else []
+        faults = cast(RequestValidationError, error).errors()
         parts = [f"{fault['loc'][-1]}: {fault['msg'][:1].lower()}{fault['msg'][1:]}" for fault in faults]
         return sentence(422, f"The request is not well formed ({'; '.join(parts)}).")
 

@@ -417,11 +417,14 @@ def _has_changed(source: ImageSource, row: dict[str, Any]) -> bool:
 
 def _rounded(found: Explanation) -> dict[str, Any]:
     def shorten(value: Any) -> Any:
-        if isinstance(value, float):
-            return round(value, 7)
-        if isinstance(value, dict):
-            return {name: shorten(inner) for name, inner in value.items()}
-        return [shorten(inner) for inner in value] if isinstance(value, list | tuple) else value
+        match value:
+            case float():
+                return round(value, 7)
+            case dict():
+                return {name: shorten(inner) for name, inner in value.items()}
+            case list() | tuple():
+                return [shorten(inner) for inner in value]
+        return value
 
     plain: dict[str, Any] = shorten(found.as_dict())
     return plain

@@ -11,6 +11,8 @@ from typing import Literal
 
 import numpy as np
 
+from seps.parsing import is_whole
+
 Excludes = Literal["camera", "scene"]
 
 
@@ -189,7 +191,7 @@ def holdout(dataset: ReidDataset, part: int | float, seed: int) -> tuple[ReidDat
 
 def _holdout_count(part: int | float, identities: int) -> int:
     """How many identities `part` asks for, at least one."""
-    if isinstance(part, int) and not isinstance(part, bool) and part >= 1:
+    if is_whole(part, 1):
         return part
     if isinstance(part, float) and 0 < part < 1:
         return max(1, round(part * identities))

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from seps.files import open_regular
-from seps.parsing import parse_json
+from seps.parsing import as_object, has_words, parse_json
 from seps.reid.data.records import ReidDataError, ReidDataset, ReidRecord
 
 MAX_LINE = 1 << 20
@@ -100,8 +100,8 @@ def _lines(file: Path) -> Iterator[tuple[str, Any]]:
 
 def _entry(value: Any, where: str) -> tuple[str, str | None]:
     """(picture, text) of a line; no text where it rightly has none."""
-    image = value.get("image") if isinstance(value, dict) else None
-    if not isinstance(image, str) or not image:
+    image = as_object(value).get("image")
+    if not has_words(image):
         raise ReidDataError(f'{where} names no picture: write {{"image": "train/RGB/NAME.jpg", "dense": "..."}}')
     key = next((key for key in ("dense", "text") if value.get(key) is not None), None)
     if key is None:
@@ -109,7 +109,7 @@ def _entry(value: Any, where: str) -> tuple[str, str | None]:
             return image, None
         raise ReidDataError(f"{where} has no text under the key 'dense'")
     text = value[key]
-    if not isinstance(text, str) or not text.strip():
+    if not has_words(text):
         raise ReidDataError(f"{where}: its {key!r} is not a text with words in it")
     return Path(image).as_posix().removeprefix("./"), " ".join(text.split())
 

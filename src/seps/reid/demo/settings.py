@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from seps.method.config import ConfigError
+from seps.parsing import as_list, is_number, is_whole
 
 SECTIONS = frozenset({"MODEL", "INPUT", "DATALOADER", "DATASETS", "SOLVER", "TEST", "OUTPUT_DIR"})
 HINT = "DeMo's own files (MODEL, DATASETS, SOLVER, ...) are read by --config as they are."
@@ -209,11 +210,11 @@ def _derive(given: Mapping[str, Any], made: DemoSettings) -> None:
     made.values["model.decision"] = "relaxed" if value["MODEL.SDTPS_USE_GUMBEL"] else "topk"
     made.values["loss.label_smoothing"] = 0.1 if value["MODEL.IF_LABELSMOOTH"] == "on" else 0.0
     name = value["DATASETS.NAMES"]
-    name = name[0] if isinstance(name, list) and len(name) == 1 else name
+    name = name[0] if len(as_list(name)) == 1 else name
     made.values["data.layout"] = str(name).lower()
     made.values["data.root"] = f"{str(value['DATASETS.ROOT_DIR']).rstrip('/')}/{name}"
     images, batch = made.values["data.images"], value["SOLVER.IMS_PER_BATCH"]
-    if not isinstance(batch, int) or not isinstance(images, int) or images < 1 or batch % images:
+    if not is_whole(batch) or not is_whole(images, 1) or batch % images:
         raise ConfigError(f"SOLVER.IMS_PER_BATCH {batch} is no multiple of DATALOADER.NUM_INSTANCE {images}.")
     made.values["data.identities"] = batch // images
     epochs, rate = made.values["train.epochs"], made.values["train.learning_rate"]
@@ -223,7 +224,7 @@ def _derive(given: Mapping[str, Any], made: DemoSettings) -> None:
         "SOLVER.WARMUP_ITERS": value["SOLVER.WARMUP_ITERS"],
     }
     for key, number in numbers.items():
-        if not isinstance(number, int | float) or number < 0 or (key != "SOLVER.WARMUP_ITERS" and not number):
+        if not is_number(number) or number < 0 or (key != "SOLVER.WARMUP_ITERS" and not number):
             raise ConfigError(f"{key} must be a number above 0, not {number!r}.")
     made.values["train.warmup_fraction"] = round(min(value["SOLVER.WARMUP_ITERS"] / epochs, 0.99), 6)
     made.values["train.backbone_lr_scale"] = _CLIP_RATE / rate if clip else 1.0
@@ -252,9 +253,9 @@ def _derive(given: Mapping[str, Any], made: DemoSettings) -> None:
 
 
 def _pair(key: str, value: Any) -> tuple[int, int]:
-    if isinstance(value, int):
+    if is_whole(value):
         return value, value
-    if isinstance(value, list) and len(value) == 2 and all(isinstance(part, int) for part in value):
+    if len(as_list(value)) == 2 and all(map(is_whole, value)):
         return value[0], value[1]
     raise ConfigError(f"{key} must be two whole numbers, not {value!r:.200}.")
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from seps.images.sources import DataError
+from seps.parsing import as_list
 
 from .lines import Root, checked_text
 from .records import RetrievalDataset
@@ -88,7 +89,7 @@ def _source(name: str, value: object, root: Root, place: str) -> GuideSource:
         if not value.endswith((".npy", ".safetensors")):
             raise DataError(f"{place}: the guide {name!r} is {value!r}; name a .npy or a .safetensors file.")
         return GuideSource(path=root(value, place))
-    listed = value if isinstance(value, list) else []
+    listed = as_list(value)
     if not 1 <= len(listed) <= MOST_VALUES or not all(type(x) in (int, float) for x in listed):
         raise DataError(f"{place}: the guide {name!r} must be a list of numbers, or the name of a file.")
     values = tuple(float(x) if abs(x) < 1e300 else math.inf for x in listed)

@@ -22,6 +22,7 @@ from typing import Any
 from seps.files import write_text
 from seps.images.shards import UnreadableImage, read_source
 from seps.images.sources import DataError, ImageSource
+from seps.parsing import as_list, is_whole
 
 from .guides import GuideSource, parse_guides
 from .lines import Root, checked_member, checked_text, cut_text, json_lines
@@ -74,19 +75,20 @@ def _record(value: dict[str, Any], root: Root, beside: Root, place: str) -> Imag
 def _caption_ids(value: object, captions: int, place: str) -> tuple[str, ...]:
     if value is None:
         return ()
-    if not isinstance(value, list) or len(value) != captions:
+    listed = as_list(value)
+    if listed != value or len(listed) != captions:
         raise DataError(
             f'{place}: "caption_ids" must be a list with one id for each of the {captions} captions, in their order.'
         )
     return tuple(
-        str(number) if type(number) is int else checked_text(number, "a caption id", place) for number in value
+        str(number) if type(number) is int else checked_text(number, "a caption id", place) for number in listed
     )
 
 
 def _id(value: object, image: str, place: str) -> str:
     if value is None:
         return image
-    if isinstance(value, int) and not isinstance(value, bool):
+    if is_whole(value):
         return str(value)
     return checked_text(value, '"id"', place)
 
@@ -94,7 +96,7 @@ def _id(value: object, image: str, place: str) -> str:
 def description_text(value: object, place: str) -> str | None:
     """The description that a line of JSON holds; None for null and for blank text. Raises DataError."""
     # A blank description is what a captioner leaves when it failed: the image then has none.
-    if value is None or (isinstance(value, str) and not value.strip()):
+    if value is None or not str(value).strip():
         return None
     text, notice = cut_text(checked_text(value, '"dense" (one text, the image\'s own)', place).strip())
     if notice is not None:

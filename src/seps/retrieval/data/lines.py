@@ -10,7 +10,7 @@ from typing import Any
 from seps.encoders.text import MAX_CHARACTERS
 from seps.files import open_regular
 from seps.images.sources import DataError
-from seps.parsing import parse_json
+from seps.parsing import ShapeError, parse_object
 
 MAX_LINE_BYTES = 16 * 2**20
 TOO_LONG = f"longer than {MAX_LINE_BYTES >> 20} MiB, and not read"
@@ -78,11 +78,11 @@ def json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             continue
         place = f"{path}, line {number}"
         try:
-            value = parse_json(line)
+            value = parse_object(line)
+        except ShapeError as error:
+            raise DataError(f"{place}: {error}.") from error
         except ValueError as error:
             raise DataError(f"{place}: not valid JSON ({error}). Each line must be one JSON object.") from error
-        if not isinstance(value, dict):
-            raise DataError(f"{place}: must be a JSON object like {{...}}, not a {type(value).__name__}.")
         yield place, value
 
 

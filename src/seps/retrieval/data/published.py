@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from seps.images.sources import DataError, ImageSource
-from seps.parsing import parse_json
+from seps.parsing import ShapeError, as_list, as_object, parse_object
 
 from .jsonl import description_text, load_jsonl
 from .lines import Root, checked_text, json_lines, read_bytes, text_lines
@@ -112,11 +112,11 @@ def _caption_ids(path: Path, captions: int) -> list[str]:
 def _file_names(path: Path) -> dict[str, str]:
     data = read_bytes(path)
     try:
-        mapping = parse_json(data)
+        mapping = parse_object(data)
+    except ShapeError as error:
+        raise DataError(f'{path}: must be one object like {{"51": "101362133.jpg"}}.') from error
     except ValueError as error:
         raise DataError(f"{path}: not valid JSON ({error}).") from error
-    if not isinstance(mapping, dict):
-        raise DataError(f'{path}: must be one object like {{"51": "101362133.jpg"}}.')
     return {key: checked_text(value, f"the file of id {key!r}", str(path)) for key, value in mapping.items()}
 
 
@@ -186,11 +186,10 @@ def load_karpathy(path: str | os.PathLike[str], split: str, *, images_dir: str |
 def _karpathy_images(path: Path) -> list[dict[str, Any]] | None:
     """The images of one of Karpathy's files; None where the file is something else, such as lines of JSON."""
     try:
-        value = parse_json(read_bytes(path))
+        images = as_list(parse_object(read_bytes(path)).get("images"))
     except ValueError:
         return None
-    images = value.get("images") if isinstance(value, dict) else None
-    return images if isinstance(images, list) and images and all(isinstance(one, dict) for one in images) else None
+    return images if images and all(image == as_object(image) for image in images) else None
 
 
 def load_data(name: str, *, images_root: str | None = None) -> RetrievalDataset:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from seps.images.sources import DataError, ImageSource
+from seps.parsing import has_words
 
 if TYPE_CHECKING:
     from .guides import GuideSource
@@ -42,14 +43,14 @@ class ImageRecord:
         if not isinstance(self.captions, tuple):
             raise DataError(f"The captions of image {self.id!r} must be a tuple of texts.")
         for number, caption in enumerate(self.captions):
-            if not isinstance(caption, str) or not caption.strip():
+            if not has_words(caption):
                 raise DataError(f"Caption {number} of image {self.id!r} is not a text with words in it.")
         if self.caption_ids and len(self.caption_ids) != len(self.captions):
             raise DataError(
                 f"Image {self.id!r} has {len(self.captions)} captions and {len(self.caption_ids)} caption ids: "
                 "give one id for each caption, in the same order, or none."
             )
-        if self.dense is not None and (not isinstance(self.dense, str) or not self.dense.strip()):
+        if self.dense is not None and not has_words(self.dense):
             raise DataError(
                 f"The description of image {self.id!r} must be one non-blank text, the image's own, or None; "
                 f"got {type(self.dense).__name__}."

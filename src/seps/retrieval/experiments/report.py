@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from seps.parsing import parse_json
+from seps.parsing import as_object, parse_json
 from seps.retrieval.config import PROTOCOLS
 from seps.retrieval.experiments.suites import Suite
 
@@ -68,10 +68,10 @@ def finished(path: Path) -> list[dict[str, Any]]:
     results = {}
     for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
         try:
-            result = parse_json(line)
+            result = as_object(parse_json(line))
         except ValueError:
             continue
-        if not isinstance(result, dict) or not {"name", "seed", "rsum"} <= set(result):
+        if not {"name", "seed", "rsum"} <= set(result):
             raise ValueError(
                 f"{path}, line {number}: not a result of seps compare. Take the line out, or choose another folder."
             )

@@ -16,6 +16,7 @@ from seps.hub.folder import CONFIG
 from seps.method.config import ConfigError
 from seps.method.network import PatchSlimming
 from seps.metrics import recall
+from seps.parsing import as_object
 from seps.retrieval.config import Protocol, RunConfig
 from seps.retrieval.data import RetrievalDataset, check_dataset, drop_bad
 from seps.retrieval.data.streams import Pixels
@@ -176,7 +177,7 @@ def _same_settings(config: RunConfig, run_dir: Path) -> None:
         about = read_json(find_checkpoint(run_dir, "last") / "state.json").get("about")
     except CheckpointError:
         return
-    before = _flat(about.get("config") if isinstance(about, dict) else None)
+    before = _flat(as_object(about).get("config"))
     now = _flat(json.loads(json.dumps(dataclasses.asdict(config))))
     changed = [
         f"{name}: {before[name]!r} -> {value!r}"
@@ -193,7 +194,7 @@ def _same_settings(config: RunConfig, run_dir: Path) -> None:
 def _flat(config: object) -> dict[str, Any]:
     """The settings by dotted name, without those of the loop and those that do not change what is learned."""
     flat: dict[str, Any] = {}
-    for name, value in config.items() if isinstance(config, dict) else ():
+    for name, value in as_object(config).items():
         if isinstance(value, dict):
             flat |= {f"{name}.{inner}": entry for inner, entry in value.items()}
         else:
