@@ -233,7 +233,7 @@ class Store:
         return int(self._read(lambda data: data.version))
 
     def containing(self, word: str, limit: int) -> list[str]:
-        """Ids of at most `limit` images whose description has the word (`languages.words_of`), or text in them, by id."""
+        """Ids of at most `limit` images with the word (`languages.words_of`) in their description or in them, by id."""
         if not _PLAIN_WORD.fullmatch(word):
             return []
         pattern = "|".join(dict.fromkeys(unicodedata.normalize(form, word) for form in ("NFC", "NFD")))
