@@ -1,4 +1,4 @@
-"""Float32 matrix products on a CPU by the faster of the two libraries that torch brings, and threads on their own cores.
+"""On a CPU: float32 matrix products by the faster of the two libraries that torch brings, threads on their own cores.
 
 `torch.matmul` takes MKL. On processors with AVX-512 oneDNN, which torch takes for convolutions, multiplies the same
 numbers about twice as fast (an AMD EPYC of 2024: 240 against 110 GFLOP/s on one core). Both sum in float32; they
