@@ -16,9 +16,10 @@ import transformers
 
 import seps
 from seps.encoders import mini_text_folder
+from seps.hub.folder import ModelError
 from seps.retrieval.convert import convert_published, read_published
 from seps.retrieval.heads import ImageFeatures
-from seps.retrieval.pretrained import ModelError, from_pretrained, save_pretrained
+from seps.retrieval.pretrained import from_pretrained, save_pretrained
 
 TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 

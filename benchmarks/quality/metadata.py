@@ -17,7 +17,6 @@ from pathlib import Path
 from xml.sax.saxutils import escape
 
 import torch
-from seps.retrieval.stopwords import is_stop_word
 from torch import Tensor
 
 from benchmarks.common.machine import describe
@@ -31,8 +30,8 @@ from seps.retrieval.engine.engine import Engine
 from seps.retrieval.engine.faster import faster
 from seps.retrieval.engine.loading import load_engine
 from seps.retrieval.evaluate.encoding import encode_images
-from seps.retrieval.ranking.lexical import InMemory, matches, words_of
-from seps.retrieval.ranking.terms import GalleryFacts, ImageFacts, add_to_scores
+from seps.retrieval.languages import is_stop_word, words_of
+from seps.retrieval.ranking.terms import GalleryFacts, ImageFacts, InMemory, add_to_scores, matches_of
 
 PACKET = (
     '<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#">'
@@ -92,7 +91,7 @@ def scores(engine: Engine, encoded: Tensor, texts: Sequence[str | None], queries
     memory = InMemory(dict(zip(ids, texts, strict=True)))
     facts = ImageFacts(ids, [text is not None for text in texts])
     return add_to_scores(
-        plain, facts, [matches(query, memory) for query in queries], GalleryFacts(engine.traits.score_unit, 0.0, 0.0)
+        plain, facts, [matches_of(query, memory) for query in queries], GalleryFacts(engine.traits.score_unit, 0.0, 0.0)
     )
 
 
