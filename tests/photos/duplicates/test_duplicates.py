@@ -91,8 +91,8 @@ def slow_kind(
                 return "picture"
     close = within is None or abs(gallery.facts[a]["mtime"] - gallery.facts[b]["mtime"]) <= within * 1e9
     if kind == "near" and close and float(gallery.vectors[a] @ gallery.vectors[b]) >= least:
-        shape = abs(looks.shapes[a] - looks.shapes[b]) <= module.NEAR_SHAPE
-        return "near" if shape and correlation >= module.LAYOUT else None
+        shape = abs(looks.shapes[a] - looks.shapes[b]) <= likeness.NEAR_SHAPE
+        return "near" if shape and correlation >= likeness.LAYOUT else None
     return None
 
 
@@ -116,7 +116,7 @@ def as_mapping(groups: Sequence[module.Group]) -> dict[str, dict[str, str]]:
     return {found.keep.id: {copy.id: str(copy.kind) for copy in found.others} for found in groups}
 
 
-@pytest.mark.parametrize("kind", module.KINDS)
+@pytest.mark.parametrize("kind", likeness.KINDS)
 @pytest.mark.parametrize("within", [None, 3.0])
 @pytest.mark.parametrize("seed", range(3))
 def test_groups_are_those_of_the_slow_twin(
@@ -127,7 +127,7 @@ def test_groups_are_those_of_the_slow_twin(
     monkeypatch.setattr(module, "_sorted", list)  # the twin does not fold the frames of two videos
     wanted = slow_groups(gallery, kind, 0.9, within)
     links = {link for found in wanted.values() for link in found.values()}
-    assert len(wanted) > 3 and links == set(module.KINDS[: module.KINDS.index(kind) + 1])
+    assert len(wanted) > 3 and links == set(likeness.KINDS[: likeness.KINDS.index(kind) + 1])
     assert as_mapping(group(gallery, kind, 0.9, within)) == wanted
     monkeypatch.setattr(likeness, "AT_ONCE", 1000)
     assert as_mapping(group(gallery, kind, 0.9, within)) == wanted
