@@ -1,9 +1,11 @@
 """The files and functions of the application that a query passes: how much of it somebody reads who follows one.
 
-    python tools/walk.py [search page]
+    python tools/walk.py [search page score_matrix forward]
 
 Traced by `sys.setprofile` in all threads over a second call in one process, over a store of the demo photos: the files
-of the application that run, and all functions of seps. `tests/photos/test_walks.py` bounds them.
+of the application that run, and all functions of seps. `score_matrix` and `forward` take random features instead, 4
+images and 300 texts on a CPU, for each preset of the method; they name the functions too. `tests/photos/test_walks.py`
+and `tests/scoring/test_scoring_walk.py` bound them.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import io
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -91,8 +93,40 @@ def page(store: Path) -> Functions:
         clients[0].__exit__(None, None, None)
 
 
+def scoring(name: str, preset: str) -> Functions:
+    """A second `score_matrix`, or `forward` of the network, of one preset."""
+    import torch
+
+    from seps import PatchSlimming, SlimmingConfig
+    from seps.scoring import score_matrix
+
+    net = PatchSlimming(getattr(SlimmingConfig, preset)(embed_size=64, num_patches=49)).eval()
+    generator = torch.Generator().manual_seed(0)
+    images, words = (torch.randn(*shape, 64, generator=generator) for shape in ((4, 50), (300, 12)))
+    lengths = torch.randint(4, 13, (300,), generator=generator)
+
+    def call() -> None:
+        with torch.no_grad():
+            score_matrix(net, images, words, lengths) if name == "score_matrix" else net(images, words, lengths)
+
+    return passed(call, call)
+
+
 def main() -> None:
     """Print the files and counts."""
+    for name in {"score_matrix", "forward"} & set(sys.argv[1:]):
+        for preset in ("default", "open_source", "paper"):
+            functions = scoring(name, preset)
+            for file in sorted(functions):
+                print(f"  {len(functions[file]):3}  {file}: {' '.join(sorted(functions[file]))}")
+            print(f"{name}, {preset}: {len(functions)} files, {sum(map(len, functions.values()))} functions")
+    names = [name for name in sys.argv[1:] or ["search", "page"] if name in ("search", "page")]
+    if names:
+        applications(names)
+
+
+def applications(names: Sequence[str]) -> None:
+    """Print those of the search and of the page."""
     from seps.retrieval.demo import gallery_file
 
     with tempfile.TemporaryDirectory() as folder:
@@ -101,7 +135,7 @@ def main() -> None:
             from seps.cli.main import main as run
 
             assert run(["index", str(gallery_file().parent), "--store", str(store), "--model", "mini"]) == 0
-        for name in sys.argv[1:] or ["search", "page"]:
+        for name in names:
             functions = {"search": search, "page": page}[name](store)
             for file in sorted(functions):
                 print(f"  {len(functions[file]):3}  {file}")

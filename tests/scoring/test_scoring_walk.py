@@ -20,6 +20,9 @@ from scoring_cases import SMALL, make_inputs, make_net
 from seps.method.config import SlimmingConfig
 from seps.scoring import score_matrix
 
+sys.path.append(str(Path(__file__).parents[2] / "tools"))
+import walk
+
 WALK = ("api.py", "blocks.py", "difference.py", "terms.py", "inputs.py")
 """In the order of calls: a file calls the ones after it."""
 ROOM = Path(seps.scoring.__file__).parent
@@ -84,6 +87,14 @@ def test_a_default_call_passes_five_files_and_each_calls_only_those_after_it() -
 )
 def test_no_option_leads_to_another_file(options: dict[str, Any]) -> None:
     assert walk_of(lambda: scores(**options))[0] <= set(WALK)
+
+
+@pytest.mark.parametrize(("name", "most"), [("score_matrix", 160), ("forward", 60)])
+@pytest.mark.parametrize("preset", ["default", "open_source", "paper"])
+def test_a_score_passes_few_functions(name: str, most: int, preset: str) -> None:
+    functions = walk.scoring(name, preset)
+    assert "method/network.py" in functions
+    assert sum(map(len, functions.values())) <= most
 
 
 def test_other_precisions_take_the_factored_form() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, is_dataclass
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -144,7 +145,7 @@ class Texts:
 
     def part(self, start: int, stop: int) -> Texts:
         """Texts `start` to `stop`."""
-        part: Texts = map_tensors(self, lambda tensor: tensor[start:stop])
+        part: Texts = map_tensors(self, itemgetter(slice(start, stop)))
         return part
 
 

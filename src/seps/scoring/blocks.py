@@ -274,7 +274,7 @@ def score_rows(
     words = texts.unit_nbytes(fused is not None)
     kept = words <= memory // (2 if cuda else 3) and memory - words >= least
     if kept:
-        texts.keep_blocks()
+        texts.keeps_blocks = True
         memory -= words
     threads = 1 if cuda else max(1, min(torch.get_num_threads(), count, memory // least))
     plan = make_plan(
@@ -367,7 +367,7 @@ class Engine:
                 torch.cuda.empty_cache()
                 continue
             start = stop
-        return self.texts.restore(out)
+        return out.index_select(1, self.texts.back)
 
     def _fill(self, side: EncodedImages, unsafe: list[bool], out: Tensor) -> None:
         if not unsafe:

@@ -392,18 +392,16 @@ def _sort(kept: Tensor) -> tuple[Tensor | None, Tensor, list[int]]:
     """Sort an image's decisions (T, N) by group: their places before, B of each group (G, N), and its size."""
     texts, base = len(kept), _usual(kept)
     groups = min(_GROUPS, texts // _GROUP)
-    if groups < 2 or not _scattered(kept - base):
+    if groups < 2:
+        return None, base, [texts]
+    # Whether some texts change many more patches than others, so that groups of them are worth their work.
+    numbers = (kept - base).abs().sum(dim=1)
+    if not numbers.square().mean() > _SCATTER * numbers.mean().square():
         return None, base, [texts]
     base, group = alike(kept, groups)
     places = group.argsort(stable=True)
     kept.copy_(kept.index_select(0, places))
     return places, base, group.bincount(minlength=groups).tolist()
-
-
-def _scattered(change: Tensor) -> bool:
-    """Whether some texts change many more patches (T, N) than others, so that groups of them are worth their work."""
-    numbers = change.abs().sum(dim=1)
-    return bool(numbers.square().mean() > _SCATTER * numbers.mean().square())
 
 
 def alike(keep: Tensor, groups: int, rounds: int = 3) -> tuple[Tensor, Tensor]:

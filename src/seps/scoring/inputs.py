@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -50,7 +51,7 @@ class ImageBlock:
 
     def part(self, start: int, stop: int) -> ImageBlock:
         """Images `start` to `stop`."""
-        part: ImageBlock = map_tensors(self, lambda tensor: tensor[start:stop])
+        part: ImageBlock = map_tensors(self, itemgetter(slice(start, stop)))
         return part
 
     def check(self, net: PatchSlimming) -> None:
@@ -90,7 +91,7 @@ def count_images(images: EncodedImages) -> int:
 
 def take_images(images: EncodedImages, chosen: slice | Tensor) -> EncodedImages:
     """The chosen images, by slice (views) or by index tensor (copies)."""
-    taken: EncodedImages = map_tensors(images, lambda tensor: tensor[chosen])
+    taken: EncodedImages = map_tensors(images, itemgetter(chosen))
     return taken
 
 
@@ -125,7 +126,7 @@ class ReadyImages:
         if words is not None and mask is not None and sorted_words:
             used = max(1, used)
             side = replace(side, dense_words=words[:, :used], dense_mask=mask[:, :used])
-        return side, [bool(flag) for flag in unsafe]
+        return side, list(map(bool, unsafe))
 
 
 def one_ahead(items: Iterable[ReadyImages]) -> Iterator[ReadyImages]:
@@ -175,7 +176,7 @@ class TextBlock(Texts):
 
     def part(self, start: int, stop: int) -> TextBlock:
         """Texts `start` to `stop` of the block."""
-        part: TextBlock = map_tensors(replace(self, pairs={}, made={}), lambda tensor: tensor[start:stop])
+        part: TextBlock = map_tensors(replace(self, pairs={}, made={}), itemgetter(slice(start, stop)))
         return part
 
 
@@ -191,15 +192,19 @@ class SortedTexts:
 
     longest_description: int = 0
     """Words of the longest description that comes with a caption."""
+    keeps_blocks = False
+    """Whether each block is made once and kept, for texts that many images meet."""
 
     def __init__(
         self, words: Tensor, lengths: Lengths, *, dtype: torch.dtype, products: torch.dtype = torch.float32
     ) -> None:
         self.words, self.lengths = words, checked_lengths("cap", words, lengths)
         self.dtype, self.products = dtype, products
+        self.count, self.longest = len(self.lengths), max(self.lengths, default=1)
+        self.word_count = sum(self.lengths)
         self._sort(self.lengths)
         self._counts = self._sorted_counts(self.lengths)
-        self._kept: dict[tuple[int, int], TextBlock] | None = None
+        self._kept: dict[tuple[int, int], TextBlock] = {}
         self._runs: dict[tuple[int, int], list[tuple[int, int]]] = {}
         self.joined: dict[tuple[int, int], TextBlock] = {}
 
@@ -208,42 +213,20 @@ class SortedTexts:
         ordered, order = torch.sort(torch.tensor(key, dtype=torch.int32), stable=True)
         self._order, self._ordered = order.numpy().tolist(), ordered.numpy().tolist()
         self._index = on_device(order, torch.long, self.words.device)
-        self._back = torch.argsort(self._index)
+        self.back = torch.argsort(self._index)
+        """Places of the caller's texts among the sorted ones."""
 
     def _sorted_counts(self, lengths: list[int]) -> Tensor:
         # On the device once: a copy for each block would make it wait.
         return on_device(lengths, torch.int32, self.words.device)[self._index]
 
-    @property
-    def count(self) -> int:
-        """T."""
-        return len(self._order)
-
-    @property
-    def longest(self) -> int:
-        """Words of the longest caption."""
-        return max(self.lengths, default=1)
-
     def unit_nbytes(self, fused: bool = False) -> int:
         """Bytes that all normalised words take at once, for the `fused` kernels with their pairs of numbers."""
-        copies, words = 1 if self.words.is_cuda else 2, self._word_count()
+        copies, words = 1 if self.words.is_cuda else 2, self.word_count
         values = copies * self.products.itemsize * words
         if fused:
             values += 10 * self.count + (6 * words if self.products == torch.float32 else 0)
         return values * self.words.shape[-1]
-
-    def _word_count(self) -> int:
-        return sum(self.lengths)
-
-    def keep_blocks(self) -> None:
-        """Make each block once and keep it, for texts that many images meet."""
-        if self._kept is None:
-            self._kept = {}
-
-    @property
-    def keeps_blocks(self) -> bool:
-        """Whether each block is made once and kept."""
-        return self._kept is not None
 
     def runs(self, limit: int, least: int = 64) -> list[tuple[int, int]]:
         """Runs of the sorted texts, at most `limit` each; see `cut_by_length`."""
@@ -252,13 +235,9 @@ class SortedTexts:
             self._runs[limit, least] = cut_by_length(self._ordered, limit, least)
         return self._runs[limit, least]
 
-    def restore(self, rows: Tensor) -> Tensor:
-        """Columns of the sorted texts, (B, T), in the caller's order."""
-        return rows.index_select(1, self._back)
-
     def block(self, start: int, stop: int) -> TextBlock:
         """The block of sorted texts `start` to `stop`."""
-        if self._kept is None:
+        if not self.keeps_blocks:
             return self._block(start, stop)
         if (start, stop) not in self._kept:
             self._kept[start, stop] = self._block(start, stop)

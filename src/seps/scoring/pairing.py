@@ -46,13 +46,11 @@ class PairedTexts(SortedTexts):
         self.descriptions = descriptions
         self.description_lengths = checked_lengths("paired_dense", descriptions, description_lengths)
         self.longest_description = max(self.description_lengths, default=0)
+        self.word_count += sum(self.description_lengths)
         if by_description:
             self._sort(self.description_lengths)
             self._counts = self._sorted_counts(self.lengths)
         self._description_counts = self._sorted_counts(self.description_lengths)
-
-    def _word_count(self) -> int:
-        return sum(self.lengths) + sum(self.description_lengths)
 
     def _block(self, start: int, stop: int) -> TextBlock:
         part, block = slice(start, stop), super()._block(start, stop)

@@ -53,7 +53,10 @@ _METHODS = {name: value for name, value in vars(PatchSlimming).items() if isinst
 
 def changed_step(net: PatchSlimming, *names: str) -> str | None:
     """The first of these methods of the network that is not the one of this library; None when all are."""
-    return next((n for n in names if getattr(getattr(net, n), "__func__", None) is not _METHODS[n]), None)
+    for name in names:
+        if getattr(getattr(net, name), "__func__", None) is not _METHODS[name]:
+            return name
+    return None
 
 
 def other_tokens(net: PatchSlimming) -> str | None:

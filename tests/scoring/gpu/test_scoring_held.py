@@ -172,7 +172,7 @@ def test_chunks_give_the_scores_of_single_blocks(dtype, dense, limit, chunk):
     config = config_of(66, dense=dense)
     net, data = on_device(make_net(config), make_inputs(config, images=1, texts=8))
     texts = SortedTexts(data["words"], data["lengths"], dtype=torch.float32, products=dtype)
-    texts.keep_blocks()
+    texts.keeps_blocks = True
     out = torch.full((1, 8), float("nan"), device=DEVICE)
     with torch.no_grad():
         scorer = fused.scorer(net, dtype, WIDE)(net.encode_images(data["images"], **described_of(config, data)))
@@ -192,7 +192,7 @@ def test_joined_blocks_hold_what_the_selection_needs_and_are_made_once():
     assert torch.equal(one.mean, torch.cat([block.mean for block in blocks])) and one.count == 9
     assert torch.equal(one.index, texts.block(0, 9).index)
     assert joined(texts, runs, blocks) is not one, "nothing is kept unless blocks are"
-    texts.keep_blocks()
+    texts.keeps_blocks = True
     kept = joined(texts, runs, blocks)
     assert joined(texts, runs, blocks) is kept
 
@@ -274,7 +274,7 @@ def test_a_chunk_keeps_its_budget(dtype, monkeypatch):
     config = config_of(196, embed_size=64)
     net, data = make_net(config), make_inputs(config, images=4, texts=600, words=10)
     texts = SortedTexts(data["words"], [5] * 300 + [10] * 300, dtype=torch.float32, products=dtype)
-    texts.keep_blocks()
+    texts.keeps_blocks = True
     costs = block_costs(shapes_of(config, 196, texts, None), dtype, cuda=True, fused=True)
     plan = Plan(4, 50, costs, 300)
     budget = costs.shared + 4 * costs.image + 4 * (300 * costs.decided + 50 * (costs.pair - costs.decided))
