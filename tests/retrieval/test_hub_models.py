@@ -74,6 +74,7 @@ def test_a_folder_goes_to_the_hub_and_comes_back(saved, tmp_path):
     assert again.returncode == 0 and again.stdout == loaded.stdout, again.stderr
 
 
+@pytest.mark.slow
 def test_the_library_loads_a_model_of_the_hub(saved, tmp_path):
     library = pytest.importorskip("sentence_transformers")
     from seps.retrieval.sentence_transformers import save
