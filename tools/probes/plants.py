@@ -114,8 +114,8 @@ PLANTS = (
     ),
     Plant(
         "notes of the single file",
-        "import math",
-        "import math  # a note",
+        "# Step 1, cosines: words",
+        "# Step 1, all cosines: words",
         ("modules/text annotated en",),
     ),
     Plant(

@@ -27,8 +27,8 @@ _WAITING = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.d
 
 ON_CPU = 2
 """Read on a CPU alone, where each saves work: whether logits spread too far (`unsafe_images`), ties of the top K."""
-TIES = 2
-"""With noise: the ties of the caption's and the description's selection, on a CPU alone."""
+TIES = 1
+"""With noise: the ties of the selection, on a CPU alone."""
 
 
 class Reads(TorchDispatchMode):
