@@ -20,12 +20,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
-import torch
 from PIL import Image, ImageOps
-from torch import Tensor
 
 from seps.images.formats import MissingReader, reader_for
 from seps.images.formats.still import open_still
@@ -34,11 +32,15 @@ from seps.images.sources import DataError, ImageSource
 
 from .shards import UnreadableImage, read_source
 
-Mode = Literal["model", "resize", "center-crop"]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Mode = Literal["model", "resize", "center-crop", "array"]
 """How an image is brought to a size.
 
 "model": as a model sees it when it does not train. "resize": stretched at once (what training keeps of its photos, and
 what stores without a note of their way hold). "center-crop": keeps its shape and cuts off what sticks out.
+"array": as "model", a NumPy array for models without torch.
 """
 
 PixelMaker = Callable[[Any], Any]
@@ -114,7 +116,8 @@ def side_for(size: tuple[int, int], mode: Mode | PixelMaker) -> int:
         return max(LEAST_SIDE, 2 * max(size))
     height, width = _checked_size(size, mode)
     # Twice the target leaves the resize enough to average; the larger side covers images that EXIF turns.
-    return max(LEAST_SIDE, 2 * max(stored_size((height, width)))) if mode == "model" else 2 * max(height, width)
+    as_model = mode in ("model", "array")
+    return max(LEAST_SIDE, 2 * max(stored_size((height, width)))) if as_model else 2 * max(height, width)
 
 
 def decode_upright(data: bytes, source: ImageSource, side: int) -> Upright:
@@ -191,6 +194,10 @@ def pixels_of(decoded: Upright, source: ImageSource, size: tuple[int, int], mode
         pixels = np.array(image, dtype=np.uint8)
     except MemoryError as error:
         raise _unreadable(source, error) from error
+    if mode == "array":
+        return np.ascontiguousarray(pixels.transpose(2, 0, 1))
+    import torch
+
     return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
 
 
@@ -406,6 +413,8 @@ class ImageReader:
 
         `progress(done, total)` is called after every image.
         """
+        import torch
+
         pixels = torch.empty(len(sources), 3, *_checked_size(size, self.mode), dtype=torch.uint8)
         for index, image in enumerate(self.map(lambda source: read_image(source, size, self.mode), sources)):
             pixels[index] = image

@@ -1,0 +1,1 @@
+"""An embedded model as vectors of length one, without torch: sentences in NumPy, pictures by ONNX Runtime."""
