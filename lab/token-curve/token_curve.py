@@ -34,7 +34,7 @@ from seps.retrieval.heads import ImageFeatures, SlimmingHead
 from seps.retrieval.engine.codec import fewer_patches, fixed_patch_scores, pack, patches_to_keep
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import from_pretrained
-from seps.scoring import score_state
+from seps.scoring import score_matrix
 
 Way = Callable[[RetrievalModel, ImageFeatures, int], Tensor]
 """Patches (B, K, C) out of the images' (B, N, C)."""
@@ -123,7 +123,7 @@ def scores(model: RetrievalModel, kept: Tensor, images: ImageFeatures, texts: ob
         start = time.perf_counter()
         net.score(side, Texts.of(words[row : row + 1, : int(lengths[row])]))
         times.append(time.perf_counter() - start)
-    similarity = score_state(net, side, words, lengths)
+    similarity = score_matrix(net, side, words, lengths)
     assert isinstance(similarity, Tensor)
     return similarity, 1e6 * min(times) / len(kept)
 

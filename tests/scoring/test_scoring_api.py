@@ -17,7 +17,6 @@ from seps.scoring import (
     choose_backend,
     count_images,
     score_matrix,
-    score_state,
     take_images,
 )
 from seps.scoring.inputs import cut_by_length
@@ -177,12 +176,12 @@ def test_a_state_gives_the_scores_of_its_features(name):
         side = net.encode_images(data["images"], **own)
     scores = score_matrix(net, data["images"], data["words"], data["lengths"], **own)
     assert count_images(side) == 4
-    torch.testing.assert_close(score_state(net, side, data["words"], data["lengths"]), scores, atol=0, rtol=0)
+    torch.testing.assert_close(score_matrix(net, side, data["words"], data["lengths"]), scores, atol=0, rtol=0)
     parts = [take_images(side, slice(0, 1)), take_images(side, torch.tensor([1, 2, 3]))]
     torch.testing.assert_close(score_matrix(net, parts, data["words"], data["lengths"]), scores)
     small = replace(side, **{name: getattr(side, name).half() for name in ("prefix", "patches", "pooled")})
     for backend in ("factored", "reference"):
-        coarse = score_state(net, small, data["words"], data["lengths"], backend=backend)
+        coarse = score_matrix(net, small, data["words"], data["lengths"], backend=backend)
         assert 0 < (coarse - scores).abs().max() < 5e-4
 
 

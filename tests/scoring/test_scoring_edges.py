@@ -13,7 +13,7 @@ from scoring_cases import CONFIGS, SMALL, make_inputs, make_net
 from seps.method.checks import InputError
 from seps.method.config import SlimmingConfig
 from seps.retrieval.explain.shares import shares
-from seps.scoring import ImageBlock, choose_backend, score_matrix, score_state, score_with_gradient
+from seps.scoring import ImageBlock, choose_backend, score_matrix, score_with_gradient
 
 BACKENDS = ["auto", "reference", "factored"]
 GUIDED = SlimmingConfig.default(extra_guides={"audio": 0.2}, **SMALL)
@@ -82,7 +82,7 @@ class TestNothing:
             assert found.shape == (images, texts) and found.dtype == torch.float32
         with torch.no_grad():
             side = net.encode_images(pictures, dense=described["dense"], dense_lengths=described["dense_lengths"])
-        assert score_state(net, side, words, backend=backend).shape == (images, texts)
+        assert score_matrix(net, side, words, backend=backend).shape == (images, texts)
         assert score_matrix(net, [pictures, side], words, backend=backend).shape == (2 * images, texts)
         for query, queries, gallery in (("text", texts, images), ("image", images, texts)):
             best = score_matrix(net, pictures, words, backend=backend, topk=2, query=query)

@@ -13,7 +13,6 @@ from seps.retrieval.explain.shares import shares
 from seps.scoring import (
     ImageBlock,
     score_matrix,
-    score_state,
     score_with_gradient,
     take_images,
 )
@@ -128,9 +127,9 @@ def test_a_state_saved_before_the_mask_was_kept():
     net, data = make_net(config), make_inputs(config)
     with torch.no_grad():
         old = net.encode_images(data["images"][:2], dense=data["dense"][:2])
-    expected = score_state(net, old, data["words"])
+    expected = score_matrix(net, old, data["words"])
     old.dense_mask = None
-    torch.testing.assert_close(score_state(net, old, data["words"]), expected)
+    torch.testing.assert_close(score_matrix(net, old, data["words"]), expected)
 
 
 def test_explanations(case):

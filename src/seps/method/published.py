@@ -131,19 +131,9 @@ class CrossSparseAggrNet(PatchSlimming):
             )
         return num_tokens - patches
 
-    def encode_images(
-        self,
-        images: Tensor,
-        *,
-        dense: Tensor | None = None,
-        dense_lengths: Tensor | Sequence[int] | None = None,
-        guides: Mapping[str, Tensor] | None = None,
-        patch_mask: Tensor | None = None,
-    ) -> EncodedImages:
+    def encode_images(self, images: Tensor, *, dense: Tensor | None = None, **extras: Any) -> EncodedImages:
         """As `PatchSlimming.encode_images`; without a dense text the caption's weight matrix W_s works alone."""
-        side = super().encode_images(
-            images, dense=dense, dense_lengths=dense_lengths, guides=guides, patch_mask=patch_mask
-        )
+        side = super().encode_images(images, dense=dense, **extras)
         return side if dense is not None else replace(side, sets=side.sets[:1])
 
     def forward(  # type: ignore[override]

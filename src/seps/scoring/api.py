@@ -265,13 +265,6 @@ def _block_rows(
     yield from score_rows(net, block, texts, patches, texts.products, memory, scorer, reference)
 
 
-def score_state(
-    net: PatchSlimming, side: EncodedImages, words: Tensor, lengths: Lengths = None, **options: Any
-) -> Tensor | TopK:
-    """`score_matrix` from image-only state made earlier (`PatchSlimming.encode_images`)."""
-    return score_matrix(net, side, words, lengths, **options)
-
-
 def _best_of(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The `count` best of each row and their positions, ties to the lower position."""
     ranked = torch.sort(scores, dim=-1, descending=True, stable=True)

@@ -28,7 +28,7 @@ from seps.retrieval.engine.pictures import PatchPictures, Queries
 from seps.retrieval.heads import ImageFeatures, TextFeatures
 from seps.retrieval.merging import mean_grid, merge_words
 from seps.retrieval.model import RetrievalModel
-from seps.scoring import score_state
+from seps.scoring import score_matrix
 from seps.scoring.blocks import scoring_memory
 from seps.scoring.own_texts import can_score, images_at_once, score_own_texts
 from seps.scoring.terms import other_forward
@@ -140,11 +140,11 @@ class PatchScorer:
         if self.net is None:
             return self.model.score(images, texts, memory=memory)
         if len(texts.words) == 1 and other_forward(self.net) is None:
-            # `score_state` prepares for many captions; for a single one the network itself is several times faster.
+            # `score_matrix` prepares for many captions; for a single one the network itself is several times faster.
             length = int(texts.mask[0].sum())
             with evaluating(self.net):
                 return self.net.score(self.side(images), Texts.of(texts.words[:, :length])).similarity
-        scores = score_state(self.net, self.side(images), texts.words, texts.lengths, memory=memory)
+        scores = score_matrix(self.net, self.side(images), texts.words, texts.lengths, memory=memory)
         return cast(Tensor, scores)  # not the best alone
 
     @torch.no_grad()
