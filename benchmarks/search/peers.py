@@ -9,19 +9,22 @@ way again by MaxSim. fast-plaid runs in an environment of its own, below `runs/`
 built for; without a package index its row names the failure.
 
 - `recall`: the part of the ten best of `exact` that are among the way's ten, mean over the queries.
-- `ms`: median per query, one at a time. `bytes`: per picture, as the way keeps it. `mib`: what it holds to search.
+- `ms`: median per query, one at a time; the page shows it where `load` at the start is below the threads.
+- `bytes`: per picture as half-precision values, of fast-plaid in its folder; `mib`: of all pictures. `process_mib`:
+  peak of the process of fast-plaid, with torch.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
 import venv
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -207,50 +210,44 @@ def fast_plaid(pictures: Tensor, queries: list[Tensor], truth: list[NDArray[np.i
     return {**found, "build_seconds": facts["built"], "process_mib": facts["peak"]}
 
 
-def compare(real: Tensor, queries: list[Tensor], count: int) -> list[Facts]:
-    """All ways over so many pictures."""
+def compare(real: Tensor, queries: list[Tensor], count: int) -> Iterator[Facts]:
+    """All ways over so many pictures, a row each."""
     pictures = made(real, count)
-    truth = [exact(pictures, words) for words in queries]
     size = pictures.numel() * 2
-    rows = [measured("exact", queries, lambda words: exact(pictures, words), truth, size)]
+    truth: list[NDArray[np.int64]] = []
+    times = []
+    for words in queries:
+        start = time.perf_counter()
+        truth.append(exact(pictures, words))
+        times.append(time.perf_counter() - start)
     means = F.normalize(pictures.float().mean(dim=1), dim=-1)
-
-    def by_mean(words: Tensor, number: int = TEN) -> NDArray[np.int64]:
-        return best(means @ F.normalize(words.mean(dim=0), dim=0), number)
-
-    of_means = count * means.shape[1] * 2
-    rows.append(measured("one vector", queries, by_mean, truth, of_means))
-    rows.append(
-        measured(
-            "one vector + 100",
-            queries,
-            lambda words: again(pictures, words, by_mean(words, AGAIN)),
-            truth,
-            of_means + size,
-        )
-    )
     fixed = Muvera(pictures.shape[2])
-    parts = [fixed(pictures[at : at + BLOCK].float(), query=False).half() for at in range(0, count, BLOCK)]
-    table = torch.cat(parts).float()
-    by_fixed = partial(_by_fixed, table, fixed)
+    table = torch.cat([fixed(pictures[at : at + BLOCK].float(), query=False) for at in range(0, count, BLOCK)])
+    vector, summed = partial(_by_mean, means), partial(_by_fixed, table, fixed)
 
-    of_fixed = table.numel() * 2
-    rows.append(measured("MUVERA", queries, by_fixed, truth, of_fixed))
-    rows.append(
-        measured(
-            "MUVERA + 100",
-            queries,
-            lambda words: again(pictures, words, by_fixed(words, AGAIN)),
-            truth,
-            of_fixed + size,
-        )
-    )
-    rows.append(fast_plaid(pictures, queries, truth))
-    for facts in rows:
-        if "held" in facts:
-            held = facts.pop("held")
-            facts |= {"bytes": held / count, "mib": held / 2**20}
-    return [{"pictures": count, **facts} for facts in rows]
+    def twice(first: Callable[[Tensor, int], NDArray[np.int64]]) -> Search:
+        return lambda words: again(pictures, words, first(words, AGAIN))
+
+    yield _sized(row("exact", truth, times, truth, size), count)
+    ways: list[tuple[str, Search, int]] = [
+        ("one vector", vector, means.numel() * 2),
+        ("one vector + 100", twice(vector), means.numel() * 2 + size),
+        ("MUVERA", summed, table.numel() * 2),
+        ("MUVERA + 100", twice(summed), table.numel() * 2 + size),
+    ]
+    for name, search, held in ways:
+        yield _sized(measured(name, queries, search, truth, held), count)
+    yield _sized(fast_plaid(pictures, queries, truth), count)
+
+
+def _sized(facts: Facts, count: int) -> Facts:
+    held = facts.pop("held", None)
+    sizes = {} if held is None else {"bytes": held / count, "mib": held / 2**20}
+    return {"pictures": count, **facts, **sizes}
+
+
+def _by_mean(means: Tensor, words: Tensor, number: int = TEN) -> NDArray[np.int64]:
+    return best(means @ F.normalize(words.mean(dim=0), dim=0), number)
 
 
 def _by_fixed(table: Tensor, fixed: Muvera, words: Tensor, number: int = TEN) -> NDArray[np.int64]:
@@ -269,6 +266,7 @@ def main() -> None:
     real, queries = vectors(options.data, options.photos, options.queries)
     facts: Facts = {
         **describe(torch.device("cpu")),
+        "load": os.getloadavg()[0],
         "packages": PACKAGES,
         "photos": len(real),
         "queries": len(queries),
@@ -279,8 +277,8 @@ def main() -> None:
         for found in compare(real, queries, count):
             facts["rows"].append(found)
             print(json.dumps(found), flush=True)
-    if options.out:
-        Path(options.out).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+            if options.out:
+                Path(options.out).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

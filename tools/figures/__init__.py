@@ -10,6 +10,8 @@ from figures.raw import Results
 TABLES: dict[str, Callable[[Results], str]] = {
     "coco": scoring.coco,
     "cores": scoring.cores,
+    "gpu": scoring.gpu,
+    "peers": jobs.peers,
     "training": jobs.training,
     "indexing": jobs.indexing,
     "cold-start": jobs.cold_start,

@@ -49,6 +49,28 @@ _INDEXING = {
 }
 
 
+def peers(files: Results) -> str:
+    """Other ways to find pictures by their patches."""
+    raw = "peers-cpu.json"
+    rows: list[Row] = []
+    data = files.json(raw)
+    # Times of a machine with other work say nothing of a way.
+    quiet = data.get("load", float("inf")) < data["threads"]
+    for row in data["rows"]:
+        if "failed" in row:
+            rows.append([f"{row['pictures']:,}", row["way"], *[NOT_RECORDED] * (4 if quiet else 3)])
+            continue
+        times = [f"{row['ms']:.1f}"] if quiet else []
+        cells = [f"{row['recall']:.2f}", *times, f"{row['bytes']:,.0f}", mib(row["mib"])]
+        rows.append([f"{row['pictures']:,}", row["way"], *cells])
+    head = ["pictures", "way", "recall of exact", *(["ms per query"] if quiet else []), "bytes per picture"]
+    about = (
+        f"{data['queries']} captions, {data['patches']} patches per picture, pictures made of {data['photos']} real "
+        f"photos, PyTorch {data['torch']} ({link(raw)})."
+    )
+    return table([*head, "all pictures"], rows, about)
+
+
 def cold_start(files: Results) -> str:
     """From the shell."""
     raw = "cold-start-cpu.json"

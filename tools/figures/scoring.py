@@ -47,6 +47,23 @@ def coco(files: Results) -> str:
     )
 
 
+def gpu(files: Results) -> str:
+    """5,000 x 25,000 on one H200 against plain MaxSim by torch and the published code."""
+    raw = "defaults-h200.jsonl"
+    measured = {line["call"]: line["seconds"] for line in files.lines(raw) if "call" in line and "seconds" in line}
+    plain = {told: line["seconds"] for told, line in peers(files, raw).items() if "(torch " in told}
+    published = {f"{line['code']}: {line['what']}, elsewhere": line["seconds"] for line in _published(files)}
+    base = min(plain.values())
+    ours = {told: measured[name] for name, told, _ in (CALLS[0], CALLS[2])}
+    rows = [[told, seconds(value), f"**{value / base:.2f}**"] for told, value in {**plain, **ours, **published}.items()]
+    return table(["what", "seconds", "x plain MaxSim"], rows, f"Raw: {link(raw)}, {link('elsewhere.json')}.")
+
+
+def _published(files: Results) -> list[dict[str, Any]]:
+    """Rows of the published code, which are measured elsewhere."""
+    return [line for line in files.json("elsewhere.json")["scoring"] if line["code"].startswith("published")]
+
+
 def peers(files: Results, name: str) -> dict[str, dict[str, Any]]:
     """Rows of plain MaxSim over all tokens in a file of `benchmarks.speed.defaults`; the last of each kind."""
     found = {}
