@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from safetensors.torch import load_file
 from torch import Tensor
 
 from seps.files import load_json, sha256
@@ -108,6 +107,8 @@ def read_weights(folder: Path, config: Mapping[str, Any]) -> tuple[dict[str, Ten
             f"{path} cannot be read: it is not the file that config.json was saved with; it may be cut off or changed. "
             "Copy or save it again."
         )
+    from safetensors.torch import load_file
+
     try:
         return load_file(path), path
     except Exception as error:  # a broken header surfaces as several types
