@@ -58,6 +58,7 @@ def test_multimodal_gumbel_gradients_stay_of_the_order_of_plain_topk():
     assert norms[False] / 10 < norms[True] < norms[False] * 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("decision", ["topk", *DIFFERENTIABLE])
 def test_many_steps_without_nan(decision, dtype):

@@ -51,7 +51,11 @@ def run(path, inputs):
 
 @pytest.mark.parametrize(
     ("preset", "prefix", "descriptions"),
-    [("default", 1, True), pytest.param("paper", 0, True, marks=pytest.mark.slow), ("open_source", 1, False)],
+    [
+        ("default", 1, True),
+        pytest.param("paper", 0, True, marks=pytest.mark.slow),
+        pytest.param("open_source", 1, False, marks=pytest.mark.slow),
+    ],
 )
 def test_score_is_that_of_the_network(tmp_path, preset, prefix, descriptions):
     net, path = make_net(preset, prefix), tmp_path / "score.onnx"

@@ -140,7 +140,7 @@ def test_a_map_takes_shots_of_identities_spread_over_the_queried_ones(tmp_path: 
             assert gradients_picture(model, dataset, reader, matrix, [0, 5], pattern).height > 4 * 64
 
 
-@pytest.mark.parametrize("fusion", ["sdtps", "concat"])
+@pytest.mark.parametrize("fusion", ["sdtps", pytest.param("concat", marks=pytest.mark.slow)])
 def test_the_command_writes_four_pictures(fusion: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rgbnt201(tmp_path / "data")
     small = {"data.layout": "rgbnt201", "data.root": tmp_path / "data", "data.identities": 2, "data.images": 2}

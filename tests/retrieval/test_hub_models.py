@@ -55,6 +55,7 @@ print(float(sum(value.double().sum() for value in model.state_dict().values())))
 """
 
 
+@pytest.mark.slow
 def test_a_folder_goes_to_the_hub_and_comes_back(saved, tmp_path):
     with hub_server() as hub:
         pushed = run(PUSH, hub.address, tmp_path / "a", str(saved))

@@ -244,6 +244,7 @@ def test_an_idea_that_has_changed_is_named_where_its_weights_do_not_fit(encoders
         assert "transformers" not in str(told.value)
 
 
+@pytest.mark.slow
 def test_a_row_of_ones_own_is_trained_and_reported(encoders, scenes, dev_scenes, plugin, tmp_path, capsys):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(

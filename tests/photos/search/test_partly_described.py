@@ -49,6 +49,7 @@ def shipped(matrices: tuple[torch.Tensor, torch.Tensor, Levels]) -> PartlyDescri
     return measure(*matrices[:2], load_jsonl(gallery_file()).image_of_caption)
 
 
+@pytest.mark.slow
 def test_the_shipped_photos_are_measured(shipped: PartlyDescribed) -> None:
     """What the next test rests on: the measurement finds what is there before any photo is described."""
     assert (shipped.photos, shipped.captions, shipped.halves) == (54, 113, 20)

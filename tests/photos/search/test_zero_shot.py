@@ -113,6 +113,7 @@ def test_index_and_search_rank_as_transformers_does(family: str, tmp_path: Path)
     assert searcher.search_image(tmp_path / "photos" / "p3.png")[0].score == pytest.approx(1.0, abs=ROUNDED)
 
 
+@pytest.mark.slow
 def test_the_command_searches_in_a_process_of_its_own(tmp_path: Path) -> None:
     """A short command leaves out what it does not need (`seps.cli.shared.startup`); transformers must still load."""
     searcher = indexed(photos(tmp_path / "photos"), tmp_path / "s")

@@ -163,6 +163,7 @@ def test_a_foreign_file_of_results_gets_a_sentence(tmp_path, capsys, line):
     assert "baselines" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_failed_command_can_be_corrected_and_decodes_each_photo_once(
     encoders, scenes, dev_scenes, tmp_path, capsys, monkeypatch
 ):

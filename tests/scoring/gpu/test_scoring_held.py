@@ -53,6 +53,7 @@ def described_of(config, data):
     return {"dense": data["dense"], "dense_lengths": data["dense_lengths"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("padded", "texts"), [(64, 17), (80, 1), (80, 17), (96, 1), (112, 17), (144, 1), (208, 17), (240, 3), (256, 3)]
 )
@@ -238,6 +239,7 @@ def shapes_and_texts(dtype, texts=4000):
     return shapes_of(config, 196, made, None), made.count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("mebibytes", [80, 100, 200, 400, 1500, 6000])
 def test_the_plan_counts_the_chunk(dtype, mebibytes):
