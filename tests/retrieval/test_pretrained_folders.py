@@ -55,7 +55,9 @@ def hub(monkeypatch, tmp_path):
     root = tmp_path / "hub"
     calls = []
 
-    def snapshot_download(repo_id, *, revision=None, allow_patterns=None, local_files_only=False):
+    def snapshot_download(
+        repo_id, *, revision=None, allow_patterns=None, local_files_only=False, token=None, cache_dir=None
+    ):
         calls.append((repo_id, revision, local_files_only))
         source = root / repo_id
         if not source.is_dir():
