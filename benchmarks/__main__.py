@@ -31,6 +31,8 @@ RUNS: dict[str, tuple[str, str]] = {
     "quality.partly_described": ("minutes", "CPU, data"),
     "quality.sizes": ("minutes", "CPU, data"),
     "quality.typed": ("minutes", "CPU, data"),
+    "quality.typed_forms": ("minutes", "CPU, a store"),
+    "quality.typed_seeds": ("minutes", "CPU, a store"),
     "quality.typed_sheets": ("minutes", "CPU, a store"),
     "quality.vectors": ("minutes", "CPU, data"),
 }

@@ -11,8 +11,14 @@ from seps.retrieval.embedded import EMBEDDED, FILE, describe, embedded_folder
 from seps.retrieval.model import model_hash, text_hash
 from seps.retrieval.pretrained import from_pretrained
 
+
+def write(name: str) -> None:
+    """Write the file of one embedded model."""
+    model = from_pretrained(name)
+    text = json.dumps(describe(model, model_hash(model), text_hash(model)), indent=1) + "\n"
+    (embedded_folder(name) / FILE).write_text(text, encoding="utf-8")
+
+
 if __name__ == "__main__":
-    for name in EMBEDDED:
-        model = from_pretrained(name)
-        text = json.dumps(describe(model, model_hash(model), text_hash(model)), indent=1) + "\n"
-        (embedded_folder(name) / FILE).write_text(text, encoding="utf-8")
+    for embedded in EMBEDDED:
+        write(embedded)

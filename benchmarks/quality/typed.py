@@ -62,10 +62,35 @@ def name(hit: Hit) -> str:
     return hit.member or Path(hit.path).name
 
 
+def listed_nouns() -> list[tuple[str, set[str]]]:
+    """The nouns of the list, with article, and the words that count as each."""
+    lines = [line.split("\t") for line in NOUNS.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+    return [(noun, {bare(noun), plural}) for noun, plural in lines]
+
+
+def words_said(dataset: RetrievalDataset) -> dict[str, set[str]]:
+    """By photo: the words of its captions."""
+    return {record.id: words(" ".join([*record.captions, record.dense or ""])) for record in dataset.records}
+
+
+def noun_forms(dataset: RetrievalDataset) -> list[tuple[tuple[str, str], set[str]]]:
+    """Each noun of the list without and with its article, and the photos that are right."""
+    said = words_said(dataset)
+    return [
+        ((bare(noun), noun), {photo for photo, text in said.items() if not form.isdisjoint(text)})
+        for noun, form in listed_nouns()
+    ]
+
+
+def phrase_forms(dataset: RetrievalDataset) -> list[tuple[tuple[str, ...], set[str]]]:
+    """Phrases in their forms, and the photos that are right."""
+    found = queries_of_captions(dataset, fewest=LEAST)
+    return [(query.texts, set(query.right)) for query in found if len(query.texts[0].split()) > 1]
+
+
 def noun_rows(searcher: Searcher, said: dict[str, set[str]]) -> None:
     """Print the tables of nouns."""
-    lines = [line.split("\t") for line in NOUNS.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
-    forms = [(noun, {bare(noun), plural}) for noun, plural in lines]
+    forms = listed_nouns()
     often = [sum(not form.isdisjoint(text) for text in said.values()) >= LEAST for _, form in forms]
     groups = {
         "20 plain nouns": forms[:CHOSEN],
@@ -110,11 +135,9 @@ def noun_rows(searcher: Searcher, said: dict[str, set[str]]) -> None:
 def phrase_rows(searcher: Searcher, dataset: RetrievalDataset) -> None:
     """Print the table of phrases."""
     groups: dict[str, list[tuple[tuple[str, ...], set[str]]]] = {"two words": [], "two nouns with a preposition": []}
-    for query in queries_of_captions(dataset, fewest=LEAST):
-        if (count := len(query.texts[0].split())) > 1:
-            groups["two words" if count == 2 else "two nouns with a preposition"].append(
-                (query.texts, set(query.right))
-            )
+    for texts, right in phrase_forms(dataset):
+        group = "two words" if len(texts[0].split()) == 2 else "two nouns with a preposition"
+        groups[group].append((texts, right))
     print("\n| phrases | number | right of ten | with articles |\n|---|---|---|---|")
     for group, some in groups.items():
         cells = []
@@ -201,18 +224,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.quality.typed", description=__doc__)
     parser.add_argument("--store", required=True, help="store of the photos of --data")
     parser.add_argument("--data", type=Path, required=True, help="JSONL with captions")
+    parser.add_argument(
+        "--model", help="another text side of the store's model, like runs/typed (default: the store's)"
+    )
     parser.add_argument("--sentences", type=int, default=200, help="photos whose first caption is a sentence")
     parser.add_argument("--rsum", action="store_true", help="evaluate the model with all captions, too: minutes")
     options = parser.parse_args()
-    dataset, searcher = load_jsonl(options.data), Searcher(options.store)
+    dataset, searcher = load_jsonl(options.data), Searcher(options.store, options.model)
     texts = {record.id: [*record.captions, record.dense or ""] for record in dataset.records}
-    print(f"{searcher.store.settings.model} on {options.data.name}: {len(texts)} photos\n")
-    noun_rows(searcher, {photo: words(" ".join(every)) for photo, every in texts.items()})
+    name = options.model or searcher.store.settings.model
+    print(f"{name} on {options.data.name}: {len(texts)} photos\n")
+    noun_rows(searcher, words_said(dataset))
     phrase_rows(searcher, dataset)
     sentence_rows(searcher, {photo: texts[photo][0] for photo in list(texts)[: options.sentences]})
     language_rows(searcher, dataset.captions)
     if options.rsum:
-        rsum_rows(searcher.store.settings.model, dataset)
+        rsum_rows(name, dataset)
 
 
 if __name__ == "__main__":
