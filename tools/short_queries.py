@@ -20,7 +20,8 @@ from safetensors.torch import save_file
 
 from seps.files import sha256
 from seps.hub.folder import CONFIG, describe_weights, read_config
-from seps.retrieval.pretrained import EMBEDDED, embedded_folder, from_pretrained
+from seps.retrieval.embedded import EMBEDDED, embedded_folder
+from seps.retrieval.pretrained import from_pretrained
 
 PART = "project_short."
 

@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.quality.typed import LEAST, noun_forms, phrase_forms
 from seps.photos import Searcher
-from seps.photos.search.hits import SHOWN
+from seps.photos.search.results import SHOWN
 from seps.retrieval.data import RetrievalDataset, load_jsonl
 
 GROUPS = ('"dog"', '"a dog"', '"red car"', '"a red car"')
@@ -43,9 +43,10 @@ def precision(searcher: Searcher, groups: dict[str, list[Asked]]) -> list[float]
     """Per cent right of the ten best, by group."""
     texts = list(dict.fromkeys(text for some in groups.values() for text, _ in some))
     encoded = searcher.engine.encode_texts(texts)
+    (strength,) = {searcher.strength_of(text) for text in texts}
     found, names = [], []
     for images in searcher.store.scan([*SHOWN, *searcher.columns], searcher.store.allowed(None)):
-        found.append(searcher.query_scores(images, encoded))
+        found.append(searcher.query_scores(images, encoded, strength))
         places = zip(images.values("member"), images.values("path"), strict=True)
         names += [member or Path(path).name for member, path in places]
     best = torch.cat(found).topk(min(10, len(names)), dim=0).indices.T.tolist()

@@ -10,9 +10,11 @@ import torch
 
 from seps.photos import Searcher
 from seps.photos.indexing.build import IndexOptions, index_folder, up_to_date
+from seps.photos.search.explaining import StoredExplainer
 from seps.photos.search.searcher import OtherModelError
 from seps.photos.store.store import Store
 from seps.retrieval.model import RetrievalModel, model_hash, text_hash
+from seps.retrieval.ranking.confidence import Calibration
 from stores import few_sentences, gallery, model, model_folder
 
 OPTIONS = IndexOptions(workers=2)
@@ -51,6 +53,34 @@ def test_a_projection_of_short_queries_is_of_neither_digest(tmp_path: Path, monk
     long = "a very dark picture of a green square"
     assert [hit.as_dict() for hit in after.search(long)] == [hit.as_dict() for hit in before.search(long)]
     assert [hit.score for hit in after.search("a dog")] != [hit.score for hit in before.search("a dog")]
+
+
+def test_a_short_query_that_is_read_apart_has_a_background_and_a_confidence_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of what a sentence takes off; its confidence is that of words, whatever scores are worth for sentences."""
+    few_sentences(monkeypatch)
+    photos, place, other = gallery(tmp_path / "g", described=0), tmp_path / "s", copy.deepcopy(model())
+    index_folder(photos, place, model(), model_folder(), options=OPTIONS)
+    other.set_short_queries(True)
+    text, sentence = "a red square", "a very dark picture of a green square"
+    sure, taken = {}, {}
+    for name, side in (("one", model()), ("apart", other)):
+        searcher = Searcher(place, side)
+        for query in (text, sentence):
+            taken[name, query] = {hit.path: hit.terms["background"] for hit in searcher.search(query)}
+            plain = {hit.path: hit.score - hit.terms["background"] for hit in searcher.search(query, exact=True)}
+            taken[name, query, "plain"] = plain
+        for worth in (0.0, 1.0):
+            with monkeypatch.context() as patch:
+                patch.setattr(Calibration, "confidence", lambda self, score, worth=worth: worth)
+                sure[name, worth] = [hit.confidence for hit in searcher.search(text)]
+        explained, _ = StoredExplainer(searcher).explain((best := searcher.search(text)[0]).id, text) or (None, None)
+        assert explained is not None and explained.score == pytest.approx(best.score, abs=1e-5)
+    assert taken["apart", text] == pytest.approx({path: value / 2 for path, value in taken["one", text].items()})
+    assert taken["apart", sentence] == taken["one", sentence]
+    assert taken["apart", text, "plain"] == pytest.approx(taken["one", text, "plain"])
+    assert sure["one", 0.0] != sure["one", 1.0] and sure["apart", 0.0] == sure["apart", 1.0]
 
 
 def test_a_store_of_the_former_text_side_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,6 +56,7 @@ class ColourEngine:
         score_range=1.0,
         vector_slope=1.0,
         word_fit=1.0,
+        short_background=None,
         background_weight=0.5,
         sizes=("vector",),
         default_size="vector",

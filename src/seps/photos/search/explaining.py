@@ -55,7 +55,7 @@ class StoredExplainer:
             text, row["dense"], lambda: indexed_photo(searcher, row), stored=searcher.pictures(images)
         )
         words = matches_of(text, searcher.store)
-        (terms,) = searcher.terms(images, words)
+        (terms,) = searcher.terms(images, words, strength=searcher.strength_of(text))
         added = sum(terms.values())
         score = searcher.scores(images, searcher.encode(text))[0] + added
         if shown is not None and abs(shown - score) <= ROUNDING:

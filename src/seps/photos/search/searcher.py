@@ -39,6 +39,7 @@ from seps.retrieval.ranking.terms import (
     added_terms,
     matches_of,
 )
+from seps.retrieval.stopwords import is_short
 
 SCORED_AT_ONCE = 32
 """Images that one core scores at a time: what fits its cache is much faster."""
@@ -61,6 +62,8 @@ class Part:
     matches: Matches = NO_MATCHES
     sign: int = 1
     """-1: the score of this part is taken off."""
+    strength: float = 1.0
+    """What of the store's strength takes a picture's level off: less for a short query that is read apart."""
     scale: float = 1.0
     mean: float = 0.0
     """Beside other parts its score s counts as `scale (s - mean)`; see `seps.photos.search.sums`."""
@@ -149,7 +152,8 @@ class Searcher:
 
     def part_of_text(self, text: str, sign: int = 1) -> Part:
         """A sentence as one part of a query."""
-        return self.part_of_query(self.encode(text), matches_of(text, self.store), sign)
+        part = self.part_of_query(self.encode(text), matches_of(text, self.store), sign)
+        return replace(part, strength=self.strength_of(text))
 
     def part_of_query(self, query: Queries, matches: Matches = NO_MATCHES, sign: int = 1) -> Part:
         """An encoded sentence as one part of a query, with what `matches` of its words."""
@@ -170,6 +174,15 @@ class Searcher:
         # Where it is found for each gallery: until that is done, scores stay plain.
         usual = self.engine.traits.background_weight or 0.0
         return self.store.settings.calibration.get("strength", usual)
+
+    def reads_apart(self, text: str) -> bool:
+        """Whether the engine reads a query in another way than sentences, since it is short."""
+        return self.engine.traits.short_background is not None and is_short(text)
+
+    def strength_of(self, text: str) -> float:
+        """What of `strength` a query takes off: 1 for sentences."""
+        less = self.engine.traits.short_background
+        return 1.0 if less is None or not is_short(text) else less
 
     @property
     def without_bank(self) -> str:
@@ -223,7 +236,8 @@ class Searcher:
     def _confidences(self, calibration: Calibration, text: str, part: Part, hits: Sequence[Hit]) -> list[float]:
         """Of the best hits for one sentence, in the order of ranks, which they fall with."""
         whole = [calibration.confidence(hit.score) for hit in hits]
-        share = sentence_share(text)
+        # The calibration is of sentences, and so of their projection and of their strength of the background.
+    share = 0.0 if searcher.reads_apart(text) else sentence_share(text)
         if share == 1 or not hits:
             return whole
         traits, digests = self.engine.traits, self.store.settings.digests._replace(texts=self.text_hash)
@@ -284,7 +298,7 @@ class Searcher:
         facts: list[dict[str, Any]] = [{"values": [], "terms": {}} for _ in range(len(images))]
         for part in parts:
             scores = self.scores(images, part.query, part.described)
-            added = self.terms(images, part.matches, part.described)
+            added = self.terms(images, part.matches, part.described, part.strength)
             for own, score, terms in zip(facts, scores, added, strict=True):
                 own["values"].append(part.factor * (score + sum(terms.values()) - part.mean))
                 for name, value in terms.items():
@@ -301,7 +315,7 @@ class Searcher:
         """The estimate of a score by which candidates are chosen; None without a bank, where the vectors decide alone.
 
         The product of vectors times twice the weight of the pooled cosine (the alignment of words grows about as fast
-        with it), minus the level over the bank times `sentences`, the sum of their factors."""
+        with it), minus the level over the bank times `sentences`, the sum of their factors and strengths."""
         if not sentences or not self.store.settings.bank:
             return None
         return Prior(self.slope, -self.strength * sentences)
@@ -316,7 +330,7 @@ class Searcher:
     ) -> Iterable[Columns]:
         """The images nearest by vector, then those among the rest whose descriptions have most of the query's words."""
         vector = cast(torch.Tensor, sum(part.factor * part.vector for part in parts)).cpu().numpy()
-        prior = self.prior(sum(part.factor for part in parts if part.described))
+        prior = self.prior(sum(part.factor * part.strength for part in parts if part.described))
         near = self.store.nearest(vector, count, columns, filters, prior)
         yield near
         known = set(near.values("id"))
@@ -327,19 +341,23 @@ class Searcher:
                 known.update(more)
                 yield self.store.select(more, columns)
 
-    def terms(self, images: Columns, matches: Matches, described: bool = True) -> list[dict[str, float]]:
+    def terms(
+        self, images: Columns, matches: Matches, described: bool = True, strength: float = 1.0
+    ) -> list[dict[str, float]]:
         """Per image what is added to the model's score, by name: for rare words `matches`, and its level over the bank.
 
         Without `described` (a picture was searched by) the bank, whose queries are sentences, adds nothing.
         """
-        facts, gallery = self._facts(images)
+        facts, gallery = self._facts(images, strength)
         return added_terms(facts, matches, gallery, is_sentence=described)
 
-    def _facts(self, images: Columns) -> tuple[ImageFacts, GalleryFacts]:
+    def _facts(self, images: Columns, strength: float = 1.0) -> tuple[ImageFacts, GalleryFacts]:
         settings = self.store.settings
         described = [value is not None for value in images.values(settings.layout.described_column)]
         levels = images.values("bank") if settings.bank else None
-        gallery = GalleryFacts(self.engine.traits.score_unit, self.strength, settings.calibration.get("gap", 0.0))
+        gallery = GalleryFacts(
+            self.engine.traits.score_unit, strength * self.strength, settings.calibration.get("gap", 0.0)
+        )
         return ImageFacts(images.values("id"), described, levels), gallery
 
     def scores(self, images: Columns, query: Queries, described: bool = True) -> list[float]:
@@ -352,9 +370,9 @@ class Searcher:
         step = SCORED_AT_ONCE if self.engine.device.type == "cpu" else max(1, len(images))
         return [score for some in self._pool.map(part, range(0, len(images), step)) for score in some]
 
-    def query_scores(self, images: Columns, queries: Queries) -> torch.Tensor:
-        """(B, T) what searches for several encoded queries give images read with `columns` and `id`."""
-        facts, gallery = self._facts(images)
+    def query_scores(self, images: Columns, queries: Queries, strength: float = 1.0) -> torch.Tensor:
+        """(B, T) what searches for several encoded queries of one `strength_of` give images read with `columns`."""
+        facts, gallery = self._facts(images, strength)
         return add_to_scores(self._scores(images, queries, True).cpu(), facts, None, gallery)
 
     def _scores(self, images: Columns, query: Queries, described: bool) -> torch.Tensor:

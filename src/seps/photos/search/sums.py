@@ -59,7 +59,7 @@ def standardised(searcher: Searcher, parts: Sequence[Part], weights: Sequence[fl
     scores: list[list[float]] = [[] for _ in parts]
     for images in _sample(searcher, parts):
         for own, part in zip(scores, parts, strict=True):
-            terms = searcher.terms(images, part.matches, part.described)
+            terms = searcher.terms(images, part.matches, part.described, part.strength)
             model = searcher.scores(images, part.query, part.described)
             own += [score + sum(added.values()) for score, added in zip(model, terms, strict=True)]
     scaled = []
@@ -75,7 +75,7 @@ def _sample(searcher: Searcher, parts: Sequence[Part]) -> Iterator[Columns]:
     store, every = searcher.store, searcher.store.allowed(None)
     ids: set[str] = set()
     for part in parts:
-        prior = searcher.prior() if part.described else None
+        prior = searcher.prior(part.strength) if part.described else None
         ids.update(store.nearest(part.vector.cpu().numpy(), SAMPLE, ["id"], every, prior).values("id"))
         ids.update(store.among(part.matches.best(SAMPLE), every))
     ordered = sorted(ids)

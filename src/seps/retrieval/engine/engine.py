@@ -62,6 +62,9 @@ class Traits:
     """Nats by which a word has to fit a picture better than other things for a confidence of 1/2."""
     background_weight: float | None
     """Part of a picture's level over the background queries that is taken off; None: found for each gallery."""
+    short_background: float | None
+    """Of queries of one or two words: what of `background_weight` is taken off, where they are read apart from
+    sentences and only the confidence of words counts for them; None: they are read as sentences."""
     sizes: tuple[str, ...]
     """Names of its layouts."""
     default_size: str

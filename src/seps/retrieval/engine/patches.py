@@ -47,6 +47,8 @@ from seps.scoring.terms import other_forward
 KIND = "patches"
 NATS = 25.0
 """`Head.score_range` of our models is about this many nats: 28 for the embedded one on dev."""
+SHORT_BACKGROUND = 0.5
+"""Part of `STRENGTH` for short queries with a projection of their own, chosen on dev (docs/search-figures.md)."""
 STRENGTH = 0.5
 """Part of a picture's level over the background queries that is taken off, chosen on dev with `base` and `mini`
 (docs/search-figures.md)."""
@@ -115,6 +117,7 @@ class PatchEngine:
             vector_slope=1.0 if net is None else 2 * net.config.pooled or 1.0,
             word_fit=SHORT_FIT if model.config.short_queries else FIT,
             background_weight=STRENGTH,
+            short_background=SHORT_BACKGROUND if model.config.short_queries else None,
             sizes=(VECTOR, *SIZES),
             default_size="patches" if fast else "full",
             image_size=model.image_size,

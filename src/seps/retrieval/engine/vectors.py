@@ -94,6 +94,7 @@ class VectorEngine(nn.Module):
             vector_slope=1.0,
             word_fit=FIT,
             background_weight=None,
+            short_background=None,
             sizes=(VectorLayout.size,),
             default_size=VectorLayout.size,
             image_size=(self.embedder.side, self.embedder.side),

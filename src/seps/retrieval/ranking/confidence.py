@@ -13,7 +13,8 @@ the query's q and with those of `seps.retrieval.ranking.bank.nouns`, in the form
 
 in nats, and `word_confidence` makes a confidence of it, without labels and without the rest of the gallery. A picture's
 fit need not fall with its rank. The order of results is that of their scores, so the fits are made non-increasing,
-`RANKS` ranks at a time (`falling`): the good matches come first. Of two words it is the mean of both kinds.
+`RANKS` ranks at a time (`falling`): the good matches come first. Of two words it is the mean of both kinds,
+or that of words alone where an engine reads short queries apart from sentences.
 
 Shapes: B images, T background queries.
 """
