@@ -43,6 +43,8 @@ CHOSEN = 20
 """Nouns at the beginning of the list that are a choice of plain ones."""
 LEAST = 10
 """Photos that a noun of the second group has at least."""
+LINES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
+"""Confidences from which hits could count as good."""
 SORTS: tuple[Sort, ...] = ("score", "newest", "oldest")
 Sure = Callable[[Hit], float]
 
@@ -112,6 +114,12 @@ def noun_rows(searcher: Searcher, said: dict[str, set[str]]) -> None:
                 f"| {kind} | {len(some)} | {cells[0][0]:.1f} % | {cells[0][1]:.0f} % | {cells[0][2]:.0f} % | "
                 f"{cells[0][3]} | {old} |"
             )
+    print("\n| confidence from | queries | good of the right | right of the good |\n|---|---|---|---|")
+    for line in LINES:
+        for group, some in groups.items():
+            for form in (bare, str):
+                cells = rates([(found[form(noun)], either) for noun, either in some], said, confidence, line)
+                print(f'| {line} | {group}, "{form("a dog")}" | {cells[1]:.0f} % | {cells[2]:.0f} % |')
     print(f"\n| queries | right of the first {RELEVANT} by score | newest first | oldest first |\n|---|---|---|---|")
     either = dict(forms)
     for noun, group in [("a bike", [("a bike", either["a bike"])]), *groups.items()]:
@@ -178,12 +186,14 @@ def right(hit: Hit, form: set[str], said: dict[str, set[str]]) -> bool:
     return not form.isdisjoint(said[name(hit)])
 
 
-def rates(asked: Sequence[tuple[list[Hit], set[str]]], said: dict[str, set[str]], sure: Sure) -> tuple[float, ...]:
+def rates(
+    asked: Sequence[tuple[list[Hit], set[str]]], said: dict[str, set[str]], sure: Sure, line: float = GOOD
+) -> tuple[float, ...]:
     """Per cent right, of the right good, of the good right; queries without a good match."""
-    marks = [(right(hit, form, said), sure(hit) >= GOOD) for hits, form in asked for hit in hits[:10]]
+    marks = [(right(hit, form, said), sure(hit) >= line) for hits, form in asked for hit in hits[:10]]
     both = sum(fits and good for fits, good in marks)
     fitting, goods = sum(fits for fits, _ in marks), sum(good for _, good in marks)
-    none = sum(sure(hits[0]) < GOOD for hits, _ in asked)
+    none = sum(sure(hits[0]) < line for hits, _ in asked)
     return 100 * fitting / len(marks), 100 * both / fitting, 100 * both / max(1, goods), none
 
 
