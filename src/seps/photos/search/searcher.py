@@ -27,7 +27,7 @@ from seps.products import computing_threads
 from seps.retrieval.engine.engine import Engine
 from seps.retrieval.engine.loading import engine_of, load_engine
 from seps.retrieval.engine.pictures import Queries
-from seps.retrieval.languages import language_note
+from seps.retrieval.languages import is_short, language_note
 from seps.retrieval.ranking.bank import NO_BANK, OUTDATED, has_article, is_outdated, level, noun_vectors
 from seps.retrieval.ranking.confidence import Calibration, falling, ranked, sentence_share, word_confidence
 from seps.retrieval.ranking.terms import (
@@ -39,7 +39,6 @@ from seps.retrieval.ranking.terms import (
     added_terms,
     matches_of,
 )
-from seps.retrieval.stopwords import is_short
 
 SCORED_AT_ONCE = 32
 """Images that one core scores at a time: what fits its cache is much faster."""
@@ -237,7 +236,7 @@ class Searcher:
         """Of the best hits for one sentence, in the order of ranks, which they fall with."""
         whole = [calibration.confidence(hit.score) for hit in hits]
         # The calibration is of sentences, and so of their projection and of their strength of the background.
-    share = 0.0 if searcher.reads_apart(text) else sentence_share(text)
+        share = 0.0 if self.reads_apart(text) else sentence_share(text)
         if share == 1 or not hits:
             return whole
         traits, digests = self.engine.traits, self.store.settings.digests._replace(texts=self.text_hash)
