@@ -35,11 +35,11 @@ def test_the_file_passes_its_own_test(tmp_path: Path) -> None:
 CHANGES = [
     ("code network", "F.leaky_relu(rows, 0.1)", "F.leaky_relu(rows, 0.2)"),
     ("code network", '"code": [0, 1, 2, 3, 9,', '"code": [0, 1, 2, 3, 8,'),
-    ("code training", "float_apply(mlp, x) * scale.float()", "(float_apply(mlp, x) * scale.float()).detach()"),
+    ("code training", "float_apply(self.weight, x) * self", "float_apply(self.weight, x).detach() * self"),
     ("paper network", "weight.copy_(0.5 *", "weight.copy_(0.501 *"),
     ("paper network", '"paper": 1198', '"paper": 1199'),
     ("paper network", "tuple(torch.stack(decisions) for", "tuple(torch.stack(decisions)[..., 1:] for"),
-    ("paper training", "return pooled + float_apply(mlp, top)", "return pooled + math.nan * float_apply(mlp, top)"),
+    ("paper training", "return pooled + float_apply(self", "return pooled + math.nan * float_apply(self"),
     (
         "sensors",
         "int(num_patches * aggr_ratio * sparse_ratio)\n            self",
