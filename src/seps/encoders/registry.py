@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from torch import nn
 
+from seps.encoders.vision import pair
 from seps.registry import how_to_register, registered
 
 from .bert import load_bert
@@ -306,5 +307,4 @@ def _default_size(name: str, preprocessing: Preprocessing, config: Any) -> tuple
     if stated and stated[0] % rows == 0 and stated[1] % columns == 0:
         return stated
     trained = getattr(config, "image_size", None) or 224
-    height, width = (trained, trained) if isinstance(trained, int) else tuple(trained)
-    return int(height), int(width)
+    return pair(trained)

@@ -250,6 +250,12 @@ def count_prefix(config: Any) -> int | None:
     return 1 + int(registers) if registers is not None else _PREFIX.get(config.model_type)
 
 
+def pair(value: Any) -> tuple[int, int]:
+    """(vertical, horizontal) of one number for both or of two, as configurations state sizes."""
+    vertical, horizontal = (value, value) if isinstance(value, int) else tuple(value)
+    return int(vertical), int(horizontal)
+
+
 def patch_stride(config: Any) -> tuple[int, int]:
     """Pixels per patch (vertical, horizontal), over all merging stages."""
     patch = getattr(config, "patch_size", None)
@@ -258,10 +264,10 @@ def patch_stride(config: Any) -> tuple[int, int]:
             f"The vision model {config.model_type} is not supported: it is not made of equal patches "
             "(its configuration states no patch_size or no hidden_size)."
         )
-    rows, columns = (patch, patch) if isinstance(patch, int) else tuple(patch)
+    rows, columns = pair(patch)
     depths = getattr(config, "depths", None)
     merged = 2 ** (len(depths) - 1) if depths else 1
-    return int(rows) * merged, int(columns) * merged
+    return rows * merged, columns * merged
 
 
 def _min_size(config: Any) -> int:
@@ -309,11 +315,11 @@ def _stated(folder: Path | None) -> dict[str, Any]:
 
 
 def _size(stated: Any) -> tuple[int, int] | None:
-    if isinstance(stated, int):
-        return stated, stated
-    if isinstance(stated, dict):
-        if "height" in stated and "width" in stated:
-            return int(stated["height"]), int(stated["width"])
-        if "shortest_edge" in stated:
-            return int(stated["shortest_edge"]), int(stated["shortest_edge"])
+    match stated:
+        case int():
+            return stated, stated
+        case {"height": height, "width": width}:
+            return int(height), int(width)
+        case {"shortest_edge": side}:
+            return int(side), int(side)
     return None

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from seps.files import load_json, sha256
 from seps.hub.download import HubError, hub_folder
+from seps.parsing import as_object
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 FORMAT = 1
@@ -76,7 +77,7 @@ def read_config(folder: Path) -> dict[str, Any]:
                 f"{path} was written by a newer release (format {config['format']}); this one reads up to {FORMAT}. "
                 "Update seps."
             )
-        if not isinstance(config.get("encoders") or {}, dict):
+        if as_object(encoders := config.get("encoders") or {}) != encoders:
             raise TypeError(f"encoders is {config['encoders']!r}, not places by name")
     except ModelError:
         raise
@@ -91,7 +92,7 @@ def read_weights(folder: Path, config: Mapping[str, Any]) -> tuple[dict[str, Ten
     Raises ModelError for a file that is missing, damaged, a pickle, or outside the folder.
     """
     stated = config.get("weights") or {"file": WEIGHTS}
-    path = inside(folder, stated.get("file") if isinstance(stated, dict) else stated, str(folder / CONFIG))
+    path = inside(folder, as_object(stated).get("file", stated), str(folder / CONFIG))
     if path.suffix != ".safetensors":
         raise ModelError(f"{folder / CONFIG} names {path.name} as its weights; only .safetensors files are read.")
     if not path.is_file():

@@ -89,12 +89,17 @@ class Library:
     ) -> None:
         if folder is None and store is None:
             raise ValueError('Name a folder of pictures, Library("photos"), or a store, Library(store="store").')
+        self._device = "cpu"
+        self._device_to_index: Callable[[], str]
         if isinstance(device, str):
             _check_device(device)
-        self._model, self._device, self._options, self._plugins = model, device, options, plugins
+            self._device, self._device_to_index = device, lambda: device
+        else:
+            self._device_to_index = device
+        self._model, self._options, self._plugins = model, options, plugins
         self._first, self.progress = first, progress
         name = model if isinstance(model, str) else DEFAULT_MODEL
-        if model is not None and not isinstance(model, str) and store is None:
+        if model is not None and name is not model and store is None:
             raise ValueError("A model that comes as an object has no name to find its store by; give store=.")
         self.location = str(store) if store is not None else str(_default_store(folder or ".", name))
         """Where the store is."""
@@ -126,8 +131,8 @@ class Library:
     def searcher(self) -> Searcher:
         """The search over the store, opened when it is first needed."""
         if self._searcher is None:
-            device = self._device if isinstance(self._device, str) else "cpu"
-            self._searcher = Searcher(self.store, self._model if self._engine is None else self._engine, device=device)
+            engine = self._model if self._engine is None else self._engine
+            self._searcher = Searcher(self.store, engine, device=self._device)
         return self._searcher
 
     @functools.cached_property
@@ -177,8 +182,7 @@ class Library:
             name = known.model if known is not None else DEFAULT_MODEL if self._model is None else "custom model"
         if self._engine is None:
             if self._model is None or name == self._model:
-                device = self._device if isinstance(self._device, str) else self._device()
-                self._engine = load_engine(name, device=device, plugins=self._plugins, sentences=True)
+                self._engine = load_engine(name, device=self._device_to_index(), plugins=self._plugins, sentences=True)
             else:
                 self._engine = engine_of(self._model)
         if known is None:

@@ -17,7 +17,7 @@ from seps.metrics import RetrievalMetrics, recall
 from seps.retrieval.config import DEFAULT_MODEL
 from seps.retrieval.data import RetrievalDataset, decode_all, load_jsonl
 from seps.retrieval.evaluate.encoding import StageProgress, encode_images
-from seps.retrieval.heads import ImageFeatures, SlimmingHead
+from seps.retrieval.heads import ImageFeatures
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import from_pretrained
 
@@ -74,9 +74,9 @@ def _sheet(
     queries: Sequence[str],
     scores: Tensor,
 ) -> Image.Image:
-    if not isinstance(model.head, SlimmingHead):
+    net = model.head.network
+    if net is None:
         raise ValueError(f"The demo shows kept patches, but head {model.config.head!r} keeps none.")
-    net = model.head.net
     texts = model.encode_texts(queries)
     rows = []
     for column, query in enumerate(queries):

@@ -37,7 +37,7 @@ from seps.export import (
 from seps.export import largest_difference as difference
 from seps.files import read_json, sha256, write_json
 from seps.parsing import as_object
-from seps.retrieval.heads import Head, ImageFeatures, SlimmingHead, TextFeatures
+from seps.retrieval.heads import Head, ImageFeatures, TextFeatures
 from seps.retrieval.languages import STOP_WORDS
 from seps.retrieval.model import RetrievalModel
 
@@ -196,9 +196,8 @@ def publish(folder: Path | str, write: Callable[[Path], tuple[Written, dict[str,
 
 def _write_graphs(model: RetrievalModel, folder: Path) -> dict[str, float]:
     head = model.head
-    score = (
-        ScorePairs(head.net, descriptions=head.uses_description) if isinstance(head, SlimmingHead) else HeadScore(head)
-    )
+    net = head.network
+    score = HeadScore(head) if net is None else ScorePairs(net, descriptions=head.uses_description)
     generator = torch.Generator().manual_seed(0)
     pixels = torch.rand(2, 3, *model.image_size, generator=generator)
     mask = torch.arange(7)[None, :] < torch.tensor([7, 4, 1])[:, None]

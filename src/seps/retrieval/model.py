@@ -242,11 +242,11 @@ def with_grid(model: RetrievalModel, grid: tuple[int, int]) -> RetrievalModel:
         return model
     made = copy.deepcopy(model)
     set_grid(made.vision, grid)
-    if isinstance(made.head, SlimmingHead):
-        config = made.head.net.config
+    if (net := made.head.network) is not None:
+        config = net.config
         patches = grid[0] * grid[1]
         merged = (config.num_merged + 0.5) / (patches * config.sparse_ratio)
-        made.head.net.config = replace(config, num_patches=patches, aggr_ratio=merged)
+        net.config = replace(config, num_patches=patches, aggr_ratio=merged)
     return made
 
 

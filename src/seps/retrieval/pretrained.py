@@ -45,7 +45,7 @@ from seps.retrieval.embedded import (
     pack_delta,
     undelta,
 )
-from seps.retrieval.heads import Head, SlimmingHead
+from seps.retrieval.heads import Head
 from seps.retrieval.model import RetrievalModel, make_vision
 from seps.training.checkpoint import Log, find_checkpoint, load_weights
 
@@ -95,8 +95,8 @@ def _fresh(model: RetrievalModel, vision: VisionEncoder | None) -> RetrievalMode
     """The model with its pretrained encoders, or `vision`; an own head or network stands in it as it is."""
     if model.config.head == OWN:
         return RetrievalModel(model.config, vision, head=model.head)
-    if isinstance(model.head, SlimmingHead) and model.head.own_network:
-        return RetrievalModel(model.config, vision, network=model.head.net)
+    if model.head.own_network:
+        return RetrievalModel(model.config, vision, network=model.head.network)
     return RetrievalModel(model.config, vision)
 
 
@@ -162,8 +162,8 @@ def own_parts(model: RetrievalModel) -> dict[str, Any]:
             objects[part] = kind
     if config.head == OWN:
         objects["head"] = type(model.head)
-    elif isinstance(model.head, SlimmingHead) and model.head.own_network:
-        objects["network"] = type(model.head.net)
+    elif model.head.own_network:
+        objects["network"] = type(model.head.network)
     found = {
         "ideas": {kind: names for kind, names in ideas.items() if names},
         "objects": {part: f"{kind.__module__}.{kind.__qualname__}" for part, kind in objects.items()},

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seps.encoders.vision import Preprocessing, TransformersVision, count_prefix
+from seps.encoders.vision import Preprocessing, TransformersVision, count_prefix, pair
 from seps.hub.tensor_names import Renames, common_form, renamed_by
 
 from .model import Activation, ViT, ViTConfig
@@ -59,7 +59,7 @@ def from_transformers(
     state = our_names(encoder.model.state_dict())
     if projection is not None:
         state["projection.weight"] = projection
-    size = config.image_size if isinstance(config.image_size, int) else config.image_size[0]
+    size = pair(config.image_size)[0]
     mean, std = (tuple(buffer.flatten().tolist()) for buffer in (encoder.mean, encoder.std))
     shape = ViTConfig(
         patch_size=encoder.stride[0],

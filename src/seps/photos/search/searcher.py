@@ -224,8 +224,11 @@ class Searcher:
 
     def part_of_image(self, picture: str | os.PathLike[str] | bytes, sign: int = 1) -> Part:
         """A picture as one part of a query. Raises UnreadableImage."""
-        source = ImageSource(Path("upload") if isinstance(picture, bytes) else Path(picture))
-        data = picture if isinstance(picture, bytes) else read_source(source)
+        if isinstance(picture, bytes):
+            source, data = ImageSource(Path("upload")), picture
+        else:
+            source = ImageSource(Path(picture))
+            data = read_source(source)
         decoded = decode_image(data, source, self.engine.traits.image_size, self.engine.decoding)
         encoded = self._pool.submit(self.engine.encode_pixels, [decoded]).result()
         pictures = self.engine.pictures(encoded)

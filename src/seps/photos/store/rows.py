@@ -20,7 +20,7 @@ from seps.extras import install_command
 from seps.images.formats import is_video
 from seps.images.sources import ImageSource
 from seps.images.sources import row_id as row_id
-from seps.parsing import parse_json
+from seps.parsing import is_number, parse_json
 from seps.retrieval.engine.engine import Digests
 from seps.retrieval.engine.layout import Layout, layout_values, read_layout
 from seps.retrieval.engine.packing import Array
@@ -162,11 +162,11 @@ class StoreSettings:
         )
 
     def _check(self) -> None:
-        texts = (self.root, self.model, self.model_hash, self.text_hash, *self.more_roots, *self.removed_roots)
-        if not all(isinstance(value, str) for value in texts):
-            raise ValueError("root, model and digests must be texts")
-        if not isinstance(self.bank, str) or not all(isinstance(value, float) for value in self.calibration.values()):
-            raise ValueError("the bank must be a text and its calibration numbers")
+        texts = (self.root, self.model, self.model_hash, self.text_hash, self.bank, *self.more_roots)
+        if not all(isinstance(value, str) for value in (*texts, *self.removed_roots)):
+            raise ValueError("root, model, digests and bank must be texts")
+        if not all(map(is_number, self.calibration.values())):
+            raise ValueError("the calibration must be numbers")
 
 
 @dataclass(frozen=True)
@@ -292,19 +292,19 @@ class Columns:
         found: list[dict[str, Any]] = (self._arrow if names is None else self._arrow.select(list(names))).to_pylist()
         return found
 
+    def _whole(self, name: str) -> pa.Array:
+        column = self._arrow.column(name)
+        return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+
     def vectors(self, name: str = "vector") -> Array:
         """(B, C) float32: a column of vectors."""
-        column = self._arrow.column(name)
-        if isinstance(column, pa.ChunkedArray):
-            column = column.combine_chunks()
+        column = self._whole(name)
         found: Array = np.array(column.flatten(), np.float32).reshape(len(column), column.type.list_size)
         return found
 
     def blobs(self, name: str) -> Array | list[bytes]:
         """A column of bytes: (B, size) uint8 without a copy where all have one size, else a list."""
-        column = self._arrow.column(name)
-        if isinstance(column, pa.ChunkedArray):
-            column = column.combine_chunks()
+        column = self._whole(name)
         count = len(column)
         offsets = np.frombuffer(column.buffers()[1], "<i8", count + 1, 8 * column.offset)
         size = int(offsets[1] - offsets[0]) if count else 0

@@ -22,7 +22,7 @@ from seps.retrieval.data import RetrievalDataset
 from seps.retrieval.data.streams import Pixels
 from seps.retrieval.evaluate.run import check_evaluation, score_dataset
 from seps.retrieval.experiments.suites import suite_with_own_rows
-from seps.retrieval.heads import ImageFeatures, SlimmingHead, TextFeatures
+from seps.retrieval.heads import ImageFeatures, TextFeatures
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import begin
 from seps.retrieval.train.data import SharedData, read_data
@@ -49,7 +49,8 @@ class Trial:
 
 def protocols_for(model: RetrievalModel) -> list[Protocol]:
     """Under which protocols a model can be measured."""
-    leaky = isinstance(model.head, SlimmingHead) and model.head.net.config.dense == "branch"
+    net = model.head.network
+    leaky = net is not None and net.config.dense == "branch"
     return [*honest_protocols(model), "published"] if leaky else honest_protocols(model)
 
 
@@ -161,7 +162,7 @@ def gradient_at_patches(task: RetrievalTask, device: torch.device | str) -> dict
 def kept_at_test(task: RetrievalTask, device: torch.device | str) -> float | None:
     """Part of the patches that the caption's branch keeps when it does not train, over all pairs of the first batch."""
     model = task.model.model
-    if not isinstance(model.head, SlimmingHead):
+    if model.head.network is None:
         return None
     with evaluating(task.model):
         batch = move_batch(task.batch(0, 0, 0, 1), torch.device(device))

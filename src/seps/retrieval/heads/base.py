@@ -94,6 +94,8 @@ class Head(nn.Module):
 
     uses_pixels = True
     uses_description = False
+    own_network = False
+    """Whether its network is a custom object."""
     selects_patches = False
     """Whether the score is a sum over pairs of words and patches though the head has no `network`."""
     score_range = 1.0
