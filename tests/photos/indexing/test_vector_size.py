@@ -7,13 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from starlette.testclient import TestClient
 
+from seps.cli.main import main
 from seps.images.decoding import decode_image
 from seps.images.sources import ImageSource
 from seps.photos.duplicates.duplicates import find_duplicates
 from seps.photos.indexing.maintenance import status, verify
+from seps.photos.library import Library
 from seps.photos.search.explaining import StoredExplainer
 from seps.photos.search.searcher import Searcher
+from seps.photos.serve.app import create_app
 from seps.photos.serve.kept import kept_patches
 from seps.photos.store.store import Store
 from seps.retrieval.engine.layout import layout_values, read_layout
@@ -96,6 +100,19 @@ def test_an_explanation_sums_to_the_score_and_reads_the_file(store: Path, tmp_pa
     assert answer is not None and "thumbnail" in answer[0].note and kept is not None and "thumbnail" in kept["note"]
     with pytest.raises(pytest.fail.Exception, match="no file is needed"):
         explain_row(searcher, hit.id, text)
+
+
+def test_every_door_says_that_the_file_is_away(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Library(store=store, model=model()) as library:
+        identity = library.find("p00.jpg")
+        assert not library.explain(identity, TEXTS[0]).note
+        (tmp_path / "g" / "p00.jpg").rename(tmp_path / "elsewhere.jpg")
+        assert "thumbnail" in library.explain(identity, TEXTS[0]).explanation.note
+        with TestClient(create_app(library), base_url="http://127.0.0.1") as client:
+            answer = client.get(f"/api/explain/{identity}", params={"q": TEXTS[0]})
+    assert answer.status_code == 200 and "thumbnail" in answer.json()["note"]
+    assert main(["explain", "p00.jpg", TEXTS[0], "--store", str(store)]) == 0
+    assert "thumbnail" in capsys.readouterr().out
 
 
 def test_faults_are_found(store: Path) -> None:
