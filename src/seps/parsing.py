@@ -35,7 +35,7 @@ def parse_object(data: str | bytes, *, finite: bool = False) -> dict[str, Any]:
     """The object of a JSON text. Raises ShapeError for another value, ValueError for no JSON."""
     value = parse_json(data, finite=finite)
     if not isinstance(value, dict):
-        raise ShapeError(f"it must hold an object like {{...}}, not a {type(value).__name__}")
+        raise ShapeError(f"it must hold a JSON object like {{...}}, not a {type(value).__name__}")
     return value
 
 
