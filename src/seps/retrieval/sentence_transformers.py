@@ -192,7 +192,9 @@ def form_of(name: str) -> Form:
 
 
 def _plain(text: Any) -> str:
-    """A text as it comes. Raises ValueError for anything else."""
+    """A text as it comes, or {"text": a text}. Raises ValueError for anything else."""
+    if isinstance(text, dict) and list(text) == ["text"]:
+        text = text["text"]
     if not isinstance(text, str):
         raise ValueError(f"A text is required, not {type(text).__name__}.")
     return text
