@@ -321,6 +321,10 @@ def test_karpathys_files_are_read_by_split(tmp_path: Path) -> None:
     file.write_text('{"images": [{"split": "test", "filename": "a.jpg", "sentences": [{"tokens": []}]}]}')
     with pytest.raises(DataError, match=naming("image 1", "NoneType")):
         load_data(f"{file}:test")
+    for wrong in ('["a cat"]', '{"raw": "a cat"}', "{}", '"a cat"', "null"):
+        file.write_text('{"images": [{"split": "test", "filename": "a.jpg", "sentences": ' + wrong + "}]}")
+        with pytest.raises(DataError, match=naming("image 1", "sentences", "raw")):
+            load_data(f"{file}:test")
 
 
 def test_published_without_its_jsonl_has_no_dense_text(published: Path) -> None:
