@@ -106,9 +106,10 @@ def definitions(source: str) -> dict[str, tuple[int, int]]:
 
     def visit(nodes: Sequence[ast.stmt], prefix: str) -> None:
         for node in nodes:
-            if isinstance(node, ast.FunctionDef | ast.ClassDef):
-                found[prefix + node.name] = (node.lineno, node.end_lineno or node.lineno)
-                visit(node.body, f"{prefix}{node.name}.")
+            match node:
+                case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                    found[prefix + name] = (node.lineno, node.end_lineno or node.lineno)
+                    visit(node.body, f"{prefix}{name}.")
 
     visit(ast.parse(source).body, "")
     return found

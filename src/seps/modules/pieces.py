@@ -111,5 +111,6 @@ def _defined(node: ast.stmt) -> Iterator[str]:
 
 
 def _used(node: ast.AST) -> Iterator[str]:
-    if isinstance(node, ast.Name):
-        yield node.id
+    match node:
+        case ast.Name(id=name):
+            yield name

@@ -200,11 +200,13 @@ def read_answer(value: dict[str, Any]) -> Answer:
         reason = choice.get("finish_reason")
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise RetryableError(f"The server's answer has no message in it ({str(value)[:120]}).") from error
-    if isinstance(content, list):  # some servers send parts, as requests have them
-        texts = [as_object(part).get("text") for part in content]
-        content = "".join(text for text in texts if isinstance(text, str))
-    if content is not None and not isinstance(content, str):
-        raise RetryableError(f"The server's answer is no text but {type(content).__name__}.")
+    match content:
+        case None | str():
+            pass
+        case list():  # some servers send parts, as requests have them
+            content = "".join(filter(has_words, (as_object(part).get("text") for part in content)))
+        case _:
+            raise RetryableError(f"The server's answer is no text but {type(content).__name__}.")
     finish: Finish = "length" if reason == "length" else "filter" if reason == "content_filter" else "stop"
     if not content and has_words(refusal):
         content, finish = refusal, "filter"
