@@ -142,7 +142,7 @@ def tried(python: Path, wheel: Path, pins: list[str]) -> str:
             first = (hits["hits"] if isinstance(hits, dict) else hits)[0]["path"]
             if Path(first).name != "dog-running-field.jpg":
                 raise ValueError(f"{model} finds {first}")
-        listed = json.loads(call(*pip, "list", "--format", "json"))
+        listed = json.loads(call(place / "bin/python", "-m", "pip", "list", "--format", "json"))
         named = {pin.partition("==")[0].lower() for pin in pins} or {"torch", "numpy", "pillow", "pylance", "pyarrow"}
         return ", ".join(f"{each['name']} {each['version']}" for each in listed if each["name"].lower() in named)
 
