@@ -10,7 +10,6 @@ from figures.raw import Results
 TABLES: dict[str, Callable[[Results], str]] = {
     "coco": scoring.coco,
     "cores": scoring.cores,
-    "gpu": scoring.gpu,
     "peers": jobs.peers,
     "training": jobs.training,
     "indexing": jobs.indexing,

@@ -15,14 +15,13 @@ def training(files: Results) -> str:
         kind = "our loop" if row["training"] == "loop" else "ours"
         default = YES if kind == "ours" and row["precision"] == "float32" else NO
         times = f"{loops[row['batch']] / row['ms']:.1f}" if row["batch"] in loops else ""
-        cells = [f"{row['ms']:,.1f}", mib(row["peak_mib"]), times, link(raw)]
+        cells = [f"{row['ms']:,.1f}", mib(row["peak_mib"]), times]
         rows.append([f"{row['batch']:,}", f"{kind}, {row['precision']}", default, *cells])
     for row in files.json("elsewhere.json")["training"]:
-        told, place = f"{row['code']}: {row['what']}", f"elsewhere, {link('elsewhere.json')}"
-        cells = [f"{row['ms']:,.1f}", mib(1024 * row["peak_gib"]), "", place]
-        rows.append([str(row["batch"]), told, OTHER, *cells])
-    head = ["batch", "what", "default call?", "ms", "memory", "x our loop", "from"]
-    return table(head, rows, "The limit was not computed.")
+        told = f"{row['code']}: {row['what']}, elsewhere"
+        rows.append([str(row["batch"]), told, OTHER, f"{row['ms']:,.1f}", mib(1024 * row["peak_gib"]), ""])
+    head = ["batch", "what", "default call?", "ms", "memory", "x our loop"]
+    return table(head, rows, f"Raw: {link(raw)}, {link('elsewhere.json')}. The limit was not computed.")
 
 
 def indexing(files: Results) -> str:
@@ -34,13 +33,14 @@ def indexing(files: Results) -> str:
             if row["workers"] is not None:
                 continue
             chosen = "" if row["model"] == "base" else f" --model {row['model']}"
-            cells = [f"{row['photos_per_second']:.1f}", f"{row['steady']:.1f}", link(name)]
+            cells = [f"{row['photos_per_second']:.1f}", f"{row['steady']:.1f}"]
             rows.append([f"`seps index{chosen}`", MODEL if chosen else YES, machine, *cells])
         for model, rate in measured.get("encoder_alone", {}).items():
             if rate is not None:
                 told = f"limit: the encoder of `{model}` alone, batches of 32"
-                rows.append([told, OTHER, machine, f"{rate:,.0f}", "", link(name)])
-    return table(["call", "default call?", "machine", "photos a second", "steady", "from"], rows)
+                rows.append([told, OTHER, machine, f"{rate:,.0f}", ""])
+    raw = ", ".join(link(name) for name in _INDEXING)
+    return table(["call", "default call?", "machine", "photos a second", "steady"], rows, f"Raw: {raw}.")
 
 
 _INDEXING = {

@@ -43,8 +43,9 @@ def link(name: str) -> str:
 
 def table(head: Row, rows: Sequence[Row], *after: str) -> str:
     """A Markdown table, and paragraphs after it."""
-    lines = [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
-    return "\n".join(["", *lines, *(line for text in after for line in ("", text)), ""])
+    first, *lines = [f"| {' | '.join(cells)} |" for cells in (head, *rows)]
+    notes = [line for text in after for line in ("", text)]
+    return "\n".join(["", first, "|" + "---|" * len(head), *lines, *notes, ""])
 
 
 def seconds(value: float) -> str:

@@ -16,22 +16,27 @@ CALLS = (
 
 
 def coco(files: Results) -> str:
-    """5,000 x 25,000 on one H200."""
+    """5,000 x 25,000 on one H200; multiples of plain MaxSim by torch."""
     raw, old = "defaults-h200.jsonl", "scoring-coco-h200.json"
     measured = {line["call"]: line for line in files.lines(raw) if "call" in line}
+    beside = peers(files, raw)
+    plain = min(line["seconds"] for told, line in beside.items() if "(torch " in told)
+
+    def times(value: float) -> list[str]:
+        return [seconds(value), f"{value / plain:.2f}"]
+
     rows: list[Row] = []
     for name, told, is_default in CALLS:
         if name in measured:
             line = measured[name]
             gap = f"{line['largest_below_flips']:.1e}"
-            rows.append([told, is_default, seconds(line["seconds"]), mib(line["peak_mib"]), gap])
-    beside = peers(files, raw)
+            rows.append([told, is_default, *times(line["seconds"]), mib(line["peak_mib"]), gap])
     for told, line in beside.items():
-        rows.append([told, OTHER, seconds(line["seconds"]), mib(line["peak_mib"]), ""])
+        rows.append([told, OTHER, *times(line["seconds"]), mib(line["peak_mib"]), ""])
     here = {line["package"] for line in beside.values()}
     for line in files.json("elsewhere.json")["scoring"]:
         if not any(f"({package} " in line["code"] for package in here):
-            rows.append([f"{line['code']}: {line['what']}, elsewhere", OTHER, seconds(line["seconds"]), "", ""])
+            rows.append([f"{line['code']}: {line['what']}, elsewhere", OTHER, *times(line["seconds"]), "", ""])
     best = files.json(old)
     line = next(row for row in best["rows"] if row["backend"] == "triton")
     work = line["tflops"] * line["seconds"]
@@ -39,29 +44,12 @@ def coco(files: Results) -> str:
         ("limit: its arithmetic in half precision", work / best["limits"]["half_tflops"]),
         ("limit: its arithmetic in strict float32", work / best["limits"]["float32_tflops"]),
     ):
-        rows.append([told, OTHER, seconds(value), "", ""])
+        rows.append([told, OTHER, *times(value), "", ""])
     return table(
-        ["what", "default call?", "seconds", "beyond inputs and output", "largest difference"],
+        ["what", "default call?", "seconds", "x plain MaxSim", "beyond inputs and output", "largest difference"],
         rows,
         f"Raw: {link(raw)}, {link('elsewhere.json')}, limits {link(old)}.",
     )
-
-
-def gpu(files: Results) -> str:
-    """5,000 x 25,000 on one H200 against plain MaxSim by torch and the published code."""
-    raw = "defaults-h200.jsonl"
-    measured = {line["call"]: line["seconds"] for line in files.lines(raw) if "call" in line and "seconds" in line}
-    plain = {told: line["seconds"] for told, line in peers(files, raw).items() if "(torch " in told}
-    published = {f"{line['code']}: {line['what']}, elsewhere": line["seconds"] for line in _published(files)}
-    base = min(plain.values())
-    ours = {told: measured[name] for name, told, _ in (CALLS[0], CALLS[2])}
-    rows = [[told, seconds(value), f"**{value / base:.2f}**"] for told, value in {**plain, **ours, **published}.items()]
-    return table(["what", "seconds", "x plain MaxSim"], rows, f"Raw: {link(raw)}, {link('elsewhere.json')}.")
-
-
-def _published(files: Results) -> list[dict[str, Any]]:
-    """Rows of the published code, which are measured elsewhere."""
-    return [line for line in files.json("elsewhere.json")["scoring"] if line["code"].startswith("published")]
 
 
 def peers(files: Results, name: str) -> dict[str, dict[str, Any]]:
