@@ -12,7 +12,7 @@ from torch import Tensor
 
 from seps.encoders import VisionEncoder
 from seps.images.decoding import Mode, decode_image
-from seps.retrieval.config import SIZES, VECTOR
+from seps.retrieval.config import DEFAULT_SIZE, SIZES, VECTOR
 from seps.retrieval.embedded import AbsentVision
 from seps.retrieval.engine.engine import FIT, SHORT_FIT, Digests, Photo, Progress, Traits, Unread
 from seps.retrieval.engine.layout import Kept, PatchLayout
@@ -119,7 +119,7 @@ class PatchEngine:
             background_weight=STRENGTH,
             short_background=SHORT_BACKGROUND if model.config.short_queries else None,
             sizes=(VECTOR, *SIZES),
-            default_size="patches" if fast else "full",
+            default_size=DEFAULT_SIZE if fast else "full",
             image_size=model.image_size,
             cpu_batch=2,
             settings=repr(model.config),
