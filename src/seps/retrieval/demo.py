@@ -99,12 +99,15 @@ def run_demo(
     model: RetrievalModel | str = DEFAULT_MODEL,
     queries: Sequence[str] = QUERIES,
     *,
+    photos: int | None = None,
     progress: StageProgress | None = None,
 ) -> DemoResult:
-    """Embed the shipped gallery and answer `queries` with and without the photos' descriptions."""
+    """Embed the shipped gallery, or its first `photos`, and answer `queries` with and without their descriptions."""
     if isinstance(model, str):
         model = from_pretrained(model)
     dataset = load_jsonl(gallery_file())
+    if photos is not None:
+        dataset = dataset.subset(range(photos))
     pixels = decode_all(dataset, model.image_size)
     tokens = encode_images(model, dataset, pixels=pixels, progress=progress)
     bare = ImageFeatures(tokens)
