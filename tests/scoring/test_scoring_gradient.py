@@ -9,6 +9,7 @@ from scoring_cases import CONFIGS, make_inputs, make_net
 from seps.method import select as selection_module
 from seps.method.checks import InputError
 from seps.method.config import SlimmingConfig
+from seps.method.network import PatchSlimming
 from seps.method.published import score_published_pairing
 from seps.scoring import score_with_gradient
 from seps.scoring import train as train_module
@@ -48,9 +49,19 @@ def by_tables(monkeypatch):
 
 
 @pytest.mark.parametrize("name", DUAL)
-def test_two_merged_sets_per_pair_have_the_same_gradients(name, monkeypatch):
+@pytest.mark.parametrize("at_once", [1, 2**20])
+def test_two_merged_sets_per_pair_have_the_same_gradients(name, at_once, monkeypatch):
     monkeypatch.setattr(train_module, "_TABLES", 1e9)
+    monkeypatch.setattr(train_module, "_DIRECT", at_once)
+    sizes, score = [], PatchSlimming.score
+
+    def counted(net, images, texts, *more):
+        sizes.append(texts.count)
+        return score(net, images, texts, *more)
+
+    monkeypatch.setattr(PatchSlimming, "score", counted)
     test_gradients_equal_the_networks(name, "ample", monkeypatch)
+    assert (sizes[0] == 1) == (at_once == 1)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

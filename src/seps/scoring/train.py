@@ -35,6 +35,9 @@ _KEPT = 2**24
 _TABLES = 5.5
 """Times patches / sqrt(width): texts from which on the tables of two merged sets cost less than merging per pair, on a
 CPU. Measured with 49 and 196 patches, 128 and 512 wide."""
+_DIRECT = 2**20
+"""Merge weights of pairs that the direct form makes at once on a CPU. What the backward pass needs is held for all pairs;
+what it makes on its way is of so many alone."""
 _LEAST_TEXTS = 128
 """A batch is launched many times a second: fewer, larger steps are worth some padding."""
 
@@ -215,7 +218,10 @@ def _score_part(
     if net.config.aggregation != "dual" and not part.direct:
         by_hand = RecomputedMaxima(net, part.images, dtype)
         by_hand.keep_extra = keep_extra
-    small = [block.part(i, i + part.texts) for block in blocks for i in range(0, block.count, part.texts)]
+    step = part.texts
+    if part.direct and not part.images.patches.is_cuda:
+        step = max(1, min(step, _DIRECT // max(1, part.images.sets[0].logits.numel())))
+    small = [block.part(i, i + step) for block in blocks for i in range(0, block.count, step)]
     outputs: list[Scores] = []
     for group in _group_texts(small, part.texts):
 
