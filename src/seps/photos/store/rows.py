@@ -261,8 +261,7 @@ def to_table(rows: Sequence[Row], settings: StoreSettings) -> pa.Table:
     for column in kinds:
         values = [getattr(row, column.name) for row in rows]
         if column.name == "vector":
-            number = column.type.value_type.to_pandas_dtype()
-            flat = np.stack([np.asarray(value, number) for value in values]).ravel()
+            flat = np.stack([np.asarray(value, np.float16) for value in values]).ravel()
             columns.append(pa.FixedSizeListArray.from_arrays(pa.array(flat), column.type.list_size))
         else:
             columns.append(pa.array(values, column.type))
