@@ -36,8 +36,8 @@ _TABLES = 5.5
 """Times patches / sqrt(width): texts from which on the tables of two merged sets cost less than merging per pair, on a
 CPU. Measured with 49 and 196 patches, 128 and 512 wide."""
 _DIRECT = 2**20
-"""Merge weights of pairs that the direct form makes at once on a CPU. What the backward pass needs is held for all pairs;
-what it makes on its way is of so many alone."""
+"""Merge weights of pairs that the direct form makes at once on a CPU. What the backward pass needs is held for all
+pairs; what it makes on its way is of so many alone."""
 _LEAST_TEXTS = 128
 """A batch is launched many times a second: fewer, larger steps are worth some padding."""
 
