@@ -201,7 +201,9 @@ def test_freeze_a_block_that_is_not_there(saved: Any) -> None:
 def test_a_preset_reads_what_the_hub_client_fetched(saved: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, list[str]]] = []
 
-    def fetch(model: str, *, revision: str | None, allow_patterns: list[str], local_files_only: bool) -> str:
+    def fetch(
+        model: str, *, revision: str | None, allow_patterns: list[str], local_files_only: bool, **_: object
+    ) -> str:
         asked.append((model, allow_patterns))
         return str(saved("bert"))
 
@@ -218,7 +220,9 @@ def test_a_pickle_is_fetched_only_where_there_are_no_safetensors(copied: Path, m
     state = load_file(copied / "model.safetensors")
     (copied / "model.safetensors").unlink()
 
-    def fetch(model: str, *, revision: str | None, allow_patterns: list[str], local_files_only: bool) -> str:
+    def fetch(
+        model: str, *, revision: str | None, allow_patterns: list[str], local_files_only: bool, **_: object
+    ) -> str:
         asked.append(allow_patterns)
         if "pytorch_model.bin" in allow_patterns:
             torch.save(state, copied / "pytorch_model.bin")
