@@ -130,7 +130,7 @@ def test_a_description_adds_its_logarithm(tmp_path: Path, mini: Any) -> None:
     searcher = indexed(folder, tmp_path / "s")
     query = "a dog on grass"
     wanted = own_cosines("clip", folder, query)
-    words = mini.encode_texts([query]).words[0]
+    words = mini.encode_texts([query], as_sentences=True).words[0]  # as dual encoders have their descriptions read
     net = mini.head.net
     scale = searcher.engine.embedder.scale  # type: ignore[union-attr]
     for i in range(4):
