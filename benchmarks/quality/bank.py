@@ -56,7 +56,7 @@ def score_all(name: str, data: Path) -> dict[str, Tensor]:
     for kind, images in zip(KINDS, (ImageFeatures(tokens), described), strict=True):
         pictures = PatchPictures(images, model.vision.num_prefix_tokens)
         nearest = (engine.vectors(pictures) @ bank.vectors.T).topk(NEAR, dim=1).indices
-        found[f"{kind} bank"] = engine.score(pictures, bank.texts, chosen=nearest)
+        found[f"{kind} bank"] = engine.score(pictures, bank.texts, chosen=nearest.cpu().numpy())
         for what, texts in (("captions", captions), ("asked", asked), ("nothing", nothing), ("all", every)):
             found[f"{kind} {what}"] = model.score(images, texts)
     return found

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from seps.images.decoding import read_image
 from seps.method.encoded import Texts
-from seps.products import computing_threads
+from seps.photos.threads import computing_threads
 from seps.retrieval.data import load_jsonl
 from seps.retrieval.explain.patches import explain_patches
 from seps.retrieval.heads import ImageFeatures

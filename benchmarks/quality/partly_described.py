@@ -74,7 +74,7 @@ def score_matrices(model: RetrievalModel, dataset: RetrievalDataset) -> tuple[Te
     bare, described = ImageFeatures(tokens), ImageFeatures(tokens, *model.encode_descriptions(dataset.dense))
     engine = engine_of(model)
     pictures = [PatchPictures(images, model.vision.num_prefix_tokens) for images in (bare, described)]
-    levels = tuple(bank_of(engine).levels(engine, some, engine.vectors(some)) for some in pictures)
+    levels = tuple(torch.from_numpy(bank_of(engine).levels(engine, some, engine.vectors(some))) for some in pictures)
     return model.score(bare, captions), model.score(described, captions), levels
 
 
@@ -106,7 +106,7 @@ def measure(
         before, after = bare, torch.where(chosen[:, None], described, bare)
         if levels is not None:
             own = torch.where(chosen, levels[1], levels[0])
-            gap = description_gap(own[chosen], own[~chosen]) if whole_gap else 0.0
+            gap = description_gap(own[chosen].tolist(), own[~chosen].tolist()) if whole_gap else 0.0
             before = before + torch.tensor(background(levels[0].tolist(), strength))[:, None]
             after = after + torch.tensor(background(own.tolist(), strength, chosen.tolist(), gap))[:, None]
         hits_before, hits_after = (_found(scores, target, cutoff) for scores in (before, after))

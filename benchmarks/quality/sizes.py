@@ -24,7 +24,7 @@ from seps.retrieval.data import load_jsonl
 from seps.retrieval.engine.engine import Engine
 from seps.retrieval.engine.faster import faster
 from seps.retrieval.engine.loading import load_engine
-from seps.retrieval.engine.pictures import Queries
+from seps.retrieval.engine.queries import Queries
 from seps.retrieval.evaluate.encoding import encode_images
 from seps.retrieval.experiments.paired import difference
 from seps.retrieval.ranking.bank import background

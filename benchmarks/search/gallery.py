@@ -37,11 +37,12 @@ from seps.photos.search.results import SHOWN
 from seps.photos.search.searcher import Searcher
 from seps.photos.store.rows import Row
 from seps.photos.store.store import Store
-from seps.products import computing_threads
+from seps.photos.threads import computing_threads
 from seps.retrieval.config import SIZES
 from seps.retrieval.data.lines import json_lines
 from seps.retrieval.engine.loading import engine_of
-from seps.retrieval.engine.pictures import PatchPictures, Queries
+from seps.retrieval.engine.pictures import PatchPictures
+from seps.retrieval.engine.queries import Queries
 from seps.retrieval.heads import ImageFeatures
 from seps.retrieval.pretrained import from_pretrained
 
@@ -170,7 +171,7 @@ def stage_facts(searcher: Searcher, queries: Sequence[str]) -> Facts:
     for query in queries:
         marks = [time.perf_counter()]
         words = searcher.encode(query)
-        vector = searcher.search_vector(words).numpy()
+        vector = searcher.search_vector(words)
         marks.append(time.perf_counter())
         searcher.store.nearest(vector, CANDIDATES, ["id"])
         marks.append(time.perf_counter())
@@ -194,7 +195,7 @@ def recall_facts(searcher: Searcher, queries: Sequence[str]) -> Facts:
     best = exact_best(searcher, queries)
     found: dict[int, list[float]] = {count: [] for count in sorted({*COUNTS, CANDIDATES})}
     for query, wanted in zip(queries, best, strict=True):
-        vector = searcher.search_vector(searcher.encode(query)).numpy()
+        vector = searcher.search_vector(searcher.encode(query))
         ids = searcher.store.nearest(vector, max(found), ["id"]).values("id")
         for count, values in found.items():
             values.append(len(wanted & set(ids[:count])) / TEN)

@@ -168,7 +168,7 @@ def search_facts(searcher: Searcher, queries: Sequence[str]) -> Facts:
     searcher.search(queries[0], TEN)
     first = time.perf_counter() - start
     encoded = [searcher.encode(query) for query in queries]
-    vectors = [searcher.search_vector(one).numpy() for one in encoded]
+    vectors = [searcher.search_vector(one) for one in encoded]
     columns, prior = [*searcher.shown_columns, *searcher.columns], searcher.prior()
     found = [searcher.store.nearest(vector, CANDIDATES, columns, None, prior) for vector in vectors[:20]]
     return {
@@ -212,7 +212,7 @@ def recall_facts(searcher: Searcher, queries: Sequence[str]) -> Facts:
 
     def scores(some: Columns) -> torch.Tensor:
         added = [[unit * found.of(identity) for found in matches] for identity in some.values("id")]
-        plain = searcher.query_scores(some, texts)
+        plain = torch.from_numpy(searcher.query_scores(some, texts))
         return torch.cat([plain, plain + torch.tensor(added)], dim=1)
 
     found, seconds = exhaustive(searcher.store, scores, 2 * len(queries), TEN)

@@ -31,7 +31,7 @@ from seps.images.sources import row_id
 from seps.photos.indexing.embedding import packed_columns, stored_levels
 from seps.photos.store.rows import Row, StoreSettings
 from seps.photos.store.store import Store
-from seps.products import computing_threads
+from seps.photos.threads import computing_threads
 from seps.retrieval.data import RetrievalDataset
 from seps.retrieval.engine.layout import PatchLayout
 from seps.retrieval.engine.loading import engine_of

@@ -10,6 +10,8 @@ import math
 from itertools import chain
 from typing import Any, TypeGuard
 
+MAX_CHARACTERS = 20_000
+"""Of one text. A model reads a few hundred tokens; a tokenizer takes memory for every character it gets."""
 MAX_DEPTH = 100
 """Objects and lists inside one another. The standard library cannot print, copy or save what is much deeper."""
 TOO_DEEP = f"its objects and lists are more than {MAX_DEPTH} levels deep"

@@ -1,4 +1,4 @@
-"""On a CPU: float32 matrix products by the faster of the two libraries that torch brings, threads on their own cores.
+"""On a CPU: float32 matrix products by the faster of the two libraries that torch brings.
 
 `torch.matmul` takes MKL. On processors with AVX-512 oneDNN, which torch takes for convolutions, multiplies the same
 numbers about twice as fast (an AMD EPYC of 2024: 240 against 110 GFLOP/s on one core). Both sum in float32; they
@@ -6,9 +6,6 @@ differ by the order of the sums. Gradients, autocast, tracing, other devices and
 """
 
 from __future__ import annotations
-
-import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor, nn
@@ -75,25 +72,3 @@ class Linear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         """(..., I) -> (..., O)."""
         return linear(input, self.weight, self.bias)
-
-
-def computing_threads(workers: int, name: str, cores_each: int = 1) -> ThreadPoolExecutor:
-    """A pool whose threads use `cores_each` cores within torch; the caller's own number stays as it is.
-
-    Several pieces of work on one core each are faster than one after the other on all cores: the cores wait for each
-    other once per piece and not at every matrix product.
-    """
-    before = torch.get_num_threads()
-    pool = ThreadPoolExecutor(workers, thread_name_prefix=name, initializer=_use_cores, initargs=(cores_each,))
-    # What one thread sets is also what later ones begin with: all start now, then ours is set again.
-    started = threading.Barrier(workers + 1)
-    for _ in range(workers):
-        pool.submit(started.wait)
-    started.wait()
-    torch.set_num_threads(before)
-    return pool
-
-
-def _use_cores(count: int) -> None:
-    torch.get_num_threads()  # a thread's first question sets its number to the process's, so ask before setting it
-    torch.set_num_threads(count)

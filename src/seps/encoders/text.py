@@ -14,13 +14,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from seps.parsing import MAX_CHARACTERS
+
 from .vision import drop_pooling
 from .weights import EncoderUnavailable, quiet, transformers_module
 
 _WORD = re.compile(r"\w+(?:['\u2019\-]\w+)*|[^\w\s]")
 _PIECE_MARKS = re.compile(r"^(?:##|▁+|Ġ)|</w>$")
-MAX_CHARACTERS = 20_000
-"""Of one text. A model reads a few hundred tokens; a tokenizer takes memory for every character it gets."""
 Span = tuple[int, int]
 T = TypeVar("T")
 

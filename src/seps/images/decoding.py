@@ -40,7 +40,7 @@ Mode = Literal["model", "resize", "center-crop", "array"]
 
 "model": as a model sees it when it does not train. "resize": stretched at once (what training keeps of its photos, and
 what stores without a note of their way hold). "center-crop": keeps its shape and cuts off what sticks out.
-"array": as "model", a NumPy array for models without torch.
+"array": as "model", a NumPy array for engines without torch.
 """
 
 PixelMaker = Callable[[Any], Any]
@@ -169,7 +169,7 @@ def as_upright(image: Any) -> Upright:
 
 
 def pixels_of(decoded: Upright, source: ImageSource, size: tuple[int, int], mode: Mode | PixelMaker = "model") -> Any:
-    """(3, height, width) uint8 of a decoded image, or what a `PixelMaker` makes of it.
+    """(3, height, width) uint8 of a decoded image, an array in the mode "array", or what a `PixelMaker` makes of it.
 
     Raises UnreadableImage where memory ends.
     """

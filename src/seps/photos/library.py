@@ -20,7 +20,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-import torch
 
 from seps.images.dates import nanoseconds
 from seps.images.decoding import as_file
@@ -35,7 +34,9 @@ from seps.photos.store.places import check_folder, data_folder, default_store
 from seps.photos.store.rows import StoreError
 from seps.photos.store.store import AT_ONCE, Store
 from seps.retrieval.config import DEFAULT_MODEL
+from seps.retrieval.engine.light import LightEngine
 from seps.retrieval.engine.loading import engine_of, load_engine
+from seps.retrieval.engine.queries import as_array
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -182,7 +183,14 @@ class Library:
             name = known.model if known is not None else DEFAULT_MODEL if self._model is None else "custom model"
         if self._engine is None:
             if self._model is None or name == self._model:
-                self._engine = load_engine(name, device=self._device_to_index(), plugins=self._plugins, sentences=True)
+                size = options.size if known is None else known.layout.size
+                self._engine = load_engine(
+                    name,
+                    device=self._device_to_index(),
+                    plugins=self._plugins,
+                    sentences=True,
+                    size=None if options.ray is not None else size,  # machines of a cluster may have GPUs
+                )
             else:
                 self._engine = engine_of(self._model)
         if known is None:
@@ -315,9 +323,14 @@ class Library:
         Raises ValueError where the model has none.
         """
         check_text(text)
-        features = self.searcher.encode(text).text_features
-        words = features.words[0][features.mask[0]].float()
-        return np.asarray(torch.nn.functional.normalize(words, dim=-1), np.float32)
+        engine = self.searcher.engine
+        query = engine.with_torch().encode_texts([text.strip()]) if isinstance(engine, LightEngine) else None
+        features = (query or self.searcher.encode(text)).text_features
+        words = as_array(features.words[0][features.mask[0]]).astype(np.float32)
+        found: np.ndarray[Any, np.dtype[np.float32]] = words / np.maximum(
+            np.linalg.norm(words, axis=1, keepdims=True), 1e-12
+        )
+        return found
 
     def source(self, path: str, member: str | None = None) -> ImageSource:
         """Where a picture's bytes are, by its path in the store. Raises StoreError for a path out of its folders."""
@@ -416,6 +429,10 @@ class Library:
 
 def _check_device(name: str) -> None:
     """Raise ValueError for a device that is not here."""
+    if name == "cpu":
+        return
+    import torch
+
     try:
         device = torch.device(name)
     except RuntimeError as error:

@@ -18,8 +18,8 @@ from seps.photos.search.explaining import StoredExplainer
 from seps.photos.store.rows import StoreError
 from seps.photos.store.store import Store
 from seps.retrieval.data import load_jsonl
+from seps.retrieval.engine.engine import STRENGTH
 from seps.retrieval.engine.loading import engine_of
-from seps.retrieval.engine.patches import STRENGTH
 from seps.retrieval.evaluate.protocol import ProtocolError, view
 from seps.retrieval.evaluate.run import evaluate, score_dataset
 from seps.retrieval.ranking import bank as bank_module

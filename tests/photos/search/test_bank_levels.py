@@ -68,7 +68,7 @@ def test_known_networks_are_scored_some_images_at_once(photos: Path, monkeypatch
     monkeypatch.setattr(slimmed, "score_own_texts", unsafe)
     monkeypatch.setattr(PatchScorer, "score", alone)
     nearest = (vectors @ bank.vectors.T).topk(bank_module.NEAR, dim=1).indices
-    scores = engine.score(pictures, bank.texts, chosen=nearest)
+    scores = engine.score(pictures, bank.texts, chosen=nearest.numpy())
     assert asked == [1] and set(scores[9].tolist()) == {9.0}
     others = [i for i in range(12) if i != 9]
     assert level(scores)[others].tolist() == pytest.approx(wanted[others].tolist(), abs=1e-6)

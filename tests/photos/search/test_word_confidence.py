@@ -85,10 +85,10 @@ def test_the_fit_by_hand(shipped: Searcher) -> None:
         rows = shipped.store.select([hit.id for hit in hits], ["id", "vector"])
         known = dict(zip(rows.values("id"), rows.vectors(), strict=True))
         vectors = torch.stack([torch.from_numpy(known[hit.id]) for hit in hits])
-        nouns = bank.noun_vectors(shipped.engine)
+        nouns = torch.from_numpy(bank.noun_vectors(shipped.engine))
         assert nouns.shape == (2, len(bank.nouns()), 384)
         largest = (vectors @ nouns[form].T).sort(dim=1, descending=True).values[:, :10].mean(dim=1)
-        better = vectors @ shipped.search_vector(shipped.encode(text)) - largest
+        better = vectors @ torch.from_numpy(shipped.search_vector(shipped.encode(text))) - largest
         fits = falling((better * shipped.slope / shipped.engine.traits.score_unit).tolist())
         assert [hit.confidence for hit in hits] == pytest.approx(
             [word_confidence(fit, shipped.engine.traits.word_fit) for fit in fits], abs=1e-5

@@ -19,11 +19,13 @@ from seps.photos.indexing.maintenance import verify
 from seps.photos.search.explaining import StoredExplainer
 from seps.photos.search.searcher import Searcher
 from seps.retrieval.data import load_jsonl
-from seps.retrieval.engine import loading
+from seps.retrieval.engine import torch_engines
 from seps.retrieval.engine.engine import Digests, Photo, Traits, Unread
 from seps.retrieval.engine.layout import Kept, VectorLayout
-from seps.retrieval.engine.loading import EngineKind, engine_of
-from seps.retrieval.engine.pictures import Queries, VectorPictures
+from seps.retrieval.engine.loading import engine_of
+from seps.retrieval.engine.pictures import VectorPictures
+from seps.retrieval.engine.queries import Array, Queries
+from seps.retrieval.engine.torch_engines import EngineKind
 from seps.retrieval.evaluate.protocol import view
 from seps.retrieval.evaluate.run import evaluate, score_dataset
 from seps.retrieval.explain.explanation import Explanation
@@ -86,10 +88,10 @@ class ColourEngine:
         assert encoded.vectors is not None
         return F.pad(encoded.vectors, (0, 2))
 
-    def score(self, pictures: VectorPictures, queries: Queries, *, chosen: Tensor | None = None, **_: object) -> Tensor:
+    def score(self, pictures: VectorPictures, queries: Queries, *, chosen: Array | None = None, **_: object) -> Tensor:
         assert queries.vectors is not None
         scores = pictures.vectors @ queries.vectors.T
-        return scores if chosen is None else scores.gather(1, chosen)
+        return scores if chosen is None else scores.gather(1, torch.from_numpy(chosen))
 
     def explain(self, caption: str, description: str | None, photo: Callable[[], Photo], **_: object) -> Explanation:
         raise ValueError(self.traits.explains)
@@ -113,7 +115,7 @@ KIND = EngineKind(
 
 def test_another_kind_is_indexed_searched_and_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few_sentences(monkeypatch)
-    monkeypatch.setattr(loading, "KINDS", [KIND, *loading.KINDS])
+    monkeypatch.setattr(torch_engines, "KINDS", [KIND, *torch_engines.KINDS])
     folder = tmp_path / "photos"
     folder.mkdir()
     for i, colour in enumerate(COLOURS):

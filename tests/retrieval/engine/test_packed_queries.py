@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from seps.retrieval.engine.pictures import PackedQueries, Queries
+from seps.retrieval.engine.queries import PackedQueries, Queries
 from seps.retrieval.heads import TextFeatures
 
 

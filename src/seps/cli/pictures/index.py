@@ -212,7 +212,7 @@ def run(options: argparse.Namespace) -> int:
             there = printable(", ".join(options.folder)) or "the folders of the store"
             print(f"There is no picture in {there} yet, so there is nothing to search.")
         return 0
-    if is_new and options.model in (None, DEFAULT_MODEL):
+    if is_new and options.model in (None, DEFAULT_MODEL) and options.size != VECTOR:
         _name_stronger()
     if report.encoding > LONG_SECONDS:
         _name_faster(library.engine)
@@ -347,7 +347,7 @@ def _name_stronger() -> None:
 
 def _name_faster(engine: Engine) -> None:
     """Say, after a long run on a CPU, what would make the next one shorter."""
-    from seps.retrieval.engine.faster import faster_way
+    from seps.retrieval.engine.loading import faster_way
 
     if tip := faster_way(engine):
         print(f"On a CPU indexing is 1.35 to 1.5 times as fast after: {tip}")

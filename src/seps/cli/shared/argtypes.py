@@ -9,6 +9,7 @@ import argparse
 import math
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -73,10 +74,18 @@ def device_or_auto(text: str) -> str:
 
 
 def default_device() -> str:
-    """A GPU if there is one, else the CPU."""
+    """A GPU if there is one, else the CPU. Torch is imported only where there may be one."""
+    if not _may_have_gpu():
+        return "cpu"
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _may_have_gpu() -> bool:
+    """Whether this machine has a driver of GPUs."""
+    drivers = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # of NVIDIA, the same under Windows' Linux, and AMD
+    return any(map(os.path.exists, drivers)) or shutil.which("nvidia-smi") is not None
 
 
 def date(text: str) -> int:

@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import torch
 
 from seps.images.decoding import Picture, decode_picture
 from seps.images.metadata import Metadata, read_metadata
@@ -28,16 +27,18 @@ from seps.images.shards import UnreadableImage, read_source
 from seps.images.sources import ImageSource
 from seps.photos.indexing.descriptions import described
 from seps.photos.store.rows import PACKED_TYPES, Columns
-from seps.products import computing_threads
+from seps.photos.threads import computing_threads, cores_used
 from seps.ray_cluster import LOST, ClusterWork, RayConfig, connected, spread
 from seps.retrieval.engine.engine import Engine
-from seps.retrieval.engine.faster import faster
 from seps.retrieval.engine.layout import Kept, Layout
-from seps.retrieval.engine.loading import on_device
+from seps.retrieval.engine.loading import faster, on_device, torch_pixels
+from seps.retrieval.engine.queries import Array
 from seps.retrieval.ranking.bank import Bank, bank_of
 
 CPU_PICTURES = 8
 """Pictures without description that a thread of a CPU embeds at a time."""
+MANY = 100
+"""Pictures for which an engine without torch takes the torch encoder all the same: its faster forms save more."""
 CPU_TEXTS = 8
 """Descriptions a CPU encodes at a time, those of similar length together: less padding."""
 Content = tuple[str, str | None]
@@ -45,7 +46,7 @@ Content = tuple[str, str | None]
 WRITTEN = "\0"
 """In place of the description: any that was written for the image, not read from its file."""
 _MAKING = threading.Lock()
-_NO_PIXELS = torch.empty(0, dtype=torch.uint8)
+_NO_PIXELS: Array = np.empty(0, np.uint8)
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,6 @@ class Preparer:
         digest, known = image.picture.sha256, self.known_digests
         return (digest, image.description) in known or (job.written is None and (digest, WRITTEN) in known)
 
-    @torch.no_grad()
     def embed(self, pictures: Sequence[Picture], descriptions: Sequence[str | None]) -> list[dict[str, Any]]:
         """The packed state of each picture, with its description or None."""
         if not pictures:
@@ -177,7 +177,7 @@ class Preparer:
         decoded = [picture.pixels for picture in pictures]
         with self.gpu_lock:
             fast = self.fast
-            encoded = torch.cat([fast.encode_pixels(decoded[i : i + step]) for i in range(0, len(decoded), step)])
+            encoded = _joined_rows([fast.encode_pixels(decoded[i : i + step]) for i in range(0, len(decoded), step)])
             found = engine.pictures(
                 encoded, descriptions if is_described else None, batch_size=CPU_TEXTS if on_cpu else 128
             )
@@ -195,6 +195,15 @@ class Preparer:
         return [{**state, "bank": own} for state, own in zip(states, levels, strict=True)]
 
 
+def _joined_rows(parts: Sequence[Any]) -> Any:
+    """Arrays or tensors, one below the other."""
+    if isinstance(parts[0], np.ndarray):
+        return np.concatenate(parts)
+    import torch
+
+    return torch.cat(list(parts))
+
+
 def stored_levels(engine: Engine, images: Columns, layout: Layout, bank: Bank | None = None) -> list[float | None]:
     """The level of each image, from its columns as a store with this layout keeps them.
 
@@ -204,8 +213,7 @@ def stored_levels(engine: Engine, images: Columns, layout: Layout, bank: Bank | 
     pictures = layout.unpack(images, engine.device)
     if not engine.traits.reads_pixels and not bool(pictures.described.any()):
         return [None] * len(images)
-    vectors = torch.from_numpy(images.vectors())
-    levels = (bank or bank_of(engine)).levels(engine, pictures, vectors)
+    levels = (bank or bank_of(engine)).levels(engine, pictures, images.vectors())
     return [float(value) for value in levels]
 
 
@@ -225,8 +233,11 @@ def prepare_locally(
     workers = workers or min(16, cores)
     if prepare.engine.device.type != "cpu":
         prepare.gpu_lock = threading.Lock()
+    # Before threads are made, which torch is told of.
+    if sum(map(len, batches)) >= MANY and (pixels := torch_pixels(prepare.engine)) is not None:
+        prepare.set_fast(pixels)
     waiting: deque[Future[PreparedBatch]] = deque()
-    pool = computing_threads(workers, "seps-index", max(1, min(torch.get_num_threads(), cores) // workers))
+    pool = computing_threads(workers, "seps-index", max(1, min(cores_used(), cores) // workers))
     maker = computing_threads(1, "seps-encoder")
     try:
         if len(batches) > 1:  # of a few pictures perhaps none has to be encoded

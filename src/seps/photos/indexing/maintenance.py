@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
+import numpy as np
 
 from seps.images.shards import UnreadableImage, read_source
 from seps.images.sources import ImageSource, row_id
@@ -20,8 +20,9 @@ from seps.photos.indexing.opening import stored_root
 from seps.photos.search.searcher import Searcher
 from seps.photos.store.rows import Columns, StoreError, shown_place
 from seps.photos.store.store import Store, writer_lock
-from seps.retrieval.engine.engine import Engine
-from seps.retrieval.engine.patches import STRENGTH
+from seps.photos.threads import cores_used
+from seps.retrieval.engine.engine import STRENGTH, Engine
+from seps.retrieval.engine.queries import as_array
 from seps.retrieval.ranking.bank import (
     bank_of,
     calibration_name,
@@ -120,9 +121,9 @@ def calibrate(searcher: Searcher, images: int) -> Calibration | None:
     bank = bank_of(searcher.engine, searcher.engine.digests())
     if images < REFERENCE:
         parts = [searcher.query_scores(part, bank.asked) for part in _shown(searcher)]
-        return Calibration.of_scores(torch.cat(parts), searcher.strength)
+        return Calibration.of_scores(np.concatenate(parts), searcher.strength)
     # One query leaves cores idle while it reads the table, so some are asked at once.
-    with ThreadPoolExecutor(max(1, min(8, torch.get_num_threads())), thread_name_prefix="seps-calibrate") as pool:
+    with ThreadPoolExecutor(max(1, min(8, cores_used())), thread_name_prefix="seps-calibrate") as pool:
         best = pool.map(lambda text: searcher.search_parts([searcher.part_of_query(text)], 1), bank.each_asked())
         return Calibration.of([hits[0].score for hits in best], images, searcher.strength)
 
@@ -137,15 +138,14 @@ def gallery_strength(store: Store, engine: Engine) -> float:
     """`strength_without_labels` of at most `SAMPLED` images, with the scores of their vectors, nearly the exact."""
     images = _sample(store, ["vector"])
     bank = bank_of(engine)
-    vectors = torch.from_numpy(images.vectors()).to(bank.vectors.device)
-    return strength_without_labels(vectors @ bank.vectors.T) if len(images) else STRENGTH
+    return strength_without_labels(images.vectors() @ as_array(bank.vectors).T) if len(images) else STRENGTH
 
 
 def gallery_gap(store: Store) -> float:
     """`description_gap` of at most `SAMPLED` images."""
     rows = [row for row in _sample(store, ["bank", "dense"]).rows() if row["bank"] is not None]
     some, others = ([row["bank"] for row in rows if (row["dense"] is not None) == told] for told in (True, False))
-    return description_gap(torch.tensor(some), torch.tensor(others))
+    return description_gap(some, others)
 
 
 def status(store: Store) -> dict[str, Any]:

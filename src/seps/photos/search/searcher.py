@@ -9,10 +9,9 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-import torch
 
 from seps.images.decoding import decode_image
 from seps.images.shards import read_source
@@ -23,10 +22,10 @@ from seps.photos.store.filters import Filters
 from seps.photos.store.rows import OTHER_WORDS, Columns, OtherModelError, OutdatedStoreError, StoreError
 from seps.photos.store.store import AT_ONCE, Store
 from seps.photos.store.vector_index import Prior
-from seps.products import computing_threads
+from seps.photos.threads import computing_threads, cores_used
 from seps.retrieval.engine.engine import Engine
 from seps.retrieval.engine.loading import engine_of, load_engine
-from seps.retrieval.engine.pictures import Queries
+from seps.retrieval.engine.queries import Array, Queries, as_array
 from seps.retrieval.languages import is_short, language_note
 from seps.retrieval.ranking.bank import NO_BANK, OUTDATED, has_article, is_outdated, level, noun_vectors
 from seps.retrieval.ranking.confidence import Calibration, falling, ranked, sentence_share, word_confidence
@@ -39,6 +38,9 @@ from seps.retrieval.ranking.terms import (
     added_terms,
     matches_of,
 )
+
+if TYPE_CHECKING:
+    import torch
 
 SCORED_AT_ONCE = 32
 """Images that one core scores at a time: what fits its cache is much faster."""
@@ -54,7 +56,7 @@ class Part:
     """One part of a query, a sentence or a picture, as the model sees it."""
 
     query: Queries
-    vector: torch.Tensor
+    vector: Array
     """(C,) its product with an image's vector is about the score."""
     described: bool
     """A sentence: descriptions and the bank of background queries take part."""
@@ -97,7 +99,9 @@ class Searcher:
             raise OutdatedStoreError(OUTDATED.format(self.store.location, shlex.quote(self.store.location)))
         name = settings.model if model is None else model
         self.engine: Engine = (
-            load_engine(name, device=device, sentences=True) if isinstance(name, str) else engine_of(name)
+            load_engine(name, device=device, sentences=True, size=settings.layout.size)
+            if isinstance(name, str)
+            else engine_of(name)
         )
         """It reads sentences and scores stored pictures."""
         digests = self.engine.digests()
@@ -112,7 +116,7 @@ class Searcher:
         """Digest of the text side that reads queries; of a dual encoder it is empty."""
         # One query already uses every core; more than two at a time only use memory.
         self.running = threading.BoundedSemaphore(2)
-        self._pool = computing_threads(max(1, torch.get_num_threads()), "seps-search")
+        self._pool = computing_threads(cores_used(), "seps-search")
 
     def close(self) -> None:
         """End its threads; it cannot search any more."""
@@ -158,9 +162,10 @@ class Searcher:
         """An encoded sentence as one part of a query, with what `matches` of its words."""
         return Part(query, self._pool.submit(self.search_vector, query).result(), True, matches, sign)
 
-    def search_vector(self, query: Queries) -> torch.Tensor:
+    def search_vector(self, query: Queries) -> Array:
         """The vector that finds the candidates of an encoded sentence."""
-        return self.engine.vectors(query)[0]
+        vector: Array = as_array(self.engine.vectors(query))[0]
+        return vector
 
     @property
     def calibration(self) -> Calibration | None:
@@ -232,9 +237,8 @@ class Searcher:
         decoded = decode_image(data, source, self.engine.traits.image_size, self.engine.decoding)
         encoded = self._pool.submit(self.engine.encode_pixels, [decoded]).result()
         pictures = self.engine.pictures(encoded)
-        return Part(pictures.as_queries(), self.engine.vectors(pictures)[0], False, sign=sign)
+        return Part(pictures.as_queries(), as_array(self.engine.vectors(pictures))[0], False, sign=sign)
 
-    @torch.no_grad()
     def _confidences(self, calibration: Calibration, text: str, part: Part, hits: Sequence[Hit]) -> list[float]:
         """Of the best hits for one sentence, in the order of ranks, which they fall with."""
         whole = [calibration.confidence(hit.score) for hit in hits]
@@ -243,21 +247,21 @@ class Searcher:
         if share == 1 or not hits:
             return whole
         traits, digests = self.engine.traits, self.store.settings.digests._replace(texts=self.text_hash)
-        vectors = self._vectors([hit.id for hit in hits]).to(part.vector)
-        others = noun_vectors(self.engine, digests)[0 if has_article(text) else 1].to(part.vector)
+        vectors = self._vectors([hit.id for hit in hits])
+        others = noun_vectors(self.engine, digests)[0 if has_article(text) else 1]
         better = (vectors @ part.vector - level(vectors @ others.T)) * self.slope
         added = [hit.terms.get("lexical", 0.0) for hit in hits]
         fits = [(value + more) / traits.score_unit for value, more in zip(better.tolist(), added, strict=True)]
         words = [word_confidence(fit, traits.word_fit) for fit in falling(fits)]
         return [share * one + (1 - share) * other for one, other in zip(whole, words, strict=True)]
 
-    def _vectors(self, ids: Sequence[str]) -> torch.Tensor:
+    def _vectors(self, ids: Sequence[str]) -> Array:
         """(B, C) search vectors of pictures; zeros for one that is gone."""
         rows = dict.fromkeys(ids, np.zeros(self.store.settings.layout.vector_width, np.float32))
         for start in range(0, len(ids), AT_ONCE):
             images = self.store.select(ids[start : start + AT_ONCE], ["id", "vector"])
             rows.update(zip(images.values("id"), images.vectors(), strict=True))
-        return torch.from_numpy(np.stack([rows[identity] for identity in ids]))
+        return np.stack([rows[identity] for identity in ids])
 
     def search_parts(
         self,
@@ -331,7 +335,7 @@ class Searcher:
         self, parts: Sequence[Part], count: int, columns: Sequence[str], filters: Filters
     ) -> Iterable[Columns]:
         """The images nearest by vector, then those among the rest whose descriptions have most of the query's words."""
-        vector = cast(torch.Tensor, sum(part.factor * part.vector for part in parts)).cpu().numpy()
+        vector = cast(Array, sum(part.factor * part.vector for part in parts))
         prior = self.prior(sum(part.factor * part.strength for part in parts if part.described))
         near = self.store.nearest(vector, count, columns, filters, prior)
         yield near
@@ -372,14 +376,14 @@ class Searcher:
         step = SCORED_AT_ONCE if self.engine.device.type == "cpu" else max(1, len(images))
         return [score for some in self._pool.map(part, range(0, len(images), step)) for score in some]
 
-    def query_scores(self, images: Columns, queries: Queries, strength: float = 1.0) -> torch.Tensor:
+    def query_scores(self, images: Columns, queries: Queries, strength: float = 1.0) -> Array:
         """(B, T) what searches for several encoded queries of one `strength_of` give images read with `columns`."""
         facts, gallery = self._facts(images, strength)
-        return add_to_scores(self._scores(images, queries, True).cpu(), facts, None, gallery)
+        return add_to_scores(self._scores(images, queries, True), facts, None, gallery)
 
-    def _scores(self, images: Columns, query: Queries, described: bool) -> torch.Tensor:
+    def _scores(self, images: Columns, query: Queries, described: bool) -> Array:
         pictures = self.pictures(images)
-        return self.engine.score(pictures if described else pictures.without_descriptions(), query)
+        return as_array(self.engine.score(pictures if described else pictures.without_descriptions(), query))
 
     def pictures(self, images: Columns) -> Any:
         """Images read with `columns`, as the engine scores them."""

@@ -76,7 +76,7 @@ def _sample(searcher: Searcher, parts: Sequence[Part]) -> Iterator[Columns]:
     ids: set[str] = set()
     for part in parts:
         prior = searcher.prior(part.strength) if part.described else None
-        ids.update(store.nearest(part.vector.cpu().numpy(), SAMPLE, ["id"], every, prior).values("id"))
+        ids.update(store.nearest(part.vector, SAMPLE, ["id"], every, prior).values("id"))
         ids.update(store.among(part.matches.best(SAMPLE), every))
     ordered = sorted(ids)
     for start in range(0, len(ordered), AT_ONCE):

@@ -1,12 +1,18 @@
 """Retrieval data: records, the formats they come in, checks, pixels, augmentation, batches."""
 
-from .augment import ImageAugment, augment_tokens
-from .batches import BatchIndices, epoch_batches, mixed_seed
-from .check import CheckReport, DataFault, check_dataset, drop_bad
-from .jsonl import NothingDescribed, attach_dense, load_jsonl, save_jsonl
-from .pixels import decode_all
-from .published import load_data, load_published
-from .records import ImageRecord, RetrievalDataset
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .augment import ImageAugment, augment_tokens
+    from .batches import BatchIndices, epoch_batches, mixed_seed
+    from .check import CheckReport, DataFault, check_dataset, drop_bad
+    from .jsonl import NothingDescribed, attach_dense, load_jsonl, save_jsonl
+    from .pixels import decode_all
+    from .published import load_data, load_published
+    from .records import ImageRecord, RetrievalDataset
 
 __all__ = [
     "BatchIndices",
@@ -28,3 +34,20 @@ __all__ = [
     "mixed_seed",
     "save_jsonl",
 ]
+_HOMES = {
+    "augment": ("ImageAugment", "augment_tokens"),
+    "batches": ("BatchIndices", "epoch_batches", "mixed_seed"),
+    "check": ("CheckReport", "DataFault", "check_dataset", "drop_bad"),
+    "jsonl": ("NothingDescribed", "attach_dense", "load_jsonl", "save_jsonl"),
+    "pixels": ("decode_all",),
+    "published": ("load_data", "load_published"),
+    "records": ("ImageRecord", "RetrievalDataset"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    # What indexing reads of a folder needs no torch, which most of these import.
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"seps.retrieval.data.{home}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

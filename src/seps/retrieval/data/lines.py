@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from seps.encoders.text import MAX_CHARACTERS
 from seps.files import open_regular
 from seps.images.sources import DataError
-from seps.parsing import ShapeError, parse_object
+from seps.parsing import MAX_CHARACTERS, ShapeError, parse_object
 
 MAX_LINE_BYTES = 16 * 2**20
 TOO_LONG = f"longer than {MAX_LINE_BYTES >> 20} MiB, and not read"

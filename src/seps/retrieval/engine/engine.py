@@ -10,16 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-import torch
-from torch import Tensor
-
-from seps.images.decoding import Mode, PixelMaker
 from seps.images.sources import ImageSource
 from seps.retrieval.engine.layout import Kept, Layout
-from seps.retrieval.engine.pictures import Queries
-from seps.retrieval.explain.explanation import Explanation
+from seps.retrieval.engine.queries import Array, Queries
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from seps.images.decoding import Mode, PixelMaker
+    from seps.retrieval.explain.explanation import Explanation
 
 Progress = Callable[[str, int, int | None], None]
 """Called with what is encoded, how many are done, and of how many."""
@@ -30,6 +31,23 @@ FIT = 2.5
 and half of dev (docs/search-figures.md)."""
 SHORT_FIT = 2.5
 """The same where short queries have a projection of their own (docs/search-figures.md)."""
+SHORT_BACKGROUND = 0.5
+"""Part of `STRENGTH` for short queries with a projection of their own, chosen on dev (docs/search-figures.md)."""
+NATS = 25.0
+"""The score range of our models is about this many nats: 28 for the embedded one on dev."""
+STRENGTH = 0.5
+"""Part of a picture's level over the background queries that is taken off, chosen on dev with `base` and `mini`
+(docs/search-figures.md)."""
+UNDESCRIBED = "The store holds no description of this picture: its score is that of its pixels alone."
+
+
+class Processor(NamedTuple):
+    """The processor, as the device of an engine without torch."""
+
+    type: str = "cpu"
+
+    def __str__(self) -> str:
+        return self.type
 
 
 @dataclass(frozen=True)
@@ -125,7 +143,7 @@ class Pictures(Protocol):
         ...
 
     @property
-    def described(self) -> Tensor:
+    def described(self) -> Tensor | Array:
         """(B,) bool, on the CPU."""
         ...
 
@@ -139,8 +157,8 @@ class Engine(Protocol):
         ...
 
     @property
-    def device(self) -> torch.device:
-        """Where it is."""
+    def device(self) -> Any:
+        """Where it is: a `torch.device`, or a `Processor`."""
         ...
 
     @property
@@ -152,13 +170,13 @@ class Engine(Protocol):
         """Of its weights."""
         ...
 
-    def encode_pixels(self, decoded: Sequence[Any]) -> Tensor:
+    def encode_pixels(self, decoded: Sequence[Any]) -> Any:
         """(B, ...) what it makes of decoded pictures, at once."""
         ...
 
     def pictures(
         self,
-        encoded: Tensor,
+        encoded: Any,
         descriptions: Sequence[str | None] | None = None,
         *,
         guides: Mapping[str, Tensor] | None = None,
@@ -175,8 +193,8 @@ class Engine(Protocol):
         """Texts as queries; `as_sentences`: also short ones as sentences are read."""
         ...
 
-    def vectors(self, encoded: Any) -> Tensor:
-        """(B or T, width) search vectors of pictures or queries: their products are about the scores."""
+    def vectors(self, encoded: Any) -> Any:
+        """(B or T, width) search vectors, a tensor or an array: their products are about the scores."""
         ...
 
     def score(
@@ -184,11 +202,11 @@ class Engine(Protocol):
         pictures: Any,
         queries: Queries,
         *,
-        chosen: Tensor | None = None,
+        chosen: Array | None = None,
         paired: Sequence[str] | None = None,
         memory: int | None = None,
-    ) -> Tensor:
-        """(B, T) scores; with `chosen` (B, K) of each picture with those queries of its own, (B, K).
+    ) -> Any:
+        """(B, T) scores, a tensor or an array; with `chosen` (B, K) those queries of each picture, (B, K).
 
         `paired`: a description that comes with each query, see `Traits.pairs_queries`.
         """

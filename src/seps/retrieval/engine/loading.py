@@ -1,95 +1,32 @@
-"""Which engine a model has: one row of `KINDS` per kind, and loading by name."""
+"""Which engine a model has, and loading by name. Torch is imported for the engines that need it alone."""
 
 from __future__ import annotations
 
-import copy
+import importlib.util
 import os
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, Any, cast
 
-import torch
-
-from seps.encoders import DUAL_PRESETS, dual_encoder
-from seps.encoders.dual import is_dual, presets_sentence, refuse_other_kind
-from seps.encoders.weights import EncoderUnavailable, hub_folder, transformers_module
-from seps.hub.download import HubError
-from seps.hub.download import hub_folder as download
-from seps.hub.folder import ModelError
+from seps.extras import install_command
 from seps.plugins import load_plugins
-from seps.retrieval.embedded import EMBEDDED, sentence_side
-from seps.retrieval.engine.engine import Digests, Engine
-from seps.retrieval.engine.layout import Layout, PatchLayout
-from seps.retrieval.engine.patches import PatchEngine
-from seps.retrieval.engine.vectors import VectorEngine
-from seps.retrieval.model import RetrievalModel, short_hash, text_hash
-from seps.retrieval.pretrained import from_pretrained, vision_side
+from seps.retrieval.config import VECTOR
+from seps.retrieval.embedded import EMBEDDED
+from seps.retrieval.engine.engine import Engine
+from seps.retrieval.engine.layout import Layout
+from seps.retrieval.engine.light import LightEngine, can_compute
 
-
-@dataclass(frozen=True)
-class LoadOptions:
-    """How a model is loaded."""
-
-    device: torch.device | str = "cpu"
-    local_files_only: bool = False
-    sentences: bool = False
-    """What sentences and stored pictures need, at first; the rest when it is needed."""
-    remote: bool = False
-    """It is a model of the hub."""
-
-
-@dataclass(frozen=True)
-class EngineKind:
-    """One kind of engine."""
-
-    wraps: Callable[[object], Engine | None]
-    """The engine of an object that is a model of this kind."""
-    claims: Callable[[Path], bool]
-    """Whether a folder, by its config.json, holds a model of this kind."""
-    load: Callable[[str, Path, LoadOptions], Engine]
-    """The engine of a model by its name and its folder; of a model of the hub that has the config.json alone."""
-
-
-def _load_ours(name: str, place: Path | None, options: LoadOptions) -> Engine:
-    def whole() -> RetrievalModel:
-        return from_pretrained(name, device=options.device, local_files_only=options.local_files_only).eval()
-
-    side = sentence_side(name, options.device) if options.sentences else None
-    if side is None:
-        return PatchEngine(whole())
-    model, digest = side
-    digests = Digests(digest, texts=text_hash(model), short=short_hash(model))
-    return PatchEngine(model, digests=digests, read_vision=lambda: vision_side(name) or whole().vision)
-
-
-def _load_dual(name: str, place: Path, options: LoadOptions) -> Engine:
-    if options.remote:
-        refuse_other_kind(place)
-        place = hub_folder(_hub_id(name), weights=True, local_files_only=options.local_files_only)
-    return VectorEngine(dual_encoder(place)).to(options.device)
-
-
-def _wrap_ours(model: object) -> Engine | None:
-    return PatchEngine(model) if isinstance(model, RetrievalModel) else None
-
-
-def _wrap_dual(model: object) -> Engine | None:
-    return VectorEngine(model) if hasattr(model, "image_vectors") and hasattr(model, "text_vectors") else None  # type: ignore[arg-type]
-
-
-KINDS = [EngineKind(_wrap_dual, is_dual, _load_dual), EngineKind(_wrap_ours, lambda folder: True, _load_ours)]
-"""The first that claims a model has it. Another kind is a file and a row here."""
+if TYPE_CHECKING:
+    import torch
 
 
 def engine_of(model: object) -> Engine:
     """The engine of a model of ours or of an `Embedder`; an engine is its own. Raises TypeError for anything else."""
     if hasattr(model, "traits"):
         return cast(Engine, model)
-    engine = next((found for kind in KINDS if (found := kind.wraps(model)) is not None), None)
-    if engine is None:
-        raise TypeError(f"A model is a RetrievalModel, an Embedder or an engine, not {type(model).__name__}.")
-    return engine
+    from seps.retrieval.engine.torch_engines import wrapped
+
+    return wrapped(model)
 
 
 def load_engine(
@@ -99,6 +36,7 @@ def load_engine(
     local_files_only: bool = False,
     plugins: Iterable[str | os.PathLike[str]] = (),
     sentences: bool = False,
+    size: str | None = None,
 ) -> Engine:
     """A model of ours as `from_pretrained` loads it, or a published dual encoder.
 
@@ -106,56 +44,76 @@ def load_engine(
     folder of that name comes first. `plugins` are run first, see `from_pretrained`. With `sentences` what only pictures
     need is loaded when the first one is encoded.
 
+    `size` is that of the store. An embedded model whose pictures are one vector each computes without torch on a CPU,
+    where ONNX Runtime is installed.
+
     Raises ModelError and EncoderUnavailable (both ValueErrors), a sentence each.
     """
     load_plugins(plugins)
-    text, local = str(name), Path(name).expanduser()
-    if text in EMBEDDED:
-        return _load_ours(text, None, LoadOptions(device, local_files_only, sentences))
-    remote = not local.is_dir()
-    place = _config_folder(text, local_files_only) if remote else local
-    kind = next(kind for kind in KINDS if kind.claims(place))
-    return kind.load(text, place, LoadOptions(device, local_files_only, sentences, remote))
+    if size == VECTOR and str(device) == "cpu" and str(name) in EMBEDDED and can_compute(str(name)):
+        engine = LightEngine(str(name))
+        if not sentences:
+            engine.load_pixels()
+        return engine
+    from seps.retrieval.engine.torch_engines import LoadOptions, load
 
-
-def _hub_id(name: str) -> str:
-    return DUAL_PRESETS[name].hub if name in DUAL_PRESETS else name
-
-
-def _config_folder(name: str, local_files_only: bool) -> Path:
-    """A folder with the config.json of a model of the hub."""
-    hub = _hub_id(name)
-    if hub.count("/") != 1 or hub.startswith((".", "/", "~")) or "\\" in hub:
-        raise ModelError(
-            f"There is no model {name!r}: give {' or '.join(map(repr, EMBEDDED))}, a preset, a model folder, a run "
-            "of seps train, or a hub "
-            f"id like organisation/name. Presets: {presets_sentence()}."
-        )
-    if name in DUAL_PRESETS:
-        transformers_module()  # a missing package is named before anything is downloaded
-    try:
-        return download(hub, ["config.json"], local_files_only=local_files_only)
-    except HubError as error:
-        raise (EncoderUnavailable if name in DUAL_PRESETS else ModelError)(str(error)) from error
+    return load(name, LoadOptions(device, local_files_only, sentences))
 
 
 def fitting(engine: Engine, layout: Layout) -> Engine:
     """The engine for pictures of as many patches as those that are kept in this way: itself, or a copy."""
-    if not isinstance(engine, PatchEngine) or (isinstance(layout, PatchLayout) and layout.means):
+    if isinstance(engine, LightEngine):
         return engine
-    return engine.with_grid(layout.grid)
+    from seps.retrieval.engine import torch_engines
+
+    return torch_engines.fitting(engine, layout)
 
 
 def on_device(engine: Engine, device: torch.device | str) -> Engine:
-    """A copy of an engine on another device."""
-    if isinstance(engine, PatchEngine):
-        engine.load_pixels()
-        return PatchEngine(copy.deepcopy(engine.model).to(device), digests=engine.digests())
-    return copy.deepcopy(engine).to(device)  # type: ignore[attr-defined, no-any-return]
+    """A copy of an engine on another device; the engine itself where it has none."""
+    if isinstance(engine, LightEngine):
+        return engine
+    from seps.retrieval.engine import torch_engines
+
+    return torch_engines.on_device(engine, device)
+
+
+def faster(engine: Engine) -> Engine:
+    """The engine as this machine encodes pictures fastest (`seps.retrieval.engine.faster`)."""
+    if isinstance(engine, LightEngine):
+        return engine
+    from seps.retrieval.engine import faster as torch_forms
+
+    return torch_forms.faster(engine)
+
+
+def torch_pixels(engine: Engine) -> Engine | None:
+    """What encodes many pictures for an engine without torch: torch, in its fastest form. None for any other engine."""
+    if not isinstance(engine, LightEngine) or importlib.util.find_spec("torch") is None:
+        return None
+    from seps.retrieval.engine.torch_engines import TorchPixels
+
+    return cast(Engine, TorchPixels(engine.name))
+
+
+def faster_way(engine: Engine) -> str:
+    """A command that would make indexing faster on this machine; empty where there is none."""
+    if isinstance(engine, LightEngine):
+        return "" if importlib.util.find_spec("openvino") else install_command("openvino")
+    from seps.retrieval.engine import faster as torch_forms
+
+    return torch_forms.faster_way(engine)
 
 
 def set_description_weight(engine: Engine, weight: float) -> None:
     """Set the weight of the description in the score of a model of ours. Raises ValueError for another engine."""
-    if not isinstance(engine, PatchEngine):
+    model: Any = getattr(engine, "model", None)
+    if not hasattr(model, "set_description_weight"):
         raise ValueError("A dual encoder has no weight of the description to set; leave --description-weight out.")
-    engine.model.set_description_weight(weight)
+    model.set_description_weight(weight)
+
+
+def load_pixels(engine: Engine) -> None:
+    """Load what pictures need now, and not when the first one is encoded."""
+    if hasattr(engine, "load_pixels"):
+        engine.load_pixels()

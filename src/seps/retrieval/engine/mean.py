@@ -20,6 +20,7 @@ import numpy as np
 
 from seps.retrieval.config import VECTOR
 from seps.retrieval.engine.packing import Array, PackingError, Precision, packed_shape, unpack
+from seps.retrieval.engine.queries import Queries
 
 if TYPE_CHECKING:
     from seps.retrieval.engine.layout import ImageColumns
@@ -58,6 +59,10 @@ class MeanPictures:
     def without_descriptions(self) -> MeanPictures:
         """The same pictures, their pixels alone."""
         return MeanPictures(self.pixels, self.pixels, np.zeros(len(self), bool), self.layout)
+
+    def as_queries(self) -> Queries:
+        """See `Pictures`."""
+        return Queries(None, self.pixels)
 
     def score(self, queries: Array, chosen: Array | None = None) -> Array:
         """(B, T) scores of queries (T, C); with `chosen` (B, K) of each picture with those queries of its own."""

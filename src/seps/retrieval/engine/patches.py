@@ -13,11 +13,23 @@ from torch import Tensor
 from seps.encoders import VisionEncoder
 from seps.images.decoding import Mode, decode_image
 from seps.retrieval.config import DEFAULT_SIZE, SIZES, VECTOR
-from seps.retrieval.embedded import AbsentVision
-from seps.retrieval.engine.engine import FIT, SHORT_FIT, Digests, Photo, Progress, Traits, Unread
+from seps.retrieval.engine.engine import (
+    FIT,
+    NATS,
+    SHORT_BACKGROUND,
+    SHORT_FIT,
+    STRENGTH,
+    UNDESCRIBED,
+    Digests,
+    Photo,
+    Progress,
+    Traits,
+    Unread,
+)
 from seps.retrieval.engine.layout import Kept, PatchLayout
 from seps.retrieval.engine.mean import ALIGNED_SLOPE, MeanLayout, MeanPictures
-from seps.retrieval.engine.pictures import PatchPictures, Queries
+from seps.retrieval.engine.pictures import PatchPictures
+from seps.retrieval.engine.queries import Array, Queries, as_array
 from seps.retrieval.engine.slimmed import (
     PatchScorer,
     image_vectors,
@@ -40,19 +52,12 @@ from seps.retrieval.model import (
     text_hash,
     with_grid,
 )
+from seps.retrieval.packed import AbsentVision
 from seps.scoring import score_matrix
 from seps.scoring.blocks import scoring_memory
 from seps.scoring.terms import other_forward
 
 KIND = "patches"
-NATS = 25.0
-"""`Head.score_range` of our models is about this many nats: 28 for the embedded one on dev."""
-SHORT_BACKGROUND = 0.5
-"""Part of `STRENGTH` for short queries with a projection of their own, chosen on dev (docs/search-figures.md)."""
-STRENGTH = 0.5
-"""Part of a picture's level over the background queries that is taken off, chosen on dev with `base` and `mini`
-(docs/search-figures.md)."""
-UNDESCRIBED = "The store holds no description of this picture: its score is that of its pixels alone."
 UNEXPLAINED = "The model's head is {!r}, which selects no patches; explanations need 'slimming' or 'maxsim'."
 Vision = Callable[[Tensor], Tensor]
 """A vision encoder: pixels (B, 3, H, W) -> tokens (B, P + N, width)."""
@@ -205,19 +210,20 @@ class PatchEngine:
         pictures: PatchPictures | MeanPictures,
         queries: Queries,
         *,
-        chosen: Tensor | None = None,
+        chosen: Array | None = None,
         paired: Sequence[str] | None = None,
         memory: int | None = None,
     ) -> Tensor:
         """See `Engine`."""
         if isinstance(pictures, MeanPictures):
-            vectors = self.vectors(queries).cpu().numpy()
-            return torch.from_numpy(pictures.score(vectors, None if chosen is None else chosen.cpu().numpy()))
+            vectors = as_array(self.vectors(queries))
+            return torch.from_numpy(pictures.score(vectors, chosen))
         if paired is not None:
             return score_paired(self.model, pictures.features, queries.text_features, paired, memory)
         scorer = self.scorer(pictures.layout)
         if chosen is not None:
-            return scorer.score_chosen(pictures, queries, chosen, memory)
+            places = torch.from_numpy(chosen).to(self.device)
+            return scorer.score_chosen(pictures, queries, places, memory)
         return scorer.score(pictures.features, queries.text_features, memory)
 
     def scorer(self, layout: PatchLayout | None) -> PatchScorer:

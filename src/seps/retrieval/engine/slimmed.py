@@ -24,7 +24,8 @@ from seps.method.score import masked_mean
 from seps.method.select import num_kept, rank_patches
 from seps.retrieval.engine.layout import Kept, PatchLayout
 from seps.retrieval.engine.mean import mixed
-from seps.retrieval.engine.pictures import PatchPictures, Queries
+from seps.retrieval.engine.pictures import PatchPictures
+from seps.retrieval.engine.queries import Queries
 from seps.retrieval.heads import ImageFeatures, TextFeatures
 from seps.retrieval.merging import mean_grid, merge_words
 from seps.retrieval.model import RetrievalModel

@@ -31,7 +31,8 @@ from seps.method.score import masked_mean
 from seps.retrieval.embedded import MINI
 from seps.retrieval.engine.engine import FIT, Digests, Photo, Progress, Traits, Unread
 from seps.retrieval.engine.layout import Kept, VectorLayout
-from seps.retrieval.engine.pictures import Queries, VectorPictures
+from seps.retrieval.engine.pictures import VectorPictures
+from seps.retrieval.engine.queries import Array, Queries
 from seps.retrieval.explain.explanation import Explanation
 from seps.retrieval.explain.vectors import SeenPatches, cells_of, explain_vector, explain_words
 from seps.retrieval.languages import reads
@@ -171,14 +172,14 @@ class VectorEngine(nn.Module):
         pictures: VectorPictures,
         queries: Queries,
         *,
-        chosen: Tensor | None = None,
+        chosen: Array | None = None,
         paired: Sequence[str] | None = None,
         memory: int | None = None,
     ) -> Tensor:
         """See `Engine`."""
         if chosen is not None:
-            found = torch.zeros_like(chosen, dtype=torch.float32)
-            for i, rows in enumerate(chosen):
+            found = torch.zeros(*chosen.shape, device=self.device)
+            for i, rows in enumerate(torch.from_numpy(chosen).to(self.device)):
                 found[i] = self.score(pictures.rows(i, i + 1), queries.rows(rows))[0]
             return found
         cosines = pictures.vectors.float() @ cast(Tensor, queries.vectors).T

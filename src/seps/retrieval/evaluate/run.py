@@ -15,6 +15,7 @@ from seps.retrieval.data import RetrievalDataset
 from seps.retrieval.data.streams import Pixels
 from seps.retrieval.engine.engine import Engine
 from seps.retrieval.engine.loading import engine_of
+from seps.retrieval.engine.queries import as_array
 from seps.retrieval.evaluate.encoding import StageProgress, encode_guides, encode_images
 from seps.retrieval.evaluate.extended import Extended, ExtendedFigures
 from seps.retrieval.evaluate.protocol import PUBLISHED_WARNING, ProtocolError, View, view
@@ -113,7 +114,7 @@ def score_dataset(
         tokens = torch.zeros(len(dataset), 1, traits.width, device=engine.device)
     described = None if seen.query_descriptions is not None else seen.image_descriptions
     pictures = engine.pictures(tokens, described, guides=guides, keep_words=keep_words, progress=progress)
-    scores = engine.score(pictures, queries, paired=seen.query_descriptions, memory=memory)
+    scores: Tensor = engine.score(pictures, queries, paired=seen.query_descriptions, memory=memory)
     ids, levels, strength, gap = [str(row) for row in range(len(dataset))], None, 0.0, 0.0
     is_described = pictures.described.tolist()
     if bank:
@@ -122,8 +123,8 @@ def score_dataset(
         weight = traits.background_weight
         strength = strength_without_labels(vectors @ own.vectors.T) if weight is None else weight
         found = own.levels(engine, pictures, vectors, memory)
-        told, cpu = pictures.described, found.cpu()
-        gap, levels = description_gap(cpu[told], cpu[~told]), found.tolist()
+        told = as_array(pictures.described)
+        gap, levels = description_gap(found[told].tolist(), found[~told].tolist()), found.tolist()
     gallery, images = GalleryFacts(traits.score_unit, strength, gap), ImageFacts(ids, is_described, levels)
     # The background ranks images as a search does, the captions' levels captions: each is a constant for the other.
     scores = add_to_scores(scores, images, None, gallery)

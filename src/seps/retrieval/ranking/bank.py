@@ -19,17 +19,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from importlib.resources import files
 from statistics import fmean
+from typing import TYPE_CHECKING, TypeVar
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from seps.memory import release_free_memory
-from seps.retrieval.engine.engine import Digests, Engine, Pictures
-from seps.retrieval.engine.patches import STRENGTH
-from seps.retrieval.engine.pictures import Queries
+from seps.retrieval.engine.engine import STRENGTH, Digests, Engine, Pictures
+from seps.retrieval.engine.queries import Array, Queries, as_array
 from seps.retrieval.ranking import text_cache
 from seps.retrieval.ranking.confidence import REFERENCE, Calibration
 
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+Scores = TypeVar("Scores", "Tensor", Array)
 BEST = 10
 """Best scores whose mean is an image's level."""
 NEAR = 40
@@ -102,7 +106,7 @@ class Bank:
     """They make the levels."""
     asked: Queries
     """The last `ASKED`; they calibrate."""
-    vectors: Tensor
+    vectors: Tensor | Array
     """(T, width) search vectors of `texts`."""
 
     @classmethod
@@ -113,18 +117,21 @@ class Bank:
 
     def to(self, device: torch.device | str) -> Bank:
         """The same on another device."""
-        return Bank(self.texts.to(device), self.asked.to(device), self.vectors.to(device))
+        texts = self.texts.to(device)
+        vectors = self.vectors if isinstance(self.vectors, np.ndarray) else self.vectors.to(device)
+        return Bank(texts, self.asked.to(device), vectors)
 
     def each_asked(self) -> list[Queries]:
         """The sentences of the calibration, one at a time."""
         return [self.asked.rows(slice(i, i + 1)) for i in range(ASKED)]
 
-    @torch.no_grad()
-    def levels(self, engine: Engine, pictures: Pictures, vectors_BC: Tensor, memory: int | None = None) -> Tensor:
+    def levels(
+        self, engine: Engine, pictures: Pictures, vectors_BC: Tensor | Array, memory: int | None = None
+    ) -> Array:
         """(B,) levels of pictures, whose search vectors, as a store has them, find the nearest sentences."""
-        pooled = vectors_BC.float().to(self.vectors.device) @ self.vectors.T
-        nearest = pooled.topk(min(NEAR, pooled.shape[1]), dim=1).indices
-        return level(engine.score(pictures, self.texts, chosen=nearest, memory=memory))
+        pooled = as_array(vectors_BC).astype(np.float32, copy=False) @ as_array(self.vectors).T
+        nearest = np.argsort(-pooled, axis=1, kind="stable")[:, :NEAR].copy()
+        return level(as_array(engine.score(pictures, self.texts, chosen=nearest, memory=memory)))
 
 
 def encode_sentences(engine: Engine) -> Queries:
@@ -145,9 +152,9 @@ def bank_of(engine: Engine, digests: Digests | None = None) -> Bank:
             values = text_cache.read(f"{key}.bank")
             if values is None:
                 encoded = encode_sentences(engine)
-                text_cache.write(f"{key}.bank", encoded.tensors())
+                text_cache.write(f"{key}.bank", encoded.arrays())
             else:
-                encoded = Queries.of_tensors(values).to(engine.device)
+                encoded = Queries.of_arrays(values).to(engine.device)
             while len(_MADE) >= KEPT_BANKS:
                 del _MADE[next(iter(_MADE))]
             made = _MADE[key, str(engine.device)] = Bank.of(engine, encoded)
@@ -179,30 +186,32 @@ def has_article(text: str) -> bool:
     return text.split(maxsplit=1)[0].lower() in ARTICLES
 
 
-def noun_vectors(engine: Engine, digests: Digests | None = None) -> Tensor:
+def noun_vectors(engine: Engine, digests: Digests | None = None) -> Array:
     """(2, T, C): search vectors of the nouns with their articles, and without. Encoded once per model and user."""
     texts = [*nouns(), *(noun.split(maxsplit=1)[1] if has_article(noun) else noun for noun in nouns())]
     own = engine.digests().short
     key = _key(engine, digests, hashlib.sha256("\n".join([own, *texts]).encode()).hexdigest())
-    place = key, str(engine.device)
     with _LOCK:
-        if place not in _NOUNS:
+        if key not in _NOUNS:
             values = text_cache.read(f"{key}.nouns")
             if values is None:
-                values = {"vectors": engine.vectors(engine.encode_texts(texts))}
+                values = {"vectors": as_array(engine.vectors(engine.encode_texts(texts)))}
                 text_cache.write(f"{key}.nouns", values)
             while len(_NOUNS) >= KEPT_BANKS:
                 del _NOUNS[next(iter(_NOUNS))]
-            _NOUNS[place] = values["vectors"].to(engine.device).reshape(2, len(nouns()), -1)
-        return _NOUNS[place]
+            _NOUNS[key] = values["vectors"].reshape(2, len(nouns()), -1)
+        return _NOUNS[key]
 
 
-_NOUNS: dict[tuple[str, str], Tensor] = {}
-"""Vectors of nouns of this process, by key of the engine and device: 1.5 MB each at width 384."""
+_NOUNS: dict[str, Array] = {}
+"""Vectors of nouns of this process, by key of the engine: 1.5 MB each at width 384."""
 
 
-def level(scores_BT: Tensor, best: int = BEST) -> Tensor:
+def level(scores_BT: Scores, best: int = BEST) -> Scores:
     """(B,) mean of the `best` largest of each image's scores with the bank."""
+    if isinstance(scores_BT, np.ndarray):
+        found: Array = np.sort(scores_BT, axis=1)[:, -best:].mean(axis=1)
+        return found
     return scores_BT.topk(min(best, scores_BT.shape[1]), dim=1).values.mean(dim=1)
 
 
@@ -212,10 +221,10 @@ def caption_levels(vectors_TC: Tensor, bank: Bank) -> Tensor:
     An ordinary caption scores high with every image. Where captions are ranked, that is what levels are for images; for
     one query of a search it is a constant.
     """
-    return level(vectors_TC @ bank.vectors.T)
+    return level(vectors_TC @ vectors_TC.new_tensor(as_array(bank.vectors)).T)
 
 
-def strength_without_labels(scores_BT: Tensor, best: int = BEST) -> float:
+def strength_without_labels(scores_BT: Tensor | Array, best: int = BEST) -> float:
     """A strength for a model without measured queries, from the scores of its gallery with the bank alone.
 
     Two levels are made of each image, one of the even sentences and one of the others. The strength is the slope,
@@ -224,19 +233,20 @@ def strength_without_labels(scores_BT: Tensor, best: int = BEST) -> float:
     models (docs/search-figures.md). It is that of zero-shot models, and not measured on real weights of any.
     Raises ValueError for fewer than two sentences.
     """
-    images, texts = scores_BT.shape
+    scores = as_array(scores_BT).astype(np.float64)
+    images, texts = scores.shape
     if texts < 2:
-        raise ValueError(f"The scores are {tuple(scores_BT.shape)}; at least two sentences are needed.")
-    first, second = (level(scores_BT[:, start::2].double(), max(1, best // 2)) for start in (0, 1))
+        raise ValueError(f"The scores are {scores.shape}; at least two sentences are needed.")
+    first, second = (level(scores[:, start::2], max(1, best // 2)) for start in (0, 1))
     spread = first - first.mean()
     variance = float((spread * spread).sum())
     if not variance:  # no image, one, or all alike
         return STRENGTH
     slope = min(1.0, max(0.0, float((spread * (second - second.mean())).sum()) / variance))
-    return (images * slope + PRIOR * STRENGTH) / (images + PRIOR)
+    return float((images * slope + PRIOR * STRENGTH) / (images + PRIOR))
 
 
-def description_gap(described: Tensor, others: Tensor) -> float:
+def description_gap(described: Sequence[float], others: Sequence[float]) -> float:
     """How much higher the levels of described images are than those of the others, on average; 0 without either.
 
     Where there are few of either the difference is drawn to 0, which counts as `PRIOR` images.
@@ -244,7 +254,7 @@ def description_gap(described: Tensor, others: Tensor) -> float:
     if not len(described) or not len(others):
         return 0.0
     counted = len(described) * len(others) / (len(described) + len(others))
-    return float(described.double().mean() - others.double().mean()) * counted / (counted + PRIOR)
+    return (fmean(map(float, described)) - fmean(map(float, others))) * counted / (counted + PRIOR)
 
 
 def background(

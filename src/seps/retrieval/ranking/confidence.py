@@ -25,12 +25,18 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from statistics import NormalDist, fmean, pstdev
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+import numpy as np
 
-from seps.retrieval.engine.engine import FIT
-from seps.retrieval.engine.patches import STRENGTH
+from seps.retrieval.engine.engine import FIT, STRENGTH
+from seps.retrieval.engine.queries import as_array
 from seps.retrieval.languages import content_words
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from seps.retrieval.engine.queries import Array
 
 REFERENCE = 400
 """Images that confidences in a smaller gallery are computed for, chosen on dev (docs/search-figures.md)."""
@@ -109,12 +115,12 @@ class Calibration:
         return cls(fmean(best) + gain - _EULER * scale, scale, float(images), strength)
 
     @classmethod
-    def of_scores(cls, scores_BT: Tensor, strength: float = STRENGTH) -> Calibration:
+    def of_scores(cls, scores_BT: Tensor | Array, strength: float = STRENGTH) -> Calibration:
         """From the scores of all images of a gallery with the background queries."""
-        scores, images = scores_BT.double(), len(scores_BT)
-        best = scores.amax(dim=0).tolist()
+        scores, images = as_array(scores_BT).astype(np.float64), len(scores_BT)
+        best = scores.max(axis=0).tolist()
         # One image alone shows no spread over images: that over the queries stands for it.
-        spread = float(scores.var(dim=0).mean().sqrt()) if images > 1 else pstdev(best)
+        spread = math.sqrt(scores.var(axis=0, ddof=1).mean()) if images > 1 else pstdev(best)
         return cls.of(best, images, strength, spread)
 
     @classmethod

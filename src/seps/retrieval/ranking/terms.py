@@ -18,19 +18,25 @@ Shapes: B images, T texts.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from seps.retrieval.engine.queries import Array
 from seps.retrieval.languages import words_of
 from seps.retrieval.ranking.bank import background
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Scores = TypeVar("Scores", "Tensor", Array)
 
 WORD_STRENGTH = 16.0
 """Nats that one name adds in a query of up to `SHORT` words; from twice as many words on, half of it."""
@@ -233,16 +239,19 @@ def added_terms(
 
 
 def add_to_scores(
-    scores_BT: Tensor, images: ImageFacts, queries: Sequence[Matches] | None, gallery: GalleryFacts
-) -> Tensor:
+    scores_BT: Scores, images: ImageFacts, queries: Sequence[Matches] | None, gallery: GalleryFacts
+) -> Scores:
     """(B, T) scores with the terms that are the same for all sentences, and with those of each of the `queries`."""
     for term in TERMS:
         alike = term.of_images(images, gallery)
         if alike is not None:
-            scores_BT = scores_BT + torch.tensor(alike).to(scores_BT)[:, None]
+            if isinstance(scores_BT, np.ndarray):
+                scores_BT = scores_BT + np.asarray(alike, scores_BT.dtype)[:, None]
+            else:
+                scores_BT = scores_BT + scores_BT.new_tensor(alike)[:, None]
     if queries is None:
         return scores_BT
-    scores_BT = scores_BT.clone()
+    scores_BT = copy.deepcopy(scores_BT)
     rows = {identity: row for row, identity in enumerate(images.ids)}
     for column, matches in enumerate(queries):
         for term in TERMS:

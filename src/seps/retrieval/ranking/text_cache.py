@@ -10,7 +10,9 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
-from torch import Tensor
+import numpy as np
+
+from seps.retrieval.engine.queries import Array
 
 KEPT_FILES = 8
 """Files of one kind in the cache; the oldest go. A bank takes 30 MB at width 384, nouns 1.5 MB."""
@@ -27,11 +29,11 @@ def cache_folder() -> Path:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from error
 
 
-def write(name: str, values: Mapping[str, Tensor]) -> None:
-    """Keep tensors under the name of a file; its suffix is their kind. Warns where the cache cannot be written."""
-    from safetensors.torch import save
+def write(name: str, values: Mapping[str, Array]) -> None:
+    """Keep arrays under the name of a file; its suffix is their kind. Warns where the cache cannot be written."""
+    from safetensors.numpy import save
 
-    data = save({key: value.cpu().contiguous() for key, value in values.items()})
+    data = save({key: np.ascontiguousarray(value) for key, value in values.items()})
     try:
         folder = cache_folder()
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".new-", delete=False) as file:
@@ -52,9 +54,9 @@ def write(name: str, values: Mapping[str, Tensor]) -> None:
         )
 
 
-def read(name: str) -> dict[str, Tensor] | None:
+def read(name: str) -> dict[str, Array] | None:
     """What `write` kept under the name; None where there is nothing, or it is not whole."""
-    from safetensors.torch import load
+    from safetensors.numpy import load
 
     try:
         whole = (cache_folder() / name).read_bytes()
@@ -63,5 +65,5 @@ def read(name: str) -> dict[str, Tensor] | None:
     if hashlib.sha256(memoryview(whole)[_DIGEST:]).digest() != whole[:_DIGEST]:
         return None
     whole = whole[_DIGEST:]
-    values: dict[str, Tensor] = load(whole)
+    values: dict[str, Array] = load(whole)
     return values
