@@ -25,6 +25,7 @@ STUDY_FILES = {".md", ".json", ".jsonl", ".txt", ".gz"}
 REPOSITORY_PAGES = {
     "ARCHITECTURE.md": "architecture.md",
     "CONTRIBUTING.md": "contributing.md",
+    "CODE_OF_CONDUCT.md": "code-of-conduct.md",
     "CHANGELOG.md": "changelog.md",
     "src/seps/assets/mini/README.md": "model-card.md",
     **{
