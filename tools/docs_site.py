@@ -26,6 +26,7 @@ REPOSITORY_PAGES = {
     "ARCHITECTURE.md": "architecture.md",
     "CONTRIBUTING.md": "contributing.md",
     "CODE_OF_CONDUCT.md": "code-of-conduct.md",
+    "SECURITY.md": "security.md",
     "CHANGELOG.md": "changelog.md",
     "src/seps/assets/mini/README.md": "model-card.md",
     **{
