@@ -67,6 +67,11 @@ def test_what_is_not_read(light: LightEngine) -> None:
     assert light.unread("ein Hund auf der Wiese").foreign and not light.unread("a dog on the grass").foreign
 
 
+def test_another_size_is_refused_by_the_sizes(light: LightEngine) -> None:
+    with pytest.raises(ValueError, match=r"'vector'.*'tiny'"):
+        light.layout("tiny")
+
+
 def test_pictures_and_descriptions_are_those_of_torch(light: LightEngine) -> None:
     sources = [ImageSource(path) for path in pictures(2)]
     engine = engine_of(from_pretrained("base"))

@@ -312,7 +312,7 @@ def _digest(model: RetrievalModel, of: Callable[[str], bool]) -> str:
 def make_head(kind: str, num_prefix_tokens: int, slimming: SlimmingConfig) -> Head:
     """The head of that name; of the built-in ones `slimming` matters to "slimming" and "maxsim" alone.
 
-    Raises ConfigError for a registered head that is none, and for "own", which stands for an object.
+    Raises ConfigError where what is registered is no Head, and for "own", the name of a head given as an object.
     """
     if kind == OWN:
         raise ConfigError(

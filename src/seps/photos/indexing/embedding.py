@@ -233,7 +233,7 @@ def prepare_locally(
     workers = workers or min(16, cores)
     if prepare.engine.device.type != "cpu":
         prepare.gpu_lock = threading.Lock()
-    # Before threads are made, which torch is told of.
+    # Torch, where it is used, is loaded before the threads are made: each sets torch's number of cores.
     if sum(map(len, batches)) >= MANY and (pixels := torch_pixels(prepare.engine)) is not None:
         prepare.set_fast(pixels)
     waiting: deque[Future[PreparedBatch]] = deque()

@@ -196,7 +196,8 @@ class LightEngine:
         """See `Engine`."""
         if size != VECTOR:
             raise ValueError(
-                f"The size is {size!r}, but this engine keeps one vector per picture: give the size {VECTOR!r}."
+                f"The store keeps pictures at the size {VECTOR!r}, not {size!r}. "
+                "Leave the size out, or use another store."
             )
         return self._layout
 
