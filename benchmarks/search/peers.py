@@ -40,9 +40,9 @@ from torch.nn import functional as F
 from benchmarks.common.machine import describe
 from seps.retrieval.data import load_data
 from seps.retrieval.engine.faster import faster
+from seps.retrieval.engine.keeping import spread
 from seps.retrieval.engine.loading import load_engine
 from seps.retrieval.engine.patches import PatchEngine
-from seps.retrieval.engine.slimmed import spread
 from seps.retrieval.evaluate.encoding import encode_images
 
 Facts = dict[str, Any]

@@ -33,10 +33,10 @@ from seps.photos.store.rows import Row, StoreSettings
 from seps.photos.store.store import Store
 from seps.photos.threads import computing_threads
 from seps.retrieval.data import RetrievalDataset
+from seps.retrieval.engine.keeping import image_vectors, kept_patches
 from seps.retrieval.engine.layout import PatchLayout
 from seps.retrieval.engine.loading import engine_of
 from seps.retrieval.engine.packing import pack, unpack_all, unpack_padded
-from seps.retrieval.engine.slimmed import image_vectors, kept_patches
 from seps.retrieval.heads import ImageFeatures
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.ranking.bank import bank_name

@@ -39,7 +39,7 @@ from seps.photos.indexing.build import index_folder
 from seps.photos.indexing.embedding import ImageJob, Preparer
 from seps.photos.store.store import Store
 from seps.retrieval.data import decode_all, load_data
-from seps.retrieval.engine import slimmed
+from seps.retrieval.engine import patches
 from seps.retrieval.engine.faster import half_copy, with_vision
 from seps.retrieval.engine.loading import engine_of
 from seps.retrieval.engine.pictures import PatchPictures
@@ -190,7 +190,7 @@ def levels(options: argparse.Namespace, model: RetrievalModel, work: Path) -> No
     for start in range(0, len(vectors), 16):
         some = stored.rows(start, start + 16)
         for way in ways:
-            with patch.object(slimmed, "can_score", lambda net, way=way: way == ways[1]):
+            with patch.object(patches, "can_score", lambda net, way=way: way == ways[1]):
                 before = time.process_time()
                 levels = own.levels(engine, some, vectors[start : start + 16])
             spent[way].append(1000 * (time.process_time() - before) / 16)

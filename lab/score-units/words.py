@@ -23,7 +23,7 @@ from torch import Tensor
 from seps.metrics import recall
 from seps.retrieval.data import load_jsonl
 from seps.retrieval.engine.loading import engine_of
-from seps.retrieval.engine.slimmed import image_vectors, text_vectors
+from seps.retrieval.engine.keeping import image_vectors
 from seps.retrieval.engine.vectors import CENTRE, TEMPERATURE
 from seps.retrieval.evaluate.protocol import View
 from seps.retrieval.evaluate.run import encode_images
@@ -64,7 +64,7 @@ def parts(
     own, pixels = model.score(features, words), model.score(ImageFeatures(tokens), words)
     weight = model.description_weight or 0.0
     described = (own - (1 - weight) * pixels) / weight
-    cosines = image_vectors(model, ImageFeatures(tokens)) @ text_vectors(words).T
+    cosines = image_vectors(model, ImageFeatures(tokens)) @ words.mean_word.T
     return {"own": own, "cosine": cosines / STAND_IN, "described": (described - CENTRE) / TEMPERATURE}
 
 

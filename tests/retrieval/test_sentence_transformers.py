@@ -14,7 +14,6 @@ from seps.images.decoding import read_image
 from seps.images.sources import ImageSource
 from seps.retrieval.config import ModelConfig
 from seps.retrieval.engine.patches import PatchEngine
-from seps.retrieval.engine.slimmed import text_vectors
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import from_pretrained, save_pretrained
 from tiny import make_scenes, save_text_encoder, save_vision_encoder
@@ -61,7 +60,7 @@ def test_one_vector_of_texts_and_pictures(saved, folders, files):
     model = from_pretrained(saved)
     engine, pictures = encoded(model, files)
     texts = loaded.encode_query(TEXTS, batch_size=2)
-    np.testing.assert_allclose(texts, text_vectors(engine.encode_texts(TEXTS).text_features).numpy(), atol=1e-5)
+    np.testing.assert_allclose(texts, engine.encode_texts(TEXTS).text_features.mean_word.numpy(), atol=1e-5)
     images = [Image.open(file) for file in files]
     vectors = loaded.encode_document(images, batch_size=3)
     np.testing.assert_allclose(vectors, engine.vectors(pictures).numpy(), atol=1e-5)

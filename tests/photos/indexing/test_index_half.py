@@ -17,7 +17,7 @@ from seps.photos.indexing.build import IndexOptions, index_folder
 from seps.photos.search.searcher import Searcher
 from seps.photos.store.store import Store
 from seps.retrieval.embedded import embedded_folder
-from seps.retrieval.engine import faster, layout, slimmed
+from seps.retrieval.engine import faster, keeping, layout
 from seps.retrieval.engine.layout import PatchLayout
 from seps.retrieval.engine.loading import engine_of
 from seps.retrieval.pretrained import from_pretrained
@@ -87,7 +87,7 @@ def test_the_gpu_is_free_while_a_batch_is_decoded_and_packed(tmp_path: Path, mon
 
     noting(layout, "pack")
     noting(embedding, "decode_picture")
-    noting(slimmed, "image_vectors")
+    noting(keeping, "image_vectors")
     noting(model(), "encode_pixels")
     paths = sorted((tmp_path / "g").rglob("*.jpg"))
     done = prepare([embedding.ImageJob(ImageSource(path), None) for path in paths])

@@ -12,7 +12,7 @@ from seps.images.sources import ImageSource
 from seps.photos.indexing.build import IndexOptions, index_folder
 from seps.photos.search.searcher import Searcher
 from seps.retrieval.config import ModelConfig
-from seps.retrieval.engine.slimmed import patches_to_keep
+from seps.retrieval.engine.keeping import patches_to_keep
 from seps.retrieval.heads import ImageFeatures, TextFeatures
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import from_pretrained, save_pretrained

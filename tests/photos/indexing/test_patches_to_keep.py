@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from seps.retrieval.config import ModelConfig
-from seps.retrieval.engine.slimmed import fixed_patch_scores, patches_to_keep, spread
+from seps.retrieval.engine.keeping import fixed_patch_scores, patches_to_keep, spread
 from seps.retrieval.heads import ImageFeatures
 from seps.retrieval.model import RetrievalModel
 from stores import model

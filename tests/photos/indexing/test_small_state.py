@@ -29,8 +29,8 @@ from seps.photos.store.store import Store
 from seps.retrieval.engine.layout import PatchLayout
 from seps.retrieval.engine.loading import engine_of
 from seps.retrieval.engine.packing import PackingError, Precision, pack, packed_shape, unpack
+from seps.retrieval.engine.patches import fewer_patches
 from seps.retrieval.engine.pictures import PatchPictures
-from seps.retrieval.engine.slimmed import fewer_patches
 from seps.retrieval.heads import ImageFeatures
 from seps.retrieval.merging import mean_grid
 from seps.retrieval.pretrained import from_pretrained

@@ -10,9 +10,9 @@ import torch
 from seps.method.encoded import Texts
 from seps.photos.store.store import Store
 from seps.retrieval.data import load_jsonl
-from seps.retrieval.engine import slimmed
+from seps.retrieval.engine import patches
 from seps.retrieval.engine.loading import engine_of
-from seps.retrieval.engine.slimmed import PatchScorer, text_vectors
+from seps.retrieval.engine.patches import PatchScorer
 from seps.retrieval.evaluate.run import encode_images
 from seps.retrieval.heads import ImageFeatures, TextFeatures
 from seps.retrieval.ranking import bank as bank_module
@@ -34,7 +34,7 @@ def test_levels_are_those_of_one_sentence_at_a_time(photos: Path, tmp_path: Path
     texts = bank_of(engine_of(model()), store.settings.digests).texts.text_features
     (rows,) = store.scan(["path", "vector", "bank", *layout.columns])
     images, scorer = layout.unpack(rows), PatchScorer(model(), layout)
-    means = text_vectors(texts)
+    means = texts.mean_word
     for i, row in enumerate(rows.rows()):
         cosines = (torch.tensor(row["vector"]).float() * means).sum(dim=1).tolist()
         nearest = sorted(range(len(cosines)), key=cosines.__getitem__, reverse=True)[: bank_module.NEAR]
@@ -64,8 +64,8 @@ def test_known_networks_are_scored_some_images_at_once(photos: Path, monkeypatch
             flags[1] = True
         return scores, flags
 
-    known = slimmed.score_own_texts
-    monkeypatch.setattr(slimmed, "score_own_texts", unsafe)
+    known = patches.score_own_texts
+    monkeypatch.setattr(patches, "score_own_texts", unsafe)
     monkeypatch.setattr(PatchScorer, "score", alone)
     nearest = (vectors @ bank.vectors.T).topk(bank_module.NEAR, dim=1).indices
     scores = engine.score(pictures, bank.texts, chosen=nearest.numpy())

@@ -15,7 +15,7 @@ from seps.photos import Filters, Searcher
 from seps.photos.store.rows import StoreError
 from seps.retrieval.config import ModelConfig
 from seps.retrieval.data import load_jsonl
-from seps.retrieval.engine.slimmed import image_vectors, text_vectors
+from seps.retrieval.engine.keeping import image_vectors
 from seps.retrieval.evaluate.protocol import view
 from seps.retrieval.evaluate.run import score_dataset
 from seps.retrieval.heads import ImageFeatures
@@ -102,7 +102,7 @@ def test_vector_is_the_pooled_part(photos: Path) -> None:
     tokens = torch.randn(3, 9, 32)
     dense, mask = model().encode_descriptions(["a dog runs", None, "many more words than that"])
     texts = model().encode_texts(["two dogs", "a cat"])
-    got = image_vectors(model(), ImageFeatures(tokens, dense, mask)) @ text_vectors(texts).T
+    got = image_vectors(model(), ImageFeatures(tokens, dense, mask)) @ texts.mean_word.T
     pooled = {}
     for weight in (0.0, net.config.pooled):
         config = net.config.__class__(**{**net.config.__dict__, "pooled": weight})

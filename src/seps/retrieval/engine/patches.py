@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from seps.encoders import VisionEncoder
 from seps.images.decoding import Mode, decode_image
+from seps.method.checks import evaluating, values_unchecked
+from seps.method.encoded import EncodedImages, Texts
+from seps.method.network import PatchSlimming
+from seps.method.select import num_kept
 from seps.retrieval.config import DEFAULT_SIZE, SIZES, VECTOR
 from seps.retrieval.engine.engine import (
     FIT,
@@ -26,18 +33,12 @@ from seps.retrieval.engine.engine import (
     Traits,
     Unread,
 )
+from seps.retrieval.engine.keeping import image_vectors, kept_mean, kept_patches, vector_weight
 from seps.retrieval.engine.layout import Kept, PatchLayout
 from seps.retrieval.engine.mean import ALIGNED_SLOPE, MeanLayout, MeanPictures
+from seps.retrieval.engine.paired import score_paired, why_unpaired
 from seps.retrieval.engine.pictures import PatchPictures
 from seps.retrieval.engine.queries import Array, Queries, as_array
-from seps.retrieval.engine.slimmed import (
-    PatchScorer,
-    image_vectors,
-    kept_mean,
-    kept_patches,
-    text_vectors,
-    vector_weight,
-)
 from seps.retrieval.explain.explanation import Explanation
 from seps.retrieval.explain.patches import OneVector, explain_patches
 from seps.retrieval.heads import ImageFeatures, TextFeatures
@@ -55,12 +56,97 @@ from seps.retrieval.model import (
 from seps.retrieval.packed import AbsentVision
 from seps.scoring import score_matrix
 from seps.scoring.blocks import scoring_memory
+from seps.scoring.own_texts import can_score, images_at_once, score_own_texts
 from seps.scoring.terms import other_forward
 
 KIND = "patches"
+SCORING_MEMORY = 256 * 2**20
 UNEXPLAINED = "The model's head is {!r}, which selects no patches; explanations need 'slimming' or 'maxsim'."
 Vision = Callable[[Tensor], Tensor]
 """A vision encoder: pixels (B, 3, H, W) -> tokens (B, P + N, width)."""
+
+
+class PatchScorer:
+    """Exact scores of pictures that are kept in this way; None: as they come from the encoder."""
+
+    def __init__(self, model: RetrievalModel, layout: PatchLayout | None = None) -> None:
+        self.model, self.layout = model, layout
+        self.net = model.head.network
+        """Of a slimming head, for as many patches as are kept."""
+        if self.net is None or layout is None:
+            return
+        if layout.patches is not None or layout.means:
+            # Of all patches of the store's pictures, which may be others than the model's are now.
+            whole = None if layout.means else layout.grid[0] * layout.grid[1]
+            self.net = fewer_patches(self.net, layout.stored, whole)
+        elif layout.stored != self.net.config.num_patches:
+            # A store keeps the grid it was made with; the model may have another one now.
+            self.net = copy.copy(self.net)
+            self.net.config = replace(self.net.config, check_num_patches=False)
+
+    def side(self, images: ImageFeatures) -> EncodedImages:
+        """What no caption changes, for a slimming head. The mean patch is that of all patches."""
+        if self.net is None:
+            raise ValueError(f"head={self.model.config.head!r} has no patch selection; use a model with 'slimming'.")
+        with values_unchecked(), evaluating(self.net):  # checking values would take a quarter of the time
+            side = self.net.encode_images(
+                images.tokens, dense=images.dense, dense_lengths=images.dense_lengths, guides=images.guides
+            )
+        return side if images.mean is None else replace(side, pooled=F.normalize(images.mean, dim=-1))
+
+    @torch.no_grad()
+    def score(self, images: ImageFeatures, texts: TextFeatures, memory: int | None = None) -> Tensor:
+        """(B, T) similarities; the lowest of all for images that have nothing of what the head scores."""
+        if self.layout is None:
+            return self.model.score(images, texts, memory=memory)
+        if not self.model.head.uses_pixels and images.dense is None:
+            return texts.words.new_full((len(images.tokens), len(texts.words)), -self.model.head.score_range)
+        memory = scoring_memory(images.tokens.device, SCORING_MEMORY)
+        if self.net is None:
+            return self.model.score(images, texts, memory=memory)
+        if len(texts.words) == 1 and other_forward(self.net) is None:
+            # `score_matrix` prepares for many captions; for a single one the network itself is several times faster.
+            length = int(texts.mask[0].sum())
+            with evaluating(self.net):
+                return self.net.score(self.side(images), Texts.of(texts.words[:, :length])).similarity
+        scores = score_matrix(self.net, self.side(images), texts.words, texts.lengths, memory=memory)
+        return cast(Tensor, scores)  # not the best alone
+
+    @torch.no_grad()
+    def score_chosen(self, pictures: PatchPictures, queries: Queries, chosen: Tensor, memory: int | None) -> Tensor:
+        """(B, K) exact scores of each picture with `chosen` (B, K) queries of its own.
+
+        Some pictures are scored at once where the network is a known one.
+        """
+        found, left = torch.zeros_like(chosen, dtype=torch.float32), list(range(len(chosen)))
+        if self.net is not None and can_score(self.net):
+            left = []
+            step = images_at_once(chosen.device)
+            for start in range(0, len(chosen), step):
+                some = chosen[start : start + step]
+                side = self.side(pictures.rows(start, start + len(some)).features)
+                scores, unsafe = score_own_texts(self.net, side, queries.pool, some)
+                found[start : start + step] = scores
+                left += [start + i for i, flag in enumerate(unsafe.tolist()) if flag]
+        for i in left:
+            words = cast(TextFeatures, queries.rows(chosen[i]).words)
+            found[i] = self.score(pictures.rows(i, i + 1).features, words, memory)[0]
+        return found
+
+
+def fewer_patches(net: PatchSlimming, stored: int, whole: int | None = None) -> PatchSlimming:
+    """The network for images with only `stored` patches: it selects as many of them as it would of all, or `whole`."""
+    config = net.config
+    kept = min(stored, num_kept(whole or config.num_patches, config.sparse_ratio))
+    ratio = kept / stored
+    slim = copy.deepcopy(net)
+    # The number of merged patches belongs to the weights and stays as it is.
+    aggregation = min(1.0, (config.num_merged + 0.5) / kept)
+    slim.config = replace(config, num_patches=stored, sparse_ratio=ratio, aggr_ratio=aggregation)
+    slim.sparse_net_cap.sparse_ratio = ratio
+    if config.uses_dense_branch:
+        slim.sparse_net_long.sparse_ratio = ratio
+    return slim
 
 
 class PatchEngine:
@@ -113,7 +199,7 @@ class PatchEngine:
             reads_descriptions=head.uses_description,
             selects_patches=selects,
             explains="" if selects else UNEXPLAINED.format(model.config.head),
-            pairs_queries=_unpaired(model),
+            pairs_queries=why_unpaired(model),
             guides=head.guides,
             languages=model.languages,
             width=model.config.embed_size,
@@ -202,7 +288,7 @@ class PatchEngine:
             return image_vectors(self.model, encoded.features)
         if isinstance(encoded, MeanPictures):
             return torch.from_numpy(encoded.vectors)
-        return text_vectors(encoded.text_features)
+        return encoded.text_features.mean_word
 
     @torch.no_grad()
     def score(
@@ -302,47 +388,6 @@ class PatchEngine:
     def unread(self, text: str) -> Unread:
         """See `Engine`."""
         return Unread(self.model.cut(text), not reads(self.model.languages, text, self.model.pieces))
-
-
-def score_paired(
-    model: RetrievalModel, images: ImageFeatures, texts: TextFeatures, paired: Sequence[str], memory: int | None
-) -> Tensor:
-    """(B, T) where description t comes with caption t, as in the published protocol; each text is encoded once."""
-    net = model.head.network
-    assert net is not None  # `Traits.pairs_queries`
-    distinct = sorted(set(paired))
-    place = {text: i for i, text in enumerate(distinct)}
-    features = model.encode_texts(distinct, max_words=model.config.max_dense_words, as_sentences=True)
-    rows = torch.tensor([place[text] for text in paired], device=model.device)
-    scores = []
-    # The paired texts of a block of captions are spread out at a time: all of them at once would not fit.
-    per_text = features.words.shape[1] * features.words.shape[2] * 4
-    memory = scoring_memory(model.device) if memory is None else memory
-    step = max(16, memory // 4 // per_text)
-    for start in range(0, len(rows), step):
-        chosen = rows[start : start + step]
-        part = score_matrix(
-            net,
-            images.tokens,
-            texts.words[start : start + step],
-            texts.lengths[start : start + step],
-            paired_dense=features.words[chosen],
-            paired_dense_lengths=features.mask[chosen].sum(dim=1),
-            guides=images.guides,
-            memory=memory,
-        )
-        scores.append(cast(Tensor, part))  # not the best alone
-    return torch.cat(scores, dim=1)
-
-
-def _unpaired(model: RetrievalModel) -> str:
-    """See `Traits.pairs_queries`."""
-    if model.head.network is not None and model.head.uses_description:
-        return ""
-    return (
-        "Protocol 'published' pairs captions with descriptions inside a slimming head with descriptions; head "
-        f"{model.config.head!r} takes none. Use protocol 'none' or 'image'."
-    )
 
 
 def _stage(progress: Progress | None, name: str) -> TextProgress | None:

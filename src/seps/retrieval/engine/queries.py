@@ -82,11 +82,7 @@ class Queries:
         """The same, without padding in memory."""
         if self.words is None:
             return self
-        from torch.nn import functional as F
-
-        from seps.method.score import masked_mean
-
-        return PackedQueries(self.tensors(), F.normalize(masked_mean(self.words.words, self.words.mask), dim=-1))
+        return PackedQueries(self.tensors(), self.words.mean_word)
 
     def tensors(self) -> dict[str, Any]:
         """Plain tensors without padding; arrays where an engine without torch made them."""

@@ -19,6 +19,7 @@ from seps.method.config import SlimmingConfig
 from seps.method.encoded import Scores as Scores
 from seps.method.encoded import map_tensors
 from seps.method.network import PatchSlimming
+from seps.method.score import masked_mean
 from seps.scoring import score_matrix, score_with_gradient
 
 
@@ -68,6 +69,11 @@ class TextFeatures:
     def lengths(self) -> Tensor:
         """(T,) valid words of each caption."""
         return self.mask.sum(dim=1)
+
+    @property
+    def mean_word(self) -> Tensor:
+        """(T, C) float32: the mean word of each at length one, the vector that a sentence is searched by."""
+        return F.normalize(masked_mean(self.words, self.mask), dim=-1)
 
     @property
     def known_lengths(self) -> Tensor | Sequence[int]:

@@ -1,7 +1,7 @@
 """Sentences to vectors in NumPy: the text side of an embedded model, a BERT of six layers.
 
 The vector of a sentence is the mean of its words at length one, as the torch model computes it
-(`seps.encoders.bert`, `seps.retrieval.engine.slimmed.text_vectors`).
+(`seps.encoders.bert`, `seps.retrieval.heads.TextFeatures.mean_word`).
 
 Shapes: T texts, L tokens, H heads, C width.
 """

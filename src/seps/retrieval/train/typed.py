@@ -33,7 +33,6 @@ from seps.metrics import recall
 from seps.retrieval.config import RunConfig
 from seps.retrieval.data import ImageRecord, RetrievalDataset, mixed_seed
 from seps.retrieval.data.typed import TypedQueries, load_queries, queries_of_captions, sentences_of
-from seps.retrieval.engine.slimmed import text_vectors
 from seps.retrieval.heads import TextFeatures
 from seps.retrieval.languages import is_short
 from seps.retrieval.model import RetrievalModel
@@ -170,7 +169,7 @@ class TypedTask:
             queries = TextFeatures(model.project_short(seen).float(), model.is_word(batch.ids, batch.mask))
         else:
             queries = _features(model, batch.ids, batch.mask)
-        scores = text_vectors(queries) @ self.vectors.T
+        scores = queries.mean_word @ self.vectors.T
         typed = several_infonce(scores, scale, batch.right, batch.unknown)
         if settings.short:
             kept = _moved(queries, known)
@@ -179,7 +178,7 @@ class TypedTask:
                 "moved": kept.detach(),
             }
         captions = _features(model, batch.caption_ids, batch.caption_mask)
-        scores = text_vectors(captions) @ self.vectors.T
+        scores = captions.mean_word @ self.vectors.T
         named = F.cross_entropy(scale * scores, batch.images)
         with torch.no_grad():
             first = _features(self.first.to(batch.ids.device), batch.caption_ids, batch.caption_mask)
@@ -198,7 +197,7 @@ class TypedTask:
         scores = []
         for data, queries, vectors in zip(self.dev, self.dev_queries, self.dev_vectors, strict=True):
             pictures = vectors.to(model.device)
-            captions = text_vectors(model.encode_texts(data.captions))
+            captions = model.encode_texts(data.captions).mean_word
             rsum = recall(pictures @ captions.T, data.image_of_caption).rsum
             figures[f"rsum_{data.label}"] = rsum
             parts = [rsum / 6]
@@ -236,7 +235,7 @@ def precision_at_10(model: RetrievalModel, queries: TypedQueries, vectors: Tenso
     found = []
     right, _ = queries.marks(range(len(queries)))
     for row, texts in enumerate(queries.texts):
-        nearest = (text_vectors(model.encode_texts(texts)) @ vectors.T).topk(min(10, len(vectors))).indices
+        nearest = (model.encode_texts(texts).mean_word @ vectors.T).topk(min(10, len(vectors))).indices
         found.append(right[row][nearest.cpu()].float().mean())
     return 100 * float(torch.stack(found).mean())
 
