@@ -2,7 +2,7 @@
 FROM python:3.12-slim
 WORKDIR /app
 COPY . .
-RUN pip install --no-cache-dir -c constraints.txt ".[formats]" \
+RUN pip install --no-cache-dir -c constraints.txt ".[formats,torch]" \
     && useradd --create-home seps && mkdir /data && chown seps /data
 USER seps
 WORKDIR /data

@@ -111,11 +111,12 @@ def interpreter(version: str) -> Path | None:
     return next(iter(sorted(root.glob(f"versions/{version}.*/bin/python"))), None)
 
 
-def lowest(wheel: Path) -> list[str]:
-    """The dependencies of a wheel without extras, each at its lower bound."""
+def lowest(wheel: Path, extra: str = "") -> list[str]:
+    """The dependencies of a wheel without extras, or those of one extra, each at its lower bound."""
     with zipfile.ZipFile(wheel) as archive:
         record = archive.read(next(name for name in archive.namelist() if name.endswith("METADATA"))).decode()
-    found = re.findall(r"^Requires-Dist: ([\w.-]+)[^;\n]*?>=([\w.]+)[^;\n]*$", record, re.MULTILINE)
+    end = f'; extra == "{extra}"' if extra else ""
+    found = re.findall(rf"^Requires-Dist: ([\w.-]+)[^;\n]*?>=([\w.]+)[^;\n]*{end}$", record, re.MULTILINE)
     return [f"{name}=={bound}" for name, bound in found]
 
 
@@ -137,6 +138,10 @@ def tried(python: Path, wheel: Path, pins: list[str]) -> str:
             raise ValueError("seps doctor reports a problem")
         where = Path(call(place / "bin/python", "-c", "import seps; print(seps.__file__)", **options).strip())
         for model in ("base", "mini"):
+            if model == "mini":  # the extra joins what is there
+                more = lowest(wheel, "torch") if pins else []
+                call(*pip, "install", "--no-cache-dir", f"{wheel}[torch]", *pins, *more)
+                call(*pip, "check")
             command = [seps, "find", "a dog running in a field", where.parent / "assets/gallery", "--model", model]
             hits = json.loads(call(*command, "--json", "-k", "1", **options))
             first = (hits["hits"] if isinstance(hits, dict) else hits)[0]["path"]

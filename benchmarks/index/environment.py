@@ -2,6 +2,8 @@
 
     python -m venv fresh && fresh/bin/pip install -c constraints.txt .
     python -m benchmarks.index.environment fresh > docs/results/environment-cpu.txt
+    fresh/bin/pip install -c constraints.txt ".[torch]"
+    python -m benchmarks.index.environment fresh > docs/results/environment-torch.txt
 
 Sizes are those of the files, in units of a million bytes.
 """

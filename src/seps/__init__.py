@@ -127,7 +127,7 @@ def _import_room(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] == "seps":
             raise
-        raise ImportError(missing_package(error.name)) from error
+        raise ImportError(missing_package(error.name)) from None
 
 
 def __dir__() -> list[str]:

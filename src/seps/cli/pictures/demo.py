@@ -11,6 +11,7 @@ from seps.cli.shared.argtypes import output_file_anywhere
 from seps.cli.shared.outputs import is_our_picture, save_picture
 from seps.cli.shared.parser import Parser
 from seps.cli.shared.text import printable
+from seps.extras import require
 from seps.files import numbered
 from seps.retrieval.config import DEFAULT_MODEL
 
@@ -37,6 +38,7 @@ def run(options: argparse.Namespace) -> int:
     from rich.markup import escape
     from rich.table import Table
 
+    require("torch", "The demo")
     from seps.cli.shared.progress import stage_progress
     from seps.retrieval.demo import QUERIES, gallery_file, run_demo
 

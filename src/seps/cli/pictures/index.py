@@ -17,6 +17,7 @@ from seps.cli.shared.argtypes import default_device, device, non_negative_real, 
 from seps.cli.shared.indexing import is_all_excluded, tell_left_out
 from seps.cli.shared.parser import Parser, add_plugins
 from seps.cli.shared.text import counted, list_problems, print_json, printable, say
+from seps.extras import is_installed
 from seps.memory import hold_little_memory
 from seps.retrieval.config import DEFAULT_MODEL, SIZES, VECTOR
 
@@ -212,7 +213,7 @@ def run(options: argparse.Namespace) -> int:
             there = printable(", ".join(options.folder)) or "the folders of the store"
             print(f"There is no picture in {there} yet, so there is nothing to search.")
         return 0
-    if is_new and options.model in (None, DEFAULT_MODEL) and options.size != VECTOR:
+    if is_new and options.model in (None, DEFAULT_MODEL) and options.size != VECTOR and is_installed("torch"):
         _name_stronger()
     if report.encoding > LONG_SECONDS:
         _name_faster(library.engine)

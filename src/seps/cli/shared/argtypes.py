@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from seps.extras import install_command, is_installed
+
 _DEVICE = re.compile(r"cpu|mps|cuda(:\d+)?")
 _MOST = 2**31 - 1
 
@@ -50,6 +52,8 @@ def device(text: str) -> str:
         raise argparse.ArgumentTypeError(f"{text!r} is not a device: choose cpu, cuda, cuda:N or mps")
     if text == "cpu":
         return text
+    if not is_installed("torch"):
+        raise argparse.ArgumentTypeError(f"{text!r} needs torch, which is not installed: {install_command('torch')}")
     import torch
 
     if text == "mps":
@@ -75,7 +79,7 @@ def device_or_auto(text: str) -> str:
 
 def default_device() -> str:
     """A GPU if there is one, else the CPU. Torch is imported only where there may be one."""
-    if not _may_have_gpu():
+    if not _may_have_gpu() or not is_installed("torch"):
         return "cpu"
     import torch
 

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TextIO
 
 from seps.cli.shared.text import printable, printable_lines
-from seps.extras import missing_package
+from seps.extras import MissingPackage, missing_package
 from seps.plugins import PLUGIN_MODULE
 
 EXIT_USER_ERROR = 2
@@ -52,6 +52,8 @@ def sentence(error: BaseException) -> str | None:
             return None
         case OSError():
             return _operating_system(error)
+        case MissingPackage():
+            return str(error)
         case ModuleNotFoundError(name=str(name)) if name and name.partition(".")[0] != "seps":
             return missing_package(name)
         case MemoryError():

@@ -17,7 +17,6 @@ from seps.images.formats import is_video, reader_of
 from seps.images.shards import shard_members
 from seps.images.sources import DataError, ImageSource
 from seps.photos.indexing.gallery import SUFFIXES, Problem, walk, why_member_skipped
-from seps.retrieval.data import load_jsonl
 from seps.retrieval.data.lines import is_unicode
 
 SENT_AS_THEY_ARE = {"JPEG": "image/jpeg", "PNG": "image/png", "WEBP": "image/webp"}
@@ -76,6 +75,8 @@ def scan_images(path: str | os.PathLike[str], images_root: str | os.PathLike[str
     elif suffix in SUFFIXES or reader_of(path) is not None:
         raise DataError(f"{path} is one image or video. Give the folder that holds it, a .tar or a JSONL file.")
     else:
+        from seps.retrieval.data import load_jsonl  # with torch, which is not installed everywhere
+
         records = load_jsonl(path, images_root=images_root).records
         images = ImageList([Item(record.id, record.source) for record in records])
     if not images.items:

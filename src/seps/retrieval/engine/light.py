@@ -10,7 +10,6 @@ Shapes: B pictures, T queries, C width.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from seps.extras import install_command, is_installed, require
 from seps.retrieval.config import VECTOR, ModelConfig
 from seps.retrieval.embedded import embedded_folder, stated_facts
 from seps.retrieval.engine.engine import (
@@ -45,11 +45,12 @@ if TYPE_CHECKING:
     from seps.retrieval.explain.explanation import Explanation
 
 KIND = "light"
+NO_EXPLANATIONS = f"Explanations need torch, which is not installed: {install_command('torch')}"
 
 
 def can_compute(name: str) -> bool:
     """Whether `LightEngine` runs an embedded model here: its vision encoder is a transformer, ONNX Runtime is there."""
-    return is_vision_transformer(embedded_folder(name)) and importlib.util.find_spec("onnxruntime") is not None
+    return is_vision_transformer(embedded_folder(name)) and is_installed("onnxruntime")
 
 
 def _digest(arrays: Iterable[Array]) -> str:
@@ -84,7 +85,7 @@ class LightEngine:
             reads_pixels=True,
             reads_descriptions=True,
             selects_patches=True,
-            explains="",
+            explains="" if is_installed("torch") else NO_EXPLANATIONS,
             pairs_queries="Protocol 'published' pairs captions with descriptions inside a slimming head.",
             guides=(),
             languages=tuple(config.languages),
@@ -212,7 +213,8 @@ class LightEngine:
         return Unread(self.texts.cut(text), not reads(self.traits.languages, text, self.texts.pieces))
 
     def with_torch(self) -> Any:
-        """The same model with torch."""
+        """The same model with torch. Raises MissingPackage (a ValueError) without it."""
+        require("torch", "This")
         with self._loading:
             if self._whole is None:
                 from seps.retrieval.engine.torch_engines import LoadOptions, load

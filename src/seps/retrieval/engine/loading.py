@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from seps.extras import install_command
+from seps.extras import install_command, is_installed, require
 from seps.plugins import load_plugins
 from seps.retrieval.config import VECTOR
 from seps.retrieval.embedded import EMBEDDED
@@ -47,7 +46,7 @@ def load_engine(
     `size` is that of the store. An embedded model whose pictures are one vector each computes without torch on a CPU,
     where ONNX Runtime is installed.
 
-    Raises ModelError and EncoderUnavailable (both ValueErrors), a sentence each.
+    Raises ModelError, EncoderUnavailable and, without torch, MissingPackage (all ValueErrors), a sentence each.
     """
     load_plugins(plugins)
     if size == VECTOR and str(device) == "cpu" and str(name) in EMBEDDED and can_compute(str(name)):
@@ -55,9 +54,15 @@ def load_engine(
         if not sentences:
             engine.load_pixels()
         return engine
+    require("torch", f"The model {str(name)!r}" + ("" if size is None else f" at the size {size!r}"))
     from seps.retrieval.engine.torch_engines import LoadOptions, load
 
     return load(name, LoadOptions(device, local_files_only, sentences))
+
+
+def size_without_torch(name: str) -> str | None:
+    """The size of a new store of a model where none is given and torch is not installed; None: as its engine says."""
+    return VECTOR if not is_installed("torch") and name in EMBEDDED and can_compute(name) else None
 
 
 def fitting(engine: Engine, layout: Layout) -> Engine:
@@ -89,7 +94,7 @@ def faster(engine: Engine) -> Engine:
 
 def torch_pixels(engine: Engine) -> Engine | None:
     """What encodes many pictures for an engine without torch: torch, in its fastest form. None for any other engine."""
-    if not isinstance(engine, LightEngine) or importlib.util.find_spec("torch") is None:
+    if not isinstance(engine, LightEngine) or not is_installed("torch"):
         return None
     from seps.retrieval.engine.torch_engines import TorchPixels
 
@@ -99,7 +104,7 @@ def torch_pixels(engine: Engine) -> Engine | None:
 def faster_way(engine: Engine) -> str:
     """A command that would make indexing faster on this machine; empty where there is none."""
     if isinstance(engine, LightEngine):
-        return "" if importlib.util.find_spec("openvino") else install_command("openvino")
+        return "" if is_installed("openvino") else install_command("openvino")
     from seps.retrieval.engine import faster as torch_forms
 
     return torch_forms.faster_way(engine)
