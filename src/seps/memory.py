@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from typing import Any
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
@@ -24,8 +25,10 @@ def _c_library() -> Any:
 def hold_little_memory() -> None:
     """Let the threads of this process share one heap, and large tensors go back to the system when they are freed.
 
-    For a process that runs one command, before it starts threads.
+    NumPy computes its products on the thread that calls, without threads and buffers of its own. For a process that
+    runs one command, before it starts threads and imports NumPy.
     """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     library = _c_library()
     if library is not None:
         for name, value in ((_ARENA_MAX, 1), (_MMAP_THRESHOLD, _LARGE), (_TRIM_THRESHOLD, _FREE)):

@@ -124,7 +124,9 @@ def calibrate(searcher: Searcher, images: int) -> Calibration | None:
         return Calibration.of_scores(np.concatenate(parts), searcher.strength)
     # One query leaves cores idle while it reads the table, so some are asked at once.
     with ThreadPoolExecutor(max(1, min(8, cores_used())), thread_name_prefix="seps-calibrate") as pool:
-        best = pool.map(lambda text: searcher.search_parts([searcher.part_of_query(text)], 1), bank.each_asked())
+        best = pool.map(
+            lambda text: searcher.search_parts([searcher.part_of_query(text)], 1, CANDIDATES), bank.each_asked()
+        )
         return Calibration.of([hits[0].score for hits in best], images, searcher.strength)
 
 
