@@ -43,7 +43,7 @@ def precision(searcher: Searcher, groups: dict[str, list[Asked]]) -> list[float]
     """Per cent right of the ten best, by group."""
     texts = list(dict.fromkeys(text for some in groups.values() for text, _ in some))
     encoded = searcher.engine.encode_texts(texts)
-    (strength,) = {searcher.strength_of(text) for text in texts}
+    (strength,) = {searcher.part_of_text(text).strength for text in texts}
     found, names = [], []
     for images in searcher.store.scan([*SHOWN, *searcher.columns], searcher.store.allowed(None)):
         found.append(searcher.query_scores(images, encoded, strength))

@@ -171,14 +171,15 @@ def stage_facts(searcher: Searcher, queries: Sequence[str]) -> Facts:
     for query in queries:
         marks = [time.perf_counter()]
         words = searcher.encode(query)
-        vector = searcher.search_vector(words)
+        part = searcher.part_of_query(words)
+        vector = part.vector
         marks.append(time.perf_counter())
         searcher.store.nearest(vector, CANDIDATES, ["id"])
         marks.append(time.perf_counter())
         table = searcher.store.nearest(vector, CANDIDATES, [*SHOWN, *searcher.columns])
         marks.append(time.perf_counter())
         spent = time.process_time()
-        searcher.scores(table, words)
+        list(searcher.scored(table, part))
         busy.append((time.process_time() - spent) * 1e3)
         marks.append(time.perf_counter())
         searcher.search(query, TEN)
@@ -195,7 +196,7 @@ def recall_facts(searcher: Searcher, queries: Sequence[str]) -> Facts:
     best = exact_best(searcher, queries)
     found: dict[int, list[float]] = {count: [] for count in sorted({*COUNTS, CANDIDATES})}
     for query, wanted in zip(queries, best, strict=True):
-        vector = searcher.search_vector(searcher.encode(query))
+        vector = searcher.part_of_text(query).vector
         ids = searcher.store.nearest(vector, max(found), ["id"]).values("id")
         for count, values in found.items():
             values.append(len(wanted & set(ids[:count])) / TEN)

@@ -39,6 +39,7 @@ from benchmarks.search.serving import resident
 from benchmarks.search.synthetic_store import THUMBNAIL, Synthetic, exhaustive, fill, name_of, originals, store_settings
 from seps.images.sources import row_id
 from seps.photos.search.query import CANDIDATES
+from seps.photos.search.results import SHOWN
 from seps.photos.search.searcher import Searcher
 from seps.photos.store import vector_index
 from seps.photos.store.filters import Filters
@@ -167,9 +168,9 @@ def search_facts(searcher: Searcher, queries: Sequence[str]) -> Facts:
     start = time.perf_counter()
     searcher.search(queries[0], TEN)
     first = time.perf_counter() - start
-    encoded = [searcher.encode(query) for query in queries]
-    vectors = [searcher.search_vector(one) for one in encoded]
-    columns, prior = [*searcher.shown_columns, *searcher.columns], searcher.prior()
+    parts = [searcher.part_of_query(searcher.encode(query)) for query in queries]
+    vectors = [part.vector for part in parts]
+    columns, prior = [*SHOWN, *searcher.columns], searcher.prior()
     found = [searcher.store.nearest(vector, CANDIDATES, columns, None, prior) for vector in vectors[:20]]
     return {
         "first_query_ms": round(first * 1e3),
@@ -177,7 +178,7 @@ def search_facts(searcher: Searcher, queries: Sequence[str]) -> Facts:
         "text": timed(searcher.encode, queries),
         "vectors": timed(lambda one: searcher.store.nearest(one, CANDIDATES, ["id"], None, prior), vectors),
         "vectors_and_states": timed(lambda one: searcher.store.nearest(one, CANDIDATES, columns, None, prior), vectors),
-        "scores": timed(lambda both: searcher.scores(*both), list(zip(found, encoded, strict=False))),
+        "scores": timed(lambda both: list(searcher.scored(*both)), list(zip(found, parts, strict=False))),
         "candidates": CANDIDATES,
         "pool": vector_index.pool(CANDIDATES, len(searcher.store)),
         "memory_megabytes": round(resident(os.getpid())),

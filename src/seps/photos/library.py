@@ -34,7 +34,7 @@ from seps.photos.search.searcher import Part, Searcher
 from seps.photos.store.filters import Filters, place_of
 from seps.photos.store.places import check_folder, data_folder, default_store
 from seps.photos.store.rows import StoreError
-from seps.photos.store.store import AT_ONCE, Store
+from seps.photos.store.store import Store
 from seps.retrieval.config import DEFAULT_MODEL
 from seps.retrieval.engine.light import LightEngine
 from seps.retrieval.engine.loading import engine_of, load_engine, size_without_torch
@@ -324,7 +324,7 @@ class Library:
     def vector(self, text: str) -> np.ndarray[Any, np.dtype[np.float32]]:
         """(C,) of a sentence: its dot product with the vector of a picture is about the score."""
         check_text(text)
-        return np.asarray(self.searcher.search_vector(self.searcher.encode(text)), np.float32)
+        return np.asarray(self.searcher.part_of_query(self.searcher.encode(text)).vector, np.float32)
 
     def word_vectors(self, text: str) -> np.ndarray[Any, np.dtype[np.float32]]:
         """(words, C) of length one: the words of a sentence, for late interaction with the tokens of an export.
@@ -351,10 +351,7 @@ class Library:
 
     def thumbnails(self, ids: Sequence[str]) -> dict[str, bytes]:
         """The small JPEGs of pictures, by their ids, without those of pictures that the store has not."""
-        parts = (
-            self.store.select(ids[start : start + AT_ONCE], ["id", "thumbnail"])
-            for start in range(0, len(ids), AT_ONCE)
-        )
+        parts = self.store.parts(ids, ["id", "thumbnail"])
         return {row["id"]: bytes(row["thumbnail"]) for part in parts for row in part.rows()}
 
     def image(self, identity: str) -> Image.Image:

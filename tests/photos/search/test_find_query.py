@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean, pstdev
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from seps.photos.search.query import Query, Term, how_read, parse, terms_of
 from seps.photos.search.ranking import rank
 from seps.photos.search.results import Hit
-from seps.photos.search.searcher import Searcher
+from seps.photos.search.searcher import Part, Searcher
 from seps.photos.search.sums import search_combined
 from seps.photos.store.rows import Columns
 from stores import gallery, index, model_folder
@@ -148,14 +149,14 @@ def test_the_scale_of_a_part_changes_nothing(searcher: Searcher, place: Path) ->
     """Scores of pictures are larger than those of sentences; what counts is how pictures differ in them."""
     sentence, picture = searcher.part_of_text("a dog"), searcher.part_of_image(place / "g" / "p04.jpg")
     plain = search_combined(searcher, [sentence, picture], 20)
-    scores = searcher.scores
+    scored = searcher.scored
 
-    def enlarged(images: Columns, query: object, described: bool = True) -> list[float]:
-        found = scores(images, query, described)  # type: ignore[arg-type]
-        return found if described else [10 * score + 3 for score in found]
+    def enlarged(images: Columns, part: Part) -> Iterator[tuple[float, dict[str, float]]]:
+        pairs = scored(images, part)
+        return pairs if part.described else ((10 * score + 3, terms) for score, terms in pairs)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(searcher, "scores", enlarged)
+        patch.setattr(searcher, "scored", enlarged)
         other = search_combined(searcher, [sentence, picture], 20)
     assert [hit.path for hit in other] == [hit.path for hit in plain]
     assert [hit.score for hit in other] == pytest.approx([hit.score for hit in plain], abs=1e-5)

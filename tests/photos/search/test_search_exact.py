@@ -85,7 +85,7 @@ def test_candidates_are_chosen_by_level_as_well(place: Path) -> None:
     for text in TEXTS:
         best = {hit.id for hit in searcher.search(text, 5, exact=True)}
         found += len(best & {hit.id for hit in searcher.search(text, 5, candidates=half)})
-        vector = searcher.search_vector(searcher.encode(text))
+        vector = searcher.part_of_text(text).vector
         alone += len(best & set(store.nearest(vector, half, ["id"]).values("id")))
         wanted += len(best)
     searcher.close()

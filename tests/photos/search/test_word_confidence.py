@@ -88,7 +88,7 @@ def test_the_fit_by_hand(shipped: Searcher) -> None:
         nouns = torch.from_numpy(bank.noun_vectors(shipped.engine))
         assert nouns.shape == (2, len(bank.nouns()), 384)
         largest = (vectors @ nouns[form].T).sort(dim=1, descending=True).values[:, :10].mean(dim=1)
-        better = vectors @ torch.from_numpy(shipped.search_vector(shipped.encode(text))) - largest
+        better = vectors @ torch.from_numpy(shipped.part_of_text(text).vector) - largest
         fits = falling((better * shipped.slope / shipped.engine.traits.score_unit).tolist())
         assert [hit.confidence for hit in hits] == pytest.approx(
             [word_confidence(fit, shipped.engine.traits.word_fit) for fit in fits], abs=1e-5

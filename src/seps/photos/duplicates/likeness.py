@@ -179,8 +179,7 @@ def read_gallery(store: Store, filters: Filters | None = None) -> ComparedPictur
 def read_pictures(store: Store, ids: Sequence[str]) -> ComparedPictures:
     """The pictures with these ids, in their order; those that are gone are left out. Frames count as photos."""
     columns = [*_FACTS, "thumbnail", *store.settings.layout.appearance_columns]
-    parts = (store.select(ids[start : start + AT_ONCE], columns) for start in range(0, len(ids), AT_ONCE))
-    gallery = compared(parts, store.settings)
+    gallery = compared(store.parts(ids, columns), store.settings)
     places = {row["id"]: place for place, row in enumerate(gallery.facts)}
     order = np.array([places[identity] for identity in ids if identity in places], np.int64)
     facts = [gallery.facts[place] for place in order]

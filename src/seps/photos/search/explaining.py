@@ -21,7 +21,6 @@ from seps.photos.store.store import Store
 from seps.retrieval.engine.engine import Photo
 from seps.retrieval.explain.explanation import Explanation
 from seps.retrieval.languages import words_of
-from seps.retrieval.ranking.terms import matches_of
 
 FACTS = ("id", "path", "member", "size", "mtime", "sha256", "width", "height", "dense", "sources", "ocr")
 ROUNDING = 1e-5
@@ -54,10 +53,10 @@ class StoredExplainer:
         found = searcher.engine.explain(
             text, row["dense"], lambda: indexed_photo(searcher, row), stored=searcher.pictures(images)
         )
-        words = matches_of(text, searcher.store)
-        (terms,) = searcher.terms(images, words, strength=searcher.strength_of(text))
-        added = sum(terms.values())
-        score = searcher.scores(images, searcher.encode(text))[0] + added
+        part = searcher.part_of_text(text)
+        ((score, terms),) = searcher.scored(images, part)
+        words, added = part.matches, sum(terms.values())
+        score += added
         if shown is not None and abs(shown - score) <= ROUNDING:
             score = shown
         each = {word: searcher.engine.traits.score_unit * words.words[word] for word in words.found.get(row["id"], ())}

@@ -13,12 +13,9 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from seps.photos.store.filters import Filters
-
-if TYPE_CHECKING:
-    pass
 
 CANDIDATES = 200
 """Pictures that are scored exactly, unless the query says otherwise."""

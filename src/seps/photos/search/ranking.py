@@ -16,7 +16,7 @@ from seps.photos.search.query import Query, Sort, Term
 from seps.photos.search.results import Hit
 from seps.photos.search.searcher import Part, Searcher
 from seps.photos.search.sums import search_combined
-from seps.photos.store.store import AT_ONCE, Store
+from seps.photos.store.store import Store
 
 RELEVANT = 24
 """Best results that are put into an order of dates, good matches or not: those of the page's first view."""
@@ -76,9 +76,11 @@ def fold(store: Store, hits: Sequence[Hit]) -> list[Hit]:
 
     Only the first `COMPARED` hits are compared.
     """
-    by_id = {hit.id: hit for hit in hits}
     threshold = near_duplicate_cosine(store.settings.model_hash)
-    gallery = read_pictures(store, _with_neighbours(store, hits[:COMPARED], threshold - MARGIN))
+    near = _with_neighbours(store, [hit.id for hit in hits[:COMPARED]], threshold - MARGIN)
+    if not near:
+        return list(hits)
+    by_id, gallery = {hit.id: hit for hit in hits}, read_pictures(store, near)
     names = [row["id"] for row in gallery.facts]
     groups = joined(gallery, "near", threshold)
     copies = {names[first]: tuple(by_id[names[place]] for place in others) for first, others in groups}
@@ -86,16 +88,17 @@ def fold(store: Store, hits: Sequence[Hit]) -> list[Hit]:
     return [replace(hit, folded=copies.get(hit.id, ())) for hit in hits if hit.id not in hidden]
 
 
-def _with_neighbours(store: Store, hits: Sequence[Hit], least: float) -> list[str]:
-    """Ids of the hits that have another with at least this cosine, in order."""
-    ids = [hit.id for hit in hits]
-    columns = ["id", *store.settings.layout.appearance_columns]
-    parts = [store.select(ids[start : start + AT_ONCE], columns) for start in range(0, len(ids), AT_ONCE)]
-    names = [name for part in parts for name in part.values("id")]
+def _with_neighbours(store: Store, ids: Sequence[str], least: float) -> list[str]:
+    """Those of the pictures, in order, that have another among them with at least this cosine."""
+    layout, names, vectors = store.settings.layout, [], []
+    for part in store.parts(ids, ["id", *store.settings.layout.appearance_columns]):
+        if len(part):
+            names += part.values("id")
+            vectors.append(layout.appearance(part))
     if not names:
         return []
-    vectors = np.concatenate([store.settings.layout.appearance(part) for part in parts if len(part)])
-    cosines = vectors @ vectors.T
+    every = np.concatenate(vectors)
+    cosines = every @ every.T
     np.fill_diagonal(cosines, -1)
-    near = {name for name, alike in zip(names, cosines.max(axis=1) >= least, strict=True) if alike}
+    near = set(np.array(names)[cosines.max(axis=1) >= least].tolist())
     return [identity for identity in ids if identity in near]

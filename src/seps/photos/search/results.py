@@ -7,11 +7,13 @@ import html
 import importlib
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
+from seps.images.dates import local_time
 from seps.photos.search.query import Query, Term
+from seps.retrieval.ranking.bank import GOOD
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -19,15 +21,6 @@ if TYPE_CHECKING:
     from seps.images.sources import ImageSource
     from seps.photos.library import Library
     from seps.retrieval.explain.explanation import Explanation
-from dataclasses import field
-from typing import TYPE_CHECKING
-
-from seps.images.dates import local_time
-from seps.retrieval.ranking.bank import GOOD
-
-if TYPE_CHECKING:
-    pass
-
 
 SHOWN = (
     *("id", "path", "member", "width", "height", "mtime", "sha256", "taken"),

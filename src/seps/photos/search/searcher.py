@@ -6,8 +6,10 @@ import heapq
 import os
 import shlex
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,7 +22,7 @@ from seps.photos.search.query import CANDIDATES, check_text
 from seps.photos.search.results import SHOWN, Hit
 from seps.photos.store.filters import Filters
 from seps.photos.store.rows import OTHER_WORDS, Columns, OtherModelError, OutdatedStoreError, StoreError
-from seps.photos.store.store import AT_ONCE, Store
+from seps.photos.store.store import Store
 from seps.photos.store.vector_index import Prior
 from seps.photos.threads import computing_threads, cores_used
 from seps.retrieval.engine.engine import Engine
@@ -63,8 +65,10 @@ class Part:
     matches: Matches = NO_MATCHES
     sign: int = 1
     """-1: the score of this part is taken off."""
+    apart: bool = False
+    """A short query that the engine reads in another way than sentences."""
     strength: float = 1.0
-    """What of the store's strength takes a picture's level off: less for a short query that is read apart."""
+    """What of the store's strength takes a picture's level off: less where it is read apart."""
     scale: float = 1.0
     mean: float = 0.0
     """Beside other parts its score s counts as `scale (s - mean)`; see `seps.photos.search.sums`."""
@@ -155,17 +159,13 @@ class Searcher:
 
     def part_of_text(self, text: str, sign: int = 1) -> Part:
         """A sentence as one part of a query."""
-        part = self.part_of_query(self.encode(text), matches_of(text, self.store), sign)
-        return replace(part, strength=self.strength_of(text))
+        part, less = self.part_of_query(self.encode(text), sign), self.engine.traits.short_background
+        part = replace(part, matches=matches_of(text, self.store))
+        return part if less is None or not is_short(text) else replace(part, apart=True, strength=less)
 
-    def part_of_query(self, query: Queries, matches: Matches = NO_MATCHES, sign: int = 1) -> Part:
-        """An encoded sentence as one part of a query, with what `matches` of its words."""
-        return Part(query, self._pool.submit(self.search_vector, query).result(), True, matches, sign)
-
-    def search_vector(self, query: Queries) -> Array:
-        """The vector that finds the candidates of an encoded sentence."""
-        vector: Array = as_array(self.engine.vectors(query))[0]
-        return vector
+    def part_of_query(self, query: Queries, sign: int = 1) -> Part:
+        """An encoded sentence as one part of a query; its words are not looked up."""
+        return Part(query, as_array(self._pool.submit(self.engine.vectors, query).result())[0], True, sign=sign)
 
     @property
     def calibration(self) -> Calibration | None:
@@ -178,15 +178,6 @@ class Searcher:
         # Where it is found for each gallery: until that is done, scores stay plain.
         usual = self.engine.traits.background_weight or 0.0
         return self.store.settings.calibration.get("strength", usual)
-
-    def reads_apart(self, text: str) -> bool:
-        """Whether the engine reads a query in another way than sentences, since it is short."""
-        return self.engine.traits.short_background is not None and is_short(text)
-
-    def strength_of(self, text: str) -> float:
-        """What of `strength` a query takes off: 1 for sentences."""
-        less = self.engine.traits.short_background
-        return 1.0 if less is None or not is_short(text) else less
 
     @property
     def without_bank(self) -> str:
@@ -241,25 +232,25 @@ class Searcher:
 
     def _confidences(self, calibration: Calibration, text: str, part: Part, hits: Sequence[Hit]) -> list[float]:
         """Of the best hits for one sentence, in the order of ranks, which they fall with."""
-        whole = [calibration.confidence(hit.score) for hit in hits]
         # The calibration is of sentences, and so of their projection and of their strength of the background.
-        share = 0.0 if self.reads_apart(text) else sentence_share(text)
+        share = 0.0 if part.apart else sentence_share(text)
         if share == 1 or not hits:
-            return whole
+            return [calibration.confidence(hit.score) for hit in hits]
         traits, digests = self.engine.traits, self.store.settings.digests._replace(texts=self.text_hash)
         vectors = self._vectors([hit.id for hit in hits])
         others = noun_vectors(self.engine, digests)[0 if has_article(text) else 1]
         better = (vectors @ part.vector - level(vectors @ others.T)) * self.slope
-        added = [hit.terms.get("lexical", 0.0) for hit in hits]
-        fits = [(value + more) / traits.score_unit for value, more in zip(better.tolist(), added, strict=True)]
-        words = [word_confidence(fit, traits.word_fit) for fit in falling(fits)]
-        return [share * one + (1 - share) * other for one, other in zip(whole, words, strict=True)]
+        pairs = zip(better.tolist(), hits, strict=True)
+        fits = falling([(value + hit.terms.get("lexical", 0.0)) / traits.score_unit for value, hit in pairs])
+        return [
+            share * calibration.confidence(hit.score) + (1 - share) * word_confidence(fit, traits.word_fit)
+            for fit, hit in zip(fits, hits, strict=True)
+        ]
 
     def _vectors(self, ids: Sequence[str]) -> Array:
         """(B, C) search vectors of pictures; zeros for one that is gone."""
         rows = dict.fromkeys(ids, np.zeros(self.store.settings.layout.vector_width, np.float32))
-        for start in range(0, len(ids), AT_ONCE):
-            images = self.store.select(ids[start : start + AT_ONCE], ["id", "vector"])
+        for images in self.store.parts(ids, ["id", "vector"]):
             rows.update(zip(images.values("id"), images.vectors(), strict=True))
         return np.stack([rows[identity] for identity in ids])
 
@@ -292,7 +283,7 @@ class Searcher:
                 (-sum(facts["values"]), row["id"], {**row, **facts})
                 for row, facts in zip(some.rows(SHOWN), self._values(some, parts), strict=True)
             ]
-            best = heapq.nsmallest(k, [*best, *scored], key=lambda entry: entry[:2])
+            best = heapq.nsmallest(k, [*best, *scored], key=itemgetter(0, 1))
         hits = []
         for rank, (score, _, row) in enumerate(best, 1):
             values = row.pop("values")
@@ -303,9 +294,7 @@ class Searcher:
         """Per image what each part adds to its score (`values`), and the sums of what the model does not (`terms`)."""
         facts: list[dict[str, Any]] = [{"values": [], "terms": {}} for _ in range(len(images))]
         for part in parts:
-            scores = self.scores(images, part.query, part.described)
-            added = self.terms(images, part.matches, part.described, part.strength)
-            for own, score, terms in zip(facts, scores, added, strict=True):
+            for own, (score, terms) in zip(facts, self.scored(images, part), strict=True):
                 own["values"].append(part.factor * (score + sum(terms.values()) - part.mean))
                 for name, value in terms.items():
                     own["terms"][name] = own["terms"].get(name, 0.0) + part.factor * value
@@ -347,16 +336,6 @@ class Searcher:
                 known.update(more)
                 yield self.store.select(more, columns)
 
-    def terms(
-        self, images: Columns, matches: Matches, described: bool = True, strength: float = 1.0
-    ) -> list[dict[str, float]]:
-        """Per image what is added to the model's score, by name: for rare words `matches`, and its level over the bank.
-
-        Without `described` (a picture was searched by) the bank, whose queries are sentences, adds nothing.
-        """
-        facts, gallery = self._facts(images, strength)
-        return added_terms(facts, matches, gallery, is_sentence=described)
-
     def _facts(self, images: Columns, strength: float = 1.0) -> tuple[ImageFacts, GalleryFacts]:
         settings = self.store.settings
         described = [value is not None for value in images.values(settings.layout.described_column)]
@@ -366,24 +345,28 @@ class Searcher:
         )
         return ImageFacts(images.values("id"), described, levels), gallery
 
-    def scores(self, images: Columns, query: Queries, described: bool = True) -> list[float]:
-        """Exact scores of the model, of images read with `columns`, a few at a time on each core."""
+    def scored(self, images: Columns, part: Part) -> Iterator[tuple[float, dict[str, float]]]:
+        """Per image read with `columns` the exact score of the model, and what is added to it, by name.
 
-        def part(start: int) -> list[float]:
-            some: list[float] = self._scores(images.part(start, step), query, described)[:, 0].tolist()
+        A few are scored at a time on each core. Where a picture is searched by, neither descriptions nor the bank,
+        whose queries are sentences, take part.
+        """
+
+        def scores(start: int) -> list[float]:
+            pictures = self.pictures(images.part(start, step))
+            pictures = pictures if part.described else pictures.without_descriptions()
+            some: list[float] = as_array(self.engine.score(pictures, part.query))[:, 0].tolist()
             return some
 
         step = SCORED_AT_ONCE if self.engine.device.type == "cpu" else max(1, len(images))
-        return [score for some in self._pool.map(part, range(0, len(images), step)) for score in some]
+        exact = chain.from_iterable(self._pool.map(scores, range(0, len(images), step)))
+        facts, gallery = self._facts(images, part.strength)
+        return zip(exact, added_terms(facts, part.matches, gallery, is_sentence=part.described), strict=True)
 
     def query_scores(self, images: Columns, queries: Queries, strength: float = 1.0) -> Array:
-        """(B, T) what searches for several encoded queries of one `strength_of` give images read with `columns`."""
+        """(B, T) what searches for several encoded queries of one `Part.strength` give images read with `columns`."""
         facts, gallery = self._facts(images, strength)
-        return add_to_scores(self._scores(images, queries, True), facts, None, gallery)
-
-    def _scores(self, images: Columns, query: Queries, described: bool) -> Array:
-        pictures = self.pictures(images)
-        return as_array(self.engine.score(pictures if described else pictures.without_descriptions(), query))
+        return add_to_scores(as_array(self.engine.score(self.pictures(images), queries)), facts, None, gallery)
 
     def pictures(self, images: Columns) -> Any:
         """Images read with `columns`, as the engine scores them."""

@@ -23,7 +23,6 @@ from typing import Any
 from seps.photos.search.results import Hit
 from seps.photos.search.searcher import Part, Searcher
 from seps.photos.store.rows import Columns
-from seps.photos.store.store import AT_ONCE
 
 SAMPLE = 100
 """Pictures per part over which scores are standardised: those nearest to it."""
@@ -59,9 +58,7 @@ def standardised(searcher: Searcher, parts: Sequence[Part], weights: Sequence[fl
     scores: list[list[float]] = [[] for _ in parts]
     for images in _sample(searcher, parts):
         for own, part in zip(scores, parts, strict=True):
-            terms = searcher.terms(images, part.matches, part.described, part.strength)
-            model = searcher.scores(images, part.query, part.described)
-            own += [score + sum(added.values()) for score, added in zip(model, terms, strict=True)]
+            own += [score + sum(terms.values()) for score, terms in searcher.scored(images, part)]
     scaled = []
     for part, own, weight in zip(parts, scores, weights, strict=True):
         deviation = pstdev(own) if len(own) > 1 else 0.0
@@ -78,9 +75,7 @@ def _sample(searcher: Searcher, parts: Sequence[Part]) -> Iterator[Columns]:
         prior = searcher.prior(part.strength) if part.described else None
         ids.update(store.nearest(part.vector, SAMPLE, ["id"], every, prior).values("id"))
         ids.update(store.among(part.matches.best(SAMPLE), every))
-    ordered = sorted(ids)
-    for start in range(0, len(ordered), AT_ONCE):
-        yield store.select(ordered[start : start + AT_ONCE], ["id", *searcher.columns])
+    return store.parts(sorted(ids), ["id", *searcher.columns])
 
 
 def _sorting_key(part: Part) -> tuple[Any, ...]:

@@ -187,6 +187,11 @@ class Store:
         where = _among(ids) if more is None else f"{_among(ids)} AND {more}"
         return Columns(self._read(lambda data: data.to_table(columns=list(columns), filter=where)))
 
+    def parts(self, ids: Sequence[str], columns: Sequence[str]) -> Iterator[Columns]:
+        """`select` of any number of ids, some at a time."""
+        for start in range(0, len(ids), AT_ONCE):
+            yield self.select(ids[start : start + AT_ONCE], columns)
+
     def among(self, ids: Sequence[str], filters: Filters | None, most: int | None = None) -> list[str]:
         """Those of the ids whose images the filters let through, in their order; at most the first `most`."""
         if filters is None or filters.clause() is None:
@@ -255,8 +260,7 @@ class Store:
         """Whole rows by id; ids that are not there are left out."""
         there = set(schema(self.settings).names)
         names = [field.name for field in fields(Row) if field.name in there]
-        parts = [self.select(ids[start : start + AT_ONCE], names) for start in range(0, len(ids), AT_ONCE)]
-        return {row["id"]: Row(**row) for some in parts for row in some.rows(names)}
+        return {row["id"]: Row(**row) for some in self.parts(ids, names) for row in some.rows(names)}
 
     def get(self, identity: str, columns: Sequence[str]) -> dict[str, Any] | None:
         """Some columns of one image; None where there is none of that id, or it is no id."""

@@ -17,16 +17,6 @@ from seps.scoring import score_matrix
 from seps.scoring.blocks import scoring_memory
 
 
-def why_unpaired(model: RetrievalModel) -> str:
-    """See `Traits.pairs_queries`."""
-    if model.head.network is not None and model.head.uses_description:
-        return ""
-    return (
-        "Protocol 'published' pairs captions with descriptions inside a slimming head with descriptions; head "
-        f"{model.config.head!r} takes none. Use protocol 'none' or 'image'."
-    )
-
-
 def score_paired(
     model: RetrievalModel, images: ImageFeatures, texts: TextFeatures, paired: Sequence[str], memory: int | None
 ) -> Tensor:

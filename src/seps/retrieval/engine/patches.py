@@ -36,7 +36,7 @@ from seps.retrieval.engine.engine import (
 from seps.retrieval.engine.keeping import image_vectors, kept_mean, kept_patches, vector_weight
 from seps.retrieval.engine.layout import Kept, PatchLayout
 from seps.retrieval.engine.mean import ALIGNED_SLOPE, MeanLayout, MeanPictures
-from seps.retrieval.engine.paired import score_paired, why_unpaired
+from seps.retrieval.engine.paired import score_paired
 from seps.retrieval.engine.pictures import PatchPictures
 from seps.retrieval.engine.queries import Array, Queries, as_array
 from seps.retrieval.explain.explanation import Explanation
@@ -62,6 +62,10 @@ from seps.scoring.terms import other_forward
 KIND = "patches"
 SCORING_MEMORY = 256 * 2**20
 UNEXPLAINED = "The model's head is {!r}, which selects no patches; explanations need 'slimming' or 'maxsim'."
+UNPAIRED = (
+    "Protocol 'published' pairs captions with descriptions inside a slimming head with descriptions; head "
+    "{!r} takes none. Use protocol 'none' or 'image'."
+)
 Vision = Callable[[Tensor], Tensor]
 """A vision encoder: pixels (B, 3, H, W) -> tokens (B, P + N, width)."""
 
@@ -199,7 +203,7 @@ class PatchEngine:
             reads_descriptions=head.uses_description,
             selects_patches=selects,
             explains="" if selects else UNEXPLAINED.format(model.config.head),
-            pairs_queries=why_unpaired(model),
+            pairs_queries="" if net is not None and head.uses_description else UNPAIRED.format(model.config.head),
             guides=head.guides,
             languages=model.languages,
             width=model.config.embed_size,
