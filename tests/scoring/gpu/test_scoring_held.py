@@ -63,6 +63,9 @@ def test_norms_with_d_in_shared_memory(padded, texts):
     left = (torch.rand(texts, images, padded, device=DEVICE) < 0.5).half()
     left[-1, 1] = 0.0
     vectors = torch.randn(images, padded, 7, device=DEVICE)
+    # The last places are padding; a prefix token may stand there in D.
+    count = padded - texts % 16
+    vectors[:, count:] = 0.0
     gram = vectors @ vectors.transpose(1, 2)
     weights = torch.rand(images, padded, merged, device=DEVICE)
     whole = (weights[:, :, :, None] * gram[:, :, None, :] * weights.transpose(1, 2)[:, None]).half()
@@ -72,16 +75,16 @@ def test_norms_with_d_in_shared_memory(padded, texts):
     # The table is symmetric only up to rounding.
     scale = float(wanted.abs().max())
     out = torch.full((images, merged + 2, texts), float("nan"), device=DEVICE)
-    launches.held_norms(left, table, out, WIDE, first=1)
+    launches.held_norms(left, table, out, WIDE, count=count, first=1)
     assert out[:, 0].isnan().all() and out[:, -1].isnan().all()
     assert (out[:, 1:-1] - wanted).abs().max() <= 1e-3 * scale
-    launches.held_norms(left, table, out, WIDE, first=1, inverse=True)
+    launches.held_norms(left, table, out, WIDE, count=count, first=1, inverse=True)
     inverse = torch.where(wanted > 1e-36, wanted.clamp_min(1e-36).rsqrt(), 0.0)
     sure = (wanted == 0) | (wanted > 0.05 * scale)
     assert ((out[:, 1:-1] / inverse.clamp_min(1e-30) - 1).abs() <= 2e-2)[sure & (inverse > 0)].all()
     assert not out[1, 1:-1, -1].any(), "a merged patch of length zero has no inverse norm"
     single = torch.full((images, 1, texts), float("nan"), device=DEVICE)
-    launches.held_norms(left, table[:, :, 2:3].contiguous(), single, WIDE)
+    launches.held_norms(left, table[:, :, 2:3].contiguous(), single, WIDE, count=count)
     assert (single[:, 0] - wanted[:, 2]).abs().max() <= 1e-3 * scale
 
 
@@ -140,11 +143,15 @@ def test_the_large_kernels_and_those_for_other_shapes_agree(dtype, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("words", "lengths"),
-    [(1, "equal"), (8, "ragged"), (9, "equal"), (9, "one text"), (20, "ragged"), (70, "equal"), (70, "ragged")],
+    ("words", "lengths", "similarity"),
+    [
+        *[(1, "equal", "cosine"), (8, "ragged", "cosine"), (9, "equal", "cosine"), (9, "one text", "cosine")],
+        *[(16, "equal", "cosine"), (17, "equal", "cosine"), (20, "ragged", "leaky"), (24, "one text", "cosine")],
+        *[(25, "ragged", "cosine"), (32, "equal", "leaky"), (70, "ragged", "cosine")],
+    ],
 )
-def test_slots_of_every_length(words, lengths):
-    config = config_of(30, 2, aggr_ratio=0.3)
+def test_slots_of_every_length(words, lengths, similarity):
+    config = config_of(30, 2, aggr_ratio=0.3, similarity=similarity)
     count = 1 if lengths == "one text" else 11
     net, data = on_device(make_net(config), make_inputs(config, images=2, texts=count, words=words))
     if lengths == "equal":

@@ -229,18 +229,20 @@ class TritonScorer(GramMaxima):
     def decide(self, block: TextBlock) -> Decision:
         """Select and norm for all texts of a block, whose words are not looked at."""
         keep, extra = self.select(block)
-        texts, images, _ = keep.shape
+        (texts, images, _), count = keep.shape, self.fixed_scores.shape[1]
         if not self.slots:
             extra_norms = launches.squared_norms(extra, self.extra_gram, self.sizes)
             if not self.held:
                 return Decision(keep, extra, launches.squared_norms(keep, self.table, self.sizes), extra_norms)
             norms = torch.empty(images, self.table.shape[2], texts, device=keep.device)
-            launches.held_norms(keep, self.table, norms, self.sizes)
+            launches.held_norms(keep, self.table, norms, self.sizes, count=count)
             return Decision(keep, extra, norms.transpose(1, 2).contiguous(), extra_norms)
         norms = torch.empty(images, self.num_merged + 1, texts, device=keep.device)
         if self.held:
-            launches.held_norms(keep, self.table, norms, self.sizes, inverse=True)
-            launches.held_norms(extra, self.extra_gram, norms, self.sizes, first=self.num_merged, inverse=True)
+            launches.held_norms(keep, self.table, norms, self.sizes, count=count, inverse=True)
+            launches.held_norms(
+                extra, self.extra_gram, norms, self.sizes, count=count, first=self.num_merged, inverse=True
+            )
         else:
             for left, table, part in ((keep, self.table, norms[:, :-1]), (extra, self.extra_gram, norms[:, -1:])):
                 part.copy_(inverse_norms(launches.squared_norms(left, table, self.sizes)).transpose(1, 2))

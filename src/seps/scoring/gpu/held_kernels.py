@@ -115,6 +115,7 @@ def held_norms_kernel(
     W: tl.constexpr,
     BLOCKS: tl.constexpr,
     WL: tl.constexpr,
+    CL: tl.constexpr,
     GROUP: tl.constexpr,
     LAST: tl.constexpr,
     EXACT: tl.constexpr,
@@ -124,8 +125,9 @@ def held_norms_kernel(
     """`D^T H_k D` of `ROWS` texts, one image and `PER` values of k: (T, B, Z), (B, Z, Q, Z) -> (B, STRIDE, T).
 
     With `INVERSE` its inverse root, zero for a length of zero. The rows of `out` are written from `FIRST` on. H_k comes
-    block after block of columns: 1 to 3 `BLOCKS` of `W` patches, then one of `WL`. The table holds the upper blocks in
-    steps of `W`, those off the diagonal doubled. `GROUP` values of k at once, `LAST` in the last block.
+    block after block of columns: 1 to 3 `BLOCKS` of `W` patches, then one of `WL`, whose columns beyond `CL` are zero. The
+    table holds the upper blocks in steps of `W`, those off the diagonal doubled. `GROUP` values of k at once, `LAST` in
+    the last block.
     """
     t = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     b = tl.program_id(1)
@@ -155,20 +157,21 @@ def held_norms_kernel(
         )
     if WL > 0:
         c3 = _left(rows, present, Z, BLOCKS * W, WL, EXACT)
+        own = _left(rows, present, Z, BLOCKS * W, CL, EXACT)
         if BLOCKS == 1:
             _sweep(
-                *(a0, c3, a0, c3, base, place, t, texts, first, stop, Q, Z),
-                *(W, WL, W, WL, 0, ROWS, LAST, EXACT, STAGES, INVERSE),
+                *(a0, c3, a0, own, base, place, t, texts, first, stop, Q, Z),
+                *(W, CL, W, WL, 0, ROWS, LAST, EXACT, STAGES, INVERSE),
             )
         elif BLOCKS == 2:
             _sweep(
-                *(a0, c3, a0, c3, base, place, t, texts, first, stop, Q, Z),
-                *(2 * W, WL, 2 * W, WL, 0, ROWS, LAST, EXACT, STAGES, INVERSE),
+                *(a0, c3, a0, own, base, place, t, texts, first, stop, Q, Z),
+                *(2 * W, CL, 2 * W, WL, 0, ROWS, LAST, EXACT, STAGES, INVERSE),
             )
         else:
             _sweep(
-                *(a0, c2, c3, c3, base, place, t, texts, first, stop, Q, Z),
-                *(3 * W, WL, 2 * W, W, WL, ROWS, LAST, EXACT, STAGES, INVERSE),
+                *(a0, c2, c3, own, base, place, t, texts, first, stop, Q, Z),
+                *(3 * W, CL, 2 * W, W, WL, ROWS, LAST, EXACT, STAGES, INVERSE),
             )
 
 
@@ -218,7 +221,9 @@ def _weights(e_rows, Z, QP: tl.constexpr, START: tl.constexpr, W: tl.constexpr, 
 
 
 @triton.jit(
-    do_not_specialize=["texts", "images", "M", "Q", "norm_texts", "norm_first", "out_stride", "out_first", "TILES"]
+    do_not_specialize=[
+        *("texts", "images", "M", "Q", "norm_texts", "norm_first", "out_stride", "out_first", "TILES", "BEGIN")
+    ]
 )
 def slot_align_kernel(
     products,
@@ -227,6 +232,7 @@ def slot_align_kernel(
     weights,
     norms,
     lengths,
+    columns,
     out,
     texts,
     images,
@@ -239,6 +245,9 @@ def slot_align_kernel(
     out_stride,
     out_first,
     TILES,
+    BEGIN,
+    HEAD: tl.constexpr,
+    TAIL: tl.constexpr,
     PREFIX: tl.constexpr,
     SLOTS: tl.constexpr,
     L: tl.constexpr,
@@ -252,9 +261,11 @@ def slot_align_kernel(
     EXACT: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """S of `TILES` times `SLOTS` texts with one image, whose e stays in shared memory.
+    """S of `TILES` times `SLOTS` texts with one image, whose e stays in shared memory; of long texts some words at once.
 
-    A text takes `L` rows; those beyond M repeat the last, which changes no maximum over words. With `RAGGED` some texts
+    `L` words from `BEGIN` on take a row each; rows beyond M repeat the last, which changes no maximum over words. Between
+    the parts of long texts, from the `HEAD` to the `TAIL`, the best word of each token stands in `columns` (B, texts, QP)
+    and the mean of the words in `out`. With `RAGGED` some texts
     have fewer than M words. `products` are (T, M, B, Z) with the prefix in the padding, `keep` and `extra` (T, B, Z),
     `weights` (B, Z, QP), `norms` (B, STRIDE, norm_texts) inverse norms from `norm_first` on, the extra token's at Q;
     out is (B, out_stride), written from `out_first` on. LeakyReLU rises, so it is taken of the maxima.
@@ -289,7 +300,7 @@ def slot_align_kernel(
         mine = head + own
         shown = mine < texts
         length = tl.load(lengths + mine, mask=shown, other=1)
-        line = t.to(tl.int64) * M + tl.minimum(word, M - 1)
+        line = t.to(tl.int64) * M + tl.minimum(BEGIN + word, M - 1)
         p_rows = products + (line * images + b) * Z
         d_rows = keep + (mine.to(tl.int64) * images + b) * Z
         x_rows = extra + (tl.minimum(head + sixteen, texts - 1).to(tl.int64) * images + b) * Z
@@ -314,7 +325,7 @@ def slot_align_kernel(
         rest = tl.reshape(rest, (SLOTS, L)) * other[:, None]
         cosine = tl.reshape(sums, (SLOTS, L, QP)) * inverse[:, None, :] + bias[None, None, :]
         best = tl.maximum(tl.max(cosine, axis=2), rest)
-        valid = tl.arange(0, L)[None, :] < length[:, None]
+        valid = BEGIN + tl.arange(0, L)[None, :] < length[:, None]
         if RAGGED:
             cosine = tl.where(valid[:, :, None], cosine, -1e30)
             rest = tl.where(valid, rest, -1e30)
@@ -322,8 +333,22 @@ def slot_align_kernel(
         across = tl.max(rest, axis=1)
         if LEAKY:
             best = tl.maximum(best, 0.1 * best)
-            column = tl.maximum(column, 0.1 * column)
-            across = tl.maximum(across, 0.1 * across)
         score = tl.sum(tl.where(valid, best, 0.0), axis=1) / length
-        score += tl.sum(column * share[None, :], axis=1) + across / count
-        tl.store(out + b.to(tl.int64) * out_stride + out_first + mine, score, mask=shown)
+        scores = out + b.to(tl.int64) * out_stride + out_first + mine
+        if not (HEAD and TAIL):
+            # The extra token stands at its own place.
+            column = tl.where(q[None, :] == Q, across[:, None], column)
+            held = columns + ((b.to(tl.int64) * texts + mine) * QP)[:, None] + q[None, :]
+        if not HEAD:
+            column = tl.maximum(column, tl.load(held, mask=shown[:, None], other=0.0))
+            score += tl.load(scores, mask=shown, other=0.0)
+        if TAIL:
+            if not HEAD:
+                across = tl.max(tl.where(q[None, :] == Q, column, -1e30), axis=1)
+            if LEAKY:
+                column = tl.maximum(column, 0.1 * column)
+                across = tl.maximum(across, 0.1 * across)
+            score += tl.sum(column * share[None, :], axis=1) + across / count
+        else:
+            tl.store(held, column, mask=shown[:, None])
+        tl.store(scores, score, mask=shown)

@@ -19,6 +19,8 @@ HELD_STEP = 64
 _LEAST_HELD = 64
 _MOST_HELD = 256
 """Padded patches of the kernels that keep an operand in shared memory."""
+_NARROWEST = 8
+"""Columns of a block at least."""
 _MOST_COLUMNS = 64
 """Tokens of an image (a power of two) beyond which the alignment with e in shared memory runs out of registers."""
 
@@ -37,7 +39,7 @@ class KernelSizes:
     held_rows: int = 256
     held_warps: int = 16
     held_stages: int = 3
-    held_splits: int = 2
+    held_splits: int = 1
     """Of the norms with D in shared memory; the tables of an image are split among so many programs."""
     table_columns: int = 128
     align_rows: int = 64
@@ -46,11 +48,12 @@ class KernelSizes:
     align_stages: int = 3
     align_registers: int | None = None
     """Most registers of a thread in the alignment kernel; None leaves it to the compiler."""
+    slot_words: int = 16
     slot_rows: int = 64
     slot_warps: int = 4
     slot_stages: int = 3
     slot_tiles: int = 16
-    """Of the alignment with e in shared memory: words of a tile, and tiles of a program."""
+    """Of the alignment with e in shared memory: words of a text at once, words of a tile, and tiles of a program."""
     split_patches: int = 32
     split_stages: int = 3
     split_warps: int = 4
@@ -196,11 +199,18 @@ def _column_blocks(padded: int) -> tuple[int, int]:
 
 
 def held_norms(
-    left: Tensor, tables: Tensor, out: Tensor, sizes: KernelSizes, *, first: int = 0, inverse: bool = False
+    left: Tensor,
+    tables: Tensor,
+    out: Tensor,
+    sizes: KernelSizes,
+    *,
+    count: int,
+    first: int = 0,
+    inverse: bool = False,
 ) -> None:
     """`left^T table_k left`, or its inverse root, into `out` (B, R, T) from row `first` on; see `held_norms_kernel`.
 
-    (T, B, Z), (B, Z, Q, Z), both in half precision.
+    (T, B, Z), (B, Z, Q, Z), both in half precision; the tables are zero beyond `count` patches.
     """
     from seps.scoring.gpu import held_kernels
 
@@ -210,8 +220,9 @@ def held_norms(
     # A single table is read once: nothing is there to stream.
     single = merged == 1
     rows = min(128, sizes.held_rows) if single else sizes.held_rows
-    # As many tables at once in the last block as fill the width of the others.
-    together = 1 if single or not last else max(1, HELD_STEP // last)
+    # Its columns that are not zero, and as many tables at once as fill the width of the other blocks.
+    narrow = min(last, max(_NARROWEST, power(max(1, count - HELD_STEP * whole)))) if last else 0
+    together = 1 if single or not last else max(1, HELD_STEP // narrow)
     per = -(-merged // (1 if single else sizes.held_splits))
     per += -per % together
     announce("held norms", padded, single, inverse)
@@ -230,6 +241,7 @@ def held_norms(
         W=HELD_STEP,
         BLOCKS=whole,
         WL=last,
+        CL=last if single else narrow,
         GROUP=1,
         LAST=together,
         EXACT=whole * HELD_STEP + last == padded,
@@ -264,45 +276,53 @@ def slot_align(
 
     texts, longest, images, padded = products.shape
     columns = weights.shape[-1]
-    slot = max(8, power(longest))
-    slots = max(1, min(16, sizes.slot_rows // slot))
     whole, last = _column_blocks(padded)
     widths = [HELD_STEP] * whole + ([last] if last else [])
     widths += [0] * (4 - len(widths))
-    announce("slot alignment", slots, slot, padded, columns, prefix, ragged)
-    held_kernels.slot_align_kernel[(images, -(-texts // (slots * sizes.slot_tiles)))](
-        products,
-        keep,
-        extra,
-        weights,
-        norms,
-        lengths,
-        out,
-        texts,
-        images,
-        longest,
-        merged,
-        padded,
-        norms.shape[1],
-        norms.shape[2],
-        norm_first,
-        out.stride(0),
-        out_first,
-        sizes.slot_tiles,
-        PREFIX=prefix,
-        SLOTS=slots,
-        L=slot,
-        W0=widths[0],
-        W1=widths[1],
-        W2=widths[2],
-        W3=widths[3],
-        QP=columns,
-        LEAKY=leaky,
-        RAGGED=ragged,
-        EXACT=sum(widths) == padded,
-        STAGES=sizes.slot_stages,
-        num_warps=sizes.slot_warps * (2 if slots * slot * columns > 4096 else 1),
-    )
+    many = longest > sizes.slot_words
+    held = torch.empty(images, texts, columns, device=out.device) if many else norms
+    for begin in range(0, longest, sizes.slot_words):
+        words = min(sizes.slot_words, longest - begin)
+        slot = max(8, power(words))
+        slots = max(1, min(16, sizes.slot_rows // slot))
+        announce("slot alignment", slots, slot, padded, columns, prefix, ragged, many)
+        held_kernels.slot_align_kernel[(images, -(-texts // (slots * sizes.slot_tiles)))](
+            products,
+            keep,
+            extra,
+            weights,
+            norms,
+            lengths,
+            held,
+            out,
+            texts,
+            images,
+            longest,
+            merged,
+            padded,
+            norms.shape[1],
+            norms.shape[2],
+            norm_first,
+            out.stride(0),
+            out_first,
+            sizes.slot_tiles,
+            begin,
+            HEAD=begin == 0,
+            TAIL=begin + words == longest,
+            PREFIX=prefix,
+            SLOTS=slots,
+            L=slot,
+            W0=widths[0],
+            W1=widths[1],
+            W2=widths[2],
+            W3=widths[3],
+            QP=columns,
+            LEAKY=leaky,
+            RAGGED=ragged,
+            EXACT=sum(widths) == padded,
+            STAGES=sizes.slot_stages,
+            num_warps=sizes.slot_warps * (2 if slots * slot * columns > 4096 else 1),
+        )
 
 
 def align(
