@@ -125,9 +125,9 @@ def held_norms_kernel(
     """`D^T H_k D` of `ROWS` texts, one image and `PER` values of k: (T, B, Z), (B, Z, Q, Z) -> (B, STRIDE, T).
 
     With `INVERSE` its inverse root, zero for a length of zero. The rows of `out` are written from `FIRST` on. H_k comes
-    block after block of columns: 1 to 3 `BLOCKS` of `W` patches, then one of `WL`, whose columns beyond `CL` are zero. The
-    table holds the upper blocks in steps of `W`, those off the diagonal doubled. `GROUP` values of k at once, `LAST` in
-    the last block.
+    block after block of columns: 1 to 3 `BLOCKS` of `W` patches, then one of `WL`, with zeros in its columns beyond
+    `CL`. The table holds the upper blocks in steps of `W`, those off the diagonal doubled. `GROUP` values of k at once,
+    `LAST` in the last block.
     """
     t = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     b = tl.program_id(1)
@@ -261,14 +261,14 @@ def slot_align_kernel(
     EXACT: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """S of `TILES` times `SLOTS` texts with one image, whose e stays in shared memory; of long texts some words at once.
+    """S of `TILES` times `SLOTS` texts with one image, whose e stays in shared memory; long texts come in parts.
 
-    `L` words from `BEGIN` on take a row each; rows beyond M repeat the last, which changes no maximum over words. Between
-    the parts of long texts, from the `HEAD` to the `TAIL`, the best word of each token stands in `columns` (B, texts, QP)
-    and the mean of the words in `out`. With `RAGGED` some texts
-    have fewer than M words. `products` are (T, M, B, Z) with the prefix in the padding, `keep` and `extra` (T, B, Z),
-    `weights` (B, Z, QP), `norms` (B, STRIDE, norm_texts) inverse norms from `norm_first` on, the extra token's at Q;
-    out is (B, out_stride), written from `out_first` on. LeakyReLU rises, so it is taken of the maxima.
+    `L` words from `BEGIN` on take a row each; rows beyond M repeat the last, which changes no maximum over words. From
+    the `HEAD` of a long text to its `TAIL` the best word of each token stands in `columns` (B, texts, QP), and the sum
+    over its words in `out`. With `RAGGED` some texts have fewer than M words. `products` are (T, M, B, Z) with the
+    prefix in the padding, `keep` and `extra` (T, B, Z), `weights` (B, Z, QP), `norms` (B, STRIDE, norm_texts) inverse
+    norms from `norm_first` on, the extra token's at Q; out is (B, out_stride),
+    written from `out_first` on. LeakyReLU rises, so it is taken of the maxima.
     """
     b = tl.program_id(0)
     ROWS: tl.constexpr = SLOTS * L
