@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import json
 
-from seps.retrieval.embedded import EMBEDDED, FILE, embedded_folder
+from seps.retrieval.embedded import EMBEDDED, FILE, describe, embedded_folder
 from seps.retrieval.model import model_hash, text_hash
-from seps.retrieval.packed import describe
 from seps.retrieval.pretrained import from_pretrained
 
 

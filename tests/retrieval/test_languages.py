@@ -6,9 +6,8 @@ import pytest
 
 from seps.method.config import ConfigError
 from seps.retrieval.config import ModelConfig
-from seps.retrieval.embedded import EMBEDDED
+from seps.retrieval.embedded import EMBEDDED, sentence_side
 from seps.retrieval.languages import ENGLISH, frequent_words, is_not_english, language_note, reads, words_of
-from seps.retrieval.packed import sentence_side
 from seps.retrieval.pretrained import from_pretrained
 
 OTHER = (

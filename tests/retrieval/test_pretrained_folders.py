@@ -23,10 +23,9 @@ from seps.hub import folder as model_folder
 from seps.hub import saving as model_saving
 from seps.hub.folder import ModelError
 from seps.retrieval.config import ModelConfig
-from seps.retrieval.embedded import embedded_folder
+from seps.retrieval.embedded import embedded_folder, undelta
 from seps.retrieval.heads import ImageFeatures
 from seps.retrieval.model import RetrievalModel
-from seps.retrieval.packed import undelta
 from seps.retrieval.pretrained import from_pretrained, save_pretrained
 
 TEXTS = ["a red square on the left .", "a blue circle ."]

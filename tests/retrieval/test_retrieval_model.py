@@ -16,10 +16,10 @@ from seps.method.config import ConfigError, SlimmingConfig
 from seps.metrics import recall
 from seps.retrieval.config import ModelConfig
 from seps.retrieval.data import load_jsonl
+from seps.retrieval.embedded import pack_delta, unpack_delta
 from seps.retrieval.evaluate.run import encode_images
 from seps.retrieval.heads import DescriptionHead, ImageFeatures, MaxSimHead, MeanHead, ScanHead, TextFeatures
 from seps.retrieval.model import RetrievalModel
-from seps.retrieval.packed import pack_delta, unpack_delta
 from seps.retrieval.pretrained import from_pretrained, save_pretrained
 
 

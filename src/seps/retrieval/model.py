@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from seps.encoders import PruneConfig, TextEncoder, VisionEncoder, freeze, text_encoder, vision_encoder
 from seps.encoders.text import several_texts
+from seps.encoders.vision import HALF, Preprocessing
 from seps.method.config import ConfigError, SlimmingConfig
 from seps.method.network import PatchSlimming
 from seps.products import Linear
@@ -231,6 +232,25 @@ class RetrievalModel(nn.Module):
             raise ValueError(f"This model (head {self.config.head!r}) has no weight of the description to set.")
         with torch.no_grad():
             logit.fill_(torch.logit(torch.tensor(weight)).item())
+
+
+class AbsentVision(VisionEncoder):
+    """Stands for a vision encoder that was not read: its shape is known, and it encodes nothing."""
+
+    @classmethod
+    def of(cls, vision: VisionEncoder) -> AbsentVision:
+        """In the place of an encoder that goes."""
+        return cls(
+            width=vision.width,
+            num_prefix_tokens=vision.num_prefix_tokens,
+            image_size=vision.image_size,
+            stride=vision.stride,
+            preprocessing=Preprocessing(*HALF),
+        )
+
+    def encode(self, normalised: Tensor) -> Tensor:
+        """Raises RuntimeError."""
+        raise RuntimeError("This model was read for sentences alone; from_pretrained reads all of it.")
 
 
 def with_grid(model: RetrievalModel, grid: tuple[int, int]) -> RetrievalModel:

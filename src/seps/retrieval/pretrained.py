@@ -34,10 +34,19 @@ from seps.plugins import load_plugins
 from seps.registry import OWN, how_to_register, registered
 from seps.retrieval.card import model_card
 from seps.retrieval.config import ModelConfig
-from seps.retrieval.embedded import EMBEDDED, MINI, embedded_folder
+from seps.retrieval.embedded import (
+    EMBEDDED,
+    ENCODERS,
+    MINI,
+    bare_name,
+    embedded_folder,
+    has_rows,
+    model_config,
+    pack_delta,
+    undelta,
+)
 from seps.retrieval.heads import Head
 from seps.retrieval.model import RetrievalModel, make_vision
-from seps.retrieval.packed import ENCODERS, bare_name, has_rows, model_config, pack_delta, undelta
 from seps.training.checkpoint import Log, find_checkpoint, load_weights
 
 Form = Literal["full", "delta"]

@@ -19,11 +19,10 @@ from seps.photos.indexing.opening import IndexOptions
 from seps.photos.search.explaining import StoredExplainer
 from seps.photos.search.searcher import Searcher
 from seps.photos.store.store import Store
-from seps.retrieval.embedded import EMBEDDED, FILE, embedded_folder
+from seps.retrieval.embedded import EMBEDDED, FILE, describe, embedded_folder, sentence_side
 from seps.retrieval.engine.loading import load_engine
 from seps.retrieval.engine.patches import PatchEngine
-from seps.retrieval.model import RetrievalModel, model_hash, text_hash
-from seps.retrieval.packed import AbsentVision, describe, sentence_side
+from seps.retrieval.model import AbsentVision, RetrievalModel, model_hash, text_hash
 from seps.retrieval.pretrained import from_pretrained
 
 PHOTOS = ("tabby-cat.jpg", "black-dog-floor.jpg", "sandy-beach.jpg", "coffee-cup.jpg")
@@ -97,7 +96,7 @@ def test_the_vision_encoder_goes_and_comes_back(whole: RetrievalModel) -> None:
 
 
 def test_other_weights_in_a_package_are_loaded_whole_and_refused(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("seps.retrieval.packed.checksum", lambda model: "other")
+    monkeypatch.setattr("seps.retrieval.embedded.checksum", lambda model: "other")
     assert sentence_side("mini") is None
     assert [hit.path for hit in Searcher(store).search("a dog", 1)] == ["black-dog-floor.jpg"]
     assert sentence_side("clip-b-32") is None

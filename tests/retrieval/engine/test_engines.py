@@ -19,13 +19,12 @@ from seps.photos.indexing.maintenance import verify
 from seps.photos.search.explaining import StoredExplainer
 from seps.photos.search.searcher import Searcher
 from seps.retrieval.data import load_jsonl
-from seps.retrieval.engine import torch_engines
+from seps.retrieval.engine import loading
 from seps.retrieval.engine.engine import Digests, Photo, Traits, Unread
 from seps.retrieval.engine.layout import Kept, VectorLayout
-from seps.retrieval.engine.loading import engine_of
+from seps.retrieval.engine.loading import EngineKind, engine_of
 from seps.retrieval.engine.pictures import VectorPictures
 from seps.retrieval.engine.queries import Array, Queries
-from seps.retrieval.engine.torch_engines import EngineKind
 from seps.retrieval.evaluate.protocol import view
 from seps.retrieval.evaluate.run import evaluate, score_dataset
 from seps.retrieval.explain.explanation import Explanation
@@ -115,7 +114,7 @@ KIND = EngineKind(
 
 def test_another_kind_is_indexed_searched_and_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few_sentences(monkeypatch)
-    monkeypatch.setattr(torch_engines, "KINDS", [KIND, *torch_engines.KINDS])
+    monkeypatch.setattr(loading, "KINDS", [KIND, *loading.KINDS])
     folder = tmp_path / "photos"
     folder.mkdir()
     for i, colour in enumerate(COLOURS):

@@ -217,7 +217,8 @@ class LightEngine:
         require("torch", "This")
         with self._loading:
             if self._whole is None:
-                from seps.retrieval.engine.torch_engines import LoadOptions, load
+                from seps.retrieval.engine.patches import PatchEngine
+                from seps.retrieval.pretrained import from_pretrained
 
-                self._whole = load(self.name, LoadOptions())
+                self._whole = PatchEngine(from_pretrained(self.name))
             return self._whole

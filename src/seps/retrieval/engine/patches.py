@@ -45,6 +45,7 @@ from seps.retrieval.heads import ImageFeatures, TextFeatures
 from seps.retrieval.languages import reads
 from seps.retrieval.merging import merge_words
 from seps.retrieval.model import (
+    AbsentVision,
     RetrievalModel,
     TextProgress,
     model_hash,
@@ -53,7 +54,6 @@ from seps.retrieval.model import (
     text_hash,
     with_grid,
 )
-from seps.retrieval.packed import AbsentVision
 from seps.scoring import score_matrix
 from seps.scoring.blocks import scoring_memory
 from seps.scoring.own_texts import can_score, images_at_once, score_own_texts
@@ -242,6 +242,11 @@ class PatchEngine:
             if self._read_vision is not None and not isinstance(self.model.vision, AbsentVision):
                 self.digests()
                 self.model.vision = AbsentVision.of(self.model.vision)
+
+    def to(self, device: torch.device | str) -> PatchEngine:
+        """The engine, on another device from now on."""
+        self.model.to(device)
+        return self
 
     def with_grid(self, grid: tuple[int, int]) -> PatchEngine:
         """The engine for pictures of `grid` patches."""

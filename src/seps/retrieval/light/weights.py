@@ -1,7 +1,7 @@
 """Weights of an embedded model as arrays, read from its folder without torch.
 
 A tensor of an encoder is stored as its 8-bit difference from the pretrained one, or whole in 8 bits; both have a scale
-per row (`seps.retrieval.packed`).
+per row (`seps.retrieval.embedded`).
 """
 
 from __future__ import annotations
