@@ -90,7 +90,7 @@ def test_nothing_is_broadcast_silently():
     aggregate, dual = seps.TokenAggregation(16, 3), seps.DualTokenAggregation(16, 3)
     with pytest.raises(seps.InputError, match=naming("D", "(2, 9)")):
         aggregate(tokens, torch.ones(1, 9))
-    with pytest.raises(seps.InputError, match=naming("tokens_sparse", "2", "tokens_dense")):
+    with pytest.raises(seps.InputError, match=naming("tokens_dense", "2", "(1, 9, 16)")):
         dual(tokens, tokens[:1])
     with pytest.raises(seps.InputError, match=naming("img_embs", "2", "cap_i_expand")):
         seps.HRPA(16)(tokens, words[:1])

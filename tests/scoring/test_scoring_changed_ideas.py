@@ -6,8 +6,8 @@ Each case changes one step. Nothing may be scored as the network of the library.
 from __future__ import annotations
 
 import copy
-import types
 import warnings
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ from seps.method.config import Branch, SlimmingConfig
 from seps.method.network import PatchSlimming
 from seps.method.parts import Merger, Pooling, Selector
 from seps.method.published import CrossSparseAggrNet
-from seps.method.select import hard_topk
+from seps.method.select import extra_weights, hard_topk
 from seps.retrieval.explain.shares import shares
 from seps.scoring import choose_backend, score_matrix, score_with_gradient
 from seps.scoring.gpu.fused import why_not_triton
@@ -34,9 +34,15 @@ def worst_first(scores, ratio, valid=None):
     return hard_topk(-scores, ratio, valid)
 
 
-class OtherDecide(PatchSlimming):
-    def decide(self, images, place, scores):
-        return worst_first(scores, self.config.sparse_ratio, images.valid)
+def worst_kept(one, ratio, valid):
+    keep = worst_first(one.scores, ratio, valid)
+    return replace(one, keep=keep, extra=extra_weights(one.scores, keep, valid))
+
+
+class OtherSelect(PatchSlimming):
+    def select(self, images, texts, places=None):
+        found = super().select(images, texts, places)
+        return tuple(worst_kept(one, self.config.sparse_ratio, images.valid) for one in found)
 
 
 class OtherScores(PatchSlimming):
@@ -84,7 +90,7 @@ class OtherForward(PatchSlimming):
 
 
 class OtherSparse(Selector):
-    def decide(self, scores, valid=None, full_score=1.0):
+    def forward(self, scores, valid=None, full_score=1.0):
         return worst_first(scores, self.sparse_ratio, valid)
 
 
@@ -99,9 +105,8 @@ class OtherMerge(Merger):
 
 
 class OtherConfig(SlimmingConfig):
-    @property
-    def branches(self):
-        (first, *rest) = super().branches
+    def _branches(self):
+        (first, *rest) = super()._branches()
         return (Branch(first.name, 0.0, {**first.guides, "image": -3.0}), *rest)
 
 
@@ -132,8 +137,9 @@ def swap(name, kind):
     return change
 
 
-def patched_decide(net):
-    net.decide = types.MethodType(OtherDecide.decide, net)
+def patched_select(net):
+    honest = net.select
+    net.select = lambda *arguments: tuple(worst_kept(one, 0.5, None) for one in honest(*arguments))
 
 
 def patched_pool(net):
@@ -142,7 +148,7 @@ def patched_pool(net):
 
 
 def patched_sparse(net):
-    net.sparse_net_cap.decide = lambda scores, valid=None, full=1.0: worst_first(scores, 0.5, valid)
+    net.sparse_net_cap.forward = lambda scores, valid=None, full=1.0: worst_first(scores, 0.5, valid)
 
 
 def patched_forward(net):
@@ -169,7 +175,7 @@ def one_direction(net):
 
 
 def other_config(net):
-    net.config = OtherConfig(**{name: getattr(PLAIN, name) for name in PLAIN.__dataclass_fields__})
+    net.config = OtherConfig(**asdict(PLAIN))
 
 
 def mlp_layers(net):
@@ -207,15 +213,15 @@ def flipped(net):
 
 IDEAS = {
     **{f"subclass: {kind.__name__}": subclass(kind) for kind in (
-        OtherDecide, OtherScores, OtherTokens, OtherImages, OtherScore, OtherPooled, OtherPooling, OtherTrust,
+        OtherSelect, OtherScores, OtherTokens, OtherImages, OtherScore, OtherPooled, OtherPooling, OtherTrust,
         OtherForward,
     )},
     "swapped: sparse_net_cap": changed(swap("sparse_net_cap", OtherSparse)),
     "swapped: hrpa, pool": changed(swap("hrpa", OtherPool)),
     "swapped: aggr_net": changed(swap("aggr_net", OtherMerge)),
-    "patched: decide": changed(patched_decide),
+    "patched: select": changed(patched_select),
     "patched: hrpa.pool": changed(patched_pool),
-    "patched: sparse_net_cap.decide": changed(patched_sparse),
+    "patched: sparse_net_cap.forward": changed(patched_sparse),
     "patched: forward": changed(patched_forward),
     "setting: another ratio in a part": changed(other_ratio),
     "setting: a new decision": lambda: changed(new_decision, SlimmingConfig.default(**SMALL))(),
@@ -324,16 +330,14 @@ def test_most_explanations_agree():
         except InputError:
             continue
     names = {name for name, _ in agreed}
-    assert {"subclass: OtherDecide", "patched: decide", "hook: on the selection", "layers: predictor"} <= names
+    assert {"subclass: OtherSelect", "patched: select", "hook: on the selection", "layers: predictor"} <= names
     assert not BY_FORWARD & names
 
 
 def test_what_is_scored_fast():
     nets = [CrossSparseAggrNet(16, 12, use_paper_version=p, use_dual_aggr=d) for p in (0, 1) for d in (0, 1)]
     for config in (PLAIN, TOPK, SlimmingConfig.paper(**SMALL), SlimmingConfig.open_source(**SMALL)):
-        nets += [
-            make_net(SlimmingConfig(**{**vars(config), "decision": name})) for name in ("topk", "gumbel", "binary")
-        ]
+        nets += [make_net(replace(config, decision=name)) for name in ("topk", "gumbel", "binary")]
     for net in nets:
         assert (
             choose_backend(net, "cpu").backend
@@ -344,8 +348,9 @@ def test_what_is_scored_fast():
 
 def test_a_subclass_of_the_compatible_network():
     class Mine(CrossSparseAggrNet):
-        def decide(self, images, place, scores):
-            return worst_first(scores, self.config.sparse_ratio, images.valid)
+        def select(self, images, texts, places=None):
+            found = super().select(images, texts, places)
+            return tuple(worst_kept(one, self.config.sparse_ratio, images.valid) for one in found)
 
     torch.manual_seed(0)
     net = Mine(16, 12, aggr_ratio=0.5, has_cls=True).eval()

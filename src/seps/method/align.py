@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from seps.method.checks import InputError, check_features, check_rows_hold_one, check_tensor
+from seps.method.checks import InputError, check_features, check_rows_hold_one, check_shape
 from seps.method.precision import float_apply, float_matmul
 
 
@@ -42,12 +42,7 @@ def check_pairs(img_embs: Tensor, words: Tensor, img_mask: Tensor | None) -> Non
         )
     if img_mask is None:
         return
-    check_tensor("img_mask", img_mask, "images, tokens")
-    if img_mask.shape != img_embs.shape[:2]:
-        raise InputError(
-            f"img_mask must have the shape (images, tokens) = {tuple(img_embs.shape[:2])}, but its shape is "
-            f"{tuple(img_mask.shape)}."
-        )
+    check_shape("img_mask", img_mask, "images, tokens", img_embs.shape[:2])
     check_rows_hold_one("img_mask", img_mask > 0.5)
 
 

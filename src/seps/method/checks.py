@@ -6,7 +6,7 @@ Shapes: R rows (texts), L positions in each.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -42,20 +42,26 @@ def unwrapped(state: Mapping[str, Any]) -> Mapping[str, Any]:
     return {name[len("module.") :]: value for name, value in state.items()}
 
 
-def is_compiling() -> bool:
-    """Whether a compiler or an exporter traces the call; torch before 2.1 cannot."""
-    return hasattr(torch, "compiler") and torch.compiler.is_compiling()
+is_compiling: Callable[[], bool] = getattr(getattr(torch, "compiler", None), "is_compiling", bool)
+"""Whether a compiler or an exporter traces the call; torch before 2.1 cannot, and `bool()` is False."""
 
 
-def _inspectable() -> bool:
-    """Whether values may be read: not while a compiler or an exporter traces the call."""
-    return not is_compiling() and _looking.get()
+def check_shape(
+    name: str, value: object, dims: str, shape: Sequence[int | None], dtype: torch.dtype | None = None, remedy: str = ""
+) -> None:
+    """Raise `InputError` unless `value` is a tensor of that shape, whose axes `dims` names, and of that dtype.
 
-
-def check_tensor(name: str, value: object, dims: str) -> None:
-    """Raise `InputError` unless `value` is a tensor; `dims` names the axes it should have."""
-    if not isinstance(value, Tensor):
-        raise InputError(f"{name} must be a tensor of shape ({dims}), but got a {type(value).__name__}.")
+    None is any size, or any dtype. The error ends with the `remedy`.
+    """
+    came = type(value).__name__
+    if isinstance(value, Tensor):
+        same = len(shape) == value.dim() and all(map(lambda wanted, size: wanted in (None, size), shape, value.shape))
+        if same and dtype in (None, value.dtype):
+            return
+        came = f"{value.dtype} of shape {tuple(value.shape)}"
+    wanted = ", ".join("any" if size is None else str(size) for size in shape)
+    kind = "a tensor" if dtype is None else f"a tensor of {dtype} and"
+    raise InputError(f"{name} must be {kind} of shape ({dims}) = ({wanted}), but got {came}.{remedy}")
 
 
 def check_features(name: str, tensor: Tensor, dims: str, width: int | None = None, *, values: bool = True) -> None:
@@ -63,7 +69,8 @@ def check_features(name: str, tensor: Tensor, dims: str, width: int | None = Non
 
     Raises `InputError` otherwise. With `values=False` the values may be anything.
     """
-    check_tensor(name, tensor, dims)
+    if not isinstance(tensor, Tensor):
+        raise InputError(f"{name} must be a tensor of shape ({dims}), but got a {type(tensor).__name__}.")
     expected = dims.count(",") + 1
     shape = tuple(tensor.shape)
     if len(shape) != expected:
@@ -77,7 +84,7 @@ def check_features(name: str, tensor: Tensor, dims: str, width: int | None = Non
         )
     if not tensor.is_floating_point():
         raise InputError(f"{name} must hold floating point features, but its dtype is {tensor.dtype}.")
-    if not (values and tensor.numel() and _inspectable()):
+    if not (values and tensor.numel() and not is_compiling() and _looking.get()):
         return
     # Without NaN and infinite values minimum and maximum are finite (one pass, one transfer).
     if not all(map(math.isfinite, torch.stack(torch.aminmax(tensor.detach())).tolist())):
@@ -109,7 +116,7 @@ def check_lengths(name: str, values: Tensor, rows: int, longest: int, *, allow_e
         raise InputError(f"{name} must hold whole numbers, but its dtype is {values.dtype}.")
     if values.dim() != 1 or values.shape[0] != rows:
         raise InputError(f"{name} must hold {rows} lengths, one per text, but its shape is {tuple(values.shape)}.")
-    if rows and _inspectable():
+    if rows and not is_compiling() and _looking.get():
         least, most = int(values.min()), int(values.max())
         if least < (0 if allow_empty else 1):
             raise InputError(f"{name} holds the length {least}; every text needs at least one word.")
@@ -119,33 +126,22 @@ def check_lengths(name: str, values: Tensor, rows: int, longest: int, *, allow_e
 
 def check_rows_hold_one(name: str, mask: Tensor) -> None:
     """Raise `InputError` where a row of the bool tensor `mask` (rows, positions) is False throughout."""
-    if mask.numel() and _inspectable() and not bool(mask.any(dim=-1).all()):
+    if mask.numel() and not is_compiling() and _looking.get() and not bool(mask.any(dim=-1).all()):
         row = int((~mask.any(dim=-1)).nonzero()[0, 0])
         raise InputError(f"{name} leaves row {row} without any valid position; every image needs at least one.")
 
 
 def check_attentions(tokens: Tensor, own: Tensor, caption: Tensor, dense: Tensor | None) -> None:
     """Raise `InputError` unless the attentions are (B, N), as the patches (B, N, C) are."""
-    given: dict[str, Any] = {"attention_x": own, "attention_y": caption}
+    check_shape("attention_x", own, "images, patches", tokens.shape[:2])
+    check_shape("attention_y", caption, "images, patches", tokens.shape[:2])
     if dense is not None:
-        given["attention_y_dense"] = dense
-    for name, attention in given.items():
-        check_tensor(name, attention, "images, patches")
-        if attention.shape != tokens.shape[:2]:
-            raise InputError(
-                f"{name} must have the shape (images, patches) of tokens, {tuple(tokens.shape[:2])}, but its "
-                f"shape is {tuple(attention.shape)}."
-            )
+        check_shape("attention_y_dense", dense, "images, patches", tokens.shape[:2])
 
 
 def check_patch_mask(mask: Tensor, patches: Tensor) -> None:
     """Raise `InputError` unless `mask` is bool, (B, N) as the patches (B, N, C) are, with a patch in each row."""
-    check_tensor("patch_mask", mask, "images, patches")
-    if mask.shape != patches.shape[:2] or mask.dtype != torch.bool:
-        raise InputError(
-            f"patch_mask must be a bool tensor of shape (images, patches) = {tuple(patches.shape[:2])}, but a "
-            f"{mask.dtype} tensor of shape {tuple(mask.shape)} came."
-        )
+    check_shape("patch_mask", mask, "images, patches", patches.shape[:2], torch.bool)
     check_rows_hold_one("patch_mask", mask)
 
 
@@ -192,9 +188,11 @@ def check_ratio(name: str, value: float) -> None:
 @contextmanager
 def evaluating(net: nn.Module) -> Iterator[None]:
     """Within it the network and all its parts are in evaluation mode; each part then returns to its mode."""
-    training = [module for module in net.modules() if module.training]
-    for module in training:
-        module.training = False
+    training = []
+    for module in net.modules():
+        if module.training:
+            training.append(module)
+            module.training = False
     try:
         yield
     finally:

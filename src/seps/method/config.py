@@ -8,9 +8,9 @@ that space. A combination that cannot work is refused here, at construction, wit
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from seps.registry import unknown_name
 
@@ -103,6 +103,9 @@ class SlimmingConfig:
     `num_patches` only sets the number of merged patches."""
     detach_patches: bool = False
     """Cut kept patches off from training, as the published code does. For reproduction only."""
+    branches = cast(tuple[Branch, ...], ())
+    """The selection branches, no field but made of them: always "caption", and "dense" where a second set of patches is
+    kept."""
 
     def __post_init__(self) -> None:
         self._check_numbers()
@@ -120,6 +123,7 @@ class SlimmingConfig:
             f"detach_patches=True stops every gradient at the selection, so decision={self.decision!r} could not "
             "learn; set detach_patches=False or decision='topk'.",
         )
+        object.__setattr__(self, "branches", tuple(self._branches()))
 
     def _check_numbers(self) -> None:
         for name, low in (("embed_size", 4), ("num_patches", 1), ("num_prefix_tokens", 0), ("top_k", 1)):
@@ -168,11 +172,8 @@ class SlimmingConfig:
         """Whether a second set of patches is kept for the dense text."""
         return self.aggregation == "dual" or self.dense == "branch"
 
-    @property
-    def branches(self) -> tuple[Branch, ...]:
-        """The selection branches: always "caption", and "dense" where a second set of patches is kept.
-
-        With learned scoring and `dense="guide"` both branches read both texts (Eq. 3, as printed); with the sum
+    def _branches(self) -> Iterator[Branch]:
+        """With learned scoring and `dense="guide"` both branches read both texts (Eq. 3, as printed); with the sum
         of cosines, or as independent branches, each reads its own.
         """
         unit = self.beta if self.scoring == "learned" else 1.0
@@ -181,11 +182,10 @@ class SlimmingConfig:
         extra = dict(self.extra_guides)
         shares = self.dense in ("guide", "tokens") and (self.scoring == "learned" or self.aggregation != "dual")
         first = {**image, **caption, **(dense if shares else {}), **extra}
-        result = [Branch("caption", self.predictor_weight, first)]
+        yield Branch("caption", self.predictor_weight, first)
         if self.uses_dense_branch:
             second = {**image, **dense, **(caption if shares else {}), **extra}
-            result.append(Branch("dense", self.predictor_weight, second))
-        return tuple(result)
+            yield Branch("dense", self.predictor_weight, second)
 
     @classmethod
     def paper(cls, **overrides: Any) -> SlimmingConfig:

@@ -69,15 +69,11 @@ class EncodedImages:
     dense_words: Tensor | None = None
     """(B, L, C) L2-normalised words of the description, where they are tokens of the image."""
     dense_mask: Tensor | None = None
-    """(B, L) bool: valid words of the description; a row of False is an image without description. None: no
-    description came with the images."""
+    """(B, L) bool: valid words of the description. None: no description came with the images."""
+    described: Tensor | None = None
+    """(B,) bool: images that have a description; None where no description came with the images."""
     attentions: dict[str, Tensor] = field(default_factory=dict)
     """By guide: (B, N) cosines, where a custom scoring needs them with each text; empty elsewhere."""
-
-    @property
-    def described(self) -> Tensor | None:
-        """(B,) bool: images that have a description; None where no description came with the images."""
-        return None if self.dense_mask is None else self.dense_mask.any(dim=-1)  # (B, L) -> (B,)
 
     def text_attention(self, means: Tensor) -> Tensor:
         """`a_i = cos(v_i, E_t)` of every text (Eq. 2), float32 and without gradient: (T, B, N).
@@ -86,25 +82,20 @@ class EncodedImages:
         values, which the rule for ties needs.
         """
         batch, count, width = self.patches.shape
+        unit: Tensor | None = getattr(self, "_unit_patches", None)  # of earlier texts
+        if unit is None:
+            unit = self._unit_patches = F.normalize(self.patches.detach().float(), dim=-1)  # (B, N, C)
         on_gpu = self.patches.is_cuda and not is_compiling()
         with torch.no_grad(), without_autocast(self.patches), strict_float32() if on_gpu else nullcontext():
             if means.dim() == 3:
-                return torch.bmm(self.unit_patches, means.permute(1, 2, 0)).permute(2, 0, 1).contiguous()  # (T, B, N)
-            flat = self.unit_patches.reshape(-1, width)  # (B * N, C)
+                return torch.bmm(unit, means.permute(1, 2, 0)).permute(2, 0, 1).contiguous()  # (T, B, N)
+            flat = unit.reshape(-1, width)  # (B * N, C)
             if flat.is_cuda:
                 return (means @ flat.T).view(-1, batch, count)
             if not is_compiling() and means.shape[0] == 1:
-                return (self.unit_patches * means[:, None]).sum(dim=-1)[None]  # (1, B, N)
+                return (unit * means[:, None]).sum(dim=-1)[None]  # (1, B, N)
             # On a CPU edge columns take another order of summation, edge rows do not: patches are the rows.
             return (flat @ means.T).T.contiguous().view(-1, batch, count)  # (T, B, N)
-
-    @property
-    def unit_patches(self) -> Tensor:
-        """(B, N, C) float32: the patches at length one, without gradient, as the cosines of Eq. 2 need them."""
-        made: Tensor | None = getattr(self, "_unit_patches", None)
-        if made is None:
-            made = self._unit_patches = F.normalize(self.patches.detach().float(), dim=-1)  # (B, N, C)
-        return made
 
 
 @dataclass

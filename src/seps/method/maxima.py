@@ -79,16 +79,16 @@ class ReferenceMaxima:
 
 def reference_scores(net: PatchSlimming, images: EncodedImages, texts: Texts) -> Scores:
     """Scores of all pairs by the reference, some texts at a time."""
-    batch, count = images.patches.shape[:2]
+    (batch, count), total = images.patches.shape[:2], texts.words.shape[0]
     if is_compiling():
         return net.score(images, texts)
-    if not batch or not texts.count:
-        nothing = images.pooled.new_zeros(batch, texts.count)  # (B, T)
-        return Scores(nothing, masks=tuple(images.pooled.new_zeros(texts.count, batch, count) for _ in images.sets))
+    if not batch or not total:
+        nothing = images.pooled.new_zeros(batch, total)  # (B, T)
+        return Scores(nothing, masks=tuple(images.pooled.new_zeros(total, batch, count) for _ in images.sets))
     step = max(1, _VALUES // images.sets[0].logits.numel())
-    if texts.count <= step:
+    if total <= step:
         return net.score(images, texts)
-    return joined([net.score(images, texts.part(i, i + step)) for i in range(0, texts.count, step)])
+    return joined([net.score(images, texts.part(i, i + step)) for i in range(0, total, step)])
 
 
 def joined(parts: Sequence[Scores]) -> Scores:

@@ -153,12 +153,34 @@ class PatchSlimming(nn.Module):
         `maxima` was made for these images; None: the reference, which builds every token of every pair.
         """
         maxima = ReferenceMaxima(self, images) if maxima is None else maxima
+        # Step 1, select (Eq. 1-3): patches (B, N, C) and texts (T, M, C) -> D (T, B, N) of each set
         kept = self.select(images, texts)
-        pixels = self.score_patches(images, texts, kept, maxima)  # (B, T)
+        # With "dual" both sets are merged into the same tokens, else each into tokens of its own.
+        groups = [kept] if self.config.aggregation == "dual" else zip(kept)
+        pixels = None
+        for group in groups:
+            second = self.config.dense == "branch" and group[0].place == 1
+            # The published pairing aligns the description's own words with the second set.
+            words = texts.description if second and texts.description is not None else texts
+            # Step 2, maxima (Eq. 4-5): merged patches and words -> best token (B, T, M), best word (B, T, K)
+            best = maxima(words, group)
+            # Step 3, pool (Eq. 5): both maxima -> S of the patches (B, T), and the cosine of both means
+            part = self.pool(*best, words.word_mask)  # (B, T)
+            if second and images.described is not None:
+                # The second set is the description's: without a description it has nothing to say.
+                part = torch.where(images.described[:, None], part, 0.0)  # (B, T)
+            pixels = part if pixels is None else pixels + part  # (B, T)
+        if pixels is None:
+            raise InputError("These encoded images hold no set of patches; make them by encode_images.")
+        if self.config.pooled:
+            pixels = pixels + self.pooled_score(images.pooled, texts.mean)  # (B, T)
+        # Step 4, mix: S of the patches (B, T) and S of the description's words (B, T) -> S (B, T)
         description = self.score_description(images, texts, maxima)  # (B or 1, T)
         similarity = pixels if description is None else self.mix(images, pixels, description)  # (B, T)
         shape = (texts.words.shape[0], *images.patches.shape[:2])
-        masks = tuple([one.keep.expand(shape) for one in kept])  # each (T, B, N)
+        masks: tuple[Tensor, ...] = ()
+        for one in kept:
+            masks += (one.keep.expand(shape),)  # each (T, B, N)
         return Scores(similarity, pixels, description, images.described, masks)
 
     def select(self, images: EncodedImages, texts: Texts, places: Sequence[int] | None = None) -> tuple[Kept, ...]:
@@ -171,7 +193,8 @@ class PatchSlimming(nn.Module):
             fixed = not (guided or self.draws_noise or self.config.aggregation == "dual")
             if not fixed:
                 scores = scores.expand(texts.words.shape[0], -1, -1)  # (T, B, N)
-            keep = self.decide(images, place, scores)  # (T or 1, B, N)
+            selector = self.sparse_net_long if place else self.sparse_net_cap
+            keep = selector(scores, images.valid, images.full_score)  # (T or 1, B, N)
             kept.append(Kept(scores, keep, extra_weights(scores, keep, images.valid), place, fixed))
         return tuple(kept)
 
@@ -202,30 +225,6 @@ class PatchSlimming(nn.Module):
             normalise=self.config.scoring == "learned",
             valid_BN=images.valid,
         )
-
-    def decide(self, images: EncodedImages, place: int, scores: Tensor) -> Tensor:
-        """D (T, B, N) for the scores (T, B, N) of one set."""
-        selector = self.sparse_net_long if place else self.sparse_net_cap
-        keep: Tensor = selector(scores, images.valid, images.full_score)  # (T, B, N)
-        return keep
-
-    def score_patches(self, images: EncodedImages, texts: Texts, kept: Sequence[Kept], maxima: Maxima) -> Tensor:
-        """S (B, T) of the words with the tokens of the patches, and the pooled cosine."""
-        # With "dual" both sets are merged into the same tokens, else each into tokens of its own.
-        groups = [kept] if self.config.aggregation == "dual" else zip(kept)
-        total = None
-        for group in groups:
-            second = self.config.dense == "branch" and group[0].place == 1
-            # The published pairing aligns the description's own words with the second set.
-            words = texts.description if second and texts.description is not None else texts
-            score = self.pool(*maxima(words, group), words.word_mask)  # (B, T)
-            if second and images.described is not None:
-                # The second set is the description's: without a description it has nothing to say.
-                score = torch.where(images.described[:, None], score, 0.0)  # (B, T)
-            total = score if total is None else total + score  # (B, T)
-        if total is None:
-            raise InputError("These encoded images hold no set of patches; make them by encode_images.")
-        return total + self.pooled_score(images.pooled, texts.mean) if self.config.pooled else total  # (B, T)
 
     def score_description(self, images: EncodedImages, texts: Texts, maxima: Maxima) -> Tensor | None:
         """S (B, T) of the words with those of the images' descriptions; None where descriptions are no tokens.
@@ -332,48 +331,8 @@ class PatchSlimming(nn.Module):
             patch_mask: (B, N) bool, False at padding patches.
         """
         config = self.config
-        prefix, patches = self._prefix_and_patches(images)  # (B, P, C), (B, N, C)
-        if patch_mask is not None:
-            check_patch_mask(patch_mask, patches)
-        dense_words = dense_mask = None
-        if dense is not None and config.dense != "none":
-            check_features("dense", dense, "images, words, width", config.embed_size)
-            check_one_each(dense, images.shape[0])
-            dense_mask = length_mask("dense_lengths", dense_lengths, dense, allow_empty=True)  # (B, L)
-        if dense is not None and config.dense == "tokens":
-            dense_words = F.normalize(dense.float(), dim=-1)  # (B, L, C)
-        if guides or self.guides.from_data:
-            self.check_guides(guides, images.shape[0])
-        mean = masked_mean(patches, patch_mask)  # (B, C)
-        vectors = {"image": mean}  # each (B, C)
-        if dense is not None and dense_mask is not None:
-            vectors["dense"] = masked_mean(dense, dense_mask)
-        vectors.update(self.guides(patches, guides or {}))
-        attentions = {}
-        for name, vector in vectors.items():
-            attentions[name] = cosine_attention(patches, vector)
-        # Without any description an independent second branch has nothing to go by, and is left out.
-        branches = self.config.branches[:1] if config.dense == "branch" and dense is None else self.config.branches
-        logits = self.aggr_net(patches)  # each (B, N, Q)
-        sets = []
-        for place, branch in enumerate(branches):
-            fixed = self._fixed_scores(place, branch, patches, attentions, patch_mask)  # (B, N)
-            sets.append(PatchSet(fixed, logits[place % len(logits)]))
-        return EncodedImages(
-            prefix=prefix,
-            patches=patches,
-            valid=patch_mask,
-            sets=tuple(sets),
-            full_score=self._full_score(images, attentions, dense_mask),
-            pooled=F.normalize(mean, dim=-1),
-            dense_words=dense_words,
-            dense_mask=dense_mask,
-            attentions={} if self.own_scoring is None else attentions,
-        )
-
-    def _prefix_and_patches(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """The two kinds of tokens, in the network's dtype: (B, P + N, C) -> (B, P, C), (B, N, C)."""
-        check_features("images", images, "images, tokens, width", self.config.embed_size)
+        # Step 1, tokens in the network's dtype: images (B, P + N, C) -> prefix (B, P, C), patches (B, N, C)
+        check_features("images", images, "images, tokens, width", config.embed_size)
         images = images.to(self.aggr_net.scale.dtype)  # (B, P + N, C)
         count = self.prefix_count(images.shape[1])
         if images.shape[1] <= count:
@@ -381,10 +340,69 @@ class PatchSlimming(nn.Module):
                 f"images holds {images.shape[1]} tokens, of which {count} are prefix tokens; no patch is left. "
                 "Check num_prefix_tokens."
             )
-        if self.config.check_num_patches:
-            check_patch_count("images", images, count, self.config.num_patches, self.count_remedy)
-        patches = images[:, count:]  # (B, N, C)
-        return images[:, :count], patches.detach() if self.config.detach_patches else patches  # (B, P, C), (B, N, C)
+        if config.check_num_patches:
+            check_patch_count("images", images, count, config.num_patches, self.count_remedy)
+        prefix, patches = images[:, :count], images[:, count:]  # (B, P, C), (B, N, C)
+        if config.detach_patches:
+            patches = patches.detach()  # (B, N, C)
+        if patch_mask is not None:
+            check_patch_mask(patch_mask, patches)
+        # Step 2, guides: patches (B, N, C), description (B, L, C) -> vectors (B, C) -> cosines (B, N) (Eq. 2)
+        mean = masked_mean(patches, patch_mask)  # (B, C)
+        vectors = {"image": mean}  # each (B, C)
+        dense_words = dense_mask = described = None
+        if dense is not None and config.dense != "none":
+            check_features("dense", dense, "images, words, width", config.embed_size)
+            check_one_each(dense, images.shape[0])
+            dense_mask = length_mask("dense_lengths", dense_lengths, dense, allow_empty=True)  # (B, L)
+            described = dense_mask.any(dim=-1)  # (B, L) -> (B,)
+            vectors["dense"] = masked_mean(dense, dense_mask)
+            if config.dense == "tokens":
+                dense_words = F.normalize(dense.float(), dim=-1)  # (B, L, C)
+        if guides or config.extra_guides:
+            self.check_guides(guides, images.shape[0])
+            vectors.update(self.guides(patches, guides or {}))
+        attentions = {}
+        for name, vector in vectors.items():
+            attentions[name] = cosine_attention(patches, vector)
+        # Step 3, merge logits: patches (B, N, C) -> L (B, N, Q), for both sets or for each
+        logits = self.aggr_net(patches)  # each (B, N, Q)
+        # Step 4, fixed scores: s^p and cosines (B, N) -> their part of Eq. 3 (B, N), for each set
+        # Without any description an independent second branch has nothing to go by, and is left out.
+        branches = config.branches[:1] if config.dense == "branch" and dense is None else config.branches
+        sets = []
+        for place, branch in enumerate(branches):
+            if self.own_scoring is not None:
+                fixed = self._own_scores(branch, patches, attentions, patch_mask)  # (B, N)
+            else:
+                selector = self.sparse_net_long if place else self.sparse_net_cap
+                fixed = combine_scores(  # (B, N)
+                    attentions,
+                    branch.guides,
+                    predicted_BN=selector.predict(patches),
+                    predictor_weight=branch.predictor_weight,
+                    normalise=config.scoring == "learned",
+                    valid_BN=patch_mask,
+                )
+            sets.append(PatchSet(fixed, logits[place % len(logits)]))
+        weights = dict(branches[0].guides)
+        described_weight = weights.pop("dense", 0.0)
+        total = branches[0].predictor_weight + sum(weights.values())
+        full_score = torch.full((images.shape[0], 1), total, device=images.device)  # (B, 1)
+        if described is not None:
+            full_score = total + described_weight * described[:, None].float()  # (B, 1)
+        return EncodedImages(
+            prefix=prefix,
+            patches=patches,
+            valid=patch_mask,
+            sets=tuple(sets),
+            full_score=full_score,
+            pooled=F.normalize(mean, dim=-1),
+            dense_words=dense_words,
+            dense_mask=dense_mask,
+            described=described,
+            attentions={} if self.own_scoring is None else attentions,
+        )
 
     def check_guides(self, guides: Mapping[str, Tensor] | None, batch: int) -> None:
         """Raise `InputError` unless `guides` holds one vector per image for each name in `config.extra_guides`."""
@@ -406,21 +424,6 @@ class PatchSlimming(nn.Module):
                     f"guides[{name!r}] holds {vector.shape[0]} vectors for {batch} images; give one vector per image."
                 )
 
-    def _fixed_scores(
-        self, place: int, branch: Branch, patches: Tensor, attentions: Mapping[str, Tensor], valid: Tensor | None
-    ) -> Tensor:
-        if self.own_scoring is not None:
-            return self._own_scores(branch, patches, attentions, valid)  # (B, N)
-        selector = self.sparse_net_long if place else self.sparse_net_cap
-        return combine_scores(  # (B, N)
-            attentions,
-            branch.guides,
-            predicted_BN=selector.predict(patches),
-            predictor_weight=branch.predictor_weight,
-            normalise=self.config.scoring == "learned",
-            valid_BN=valid,
-        )
-
     def _own_scores(
         self, branch: Branch, patches: Tensor, attentions: Mapping[str, Tensor], valid: Tensor | None
     ) -> Tensor:
@@ -431,11 +434,3 @@ class PatchSlimming(nn.Module):
         shape = next(iter(chosen.values())).shape if chosen else patches.shape[:2]
         scores = self.own_scoring(patches, chosen, branch.guides, valid)  # (..., N)
         return checked_result("The scoring", scores, tuple(shape)).float()  # (..., N)
-
-    def _full_score(self, images: Tensor, attentions: Mapping[str, Tensor], dense_mask: Tensor | None) -> Tensor:
-        branch = self.config.branches[0]
-        present = {"caption", *attentions} - {"dense"}
-        total = branch.predictor_weight + sum([w for name, w in branch.guides.items() if name in present])
-        if dense_mask is None:
-            return torch.full((images.shape[0], 1), total, device=images.device)  # (B, 1)
-        return total + branch.guides.get("dense", 0.0) * dense_mask.any(dim=-1, keepdim=True).float()  # (B, 1)

@@ -58,11 +58,7 @@ def checked_result(what: str, found: Any, shape: tuple[int | None, ...]) -> Tens
 class Selector(TokenSparse):
     """The predictor and the decision of one set of patches; its `forward` decides about all pairs."""
 
-    def forward(  # type: ignore[override]
-        self, scores: Tensor, valid: Tensor | None = None, full_score: Tensor | float = 1.0
-    ) -> Tensor:
-        """D (..., N) for the scores (..., N) of pairs; see `TokenSparse.decide`."""
-        return self.decide(scores, valid, full_score)  # (..., N)
+    forward = TokenSparse.decide  # type: ignore[assignment]
 
 
 class CustomSelector(Selector):
@@ -73,7 +69,9 @@ class CustomSelector(Selector):
         self.decide_by = decide_by
         self.decision = name  # type: ignore[assignment]
 
-    def decide(self, scores: Tensor, valid: Tensor | None = None, full_score: Tensor | float = 1.0) -> Tensor:
+    def forward(  # type: ignore[override]
+        self, scores: Tensor, valid: Tensor | None = None, full_score: Tensor | float = 1.0
+    ) -> Tensor:
         """D (..., N) for the scores (..., N); padding is never kept."""
         rows = scores.float().flatten(0, -2)  # (R, N)
         present = None if valid is None else valid.expand(scores.shape).flatten(0, -2)  # (R, N)

@@ -226,7 +226,7 @@ def encode_for_pairing(
     # A zero vector guides nothing, but makes both sets appear.
     nothing = images.new_zeros(images.shape[0], 1, images.shape[-1])  # (B, 1, C)
     side = net.encode_images(images, dense=nothing, guides=guides, patch_mask=patch_mask)
-    return replace(side, dense_words=None, dense_mask=None)
+    return replace(side, dense_words=None, dense_mask=None, described=None)
 
 
 CrossSparseAggrNet_v2 = CrossSparseAggrNet

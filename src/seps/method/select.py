@@ -58,28 +58,25 @@ def hard_topk(scores_XN: Tensor, ratio: float, valid_BN: Tensor | None = None) -
     if valid_BN is not None:
         scores = scores.masked_fill(~valid_BN, float("-inf"))  # (..., N)
     elif not (is_compiling() or torch.onnx.is_in_onnx_export()):
-        return _keep_best_of_all(scores, num_kept(scores.shape[-1], ratio))  # (..., N)
+        # One K for all rows, which then need no sorting.
+        count, size = num_kept(scores.shape[-1], ratio), scores.shape[-1]
+        if count >= size:
+            return torch.ones_like(scores)  # (..., N)
+        place = size - count
+        try:  # on a CPU, where NumPy is eight times as fast: it compares many values at once
+            values = scores.numpy().copy()
+            values.partition(place, axis=-1)
+            least = torch.from_numpy(values)[..., place : place + 1]  # (..., 1)
+        except (TypeError, RuntimeError):  # on a GPU, in torch without NumPy, or inside a transform such as vmap
+            least = scores.kthvalue(place + 1, dim=-1, keepdim=True).values
+        if scores.device.type == "cpu":
+            keep = scores >= least  # (..., N)
+            if int(keep.sum()) * size == count * scores.numel():
+                return keep.to(scores.dtype)  # (..., N)
+        above, level = scores > least, scores == least  # (..., N), (..., N)
+        room = count - above.sum(dim=-1, keepdim=True)  # (..., N) -> (..., 1)
+        return (above | (level & (level.cumsum(dim=-1, dtype=torch.int32) <= room))).to(scores.dtype)  # (..., N)
     return keep_best(scores, kept_counts(scores, ratio, valid_BN))  # (..., N)
-
-
-def _keep_best_of_all(scores_XN: Tensor, count: int) -> Tensor:
-    """`keep_best` with one K for all rows, without sorting them: (B, N) -> (B, N) float32."""
-    if count >= scores_XN.shape[-1]:
-        return torch.ones_like(scores_XN)  # (..., N)
-    place = scores_XN.shape[-1] - count
-    try:  # on a CPU, where NumPy is eight times as fast: it compares many values at once
-        values = scores_XN.numpy().copy()
-        values.partition(place, axis=-1)
-        least = torch.from_numpy(values)[..., place : place + 1]  # (..., 1)
-    except (TypeError, RuntimeError):  # on a GPU, in torch without NumPy, or inside a transform such as vmap
-        least = scores_XN.kthvalue(place + 1, dim=-1, keepdim=True).values
-    if scores_XN.device.type == "cpu":
-        keep = scores_XN >= least  # (..., N)
-        if int(keep.sum()) * scores_XN.shape[-1] == count * scores_XN.numel():
-            return keep.to(scores_XN.dtype)  # (..., N)
-    above, level = scores_XN > least, scores_XN == least  # (..., N), (..., N)
-    room = count - above.sum(dim=-1, keepdim=True)  # (..., N) -> (..., 1)
-    return (above | (level & (level.cumsum(dim=-1, dtype=torch.int32) <= room))).to(scores_XN.dtype)  # (..., N)
 
 
 def _uniform(like: Tensor, generator: torch.Generator | None) -> Tensor:

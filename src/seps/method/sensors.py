@@ -12,7 +12,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
-from seps.method.checks import InputError, check_features, check_patch_count, check_ratio, check_tensor, unwrapped
+from seps.method.checks import InputError, check_features, check_patch_count, check_ratio, check_shape, unwrapped
 from seps.method.config import DecisionKind, GuideKind
 from seps.method.score import combine_scores, cosine_attention
 from seps.method.select import TokenSparse, extra_token, num_kept
@@ -177,15 +177,10 @@ class MultiModalSDTPS(nn.Module):
         if name not in self.modalities:
             raise InputError(f"{name!r} is not one of the modalities {self.modalities}.")
         shape = patches[name].shape
-        if features is not None and features.shape != shape:
-            raise InputError(
-                f"features of {name} must have the shape of its patches, {tuple(shape)}, but {tuple(features.shape)} "
-                "came."
-            )
+        if features is not None:
+            check_shape(f"features of {name}", features, "samples, patches, width", shape)
         if keep is not None:
-            check_tensor(f"keep of {name}", keep, "samples, patches")
-        if keep is not None and keep.shape != shape[:2]:
-            raise InputError(f"keep of {name} must be {tuple(shape[:2])}, but {tuple(keep.shape)} came.")
+            check_shape(f"keep of {name}", keep, "samples, patches", shape[:2])
 
     def choose(
         self,
@@ -252,13 +247,8 @@ class MultiModalSDTPS(nn.Module):
     def check_further(self, further: tuple[Tensor, Tensor], patches: Tensor) -> None:
         """Raise `InputError` unless the further guide fits the patches (B, N, C)."""
         vector, there = further
-        check_features("further guide", vector, "samples, width", self.embed_dim, values=False)
-        if vector.shape[0] != patches.shape[0] or there.shape != vector.shape[:1] or there.dtype != torch.bool:
-            raise InputError(
-                f"the further guide of {patches.shape[0]} samples must be {(patches.shape[0], self.embed_dim)} and "
-                f"({patches.shape[0]},) of torch.bool, but {tuple(vector.shape)} and {tuple(there.shape)} of "
-                f"{there.dtype} came."
-            )
+        check_shape("the further guide", vector, "samples, width", (len(patches), self.embed_dim))
+        check_shape("the presence of the further guide", there, "samples", (len(patches),), torch.bool)
 
     def check_sensors(
         self, patches: Mapping[str, Tensor], vectors: Mapping[str, Tensor], present: Mapping[str, Tensor] | None
@@ -292,12 +282,7 @@ class MultiModalSDTPS(nn.Module):
                     "must have the same number of patches: guides='position' compares the sensors place by place."
                 )
             if present is not None:
-                check_tensor(f"the presence of {name}", present[name], "samples")
-            if present is not None and (present[name].shape != (samples,) or present[name].dtype != torch.bool):
-                raise InputError(
-                    f"the presence of {name} must be ({samples},) of torch.bool, one value a sample, but "
-                    f"{tuple(present[name].shape)} of {present[name].dtype} came."
-                )
+                check_shape(f"the presence of {name}", present[name], "samples", (samples,), torch.bool)
 
     def forward(self, *inputs: Tensor, **named: Tensor) -> tuple[Tensor, ...]:
         """Select and merge the patches of all modalities.
@@ -320,9 +305,8 @@ class MultiModalSDTPS(nn.Module):
             )
         vectors: dict[str, Tensor] = {}
         for name, vector in zip(self.modalities, inputs[count:], strict=True):
-            check_tensor(f"{name} global vector", vector, "samples, width")
-            flat = vector[:, 0] if vector.ndim == 3 and vector.shape[1] == 1 else vector  # (B, C)
-            vectors[name] = flat
+            has_axis = isinstance(vector, Tensor) and vector.ndim == 3 and vector.shape[1] == 1
+            vectors[name] = vector[:, 0] if has_axis else vector
         patches_of = dict(zip(self.modalities, inputs[:count], strict=True))  # each (B, N, C)
         self.check_sensors(patches_of, vectors, None)
         for name in self.modalities:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from seps.method.checks import InputError, check_features, check_tensor
+from seps.method.checks import InputError, check_features, check_shape
 from seps.method.precision import float_apply, float_matmul
 
 
@@ -25,17 +25,6 @@ def merge_factors(logits: Tensor, top: Tensor) -> Tensor:
     A dropped patch may have a logit far above those of the kept patches: its weight is zero, but not its derivative.
     """
     return torch.exp((logits - top).clamp_max(0.0))  # (..., N, Q)
-
-
-def check_keep(keep: Tensor, logits: Tensor) -> None:
-    """Raise `InputError` unless D is (B, N), as the logits (B, N, Q) are."""
-    check_tensor("the decision D", keep, "images, patches")
-    if keep.shape[-2:] != logits.shape[:2]:
-        raise InputError(
-            f"the decision D must have the shape (images, patches) = {tuple(logits.shape[:2])}, but its shape is "
-            f"{tuple(keep.shape)}. With all patches pass D as it is; with the kept patches alone pass D gathered "
-            "at them (`TokenSparse.select(...).kept_mask`)."
-        )
 
 
 def merge_weights(logits_BNQ: Tensor, keep: Tensor | None = None) -> Tensor:
@@ -56,7 +45,8 @@ def merge_weights(logits_BNQ: Tensor, keep: Tensor | None = None) -> Tensor:
 def merge(patches_BNC: Tensor, logits_BNQ: Tensor, keep_BN: Tensor | None = None) -> Tensor:
     """`vhat_k = sum_i W_ik v_i` (Eq. 4), summed in float32: (B, N, C), (B, N, Q) -> (B, Q, C) in the patches' dtype."""
     if keep_BN is not None:
-        check_keep(keep_BN, logits_BNQ)
+        remedy = " For the kept patches alone pass D gathered at them (`TokenSparse.select(...).kept_mask`)."
+        check_shape("the decision D", keep_BN, "images, patches", logits_BNQ.shape[:2], remedy=remedy)
     weights = merge_weights(logits_BNQ, keep_BN)  # (B, N, Q)
     return float_matmul(weights.transpose(1, 2), patches_BNC).to(patches_BNC.dtype)  # (B, N, Q), (B, N, C) -> (B, Q, C)
 
@@ -68,16 +58,10 @@ def _weight_mlp(dim: int, keeped_patches: int, dim_ratio: float) -> nn.Sequentia
 
 def check_two_sets(first: Tensor, second: Tensor | None, second_mask: Tensor | None) -> None:
     """Raise `InputError` unless both kept sets are of the same images, and the second mask has its patches."""
-    if second is None and second_mask is not None:
+    if second is not None:
+        check_shape("tokens_dense", second, "images, patches, width", (len(first), None, None))
+    elif second_mask is not None:
         raise InputError("mask_dense came without tokens_dense; pass the patches it belongs to.")
-    if second is None:
-        return
-    check_tensor("tokens_dense", second, "images, patches, width")
-    if first.shape[0] != second.shape[0]:
-        raise InputError(
-            f"tokens_sparse holds {first.shape[0]} images and tokens_dense {second.shape[0]}; both must be of the same "
-            "images."
-        )
 
 
 class TokenAggregation(nn.Module):

@@ -134,7 +134,7 @@ def selects_by_ratio(net: PatchSlimming) -> bool:
     selector = net.sparse_net_cap
     plain = type(selector) is Selector and not vars(selector).keys() & {"decide", "forward"}
     hooked = selector._forward_hooks or selector._forward_pre_hooks
-    return plain and not hooked and changed_step(net, "select", "decide") is None
+    return plain and not hooked and changed_step(net, "select") is None
 
 
 def branch_weights(logits: Tensor, pad: int, dtype: torch.dtype) -> Tensor:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seps.method.checks import InputError, check_tensor
+from seps.method.checks import InputError
 from seps.method.config import RatioForm
 
 
@@ -109,7 +109,8 @@ class RatioLoss(nn.Module):
     def _check_once(self, masks: Sequence[Tensor]) -> None:
         """Warn once where the loss cannot act."""
         for mask in masks:
-            check_tensor("score_mask", mask, "texts, images, patches")
+            if not isinstance(mask, Tensor):
+                raise InputError(f"score_mask must hold tensors (texts, images, patches), but got {mask!r}.")
         if self._checked:
             return
         fixed = number_is_fixed(masks)

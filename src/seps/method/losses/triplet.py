@@ -10,22 +10,18 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from seps.method.checks import InputError, check_tensor
+from seps.method.checks import InputError, check_features, check_shape
 
 
 def check_square(scores: Tensor, img_ids: Tensor | None) -> None:
     """Raise `InputError` unless `scores` is (B, B), B at least 1, pair i on the diagonal, with B image ids if any."""
-    check_tensor("scores", scores, "images, texts")
-    if scores.dim() != 2 or scores.shape[0] != scores.shape[1]:
+    check_features("scores", scores, "images, texts", values=False)
+    if scores.shape[0] != scores.shape[1]:
         raise InputError(
             f"scores must be square, image i and text i being a pair, but its shape is {tuple(scores.shape)}."
         )
-    if not len(scores):
-        raise InputError("scores must hold one pair of image and text or more, but its shape is (0, 0).")
     if img_ids is not None:
-        check_tensor("img_ids", img_ids, "images")
-    if img_ids is not None and tuple(img_ids.shape) != (scores.shape[0],):
-        raise InputError(f"img_ids must hold {scores.shape[0]} ids, but its shape is {tuple(img_ids.shape)}.")
+        check_shape("img_ids", img_ids, "images", scores.shape[:1])
 
 
 def same_image(scores: Tensor, img_ids: Tensor | None) -> Tensor:

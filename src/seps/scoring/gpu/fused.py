@@ -66,7 +66,7 @@ def why_not_triton(
     unsupported = other_forward(net) or GramMaxima.supports(net)
     if unsupported is not None:
         return unsupported
-    changed = changed_step(net, "score", "select", "patch_scores", "decide", "score_patches", "pool")
+    changed = changed_step(net, "score", "select", "patch_scores", "pool")
     if changed is not None:
         return f"{type(net).__name__} has another {changed}, which they compute themselves"
     for (place, name), step in _STEPS.items():
@@ -198,7 +198,9 @@ class TritonScorer(GramMaxima):
         # (B N, 3 C), (B, Z, 3 C), (B, P, 3 C): right sides of products of pairs. Float32 selects by strict float32: 22
         # bits would keep another patch in ten times as many pairs.
         by_pairs = scaled.is_cuda and not self.split
-        self.unit_pairs = pairs.as_right(images.unit_patches).flatten(0, 1) if by_pairs else None
+        self.unit_pairs = (
+            pairs.as_right(F.normalize(images.patches.float(), dim=-1)).flatten(0, 1) if by_pairs else None
+        )
         if self.split:
             self.patch_pairs = pairs.as_right(scaled)
             self.prefix_pairs = pairs.as_right(F.normalize(images.prefix.float(), dim=-1))
