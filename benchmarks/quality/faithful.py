@@ -17,11 +17,11 @@ from torch import Tensor
 
 from seps.images.decoding import read_image
 from seps.method.encoded import Texts
-from seps.photos.threads import computing_threads
 from seps.retrieval.data import load_jsonl
 from seps.retrieval.explain.patches import explain_patches
 from seps.retrieval.heads import ImageFeatures
 from seps.retrieval.pretrained import from_pretrained
+from seps.threads import computing_threads
 
 
 def painted(pixels: Tensor, cells: Tensor, grid: tuple[int, int]) -> Tensor:

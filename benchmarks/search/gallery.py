@@ -37,7 +37,6 @@ from seps.photos.search.results import SHOWN
 from seps.photos.search.searcher import Searcher
 from seps.photos.store.rows import Row
 from seps.photos.store.store import Store
-from seps.photos.threads import computing_threads
 from seps.retrieval.config import SIZES
 from seps.retrieval.data.lines import json_lines
 from seps.retrieval.engine.loading import engine_of
@@ -45,6 +44,7 @@ from seps.retrieval.engine.pictures import PatchPictures
 from seps.retrieval.engine.queries import Queries
 from seps.retrieval.heads import ImageFeatures
 from seps.retrieval.pretrained import from_pretrained
+from seps.threads import computing_threads
 
 Facts = dict[str, Any]
 TEN = 10

@@ -31,7 +31,6 @@ from seps.images.sources import row_id
 from seps.photos.indexing.embedding import packed_columns, stored_levels
 from seps.photos.store.rows import Row, StoreSettings
 from seps.photos.store.store import Store
-from seps.photos.threads import computing_threads
 from seps.retrieval.data import RetrievalDataset
 from seps.retrieval.engine.keeping import image_vectors, kept_patches
 from seps.retrieval.engine.layout import PatchLayout
@@ -40,6 +39,7 @@ from seps.retrieval.engine.packing import pack, unpack_all, unpack_padded
 from seps.retrieval.heads import ImageFeatures
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.ranking.bank import bank_name
+from seps.threads import computing_threads
 
 ROWS = 32_000
 """Rows of one commit."""

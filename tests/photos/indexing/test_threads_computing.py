@@ -6,7 +6,7 @@ import threading
 
 import torch
 
-from seps.photos.threads import computing_threads
+from seps.threads import computing_threads
 
 
 def test_each_thread_has_its_own_number() -> None:

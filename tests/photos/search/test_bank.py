@@ -17,6 +17,7 @@ from seps.photos import Searcher
 from seps.photos.search.explaining import StoredExplainer
 from seps.photos.store.rows import StoreError
 from seps.photos.store.store import Store
+from seps.recent import Recent
 from seps.retrieval.data import load_jsonl
 from seps.retrieval.engine.engine import STRENGTH
 from seps.retrieval.engine.loading import engine_of
@@ -222,7 +223,7 @@ def test_evaluation_names_the_bank(photos: Path, capsys: pytest.CaptureFixture[s
 def test_evaluation_takes_levels_off_images_and_captions(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against a slow twin: of an image its best scores, of a caption its largest cosines with the bank, by hand."""
     few_sentences(monkeypatch)
-    monkeypatch.setattr(bank_module, "_MADE", {})
+    monkeypatch.setattr(bank_module, "_MADE", Recent(2))
     dataset = load_jsonl(photos / "data.jsonl")
     seen = view(dataset, "image")
     plain, corrected = (score_dataset(model(), dataset, seen, bank=bank) for bank in (False, True))
@@ -265,7 +266,7 @@ def fresh_process(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     few_sentences(monkeypatch)
     made: list[int] = []
     real = bank_module.encode_sentences
-    monkeypatch.setattr(bank_module, "_MADE", {})
+    monkeypatch.setattr(bank_module, "_MADE", Recent(2))
     monkeypatch.setattr(bank_module, "encode_sentences", lambda model: made.append(1) or real(model))
     return made
 
@@ -287,7 +288,7 @@ def test_encoded_once_per_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     whole = kept.read_bytes()
     for damaged, encoded in ((whole, 1), (whole[:-7], 2), (whole[:9], 3), (b"", 4), (flipped(whole), 5), (whole, 5)):
         kept.write_bytes(damaged)
-        monkeypatch.setattr(bank_module, "_MADE", {})
+        monkeypatch.setattr(bank_module, "_MADE", Recent(2))
         again = bank_of(engine_of(model()))
         assert len(made) == encoded and [path.name for path in tmp_path.iterdir()] == [kept.name]
         for name in ("texts", "asked"):
@@ -308,7 +309,7 @@ def test_the_cache_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert bank_of(engine_of(model())).vectors.shape[0] == 40 and made == [1] and not list(tmp_path.iterdir())
     monkeypatch.setattr(text_cache, "cache_folder", lambda: tmp_path)
     monkeypatch.setattr(text_cache, "KEPT_FILES", 1)
-    monkeypatch.setattr(bank_module, "_MADE", {})
+    monkeypatch.setattr(bank_module, "_MADE", Recent(2))
     (tmp_path / "older.bank").write_bytes(b"of another model")
     os.utime(tmp_path / "older.bank", (1, 1))
     bank_of(engine_of(model()))

@@ -25,6 +25,7 @@ from seps.photos.indexing.maintenance import status, verify
 from seps.photos.search.searcher import Searcher
 from seps.photos.store.rows import StoreError
 from seps.photos.store.store import Store
+from seps.recent import Recent
 from seps.retrieval.data import load_jsonl
 from seps.retrieval.engine import vectors
 from seps.retrieval.engine.loading import load_engine
@@ -192,7 +193,7 @@ def test_a_plain_store_of_a_dual_encoder_gets_its_bank(tmp_path: Path, monkeypat
     folder = photos(tmp_path / "photos", described=3)
     before = indexed(folder, tmp_path / "s").store.known()
     new = indexed(folder, tmp_path / "new", bank=True)
-    monkeypatch.setattr(bank, "_MADE", {})
+    monkeypatch.setattr(bank, "_MADE", Recent(2))
     monkeypatch.setattr(bank, "encode_sentences", lambda model: pytest.fail("encoded again"))
     after = indexed(folder, tmp_path / "s", bank=True)
     assert after.store.known() == before and after.strength == pytest.approx(new.strength, abs=1e-6)

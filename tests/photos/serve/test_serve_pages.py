@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
+from seps import recent
 from seps.photos.search import ranking
 from seps.photos.search.ranking import in_order
 from seps.photos.search.results import Hit
 from seps.photos.search.searcher import Searcher
-from seps.photos.serve import browse, recent, service
+from seps.photos.serve import browse, service
 from serving import QUERY, Client, near, served
 from stores import always_newest, gallery, index, model
 

@@ -27,13 +27,13 @@ from seps.images.shards import UnreadableImage, read_source
 from seps.images.sources import ImageSource
 from seps.photos.indexing.descriptions import described
 from seps.photos.store.rows import PACKED_TYPES, Columns
-from seps.photos.threads import computing_threads, cores_used
 from seps.ray_cluster import LOST, ClusterWork, RayConfig, connected, spread
 from seps.retrieval.engine.engine import Engine
 from seps.retrieval.engine.layout import Kept, Layout
 from seps.retrieval.engine.loading import faster, on_device, torch_pixels
 from seps.retrieval.engine.queries import Array
 from seps.retrieval.ranking.bank import Bank, bank_of
+from seps.threads import computing_threads, cores_used
 
 CPU_PICTURES = 8
 """Pictures without description that a thread of a CPU embeds at a time."""

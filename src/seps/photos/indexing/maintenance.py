@@ -20,7 +20,6 @@ from seps.photos.indexing.opening import stored_root
 from seps.photos.search.searcher import Searcher
 from seps.photos.store.rows import Columns, StoreError, shown_place
 from seps.photos.store.store import Store, writer_lock
-from seps.photos.threads import cores_used
 from seps.retrieval.engine.engine import STRENGTH, Engine
 from seps.retrieval.engine.queries import as_array
 from seps.retrieval.ranking.bank import (
@@ -31,6 +30,7 @@ from seps.retrieval.ranking.bank import (
     strength_without_labels,
 )
 from seps.retrieval.ranking.confidence import REFERENCE, Calibration
+from seps.threads import cores_used
 
 UNFINISHED = -1.0
 """Images of a calibration that is being made."""

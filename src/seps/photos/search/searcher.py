@@ -24,7 +24,6 @@ from seps.photos.store.filters import Filters
 from seps.photos.store.rows import OTHER_WORDS, Columns, OtherModelError, OutdatedStoreError, StoreError
 from seps.photos.store.store import Store
 from seps.photos.store.vector_index import Prior
-from seps.photos.threads import computing_threads, cores_used
 from seps.retrieval.engine.engine import Engine
 from seps.retrieval.engine.loading import engine_of, load_engine
 from seps.retrieval.engine.queries import Array, Queries, as_array
@@ -40,6 +39,7 @@ from seps.retrieval.ranking.terms import (
     added_terms,
     matches_of,
 )
+from seps.threads import computing_threads, cores_used
 
 if TYPE_CHECKING:
     import torch

@@ -31,12 +31,12 @@ from seps.photos.serve import browse, places
 from seps.photos.serve.guard import AwayError
 from seps.photos.serve.kept import kept_patches
 from seps.photos.serve.originals import NoPictureError, original
-from seps.photos.serve.recent import Recent
 from seps.photos.serve.uploads import UPLOADED, Sent, Uploads, encode_upload
 from seps.photos.store.filters import Filters
 from seps.photos.store.places import EmptyFolderError, check_folder
 from seps.photos.store.rows import TABLE, StoreError, made_by
 from seps.photos.store.store import Store, is_remote
+from seps.recent import Recent
 from seps.retrieval.explain.explanation import Explanation
 
 WAITING = 200

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from seps.memory import release_free_memory
+from seps.recent import Recent
 from seps.retrieval.engine.engine import STRENGTH, Digests, Engine, Pictures
 from seps.retrieval.engine.queries import Array, Queries, as_array
 from seps.retrieval.ranking import text_cache
@@ -144,6 +145,12 @@ def encode_sentences(engine: Engine) -> Queries:
     return engine.encode_texts(list(sentences()), as_sentences=True)
 
 
+_MADE: Recent[Bank] = Recent(KEPT_BANKS)
+"""Banks of this process, by key of the engine and device."""
+_NOUNS: Recent[Array] = Recent(KEPT_BANKS)
+"""Vectors of nouns of this process, by key of the engine: 1.5 MB each at width 384."""
+
+
 def bank_of(engine: Engine, digests: Digests | None = None) -> Bank:
     """The bank of an engine: encoded once, then read from the user's cache; one per process, from any thread.
 
@@ -159,16 +166,11 @@ def bank_of(engine: Engine, digests: Digests | None = None) -> Bank:
                 text_cache.write(f"{key}.bank", encoded.arrays())
             else:
                 encoded = Queries.of_arrays(values).to(engine.device)
-            while len(_MADE) >= KEPT_BANKS:
-                del _MADE[next(iter(_MADE))]
-            made = _MADE[key, str(engine.device)] = Bank.of(engine, encoded)
+            made = Bank.of(engine, encoded)
+            _MADE.put((key, str(engine.device)), made)
             del encoded, values
             release_free_memory()
         return made
-
-
-_MADE: dict[tuple[str, str], Bank] = {}
-"""Banks of this process, by key of the engine and device."""
 
 
 def _key(engine: Engine, digests: Digests | None, texts: str) -> str:
@@ -196,19 +198,15 @@ def noun_vectors(engine: Engine, digests: Digests | None = None) -> Array:
     own = engine.digests().short
     key = _key(engine, digests, hashlib.sha256("\n".join([own, *texts]).encode()).hexdigest())
     with _LOCK:
-        if key not in _NOUNS:
+        made = _NOUNS.get(key)
+        if made is None:
             values = text_cache.read(f"{key}.nouns")
             if values is None:
                 values = {"vectors": as_array(engine.vectors(engine.encode_texts(texts)))}
                 text_cache.write(f"{key}.nouns", values)
-            while len(_NOUNS) >= KEPT_BANKS:
-                del _NOUNS[next(iter(_NOUNS))]
-            _NOUNS[key] = values["vectors"].reshape(2, len(nouns()), -1)
-        return _NOUNS[key]
-
-
-_NOUNS: dict[str, Array] = {}
-"""Vectors of nouns of this process, by key of the engine: 1.5 MB each at width 384."""
+            made = values["vectors"].reshape(2, len(nouns()), -1)
+            _NOUNS.put(key, made)
+        return made
 
 
 def level(scores_BT: Scores, best: int = BEST) -> Scores:
