@@ -1,12 +1,14 @@
 """Other ways to find pictures by their patches, in one run on the same vectors: recall of the exact ten, time, memory.
 
-    python -m benchmarks.search.peers --data dev.jsonl [--photos 100] [--count 10000] [--out FILE.json]
+    python -m benchmarks.search.peers --data dev.jsonl [--photos 100] [--count 10000 100000] [--out FILE.json]
 
 A picture has `PATCHES` patches of `base`, spread over its grid. Pictures are made of real photos, two each: every patch
 is that of one or the other photo, with noise. Queries are captions of `--data`. All ways read normalised vectors.
-`exact` is plain MaxSim over all pictures: the sum over the words of the best patch. `+ 100` scores the 100 best of a
-way again by MaxSim. fast-plaid runs in an environment of its own, below `runs/`, with the release of torch that it is
-built for; without a package index its row names the failure.
+`exact` is plain MaxSim over all pictures: the sum over the words of the best patch. `+ 100` and `+ 1000` score the best
+of a way again by MaxSim. fast-plaid runs in an environment of its own, below `runs/`, with the release of torch that it
+is built for; without a package index its row names the failure. It is built on a GPU where there is one, and searched
+on the CPU like the others. `--features` keeps the real vectors in a file, for a machine without the photos, and
+`--python` names a Python that has fast-plaid.
 
 - `recall`: the part of the ten best of `exact` that are among the way's ten, mean over the queries.
 - `ms`: median per query, one at a time; the page shows it where `load` at the start is below the threads.
@@ -47,7 +49,7 @@ from seps.retrieval.evaluate.encoding import encode_images
 
 Facts = dict[str, Any]
 Search = Callable[[Tensor], NDArray[np.int64]]
-PATCHES, TEN, AGAIN = 32, 10, 100
+PATCHES, TEN, AGAIN = 32, 10, (100, 1000)
 BLOCK = 2_000
 NOISE = 0.3
 """Of each value, in standard deviations."""
@@ -71,9 +73,11 @@ if __name__ == "__main__":
     pictures = torch.from_numpy(np.load(work / "pictures.npy"))
     queries = [torch.from_numpy(one) for one in np.load(work / "queries.npz").values()]
     start = time.perf_counter()
-    index = search.FastPlaid(index=str(work / "index"), device="cpu")
+    place = "cuda" if torch.cuda.is_available() else "cpu"
+    index = search.FastPlaid(index=str(work / "index"), device=place)
     index.create(documents_embeddings=list(pictures.float()))
     built = time.perf_counter() - start
+    index = search.FastPlaid(index=str(work / "index"), device="cpu")
     del pictures
     held = sum(path.stat().st_size for path in (work / "index").rglob("*") if path.is_file())
     found, times = [], []
@@ -82,7 +86,7 @@ if __name__ == "__main__":
         best = index.search(queries_embeddings=query[None].float(), top_k=10)[0]
         times.append(time.perf_counter() - start)
         found.append([int(place) for place, _ in best])
-    print(json.dumps({"found": found, "times": times, "held": held, "built": built, "peak": peak()}))
+    print(json.dumps({"found": found, "times": times, "held": held, "built": built, "place": place, "peak": peak()}))
 """
 
 
@@ -186,10 +190,28 @@ def row(name: str, found: list[Any], times: list[float], truth: list[NDArray[np.
     return {"way": name, "recall": mean(parts), "ms": median(times) * 1e3, "held": held}
 
 
-def fast_plaid(pictures: Tensor, queries: list[Tensor], truth: list[NDArray[np.int64]]) -> Facts:
-    """fast-plaid in its own environment, which is made when it is missing."""
-    python = ENVIRONMENT / "bin" / "python"
-    if not python.is_file():
+def kept(features: str | None, make: Callable[[], tuple[Tensor, list[Tensor]]]) -> tuple[Tensor, list[Tensor]]:
+    """The real vectors out of a file, which is written where it is missing."""
+    if features is None or not Path(features).is_file():
+        real, queries = make()
+        if features is not None:
+            np.savez(features, real.numpy(), *[words.numpy() for words in queries])
+        return real, queries
+    with np.load(features) as arrays:
+        real, *words = [torch.from_numpy(arrays[name]) for name in arrays.files]
+    return real, words
+
+
+def fast_plaid(
+    pictures: Tensor,
+    queries: list[Tensor],
+    truth: list[NDArray[np.int64]],
+    python: str | Path | None = None,
+    limit: float | None = None,
+) -> Facts:
+    """fast-plaid, by default in its own environment, which is made when it is missing."""
+    python = python or ENVIRONMENT / "bin" / "python"
+    if not Path(python).is_file():
         venv.create(ENVIRONMENT, with_pip=True)
     if subprocess.run([python, "-c", "import fast_plaid"], capture_output=True, check=False).returncode:
         installed = subprocess.run([python, "-m", "pip", "install", "-q", *PACKAGES], check=False)
@@ -200,17 +222,21 @@ def fast_plaid(pictures: Tensor, queries: list[Tensor], truth: list[NDArray[np.i
         np.savez(Path(work) / "queries.npz", *[words.numpy() for words in queries])
         script = Path(work) / "plaid.py"
         script.write_text(PLAID, encoding="utf-8")
-        done = subprocess.run(
-            [python, script, work, str(torch.get_num_threads())], capture_output=True, text=True, check=False
-        )
+        command = [python, script, work, str(torch.get_num_threads())]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limit)
+        except subprocess.TimeoutExpired:
+            return {"way": "fast-plaid", "failed": f"not done after {limit:.0f} seconds"}
     if done.returncode:
         return {"way": "fast-plaid", "failed": (done.stderr.strip().splitlines() or [str(done.returncode)])[-1][:200]}
     facts = json.loads(done.stdout.strip().splitlines()[-1])
     found = row("fast-plaid", facts["found"], facts["times"], truth, facts["held"])
-    return {**found, "build_seconds": facts["built"], "process_mib": facts["peak"]}
+    return {**found, "build_seconds": facts["built"], "built_on": facts["place"], "process_mib": facts["peak"]}
 
 
-def compare(real: Tensor, queries: list[Tensor], count: int) -> Iterator[Facts]:
+def compare(
+    real: Tensor, queries: list[Tensor], count: int, python: str | None = None, limit: float | None = None
+) -> Iterator[Facts]:
     """All ways over so many pictures, a row each."""
     pictures = made(real, count)
     size = pictures.numel() * 2
@@ -223,21 +249,17 @@ def compare(real: Tensor, queries: list[Tensor], count: int) -> Iterator[Facts]:
     means = F.normalize(pictures.float().mean(dim=1), dim=-1)
     fixed = Muvera(pictures.shape[2])
     table = torch.cat([fixed(pictures[at : at + BLOCK].float(), query=False) for at in range(0, count, BLOCK)])
-    vector, summed = partial(_by_mean, means), partial(_by_fixed, table, fixed)
-
-    def twice(first: Callable[[Tensor, int], NDArray[np.int64]]) -> Search:
-        return lambda words: again(pictures, words, first(words, AGAIN))
-
-    yield _sized(row("exact", truth, times, truth, size), count)
-    ways: list[tuple[str, Search, int]] = [
-        ("one vector", vector, means.numel() * 2),
-        ("one vector + 100", twice(vector), means.numel() * 2 + size),
-        ("MUVERA", summed, table.numel() * 2),
-        ("MUVERA + 100", twice(summed), table.numel() * 2 + size),
+    ways: list[tuple[str, Callable[[Tensor, int], NDArray[np.int64]], int]] = [
+        ("one vector", partial(_by_mean, means), means.numel() * 2),
+        ("MUVERA", partial(_by_fixed, table, fixed), table.numel() * 2),
     ]
-    for name, search, held in ways:
-        yield _sized(measured(name, queries, search, truth, held), count)
-    yield _sized(fast_plaid(pictures, queries, truth), count)
+    yield _sized(row("exact", truth, times, truth, size), count)
+    for name, first, held in ways:
+        yield _sized(measured(name, queries, partial(_ten, first), truth, held), count)
+        for many in AGAIN:
+            search = partial(_twice, pictures, first, many)
+            yield _sized(measured(f"{name} + {many}", queries, search, truth, held + size), count)
+    yield _sized(fast_plaid(pictures, queries, truth, python, limit), count)
 
 
 def _sized(facts: Facts, count: int) -> Facts:
@@ -246,24 +268,37 @@ def _sized(facts: Facts, count: int) -> Facts:
     return {"pictures": count, **facts, **sizes}
 
 
-def _by_mean(means: Tensor, words: Tensor, number: int = TEN) -> NDArray[np.int64]:
+def _ten(first: Callable[[Tensor, int], NDArray[np.int64]], words: Tensor) -> NDArray[np.int64]:
+    return first(words, TEN)
+
+
+def _twice(
+    pictures: Tensor, first: Callable[[Tensor, int], NDArray[np.int64]], many: int, words: Tensor
+) -> NDArray[np.int64]:
+    return again(pictures, words, first(words, many))
+
+
+def _by_mean(means: Tensor, words: Tensor, number: int) -> NDArray[np.int64]:
     return best(means @ F.normalize(words.mean(dim=0), dim=0), number)
 
 
-def _by_fixed(table: Tensor, fixed: Muvera, words: Tensor, number: int = TEN) -> NDArray[np.int64]:
+def _by_fixed(table: Tensor, fixed: Muvera, words: Tensor, number: int) -> NDArray[np.int64]:
     return best(table @ fixed(words[None], query=True)[0], number)
 
 
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.search.peers", description=__doc__)
-    parser.add_argument("--data", required=True)
+    parser.add_argument("--data")
+    parser.add_argument("--features")
+    parser.add_argument("--python")
+    parser.add_argument("--limit", type=float, help="seconds for fast-plaid")
     parser.add_argument("--photos", type=int, default=100)
     parser.add_argument("--queries", type=int, default=50)
     parser.add_argument("--count", type=int, nargs="+", default=[10_000])
     parser.add_argument("--out")
     options = parser.parse_args()
-    real, queries = vectors(options.data, options.photos, options.queries)
+    real, queries = kept(options.features, lambda: vectors(options.data, options.photos, options.queries))
     facts: Facts = {
         **describe(torch.device("cpu")),
         "load": os.getloadavg()[0],
@@ -274,7 +309,7 @@ def main() -> None:
         "rows": [],
     }
     for count in options.count:
-        for found in compare(real, queries, count):
+        for found in compare(real, queries, count, options.python, options.limit):
             facts["rows"].append(found)
             print(json.dumps(found), flush=True)
             if options.out:
