@@ -105,18 +105,18 @@ def test_a_calibration_scores_few_images_of_a_large_gallery_exactly(
     searcher: Searcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Exact scores of all candidates of a search took a third of the time of indexing a thousand photos."""
-    scored: list[int] = []
-    scores = Searcher.scores
+    counts: list[int] = []
+    scored = Searcher.scored
 
-    def counted(own: Searcher, images: Columns, *arguments: Any) -> list[float]:
-        scored.append(len(images))
-        return scores(own, images, *arguments)
+    def counted(own: Searcher, images: Columns, part: Any) -> Any:
+        counts.append(len(images))
+        return scored(own, images, part)
 
-    monkeypatch.setattr(Searcher, "scores", counted)
+    monkeypatch.setattr(Searcher, "scored", counted)
     monkeypatch.setattr(maintenance, "REFERENCE", 12)
     monkeypatch.setattr(maintenance, "CANDIDATES", 3)
     found = maintenance.calibrate(searcher, 12)
-    assert scored == [3] * ASKED and found is not None
+    assert counts == [3] * ASKED and found is not None
     best = [searcher.search(text, 1, exact=True)[0].score for text in sentences()[-ASKED:]]
     assert found.place == pytest.approx(Calibration.of(best, 12, searcher.strength).place, abs=0.05)
 

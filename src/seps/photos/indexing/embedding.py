@@ -31,7 +31,7 @@ from seps.ray_cluster import LOST, ClusterWork, RayConfig, connected, spread
 from seps.retrieval.engine.engine import Engine
 from seps.retrieval.engine.layout import Kept, Layout
 from seps.retrieval.engine.loading import faster, on_device, torch_pixels
-from seps.retrieval.engine.queries import Array
+from seps.retrieval.engine.queries import Array, joined
 from seps.retrieval.ranking.bank import Bank, bank_of
 from seps.threads import computing_threads, cores_used
 
@@ -177,7 +177,7 @@ class Preparer:
         decoded = [picture.pixels for picture in pictures]
         with self.gpu_lock:
             fast = self.fast
-            encoded = _joined_rows([fast.encode_pixels(decoded[i : i + step]) for i in range(0, len(decoded), step)])
+            encoded = joined([fast.encode_pixels(decoded[i : i + step]) for i in range(0, len(decoded), step)])
             found = engine.pictures(
                 encoded, descriptions if is_described else None, batch_size=CPU_TEXTS if on_cpu else 128
             )
@@ -193,15 +193,6 @@ class Preparer:
         # Of the packed state: the levels of a store that gets its bank later are the same.
         levels = stored_levels(self.engine, packed_columns(states, self.layout), self.layout, self.bank)
         return [{**state, "bank": own} for state, own in zip(states, levels, strict=True)]
-
-
-def _joined_rows(parts: Sequence[Any]) -> Any:
-    """Arrays or tensors, one below the other."""
-    if isinstance(parts[0], np.ndarray):
-        return np.concatenate(parts)
-    import torch
-
-    return torch.cat(list(parts))
 
 
 def stored_levels(engine: Engine, images: Columns, layout: Layout, bank: Bank | None = None) -> list[float | None]:

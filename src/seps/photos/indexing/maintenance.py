@@ -6,7 +6,6 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,7 +29,7 @@ from seps.retrieval.ranking.bank import (
     strength_without_labels,
 )
 from seps.retrieval.ranking.confidence import REFERENCE, Calibration
-from seps.threads import cores_used
+from seps.threads import computing_threads, cores_used
 
 UNFINISHED = -1.0
 """Images of a calibration that is being made."""
@@ -123,7 +122,7 @@ def calibrate(searcher: Searcher, images: int) -> Calibration | None:
         parts = [searcher.query_scores(part, bank.asked) for part in _shown(searcher)]
         return Calibration.of_scores(np.concatenate(parts), searcher.strength)
     # One query leaves cores idle while it reads the table, so some are asked at once.
-    with ThreadPoolExecutor(max(1, min(8, cores_used())), thread_name_prefix="seps-calibrate") as pool:
+    with computing_threads(max(1, min(8, cores_used())), "seps-calibrate") as pool:
         best = pool.map(
             lambda text: searcher.search_parts([searcher.part_of_query(text)], 1, CANDIDATES), bank.each_asked()
         )

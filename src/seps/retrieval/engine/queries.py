@@ -6,7 +6,7 @@ Shapes: T texts, M words of a text, C width of a picture's vector, E width of wo
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,15 @@ def as_array(values: Tensor | Array) -> Array:
         return values
     found: Array = values.detach().cpu().numpy()
     return found
+
+
+def joined(parts: Sequence[Any]) -> Any:
+    """Arrays or tensors, one below the other."""
+    if isinstance(parts[0], np.ndarray):
+        return np.concatenate(parts)
+    import torch
+
+    return torch.cat(list(parts))
 
 
 @dataclass
@@ -78,12 +87,6 @@ class Queries:
         moved: Queries = map_tensors(self, lambda tensor: tensor.to(device))
         return moved
 
-    def packed(self) -> Queries:
-        """The same, without padding in memory."""
-        if self.words is None:
-            return self
-        return PackedQueries(self.tensors(), self.words.mean_word)
-
     def tensors(self) -> dict[str, Any]:
         """Plain tensors without padding; arrays where an engine without torch made them."""
         values: dict[str, Any] = {} if self.vectors is None else {"vectors": self.vectors}
@@ -127,36 +130,58 @@ class Queries:
 class PackedQueries(Queries):
     """Many queries with words, which are padded only when they are asked for.
 
-    `values` are those of `Queries.tensors`, `means` (T, E) their normalised mean words.
+    `values` are those of `Queries.tensors`, `means` (T, E) their normalised mean words. Of the words their directions
+    and lengths are kept, so that there is one copy of them: what is padded is equal but for rounding.
     """
 
     def __init__(self, values: Mapping[str, Any], means: Tensor) -> None:
-        self.values, self.means = dict(values), means
-
-    @functools.cached_property
-    def pool(self) -> TextPool:
-        """See `Queries`."""
         from seps.scoring.own_texts import TextPool
 
-        return TextPool.packed(self.values["words"], self.values["counts"], self.means)
+        words = values["words"].float()
+        self.lengths = words.norm(dim=-1, keepdim=True)
+        self.pool = TextPool.packed(words, values["counts"], means)  # type: ignore[misc]
+        self.vectors = values.get("vectors")
 
     def __len__(self) -> int:
-        return len(self.values["counts"])
+        return len(self.pool.counts)
 
     @property
     def words(self) -> TextFeatures | None:  # type: ignore[override]
         """See `Queries`."""
-        return Queries.of_tensors(self.values).words
-
-    @property
-    def vectors(self) -> Tensor | Array | None:  # type: ignore[override]
-        """See `Queries`."""
-        return self.values.get("vectors")
+        return Queries.of_tensors(self.tensors()).words
 
     def tensors(self) -> dict[str, Any]:
         """See `Queries`."""
-        return dict(self.values)
+        found = {} if self.vectors is None else {"vectors": self.vectors}
+        return {**found, "words": self.pool.words * self.lengths, "counts": self.pool.counts}
 
     def to(self, device: torch.device | str) -> Queries:
         """See `Queries`."""
-        return PackedQueries({name: value.to(device) for name, value in self.values.items()}, self.means.to(device))
+        moved = {name: value.to(device) for name, value in self.tensors().items()}
+        return PackedQueries(moved, self.pool.means.to(device))
+
+
+def cut_arrays(values: Mapping[str, Array], start: int, stop: int) -> dict[str, Array]:
+    """Of what `Queries.arrays` gave the queries `start` to `stop`."""
+    found = {name: values[name][start:stop] for name in ("vectors", "counts") if name in values}
+    if "counts" in values:
+        first, last = (int(values["counts"][:end].sum()) for end in (start, stop))
+        found["words"] = values["words"][first:last]
+    return found | {name: values[name] for name in (_PLAIN,) if name in values}
+
+
+def packed_queries(values: Mapping[str, Array], device: torch.device | str, at_once: int = 128) -> Queries:
+    """Queries of what `Queries.arrays` gave, without padding, and never all of them with it."""
+    if "words" not in values:
+        return Queries.of_arrays(values).to(device)
+    import torch
+    from torch.nn import functional as F
+
+    from seps.method.score import masked_mean
+
+    means = []
+    for start in range(0, len(values["counts"]), at_once):
+        some = Queries.of_arrays(cut_arrays(values, start, start + at_once)).text_features
+        means.append(F.normalize(masked_mean(some.words, some.mask), dim=-1))
+    tensors = {name: torch.from_numpy(value).to(device) for name, value in values.items()}
+    return PackedQueries(tensors, torch.cat(means).to(device))

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib.resources import files
 from statistics import fmean
@@ -26,7 +26,7 @@ import numpy as np
 from seps.memory import release_free_memory
 from seps.recent import Recent
 from seps.retrieval.engine.engine import STRENGTH, Digests, Engine, Pictures
-from seps.retrieval.engine.queries import Array, Queries, as_array
+from seps.retrieval.engine.queries import Array, Queries, as_array, cut_arrays, joined, packed_queries
 from seps.retrieval.ranking import text_cache
 from seps.retrieval.ranking.confidence import REFERENCE, Calibration
 
@@ -59,7 +59,9 @@ OUTDATED = (
 CALIBRATION = 1
 """Version of the formulas of a calibration."""
 KEPT_BANKS = 2
-"""Encoded banks that a process keeps: 60 MB each at width 384."""
+"""Encoded banks that a process keeps: 30 MB each at width 384."""
+AT_ONCE = 128
+"""Sentences that are padded together."""
 _LOCK = threading.Lock()
 
 
@@ -111,10 +113,13 @@ class Bank:
     """(T, width) search vectors of `texts`."""
 
     @classmethod
-    def of(cls, engine: Engine, encoded: Queries) -> Bank:
-        """The bank of an engine, from all sentences as it encodes them."""
-        texts = encoded.rows(slice(None, -ASKED))
-        return cls(texts.packed(), encoded.rows(slice(-ASKED, None)).packed(), engine.vectors(texts))
+    def of(cls, engine: Engine, values: Mapping[str, Array]) -> Bank:
+        """The bank of an engine, from the arrays of all sentences as it encodes them (`Queries.arrays`)."""
+        count, device = len(values["counts"] if "counts" in values else values["vectors"]) - ASKED, engine.device
+        some = (cut_arrays(values, start, min(count, start + AT_ONCE)) for start in range(0, count, AT_ONCE))
+        vectors = [engine.vectors(Queries.of_arrays(part).to(device)) for part in some]
+        asked = Queries.of_arrays(cut_arrays(values, count, count + ASKED)).to(device)
+        return cls(packed_queries(cut_arrays(values, 0, count), device), asked, joined(vectors))
 
     def to(self, device: torch.device | str) -> Bank:
         """The same on another device."""
@@ -162,13 +167,11 @@ def bank_of(engine: Engine, digests: Digests | None = None) -> Bank:
         if made is None:
             values = text_cache.read(f"{key}.bank")
             if values is None:
-                encoded = encode_sentences(engine)
-                text_cache.write(f"{key}.bank", encoded.arrays())
-            else:
-                encoded = Queries.of_arrays(values).to(engine.device)
-            made = Bank.of(engine, encoded)
+                values = encode_sentences(engine).arrays()
+                text_cache.write(f"{key}.bank", values)
+            made = Bank.of(engine, values)
             _MADE.put((key, str(engine.device)), made)
-            del encoded, values
+            del values
             release_free_memory()
         return made
 

@@ -59,11 +59,11 @@ def read(name: str) -> dict[str, Array] | None:
     from safetensors.numpy import load
 
     try:
-        whole = (cache_folder() / name).read_bytes()
+        with open(cache_folder() / name, "rb") as file:
+            digest, data = file.read(_DIGEST), file.read()
     except OSError:
         return None
-    if hashlib.sha256(memoryview(whole)[_DIGEST:]).digest() != whole[:_DIGEST]:
+    if hashlib.sha256(data).digest() != digest:
         return None
-    whole = whole[_DIGEST:]
-    values: dict[str, Array] = load(whole)
+    values: dict[str, Array] = load(data)
     return values
