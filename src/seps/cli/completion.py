@@ -71,12 +71,12 @@ def _listed(parser: argparse.ArgumentParser) -> list[argparse.Action]:
 
 def _options_of(parser: argparse.ArgumentParser) -> list[str]:
     """The options of a parser, and its settings."""
-    found = [name for action in _listed(parser) for name in action.option_strings]
+    options = [name for action in _listed(parser) for name in action.option_strings]
     if isinstance(parser, Parser) and parser.settings:
         from seps.settings import defaults
 
-        found += [f"--{name}" for name in defaults(parser.settings)]
-    return found
+        options += [f"--{name}" for name in defaults(parser.settings)]
+    return options
 
 
 def _inner(parser: argparse.ArgumentParser) -> list[str]:

@@ -92,16 +92,16 @@ def read_metadata(data: bytes, source: ImageSource, sidecar: Path | None = None,
     try:
         image = opened(data, source)
         exif = Image.Image.getexif(image)  # not PNG's own method, which decodes all pixels to look behind them
-        taken, found = _taken(exif), _position(exif)
-        place = found or place
+        taken, where = _taken(exif), _position(exif)
+        place = where or place
     except Exception:  # Pillow raises almost anything on broken bytes
         return Metadata(taken, place, _first_of_each(sources, source), tuple(problems))
     if texts:
         chunks = dict(_png_texts(data)) if image.format == "PNG" else {}
         packet = chunks.get(_PNG_XMP) or image.info.get("xmp")
         if packet:
-            found = _add_xmp(sources, problems, "xmp", "its XMP block", lambda: _bytes(packet))
-            place = place or found
+            where = _add_xmp(sources, problems, "xmp", "its XMP block", lambda: _bytes(packet))
+            place = place or where
         blocks: Mapping[str, Callable[[], Texts]] = {
             "iptc": lambda: _iptc(image),
             "exif": lambda: _exif(exif),
@@ -157,9 +157,9 @@ def _first_of_each(sources: Sequence[tuple[str, Texts]], source: ImageSource) ->
 def _taken(exif: Image.Exif) -> int | None:
     more = exif.get_ifd(_CAMERA)
     for date, offset, second in _TIMES:
-        found = nanoseconds_of(*(more.get(tag, exif.get(tag)) for tag in (date, offset, second)))
-        if found is not None:
-            return found
+        time = nanoseconds_of(*(more.get(tag, exif.get(tag)) for tag in (date, offset, second)))
+        if time is not None:
+            return time
     return None
 
 

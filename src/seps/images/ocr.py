@@ -47,8 +47,8 @@ class TextReader:
         """
         image: Any = decode_upright(data, source, LONGEST_SIDE).image
         image.thumbnail((LONGEST_SIDE, LONGEST_SIDE))
-        found = self._read(np.ascontiguousarray(np.asarray(image)[:, :, ::-1]))  # blue, green, red
-        return list(zip(found.txts or (), map(float, found.scores or ()), strict=True))
+        read = self._read(np.ascontiguousarray(np.asarray(image)[:, :, ::-1]))  # blue, green, red
+        return list(zip(read.txts or (), map(float, read.scores or ()), strict=True))
 
     def text(self, data: bytes, source: ImageSource) -> str:
         """The text in a picture, a line per line; empty where there is none. Raises UnreadableImage."""

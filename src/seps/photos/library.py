@@ -336,10 +336,10 @@ class Library:
         query = engine.with_torch().encode_texts([text.strip()]) if isinstance(engine, LightEngine) else None
         features = (query or self.searcher.encode(text)).text_features
         words = as_array(features.words[0][features.mask[0]]).astype(np.float32)
-        found: np.ndarray[Any, np.dtype[np.float32]] = words / np.maximum(
+        unit: np.ndarray[Any, np.dtype[np.float32]] = words / np.maximum(
             np.linalg.norm(words, axis=1, keepdims=True), 1e-12
         )
-        return found
+        return unit
 
     def source(self, path: str, member: str | None = None) -> ImageSource:
         """Where a picture's bytes are, by its path in the store. Raises StoreError for a path out of its folders."""

@@ -136,19 +136,19 @@ class Tools:
     ) -> Content:
         """Explain the score of a picture for a sentence: what each word of it adds."""
         explained = self.library.explain(self._find(picture), sentence, longest=LONGEST_SIDE)
-        found = explained.explanation
+        explanation = explained.explanation
         facts = {
             "path": str(explained.path),
-            "score": round(found.score, 4),
+            "score": round(explanation.score, 4),
             "words": {word: round(value, 4) for word, value in explained.words.items()},
-            "words_of_the_description": {word: round(value, 4) for word, value in found.found_words.items()},
-            "background": round(found.background, 4),
-            "words_in_the_picture": found.words_in_picture,
-            "text_in_picture": _cut(found.text_in_picture, LARGEST_DESCRIPTION),
-            "described_by": found.described_by,
-            "rest": round(found.rest, 4),
-            "patches": {"kept": sum(found.kept), "of": len(found.kept)},
-            "note": " ".join(filter(None, [found.note, explained.photo_note])),
+            "words_of_the_description": {word: round(value, 4) for word, value in explanation.found_words.items()},
+            "background": round(explanation.background, 4),
+            "words_in_the_picture": explanation.words_in_picture,
+            "text_in_picture": _cut(explanation.text_in_picture, LARGEST_DESCRIPTION),
+            "described_by": explanation.described_by,
+            "rest": round(explanation.rest, 4),
+            "patches": {"kept": sum(explanation.kept), "of": len(explanation.kept)},
+            "note": " ".join(filter(None, [explanation.note, explained.photo_note])),
         }
         return [_text(facts), *(_drawing(explained.image()) if images else [])]
 

@@ -118,14 +118,14 @@ _UNSPACED = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u
 
 def words_of(text: str) -> list[str]:
     """The distinct words of a text in lower case; single Latin letters are none (the s of "Olga's")."""
-    found: dict[str, None] = {}
+    words: dict[str, None] = {}
     for run in _RUN.findall(unicodedata.normalize("NFC", text).lower()):
         for part in re.split(f"({_UNSPACED.pattern})", run):
             if is_unspaced(part) and len(part) > 1:
-                found.update(dict.fromkeys(part[i : i + 2] for i in range(len(part) - 1)))
+                words.update(dict.fromkeys(part[i : i + 2] for i in range(len(part) - 1)))
             elif len(part) > 1 or is_unspaced(part) or part.isdigit():
-                found[part] = None
-    return list(found)
+                words[part] = None
+    return list(words)
 
 
 def is_unspaced(word: str) -> bool:

@@ -164,11 +164,11 @@ def own_parts(model: RetrievalModel) -> dict[str, Any]:
         objects["head"] = type(model.head)
     elif model.head.own_network:
         objects["network"] = type(model.head.network)
-    found = {
+    own = {
         "ideas": {kind: names for kind, names in ideas.items() if names},
         "objects": {part: f"{kind.__module__}.{kind.__qualname__}" for part, kind in objects.items()},
     }
-    return {name: value for name, value in found.items() if value}
+    return {name: value for name, value in own.items() if value}
 
 
 def _check_own_parts(told: Mapping[str, Any], folder: Path, given: Mapping[str, object]) -> None:

@@ -15,10 +15,9 @@ from seps.images.sources import ImageSource
 from seps.photos.duplicates.duplicates import find_duplicates
 from seps.photos.indexing.maintenance import status, verify
 from seps.photos.library import Library
-from seps.photos.search.explaining import StoredExplainer
+from seps.photos.search.explaining import StoredExplainer, kept_patches
 from seps.photos.search.searcher import Searcher
 from seps.photos.serve.app import create_app
-from seps.photos.serve.kept import kept_patches
 from seps.photos.store.store import Store
 from seps.retrieval.engine.layout import layout_values, read_layout
 from seps.retrieval.engine.mean import MeanLayout

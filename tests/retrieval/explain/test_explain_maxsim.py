@@ -15,9 +15,8 @@ from seps.images.decoding import read_image
 from seps.images.sources import ImageSource
 from seps.method.config import SlimmingConfig
 from seps.photos.indexing.build import IndexOptions, index_folder
-from seps.photos.search.explaining import StoredExplainer
+from seps.photos.search.explaining import StoredExplainer, kept_patches
 from seps.photos.search.searcher import Searcher
-from seps.photos.serve.kept import kept_patches
 from seps.retrieval.config import ModelConfig
 from seps.retrieval.explain.maxsim import maxsim_shares
 from seps.retrieval.heads import ImageFeatures, MaxSimHead, TextFeatures

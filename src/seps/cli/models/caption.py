@@ -54,17 +54,17 @@ def run(options: argparse.Namespace) -> int:
     summary = check_output(options.report, "--report", "described_in_file", inputs) if options.report else None
     backend, config = _backend(options), _config(options)
     ray = RayConfig(options.ray_address, options.workers, options.gpus) if options.engine == "ray" else None
-    found = scan_images(images, options.images_root)
-    items = found.items[: options.limit]
+    images_found = scan_images(images, options.images_root)
+    items = images_found.items[: options.limit]
     with InterruptGuard() as guard, _Display(len(items), guard) as display:
         report = caption_images(items, out, backend, config, ray=ray, stop=display.stopping, progress=display.update)
-    report["not_read"] = [str(problem) for problem in found.problems]
-    report["skipped"] = {reason: len(names) for reason, names in found.skipped.items()}
+    report["not_read"] = [str(problem) for problem in images_found.problems]
+    report["skipped"] = {reason: len(names) for reason, names in images_found.skipped.items()}
     if summary is not None:
         write_output(summary, report)
     _print(report)
-    list_problems(found.problems, "could not be read and have no description", "--report")
-    list_skipped(found.skipped)
+    list_problems(images_found.problems, "could not be read and have no description", "--report")
+    list_skipped(images_found.skipped)
     if report["problem"]:
         print(f"seps caption: {printable(report['problem'])}", file=sys.stderr)
         return EXIT_UNFINISHED

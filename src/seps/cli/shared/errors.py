@@ -67,14 +67,14 @@ def sentence(error: BaseException) -> str | None:
 
 def _of_a_plugin(error: BaseException) -> str | None:
     """What to say where a file of --plugin failed; None where no such file took part."""
-    place, found = error.__traceback__, None
+    place, where = error.__traceback__, None
     while place is not None:
         if str(place.tb_frame.f_globals.get("__name__", "")).startswith(PLUGIN_MODULE):
-            found = f"{place.tb_frame.f_code.co_filename}, line {place.tb_lineno}"
+            where = f"{place.tb_frame.f_code.co_filename}, line {place.tb_lineno}"
         place = place.tb_next
-    if found is None:
+    if where is None:
         return None
-    return f"your plugin failed ({found}): {type(error).__name__}: {error}. --debug shows the whole traceback."
+    return f"your plugin failed ({where}): {type(error).__name__}: {error}. --debug shows the whole traceback."
 
 
 def tell(command: str, error: Exception, debug: bool) -> bool:

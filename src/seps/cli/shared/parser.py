@@ -57,10 +57,10 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{ended(message)} ({self.prog} --help lists the options.)")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        found: dict[str, str] = {}
+        values: dict[str, str] = {}
         self._words = self._words or list(args or ())
         if args is not None and self.settings and not {"-h", "--help"} & {*args}:
-            args, found = self._take_settings(args)
+            args, values = self._take_settings(args)
         known = self._option_string_actions
         dashed = (word for word in args or () if word[:1] == "-" and word[:2] not in ("-", "--") and word not in known)
         self._dashed = self._dashed or next(dashed, "")
@@ -69,7 +69,7 @@ class Parser(argparse.ArgumentParser):
             self._refuse_unknown(args)
         options, left = super().parse_known_args(args, namespace)
         if self.settings:
-            options.settings = found
+            options.settings = values
         return options, left
 
     def format_help(self) -> str:
@@ -91,7 +91,7 @@ class Parser(argparse.ArgumentParser):
         """The words without the settings, and the settings by name."""
         top = {f"--{name}" for name in self.settings.__dataclass_fields__} - {*self._option_string_actions}
         rest: list[str] = []
-        found: dict[str, str] = {}
+        values: dict[str, str] = {}
         waiting = iter(words)
         takes_value = False
         for word in waiting:
@@ -103,15 +103,15 @@ class Parser(argparse.ArgumentParser):
                     value = next(waiting, "--")
                     if value.startswith("--"):
                         self.error(f"{name} needs a value")
-                found[name[2:]] = value
+                values[name[2:]] = value
                 takes_value = False
             elif not takes_value and _OVERRIDE.fullmatch(word):
-                found[name] = value
+                values[name] = value
             else:
                 action = self._option_string_actions.get(word)
                 takes_value = action is not None and action.nargs != 0
                 rest.append(word)
-        return rest, found
+        return rest, values
 
     def _sentence(self) -> str:
         """The first words that belong together, quoted: those between two options, without an option's value.

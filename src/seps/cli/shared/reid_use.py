@@ -161,7 +161,7 @@ def _threshold(options: argparse.Namespace) -> int:
         raise ValueError(f"--out {options.out} holds a {CURVE} that this command did not write: choose another folder.")
     trained, config, dataset = load_run(options)
     with make_reader(config, dataset) as reader:
-        found = calibrate(
+        threshold = calibrate(
             trained,
             config,
             dataset,
@@ -171,14 +171,14 @@ def _threshold(options: argparse.Namespace) -> int:
             batch_size=options.batch_size,
         )
     about = {"checkpoint": str(trained.checkpoint), "model_sha256": weights_digest(trained.model)}
-    figures = {**about, **found.to_json()}
+    figures = {**about, **threshold.to_json()}
     options.out.mkdir(parents=True, exist_ok=True)
     write_output(options.out / THRESHOLD, figures)
-    save_picture(roc_picture(found), options.out / CURVE)
+    save_picture(roc_picture(threshold), options.out / CURVE)
     if options.json:
         print_json(figures)
         return 0
-    print(f"Distance {found.distance:.4f}: shots at most that far apart count as the same one.")
+    print(f"Distance {threshold.distance:.4f}: shots at most that far apart count as the same one.")
     for kind, text in (("held_out", "held-out identities"), ("test", "test identities")):
         part = figures[kind]
         print(
@@ -229,7 +229,7 @@ def _features(options: argparse.Namespace) -> int:
     check_features_file(options.out)
     trained, config = load_model(options)
     with count_progress("features") as progress:
-        found = folder_features(
+        features = folder_features(
             trained,
             config,
             options.folder,
@@ -238,10 +238,10 @@ def _features(options: argparse.Namespace) -> int:
             batch_size=options.batch_size,
             progress=progress,
         )
-    found.save(options.out)
-    if found.left_out:
-        named = "; ".join(map(str, found.left_out[:SHOWN_PROBLEMS]))
-        say(f"{len(found.left_out)} shots were left out: {named}{'; ...' * (len(found.left_out) > SHOWN_PROBLEMS)}")
-    rows, width = found.features.shape
+    features.save(options.out)
+    if features.left_out:
+        named, count = "; ".join(map(str, features.left_out[:SHOWN_PROBLEMS])), len(features.left_out)
+        say(f"{count} shots were left out: {named}{'; ...' * (count > SHOWN_PROBLEMS)}")
+    rows, width = features.features.shape
     print(f"{printable(options.out)}: {rows} shots, {width} numbers each; arrays names, features, cameras.")
     return 0

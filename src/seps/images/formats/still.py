@@ -66,17 +66,17 @@ def _open_raw(data: bytes) -> Any:
 def _preview(rawpy: Any, raw: Any) -> Any:
     """The picture that the camera put into the file; None where there is none."""
     try:
-        found = raw.extract_thumb()
+        thumbnail = raw.extract_thumb()
     except rawpy.LibRawError:
         return None
-    if found.format == rawpy.ThumbFormat.JPEG:
+    if thumbnail.format == rawpy.ThumbFormat.JPEG:
         Image.preinit()
         try:
-            image = Image.OPEN["JPEG"][0](io.BytesIO(found.data), "")
+            image = Image.OPEN["JPEG"][0](io.BytesIO(thumbnail.data), "")
         except SyntaxError:
             return None
-    elif found.format == rawpy.ThumbFormat.BITMAP:
-        image = Image.fromarray(found.data)
+    elif thumbnail.format == rawpy.ThumbFormat.BITMAP:
+        image = Image.fromarray(thumbnail.data)
     else:
         return None
     exif = image.getexif()

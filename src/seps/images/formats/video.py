@@ -47,10 +47,10 @@ def time_code(seconds: float) -> str:
 
 def seconds_of(code: str) -> int:
     """The seconds of a time code. Raises ValueError for what is none."""
-    found = _CODE.fullmatch(code)
-    if found is None:
+    match = _CODE.fullmatch(code)
+    if match is None:
         raise ValueError(f"{code!r} is no time in a video; times look like 00:01:20")
-    hours, minutes, seconds = map(int, found.groups())
+    hours, minutes, seconds = map(int, match.groups())
     return 3600 * hours + 60 * minutes + seconds
 
 
@@ -82,10 +82,10 @@ def read_frame(path: Path, code: str) -> bytes:
             raise ValueError(f"its frames have {width} x {height} pixels, too many to decode")
         stream.codec_context.options = {"max_pixels": str(MAX_FRAME_PIXELS)}
         stream.codec_context.skip_frame = "NONREF"  # frames that no other needs are not worth their time
-        found = _frame_at(container, stream, wanted)
-        if found is None:
+        frame = _frame_at(container, stream, wanted)
+        if frame is None:
             raise ValueError(f"no frame can be decoded at {code}")
-        return _ppm(found)
+        return _ppm(frame)
 
 
 @contextlib.contextmanager
@@ -115,17 +115,17 @@ def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
 def _frame_at(container: Any, stream: Any, seconds: int) -> Any:
     """The last frame that begins at or before a time; the first of all where none does."""
     target = (stream.start_time or 0) + int(seconds / stream.time_base)
-    found = None
+    frame = None
     # Some containers have no list of their key frames, and a seek may end behind the one that is needed.
     for earlier in (0, 10, None):
         if earlier is None or seconds <= earlier:
             container.seek(0, backward=True)
         else:
             container.seek(target - int(earlier / stream.time_base), stream=stream, backward=True)
-        found = _decoded_up_to(container, stream, target)
-        if found is not None and (found.pts is None or found.pts <= target):
+        frame = _decoded_up_to(container, stream, target)
+        if frame is not None and (frame.pts is None or frame.pts <= target):
             break
-    return found
+    return frame
 
 
 def _decoded_up_to(container: Any, stream: Any, target: int) -> Any:

@@ -65,8 +65,8 @@ def scan_images(path: str | os.PathLike[str], images_root: str | os.PathLike[str
         gallery = walk(path)
         # A time code alone would be the id of a frame in every video.
         items = [
-            Item(str(found) if is_video(found.path) else found.member or found.path, found.source(gallery.root))
-            for found in gallery.images
+            Item(str(image) if is_video(image.path) else image.member or image.path, image.source(gallery.root))
+            for image in gallery.images
         ]
         images = ImageList(items, gallery.problems, gallery.skipped)
     elif suffix == ".tar":

@@ -123,14 +123,14 @@ def _copy(row: dict[str, Any], kind: CopyKind | None, likeness: float) -> Copy:
 
 def _sorted(groups: Sequence[Group]) -> list[Group]:
     """By kind and name; of two videos that share several frames the first pair alone."""
-    ordered = sorted(groups, key=lambda found: (KINDS.index(found.kind), found.keep.path, found.keep.member or ""))
+    ordered = sorted(groups, key=lambda one: (KINDS.index(one.kind), one.keep.path, one.keep.member or ""))
     kept: list[Group] = []
     seen: set[tuple[str, ...]] = set()
-    for found in ordered:
-        files = tuple(sorted({copy.path for copy in found.pictures}))
-        frames = all(is_frame({"path": copy.path, "member": copy.member}) for copy in found.pictures)
+    for one in ordered:
+        files = tuple(sorted({copy.path for copy in one.pictures}))
+        frames = all(is_frame({"path": copy.path, "member": copy.member}) for copy in one.pictures)
         if not (frames and files in seen):
-            kept.append(found)
+            kept.append(one)
         if frames:
             seen.add(files)
     return kept

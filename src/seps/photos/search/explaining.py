@@ -50,7 +50,7 @@ class StoredExplainer:
         if not len(images):
             return None
         (row,) = images.rows(facts)
-        found = searcher.engine.explain(
+        explanation = searcher.engine.explain(
             text, row["dense"], lambda: indexed_photo(searcher, row), stored=searcher.pictures(images)
         )
         part = searcher.part_of_text(text)
@@ -60,11 +60,35 @@ class StoredExplainer:
         if shown is not None and abs(shown - score) <= ROUNDING:
             score = shown
         each = {word: searcher.engine.traits.score_unit * words.words[word] for word in words.found.get(row["id"], ())}
-        level, every = terms.get("background", 0.0), {**found.terms, **terms}
+        level, every = terms.get("background", 0.0), {**explanation.terms, **terms}
         sources, text = sources_of(row["sources"], row["ocr"]), row["ocr"] or ""
         in_picture = sorted(set(each) & set(words_of(text)))
-        found = replace(found, score=score, terms=every, added=added, background=level, found_words=each)
-        return replace(found, described_by=sources, text_in_picture=text, words_in_picture=in_picture), row
+        explanation = replace(explanation, score=score, terms=every, added=added, background=level, found_words=each)
+        return replace(explanation, described_by=sources, text_in_picture=text, words_in_picture=in_picture), row
+
+
+def kept_patches(searcher: Searcher, identity: str, text: str) -> dict[str, Any] | None:
+    """Which patches a sentence keeps, or its words choose: `grid`, `kept` per cell of it, row by row, and a `note`.
+
+    A kept cell is "1", another "0". None where the store has no such image.
+    Raises ValueError for a model that selects no patches.
+    """
+    if not searcher.engine.traits.selects_patches:
+        raise ValueError("The model of this store selects no patches.")
+    facts = (*FACTS, "thumbnail")
+    images = searcher.store.select([identity], [*facts, *searcher.columns])
+    if not len(images):
+        return None
+    (row,) = images.rows(facts)
+    files: list[Photo] = []
+
+    def photo() -> Photo:
+        files.append(indexed_photo(searcher, row))
+        return files[0]
+
+    explanation = searcher.engine.explain(text, row["dense"], photo, stored=searcher.pictures(images))
+    kept = "".join("1" if cell else "0" for cell in explanation.kept)
+    return {"grid": explanation.grid, "kept": kept, "note": "".join(file.note for file in files)}
 
 
 def indexed_photo(searcher: Searcher, row: Mapping[str, Any]) -> Photo:
@@ -128,8 +152,8 @@ def _places(root: str, name: str) -> Iterator[tuple[str, str | None]]:
 
 
 def _members(text: str) -> Iterator[tuple[str, str]]:
-    for found in re.finditer(r"\.tar:", text, re.IGNORECASE):
-        yield text[: found.end() - 1], text[found.end() :]
+    for match in re.finditer(r"\.tar:", text, re.IGNORECASE):
+        yield text[: match.end() - 1], text[match.end() :]
     path, at, code = text.rpartition(" @ ")
     if at:
         yield path, code

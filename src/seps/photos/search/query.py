@@ -49,22 +49,22 @@ def parse(text: str) -> tuple[Term, ...]:
     """
     terms: list[Term] = []
     start, sign, signed = 0, 1, False
-    for found in [*_SIGN.finditer(text), None]:
-        if found is not None and found[0] not in ("+", "-"):
+    for match in [*_SIGN.finditer(text), None]:
+        if match is not None and match[0] not in ("+", "-"):
             continue
-        end = len(text) if found is None else found.start()
+        end = len(text) if match is None else match.start()
         sentence = text[start:end].strip()
         if sentence:
             terms += _without(sentence, sign)
-        elif signed or (found is None and not terms):
+        elif signed or (match is None and not terms):
             raise ValueError(
                 f"The query {text!r} has a sign with nothing to add or subtract. Write it like 'horse + stripes - "
                 "grass'; a sign that is meant as a letter goes into double quotes."
                 if signed
                 else "The query is blank. Write what to look for, like 'a dog running on the beach'."
             )
-        if found is not None:
-            start, sign, signed = found.end(), 1 if found[0] == "+" else -1, True
+        if match is not None:
+            start, sign, signed = match.end(), 1 if match[0] == "+" else -1, True
     return tuple(terms)
 
 
@@ -82,7 +82,7 @@ def how_read(text: str) -> str:
         return ""
     terms = parse(text)
     read = " ".join(f"{'+' if term.sign > 0 else '-'} {term.text}" for term in terms).removeprefix("+ ")
-    written = sum(found[0] in ("+", "-") for found in _SIGN.finditer(text))
+    written = sum(match[0] in ("+", "-") for match in _SIGN.finditer(text))
     return f'Read as "{read}"; double quotes keep it one sentence.' if len(terms) > written + 1 else ""
 
 

@@ -327,10 +327,10 @@ class Explained:
     @property
     def words(self) -> dict[str, float]:
         """What each word of the sentence adds; a word that occurs twice adds up."""
-        found: dict[str, float] = {}
+        values: dict[str, float] = {}
         for part in self.explanation.words:
-            found[part.word] = found.get(part.word, 0.0) + part.contribution
-        return found
+            values[part.word] = values.get(part.word, 0.0) + part.contribution
+        return values
 
     def image(self) -> Image.Image:
         """One sheet: the kept patches, the merged groups, and a heat map per word."""

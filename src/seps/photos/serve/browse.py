@@ -90,17 +90,17 @@ def _folders(path: str, member: str | None) -> Iterator[str]:
 
 def examples(searcher: Searcher) -> list[str]:
     """Sentences to try: the beginnings of some descriptions, the same ones each time."""
-    found: dict[str, str] = {}
+    phrases: dict[str, str] = {}
     looked = 0
     for some in searcher.store.scan(["id", "dense"], searcher.store.allowed(None)):
         looked += len(some)
         for identity, text in zip(some.values("id"), some.values("dense"), strict=True):
             phrase = beginning(text or "")
             if phrase:
-                found.setdefault(phrase, hashlib.sha256(identity.encode()).hexdigest())
-        if len(found) >= _DRAWN or looked >= _LOOKED_AT:
+                phrases.setdefault(phrase, hashlib.sha256(identity.encode()).hexdigest())
+        if len(phrases) >= _DRAWN or looked >= _LOOKED_AT:
             break
-    return sorted(found, key=lambda phrase: found[phrase])[:EXAMPLES] or list(PLAIN)
+    return sorted(phrases, key=lambda phrase: phrases[phrase])[:EXAMPLES] or list(PLAIN)
 
 
 def beginning(description: str) -> str:

@@ -85,10 +85,10 @@ def add_pictures(app: FastAPI, service: Service) -> None:
 
     @app.get("/api/kept/{identity}", response_model=KeptPatches, summary="Which patches of an image a sentence keeps")
     async def kept(identity: Identity, q: Sentence) -> Response:
-        found = await service.run(lambda: service.kept(identity, q))
+        patches = await service.run(lambda: service.kept(identity, q))
         # The tag is that of the model and of the file: with it the answer stays the same.
         age = "private, max-age=86400" if "-" in identity else "no-store"
-        return JSONResponse(found, headers={"Cache-Control": age})
+        return JSONResponse(patches, headers={"Cache-Control": age})
 
 
 def _tag(data: bytes, size: int = 0) -> str:

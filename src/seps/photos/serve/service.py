@@ -22,14 +22,13 @@ from seps.images.dates import local_time
 from seps.images.shards import UnreadableImage, read_source
 from seps.images.sources import ImageSource
 from seps.photos.library import Library
-from seps.photos.search.explaining import StoredExplainer
+from seps.photos.search.explaining import StoredExplainer, kept_patches
 from seps.photos.search.query import Query, Sort, explained_sentence, parse
 from seps.photos.search.ranking import COMPARED
 from seps.photos.search.results import Hit, Results
 from seps.photos.search.searcher import Part
 from seps.photos.serve import browse, places
 from seps.photos.serve.guard import AwayError
-from seps.photos.serve.kept import kept_patches
 from seps.photos.serve.originals import NoPictureError, original
 from seps.photos.serve.uploads import UPLOADED, Sent, Uploads, encode_upload
 from seps.photos.store.filters import Filters
@@ -290,10 +289,10 @@ class Service:
         """Which patches of an image a sentence keeps. Raises HTTPException 501 where the model selects none."""
         if not self.searcher.engine.traits.selects_patches:
             raise HTTPException(501, "The model of this store selects no patches: there are none to show.")
-        found = kept_patches(self.searcher, self.row(address)["id"], _explained(text))
-        if found is None:
+        patches = kept_patches(self.searcher, self.row(address)["id"], _explained(text))
+        if patches is None:
             raise HTTPException(404, f"There is no image {address} in this store; it may have been removed.")
-        return found
+        return patches
 
     def download(self, address: str, *, attached: bool) -> Response:
         """The file of an image, to open or, with `attached`, to save.
@@ -388,12 +387,12 @@ class Service:
         answer = self.explainer.explain(identity, text, shown.get(identity))
         if answer is None:
             raise HTTPException(404, f"There is no image {address} in this store; it may have been removed.")
-        found, row = answer
+        explanation, row = answer
         facts = {name: row[name] for name in ("member", "width", "height")}
         facts["path"] = self.shown_path(row["path"])
         # The same digits as in the results of a search.
         address = self.address(row["id"], row["sha256"])
-        return {"id": address, **facts, **_rounded(found), "score": round(found.score, 6)}
+        return {"id": address, **facts, **_rounded(explanation), "score": round(explanation.score, 6)}
 
 
 def _explained(text: str) -> str:
@@ -415,7 +414,7 @@ def _has_changed(source: ImageSource, row: dict[str, Any]) -> bool:
     return (status.st_size, status.st_mtime_ns) != (row["size"], row["mtime"])
 
 
-def _rounded(found: Explanation) -> dict[str, Any]:
+def _rounded(explanation: Explanation) -> dict[str, Any]:
     def shorten(value: Any) -> Any:
         match value:
             case float():
@@ -426,5 +425,5 @@ def _rounded(found: Explanation) -> dict[str, Any]:
                 return [shorten(inner) for inner in value]
         return value
 
-    plain: dict[str, Any] = shorten(found.as_dict())
+    plain: dict[str, Any] = shorten(explanation.as_dict())
     return plain

@@ -184,7 +184,7 @@ def _shared(datasets: Sequence[RetrievalDataset], hashes: Sequence[Sequence[str 
             yield "content", digest
 
     later: dict[tuple[str, Hashable], str] = {}
-    found: list[DataFault] = []
+    faults: list[DataFault] = []
     for which in reversed(range(len(datasets))):
         dataset = datasets[which]
         here: list[DataFault] = []
@@ -193,9 +193,9 @@ def _shared(datasets: Sequence[RetrievalDataset], hashes: Sequence[Sequence[str 
             if hit is not None:
                 detail = f"the same {hit[0]} in {later[hit]}"
                 here.append(DataFault("in two splits", dataset.label, index, record.id, detail))
-        found = here + found
+        faults = here + faults
         later.update((key, dataset.label) for index in range(len(dataset)) for key in keys(which, index))
-    return found
+    return faults
 
 
 def drop_bad(dataset: RetrievalDataset, report: CheckReport) -> RetrievalDataset:

@@ -41,16 +41,16 @@ class GuideSource:
         if self.path is None:
             return np.asarray(self.values, np.float32)
         try:
-            found = _tensor_of(self.path, name)
+            vectors = _tensor_of(self.path, name)
         except DataError:
             raise
         except Exception as error:  # whatever a damaged file makes its reader raise
             raise DataError(f"The guide {name!r} in {self.path} cannot be read: {error}") from error
-        vector = np.asarray(found).squeeze()
+        vector = np.asarray(vectors).squeeze()
         vector = vector[None] if vector.ndim == 0 else vector
         if vector.ndim != 1 or vector.dtype.kind not in "fiu" or not 1 <= len(vector) <= MOST_VALUES:
             raise DataError(
-                f"The guide {name!r} in {self.path} has the shape {tuple(found.shape)} and the type {found.dtype}; "
+                f"The guide {name!r} in {self.path} has the shape {tuple(vectors.shape)} and the type {vectors.dtype}; "
                 f"write one vector of at most {MOST_VALUES} numbers."
             )
         plain = vector.astype(np.float32)

@@ -37,9 +37,9 @@ def with_vision(engine: Engine, vision: Vision | None) -> Engine:
     """An engine of our models with this form of the vision encoder; None: the model's own."""
     if not isinstance(engine, PatchEngine):
         raise ValueError("Only an engine of our models has a vision encoder that can be replaced.")
-    found = PatchEngine(engine.model, digests=engine.digests())
-    found.vision = vision
-    return found
+    replaced = PatchEngine(engine.model, digests=engine.digests())
+    replaced.vision = vision
+    return replaced
 
 
 def fast_vision(model: RetrievalModel) -> Vision | None:

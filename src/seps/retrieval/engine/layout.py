@@ -372,5 +372,5 @@ def _wrong_words(row: Mapping[str, Any], width: int) -> list[str]:
 
 
 def _unit(vectors: Array) -> Array:
-    found: Array = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-    return found
+    unit: Array = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    return unit

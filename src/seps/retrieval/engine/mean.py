@@ -32,8 +32,8 @@ measured with `base` on dev."""
 
 def mixed(pixels: Array, words: Array, described: Array, weight: float) -> Array:
     """(B, C) v from p and d (B, C); `described` (B,) bool, `weight` is g."""
-    found: Array = np.where(described[:, None], (1 - weight) * pixels + weight * words, pixels).astype(np.float32)
-    return found
+    mixture: Array = np.where(described[:, None], (1 - weight) * pixels + weight * words, pixels).astype(np.float32)
+    return mixture
 
 
 @dataclass
@@ -66,8 +66,8 @@ class MeanPictures:
 
     def score(self, queries: Array, chosen: Array | None = None) -> Array:
         """(B, T) scores of queries (T, C); with `chosen` (B, K) of each picture with those queries of its own."""
-        found: Array = np.float32(self.layout.slope) * (self.vectors @ queries.T)
-        return found if chosen is None else np.take_along_axis(found, chosen, axis=1)
+        scores: Array = np.float32(self.layout.slope) * (self.vectors @ queries.T)
+        return scores if chosen is None else np.take_along_axis(scores, chosen, axis=1)
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,8 @@ class MeanLayout:
     def appearance(self, images: ImageColumns) -> Array:
         """See `Layout`: p."""
         pixels = self.unpack(images).pixels
-        found: Array = pixels / np.maximum(np.linalg.norm(pixels, axis=1, keepdims=True), 1e-12)
-        return found
+        unit: Array = pixels / np.maximum(np.linalg.norm(pixels, axis=1, keepdims=True), 1e-12)
+        return unit
 
     def faults(self, row: Mapping[str, Any]) -> list[str]:
         """See `Layout`."""

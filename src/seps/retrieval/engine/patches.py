@@ -122,7 +122,7 @@ class PatchScorer:
 
         Some pictures are scored at once where the network is a known one.
         """
-        found, left = torch.zeros_like(chosen, dtype=torch.float32), list(range(len(chosen)))
+        scores_BK, left = torch.zeros_like(chosen, dtype=torch.float32), list(range(len(chosen)))
         if self.net is not None and can_score(self.net):
             left = []
             step = images_at_once(chosen.device)
@@ -130,12 +130,12 @@ class PatchScorer:
                 some = chosen[start : start + step]
                 side = self.side(pictures.rows(start, start + len(some)).features)
                 scores, unsafe = score_own_texts(self.net, side, queries.pool, some)
-                found[start : start + step] = scores
+                scores_BK[start : start + step] = scores
                 left += [start + i for i, flag in enumerate(unsafe.tolist()) if flag]
         for i in left:
             words = cast(TextFeatures, queries.rows(chosen[i]).words)
-            found[i] = self.score(pictures.rows(i, i + 1).features, words, memory)[0]
-        return found
+            scores_BK[i] = self.score(pictures.rows(i, i + 1).features, words, memory)[0]
+        return scores_BK
 
 
 def fewer_patches(net: PatchSlimming, stored: int, whole: int | None = None) -> PatchSlimming:
@@ -345,7 +345,7 @@ class PatchEngine:
             scorer = self.scorer(stored.layout)
             side = None if scorer.net is None else scorer.side(stored.features)
             grid = None if stored.layout is None else stored.layout.grid
-            found = explain_patches(
+            explanation = explain_patches(
                 self.model,
                 stored.features,
                 caption,
@@ -356,8 +356,8 @@ class PatchEngine:
                 positions=stored.positions,
             )
             if description is None and self.model.head.uses_description:
-                found.note = UNDESCRIBED
-            return found
+                explanation.note = UNDESCRIBED
+            return explanation
         file = photo()
         pixels = decode_image(file.data, file.source, self.model.image_size)
         given = description if description is not None and description.strip() else None
@@ -368,16 +368,16 @@ class PatchEngine:
             (pixels,), (vector,) = torch.from_numpy(stored.pixels), torch.from_numpy(stored.vectors)
             weight = vector_weight(self.model) if stored.described[0] else 0.0
             one = OneVector(vector, pixels, weight, stored.layout.slope)
-        found = explain_patches(self.model, features.features, caption, description, mean=one)
+        explanation = explain_patches(self.model, features.features, caption, description, mean=one)
         if stored is not None and file.note:
-            found.note = file.note
+            explanation.note = file.note
         elif given is None and self.model.head.uses_description:
-            found.note = (
+            explanation.note = (
                 "No description of the picture took part: a store that holds one gives the picture another score."
                 if stored is None
                 else UNDESCRIBED
             )
-        return found
+        return explanation
 
     def layout(self, size: str) -> PatchLayout | MeanLayout:
         """See `Engine`."""

@@ -28,8 +28,8 @@ def as_array(values: Tensor | Array) -> Array:
     """A tensor on any device, or an array, as an array."""
     if isinstance(values, np.ndarray):
         return values
-    found: Array = values.detach().cpu().numpy()
-    return found
+    array: Array = values.detach().cpu().numpy()
+    return array
 
 
 def joined(parts: Sequence[Any]) -> Any:

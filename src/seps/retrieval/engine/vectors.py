@@ -178,10 +178,10 @@ class VectorEngine(nn.Module):
     ) -> Tensor:
         """See `Engine`."""
         if chosen is not None:
-            found = torch.zeros(*chosen.shape, device=self.device)
+            scores = torch.zeros(*chosen.shape, device=self.device)
             for i, rows in enumerate(torch.from_numpy(chosen).to(self.device)):
-                found[i] = self.score(pictures.rows(i, i + 1), queries.rows(rows))[0]
-            return found
+                scores[i] = self.score(pictures.rows(i, i + 1), queries.rows(rows))[0]
+            return scores
         cosines = pictures.vectors.float() @ cast(Tensor, queries.vectors).T
         words, mask = pictures.words, pictures.mask
         if queries.words is None or not words.shape[1]:
@@ -247,9 +247,9 @@ class VectorEngine(nn.Module):
                 CENTRE,
             )
         seen = SeenPatches(parts.patches, *cells_of(parts.grid, down, across))
-        found = explain_vector(seen, stored.vectors[0], cast(Tensor, query.vectors)[0], caption.strip(), shares)
-        found.note = file.note or (missing if not len(words) else "")
-        return found
+        explanation = explain_vector(seen, stored.vectors[0], cast(Tensor, query.vectors)[0], caption.strip(), shares)
+        explanation.note = file.note or (missing if not len(words) else "")
+        return explanation
 
     def layout(self, size: str) -> VectorLayout:
         """See `Engine`."""

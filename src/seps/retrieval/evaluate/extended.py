@@ -149,9 +149,9 @@ def extended(dataset: RetrievalDataset, answers: Any) -> Extended:
 def coco_image_id(record: ImageRecord) -> int | None:
     """COCO's id of an image: from its file name, else the record's id if it is a number; None without."""
     name = PurePosixPath(record.source.member or record.source.path.name).name
-    found = _COCO_FILE.fullmatch(name)
-    if found is not None:
-        return int(found[1])
+    match = _COCO_FILE.fullmatch(name)
+    if match is not None:
+        return int(match[1])
     return int(record.id) if _NUMBER.fullmatch(record.id) else None
 
 

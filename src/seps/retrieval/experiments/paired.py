@@ -85,8 +85,8 @@ def _table(results: Sequence[Result], rows: Sequence[str], others: Sequence[str]
     return "\n".join(lines) + "\n"
 
 
-def _cell(found: Difference | None) -> str:
-    if found is None:
+def _cell(gain: Difference | None) -> str:
+    if gain is None:
         return ""
-    p = "p < 0.001" if found.p < 0.001 else f"p = {found.p:.3f}"
-    return f"{found.mean:+.1f} ± {found.error:.1f}, {p} ({found.seeds})"
+    p = "p < 0.001" if gain.p < 0.001 else f"p = {gain.p:.3f}"
+    return f"{gain.mean:+.1f} ± {gain.error:.1f}, {p} ({gain.seeds})"

@@ -63,24 +63,24 @@ def explain_patches(
     words = model.encode_texts([caption.strip()])
     tokens = _tokens(model, batch, model.config.max_words)
     places = torch.arange(cells) if positions is None else positions[0].cpu()
-    found = _shares(model, image, words.words[0, : len(tokens)], cells, side, net)
+    parts = _shares(model, image, words.words[0, : len(tokens)], cells, side, net)
     if mean is not None:
-        found = _mean_shares(model, found, image, words.words[0, : len(tokens)], mean)
+        parts = _mean_shares(model, parts, image, words.words[0, : len(tokens)], mean)
     stored = torch.zeros(cells, dtype=torch.bool)
     stored[places] = True
     return Explanation(
         caption=caption.strip(),
-        score=found.score,
+        score=parts.score,
         grid=grid,
-        words=_words(found, batch, tokens, places, cells),
-        patches=_spread(found.patches.sum(dim=0), places, cells).tolist(),
-        kept=(_spread(found.kept.float(), places, cells) > 0.5).tolist(),
+        words=_words(parts, batch, tokens, places, cells),
+        patches=_spread(parts.patches.sum(dim=0), places, cells).tolist(),
+        kept=(_spread(parts.kept.float(), places, cells) > 0.5).tolist(),
         stored=stored.tolist(),
-        groups=_spread(found.groups, places, cells).tolist(),
-        description=_description(model, found, description),
-        elsewhere=float(found.elsewhere.sum()),
-        rest=found.rest,
-        terms=found.terms,
+        groups=_spread(parts.groups, places, cells).tolist(),
+        description=_description(model, parts, description),
+        elsewhere=float(parts.elsewhere.sum()),
+        rest=parts.rest,
+        terms=parts.terms,
     )
 
 
@@ -103,7 +103,7 @@ def _shares(
 
 
 def _mean_shares(
-    model: RetrievalModel, found: Shares, image: ImageFeatures, words_MC: Tensor, mean: OneVector
+    model: RetrievalModel, selected: Shares, image: ImageFeatures, words_MC: Tensor, mean: OneVector
 ) -> Shares:
     """The score by one vector, which is linear in words and patches; the selection is that of `found`."""
 
@@ -127,17 +127,17 @@ def _mean_shares(
         elsewhere=pixels - by_patch.sum(dim=1),
         description=by_text,
         rest=score - sum(terms.values()),
-        kept=found.kept,
-        importance=found.importance,
-        groups=found.groups[:0],
+        kept=selected.kept,
+        importance=selected.importance,
+        groups=selected.groups[:0],
         terms=terms,
     )
 
 
-def _description(model: RetrievalModel, found: Shares, description: str | None) -> list[DescriptionPart]:
-    if not found.description.shape[1] or description is None:
+def _description(model: RetrievalModel, parts: Shares, description: str | None) -> list[DescriptionPart]:
+    if not parts.description.shape[1] or description is None:
         return []
-    return description_parts(model, found.description.sum(dim=0), description)
+    return description_parts(model, parts.description.sum(dim=0), description)
 
 
 def description_parts(model: RetrievalModel, values: Tensor, description: str) -> list[DescriptionPart]:
@@ -164,9 +164,9 @@ def _spread(values: Tensor, places: Tensor, cells: int) -> Tensor:
     return spread
 
 
-def _words(found: Shares, batch: TextBatch, tokens: Sequence[int], places: Tensor, cells: int) -> list[WordPart]:
-    heat = _spread(found.patches, places, cells)
-    total = heat.sum(dim=1) + found.elsewhere.cpu() + found.description.sum(dim=1).cpu()
+def _words(parts: Shares, batch: TextBatch, tokens: Sequence[int], places: Tensor, cells: int) -> list[WordPart]:
+    heat = _spread(parts.patches, places, cells)
+    total = heat.sum(dim=1) + parts.elsewhere.cpu() + parts.description.sum(dim=1).cpu()
     joined = _join(torch.cat([total[:, None], heat], dim=1), batch, tokens)
     return [WordPart(word, special, float(values[0]), values[1:].tolist()) for word, special, values in joined]
 

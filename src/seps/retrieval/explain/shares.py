@@ -77,16 +77,16 @@ def shares(net: PatchSlimming, image: EncodedImages, words: Tensor, mean_length:
         raise InputError(f"This score cannot be taken apart: {GramMaxima.supports(net)}.")
     text = Texts.of(words[None])
     with evaluating(net):
-        found = _shares(net, image, text, words.float(), mean_length)
+        parts = _shares(net, image, text, words.float(), mean_length)
         score = float(net.score(image, text).similarity)
     other = other_forward(net)
-    if other is not None or not abs(found.score - score) <= _TOLERANCE:
+    if other is not None or not abs(parts.score - score) <= _TOLERANCE:
         raise InputError(
-            f"This score cannot be taken apart: the shares of words and patches sum to {found.score:.4f}, and the "
+            f"This score cannot be taken apart: the shares of words and patches sum to {parts.score:.4f}, and the "
             f"network's score is {other or f'{score:.4f}'}. Explain a network whose tokens and pooling are those of "
             "PatchSlimming."
         )
-    return found
+    return parts
 
 
 def _shares(net: PatchSlimming, image: EncodedImages, text: Texts, words: Tensor, mean_length: float | None) -> Shares:

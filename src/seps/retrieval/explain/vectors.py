@@ -73,15 +73,15 @@ def explain_words(
 ) -> tuple[list[DescriptionPart], float]:
     """What each word of a description (L, E) adds, and what belongs to none: the centre and the MLP of Eq. 5."""
     words = words.float()
-    found = description_shares(
+    parts = description_shares(
         net,
         F.normalize(words, dim=-1),
         words,
         words.mean(dim=0, keepdim=True),
         F.normalize(described.float(), dim=-1),
     )
-    values = unit * (found.aligned + found.pooled).sum(dim=0)
-    return description_parts(model, values, text), unit * (found.rest - centre)
+    values = unit * (parts.aligned + parts.pooled).sum(dim=0)
+    return description_parts(model, values, text), unit * (parts.rest - centre)
 
 
 def cells_of(grid: tuple[int, int], down: float, across: float) -> tuple[tuple[int, int], Tensor]:

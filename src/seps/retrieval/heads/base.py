@@ -81,14 +81,15 @@ class TextFeatures:
         return self.lengths if self.counts is None else self.counts
 
 
-def checked_scores(head: Head, found: object, images: ImageFeatures, texts: TextFeatures) -> Scores:
+def checked_scores(head: Head, returned: object, images: ImageFeatures, texts: TextFeatures) -> Scores:
     """What a head's `forward` returned. Raises InputError where that is no `Scores` of these images and texts."""
     shape = (images.tokens.shape[0], texts.words.shape[0])
-    if isinstance(found, Scores) and isinstance(found.similarity, Tensor) and tuple(found.similarity.shape) == shape:
-        return found
-    came = type(found).__name__
-    if isinstance(found, Scores):
-        came += f" of {tuple(getattr(found.similarity, 'shape', ()))}"
+    own = returned.similarity if isinstance(returned, Scores) else None
+    if isinstance(returned, Scores) and isinstance(own, Tensor) and tuple(own.shape) == shape:
+        return returned
+    came = type(returned).__name__
+    if isinstance(returned, Scores):
+        came += f" of {tuple(getattr(returned.similarity, 'shape', ()))}"
     raise InputError(
         f"The head {type(head).__name__} must return a seps.retrieval.heads.Scores with the similarities {shape} of "
         f"images and texts, and returned a {came}."
@@ -126,8 +127,8 @@ class Head(nn.Module):
         blocks = list(self._blocks(images, texts, memory))
 
         def joined(name: str) -> Tensor | None:
-            found = [getattr(block, name) for block in blocks]
-            return None if any(part is None for part in found) else torch.cat(found)
+            parts = [getattr(block, name) for block in blocks]
+            return None if any(part is None for part in parts) else torch.cat(parts)
 
         similarity = torch.cat([block.similarity for block in blocks])
         return Scores(similarity, joined("pixels"), joined("description"), joined("described"))

@@ -215,8 +215,8 @@ def noun_vectors(engine: Engine, digests: Digests | None = None) -> Array:
 def level(scores_BT: Scores, best: int = BEST) -> Scores:
     """(B,) mean of the `best` largest of each image's scores with the bank."""
     if isinstance(scores_BT, np.ndarray):
-        found: Array = np.sort(scores_BT, axis=1)[:, -best:].mean(axis=1)
-        return found
+        levels: Array = np.sort(scores_BT, axis=1)[:, -best:].mean(axis=1)
+        return levels
     return scores_BT.topk(min(best, scores_BT.shape[1]), dim=1).values.mean(dim=1)
 
 

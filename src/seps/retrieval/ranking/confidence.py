@@ -69,11 +69,11 @@ def isotonic(values: Sequence[float]) -> list[float]:
 
 def falling(values: Sequence[float]) -> list[float]:
     """`isotonic`, group by group of `RANKS`; no value is above one before it."""
-    found: list[float] = []
+    fitted: list[float] = []
     for start in range(0, len(values), RANKS):
-        most = found[-1] if found else math.inf
-        found += [min(most, value) for value in isotonic(values[start : start + RANKS])]
-    return found
+        most = fitted[-1] if fitted else math.inf
+        fitted += [min(most, value) for value in isotonic(values[start : start + RANKS])]
+    return fitted
 
 
 def ranked(k: int, most: int | None) -> int:

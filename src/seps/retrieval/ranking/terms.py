@@ -117,15 +117,15 @@ def matches_of(text: str, where: SearchedTexts) -> Matches:
     # More images than that have the word in too many descriptions for it to count.
     most = min(LIMIT, math.floor((described + PRIOR) * math.exp(-COMMON)))
     weights: dict[str, float] = {}
-    found: dict[str, list[str]] = defaultdict(list)
+    words_of_image: dict[str, list[str]] = defaultdict(list)
     for word, share in wanted.items():
         ids = where.containing(word, most + 1)
         weight = strength * share * rare(len(ids), described) if 0 < len(ids) <= most else 0.0
         if weight:
             weights[word] = weight
             for identity in ids:
-                found[identity].append(word)
-    return Matches(weights, dict(found))
+                words_of_image[identity].append(word)
+    return Matches(weights, dict(words_of_image))
 
 
 class InMemory:
@@ -226,16 +226,16 @@ def added_terms(
 
     `is_sentence`: for a picture as a query what is the same for all sentences takes no part.
     """
-    found: list[dict[str, float]] = [{} for _ in images.ids]
+    terms_of_images: list[dict[str, float]] = [{} for _ in images.ids]
     for term in TERMS:
         own = term.of_query(matches, gallery)
         alike = term.of_images(images, gallery) if is_sentence else None
-        for row, (terms, identity) in enumerate(zip(found, images.ids, strict=True)):
+        for row, (terms, identity) in enumerate(zip(terms_of_images, images.ids, strict=True)):
             if alike is not None:
                 terms[term.name] = alike[row] + own.get(identity, 0.0)
             elif value := own.get(identity):
                 terms[term.name] = value
-    return found
+    return terms_of_images
 
 
 def add_to_scores(

@@ -129,17 +129,17 @@ def _typed_task(
     model.eval()
     checked = check_dataset(*sets)
     names = ["train", *(f"dev-{number}" for number in range(len(sets) - 1))]
-    found, reports = [], [checked]
+    queries, reports = [], [checked]
     for name, whole in zip(names, sets, strict=True):
         part = drop_bad(whole, checked)
         kept, vectors, unreadable = readable(part, picture_vectors(model, part, run_dir / "vectors" / name, log))
-        found.append((kept, vectors))
+        queries.append((kept, vectors))
         reports.append(unreadable)
     for report in reports:
         report.raise_if(config.data.strict)
         for sentence in report.sentences(left_out=True):
             log(sentence)
-    (train_set, vectors), *others = found
+    (train_set, vectors), *others = queries
     dev = [part for part, _ in others]
     dev_vectors = [rows for _, rows in others]
     return TypedTask(model, config, train_set, dev, vectors=vectors, dev_vectors=dev_vectors), dev

@@ -243,19 +243,19 @@ def precision_at_10(model: RetrievalModel, queries: TypedQueries, vectors: Tenso
 def typed_queries(config: RunConfig, train: RetrievalDataset) -> TypedQueries:
     """The typed queries of a run. Raises DataError."""
     given = config.typed.queries
-    found = queries_of_captions(train) if given == FROM_CAPTIONS else load_queries(given)
+    queries = queries_of_captions(train) if given == FROM_CAPTIONS else load_queries(given)
     if config.typed.short:
-        kept = ((query, tuple(filter(is_short, query.texts))) for query in found)
-        found = tuple(replace(query, texts=texts) for query, texts in kept if texts)
-    return TypedQueries(found, train)
+        kept = ((query, tuple(filter(is_short, query.texts))) for query in queries)
+        queries = tuple(replace(query, texts=texts) for query, texts in kept if texts)
+    return TypedQueries(queries, train)
 
 
 def _on_dev(config: RunConfig, dev: RetrievalDataset) -> TypedQueries | None:
     """The typed queries of a dev set; None where there is none to measure."""
     given = config.typed.queries
-    found = queries_of_captions(dev, fewest=FEWEST_ON_DEV) if given == FROM_CAPTIONS else load_queries(given)
+    queries = queries_of_captions(dev, fewest=FEWEST_ON_DEV) if given == FROM_CAPTIONS else load_queries(given)
     try:
-        return TypedQueries(found, dev)
+        return TypedQueries(queries, dev)
     except DataError:
         return None
 

@@ -108,7 +108,7 @@ def digest(model: RetrievalModel, dataset: RetrievalDataset) -> str:
 
 def _state_of(path: Path) -> str:
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return "absent"
-    return f"{found.st_size} {found.st_mtime_ns}"
+    return f"{status.st_size} {status.st_mtime_ns}"

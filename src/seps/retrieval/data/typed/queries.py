@@ -69,8 +69,8 @@ def _texts(value: dict[str, Any], name: str, place: str) -> tuple[str, ...]:
     if not isinstance(texts, list):
         raise DataError(f'{place}: "{name}" must be a list of texts.')
     # An id may be a number, as in the lines of images.
-    found = (str(text) if type(text) is int and name != "texts" else text for text in texts)
-    return tuple(dict.fromkeys(checked_text(text, f'an entry of "{name}"', place).strip() for text in found))
+    texts_read = (str(text) if type(text) is int and name != "texts" else text for text in texts)
+    return tuple(dict.fromkeys(checked_text(text, f'an entry of "{name}"', place).strip() for text in texts_read))
 
 
 def save_queries(queries: Sequence[TypedQuery], path: str | os.PathLike[str]) -> None:

@@ -147,15 +147,15 @@ def _parts(words: Sequence[str]) -> Iterable[tuple[str, list[str], bool]]:
 
 def _actions(total: Counter[str]) -> dict[str, str]:
     """By verb as written its form in -ing, of those that stand in the captions."""
-    found: dict[str, str] = {}
+    actions: dict[str, str] = {}
     for action in (word for word, count in total.items() if is_action(word) and count >= LEAST):
         stem = action[:-3]
         # running, riding, jumping: of the stems that captions have, the one with most places.
         stems = [stem, stem + "e", *([stem[:-1]] if stem[-1] == stem[-2] else [])]
         verb = max(stems, key=lambda word: total[word] + total[word + "s"] + total[word + "es"])
-        found |= {form: action for form in (verb, verb + "s", verb + "es") if total[form]}
-        found[action] = action
-    return found
+        actions |= {form: action for form in (verb, verb + "s", verb + "es") if total[form]}
+        actions[action] = action
+    return actions
 
 
 def _singular(noun: str, nouns: set[str]) -> str:
