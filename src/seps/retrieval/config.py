@@ -85,9 +85,9 @@ DEFAULT_SIZE = "patches"
 """The size of a new store, where nothing names another.
 
 Measured by `python -m benchmarks.quality.sizes --data FILE.jsonl`, a paired bootstrap over the photos of dev and
-dev-llava (docs/search-figures.md). `vector` loses where pictures have descriptions. `small` and `tiny` lose nothing
-measurable with pictures of 280 px, but by pixels on dev-llava with 224 px; and they explain by a grid of 4 x 4 and
-2 x 2 means. Heads without a network of ours, and networks with another `forward`, keep `full`.
+dev-llava (docs/search-figures.md). `vector` and `tiny` lose where pictures have descriptions. `small` loses nothing
+measurable with pictures of 280 px, but explains by a grid of 4 x 4 means, of which a sentence selects all. Heads
+without a network of ours, and networks with another `forward`, keep `full`.
 """
 
 
