@@ -66,15 +66,15 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="package")
 def address(served: Path) -> Iterator[str]:
-    from seps.photos.duplicates import likeness
     from seps.photos.library import Library
     from seps.photos.search.searcher import Searcher
     from seps.photos.serve.app import create_app
     from seps.photos.serve.guard import LOOPBACK
+    from seps.retrieval import embedded
 
     # The untrained model of the tests takes all pictures for nearly the same.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(likeness, "UNMEASURED_COSINE", 0.999)
+        patch.setattr(embedded, "UNMEASURED_COSINE", 0.999)
         with serving(create_app(Library.over(Searcher(served / "s", model())), hosts=LOOPBACK, local=True)) as place:
             yield place
 

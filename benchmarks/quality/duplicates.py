@@ -6,7 +6,7 @@
 The first takes photos of a tar, saves some of them again in the ways of `CHANGES`, indexes all, and prints per way the
 part that is in one group with its original, by kind of group, and the groups that hold photos of different originals;
 then how alike the vectors are: each changed photo and its original, and different originals. By this cosine the
-threshold of a model is set (`seps.photos.duplicates.likeness.NEAR_DUPLICATE_COSINES`).
+threshold of a model is set (`seps.retrieval.embedded.NEAR_DUPLICATE_COSINES`).
 
 The second times the search for groups in made-up rows, without a store.
 """
@@ -81,9 +81,10 @@ def write_photos(tar: Path, folder: Path, photos: int, changed: int) -> None:
 def measure(folder: Path, location: Path, model_name: str) -> list[str]:
     """Index the photos and print what is found; returns the lines of the report."""
     from seps.photos.duplicates.duplicates import group
-    from seps.photos.duplicates.likeness import KINDS, near_duplicate_cosine, read_gallery
+    from seps.photos.duplicates.likeness import KINDS, read_gallery
     from seps.photos.indexing.build import IndexOptions, index_folder
     from seps.photos.store.store import Store
+    from seps.retrieval.embedded import near_duplicate_cosine
     from seps.retrieval.engine.loading import load_engine
 
     index_folder(folder, location, load_engine(model_name), model_name, options=IndexOptions(bank=False))

@@ -33,6 +33,13 @@ FILE = "sentences.json"
 """What a release states of an embedded model, so that it need not be computed."""
 
 
+NEAR_DUPLICATE_COSINES = {"a30eb0ef8f39c1f714ded1a39c12332a": 0.9, "d61f73ed9a87c68a9dd3ac5a93acbf44": 0.9}
+"""By digest of the weights that make pictures' states: the least cosine of nearly equal pictures, measured
+(docs/formats-and-duplicates.md). These are `mini` and `base`."""
+UNMEASURED_COSINE = 0.95
+"""The same for other models, whose vectors of different photos may be closer."""
+
+
 def embedded_folder(name: str = MINI) -> Path:
     """Where an embedded model is."""
     return Path(str(files("seps"))) / "assets" / name
@@ -52,6 +59,11 @@ def stated_text_hash(name: str) -> str:
         return str(stated_facts(name)["text_hash"])
     except (OSError, ValueError, KeyError):
         return ""
+
+
+def near_duplicate_cosine(model_hash: str) -> float:
+    """The least cosine of the vectors of two nearly equal pictures, by the model with this digest."""
+    return NEAR_DUPLICATE_COSINES.get(model_hash, UNMEASURED_COSINE)
 
 
 def sentence_side(name: str, device: torch.device | str = "cpu") -> tuple[RetrievalModel, str] | None:

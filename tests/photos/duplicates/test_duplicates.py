@@ -28,7 +28,7 @@ from seps.photos.search.ranking import fold
 from seps.photos.search.searcher import Searcher
 from seps.photos.store.rows import StoreError
 from seps.photos.store.store import Store
-from seps.retrieval.embedded import EMBEDDED, embedded_folder
+from seps.retrieval.embedded import EMBEDDED, NEAR_DUPLICATE_COSINES, embedded_folder
 from seps.retrieval.pretrained import from_pretrained
 from stores import TEXTS, index
 
@@ -288,9 +288,9 @@ def test_descriptions_and_the_name_of_the_model_change_no_group(tmp_path: Path) 
 
 
 def test_measured_thresholds_are_those_of_the_shipped_weights() -> None:
-    """After a change of a shipped model, measure again: python -m benchmarks.duplicates."""
+    """After a change of a shipped model, measure again: python -m benchmarks.quality.duplicates."""
     stated = [json.loads((embedded_folder(name) / "sentences.json").read_text()) for name in EMBEDDED]
-    assert {entry["model_hash"] for entry in stated} == set(likeness.NEAR_DUPLICATE_COSINES)
+    assert {entry["model_hash"] for entry in stated} == set(NEAR_DUPLICATE_COSINES)
 
 
 def test_excluded_pictures_are_no_duplicates(tmp_path: Path) -> None:

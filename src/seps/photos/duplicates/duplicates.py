@@ -15,12 +15,12 @@ from seps.photos.duplicates.likeness import (
     CopyKind,
     is_frame,
     joined,
-    near_duplicate_cosine,
     read_gallery,
 )
 from seps.photos.store.filters import Filters
 from seps.photos.store.rows import StoreError, shown_place
 from seps.photos.store.store import Store
+from seps.retrieval.embedded import near_duplicate_cosine
 
 
 @dataclass(frozen=True)

@@ -36,18 +36,8 @@ SHAPE = 0.08
 """Largest difference of the logarithms of width / height."""
 FLAT = 6.0
 """Deviation of the pixels, of 255, below which a picture is one colour; then colours are compared, not shapes."""
-NEAR_DUPLICATE_COSINES = {"a30eb0ef8f39c1f714ded1a39c12332a": 0.9, "d61f73ed9a87c68a9dd3ac5a93acbf44": 0.9}
-"""By digest of the weights that make pictures' states: the least cosine of nearly equal pictures, measured
-(docs/formats-and-duplicates.md). These are `mini` and `base`."""
-UNMEASURED_COSINE = 0.95
-"""The same for other models, whose vectors of different photos may be closer."""
 _HASH_SIDE, _LOW = 32, 8
 Array = np.ndarray[Any, np.dtype[Any]]
-
-
-def near_duplicate_cosine(model_hash: str) -> float:
-    """The least cosine of the vectors of two nearly equal pictures, by the model with this digest."""
-    return NEAR_DUPLICATE_COSINES.get(model_hash, UNMEASURED_COSINE)
 
 
 def _cosines() -> Array:

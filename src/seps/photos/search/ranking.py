@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from seps.photos.duplicates.likeness import joined, near_duplicate_cosine, read_pictures
+from seps.photos.duplicates.likeness import joined, read_pictures
 from seps.photos.search.query import Query, Sort, Term
 from seps.photos.search.results import Hit
 from seps.photos.search.searcher import Part, Searcher
 from seps.photos.search.sums import search_combined
 from seps.photos.store.store import Store
+from seps.retrieval.embedded import near_duplicate_cosine
 
 RELEVANT = 24
 """Best results that are put into an order of dates, good matches or not: those of the page's first view."""
