@@ -139,7 +139,7 @@ class PackedQueries(Queries):
 
         words = values["words"].float()
         self.lengths = words.norm(dim=-1, keepdim=True)
-        self.pool = TextPool.packed(words, values["counts"], means)  # type: ignore[misc]
+        self.pool = TextPool.packed(words, values["counts"], means)
         self.vectors = values.get("vectors")
 
     def __len__(self) -> int:
