@@ -25,10 +25,11 @@ def _c_library() -> Any:
 def hold_little_memory() -> None:
     """Let the threads of this process share one heap, and large tensors go back to the system when they are freed.
 
-    NumPy computes its products on the thread that calls, without threads and buffers of its own. For a process that
-    runs one command, before it starts threads and imports NumPy.
+    NumPy computes its products on the thread that calls, without threads and buffers of its own, and Arrow takes its
+    memory from the same heap. For a process that runs one command, before it starts threads and imports either.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     library = _c_library()
     if library is not None:
         for name, value in ((_ARENA_MAX, 1), (_MMAP_THRESHOLD, _LARGE), (_TRIM_THRESHOLD, _FREE)):

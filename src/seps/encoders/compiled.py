@@ -6,12 +6,15 @@ products change: docs/search-figures.md.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import importlib.util
+import itertools
 import os
 import sys
 import threading
 import warnings
+from collections import deque
 from typing import Any, Literal
 
 import numpy as np
@@ -32,7 +35,7 @@ TIP = "pip install 'seps[fast]'"
 
 
 class CompiledVision:
-    """`vision(pixels)` of an encoder by OpenVINO; each picture on one core, and any number of threads may call.
+    """`vision(pixels)` of an encoder by OpenVINO; each picture on one core, several at once, from any thread.
 
     Pictures are encoded one at a time, so the tokens of a picture do not depend on those beside it. `precision` is
     that of the products: "f32" differs from torch by rounding alone. "int8" is that of the linear layers, the others
@@ -64,17 +67,35 @@ class CompiledVision:
             _round_weights(graph)
             settings["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = GROUP
         del traced, decoder, frontend  # with them the weights that were rounded: compiling takes the most memory
+        gc.collect()
         release_free_memory()
         self._model: Any = openvino.Core().compile_model(graph, "CPU", settings)
-        self._thread = threading.local()
+        self._streams, self._thread = cores, threading.local()
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """(B, 3, H, W) float32 in [0, 1] of the encoder's `image_size` -> tokens (B, P + N, C) float32."""
-        request = getattr(self._thread, "request", None)
-        if request is None:
-            request = self._thread.request = self._model.create_infer_request()
-        # Copied, for the next picture is written to the same place.
-        return torch.cat([torch.from_numpy(request.infer({0: one[None].numpy()})[0].copy()) for one in pixels])
+        requests = self._requests(min(len(pixels), self._streams))
+        found: list[Tensor] = []
+        running: deque[Any] = deque()
+        for one, request in zip(pixels, itertools.cycle(requests)):
+            if len(running) == len(requests):
+                found.append(_result(running.popleft()))  # that of `request`
+            request.start_async({0: one[None].numpy()})
+            running.append(request)
+        return torch.cat([*found, *map(_result, running)])
+
+    def _requests(self, count: int) -> list[Any]:
+        """At least so many requests of the calling thread: one computes one picture at a time."""
+        own: list[Any] = getattr(self._thread, "requests", [])
+        own += [self._model.create_infer_request() for _ in range(count - len(own))]
+        self._thread.requests = own
+        return own
+
+
+def _result(request: Any) -> Tensor:
+    """The tokens of a request that runs, copied: the next picture is written to the same place."""
+    request.wait()
+    return torch.from_numpy(request.get_output_tensor(0).data.copy())
 
 
 def _round_weights(graph: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
@@ -93,6 +94,35 @@ def test_the_vision_encoder_goes_and_comes_back(whole: RetrievalModel) -> None:
     engine.model.project_patches[1].weight.mul_(2)
     with pytest.raises(ValueError):
         engine.load_pixels()
+
+
+@torch.no_grad()
+def test_the_text_encoder_goes_and_comes_back(whole: RetrievalModel) -> None:
+    engine = cast(PatchEngine, load_engine("mini", sentences=True))
+    text, digests = engine.model.text, engine.digests()
+    expected = PatchEngine(whole).encode_texts(["a dog on a beach"]).text_features.words
+    tokens = torch.zeros(1, 49, engine.traits.width)
+
+    def bytes_held() -> int:
+        return sum(value.untyped_storage().nbytes() for value in text.parameters() if not value.is_meta)
+
+    before = bytes_held()
+    for use in (
+        lambda: engine.encode_texts(["a dog on a beach"]).text_features.words,
+        lambda: engine.pictures(tokens, ["a dog on a beach"]).features.dense,
+        lambda: engine.with_grid((8, 8)).encode_texts(["a dog on a beach"]).text_features.words,
+        lambda: copy.deepcopy(engine).encode_texts(["a dog on a beach"]).text_features.words,
+    ):
+        engine.drop_texts()
+        assert bytes_held() == 0 and engine.digests() == digests and engine.model.text is text
+        assert torch.equal(cast(torch.Tensor, use()), expected)
+    assert bytes_held() == before
+    with engine._texts():  # another thread reads a description
+        engine.drop_texts()
+    assert bytes_held() == before
+    kept = PatchEngine(whole)
+    kept.drop_texts()  # nothing could read it again
+    assert torch.equal(kept.encode_texts(["a dog on a beach"]).text_features.words, expected)
 
 
 def test_other_weights_in_a_package_are_loaded_whole_and_refused(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ A `Preparer` is all that a worker needs, whether it is a thread of this process 
 from __future__ import annotations
 
 import copy
+import math
 import os
 import threading
 import time
@@ -30,15 +31,16 @@ from seps.photos.store.rows import PACKED_TYPES, Columns
 from seps.ray_cluster import LOST, ClusterWork, RayConfig, connected, spread
 from seps.retrieval.engine.engine import Engine
 from seps.retrieval.engine.layout import Kept, Layout
-from seps.retrieval.engine.loading import faster, on_device, torch_pixels
+from seps.retrieval.engine.loading import drop_texts, faster, on_device, torch_pixels
 from seps.retrieval.engine.queries import Array, joined
 from seps.retrieval.ranking.bank import Bank, bank_of
 from seps.threads import computing_threads, cores_used
 
-CPU_PICTURES = 8
-"""Pictures without description that a thread of a CPU embeds at a time."""
+CPU_PICTURES, CPU_PATCHES = 8, 1600
+"""Pictures without description that a thread of a CPU embeds at a time, and patches, at which there are fewer."""
 MANY = 100
-"""Pictures for which an engine without torch takes the torch encoder all the same: its faster forms save more."""
+"""Pictures for which an engine without torch takes the torch encoder all the same, whose faster forms save more, and
+one with torch lets go what reads texts."""
 CPU_TEXTS = 8
 """Descriptions a CPU encodes at a time, those of similar length together: less padding."""
 Content = tuple[str, str | None]
@@ -118,10 +120,12 @@ class Preparer:
                 self._fast = faster(self.engine)
             return self._fast
 
-    def load_bank(self) -> None:
-        """Have the bank of the engine ready, where the store keeps levels."""
+    def load_bank(self, drop: bool = False) -> None:
+        """Have the bank of the engine ready, where the store keeps levels; with `drop` nothing else reads texts now."""
         if self.has_bank and self.bank is None:
             bank_of(self.engine)
+        if drop:
+            drop_texts(self.engine)
 
     def set_fast(self, engine: Engine) -> None:
         """Encode pictures with this form of the engine."""
@@ -169,9 +173,10 @@ class Preparer:
             return []
         engine, on_cpu = self.engine, self.engine.device.type == "cpu"
         is_described = any(text is not None for text in descriptions)
-        if on_cpu and not is_described and len(pictures) > CPU_PICTURES:
+        most = max(2, min(CPU_PICTURES, CPU_PATCHES // max(1, math.prod(self.layout.grid))))
+        if on_cpu and not is_described and len(pictures) > most:
             # In parts, which take less memory. Descriptions stay together: those of similar length are encoded at once.
-            cuts = [slice(start, start + CPU_PICTURES) for start in range(0, len(pictures), CPU_PICTURES)]
+            cuts = [slice(start, start + most) for start in range(0, len(pictures), most)]
             return [state for cut in cuts for state in self.embed(pictures[cut], descriptions[cut])]
         step = engine.traits.cpu_batch if on_cpu else len(pictures)
         decoded = [picture.pixels for picture in pictures]
@@ -225,7 +230,8 @@ def prepare_locally(
     if prepare.engine.device.type != "cpu":
         prepare.gpu_lock = threading.Lock()
     # Torch, where it is used, is loaded before the threads are made: each sets torch's number of cores.
-    if sum(map(len, batches)) >= MANY and (pixels := torch_pixels(prepare.engine)) is not None:
+    many = sum(map(len, batches)) >= MANY
+    if many and (pixels := torch_pixels(prepare.engine)) is not None:
         prepare.set_fast(pixels)
     waiting: deque[Future[PreparedBatch]] = deque()
     pool = computing_threads(workers, "seps-index", max(1, min(cores_used(), cores) // workers))
@@ -234,7 +240,8 @@ def prepare_locally(
         if len(batches) > 1:  # of a few pictures perhaps none has to be encoded
             maker.submit(lambda: prepare.fast)  # while the first batches and the bank are read; it uses one core
         if batches:
-            pool.submit(prepare.load_bank)
+            described = any(job.written is not None for batch in batches for job in batch)
+            pool.submit(prepare.load_bank, many and not described)
         for number in range(len(batches)):
             while len(waiting) < workers + 2 and number + len(waiting) < len(batches):
                 waiting.append(pool.submit(prepare, batches[number + len(waiting)]))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from seps.extras import install_command, is_installed, require
+from seps.memory import release_free_memory
 from seps.plugins import load_plugins
 from seps.retrieval.config import VECTOR
 from seps.retrieval.embedded import EMBEDDED
@@ -19,6 +20,8 @@ from seps.retrieval.engine.light import LightEngine, can_compute
 
 if TYPE_CHECKING:
     import torch
+
+    from seps.encoders import TextEncoder
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,14 @@ def _load_ours(name: str, place: Path | None, options: LoadOptions) -> Engine:
         return PatchEngine(whole())
     model, digest = side
     digests = Digests(digest, texts=text_hash(model), short=short_hash(model))
-    return PatchEngine(model, digests=digests, read_vision=lambda: vision_side(name) or whole().vision)
+
+    def texts() -> TextEncoder:
+        found = sentence_side(name)
+        return whole().text if found is None else found[0].text
+
+    return PatchEngine(
+        model, digests=digests, read_vision=lambda: vision_side(name) or whole().vision, read_texts=texts
+    )
 
 
 def _load_dual(name: str, place: Path, options: LoadOptions) -> Engine:
@@ -201,6 +211,22 @@ def faster(engine: Engine) -> Engine:
     from seps.retrieval.engine import faster as torch_forms
 
     return torch_forms.faster(engine)
+
+
+def exactly_faster(engine: Engine) -> Engine:
+    """The engine in a faster form with the same tokens within rounding (`seps.retrieval.engine.faster`)."""
+    if isinstance(engine, LightEngine):
+        return engine
+    from seps.retrieval.engine import faster as torch_forms
+
+    return torch_forms.exactly_faster(engine)
+
+
+def drop_texts(engine: Engine) -> None:
+    """Let go what reads texts until it is needed again, where it can be read again."""
+    if (let_go := getattr(engine, "drop_texts", None)) is not None:
+        let_go()
+    release_free_memory()
 
 
 def torch_pixels(engine: Engine) -> Engine | None:

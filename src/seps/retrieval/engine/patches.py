@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from seps.encoders import VisionEncoder
+from seps.encoders import TextEncoder, VisionEncoder
 from seps.images.decoding import Mode, decode_image
 from seps.method.checks import evaluating, values_unchecked
 from seps.method.encoded import EncodedImages, Texts
@@ -154,7 +155,8 @@ def fewer_patches(net: PatchSlimming, stored: int, whole: int | None = None) -> 
 
 
 class PatchEngine:
-    """A model of ours. `read_vision` reads the vision encoder of one that was read for sentences, with these digests.
+    """A model of ours. `read_vision` reads the vision encoder of one that was read for sentences, with these digests,
+    and `read_texts` its text encoder, so that it can be let go.
 
     The model is in eval mode from now on.
     """
@@ -165,18 +167,21 @@ class PatchEngine:
         *,
         digests: Digests | None = None,
         read_vision: Callable[[], VisionEncoder] | None = None,
+        read_texts: Callable[[], TextEncoder] | None = None,
     ) -> None:
         self.model = model.eval()
         self.vision: Vision | None = None
         """The vision encoder in another form, in the place of the model's own."""
-        self._digests, self._read_vision = digests, read_vision
+        self._digests, self._read_vision, self._read_texts = digests, read_vision, read_texts
+        self._texts_in_use = 0
         self._loading = threading.Lock()
         self._scorers: dict[PatchLayout | None, PatchScorer] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy in another process has a lock, scorers and a form of the vision encoder of its own."""
         self.load_pixels()
-        return {"model": self.model, "_digests": self._digests}
+        with self._texts() as model:
+            return {"model": model, "_digests": self._digests}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["model"], digests=state["_digests"])  # type: ignore[misc]
@@ -243,6 +248,29 @@ class PatchEngine:
                 self.digests()
                 self.model.vision = AbsentVision.of(self.model.vision)
 
+    def drop_texts(self) -> None:
+        """Let go the weights of the text encoder where they can be read again and nobody uses them now."""
+        with self._loading:
+            if self._read_texts is not None and not self._texts_in_use:
+                self.digests()
+                for module in self.model.text.modules():
+                    for name, value in module.named_parameters(recurse=False):
+                        setattr(module, name, nn.Parameter(value.to("meta"), requires_grad=False))
+
+    @contextlib.contextmanager
+    def _texts(self) -> Iterator[RetrievalModel]:
+        """The model with its text encoder, which is not let go within."""
+        with self._loading:
+            text = self.model.text
+            if self._read_texts is not None and any(value.is_meta for value in text.parameters()):
+                text.load_state_dict(self._read_texts().to(self.device).state_dict(), assign=True)
+            self._texts_in_use += 1
+        try:
+            yield self.model
+        finally:
+            with self._loading:
+                self._texts_in_use -= 1
+
     def to(self, device: torch.device | str) -> PatchEngine:
         """The engine, on another device from now on."""
         self.model.to(device)
@@ -250,11 +278,12 @@ class PatchEngine:
 
     def with_grid(self, grid: tuple[int, int]) -> PatchEngine:
         """The engine for pictures of `grid` patches."""
-        model, read = with_grid(self.model, grid), self._read_vision
+        with self._texts() as own:
+            model, read = with_grid(own, grid), self._read_vision
         if model is self.model:
             return self
-        own = None if read is None else lambda: set_grid(read(), grid)
-        return PatchEngine(model, digests=self._digests, read_vision=own)
+        read_vision = None if read is None else lambda: set_grid(read(), grid)
+        return PatchEngine(model, digests=self._digests, read_vision=read_vision, read_texts=self._read_texts)
 
     @torch.no_grad()
     def encode_pixels(self, decoded: Sequence[Tensor]) -> Tensor:
@@ -277,9 +306,10 @@ class PatchEngine:
         """See `Engine`."""
         features = ImageFeatures(encoded, guides=guides)
         if descriptions is not None and self.model.head.uses_description:
-            features.dense, features.dense_mask = self.model.encode_descriptions(
-                descriptions, batch_size=batch_size, progress=_stage(progress, "descriptions")
-            )
+            with self._texts() as model:
+                features.dense, features.dense_mask = model.encode_descriptions(
+                    descriptions, batch_size=batch_size, progress=_stage(progress, "descriptions")
+                )
             if keep_words is not None:
                 features.dense, features.dense_mask = merge_words(features.dense, features.dense_mask, keep_words)
         return PatchPictures(features, self.model.vision.num_prefix_tokens)
@@ -288,7 +318,8 @@ class PatchEngine:
         self, texts: Sequence[str], *, as_sentences: bool = False, progress: Progress | None = None
     ) -> Queries:
         """See `Engine`."""
-        return Queries(self.model.encode_texts(texts, as_sentences=as_sentences, progress=_stage(progress, "captions")))
+        with self._texts() as model:
+            return Queries(model.encode_texts(texts, as_sentences=as_sentences, progress=_stage(progress, "captions")))
 
     @torch.no_grad()
     def vectors(self, encoded: PatchPictures | MeanPictures | Queries) -> Tensor:
@@ -314,7 +345,8 @@ class PatchEngine:
             vectors = as_array(self.vectors(queries))
             return torch.from_numpy(pictures.score(vectors, chosen))
         if paired is not None:
-            return score_paired(self.model, pictures.features, queries.text_features, paired, memory)
+            with self._texts() as model:
+                return score_paired(model, pictures.features, queries.text_features, paired, memory)
         scorer = self.scorer(pictures.layout)
         if chosen is not None:
             places = torch.from_numpy(chosen).to(self.device)
@@ -345,16 +377,17 @@ class PatchEngine:
             scorer = self.scorer(stored.layout)
             side = None if scorer.net is None else scorer.side(stored.features)
             grid = None if stored.layout is None else stored.layout.grid
-            explanation = explain_patches(
-                self.model,
-                stored.features,
-                caption,
-                description,
-                side=side,
-                net=scorer.net,
-                grid=grid,
-                positions=stored.positions,
-            )
+            with self._texts() as model:
+                explanation = explain_patches(
+                    model,
+                    stored.features,
+                    caption,
+                    description,
+                    side=side,
+                    net=scorer.net,
+                    grid=grid,
+                    positions=stored.positions,
+                )
             if description is None and self.model.head.uses_description:
                 explanation.note = UNDESCRIBED
             return explanation
@@ -368,7 +401,8 @@ class PatchEngine:
             (pixels,), (vector,) = torch.from_numpy(stored.pixels), torch.from_numpy(stored.vectors)
             weight = vector_weight(self.model) if stored.described[0] else 0.0
             one = OneVector(vector, pixels, weight, stored.layout.slope)
-        explanation = explain_patches(self.model, features.features, caption, description, mean=one)
+        with self._texts() as model:
+            explanation = explain_patches(model, features.features, caption, description, mean=one)
         if stored is not None and file.note:
             explanation.note = file.note
         elif given is None and self.model.head.uses_description:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -14,8 +15,10 @@ from seps.retrieval.data import CheckReport, DataFault, RetrievalDataset, check_
 from seps.retrieval.data.guides import dataset_guides
 from seps.retrieval.data.streams import PictureStream, Pixels, in_batches
 from seps.retrieval.engine.engine import Engine, Progress
-from seps.retrieval.engine.loading import engine_of
+from seps.retrieval.engine.loading import engine_of, exactly_faster
 
+MANY = 100
+"""Images for which a faster form of the encoder is made: that takes a second or two."""
 StageProgress = Progress
 """Called with what is encoded, how many are done, and of how many."""
 
@@ -35,7 +38,7 @@ def encode_images(
     `decode_all(dataset, model.image_size)`, or a stream of that size. Raises ValueError for pixels of another size: to
     resize them here would be a second way to make them. Raises UnreadableImage.
     """
-    engine = engine_of(model)
+    engine = _encoder(model, len(dataset))
     size = batch_size or _at_once(engine)
     if pixels is None:
         with PictureStream(dataset.sources, engine.traits.image_size, engine.decoding) as stream:
@@ -49,9 +52,19 @@ def encode_images(
     return _encoded(engine, in_batches(pixels, size), len(dataset), progress)
 
 
+def _encoder(model: object, count: int) -> Engine:
+    """What encodes so many images of a model or an engine."""
+    engine = engine_of(model)
+    return exactly_faster(engine) if count >= MANY and engine.traits.reads_pixels else engine
+
+
 def _at_once(engine: Engine) -> int:
+    if engine.device.type == "cuda":
+        return 64
+    if getattr(engine, "vision", None) is not None:  # compiled: each core computes an image of its own
+        return max(4, 2 * (os.cpu_count() or 1))
     # On a CPU large activations are paid for in page faults: a few images at a time are about three times faster.
-    return 64 if engine.device.type == "cuda" else 4
+    return 4
 
 
 def _batches(pictures: Iterator[Any], size: int) -> Iterator[list[Any]]:
@@ -89,7 +102,7 @@ def encode_readable(
 
     The report is for `drop_bad`; an engine that reads no pixels has no tokens, and its images are only tried.
     """
-    engine = engine_of(model)
+    engine = _encoder(model, len(dataset))
     if not engine.traits.reads_pixels:
         return None, check_dataset(dataset, verify_images="decode")
     faults: dict[int, UnreadableImage] = {}
