@@ -12,7 +12,7 @@ from scoring_cases import CONFIGS, make_inputs, make_net
 from seps.method.config import SlimmingConfig
 from seps.method.encoded import Texts
 from seps.scoring import difference, score_matrix
-from seps.scoring.difference import DifferenceMaxima, _Norms, alike
+from seps.scoring.difference import DifferenceMaxima, _Norms
 from seps.scoring.inputs import SortedTexts
 
 NEAR = 1e-6
@@ -46,13 +46,13 @@ def differ(net, data, **options) -> tuple[torch.Tensor, int]:
 def met(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many texts met `DifferenceMaxima` itself, call by call."""
     calls: list[int] = []
-    whole = difference._Sets.maxima
+    whole = difference._Merged.maxima
 
-    def counted(self, parts, longest, keeps, extra):
-        calls.append(len(extra))
-        return whole(self, parts, longest, keeps, extra)
+    def counted(self, texts, kept):
+        calls.append(texts.count)
+        return whole(self, texts, kept)
 
-    monkeypatch.setattr(difference._Sets, "maxima", counted)
+    monkeypatch.setattr(difference._Merged, "maxima", counted)
     return calls
 
 
@@ -166,7 +166,7 @@ def test_norms_keep_their_digits(images, texts, patches, merged, groups, rate, s
         torch.rand(texts, images, patches) < rate * torch.rand(texts, 1, 1)
     )
     keep = keep.float()
-    found = _Norms(vectors, [weights])([keep])[0].double().square()
+    found = _Norms(vectors, [weights])([keep.transpose(0, 1)])[0].double().square()
     tokens = torch.einsum("tbn,bnq,bnc->btqc", keep.double(), weights.double(), vectors.double())
     exact = tokens.square().sum(dim=-1)
     # What a sum in float32 may lose, whatever its order: terms against the sum.
@@ -175,15 +175,6 @@ def test_norms_keep_their_digits(images, texts, patches, merged, groups, rate, s
     )
     present = exact > 1e-30
     assert ((1 / found - exact).abs() <= 3e-5 * exact + 2e-6 * terms)[present].all()
-
-
-def test_groups_gather_texts_that_decide_alike() -> None:
-    torch.manual_seed(0)
-    kinds = (torch.rand(4, 50) < 0.5).float()
-    own = torch.arange(200) % 4
-    keep = (kinds[own] - (torch.rand(200, 50) < 0.03).float()).abs()
-    base, group = alike(keep, 4)
-    assert (keep - base[group]).abs().sum() < 1.5 * (keep - kinds[own]).abs().sum()
 
 
 @pytest.mark.parametrize("name", sorted(set(CONFIGS) - {"gumbel"}))

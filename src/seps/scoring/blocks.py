@@ -46,8 +46,9 @@ _FEW_IMAGES = 8
 """At most so many at once on a core, at least so many on a GPU where half the memory holds them."""
 _CHUNK = 6500
 """Texts that the fused kernels select at once: some hundred thousand pairs fill a GPU, more would leave its cache."""
-_TEXTS = 512
-"""Texts whose decisions are compared at once on a CPU."""
+_TEXTS, _PAIRS = 128, 512
+"""On a CPU: texts whose words meet an image at once, so that their products stay in a core's cache, and pairs whose
+decisions are compared at once."""
 _MOST_TRAINED = 128
 """Images at once in training: a second block would double the launches of a step."""
 
@@ -219,7 +220,8 @@ def make_plan(
         text = 0 if kept else text
         if dtype == torch.float32:
             # What stands in a core's cache at once `DifferenceMaxima` sees to.
-            count = max(1, min(_FEW_IMAGES, images // 8, _TEXTS // texts, (memory - text - pair) // image))
+            at_once = min(_FEW_IMAGES, images // 6, _PAIRS // min(texts, _TEXTS), (memory - text - pair) // image)
+            count = max(1, at_once)
             return Plan(count, max(1, min(texts, _TEXTS, (memory - count * image) // (text + count * pair))), costs)
         room = max(min(memory, _CACHE + image + text) - image, text + pair)
         fitting = min(_FEW_IMAGES, images // 8, room // max(1, texts * (text + pair)), (memory - room) // image)
@@ -289,6 +291,8 @@ def score_rows(
 
     starts = range(0, count, step)
     if not cuda:
+        for run in texts.runs(plan.texts) if kept else ():
+            texts.block(*run)  # once, before the threads would each make it
         yield from _map_images(lambda start: engine.rows(images(start)), starts, threads)
         return
     if isinstance(block, ImageBlock):
@@ -388,13 +392,11 @@ class Engine:
         if self.fused is not None:
             self.fused(images).fill(self.texts, self.plan.texts, self.plan.chunk, out)
             return
-        maxima: Maxima
-        if self.dtype == torch.float32 and DifferenceMaxima.supports(self.net, images) is None:
-            # Words stand without padding there, so that blocks need not be cut by length.
-            maxima, least = DifferenceMaxima(self.net, images), self.plan.texts
-        else:
-            maxima, least = GramMaxima(self.net, images, self.dtype), 64
-        for start, stop in self.texts.runs(self.plan.texts, least):
+        by_difference = self.dtype == torch.float32 and DifferenceMaxima.supports(self.net, images) is None
+        maxima: Maxima = (
+            DifferenceMaxima(self.net, images) if by_difference else GramMaxima(self.net, images, self.dtype)
+        )
+        for start, stop in self.texts.runs(self.plan.texts):
             out[:, start:stop] = self.net.score(images, self.texts.block(start, stop), maxima).similarity
 
     def _fill_direct(self, images: EncodedImages, out: Tensor) -> None:

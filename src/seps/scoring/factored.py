@@ -27,7 +27,6 @@ from seps.method.align import largest
 from seps.method.encoded import EncodedImages, Kept, Texts
 from seps.method.maxima import ReferenceMaxima
 from seps.method.network import PatchSlimming
-from seps.scoring.inputs import PackedWords, TextBlock
 from seps.scoring.terms import (
     SMALLEST,
     branch_weights,
@@ -41,8 +40,6 @@ from seps.scoring.terms import (
     weighted_gram,
     zero_dropped,
 )
-
-_FAR = -1e30
 
 
 class GramMaxima:
@@ -135,11 +132,9 @@ class GramMaxima:
     def single(self, texts: Texts, kept: Sequence[Kept]) -> tuple[Tensor, Tensor]:
         """Best of each word (B, T, M) and of each merged patch (B, T, Q), with one set."""
         (one,) = kept
-        keep, packed = self.fit(one.keep), texts.packed if isinstance(texts, TextBlock) else None
-        if packed is None:
-            products = self.weighted_products(self.word_products(texts, self.patches), one.place, keep)
-            return _maxima(products, self.squared_norms(one.place, keep), texts.mask)
-        return _maxima(self._packed_products(texts, packed, one.place, keep), self.squared_norms(one.place, keep), None)
+        keep = self.fit(one.keep)
+        products = self.weighted_products(self.word_products(texts, self.patches), one.place, keep)
+        return _maxima(products, self.squared_norms(one.place, keep), texts.mask)
 
     def dual(self, texts: Texts, kept: Sequence[Kept]) -> tuple[Tensor, Tensor]:
         """The same with two sets in each merged patch."""
@@ -183,15 +178,6 @@ class GramMaxima:
             masked = zero_dropped(products.view(texts, words, -1), keep.reshape(texts, -1))
         rows = masked.view(texts * words, batch, count).transpose(0, 1)
         return torch.bmm(rows, self.weights(place)[0]).view(batch, texts, words, -1)[..., : self.merged(place)]
-
-    def _packed_products(self, texts: Texts, packed: PackedWords, place: int, keep: Tensor) -> Tensor:
-        """`weighted_products` without work for padding, which comes back far below every value: (B, T, M, Q)."""
-        batch, count, width = self.patches.shape
-        products = (packed.words @ self.patches.reshape(-1, width).T).view(-1, batch, count)
-        products.mul_(keep.index_select(0, packed.texts))
-        rows = torch.bmm(products.transpose(0, 1), self.weights(place)[0])[..., : self.merged(place)]
-        spread = rows.new_full((batch, texts.words[..., 0].numel(), rows.shape[-1]), _FAR)
-        return spread.index_copy_(1, packed.places, rows).view(batch, texts.count, -1, rows.shape[-1])
 
     def squared_norms(self, place: int, keep: Tensor) -> Tensor:
         """D^T H_k D: (T, B, Z) -> (B, T, Q) float32."""

@@ -140,15 +140,6 @@ def one_ahead(items: Iterable[ReadyImages]) -> Iterator[ReadyImages]:
         yield waiting
 
 
-@dataclass
-class PackedWords:
-    """The words of a block one after the other, without padding: (W, C), their texts (W,) and places in T * M (W,)."""
-
-    words: Tensor
-    texts: Tensor
-    places: Tensor
-
-
 @dataclass(kw_only=True)
 class TextBlock(Texts):
     """Texts of about the same length; words are zero at padding, in the products' dtype without gradients."""
@@ -159,24 +150,10 @@ class TextBlock(Texts):
     """(T,) int32 words of each."""
     pairs: dict[str, Tensor] = field(default_factory=dict)
     """What the fused kernels have made of the block, kept for the next images."""
-    made: dict[str, Any] = field(default_factory=dict)
-    """The same on a CPU."""
-
-    @property
-    def packed(self) -> PackedWords | None:
-        """On a CPU, where texts of several lengths stand in one block, and without gradients."""
-        if self.mask is None or self.words.dtype != torch.float32 or self.words.is_cuda or torch.is_grad_enabled():
-            return None
-        if "packed" not in self.made:
-            places = torch.nonzero(self.mask.flatten()).squeeze(-1)
-            words = self.words.flatten(0, 1).index_select(0, places)
-            self.made["packed"] = PackedWords(words, places // self.words.shape[1], places)
-        packed: PackedWords = self.made["packed"]
-        return packed
 
     def part(self, start: int, stop: int) -> TextBlock:
         """Texts `start` to `stop` of the block."""
-        part: TextBlock = map_tensors(replace(self, pairs={}, made={}), itemgetter(slice(start, stop)))
+        part: TextBlock = map_tensors(replace(self, pairs={}), itemgetter(slice(start, stop)))
         return part
 
 
@@ -222,14 +199,14 @@ class SortedTexts:
 
     def unit_nbytes(self, fused: bool = False) -> int:
         """Bytes that all normalised words take at once, for the `fused` kernels with their pairs of numbers."""
-        copies, words = 1 if self.words.is_cuda else 2, self.word_count
-        values = copies * self.products.itemsize * words
+        values = self.products.itemsize * self.word_count
         if fused:
-            values += 10 * self.count + (6 * words if self.products == torch.float32 else 0)
+            values += 10 * self.count + (6 * self.word_count if self.products == torch.float32 else 0)
         return values * self.words.shape[-1]
 
-    def runs(self, limit: int, least: int = 64) -> list[tuple[int, int]]:
+    def runs(self, limit: int, least: int | None = None) -> list[tuple[int, int]]:
         """Runs of the sorted texts, at most `limit` each; see `cut_by_length`."""
+        least = min(64, max(16, self.count // 2)) if least is None else least
         # Every block of images asks: cutting 25,000 texts again would leave a GPU idle for some milliseconds.
         if (limit, least) not in self._runs:
             self._runs[limit, least] = cut_by_length(self._ordered, limit, least)
