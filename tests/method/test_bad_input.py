@@ -188,5 +188,5 @@ def test_no_sample_is_selected_and_no_pair_has_no_loss():
         with pytest.raises(seps.InputError, match=naming("scores", "(0, 0)")):
             loss(torch.ones(0, 0))
     words = torch.ones(0, 4, 16)
-    with pytest.raises(seps.InputError, match="words"):
+    with pytest.raises(seps.InputError, match="one caption or more"):
         seps.CrossSparseAggrNet(16, 12, 0.5, 0.5, has_cls=True)(torch.ones(2, 13, 16), words, None, words)

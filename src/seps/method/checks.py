@@ -167,16 +167,39 @@ def check_one_each(dense: Tensor, batch: int) -> None:
         )
 
 
-def check_pairing(captions: Tensor, dense: Tensor | None) -> None:
+def check_pairing(captions: Tensor, dense: Tensor | None, name: str = "long_cap_embs") -> None:
     """Raise `InputError` unless there is one dense text (T, L, C) for each caption (T, M, C), or none at all."""
     if dense is None:
         return
-    check_features("long_cap_embs", dense, "texts, words, width", captions.shape[-1])
+    check_features(name, dense, "texts, words, width", captions.shape[-1])
     if dense.shape[0] != captions.shape[0] or not len(captions):
         raise InputError(
-            f"long_cap_embs holds {dense.shape[0]} texts for {captions.shape[0]} captions; the published pairing needs "
+            f"{name} holds {dense.shape[0]} texts for {captions.shape[0]} captions; the published pairing needs "
             "one each, and one caption or more."
         )
+
+
+def check_token_count(num_tokens: int, num_patches: int) -> None:
+    """Raise `InputError` unless the tokens are N patches, or CLS and N patches."""
+    if num_tokens not in (num_patches, num_patches + 1):
+        raise InputError(
+            f"{num_tokens} tokens came for num_patches={num_patches}, and has_cls was not given: {num_patches} tokens "
+            f"are patches alone, {num_patches + 1} are CLS and patches. Pass has_cls, or the right num_patches."
+        )
+
+
+def read_options(opt: Any) -> tuple[int, int, float, float]:
+    """embed_size, num_patches, sparse_ratio and aggr_ratio of the published options (a namespace or a mapping)."""
+    values = []
+    for name in ("embed_size", "num_patches", "sparse_ratio", "aggr_ratio"):
+        value = opt.get(name) if isinstance(opt, Mapping) else getattr(opt, name, None)
+        if value is None:
+            raise InputError(
+                f"the options have no {name}; give embed_size, num_patches, sparse_ratio and aggr_ratio, as the "
+                "published opt has them, or call CrossSparseAggrNet(embed_size=..., ...)."
+            )
+        values.append(value)
+    return int(values[0]), int(values[1]), float(values[2]), float(values[3])
 
 
 def check_ratio(name: str, value: float) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from seps.method.align import mask_xattn_one_text
-from seps.method.checks import InputError, check_features, length_mask
+from seps.method.checks import check_features, check_pairing, check_token_count, length_mask, read_options
 from seps.method.config import SlimmingConfig
 from seps.method.encoded import EncodedImages, Texts
 from seps.method.maxima import reference_scores
@@ -73,7 +73,7 @@ class CrossSparseAggrNet(PatchSlimming):
         check_num_patches: bool = True,
     ) -> None:
         if not isinstance(embed_size, int):
-            embed_size, num_patches, sparse_ratio, aggr_ratio = _read_options(embed_size)
+            embed_size, num_patches, sparse_ratio, aggr_ratio = read_options(embed_size)
         preset = SlimmingConfig.paper if use_paper_version else SlimmingConfig.open_source
         config = preset(
             embed_size=embed_size,
@@ -92,29 +92,11 @@ class CrossSparseAggrNet(PatchSlimming):
         )
         super().__init__(config)
         self.has_cls = has_cls
+        self.num_patches, self.keeped_patches = config.num_patches, config.num_merged
+        self.sparse_ratio, self.aggr_ratio = config.sparse_ratio, config.aggr_ratio
         if use_paper_version and not config.uses_dense_branch:
             # The reference builds this predictor even where it has no use for it; its checkpoints hold the weights.
             self.sparse_net_long = make_selector(config, None)
-
-    @property
-    def num_patches(self) -> int:
-        """N."""
-        return self.config.num_patches
-
-    @property
-    def sparse_ratio(self) -> float:
-        """Part of the patches that is kept."""
-        return self.config.sparse_ratio
-
-    @property
-    def aggr_ratio(self) -> float:
-        """Merged patches as a part of the kept ones."""
-        return self.config.aggr_ratio
-
-    @property
-    def keeped_patches(self) -> int:
-        """N_c, the number of merged patches."""
-        return self.config.num_merged
 
     def prefix_count(self, num_tokens: int) -> int:
         """0 or 1: whether the first of `num_tokens` tokens is CLS, by `has_cls` or else by `num_patches`.
@@ -123,13 +105,8 @@ class CrossSparseAggrNet(PatchSlimming):
         """
         if self.has_cls is not None:
             return int(self.has_cls)
-        patches = self.config.num_patches
-        if num_tokens not in (patches, patches + 1):
-            raise InputError(
-                f"{num_tokens} tokens came for num_patches={patches}, and has_cls was not given: {patches} tokens "
-                f"are patches alone, {patches + 1} are CLS and patches. Pass has_cls, or the right num_patches."
-            )
-        return num_tokens - patches
+        check_token_count(num_tokens, self.config.num_patches)
+        return num_tokens - self.config.num_patches
 
     def encode_images(self, images: Tensor, *, dense: Tensor | None = None, **extras: Any) -> EncodedImages:
         """As `PatchSlimming.encode_images`; without a dense text the caption's weight matrix W_s works alone."""
@@ -172,20 +149,6 @@ class CrossSparseAggrNet(PatchSlimming):
         return similarity, masks[0] if len(masks) == 1 else masks[0] + masks[1]
 
 
-def _read_options(opt: Any) -> tuple[int, int, float, float]:
-    """embed_size, num_patches, sparse_ratio and aggr_ratio of the published options (a namespace or a mapping)."""
-    values = []
-    for name in ("embed_size", "num_patches", "sparse_ratio", "aggr_ratio"):
-        value = opt.get(name) if isinstance(opt, Mapping) else getattr(opt, name, None)
-        if value is None:
-            raise InputError(
-                f"the options have no {name}; give embed_size, num_patches, sparse_ratio and aggr_ratio, as the "
-                "published opt has them, or call CrossSparseAggrNet(embed_size=..., ...)."
-            )
-        values.append(value)
-    return int(values[0]), int(values[1]), float(values[2]), float(values[3])
-
-
 def score_published_pairing(
     net: PatchSlimming,
     images: Tensor,
@@ -204,14 +167,7 @@ def score_published_pairing(
     belong to the images, as in `PatchSlimming.encode_images`.
     """
     check_features("words", words, "texts, words, width", net.config.embed_size)
-    check_features("paired_dense", paired_dense, "texts, words, width", net.config.embed_size)
-    if paired_dense.shape[0] != words.shape[0]:
-        raise InputError(
-            f"paired_dense holds {paired_dense.shape[0]} texts for {words.shape[0]} captions; the published pairing "
-            "needs one each."
-        )
-    if not len(words):
-        raise InputError("words holds no caption; the published pairing needs one or more, each with its dense text.")
+    check_pairing(words, paired_dense, "paired_dense")
     dtype = net.aggr_net.scale.dtype
     dense = Texts.of(paired_dense.to(dtype), length_mask("paired_dense_lengths", paired_dense_lengths, paired_dense))
     texts = Texts.of(words.to(dtype), length_mask("lengths", lengths, words), dense)
@@ -248,13 +204,6 @@ def create_seps_model(
     has_cls: bool | None = None,
 ) -> CrossSparseAggrNet:
     """Make a `CrossSparseAggrNet`, in the call shape of the earlier releases."""
-    return CrossSparseAggrNet(
-        embed_size,
-        num_patches,
-        sparse_ratio,
-        aggr_ratio,
-        use_paper_version,
-        use_gumbel_softmax=use_gumbel_softmax,
-        gumbel_tau=gumbel_tau,
-        has_cls=has_cls,
-    )
+    sizes = (embed_size, num_patches, sparse_ratio, aggr_ratio, use_paper_version)
+    gumbel: dict[str, Any] = {"use_gumbel_softmax": use_gumbel_softmax, "gumbel_tau": gumbel_tau}
+    return CrossSparseAggrNet(*sizes, **gumbel, has_cls=has_cls)

@@ -107,12 +107,9 @@ class MultiModalSDTPS(nn.Module):
         """Raise `InputError` for settings that cannot work."""
         if len(modalities) < 2 or len(set(modalities)) != len(modalities):
             raise InputError(f"modalities must be two or more different names, but {tuple(modalities)} came.")
-        if not 0 <= beta < math.inf:
-            raise InputError(f"beta must be a finite number, 0 or more, but {beta} came.")
-        if not 0 <= own_guide < math.inf:
-            raise InputError(f"own_guide must be a finite number, 0 or more, but {own_guide} came.")
-        if not 0 <= further_guide < math.inf:
-            raise InputError(f"further_guide must be a finite number, 0 or more, but {further_guide} came.")
+        for name, weight in (("beta", beta), ("own_guide", own_guide), ("further_guide", further_guide)):
+            if not 0 <= weight < math.inf:
+                raise InputError(f"{name} must be a finite number, 0 or more, but {weight} came.")
         if guides not in get_args(GuideKind):
             raise InputError(f"guides must be one of {get_args(GuideKind)}, but {guides!r} came.")
         if (len(modalities) - 1) * beta > 1:

@@ -16,7 +16,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from seps.method.align import HRPA, mask_xattn_one_text
-from seps.method.checks import InputError, check_features, check_pairing, check_patch_count, length_mask, unwrapped
+from seps.method.checks import (
+    check_features,
+    check_pairing,
+    check_patch_count,
+    check_token_count,
+    length_mask,
+    read_options,
+    unwrapped,
+)
 from seps.method.score import cosine_attention, masked_mean
 from seps.method.select import TokenSparse, num_kept
 from seps.method.tokens import DualTokenAggregation, TokenAggregation
@@ -212,29 +220,6 @@ class CrossSparseAggrNet(nn.Module):
             words = F.normalize(text.float(), dim=-1).expand(len(tokens), -1, -1)  # (B, M or L, C)
             scores.append(self.hrpa(tokens, words, None, mask.expand(len(tokens), -1)))
         return torch.stack(scores).sum(dim=0)  # (B, 1)
-
-
-def check_token_count(num_tokens: int, num_patches: int) -> None:
-    """Raise `InputError` unless the tokens are N patches, or CLS and N patches."""
-    if num_tokens not in (num_patches, num_patches + 1):
-        raise InputError(
-            f"{num_tokens} tokens came for num_patches={num_patches}, and has_cls was not given: {num_patches} tokens "
-            f"are patches alone, {num_patches + 1} are CLS and patches. Pass has_cls, or the right num_patches."
-        )
-
-
-def read_options(opt: Any) -> tuple[int, int, float, float]:
-    """embed_size, num_patches, sparse_ratio and aggr_ratio of the published options (a namespace or a mapping)."""
-    values = []
-    for name in ("embed_size", "num_patches", "sparse_ratio", "aggr_ratio"):
-        value = opt.get(name) if isinstance(opt, Mapping) else getattr(opt, name, None)
-        if value is None:
-            raise InputError(
-                f"the options have no {name}; give embed_size, num_patches, sparse_ratio and aggr_ratio, as the "
-                "published opt has them, or call CrossSparseAggrNet(embed_size=..., ...)."
-            )
-        values.append(value)
-    return int(values[0]), int(values[1]), float(values[2]), float(values[3])
 
 
 def create_seps_model(

@@ -32,9 +32,9 @@ from seps.scoring.terms import other_forward, product_dtype, unsafe_images
 TRAINING_MEMORY = 5 * 2**29
 _KEPT = 2**24
 """Values of extra tokens (about 8 bytes each) of a call that wait for the backward pass rather than be made again."""
-_TABLES = 5.5
-"""Times patches / sqrt(width): texts from which on the tables of two merged sets cost less than merging per pair, on a
-CPU. Measured with 49 and 196 patches, 128 and 512 wide."""
+_TABLES = 5.0
+"""Times the patches: the width, and the texts times its root, from which on the tables of two merged sets cost less
+than merging per pair, on a CPU. Measured with 49, 100 and 196 patches, 128 and 512 wide."""
 _DIRECT = 2**20
 """Merge weights of pairs that the direct form makes at once on a CPU. What the backward pass needs is held for all
 pairs; what it makes on its way is of so many alone."""
@@ -178,7 +178,7 @@ def _parts(
     """The images in parts, those with far-spread logits apart, and the order that puts the rows back (or None)."""
     unsafe = unsafe_images(net, images, dtype)
     dual = net.config.aggregation == "dual" and not images.patches.is_cuda
-    if reference or (dual and _few_trained(texts, *images.patches.shape[1:])):
+    if reference or (dual and _merges_per_pair(texts, *images.patches.shape[1:])):
         unsafe = torch.ones_like(unsafe)
     # One value is read from the device, and none where the answer is known: with noise every image is flagged.
     count = count_images(images)
@@ -196,9 +196,9 @@ def _parts(
     return torch.argsort(torch.cat(groups)), parts
 
 
-def _few_trained(texts: int, patches: int, width: int) -> bool:
-    """Whether so few texts come that two merged sets cost less built per pair than by tables, forward and backward."""
-    return texts < _TABLES * patches / math.sqrt(width)
+def _merges_per_pair(texts: int, patches: int, width: int) -> bool:
+    """Whether two merged sets cost less built per pair than by tables (N N Q values each), forward and backward."""
+    return _TABLES * patches > min(width, texts * math.sqrt(width))
 
 
 def _score_part(
