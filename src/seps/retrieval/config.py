@@ -86,8 +86,8 @@ DEFAULT_SIZE = "patches"
 
 Measured by `python -m benchmarks.quality.sizes --data FILE.jsonl`, a paired bootstrap over the photos of dev and
 dev-llava (docs/search-figures.md). `vector` and `tiny` lose where pictures have descriptions. `small` loses nothing
-measurable with pictures of 280 px, but explains by a grid of 4 x 4 means, of which a sentence selects all. Heads
-without a network of ours, and networks with another `forward`, keep `full`.
+measurable with pictures of 280 px, but an explanation needs the picture's file, and encodes it again. Heads without a
+network of ours, and networks with another `forward`, keep `full`.
 """
 
 

@@ -373,10 +373,10 @@ class PatchEngine:
         """See `Engine`."""
         if self.traits.explains:
             raise ValueError(self.traits.explains)
-        if isinstance(stored, PatchPictures):
+        grid = stored.layout.grid if isinstance(stored, PatchPictures) and stored.layout is not None else None
+        if isinstance(stored, PatchPictures) and not (stored.layout is not None and stored.layout.means):
             scorer = self.scorer(stored.layout)
             side = None if scorer.net is None else scorer.side(stored.features)
-            grid = None if stored.layout is None else stored.layout.grid
             with self._texts() as model:
                 explanation = explain_patches(
                     model,
@@ -397,12 +397,16 @@ class PatchEngine:
         own = {name: vector[None].to(self.device) for name, vector in (guides or {}).items()} or None
         features = self.pictures(self.encode_pixels([pixels]), None if given is None else [given], guides=own)
         one = None
-        if stored is not None:
+        if isinstance(stored, MeanPictures):
             (pixels,), (vector,) = torch.from_numpy(stored.pixels), torch.from_numpy(stored.vectors)
             weight = vector_weight(self.model) if stored.described[0] else 0.0
             one = OneVector(vector, pixels, weight, stored.layout.slope)
         with self._texts() as model:
             explanation = explain_patches(model, features.features, caption, description, mean=one)
+        if isinstance(stored, PatchPictures):  # means, whose score is another one than that of the patches
+            score = float(self.score(stored, self.encode_texts([caption.strip()])))
+            rest = explanation.rest + score - explanation.score
+            explanation = replace(explanation, score=score, rest=rest)
         if stored is not None and file.note:
             explanation.note = file.note
         elif given is None and self.model.head.uses_description:
