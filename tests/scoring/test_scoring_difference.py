@@ -166,7 +166,7 @@ def test_norms_keep_their_digits(images, texts, patches, merged, groups, rate, s
         torch.rand(texts, images, patches) < rate * torch.rand(texts, 1, 1)
     )
     keep = keep.float()
-    found = _Norms(vectors, [weights])([keep.transpose(0, 1)])[0].double().square()
+    found = _Norms(vectors, [weights], [keep])([keep.transpose(0, 1)])[0].double().square()
     tokens = torch.einsum("tbn,bnq,bnc->btqc", keep.double(), weights.double(), vectors.double())
     exact = tokens.square().sum(dim=-1)
     # What a sum in float32 may lose, whatever its order: terms against the sum.

@@ -19,7 +19,7 @@ from seps.method.network import PatchSlimming
 from seps.scoring.blocks import SCORING_MEMORY as SCORING_MEMORY
 from seps.scoring.blocks import score_rows, scoring_memory
 from seps.scoring.gpu import fused
-from seps.scoring.inputs import ImageBlock, Lengths, SortedTexts, count_images
+from seps.scoring.inputs import ImageBlock, Lengths, SortedTexts
 from seps.scoring.other_forward import scores_of_forward, warn_slow
 from seps.scoring.pairing import PairedTexts, paired_texts
 from seps.scoring.terms import other_forward, other_tokens, product_dtype
@@ -156,7 +156,7 @@ def score_matrix(
     if isinstance(img_embs, Tensor):
         blocks, total = [ImageBlock(img_embs, dense, dense_lengths, guides, patch_mask)], img_embs.shape[0]
     elif isinstance(img_embs, EncodedImages):
-        blocks, total = [img_embs], count_images(img_embs)
+        blocks, total = [img_embs], len(img_embs.patches)
     else:
         blocks = map(_block, img_embs)
     sink: _Matrix | _BestPerText | _BestPerImage

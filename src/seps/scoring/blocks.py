@@ -29,7 +29,6 @@ from seps.scoring.inputs import (
     ReadyImages,
     Shapes,
     SortedTexts,
-    count_images,
     on_device,
     one_ahead,
     shapes_of,
@@ -285,15 +284,14 @@ def score_rows(
     engine, step = Engine(net, texts, plan, dtype, fused, reference), plan.images
 
     def images(start: int) -> ReadyImages:
-        if isinstance(block, ImageBlock):
-            return engine.ready(texts.encode(net, block.part(start, start + step)))
-        return engine.ready(take_images(block, slice(start, start + step)))
+        part = take_images(block, slice(start, start + step))
+        return engine.ready(texts.encode(net, part) if isinstance(part, ImageBlock) else part)
 
     starts = range(0, count, step)
     if not cuda:
         for run in texts.runs(plan.texts) if kept else ():
             texts.block(*run)  # once, before the threads would each make it
-        yield from _map_images(lambda start: engine.rows(images(start)), starts, threads)
+        yield from _rows_by_thread(engine, images, starts, threads)
         return
     if isinstance(block, ImageBlock):
         block = block.checked(net)
@@ -306,17 +304,20 @@ def score_rows(
     yield from map(engine.rows, one_ahead(map(unchecked, starts)))
 
 
-def _map_images(work: Callable[[int], Tensor], starts: Iterable[int], threads: int) -> Iterator[Tensor]:
-    """`work(start)` for each start, in order, on `threads` threads without gradients."""
+def _rows_by_thread(
+    engine: Engine, images: Callable[[int], ReadyImages], starts: Iterable[int], threads: int
+) -> Iterator[Tensor]:
+    """Rows of the images from each start on, in order, on `threads` threads without gradients."""
     if threads <= 1:
-        yield from map(work, starts)
+        for start in starts:
+            yield engine.rows(images(start))
         return
     before = torch.get_num_threads()
 
     def alone(start: int) -> Tensor:
         # Gradient mode and autocast belong to a thread.
         with torch.no_grad(), torch.autocast("cpu", enabled=False):
-            return work(start)
+            return engine.rows(images(start))
 
     try:
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
@@ -325,21 +326,17 @@ def _map_images(work: Callable[[int], Tensor], starts: Iterable[int], threads: i
         torch.set_num_threads(before)
 
 
+@dataclass
 class Engine:
     """Rows of the score matrix for blocks of images; block sizes are halved where the device runs out of memory."""
 
-    def __init__(
-        self,
-        net: PatchSlimming,
-        texts: SortedTexts,
-        plan: Plan,
-        dtype: torch.dtype,
-        fused: MakeScorer | None = None,
-        reference: bool = False,
-    ) -> None:
-        self.net, self.texts, self.plan, self.dtype, self.fused = net, texts, plan, dtype, fused
-        self.reference = reference
-        self._warned = False
+    net: PatchSlimming
+    texts: SortedTexts
+    plan: Plan
+    dtype: torch.dtype
+    fused: MakeScorer | None = None
+    reference: bool = False
+    _warned: bool = False
 
     def ready(self, side: EncodedImages) -> ReadyImages:
         """The images with what `rows` must know of them."""
@@ -355,10 +352,10 @@ class Engine:
         Blocks are written side by side in the order of the sorted texts, and put back once.
         """
         side, unsafe = images.read()
-        out = torch.empty(count_images(side), self.texts.count, device=side.patches.device)
+        out = torch.empty(len(side.patches), self.texts.count, device=side.patches.device)
         start = 0
-        while start < count_images(side):
-            stop = min(start + self.plan.images, count_images(side))
+        while start < len(out):
+            stop = min(start + self.plan.images, len(out))
             try:
                 self._fill(take_images(side, slice(start, stop)), unsafe[start:stop], out[start:stop])
             except torch.OutOfMemoryError:
@@ -374,37 +371,29 @@ class Engine:
         return out.index_select(1, self.texts.back)
 
     def _fill(self, side: EncodedImages, unsafe: list[bool], out: Tensor) -> None:
-        if not unsafe:
-            self._fill_direct(side, out)
-            return
-        if not any(unsafe):
-            self._fill_safe(side, out)
-            return
-        for fill, wanted in ((self._fill_safe, False), (self._fill_direct, True)):
-            places = [place for place, flag in enumerate(unsafe) if flag == wanted]
-            if places:
+        direct = all(unsafe)
+        if not direct and any(unsafe):
+            for wanted in (False, True):
+                places = [place for place, flag in enumerate(unsafe) if flag == wanted]
                 chosen = on_device(places, torch.long, out.device)
                 part = torch.empty(len(places), out.shape[1], device=out.device)
-                fill(take_images(side, chosen), part)
+                self._fill(take_images(side, chosen), [wanted] * len(places), part)
                 out[chosen] = part
-
-    def _fill_safe(self, images: EncodedImages, out: Tensor) -> None:
-        if self.fused is not None:
-            self.fused(images).fill(self.texts, self.plan.texts, self.plan.chunk, out)
             return
-        by_difference = self.dtype == torch.float32 and DifferenceMaxima.supports(self.net, images) is None
-        maxima: Maxima = (
-            DifferenceMaxima(self.net, images) if by_difference else GramMaxima(self.net, images, self.dtype)
-        )
-        for start, stop in self.texts.runs(self.plan.texts):
-            out[:, start:stop] = self.net.score(images, self.texts.block(start, stop), maxima).similarity
-
-    def _fill_direct(self, images: EncodedImages, out: Tensor) -> None:
-        maxima = ReferenceMaxima(self.net, images)
-        step = self.plan.direct_texts(count_images(images))
+        if not direct and self.fused is not None:
+            self.fused(side).fill(self.texts, self.plan.texts, self.plan.chunk, out)
+            return
+        maxima: Maxima
+        if direct:
+            maxima = ReferenceMaxima(self.net, side)
+        elif self.dtype == torch.float32 and DifferenceMaxima.supports(self.net, side) is None:
+            maxima = DifferenceMaxima(self.net, side)
+        else:
+            maxima = GramMaxima(self.net, side, self.dtype)
         for start, stop in self.texts.runs(self.plan.texts):
             block = self.texts.block(start, stop)
+            step = self.plan.direct_texts(len(out)) if direct else block.count
             for first in range(0, block.count, step):
-                part = block.part(first, first + step)
-                scores = self.net.score(images, part, maxima).similarity
-                out[:, start + first : start + first + part.count] = scores
+                part_of_block = block.part(first, first + step) if direct else block
+                scores = self.net.score(side, part_of_block, maxima).similarity
+                out[:, start + first : start + first + part_of_block.count] = scores

@@ -52,7 +52,7 @@ class DifferenceMaxima:
 
     def __init__(self, net: PatchSlimming, images: EncodedImages) -> None:
         self.net, self.images = net, images
-        self._merged: dict[tuple[int, ...], _Merged] = {}
+        self._merged: dict[int, _Merged] = {}
         self._fixed: dict[int, Tensor] = {}
 
     @staticmethod
@@ -64,14 +64,14 @@ class DifferenceMaxima:
 
     def __call__(self, texts: Texts, kept: Sequence[Kept]) -> tuple[Tensor, Tensor]:
         """See `Maxima`."""
-        first, places = kept[0], tuple([one.place for one in kept])
-        if len(kept) == 1 and first.fixed:
-            if first.place not in self._fixed:
-                self._fixed[first.place] = self.net.tokens(self.images, kept)[0]
-            return self.beside(texts, self._fixed[first.place], None)
-        if places not in self._merged:
-            self._merged[places] = _Merged(self.images, places)
-        return self._merged[places].maxima(texts, kept)
+        place = kept[0].place
+        if len(kept) == 1 and kept[0].fixed:
+            if place not in self._fixed:
+                self._fixed[place] = self.net.tokens(self.images, kept)[0]
+            return self.beside(texts, self._fixed[place], None)
+        if place not in self._merged:
+            self._merged[place] = _Merged(self.images, kept)
+        return self._merged[place].maxima(texts, kept)
 
     def beside(self, texts: Texts, tokens: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """See `Maxima`."""
@@ -85,15 +85,19 @@ class DifferenceMaxima:
 
 
 class _Merged:
-    """Images with the set of patches that their merged patches are made of, or two sets, ready to meet texts."""
+    """Images with the set of patches that their merged patches are made of, or two sets, ready to meet texts.
 
-    def __init__(self, images: EncodedImages, places: Sequence[int]) -> None:
+    Made when the first texts come: B of `_Norms` is what most of them decide.
+    """
+
+    def __init__(self, images: EncodedImages, kept: Sequence[Kept]) -> None:
         scaled, prefix = scaled_patches(images), F.normalize(images.prefix.float(), dim=-1)  # (B, N, C), (B, P, C)
         batch, self.count = scaled.shape[:2]
         stop = self.count + prefix.shape[1]
         self.tokens = F.pad(torch.cat([scaled, prefix], dim=1), (0, 0, 0, -stop % 16))  # (B, Z, C)
-        weights = [branch_weights(images.sets[place].logits, 0, torch.float32) for place in places]  # each (B, N, Q)
-        self.norms, self.merged = _Norms(scaled, weights), weights[0].shape[-1]
+        # Each (B, N, Q).
+        weights = [branch_weights(images.sets[one.place].logits, 0, torch.float32) for one in kept]
+        self.norms, self.merged = _Norms(scaled, weights, [one.keep for one in kept]), weights[0].shape[-1]
         self.mixes: list[Tensor] = []
         for own in weights:
             # (B, K, Z) from products with the tokens to those with the merged patches; the prefix tokens stay.
@@ -132,29 +136,26 @@ class _Merged:
 class _Norms:
     """Lengths of the merged patches for any D, of images with patches (B, N, C) and e (B, N, Q) of each set."""
 
-    def __init__(self, patches: Tensor, weights: Sequence[Tensor]) -> None:
+    def __init__(self, patches: Tensor, weights: Sequence[Tensor], keeps: Sequence[Tensor]) -> None:
+        """B is what most of some texts decide: D of each set (T, B, N)."""
         self.patches, self.weights = patches, weights
-        self.bases: list[Tensor] = []
-
-    def _start(self, keeps: Sequence[Tensor]) -> None:
-        """Make B of most of these texts, and what is the same for all texts, from D of each set (B, T, N)."""
-        (batch, count, _), sets = self.patches.shape, len(keeps)
-        grams = self.patches.new_empty(batch, count, count)
-        for gram, own in zip(grams, self.patches, strict=True):
+        (batch, count, _), sets = patches.shape, len(keeps)
+        grams = patches.new_empty(batch, count, count)
+        for gram, own in zip(grams, patches, strict=True):
             gram.copy_(linear(own, own))
-        self.bases = [(keep.mean(dim=1) > 0.5).float() for keep in keeps]  # each (B, N)
         # With a patch of zeros in each set, with which changed patches are filled up.
         self.gram = F.pad(grams, (0, 1, 0, 1)).repeat(1, sets, sets).view(-1)
-        signed = [
-            F.pad(own * (1 - 2 * base)[..., None], (0, 0, 0, 1))
-            for own, base in zip(self.weights, self.bases, strict=True)
-        ]
+        self.bases: list[Tensor] = []  # each (B, N)
+        signed: list[Tensor] = []
+        for own, keep in zip(weights, keeps, strict=True):
+            self.bases.append((keep.mean(dim=0) > 0.5).float())
+            signed.append(F.pad(own * (1 - 2 * self.bases[-1])[..., None], (0, 0, 0, 1)))
         self.signed = torch.cat(signed, dim=1).flatten(0, 1)
         self.slopes: list[Tensor] = []  # of each set (B, N, S * 2 * Q): 2 H B with each set, and its absolute values
         self.constants: list[Tensor] = []  # (B, 1, S * 2 * Q)
-        for own, own_base in zip(self.weights, self.bases, strict=True):
+        for own, own_base in zip(weights, self.bases, strict=True):
             slopes, constants = [], []
-            for other, base in zip(self.weights, self.bases, strict=True):
+            for other, base in zip(weights, self.bases, strict=True):
                 slope = torch.bmm(grams, other * base[..., None]).mul_(own)
                 constant = (slope * own_base[..., None]).sum(dim=1, keepdim=True)
                 slopes += [2 * slope, 2 * slope.abs()]
@@ -164,8 +165,6 @@ class _Norms:
 
     def __call__(self, keeps: Sequence[Tensor]) -> list[Tensor]:
         """D of each set (B, T, N), zeros and ones -> what its sums D e are to be multiplied with, (B, T, Q) each."""
-        if not self.bases:
-            self._start(keeps)
         shares = [torch.ones(1, 1, 1)]
         if len(keeps) > 1:
             shares = [

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -44,16 +44,6 @@ class ImageBlock:
     def __post_init__(self) -> None:
         self.dense_lengths = None if self.dense_lengths is None else torch.as_tensor(self.dense_lengths)
 
-    @property
-    def extras(self) -> dict[str, Any]:
-        """What belongs to the images, by the names of `PatchSlimming.forward`."""
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "images"}
-
-    def part(self, start: int, stop: int) -> ImageBlock:
-        """Images `start` to `stop`."""
-        part: ImageBlock = map_tensors(self, itemgetter(slice(start, stop)))
-        return part
-
     def check(self, net: PatchSlimming) -> None:
         """Raise `InputError` unless everything that belongs to the images has one row per image.
 
@@ -84,14 +74,17 @@ class ImageBlock:
         return replace(self, dense_lengths=None if lengths is None else lengths.to(self.images.device))
 
 
+Images = TypeVar("Images", bound=EncodedImages | ImageBlock)
+
+
 def count_images(images: EncodedImages) -> int:
     """B, the number of images."""
     return images.patches.shape[0]
 
 
-def take_images(images: EncodedImages, chosen: slice | Tensor) -> EncodedImages:
+def take_images(images: Images, chosen: slice | Tensor) -> Images:
     """The chosen images, by slice (views) or by index tensor (copies)."""
-    taken: EncodedImages = map_tensors(images, itemgetter(chosen))
+    taken: Images = map_tensors(images, itemgetter(chosen))
     return taken
 
 
@@ -165,6 +158,7 @@ class SortedTexts:
         lengths: (T,) valid words of each; None when all are.
         dtype: the network's dtype, which the features take first.
         products: the dtype that normalised words are kept in.
+        key: what the texts are sorted by; their lengths where it is None.
     """
 
     longest_description: int = 0
@@ -173,29 +167,34 @@ class SortedTexts:
     """Whether each block is made once and kept, for texts that many images meet."""
 
     def __init__(
-        self, words: Tensor, lengths: Lengths, *, dtype: torch.dtype, products: torch.dtype = torch.float32
+        self,
+        words: Tensor,
+        lengths: Lengths,
+        *,
+        dtype: torch.dtype,
+        products: torch.dtype = torch.float32,
+        key: Sequence[int] | None = None,
     ) -> None:
         self.words, self.lengths = words, checked_lengths("cap", words, lengths)
         self.dtype, self.products = dtype, products
         self.count, self.longest = len(self.lengths), max(self.lengths, default=1)
         self.word_count = sum(self.lengths)
-        self._sort(self.lengths)
-        self._counts = self._sorted_counts(self.lengths)
+        # Stable; sorting a list of 25,000 would leave a GPU idle for some milliseconds.
+        by = torch.tensor(self.lengths if key is None else key, dtype=torch.int32)
+        ordered, self._order = torch.sort(by, stable=True)
+        self._ordered = ordered.tolist()
+        self._index = on_device(self._order, torch.long, words.device)
+        self.back = torch.argsort(self._index)
+        """Places of the caller's texts among the sorted ones."""
+        self._lengths = self._in_order(self.lengths)
         self._kept: dict[tuple[int, int], TextBlock] = {}
         self._runs: dict[tuple[int, int], list[tuple[int, int]]] = {}
         self.joined: dict[tuple[int, int], TextBlock] = {}
 
-    def _sort(self, key: list[int]) -> None:
-        # Stable; sorting a list of 25,000 would leave a GPU idle for some milliseconds.
-        ordered, order = torch.sort(torch.tensor(key, dtype=torch.int32), stable=True)
-        self._order, self._ordered = order.numpy().tolist(), ordered.numpy().tolist()
-        self._index = on_device(order, torch.long, self.words.device)
-        self.back = torch.argsort(self._index)
-        """Places of the caller's texts among the sorted ones."""
-
-    def _sorted_counts(self, lengths: list[int]) -> Tensor:
-        # On the device once: a copy for each block would make it wait.
-        return on_device(lengths, torch.int32, self.words.device)[self._index]
+    def _in_order(self, lengths: list[int]) -> tuple[Tensor, Tensor]:
+        """Lengths of the sorted texts on the CPU, and on the device once: a copy for each block would make it wait."""
+        ordered = torch.tensor(lengths, dtype=torch.int32)[self._order]
+        return ordered, on_device(ordered, torch.int32, self.words.device)
 
     def unit_nbytes(self, fused: bool = False) -> int:
         """Bytes that all normalised words take at once, for the `fused` kernels with their pairs of numbers."""
@@ -214,27 +213,30 @@ class SortedTexts:
 
     def block(self, start: int, stop: int) -> TextBlock:
         """The block of sorted texts `start` to `stop`."""
-        if not self.keeps_blocks:
-            return self._block(start, stop)
-        if (start, stop) not in self._kept:
-            self._kept[start, stop] = self._block(start, stop)
-        return self._kept[start, stop]
-
-    def _block(self, start: int, stop: int) -> TextBlock:
-        return self._make(self.words, slice(start, stop), self._counts, self.lengths)
+        found = self._kept.get((start, stop))
+        if found is None:
+            found = self._make(self.words, slice(start, stop), *self._lengths)
+            if self.keeps_blocks:
+                self._kept[start, stop] = found
+        return found
 
     def encode(self, net: PatchSlimming, images: ImageBlock) -> EncodedImages:
         """The image-only state that these texts are scored with."""
-        return net.encode_images(images.images, **images.extras)
+        return net.encode_images(
+            images.images,
+            dense=images.dense,
+            dense_lengths=images.dense_lengths,
+            guides=images.guides,
+            patch_mask=images.patch_mask,
+        )
 
-    def _make(self, features: Tensor, part: slice, counts: Tensor, lengths: list[int]) -> TextBlock:
-        lengths = [lengths[i] for i in self._order[part]]
+    def _make(self, features: Tensor, part: slice, lengths: Tensor, counts: Tensor) -> TextBlock:
+        shortest, longest = map(int, torch.aminmax(lengths[part]))
         # A copy starts at a full address, for which kernels are made once.
         index, counts = self._index[part], counts[part].clone()
-        longest = max(lengths)
         words = features[:, :longest].index_select(0, index).to(self.dtype)
         mask = None
-        if min(lengths) < longest:
+        if shortest < longest:
             mask = torch.arange(longest, device=words.device)[None, :] < counts[:, None]
         unit = F.normalize(words.float(), dim=-1)
         if mask is not None:

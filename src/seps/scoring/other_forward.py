@@ -34,7 +34,7 @@ def scores_of_forward(
             f"{type(net).__name__} has a forward of its own (or a hook on it), which {what} would bypass; pass the "
             "images as features, with their own descriptions."
         )
-    given = {name: value for name, value in images.extras.items() if value is not None}
+    given = {name: value for name, value in vars(images).items() if name != "images" and value is not None}
     parameters = inspect.signature(net.forward).parameters
     refused = sorted(given.keys() - parameters.keys())
     if refused and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):

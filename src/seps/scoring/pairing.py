@@ -37,24 +37,23 @@ class PairedTexts(SortedTexts):
         products: torch.dtype = torch.float32,
         by_description: bool = False,
     ) -> None:
-        super().__init__(words, lengths, dtype=dtype, products=products)
         if descriptions.shape[0] != words.shape[0]:
             raise InputError(
                 f"paired_dense holds {descriptions.shape[0]} texts for {words.shape[0]} captions; the published "
                 "pairing needs one each."
             )
-        self.descriptions = descriptions
-        self.description_lengths = checked_lengths("paired_dense", descriptions, description_lengths)
-        self.longest_description = max(self.description_lengths, default=0)
-        self.word_count += sum(self.description_lengths)
-        if by_description:
-            self._sort(self.description_lengths)
-            self._counts = self._sorted_counts(self.lengths)
-        self._description_counts = self._sorted_counts(self.description_lengths)
+        own = checked_lengths("paired_dense", descriptions, description_lengths)
+        super().__init__(words, lengths, dtype=dtype, products=products, key=own if by_description else None)
+        self.descriptions, self.description_lengths = descriptions, own
+        self.longest_description = max(own, default=0)
+        self.word_count += sum(own)
+        self._description_lengths = self._in_order(own)
 
-    def _block(self, start: int, stop: int) -> TextBlock:
-        part, block = slice(start, stop), super()._block(start, stop)
-        block.description = self._make(self.descriptions, part, self._description_counts, self.description_lengths)
+    def block(self, start: int, stop: int) -> TextBlock:
+        """See `SortedTexts.block`."""
+        block = super().block(start, stop)
+        if block.description is None:
+            block.description = self._make(self.descriptions, slice(start, stop), *self._description_lengths)
         return block
 
     def encode(self, net: PatchSlimming, images: ImageBlock) -> EncodedImages:

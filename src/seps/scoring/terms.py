@@ -113,10 +113,12 @@ def unsafe_images(net: PatchSlimming, images: EncodedImages, dtype: torch.dtype)
         return ~unsafe
     limit = _HALF_SPREAD if dtype == torch.float16 else _FLOAT_SPREAD
     kept = 1
-    if images.valid is None and net.config.decision in ("topk", "gumbel", "relaxed") and selects_by_ratio(net):
+    if images.valid is None and net.config.decision in ("topk", "gumbel", "relaxed") and keeps_whole_patches(net):
         kept = num_kept(images.patches.shape[1], net.config.sparse_ratio)
-    for logits in {id(one.logits): one.logits for one in images.sets}.values():
-        columns = logits.detach().float()
+    for place, one in enumerate(images.sets):
+        if place and one.logits is images.sets[0].logits:
+            continue
+        columns = one.logits.detach().float()
         high, low = columns.amax(dim=1), columns.amin(dim=1)
         if kept > 1 and (columns.is_cuda or bool(((high - low) > limit).any())):
             low = columns.kthvalue(kept, dim=1).values
@@ -125,16 +127,12 @@ def unsafe_images(net: PatchSlimming, images: EncodedImages, dtype: torch.dtype)
 
 
 def keeps_whole_patches(net: PatchSlimming) -> bool:
-    """Whether D is known to be zeros and ones: a custom decision may weigh patches."""
-    return net.config.decision in get_args(DecisionKind) and selects_by_ratio(net)
-
-
-def selects_by_ratio(net: PatchSlimming) -> bool:
-    """Whether the selection is the library's own, so that a built-in decision keeps K patches."""
+    """Whether the selection is the library's own, so that D is zeros and ones, and a top-K keeps K patches."""
     selector = net.sparse_net_cap
     plain = type(selector) is Selector and not vars(selector).keys() & {"decide", "forward"}
     hooked = selector._forward_hooks or selector._forward_pre_hooks
-    return plain and not hooked and changed_step(net, "select") is None
+    own = plain and not hooked and changed_step(net, "select") is None
+    return own and net.config.decision in get_args(DecisionKind)
 
 
 def branch_weights(logits: Tensor, pad: int, dtype: torch.dtype) -> Tensor:

@@ -33,7 +33,7 @@ from seps.scoring.gpu import half_pairs as pairs
 from seps.scoring.gpu import launches
 from seps.scoring.gpu.launches import KernelSizes
 from seps.scoring.inputs import SortedTexts, TextBlock
-from seps.scoring.terms import branch_weights, changed_step, inverse_norms, other_forward, selects_by_ratio
+from seps.scoring.terms import branch_weights, changed_step, inverse_norms, keeps_whole_patches, other_forward
 
 _STEPS = {
     (place, name): getattr(place, name)
@@ -75,7 +75,7 @@ def why_not_triton(
     # In evaluation "gumbel" and "relaxed" draw nothing and are top-K.
     if net.config.decision not in ("topk", "gumbel", "relaxed"):
         return f"decision={net.config.decision!r} keeps another number of patches in each pair"
-    if not selects_by_ratio(net) or net.sparse_net_cap.sparse_ratio != net.config.sparse_ratio:
+    if not keeps_whole_patches(net) or net.sparse_net_cap.sparse_ratio != net.config.sparse_ratio:
         return "they select by `TokenSparse.decide` and sparse_ratio, and sparse_net_cap selects otherwise"
     if net.own_scoring is not None:
         return f"they sum the guides of Eq. 3, and scoring={net.config.scoring!r} combines them otherwise"
