@@ -29,10 +29,10 @@ def inputs(samples: int = 4) -> list[Tensor]:
 @pytest.mark.parametrize(
     ("place", "change", "words"),
     [
-        (1, lambda x: x[:3], ["nir patches (3, 12, 16)", "rgb patches (4, 12, 16)", "samples"]),
-        (0, lambda x: x[:1], ["rgb global vector (4, 16)", "rgb patches (1, 12, 16)", "samples"]),
+        (1, lambda x: x[:3], ["nir patches", "(3, 12, 16)", "rgb patches are (4, 12, 16)", "samples"]),
+        (0, lambda x: x[:1], ["rgb global vector", "(4, 16)", "rgb patches are (1, 12, 16)", "samples"]),
         (2, lambda x: x[..., :8], ["tir patches", "16 wide", "(4, 12, 8)"]),
-        (5, lambda x: x[:1], ["tir global vector (1, 16)", "rgb patches (4, 12, 16)", "samples"]),
+        (5, lambda x: x[:1], ["tir global vector", "(1, 16)", "rgb patches are (4, 12, 16)", "samples"]),
         (4, lambda x: x[:, :3], ["nir global vector", "16 wide", "(4, 3)"]),
         (3, lambda x: x[0], ["rgb global vector", "2 axes", "(16,)"]),
         (0, lambda x: x.long(), ["rgb patches", "floating point"]),
@@ -63,7 +63,7 @@ def test_names_numbers_of_patches_and_presence_are_checked() -> None:
     short = {**patches, "tir": patches["tir"][:, :9]}
     with pytest.raises(seps.InputError, match=r"tir patches .*12 patches.*\(4, 9, 16\)"):
         module().slim("rgb", short, vectors)
-    with pytest.raises(seps.InputError, match=r"tir patches \(4, 9, 16\).*place by place"):
+    with pytest.raises(seps.InputError, match=r"tir patches .*\(4, 9, 16\).*place by place"):
         module(guides="position", check_num_patches=False).slim("rgb", short, vectors)
     # By vectors each sensor may have a grid of its own, where the number is not checked.
     tokens, keep = module(check_num_patches=False).slim("tir", short, vectors)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, is_dataclass
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -25,17 +26,18 @@ def map_tensors(batch: Any, function: Callable[[Tensor], Tensor]) -> Any:
     """The same nesting of tuples, lists, mappings and dataclasses with `function` applied to every tensor."""
     if isinstance(batch, Tensor):
         return function(batch)
+    again = partial(map_tensors, function=function)
     if isinstance(batch, Mapping):
-        return {key: map_tensors(value, function) for key, value in batch.items()}
+        return dict(zip(batch, map(again, batch.values()), strict=True))
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(map_tensors(value, function) for value in batch))
+        return type(batch)(*map(again, batch))
     if isinstance(batch, (list, tuple)):
-        return type(batch)(map_tensors(value, function) for value in batch)
+        return type(batch)(map(again, batch))
     if is_dataclass(batch) and not isinstance(batch, type):
         # Not dataclasses.replace: a batch already checked at construction need not be checked at each move.
         copy = object.__new__(type(batch))
         for part in fields(batch):
-            object.__setattr__(copy, part.name, map_tensors(getattr(batch, part.name), function))
+            object.__setattr__(copy, part.name, again(getattr(batch, part.name)))
         return copy
     return batch
 

@@ -93,13 +93,11 @@ def reference_scores(net: PatchSlimming, images: EncodedImages, texts: Texts) ->
 
 def joined(parts: Sequence[Scores]) -> Scores:
     """The scores of some texts beside those of the next."""
-
-    def columns(name: str) -> Tensor | None:
-        values = [getattr(part, name) for part in parts]
-        return None if values[0] is None else torch.cat(values, dim=1)  # (B, T)
-
     if len(parts) == 1:
         return parts[0]
-    masks = tuple(torch.cat(masks) for masks in zip(*(part.masks for part in parts), strict=True))  # each (T, B, N)
-    similarity = torch.cat([part.similarity for part in parts], dim=1)  # (B, T)
-    return Scores(similarity, columns("pixels"), columns("description"), parts[0].described, masks)
+    whole = Scores(torch.cat([part.similarity for part in parts], dim=1), described=parts[0].described)
+    for name in ("pixels", "description"):
+        values = [value for part in parts if (value := getattr(part, name)) is not None]
+        setattr(whole, name, torch.cat(values, dim=1) if values else None)
+    whole.masks = tuple(torch.cat(masks) for masks in zip(*(part.masks for part in parts), strict=True))
+    return whole

@@ -266,18 +266,19 @@ class MultiModalSDTPS(nn.Module):
                 check_patch_count(f"{name} patches", patches[name], 0, self.num_patches, remedy)
         first, device = self.modalities[0], next(self.parameters()).device
         samples, count = patches[first].shape[:2]
+        places, remedy = (
+            None,
+            f" The {first} patches are {tuple(patches[first].shape)}: give every sensor of each sample.",
+        )
+        if self.guides == "position":
+            places, remedy = count, f"{remedy[:-1]}, and as many patches: they are compared place by place."
         for name in self.modalities:
+            shape = (samples, places, None)
+            check_shape(f"{name} patches", patches[name], "samples, patches, width", shape, remedy=remedy)
+            check_shape(f"{name} global vector", vectors[name], "samples, width", (samples, None), remedy=remedy)
             for what, of in given.items():
-                told = f"{name} {what} {tuple(of[name].shape)} and {first} patches {tuple(patches[first].shape)}"
-                if of[name].shape[0] != samples:
-                    raise InputError(f"{told} must have the same number of samples: give every sensor of each sample.")
                 if of[name].device != device:
                     raise InputError(f"{name} {what} lie on {of[name].device}, this module on {device}: move one.")
-            if self.guides == "position" and patches[name].shape[1] != count:
-                raise InputError(
-                    f"{name} patches {tuple(patches[name].shape)} and {first} patches {tuple(patches[first].shape)} "
-                    "must have the same number of patches: guides='position' compares the sensors place by place."
-                )
             if present is not None:
                 check_shape(f"the presence of {name}", present[name], "samples", (samples,), torch.bool)
 
