@@ -103,6 +103,8 @@ class SlimmingConfig:
     `num_patches` only sets the number of merged patches."""
     detach_patches: bool = False
     """Cut kept patches off from training, as the published code does. For reproduction only."""
+    num_merged = 0
+    """N_c, the number of merged patches; no field but made of them."""
     branches = cast(tuple[Branch, ...], ())
     """The selection branches, no field but made of them: always "caption", and "dense" where a second set of patches is
     kept."""
@@ -138,6 +140,7 @@ class SlimmingConfig:
         for name in ("temperature", "sharpness"):
             value = getattr(self, name)
             require(0 < value < math.inf, f"{name} is {value!r}; it must be positive and finite.")
+        object.__setattr__(self, "num_merged", int(self.num_patches * self.aggr_ratio * self.sparse_ratio))
         require(
             self.num_merged >= 1,
             f"num_patches={self.num_patches}, sparse_ratio={self.sparse_ratio} and aggr_ratio={self.aggr_ratio} "
@@ -158,19 +161,9 @@ class SlimmingConfig:
         )
 
     @property
-    def num_merged(self) -> int:
-        """N_c, the number of merged patches."""
-        return int(self.num_patches * self.aggr_ratio * self.sparse_ratio)
-
-    @property
     def predictor_weight(self) -> float:
         """Weight of `s^p` in Eq. 3: what the caption, the dense text and the extra guides leave over."""
         return 1 - 2 * self.beta - sum(self.extra_guides.values()) if self.scoring == "learned" else 0.0
-
-    @property
-    def uses_dense_branch(self) -> bool:
-        """Whether a second set of patches is kept for the dense text."""
-        return self.aggregation == "dual" or self.dense == "branch"
 
     def _branches(self) -> Iterator[Branch]:
         """With learned scoring and `dense="guide"` both branches read both texts (Eq. 3, as printed); with the sum
@@ -183,7 +176,7 @@ class SlimmingConfig:
         shares = self.dense in ("guide", "tokens") and (self.scoring == "learned" or self.aggregation != "dual")
         first = {**image, **caption, **(dense if shares else {}), **extra}
         yield Branch("caption", self.predictor_weight, first)
-        if self.uses_dense_branch:
+        if self.aggregation == "dual" or self.dense == "branch":
             second = {**image, **dense, **(caption if shares else {}), **extra}
             yield Branch("dense", self.predictor_weight, second)
 

@@ -90,7 +90,7 @@ class PatchSlimming(nn.Module):
         objects: dict[str, Any] = {kind: OWN for kind, part in given.items() if part is not None}
         self.config = config = replace(config, **objects) if objects else config
         self.sparse_net_cap = make_selector(config, decision)
-        if config.uses_dense_branch:
+        if len(config.branches) > 1:
             self.sparse_net_long = make_selector(config, decision)
         self.own_scoring = own_component("scoring", config, scoring)
         self.aggr_net = make_merger(config, aggregation)

@@ -94,7 +94,7 @@ class CrossSparseAggrNet(PatchSlimming):
         self.has_cls = has_cls
         self.num_patches, self.keeped_patches = config.num_patches, config.num_merged
         self.sparse_ratio, self.aggr_ratio = config.sparse_ratio, config.aggr_ratio
-        if use_paper_version and not config.uses_dense_branch:
+        if use_paper_version and len(config.branches) == 1:
             # The reference builds this predictor even where it has no use for it; its checkpoints hold the weights.
             self.sparse_net_long = make_selector(config, None)
 

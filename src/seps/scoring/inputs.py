@@ -51,7 +51,8 @@ class ImageBlock:
         """
         check_features("img_embs", self.images[:1], "images, tokens, width", net.config.embed_size)
         count = self.images.shape[0]
-        net.check_guides(self.guides, count)
+        if self.guides or net.config.extra_guides:
+            net.check_guides(self.guides, count)
         for name in ("dense", "dense_lengths", "patch_mask"):
             rows = getattr(self, name)
             if rows is not None and rows.shape[:1] != (count,):

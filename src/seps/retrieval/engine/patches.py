@@ -149,7 +149,7 @@ def fewer_patches(net: PatchSlimming, stored: int, whole: int | None = None) -> 
     aggregation = min(1.0, (config.num_merged + 0.5) / kept)
     slim.config = replace(config, num_patches=stored, sparse_ratio=ratio, aggr_ratio=aggregation)
     slim.sparse_net_cap.sparse_ratio = ratio
-    if config.uses_dense_branch:
+    if len(config.branches) > 1:
         slim.sparse_net_long.sparse_ratio = ratio
     return slim
 
