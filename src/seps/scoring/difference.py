@@ -94,7 +94,8 @@ class _Merged:
         scaled, prefix = scaled_patches(images), F.normalize(images.prefix.float(), dim=-1)  # (B, N, C), (B, P, C)
         batch, self.count = scaled.shape[:2]
         stop = self.count + prefix.shape[1]
-        self.tokens = F.pad(torch.cat([scaled, prefix], dim=1), (0, 0, 0, -stop % 16))  # (B, Z, C)
+        self.tokens = scaled.new_empty(batch, stop + -stop % 16, scaled.shape[2])  # (B, Z, C)
+        self.tokens[:, : self.count], self.tokens[:, self.count : stop], self.tokens[:, stop:] = scaled, prefix, 0.0
         # Each (B, N, Q).
         weights = [branch_weights(images.sets[one.place].logits, 0, torch.float32) for one in kept]
         self.norms, self.merged = _Norms(scaled, weights, [one.keep for one in kept]), weights[0].shape[-1]
@@ -117,7 +118,7 @@ class _Merged:
             products = linear(texts.words, tokens)  # (T, M, Z)
             of_patches = products[..., : self.count]
             dropped = torch.bmm(of_patches, weight[..., None])[..., 0]  # (T, M)
-            length = (weight @ tokens[: self.count]).norm(dim=-1, keepdim=True)  # (T, 1)
+            length = linear(weight, tokens[: self.count].T).norm(dim=-1, keepdim=True)  # (T, 1)
             cosines: Tensor | None = None  # (T, M, K)
             for place, (keep, scale, mix) in enumerate(zip(keeps, scales, self.mixes, strict=True)):
                 kept_alone = products if place == len(keeps) - 1 else products.clone()
@@ -144,7 +145,8 @@ class _Norms:
         for gram, own in zip(grams, patches, strict=True):
             gram.copy_(linear(own, own))
         # With a patch of zeros in each set, with which changed patches are filled up.
-        self.gram = F.pad(grams, (0, 1, 0, 1)).repeat(1, sets, sets).view(-1)
+        filled = F.pad(grams, (0, 1, 0, 1))
+        self.gram = (filled if sets == 1 else filled.repeat(1, sets, sets)).view(-1)
         self.bases: list[Tensor] = []  # each (B, N)
         signed: list[Tensor] = []
         for own, keep in zip(weights, keeps, strict=True):
