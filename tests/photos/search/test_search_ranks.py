@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -105,7 +106,7 @@ def test_vector_is_the_pooled_part(photos: Path) -> None:
     got = image_vectors(model(), ImageFeatures(tokens, dense, mask)) @ texts.mean_word.T
     pooled = {}
     for weight in (0.0, net.config.pooled):
-        config = net.config.__class__(**{**net.config.__dict__, "pooled": weight})
+        config = replace(net.config, pooled=weight)
         net.config, before = config, net.config
         try:
             side = net.encode_images(tokens, dense=dense, dense_lengths=mask.sum(dim=1))

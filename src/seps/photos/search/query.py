@@ -99,8 +99,10 @@ def terms_of(
 ) -> tuple[Term, ...]:
     """The parts of a query of a text and pictures. Raises ValueError for a text that cannot be read."""
     terms = parse(text) if text is not None else ()
-    terms += tuple(Term(os.fspath(image), True) for image in images)
-    return terms + tuple(Term(os.fspath(image), True, -1) for image in minus_images)
+    for sign, pictures in ((1, images), (-1, minus_images)):
+        for picture in pictures:
+            terms += (Term(os.fspath(picture), True, sign),)
+    return terms
 
 
 def explained_sentence(terms: Sequence[Term]) -> str | None:

@@ -262,6 +262,8 @@ class Results(Sequence[Result]):
 
     def __init__(self, library: Library, query: Query, hits: Sequence[Hit], notes: Sequence[str] = ()) -> None:
         self.library, self.query, self.hits, self.notes = library, query, tuple(hits), tuple(notes)
+        self.every = [hit for first in self.hits for hit in (first, *first.folded)]
+        """The hits, each with its near-duplicates behind it."""
 
     @overload
     def __getitem__(self, place: int) -> Result: ...

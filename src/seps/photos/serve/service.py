@@ -193,13 +193,13 @@ class Service:
         results = self._rankings.get(query) if offset else None
         if results is None:
             results = self._ranking(query)
-        every = [hit for first in results.hits for hit in (first, *first.folded)]
+        good = [hit.good for hit in results.every]
         page = results.hits[offset : offset + count]
         return {
             "query": query.text,
-            "good": None if any(hit.good is None for hit in every) else sum(bool(hit.good) for hit in every),
+            "good": None if None in good else sum(map(bool, good)),
             "total": len(results),
-            "pictures": len(every),
+            "pictures": len(good),
             "offset": offset,
             "next": offset + count if offset + count < len(results) else None,
             "results": [
@@ -214,10 +214,9 @@ class Service:
         pictures = {part.text: self._picture(part.text) for part in query.parts if part.is_image}
         with self._folder_shown(query.filters):
             results = self.library.search(replace(query, filters=below), pictures=pictures)
-        every = [hit for first in results.hits for hit in (first, *first.folded)]
         if query.sentence is not None:
-            self._shown.put(query.sentence, {hit.id: hit.score for hit in every[:COMPARED]})
-        self._rankings.put(query, results, len(every) + EMPTY_ROWS)
+            self._shown.put(query.sentence, {hit.id: hit.score for hit in results.every[:COMPARED]})
+        self._rankings.put(query, results, len(results.every) + EMPTY_ROWS)
         return results
 
     def upload(self, data: bytes) -> str:
