@@ -183,7 +183,7 @@ class SortedTexts:
         # Stable; sorting a list of 25,000 would leave a GPU idle for some milliseconds.
         by = torch.tensor(self.lengths if key is None else key, dtype=torch.int32)
         ordered, self._order = torch.sort(by, stable=True)
-        self._ordered = ordered.tolist()
+        self._ordered = ordered.numpy().tolist()
         self._index = on_device(self._order, torch.long, words.device)
         self.back = torch.argsort(self._index)
         """Places of the caller's texts among the sorted ones."""
@@ -192,10 +192,10 @@ class SortedTexts:
         self._runs: dict[tuple[int, int], list[tuple[int, int]]] = {}
         self.joined: dict[tuple[int, int], TextBlock] = {}
 
-    def _in_order(self, lengths: list[int]) -> tuple[Tensor, Tensor]:
-        """Lengths of the sorted texts on the CPU, and on the device once: a copy for each block would make it wait."""
+    def _in_order(self, lengths: list[int]) -> tuple[list[int], Tensor]:
+        """Lengths of the sorted texts as numbers, and on the device once: a copy for each block would make it wait."""
         ordered = torch.tensor(lengths, dtype=torch.int32)[self._order]
-        return ordered, on_device(ordered, torch.int32, self.words.device)
+        return ordered.numpy().tolist(), on_device(ordered, torch.int32, self.words.device)
 
     def unit_nbytes(self, fused: bool = False) -> int:
         """Bytes that all normalised words take at once, for the `fused` kernels with their pairs of numbers."""
@@ -231,8 +231,8 @@ class SortedTexts:
             patch_mask=images.patch_mask,
         )
 
-    def _make(self, features: Tensor, part: slice, lengths: Tensor, counts: Tensor) -> TextBlock:
-        shortest, longest = map(int, torch.aminmax(lengths[part]))
+    def _make(self, features: Tensor, part: slice, lengths: list[int], counts: Tensor) -> TextBlock:
+        shortest, longest = min(lengths[part]), max(lengths[part])
         # A copy starts at a full address, for which kernels are made once.
         index, counts = self._index[part], counts[part].clone()
         words = features[:, :longest].index_select(0, index).to(self.dtype)
