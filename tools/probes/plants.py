@@ -84,14 +84,14 @@ PLANTS = (
     ),
     Plant(
         "words that an explanation sums up",
-        "found[part.word] = found.get(part.word, 0.0) + part.contribution",
-        "found[part.word] = found.get(part.word, 0.0) - part.contribution",
+        "values[part.word] = values.get(part.word, 0.0) + part.contribution",
+        "values[part.word] = values.get(part.word, 0.0) - part.contribution",
         ("library/explain",),
     ),
     Plant(
         "what was added to the score of a stored picture",
-        "added = sum(terms.values())",
-        "added = 1.01 * sum(terms.values())",
+        "words, added = part.matches, sum(terms.values())",
+        "words, added = part.matches, 1.01 * sum(terms.values())",
         ("stores/explanations as it is", "service/answer explain"),
     ),
     Plant(
