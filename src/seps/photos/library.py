@@ -36,8 +36,7 @@ from seps.photos.store.places import check_folder, data_folder, default_store
 from seps.photos.store.rows import StoreError
 from seps.photos.store.store import Store
 from seps.retrieval.config import DEFAULT_MODEL
-from seps.retrieval.engine.light import LightEngine
-from seps.retrieval.engine.loading import engine_of, load_engine, size_without_torch
+from seps.retrieval.engine.loading import engine_of, load_engine, size_without_torch, with_torch
 from seps.retrieval.engine.queries import as_array
 
 if TYPE_CHECKING:
@@ -332,9 +331,9 @@ class Library:
         Raises ValueError where the model has none.
         """
         check_text(text)
-        engine = self.searcher.engine
-        query = engine.with_torch().encode_texts([text.strip()]) if isinstance(engine, LightEngine) else None
-        features = (query or self.searcher.encode(text)).text_features
+        engine = with_torch(self.searcher.engine)
+        own = engine is self.searcher.engine
+        features = (self.searcher.encode(text) if own else engine.encode_texts([text.strip()])).text_features
         words = as_array(features.words[0][features.mask[0]]).astype(np.float32)
         unit: np.ndarray[Any, np.dtype[np.float32]] = words / np.maximum(
             np.linalg.norm(words, axis=1, keepdims=True), 1e-12

@@ -187,6 +187,11 @@ def size_without_torch(name: str) -> str | None:
     return VECTOR if not is_installed("torch") and name in EMBEDDED and can_compute(name) else None
 
 
+def with_torch(engine: Engine) -> Engine:
+    """The same model with torch, of an engine without it; any other engine is its own."""
+    return cast(Engine, engine.with_torch()) if isinstance(engine, LightEngine) else engine
+
+
 def fitting(engine: Engine, layout: Layout) -> Engine:
     """The engine for pictures of as many patches as those that are kept in this way: itself, or a copy."""
     if not hasattr(engine, "with_grid") or getattr(layout, "means", False):

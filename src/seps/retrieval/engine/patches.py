@@ -373,8 +373,8 @@ class PatchEngine:
         """See `Engine`."""
         if self.traits.explains:
             raise ValueError(self.traits.explains)
-        grid = stored.layout.grid if isinstance(stored, PatchPictures) and stored.layout is not None else None
-        if isinstance(stored, PatchPictures) and not (stored.layout is not None and stored.layout.means):
+        layout = None if stored is None else stored.layout
+        if isinstance(stored, PatchPictures) and not getattr(layout, "means", False):
             scorer = self.scorer(stored.layout)
             side = None if scorer.net is None else scorer.side(stored.features)
             with self._texts() as model:
@@ -385,7 +385,7 @@ class PatchEngine:
                     description,
                     side=side,
                     net=scorer.net,
-                    grid=grid,
+                    grid=None if layout is None else layout.grid,
                     positions=stored.positions,
                 )
             if description is None and self.model.head.uses_description:

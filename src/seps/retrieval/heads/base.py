@@ -84,7 +84,7 @@ class TextFeatures:
 def checked_scores(head: Head, returned: object, images: ImageFeatures, texts: TextFeatures) -> Scores:
     """What a head's `forward` returned. Raises InputError where that is no `Scores` of these images and texts."""
     shape = (images.tokens.shape[0], texts.words.shape[0])
-    own = returned.similarity if isinstance(returned, Scores) else None
+    own = getattr(returned, "similarity", None)
     if isinstance(returned, Scores) and isinstance(own, Tensor) and tuple(own.shape) == shape:
         return returned
     came = type(returned).__name__
