@@ -96,17 +96,21 @@ class _Merged:
         stop = self.count + prefix.shape[1]
         self.tokens = scaled.new_empty(batch, stop + -stop % 16, scaled.shape[2])  # (B, Z, C)
         self.tokens[:, : self.count], self.tokens[:, self.count : stop], self.tokens[:, stop:] = scaled, prefix, 0.0
-        # Each (B, N, Q).
-        weights = [branch_weights(images.sets[one.place].logits, 0, torch.float32) for one in kept]
-        self.norms, self.merged = _Norms(scaled, weights, [one.keep for one in kept]), weights[0].shape[-1]
+        weights: list[Tensor] = []  # e of each set, (B, N, Q)
+        keeps: list[Tensor] = []  # D of each set, (T, B, N)
         self.mixes: list[Tensor] = []
-        for own in weights:
+        for one in kept:
+            own = branch_weights(images.sets[one.place].logits, 0, torch.float32)
+            weights.append(own)
+            keeps.append(one.keep)
+            self.merged = own.shape[-1]
             # (B, K, Z) from products with the tokens to those with the merged patches; the prefix tokens stay.
             mix = scaled.new_zeros(batch, self.merged + prefix.shape[1] + 1, self.tokens.shape[1])
             mix[:, : self.merged, : self.count] = own.transpose(1, 2)
             if not self.mixes:
                 mix[:, self.merged : -1, self.count : stop] = torch.eye(prefix.shape[1])
             self.mixes.append(mix)
+        self.norms = _Norms(scaled, weights, keeps)
 
     def maxima(self, texts: Texts, kept: Sequence[Kept]) -> tuple[Tensor, Tensor]:
         """Best token of each word (B, T, M), best word of each token (B, T, K)."""
