@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
 from seps.cli.shared.commands import COMMANDS, parser_of
 from seps.photos.serve.app import create_app
 from seps.photos.store import rows
+from seps.photos.store.lance.table import schema
 from seps.reid.config import ReidConfig
 from seps.retrieval.config import RunConfig
 from seps.retrieval.engine.layout import PatchLayout
@@ -111,13 +112,14 @@ def store_page() -> str:
     width = 384
     settings = rows.StoreSettings("photos", "base", "", PatchLayout.of("patches", width, (20, 20), 1), bank="name")
     docs, shared = field_docs(rows.Row), field_docs(rows.StoreSettings)
-    columns = [[f"`{field.name}`", f"`{field.type}`", docs.get(field.name, "")] for field in rows.schema(settings)]
+    columns = [[f"`{field.name}`", f"`{field.type}`", docs.get(field.name, "")] for field in schema(settings)]
     values = [[f"`{name}`", shared.get(name, "")] for name in rows.StoreSettings.__dataclass_fields__]
     return (
         f"# The store\n\nA store is a folder with one table of [Lance](https://lancedb.github.io/lance/), "
-        f"`{rows.TABLE}.lance`, with one row per picture. The pictures stay in their place. Any reader of Lance reads "
-        f"it; write it only with `seps index`. The format is {rows.FORMAT}. A store of another format is not read: "
-        "index the folders again.\n\n"
+        f"`{rows.TABLE}.lance`, with one row per picture; without the extra `lance` new stores have SQLite's "
+        f"`{rows.TABLE}.sqlite` with the same columns. The pictures stay in their place. Any reader of Lance or SQLite "
+        f"reads it; write it only with `seps index`. The format is {rows.FORMAT}. A store of another format is not "
+        "read: index the folders again.\n\n"
         f"## Columns\n\nTypes of a store of `base`, width {width}.\n\n"
         + _table(["column", "type", "content"], columns)
         + "\n## Settings\n\nThe metadata of the table has one value `seps`, a JSON object:\n\n"

@@ -41,10 +41,10 @@ from seps.images.sources import row_id
 from seps.photos.search.query import CANDIDATES
 from seps.photos.search.results import SHOWN
 from seps.photos.search.searcher import Searcher
-from seps.photos.store import vector_index
 from seps.photos.store.filters import Filters
-from seps.photos.store.rows import Columns
+from seps.photos.store.lance import vector_index
 from seps.photos.store.store import Store
+from seps.photos.store.tables import Columns, pool
 from seps.retrieval.config import SIZES
 from seps.retrieval.data import load_data
 from seps.retrieval.evaluate.run import encode_images
@@ -180,7 +180,7 @@ def search_facts(searcher: Searcher, queries: Sequence[str]) -> Facts:
         "vectors_and_states": timed(lambda one: searcher.store.nearest(one, CANDIDATES, columns, None, prior), vectors),
         "scores": timed(lambda both: list(searcher.scored(*both)), list(zip(found, parts, strict=False))),
         "candidates": CANDIDATES,
-        "pool": vector_index.pool(CANDIDATES, len(searcher.store)),
+        "pool": pool(CANDIDATES, len(searcher.store)),
         "memory_megabytes": round(resident(os.getpid())),
     }
 

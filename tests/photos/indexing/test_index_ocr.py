@@ -9,7 +9,6 @@ import sys
 from importlib.resources import files
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 from PIL import Image, ImageDraw, ImageFont
 
@@ -197,7 +196,7 @@ def test_a_row_that_leads_outside_is_not_read(place: Path, tmp_path: Path) -> No
     outside = draw(tmp_path / "outside.png", "SECRET")
     store = Store.open(place)
     (identity,) = (key for key, file in store.known().items() if file.path == "sign.png")
-    store._set_column("path", {identity: os.path.relpath(outside, store.settings.root)}, pa.string())
+    store._set_column("path", {identity: os.path.relpath(outside, store.settings.root)})
     report = read_texts(place)
     assert [problem for problem in report.problems if "leads out" in problem.why]
     assert "SECRET" not in str(texts(place))
@@ -231,7 +230,7 @@ def test_a_large_store_finds_words_by_its_index(place: Path, monkeypatch: pytest
     read_texts(place)
     store = Store.open(place)
     plain = {word: store.containing(word, 9) for word in ("zeppelin", "okonkwo", "nothing")}
-    monkeypatch.setattr("seps.photos.store.store.INDEX_ABOVE", 2)
+    monkeypatch.setattr("seps.photos.store.lance.table.INDEX_ABOVE", 2)
     store.tidy()
     assert store.indexed("ocr") and store.indexed("dense")
     assert {word: store.containing(word, 9) for word in plain} == plain

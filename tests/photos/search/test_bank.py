@@ -125,12 +125,12 @@ def test_a_store_of_the_last_release_gets_its_bank(photos: Path, tmp_path: Path,
     new = Searcher(tmp_path / "new", model())
     index(photos, tmp_path / "old", **options)
     old = Searcher(tmp_path / "old", model())
-    assert "bank" not in old.store._newest.schema.names and "seps index" in old.without_bank
+    assert "bank" not in old.store.table.newest.schema.names and "seps index" in old.without_bank
     assert all(hit.confidence is None for hit in old.search("a dog"))
     with pytest.raises(StoreError, match="confidence"):
         old.search("a dog", min_confidence=0.5)
     index(photos, tmp_path / "old", **options)
-    assert "bank" not in Store.open(tmp_path / "old")._newest.schema.names
+    assert "bank" not in Store.open(tmp_path / "old").table.newest.schema.names
     report = index(photos, tmp_path / "old", bank=True, **options)
     assert (report.unchanged, report.changed) == (12, 0)
     after = Searcher(tmp_path / "old", model())
@@ -162,12 +162,12 @@ def test_rows_of_a_writer_without_bank_are_filled_in(photos: Path, tmp_path: Pat
     index(photos, tmp_path / "s", bank=True)
     store = Store.open(tmp_path / "s")
     right = levels_of(store)
-    store._newest.update({"bank": "NULL"}, where="path = 'p02.jpg'")
+    store.table.newest.update({"bank": "NULL"}, where="path = 'p02.jpg'")
     assert len(Searcher(tmp_path / "s", model()).search("a dog", 12)) == 12
     index(photos, tmp_path / "s", bank=True)
     assert levels_of(Store.open(tmp_path / "s")) == pytest.approx(right, abs=1e-6)
     store = Store.open(tmp_path / "s")
-    store._newest.update({"bank": "7.0"})
+    store.table.newest.update({"bank": "7.0"})
     store.set_settings(replace(store.settings, bank="another"))
     index(photos, tmp_path / "s", bank=True)
     assert levels_of(Store.open(tmp_path / "s")) == pytest.approx(right, abs=1e-6)

@@ -15,8 +15,9 @@ from seps.cli.main import call
 from seps.photos import Searcher
 from seps.photos.indexing import maintenance
 from seps.photos.indexing.build import up_to_date
-from seps.photos.store.rows import Columns, OutdatedStoreError
+from seps.photos.store.rows import OutdatedStoreError
 from seps.photos.store.store import Store
+from seps.photos.store.tables import Columns
 from seps.retrieval.ranking import bank
 from seps.retrieval.ranking.bank import ASKED, GOOD, sentences
 from seps.retrieval.ranking.confidence import REFERENCE, Calibration, expected_largest

@@ -16,7 +16,7 @@ from seps.photos.search.ranking import rank
 from seps.photos.search.results import Hit
 from seps.photos.search.searcher import Part, Searcher
 from seps.photos.search.sums import search_combined
-from seps.photos.store.rows import Columns
+from seps.photos.store.tables import Columns
 from stores import gallery, index, model_folder
 
 SENTENCES = ("a dog", "number 3", "stripes and dots", "black-and-white", "a very dark picture", "C++", "+1")

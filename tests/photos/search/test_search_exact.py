@@ -17,7 +17,7 @@ from seps.photos.search.searcher import Searcher
 from seps.photos.store.filters import Filters
 from seps.photos.store.rows import Row
 from seps.photos.store.store import Store
-from seps.photos.store.vector_index import Prior, pool
+from seps.photos.store.tables import Prior, pool
 
 COPIES = 12
 """Rows that each picture of the gallery gets, with a level and a vector of its own."""
@@ -61,8 +61,8 @@ def test_all_rows_as_candidates_give_what_exhaustive_scoring_gives(
     store = Store.open(place)
     store.put([row for row in copies(store) if row.bank is not None])
     if indexed:
-        monkeypatch.setattr("seps.photos.store.store.INDEX_ABOVE", 50)
-        monkeypatch.setattr("seps.photos.store.vector_index.LEAST_PROBES", 1)
+        monkeypatch.setattr("seps.photos.store.lance.table.INDEX_ABOVE", 50)
+        monkeypatch.setattr("seps.photos.store.lance.vector_index.LEAST_PROBES", 1)
         store.tidy(always=True)
         assert store.indexed()
     searcher = Searcher(store, model())
@@ -107,7 +107,7 @@ def test_a_prior_takes_the_first_of_equals_and_the_mean_for_a_missing_level() ->
 
 def test_a_search_while_rows_are_added_sees_whole_commits(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every answer is that of the store after some commit: none of a commit's rows is missing, none is there twice."""
-    monkeypatch.setattr("seps.photos.store.upkeep.FRAGMENTS", 3)
+    monkeypatch.setattr("seps.photos.store.lance.upkeep.FRAGMENTS", 3)
     monkeypatch.setattr("seps.photos.store.store._FRESH", timedelta(0))
     store = Store.open(place)
     commits = [copies(store)[8 * n : 8 * n + 8] for n in range(COPIES)]

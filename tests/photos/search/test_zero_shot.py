@@ -217,9 +217,9 @@ def test_the_bank_may_come_later(tmp_path: Path) -> None:
 def test_vectors_are_stored_as_float16_and_indexed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Natively, so that the vector index finds them; with many rows, nothing is compared one by one."""
     folder = photos(tmp_path / "photos", described=3)
-    monkeypatch.setattr("seps.photos.store.store.INDEX_ABOVE", 5)
+    monkeypatch.setattr("seps.photos.store.lance.table.INDEX_ABOVE", 5)
     store = indexed(folder, tmp_path / "s").store
-    assert store.indexed("vector") and store._dataset.schema.field("vector").type.value_type == "halffloat"
+    assert store.indexed("vector") and store.table.dataset.schema.field("vector").type.value_type == "halffloat"
     rows = store.select(sorted(store.known()), ["id", "vector"])
     stored = rows.vectors()
     query = stored[2] + 0.01

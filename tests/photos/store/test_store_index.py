@@ -21,7 +21,8 @@ from seps.photos.indexing import build as indexing
 from seps.photos.indexing import embedding
 from seps.photos.indexing.build import IndexOptions, index_folder
 from seps.photos.indexing.maintenance import status, verify
-from seps.photos.store.rows import FORMAT, OutdatedStoreError, Row, StoreError, StoreSettings, open_dataset
+from seps.photos.store.lance.table import open_dataset
+from seps.photos.store.rows import FORMAT, OutdatedStoreError, Row, StoreError, StoreSettings
 from seps.photos.store.store import Filters, Store, writer_lock
 from stores import gallery, index, model, model_folder, paint, plain_settings
 
@@ -156,7 +157,7 @@ def test_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("seps.photos.store.store.to_table", full)
+        patch.setattr("seps.photos.store.lance.table.to_table", full)
         with pytest.raises(StoreError, match="space left"):
             index(folder, tmp_path / "s")
     assert len(paths(tmp_path / "s")) == 4 and verify(Store.open(tmp_path / "s")) == []
@@ -248,7 +249,7 @@ def settings(width: int) -> StoreSettings:
 
 def test_large_stores_get_an_index_that_misses_next_to_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 110 partitions 64 are looked into, so that the index can miss; with one it does."""
-    monkeypatch.setattr("seps.photos.store.store.INDEX_ABOVE", 12_000)
+    monkeypatch.setattr("seps.photos.store.lance.table.INDEX_ABOVE", 12_000)
     store = Store.create(tmp_path / "s", settings(16))
     random = np.random.default_rng(0)
     vectors = random.normal(size=(12_300, 16)).astype(np.float16)
@@ -277,8 +278,8 @@ def test_large_stores_get_an_index_that_misses_next_to_nothing(tmp_path: Path, m
 
     assert recall() > 0.99
     assert any(place >= 12_200 for place in best.ravel())
-    monkeypatch.setattr("seps.photos.store.vector_index.LEAST_PROBES", 1)
-    monkeypatch.setattr("seps.photos.store.vector_index.PROBED_SHARE", 0.0)
+    monkeypatch.setattr("seps.photos.store.lance.vector_index.LEAST_PROBES", 1)
+    monkeypatch.setattr("seps.photos.store.lance.vector_index.PROBED_SHARE", 0.0)
     assert recall() < 0.9
 
 

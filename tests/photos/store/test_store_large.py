@@ -10,7 +10,8 @@ import pytest
 
 from seps.images.sources import row_id
 from seps.photos.store.filters import Filters
-from seps.photos.store.rows import Row, open_dataset
+from seps.photos.store.lance.table import open_dataset
+from seps.photos.store.rows import Row
 from seps.photos.store.store import Store
 from stores import plain_settings
 
@@ -43,7 +44,7 @@ def index_facts(store: Store) -> tuple[int, int, int]:
 
 @pytest.fixture
 def indexed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    monkeypatch.setattr("seps.photos.store.store.INDEX_ABOVE", 10_000)
+    monkeypatch.setattr("seps.photos.store.lance.table.INDEX_ABOVE", 10_000)
     store = make(tmp_path / "s")
     store.tidy()
     assert index_facts(store) == (1, 109, 0)
@@ -81,7 +82,7 @@ def test_an_index_keeps_its_partitions_when_rows_are_added(indexed: Store) -> No
 
 def test_joining_small_parts_leaves_large_ones_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At a million pictures the other way rewrites many gigabytes for some new photos."""
-    monkeypatch.setattr("seps.photos.store.upkeep.SMALL_ROWS", 1000)
+    monkeypatch.setattr("seps.photos.store.lance.upkeep.SMALL_ROWS", 1000)
     store = make(tmp_path / "s", 3000)
     store.tidy(always=True)
     before = {path.name for path in (tmp_path / "s").rglob("data/*")}

@@ -255,7 +255,7 @@ DAMAGED = ["", "{", "[]", "{}", '{"format": "x"}', '{"grid": [3, 3]}', '{"grid":
 def test_damaged_settings_get_a_sentence(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     folder = gallery(tmp_path / "g", 1)
     index(folder, tmp_path / "s")
-    Store.open(tmp_path / "s")._newest.update_schema_metadata({"seps": text})
+    Store.open(tmp_path / "s").table.newest.update_schema_metadata({"seps": text})
     place = str(tmp_path / "s")
     for arguments in (["search", "a dog"], ["index", "--status"], ["index", str(folder), "--model", model_folder()]):
         assert main([*arguments, "--store", place]) == 2

@@ -12,7 +12,8 @@ import pytest
 
 from seps.images.sources import row_id
 from seps.photos.store import store as store_module
-from seps.photos.store.rows import IndexedFile, Row, open_dataset
+from seps.photos.store.lance.table import open_dataset
+from seps.photos.store.rows import IndexedFile, Row
 from seps.photos.store.store import Store
 from stores import gallery, index, plain_settings
 
@@ -72,10 +73,10 @@ def test_described_pictures_of_a_new_version_are_counted_in_what_is_new(
 
     def spent() -> int:
         store.refresh()
-        store._dataset = open_dataset(store.location)
+        store.table.dataset = open_dataset(store.location)
         found = store.described()
         assert found == open_dataset(store.location).count_rows("dense IS NOT NULL")
-        return int(store._dataset.io_stats_incremental().read_bytes)
+        return int(store.table.dataset.io_stats_incremental().read_bytes)
 
     monkeypatch.setattr(store_module, "_FRESH", store_module.timedelta(days=1))
     assert spent() < 20_000

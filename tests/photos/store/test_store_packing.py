@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from seps.photos.store.rows import Columns
+from seps.photos.store.lance.table import ArrowColumns
 from seps.retrieval.engine.packing import PackingError, Precision, pack, packed_shape, unpack, unpack_all, unpack_padded
 
 
@@ -43,7 +43,7 @@ def test_padding() -> None:
 
 def read(column: pa.Array | pa.ChunkedArray) -> torch.Tensor:
     """A column of matrices, as the search reads it."""
-    return torch.from_numpy(unpack_all(Columns(pa.table({"tokens": column})).blobs("tokens")))
+    return torch.from_numpy(unpack_all(ArrowColumns(pa.table({"tokens": column})).blobs("tokens")))
 
 
 @settings(max_examples=30, deadline=None)

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 from seps.images.sources import row_id
-from seps.photos.store import store as store_module
-from seps.photos.store import upkeep
-from seps.photos.store.rows import Row, open_dataset
+from seps.photos.store.lance import table as lance_table
+from seps.photos.store.lance import upkeep
+from seps.photos.store.lance.table import open_dataset
+from seps.photos.store.rows import Row
 from seps.photos.store.store import Store
 from stores import plain_settings
 
@@ -59,7 +60,7 @@ class Traffic:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.opened: list[Any] = []
-        monkeypatch.setattr(store_module, "open_dataset", self.open)
+        monkeypatch.setattr(lance_table, "open_dataset", self.open)
 
     def open(self, location: str) -> Any:
         self.opened.append(open_dataset(location))
@@ -82,7 +83,7 @@ def segments(store: Store) -> dict[str, list[int]]:
 
 @pytest.fixture(autouse=True)
 def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "INDEX_ABOVE", 5_000)
+    monkeypatch.setattr(lance_table, "INDEX_ABOVE", 5_000)
     monkeypatch.setattr(upkeep, "EXTENDED_ROWS", 200, raising=False)
     monkeypatch.setattr(upkeep, "SMALL_ROWS", 1_000, raising=False)
 
@@ -124,7 +125,7 @@ def test_one_column_is_set_without_reading_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, indexed: bool
 ) -> None:
     """Without an index of ids Lance read every column of every row, for each commit, and copied what changed."""
-    monkeypatch.setattr(store_module, "INDEX_ABOVE", 2_000 if indexed else 5_000)
+    monkeypatch.setattr(lance_table, "INDEX_ABOVE", 2_000 if indexed else 5_000)
     store = Store.create(tmp_path / "s", plain_settings(WIDTH, (1, 1)))
     put(store, 0, 3_000, 1_000)
     store.tidy()
@@ -247,9 +248,9 @@ def test_versions_do_not_pile_up_without_new_rows(tmp_path: Path, monkeypatch: p
 
 _SCRIPT = """
 import sys
-from seps.photos.store import upkeep
+from seps.photos.store.lance import table, upkeep
 from seps.photos.store import store as stores
-stores.INDEX_ABOVE, upkeep.EXTENDED_ROWS, upkeep.SMALL_ROWS = 5_000, 200, 1_000
+table.INDEX_ABOVE, upkeep.EXTENDED_ROWS, upkeep.SMALL_ROWS = 5_000, 200, 1_000
 from pathlib import Path
 own = Path(sys.argv[3])
 sys.path[:0] = [str(own.parent), str(own.parents[2])]

@@ -21,8 +21,9 @@ from PIL import Image
 
 from seps.images.formats import is_video
 from seps.photos.store.filters import Filters
-from seps.photos.store.rows import Columns, StoreSettings
+from seps.photos.store.rows import StoreSettings
 from seps.photos.store.store import Store
+from seps.photos.store.tables import Columns
 
 SIDE = 24
 """Pixels of the small picture's sides."""

@@ -20,17 +20,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from seps.images.decoding import Picture, decode_picture
 from seps.images.metadata import Metadata, read_metadata
 from seps.images.shards import UnreadableImage, read_source
 from seps.images.sources import ImageSource
 from seps.photos.indexing.descriptions import described
-from seps.photos.store.rows import PACKED_TYPES, Columns
+from seps.photos.store.tables import Columns
 from seps.ray_cluster import LOST, ClusterWork, RayConfig, connected, spread
 from seps.retrieval.engine.engine import Engine
-from seps.retrieval.engine.layout import Kept, Layout
+from seps.retrieval.engine.layout import PACKED, Kept, Layout
 from seps.retrieval.engine.loading import drop_texts, faster, on_device, torch_pixels
 from seps.retrieval.engine.queries import Array, joined
 from seps.retrieval.ranking.bank import Bank, bank_of
@@ -215,10 +214,7 @@ def stored_levels(engine: Engine, images: Columns, layout: Layout, bank: Bank | 
 
 def packed_columns(states: Sequence[Mapping[str, Any]], layout: Layout) -> Columns:
     """States that were packed but not stored yet, as if they had been read with the layout's columns and `vector`."""
-    columns = {name: pa.array([state[name] for state in states], kind) for name, kind in PACKED_TYPES.items()}
-    flat = pa.array(np.stack([state["vector"] for state in states]).ravel())
-    columns["vector"] = pa.FixedSizeListArray.from_arrays(flat, layout.vector_width)
-    return Columns(pa.table(columns))
+    return Columns({name: [state[name] for state in states] for name in ("vector", *PACKED)})
 
 
 def prepare_locally(

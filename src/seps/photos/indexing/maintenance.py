@@ -17,8 +17,9 @@ from seps.photos.indexing.embedding import stored_levels
 from seps.photos.indexing.gallery import Problem
 from seps.photos.indexing.opening import stored_root
 from seps.photos.search.searcher import Searcher
-from seps.photos.store.rows import Columns, StoreError, shown_place
+from seps.photos.store.rows import StoreError, shown_place
 from seps.photos.store.store import Store, writer_lock
+from seps.photos.store.tables import Columns
 from seps.retrieval.engine.engine import STRENGTH, Engine
 from seps.retrieval.engine.queries import as_array
 from seps.retrieval.ranking.bank import (

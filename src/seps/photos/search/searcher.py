@@ -21,9 +21,9 @@ from seps.images.sources import ImageSource
 from seps.photos.search.query import CANDIDATES, check_text
 from seps.photos.search.results import SHOWN, Hit
 from seps.photos.store.filters import Filters
-from seps.photos.store.rows import OTHER_WORDS, Columns, OtherModelError, OutdatedStoreError, StoreError
+from seps.photos.store.rows import OTHER_WORDS, OtherModelError, OutdatedStoreError, StoreError
 from seps.photos.store.store import Store
-from seps.photos.store.vector_index import Prior
+from seps.photos.store.tables import Columns, Prior
 from seps.retrieval.engine.engine import Engine
 from seps.retrieval.engine.loading import engine_of, load_engine
 from seps.retrieval.engine.queries import Array, Queries, as_array

@@ -22,7 +22,7 @@ from typing import Any
 
 from seps.photos.search.results import Hit
 from seps.photos.search.searcher import Part, Searcher
-from seps.photos.store.rows import Columns
+from seps.photos.store.tables import Columns
 
 SAMPLE = 100
 """Pictures per part over which scores are standardised: those nearest to it."""

@@ -33,8 +33,8 @@ from seps.photos.serve.originals import NoPictureError, original
 from seps.photos.serve.uploads import UPLOADED, Sent, Uploads, encode_upload
 from seps.photos.store.filters import Filters
 from seps.photos.store.places import EmptyFolderError, check_folder
-from seps.photos.store.rows import TABLE, StoreError, made_by
-from seps.photos.store.store import Store, is_remote
+from seps.photos.store.rows import StoreError, made_by
+from seps.photos.store.store import Store, has_table, is_remote
 from seps.recent import Recent
 from seps.retrieval.explain.explanation import Explanation
 
@@ -104,7 +104,7 @@ class Service:
         """`work`; if the store fails, once more on the store as it is on disk now."""
         place = self.searcher.store.location
         # An open table answers from its caches, long after its files were deleted.
-        if not is_remote(place) and not Path(place, f"{TABLE}.lance").is_dir():
+        if not is_remote(place) and not has_table(place):
             raise StoreError(
                 f"The store {Path(place).name} is gone: it was deleted, moved or unmounted. Put it back, or index the "
                 "pictures again."

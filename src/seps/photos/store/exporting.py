@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
-import pyarrow as pa
 
-from seps.extras import missing_package
+from seps.extras import missing_package, require
 from seps.photos.store.filters import Filters
 from seps.photos.store.rows import StoreError
 from seps.photos.store.store import Store
@@ -90,7 +89,9 @@ def merged_tokens(tokens: Array, count: int) -> Array:
     return centres
 
 
-def _schema(store: Store, tokens: int | None) -> pa.Schema:
+def _schema(store: Store, tokens: int | None) -> Any:
+    import pyarrow as pa
+
     layout = store.settings.layout
     texts = [(name, pa.string()) for name in ("id", "path", "member", "description")]
     sizes = [(name, pa.int32()) for name in ("width", "height")]
@@ -119,13 +120,16 @@ def _rows(store: Store, tokens: int | None, filters: Filters | None) -> Iterator
         yield rows
 
 
-def _batches(store: Store, tokens: int | None, filters: Filters | None) -> Iterator[pa.RecordBatch]:
+def _batches(store: Store, tokens: int | None, filters: Filters | None) -> Iterator[Any]:
+    import pyarrow as pa
+
     schema = _schema(store, tokens)
     for rows in _rows(store, tokens, filters):
         yield pa.RecordBatch.from_pylist(rows, schema=schema)
 
 
 def _write_parquet(store: Store, folder: Path, tokens: int | None, filters: Filters | None) -> int:
+    require("pyarrow", "A Parquet file")
     import pyarrow.parquet
 
     count = 0
@@ -137,7 +141,9 @@ def _write_parquet(store: Store, folder: Path, tokens: int | None, filters: Filt
 
 
 def _write_lance(store: Store, folder: Path, tokens: int | None, filters: Filters | None) -> int:
+    require("lance", "A Lance table")
     import lance
+    import pyarrow as pa
 
     reader = pa.RecordBatchReader.from_batches(_schema(store, tokens), _batches(store, tokens, filters))
     return int(lance.write_dataset(reader, str(folder / f"{NAME}.lance")).count_rows())

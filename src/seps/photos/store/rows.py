@@ -1,40 +1,34 @@
-"""What the store keeps per image, the settings of a whole store, and their form as Arrow tables."""
+"""What the store keeps per image, and the settings of a whole store."""
 
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
 import os
 import re
 import shlex
+import sqlite3
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-
-from seps.extras import install_command
 from seps.images.formats import is_video
 from seps.images.sources import ImageSource
 from seps.images.sources import row_id as row_id
 from seps.parsing import is_number, parse_json
 from seps.retrieval.engine.engine import Digests
-from seps.retrieval.engine.layout import Layout, layout_values, read_layout
-from seps.retrieval.engine.packing import Array
+from seps.retrieval.engine.layout import PACKED, Layout, layout_values, read_layout
+from seps.retrieval.languages import is_unspaced
 
 FORMAT = 9
 """Of the columns and settings. A store of any other format is refused: its pictures are indexed again."""
 TABLE = "images"
-PACKED_TYPES = {
-    "tokens": pa.large_binary(),
-    "positions": pa.binary(),
-    "mean": pa.binary(),
-    "words": pa.large_binary(),
-}
-"""Of the columns `seps.retrieval.engine.layout.PACKED`."""
+WORD_COLUMNS = ("dense", "ocr")
+"""Where words of queries are looked up: descriptions, and text in pictures."""
+DESCRIBED = "dense IS NOT NULL OR ocr <> ''"
+"""Of rows with words, in SQL."""
 OTHER_WORDS = (
     "The descriptions in the store {} were encoded by the embedded model of another release of seps. Use that release, "
     "or index the folder into another store."
@@ -171,7 +165,7 @@ class StoreSettings:
 
 @dataclass(frozen=True)
 class Row:
-    """One image of the store; the names are those of the columns. Those of `PACKED_TYPES` are its packed state."""
+    """One image of the store; the names are those of the columns. Those of `PACKED` are its packed state."""
 
     id: str
     """20 hex digits of the hash of path and member."""
@@ -222,94 +216,23 @@ class Row:
     """Text in the picture, a line per line, empty where there is none; None: not looked for."""
 
 
-def schema(settings: StoreSettings) -> pa.Schema:
-    """Columns of the table, the settings in its metadata."""
-    kinds = {
-        "id": pa.string(),
-        "path": pa.string(),
-        "member": pa.string(),
-        "size": pa.int64(),
-        "mtime": pa.int64(),
-        "sha256": pa.string(),
-        "width": pa.int32(),
-        "height": pa.int32(),
-        "thumbnail": pa.large_binary(),
-        "vector": pa.list_(pa.float16(), settings.layout.vector_width),
-        **PACKED_TYPES,
-        "dense": pa.string(),
-        **({"bank": pa.float32()} if settings.bank else {}),
-        "taken": pa.int64(),
-        "excluded": pa.bool_(),
-        "written": pa.string(),
-        "sources": pa.string(),
-        "sidecar": pa.int64(),
-        "latitude": pa.float64(),
-        "longitude": pa.float64(),
-        "ocr": pa.string(),
-    }
-    # Rounded values use 7.4 of their 8 bits on average, codes of 4 bits 3.8: coding them takes 6 % off, without loss.
-    coded = {"lance-encoding:compression": "zstd", "lance-encoding:compression-level": "1"}
-    packed = ("tokens", "words") if settings.layout.precision.startswith("int") else ()
-    fields = [pa.field(name, kind, metadata=coded if name in packed else None) for name, kind in kinds.items()]
-    return pa.schema(fields, metadata={"seps": settings.to_json().encode()})
+_ORDER = (
+    *("id", "path", "member", "size", "mtime", "sha256", "width", "height", "thumbnail", "vector", *PACKED, "dense"),
+    *("bank", "taken", "excluded", "written", "sources", "sidecar", "latitude", "longitude", "ocr"),
+)
+"""Columns of a table."""
 
 
-def to_table(rows: Sequence[Row], settings: StoreSettings) -> pa.Table:
-    """Rows as one Arrow table."""
-    kinds = schema(settings)
-    columns = []
-    for column in kinds:
-        values = [getattr(row, column.name) for row in rows]
-        if column.name == "vector":
-            flat = np.stack([np.asarray(value, np.float16) for value in values]).ravel()
-            columns.append(pa.FixedSizeListArray.from_arrays(pa.array(flat), column.type.list_size))
-        else:
-            columns.append(pa.array(values, column.type))
-    return pa.Table.from_arrays(columns, schema=kinds)
+def column_names(settings: StoreSettings) -> list[str]:
+    """The columns of the table, in their order."""
+    return [name for name in _ORDER if name != "bank" or settings.bank]
 
 
-class Columns:
-    """Some columns of some images, as they were read; `len` is the number of images."""
-
-    def __init__(self, arrow: pa.Table | pa.RecordBatch) -> None:
-        self._arrow = arrow
-
-    def __len__(self) -> int:
-        return int(self._arrow.num_rows)
-
-    def part(self, start: int, count: int) -> Columns:
-        """At most `count` of the images."""
-        return Columns(self._arrow.slice(start, count))
-
-    def values(self, name: str) -> list[Any]:
-        """One column as plain values."""
-        found: list[Any] = self._arrow.column(name).to_pylist()
-        return found
-
-    def rows(self, names: Sequence[str] | None = None) -> list[dict[str, Any]]:
-        """Per image its columns (those of `names`) by name."""
-        found: list[dict[str, Any]] = (self._arrow if names is None else self._arrow.select(list(names))).to_pylist()
-        return found
-
-    def _whole(self, name: str) -> pa.Array:
-        column = self._arrow.column(name)
-        return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-
-    def vectors(self, name: str = "vector") -> Array:
-        """(B, C) float32: a column of vectors."""
-        column = self._whole(name)
-        found: Array = np.array(column.flatten(), np.float32).reshape(len(column), column.type.list_size)
-        return found
-
-    def blobs(self, name: str) -> Array | list[bytes]:
-        """A column of bytes: (B, size) uint8 without a copy where all have one size, else a list."""
-        column = self._whole(name)
-        count = len(column)
-        offsets = np.frombuffer(column.buffers()[1], "<i8", count + 1, 8 * column.offset)
-        size = int(offsets[1] - offsets[0]) if count else 0
-        if not size or column.null_count or (np.diff(offsets) != size).any():
-            return self.values(name)
-        return np.frombuffer(column.buffers()[2], np.uint8, count * size, int(offsets[0])).reshape(count, size)
+def word_condition(word: str, columns: Sequence[str] = WORD_COLUMNS) -> str:
+    """A condition in SQL: the word, of letters and digits alone, is in a text."""
+    pattern = "|".join(dict.fromkeys(unicodedata.normalize(form, word) for form in ("NFC", "NFD")))
+    edge = "" if is_unspaced(word) else r"\b"
+    return " OR ".join(f"regexp_like({each}, '{edge}({pattern}){edge}', 'i')" for each in columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,18 +260,8 @@ def shown_place(path: str, member: str | None) -> str:
     return f"{path} @ {member}" if is_video(path) else f"{path}:{member}"
 
 
-ERRORS = (ValueError, RuntimeError, OSError)
-"""What Lance raises."""
-
-
-def open_dataset(location: str) -> Any:
-    """The table of a store at its newest commit. Raises StoreError without the packages."""
-    return _lance().dataset(_table_place(location))
-
-
-def create_dataset(location: str, schema: Any) -> Any:
-    """An empty table of a store. Raises StoreError without the packages, and what Lance raises where there is one."""
-    return _lance().write_dataset(schema.empty_table(), _table_place(location), mode="create")
+ERRORS = (ValueError, RuntimeError, OSError, sqlite3.Error)
+"""What Lance and SQLite raise."""
 
 
 def made_by(settings: StoreSettings) -> StoreSettings:
@@ -367,27 +280,13 @@ def made_by(settings: StoreSettings) -> StoreSettings:
     )
 
 
-def newest_settings(dataset: Any, known: StoreSettings, where: str) -> StoreSettings:
+def newest_settings(table: Any, known: StoreSettings, where: str) -> StoreSettings:
     """What a table says of itself now, where it is still of the same model and state as `known` says; else `known`."""
     try:
-        found = StoreSettings.from_json(dataset.schema.metadata[b"seps"].decode("utf-8", "replace"), where)
+        found = StoreSettings.from_json(table.said, where)
     except (StoreError, KeyError, TypeError):
         return known
     return found if made_by(found) == made_by(known) else known
-
-
-def _table_place(location: str) -> str:
-    # By its whole path, since a name may hold a colon.
-    place = location.rstrip("/") if is_remote(location) else os.path.abspath(location)
-    return f"{place}/{TABLE}.lance"
-
-
-def _lance() -> Any:
-    os.environ.setdefault("LANCE_LOG", "error")
-    try:
-        return importlib.import_module("lance")
-    except ImportError as error:
-        raise StoreError(f"The store needs the package pylance ({error}): {install_command('lance')}") from error
 
 
 def is_remote(location: str) -> bool:

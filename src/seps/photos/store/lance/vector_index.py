@@ -13,11 +13,12 @@ sentence lie in more partitions than those of a picture would.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
+
+from seps.photos.store.tables import Prior, pool
+from seps.retrieval.engine.packing import Array
 
 PROBED_SHARE = 1 / 8
 """Partitions that a query looks into, of all; `benchmarks.search.million` measures the recall of other shares."""
@@ -28,39 +29,7 @@ REBUILT_FACTOR = 1.5
 """The index is made anew when the number of partitions that it should have is so many times what it has, or the other
 way round: when the store has 2.25 times the rows that it had. Until then new rows join the partitions that there are
 (`upkeep`)."""
-POOL = 8
-"""Times the square root of the rows: images found by their vectors from which the candidates are chosen by `Prior`. The
-best by the whole score lie among more of the nearest in a larger store, though not among a constant part of them."""
 NAME = "vector_idx"
-Array = np.ndarray[Any, np.dtype[Any]]
-
-
-@dataclass(frozen=True)
-class Prior:
-    """What is known of an image's score before it is computed: `slope * product of vectors + level * bank`."""
-
-    slope: float
-    """About what a score grows by with the product."""
-    level: float
-    """Times the image's level over the bank of background queries."""
-
-    def best(self, distances: Array, levels: Array, count: int) -> Array:
-        """Places of the `count` best images, in their order; of equal ones the first.
-
-        `distances` are 1 - product, `levels` NaN where there is none: such an image counts as the mean of the others.
-        """
-        known = levels[~np.isnan(levels)]
-        usual = float(known.mean()) if len(known) else 0.0
-        values = self.slope * (1 - distances.astype(np.float64)) + self.level * np.where(
-            np.isnan(levels), usual, levels.astype(np.float64)
-        )
-        chosen: Array = np.sort(np.argsort(-values, kind="stable")[:count])
-        return chosen
-
-
-def pool(count: int, rows: int) -> int:
-    """Images to find by their vectors where `count` candidates are chosen by a `Prior`."""
-    return max(2 * count, int(POOL * rows**0.5))
 
 
 def partitions(rows: int) -> int:
@@ -111,7 +80,7 @@ def nearest(
         return dataset.to_table(nearest=asked, columns=[*columns, "_distance"], **more)
     asked["k"] = pool(count, rows)
     near = dataset.to_table(nearest=asked, columns=["bank", "_distance"], with_row_id=True, **more)
-    distances, levels = (near.column(name).to_numpy().astype(np.float32) for name in ("_distance", "bank"))
+    distances, levels = (near.column(name).to_numpy().astype("float32") for name in ("_distance", "bank"))
     return _rows(dataset, near.column("_rowid").to_numpy()[prior.best(distances, levels, count)], columns)
 
 
