@@ -274,3 +274,10 @@ def test_the_library_over_a_store_of_vectors(tmp_path: Path, monkeypatch: pytest
     assert library.explain(hit.id, "a woman in an orange space suit", hit.score).explanation.score == pytest.approx(
         hit.score, abs=1e-2
     )
+
+
+def test_options_of_the_vector_export_are_refused_before_anything_is_loaded() -> None:
+    """Without torch the refusal names the option, and not torch."""
+    code = "from seps.cli.main import main\nassert main(['export', 'base', '--bits', '32', '-o', 'x']) == 2"
+    done = subprocess.run([sys.executable, "-c", BARE + code], capture_output=True, text=True)
+    assert done.returncode == 0 and "--vector" in done.stderr and "torch" not in done.stderr, done.stderr

@@ -61,18 +61,17 @@ def add_options(parser: Parser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Export one model, or the pictures of a store."""
+    if not options.vector and (options.layout, options.bits, options.batch) != ("plain", 8, None):
+        raise ValueError("--layout, --bits and --batch belong to --vector; add --vector, or leave them out.")
     if options.store:
         return _export_store(options)
     if options.to or options.tokens:
         raise ValueError("--to and --tokens belong to --store; add --store, or leave them out.")
     if options.model is None:
         options.parser.error("name a model, or a store with --store")
-    from seps.export import ExportError
     from seps.retrieval.export import check_export, export_model
     from seps.retrieval.pretrained import from_pretrained
 
-    if not options.vector and (options.layout, options.bits, options.batch) != ("plain", 8, None):
-        raise ExportError("--layout, --bits and --batch belong to --vector; add --vector, or leave them out.")
     if options.sentence_transformers:
         return _export_sentence_transformers(options)
     check_export(options.out)
