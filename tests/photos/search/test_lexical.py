@@ -112,7 +112,7 @@ def test_a_full_text_index_finds_the_same(searcher: Searcher, photos: Path, tmp_
     asked = [*{word for text in [*NAMED, *ORDINARY] for word in words_of(text)}, "art", "absent"]
     plain = {word: {paths[identity] for identity in store.containing(word, 99)} for word in asked}
     assert plain == {word: set(memory.containing(word, 99)) for word in asked}
-    store._index_words("dense")
+    store.table._index_words("dense")
     store = Store.open(tmp_path / "s")
     assert not store.indexed(), "the index of the words is not that of the vectors"
     assert {word: {paths[identity] for identity in store.containing(word, 99)} for word in asked} == plain
