@@ -66,7 +66,7 @@ def peers(files: Results) -> str:
     head = ["pictures", "way", "recall of exact", *(["ms per query"] if quiet else []), "bytes per picture"]
     about = (
         f"{data['queries']} captions, {data['patches']} patches per picture, pictures made of {data['photos']} real "
-        f"photos, PyTorch {data['torch']} ({link(raw)})."
+        f"photos, {data['threads']} CPU cores, PyTorch {data['torch']} ({link(raw)})."
     )
     return table([*head, "all pictures"], rows, about)
 
