@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -11,6 +12,7 @@ from torch.nn import functional as F
 
 from seps import registry
 from seps.method.network import PatchSlimming
+from seps.method.select import extra_weights
 from seps.plugins import PLUGIN_MODULE
 from seps.retrieval.config import DataConfig, ModelConfig, RunConfig
 from seps.training import TrainConfig
@@ -64,9 +66,13 @@ def forget_plugins() -> None:
 class FirstTwin(PatchSlimming):
     """`keep_first`, without the registry: the readable form computes it."""
 
-    def decide(self, images, place, scores):
-        count = -(-scores.shape[-1] // 2)
-        return (torch.arange(scores.shape[-1]) < count).float().expand(scores.shape)
+    def select(self, images, texts, places=None):
+        kept = []
+        for one in super().select(images, texts, places):
+            count = one.scores.shape[-1]
+            keep = (torch.arange(count) < -(-count // 2)).float().expand(one.scores.shape)
+            kept.append(replace(one, keep=keep, extra=extra_weights(one.scores, keep, images.valid)))
+        return tuple(kept)
 
 
 def model_config(encoders, **more) -> ModelConfig:

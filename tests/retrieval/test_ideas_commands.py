@@ -1,6 +1,6 @@
 """Ideas of somebody's own in every command: each is really used, against a twin that needs no registry.
 
-The twin of a decision is a subclass of the network with `decide` written out.
+The twin of a decision is a subclass of the network with `select` written out.
 """
 
 from __future__ import annotations
