@@ -15,7 +15,6 @@ from types import ModuleType
 from typing import Any
 from unittest import mock
 
-import hypothesis
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -34,9 +33,6 @@ if not torch.cuda.is_available():
 sys.path.insert(0, str(Path(__file__).parent))
 from single_files import module_of
 
-# A busy machine draws examples slowly, and that is no failure.
-hypothesis.settings.register_profile("seps", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
-hypothesis.settings.load_profile("seps")
 GOLDEN = Path(__file__).parent / "golden"
 
 
