@@ -99,6 +99,11 @@ class OtherPool(Pooling):
         return 2 * super().pool(best, mask)
 
 
+class OtherDecide(Selector):
+    def decide(self, scores, valid=None, full_score=1.0):
+        return worst_first(scores, self.sparse_ratio, valid)
+
+
 class OtherMerge(Merger):
     def logits(self, x):
         return -super().logits(x)
@@ -149,6 +154,10 @@ def patched_pool(net):
 
 def patched_sparse(net):
     net.sparse_net_cap.forward = lambda scores, valid=None, full=1.0: worst_first(scores, 0.5, valid)
+
+
+def patched_decide(net):
+    net.sparse_net_cap.decide = lambda scores, valid=None, full=1.0: worst_first(scores, 0.5, valid)
 
 
 def patched_forward(net):
@@ -217,11 +226,13 @@ IDEAS = {
         OtherForward,
     )},
     "swapped: sparse_net_cap": changed(swap("sparse_net_cap", OtherSparse)),
+    "swapped: sparse_net_cap, decide": changed(swap("sparse_net_cap", OtherDecide)),
     "swapped: hrpa, pool": changed(swap("hrpa", OtherPool)),
     "swapped: aggr_net": changed(swap("aggr_net", OtherMerge)),
     "patched: select": changed(patched_select),
     "patched: hrpa.pool": changed(patched_pool),
     "patched: sparse_net_cap.forward": changed(patched_sparse),
+    "patched: sparse_net_cap.decide": changed(patched_decide),
     "patched: forward": changed(patched_forward),
     "setting: another ratio in a part": changed(other_ratio),
     "setting: a new decision": lambda: changed(new_decision, SlimmingConfig.default(**SMALL))(),

@@ -89,7 +89,7 @@ def test_no_option_leads_to_another_file(options: dict[str, Any]) -> None:
     assert walk_of(lambda: scores(**options))[0] <= set(WALK)
 
 
-@pytest.mark.parametrize(("name", "most"), [("score_matrix", 98), ("forward", 40)])
+@pytest.mark.parametrize(("name", "most"), [("score_matrix", 98), ("forward", 41)])
 @pytest.mark.parametrize("preset", ["default", "open_source", "paper"])
 def test_a_score_passes_few_functions(name: str, most: int, preset: str) -> None:
     functions = walk.scoring(name, preset)

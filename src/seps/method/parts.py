@@ -58,7 +58,11 @@ def checked_result(what: str, found: Any, shape: tuple[int | None, ...]) -> Tens
 class Selector(TokenSparse):
     """The predictor and the decision of one set of patches; its `forward` decides about all pairs."""
 
-    forward = TokenSparse.decide  # type: ignore[assignment]
+    def forward(  # type: ignore[override]
+        self, scores: Tensor, valid: Tensor | None = None, full_score: Tensor | float = 1.0
+    ) -> Tensor:
+        """D (..., N) for the scores (..., N), by `decide`."""
+        return self.decide(scores, valid, full_score)
 
 
 class CustomSelector(Selector):

@@ -1,7 +1,7 @@
 """The store: one table with a vector, the packed state and the facts of every image.
 
 Every write is one commit of the table: a process that is killed leaves the last whole one. Readers see the newest
-commit a few seconds later. SQL stays in this folder; what is asked of the database is `tables.Table`.
+commit within seconds. SQL is written in this folder alone; `tables.Table` is what a store asks of its database.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class Store:
             raise StoreError(str(error)) from error
         except (KeyError, *ERRORS) as error:
             raise MissingStoreError(
-                f"{place} holds no store that can be read ({first_line(error)}). Make one: seps index FOLDER "
-                f"--store {place}"
+                f"{place} holds no store that can be read ({first_line(error)}). Restore it, or make one in an empty "
+                f"folder: seps index FOLDER --store OTHER"
             ) from error
         return cls(place, table, StoreSettings.from_json(found, place))
 
@@ -94,7 +94,9 @@ class Store:
         except MissingPackage as error:
             raise StoreError(str(error)) from error
         except ERRORS as error:
-            raise StoreError(f"A store cannot be made at {place}: {first_line(error)}.") from error
+            raise StoreError(
+                f"A store cannot be made at {place}: {first_line(error)}. Name an empty folder with --store."
+            ) from error
 
     def __len__(self) -> int:
         return self.count()
