@@ -239,3 +239,13 @@ def test_a_store_of_lance_is_told_where_it_is_missing(tmp_path: Path, monkeypatc
         with pytest.raises(StoreError, match=r"pip install 'seps\[lance\]'"):
             work()
     assert not (tmp_path / "t" / "images.sqlite").exists()
+
+
+def test_no_second_table_is_made_beside_one_that_cannot_be_read(tmp_path: Path, kind: str) -> None:
+    broken = tmp_path / "images.sqlite"
+    broken.write_bytes(b"garbage")
+    with pytest.raises(MissingStoreError, match="not a database"):
+        Store.open(tmp_path)
+    with pytest.raises(StoreError, match="not a database"):
+        Store.create(tmp_path, settings())
+    assert broken.read_bytes() == b"garbage" and list(tmp_path.iterdir()) == [broken]

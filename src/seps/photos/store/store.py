@@ -365,7 +365,9 @@ def create_table(location: str, settings: StoreSettings) -> Table:
     """An empty table. Raises MissingPackage where only Lance would do, and what the database raises if there is one."""
     if is_remote(location):
         return _lance("A store in object storage").create(location, settings)
-    if prefers_lance():
+    if _is_sqlite(location) and settings.layout.size != VECTOR:
+        raise FileExistsError(f"it has a file {TABLE}.sqlite already")
+    if prefers_lance() and not _is_sqlite(location):
         return _lance("").create(location, settings)
     if settings.layout.size != VECTOR:
         return _lance(f"A store of the size {settings.layout.size!r}").create(location, settings)
