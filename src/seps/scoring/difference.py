@@ -41,8 +41,9 @@ from seps.scoring.terms import (
 
 _LOSS = 32.0
 """How much larger than their sum the terms of a norm may be: that costs one of a float's seven digits."""
-_ALIKE = 32
-"""Pairs whose changed patches are filled up to one number."""
+_LEAST, _MOST, _CELLS = 8, 64, 2**16
+"""Pairs whose changed patches are filled up to one number: so few, so many, and as many between as have so many cells
+of the Gram matrix, which a core's cache holds."""
 _FULL = 128
 """Merged patches that are summed patch by patch are filled up to a multiple of this (`linear`)."""
 
@@ -202,9 +203,11 @@ class _Norms:
         patches.numpy()[filled.numpy()] = np.flatnonzero(flat) % side
         places = patches + (order // texts * side)[:, None]
         found = keeps[0].new_empty(len(most), self.weights[0].shape[-1])
-        for start in range(0, len(most), _ALIKE):
-            width = most[min(start + _ALIKE, len(most)) - 1]
-            here, own = slice(start, start + _ALIKE), places[start : start + _ALIKE, :width]
+        stop = 0
+        while stop < len(most):
+            start, stop = stop, stop + max(_LEAST, min(_MOST, _CELLS // most[stop] ** 2))
+            here, width = slice(start, stop), most[min(stop, len(most)) - 1]
+            own = places[here, :width]
             signed = self.signed.index_select(0, own.flatten()).view(*own.shape, -1)  # (X, Y, Q)
             if len(shares) > 1:
                 of_set = patches[here, :width] // (count + 1) * (batch * texts) + order[here, None]
