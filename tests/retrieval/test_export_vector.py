@@ -14,10 +14,11 @@ import pytest
 import torch
 
 from seps.cli.main import main
-from seps.export import open_session
+from seps.export import export_onnx, open_session
 from seps.retrieval.config import ModelConfig
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import from_pretrained, save_pretrained
+from seps.retrieval.vector_export import _round_tables
 from tiny import save_text_encoder, save_vision_encoder
 
 pytest.importorskip("onnxruntime")
@@ -120,6 +121,29 @@ def test_eight_bits_are_near_and_smaller(saved, exported, tmp_path):
     assert graph.get_inputs()[0].shape[0] == 1
     assert (tmp_path / "text.onnx").stat().st_size < (exported / "text.onnx").stat().st_size
     assert {len(one["vector"]) for kind in ("texts", "pictures") for one in facts[kind]} == {16}
+
+
+def test_a_large_table_is_kept_in_eight_bits(tmp_path):
+    class Positions(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            generator = torch.Generator().manual_seed(0)
+            rows = torch.randn(1, 300, 256, generator=generator) * torch.logspace(-2, 2, 300)[:, None]
+            self.table, self.small = (torch.nn.Parameter(part.clone()) for part in (rows, rows[:, :20]))
+
+        def forward(self, pixels):
+            return torch.cat([pixels + self.table, pixels[:, :20] - self.small], dim=1)
+
+    module, path = Positions(), tmp_path / "graph.onnx"
+    pixels = torch.zeros(2, 300, 256)
+    export_onnx(module.eval(), path, {"pixels": pixels}, {"pixels": {0: "picture"}}, ["out"])
+    before = path.stat().st_size
+    _round_tables(path)
+    made = torch.from_numpy(open_session(path).run(None, {"pixels": pixels.numpy()})[0])
+    wanted, most = module(pixels), module.table.detach().abs().amax(dim=-1)[0]
+    assert ((made - wanted)[:, :300].abs().amax(dim=(0, 2)) <= most / 127 * 0.501).all()
+    assert (made != wanted)[:, :300].any() and torch.equal(made[:, 300:], wanted[:, 300:])
+    assert path.stat().st_size < before - 2.9 * module.table.numel()
 
 
 @pytest.mark.slow

@@ -53,6 +53,8 @@ TEXTS = (
     "sunset over the sea " * 12,
 )
 """Of conformance.json: a word, a sentence, accents and signs, and more words than the model reads."""
+_LARGE_TABLE = 2**16
+"""Values of a table from which it is rounded."""
 _EXAMPLES = ("search.py", "search.mjs", "package.json")
 
 
@@ -234,6 +236,28 @@ def _round_products(path: Path) -> None:
         prepared = Path(made) / "prepared.onnx"
         quant_pre_process(str(path), str(prepared), skip_symbolic_shape=True)
         quantize_dynamic(str(prepared), str(path), per_channel=True, weight_type=QuantType.QInt8)
+    _round_tables(path)
+
+
+def _round_tables(path: Path) -> None:
+    """Large float32 tables that a graph adds, such as those of positions, to 8 bits with one scale per row."""
+    import onnx
+    from onnx import helper, numpy_helper
+
+    graph = onnx.load(str(path))
+    for table in [one for one in graph.graph.initializer if one.data_type == onnx.TensorProto.FLOAT]:
+        values = numpy_helper.to_array(table)
+        if values.ndim < 2 or values.size < _LARGE_TABLE:
+            continue
+        axis = values.ndim - 2
+        scale = np.abs(values).max(axis=tuple(a for a in range(values.ndim) if a != axis)).clip(1e-12) / 127
+        whole = np.round(values / scale[:, None]).astype(np.int8)
+        names = (f"{table.name}_rounded", f"{table.name}_scale", f"{table.name}_zero")
+        for name, array in zip(names, (whole, scale, np.zeros(len(scale), np.int8)), strict=True):
+            graph.graph.initializer.append(numpy_helper.from_array(array, name))
+        graph.graph.node.insert(0, helper.make_node("DequantizeLinear", names, [table.name], axis=axis))
+        graph.graph.initializer.remove(table)
+    onnx.save(graph, str(path))
 
 
 def _write_tokenizer(model: RetrievalModel, folder: Path) -> None:
