@@ -1,10 +1,10 @@
 """How long `seps search` takes from the shell, beside `import torch` alone, in alternation in one run.
 
-    python -m benchmarks.search.cold_start [--models mini base] [--rounds 7] [--out FILE.json]
+    python -m benchmarks.search.cold_start [--models mini base base:vector] [--rounds 7] [--out FILE.json]
 
-A store of the demo photos is made per model in a temporary folder. Every round starts one process per row: Python
-importing torch, and a search by a sentence per model. Printed are medians of wall time and processor time, and their
-ratios to those of `import torch`.
+A store of the demo photos is made per model (and size) in a temporary folder. Every round starts one process per row:
+Python importing torch, and a search by a sentence per store. That of one vector of `base` per picture imports no torch.
+Printed are medians of wall time and processor time, and their ratios to those of `import torch`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TORCH, QUERY = "import torch", "a dog"
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.search.cold_start", description=__doc__)
-    parser.add_argument("--models", nargs="+", default=["mini", "base"], help="default: mini base")
+    parser.add_argument("--models", nargs="+", default=["mini", "base", "base:vector"], help="MODEL or MODEL:SIZE")
     parser.add_argument("--rounds", type=int, default=7, help="processes per row (default: 7)")
     parser.add_argument("--out", help="write the figures to this JSON file")
     options = parser.parse_args()
@@ -38,8 +38,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as work:
         commands = {TORCH: [sys.executable, "-c", TORCH]}
         for model in options.models:
-            store = str(Path(work, model))
-            subprocess.run([*seps, "index", str(gallery), "--store", store, "--model", model], check=True)
+            name, _, size = model.partition(":")
+            store = str(Path(work, f"{name}-{size}"))
+            kept = ["--size", size] if size else []
+            subprocess.run([*seps, "index", str(gallery), "--store", store, "--model", name, *kept], check=True)
             commands[f"search, {model}"] = [*seps, "search", QUERY, "--store", store]
         rows = measure(commands, options.rounds)
     table(rows)

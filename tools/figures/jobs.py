@@ -26,27 +26,18 @@ def training(files: Results) -> str:
 
 def indexing(files: Results) -> str:
     """Photos per second of `seps index`, and of its encoder alone."""
+    raw = "indexing-h200.json"
     rows: list[Row] = []
-    for name, machine in _INDEXING.items():
-        measured = files.json(name)
-        for row in measured["rows"]:
-            if row["workers"] is not None:
-                continue
-            chosen = "" if row["model"] == "base" else f" --model {row['model']}"
-            cells = [f"{row['photos_per_second']:.1f}", f"{row['steady']:.1f}"]
-            rows.append([f"`seps index{chosen}`", MODEL if chosen else YES, machine, *cells])
-        for model, rate in measured.get("encoder_alone", {}).items():
-            if rate is not None:
-                told = f"limit: the encoder of `{model}` alone, batches of 32"
-                rows.append([told, OTHER, machine, f"{rate:,.0f}", ""])
-    raw = ", ".join(link(name) for name in _INDEXING)
-    return table(["call", "default call?", "machine", "photos a second", "steady"], rows, f"Raw: {raw}.")
-
-
-_INDEXING = {
-    "indexing-h200.json": "one H200",
-    "indexing-cpu.json": "two CPU cores, `seps[fast]`, 320 photos",
-}
+    measured = files.json(raw)
+    for row in measured["rows"]:
+        if row["workers"] is not None:
+            continue
+        chosen = "" if row["model"] == "base" else f" --model {row['model']}"
+        cells = [f"{row['photos_per_second']:.1f}", f"{row['steady']:.1f}"]
+        rows.append([f"`seps index{chosen}`", MODEL if chosen else YES, *cells])
+    for model, rate in measured["encoder_alone"].items():
+        rows.append([f"limit: the encoder of `{model}` alone, batches of 32", OTHER, f"{rate:,.0f}", ""])
+    return table(["call", "default call?", "photos a second", "steady"], rows, f"One H200 ({link(raw)}).")
 
 
 def peers(files: Results) -> str:
@@ -76,13 +67,13 @@ def cold_start(files: Results) -> str:
     raw = "cold-start-cpu.json"
     rows: list[Row] = []
     for name, row in files.json(raw)["rows"].items():
-        default = OTHER if name == "import torch" else YES if "base" in name else MODEL
-        told = (
-            "limit: `import torch` alone"
-            if name == "import torch"
-            else f"`seps search`: {name.removeprefix('search, ')}"
-        )
-        rows.append([told, default, f"{row['median_wall']:.2f}", f"{row['ratio_wall']:.2f}"])
+        what, default = {
+            "import torch": ("limit: `import torch` alone", OTHER),
+            "search, mini": ("`seps search`: `mini`", MODEL),
+            "search, base": ("`seps search`: `base`", YES),
+            "search, base:vector": ("`seps search`: `base`, `--size vector`", "in a plain install"),
+        }[name]
+        rows.append([what, default, f"{row['median_wall']:.2f}", f"{row['ratio_wall']:.2f}"])
     return table(
         ["process", "default call?", "seconds", "x `import torch`"], rows, f"Two CPU cores, medians ({link(raw)})."
     )

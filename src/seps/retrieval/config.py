@@ -135,19 +135,20 @@ class ModelConfig:
         for name in ("vision", "text"):
             value = getattr(self, name)
             require(isinstance(value, str | PathLike), f"{name} is {value!r}; give the name or folder of an encoder.")
+        for name in ("prune", "slimming"):
+            value = getattr(self, name)
+            require(isinstance(value, Mapping), f"{name} is {value!r}; give settings by name.")
         require_idea("head", "head", self.head)
         require_choice("preset", self.preset, SlimmingPreset)
         for name, low in (("embed_size", 4), ("max_words", 1), ("max_dense_words", 1)):
             _require_whole(name, getattr(self, name), low)
         _require_below_1("dropout", self.dropout)
         _require_below_1("drop_path", self.drop_path)
-        require(isinstance(self.prune, Mapping), f"prune is {self.prune!r}; give settings by name.")
         named = isinstance(self.languages, list | tuple) and all(map(is_language, self.languages))
         require(named, f"languages is {self.languages!r}; give ISO 639 codes in a list, like ['en'].")
         object.__setattr__(self, "languages", tuple(self.languages))
         if self.image_size is not None:
             object.__setattr__(self, "image_size", _size("image_size", self.image_size))
-        require(isinstance(self.slimming, Mapping), f"slimming is {self.slimming!r}; give options by name.")
         read = HEAD_OPTIONS.get(str(self.head), ())
         unread = {name: value for name, value in self.slimming.items() if name not in read}
         only = f" It reads {' and '.join(read)} alone." if read else ""

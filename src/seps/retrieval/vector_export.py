@@ -240,23 +240,17 @@ def _round_products(path: Path) -> None:
 
 
 def _round_tables(path: Path) -> None:
-    """Large float32 tables that a graph adds, such as those of positions, to 8 bits with one scale per row."""
+    """Large float32 tables that a graph adds, such as those of positions, to 16 bits."""
     import onnx
     from onnx import helper, numpy_helper
 
     graph = onnx.load(str(path))
     for table in [one for one in graph.graph.initializer if one.data_type == onnx.TensorProto.FLOAT]:
-        values = numpy_helper.to_array(table)
-        if values.ndim < 2 or values.size < _LARGE_TABLE:
-            continue
-        axis = values.ndim - 2
-        scale = np.abs(values).max(axis=tuple(a for a in range(values.ndim) if a != axis)).clip(1e-12) / 127
-        whole = np.round(values / scale[:, None]).astype(np.int8)
-        names = (f"{table.name}_rounded", f"{table.name}_scale", f"{table.name}_zero")
-        for name, array in zip(names, (whole, scale, np.zeros(len(scale), np.int8)), strict=True):
-            graph.graph.initializer.append(numpy_helper.from_array(array, name))
-        graph.graph.node.insert(0, helper.make_node("DequantizeLinear", names, [table.name], axis=axis))
-        graph.graph.initializer.remove(table)
+        values, name = numpy_helper.to_array(table), f"{table.name}_half"
+        if values.size >= _LARGE_TABLE:
+            graph.graph.initializer.append(numpy_helper.from_array(values.astype(np.float16), name))
+            graph.graph.node.insert(0, helper.make_node("Cast", [name], [table.name], to=onnx.TensorProto.FLOAT))
+            graph.graph.initializer.remove(table)
     onnx.save(graph, str(path))
 
 

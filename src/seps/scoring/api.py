@@ -196,13 +196,13 @@ def _check_call(
             "paired_dense changes what is computed of the images, so they must come as features, not as an "
             "EncodedImages; pass the (images, tokens, width) tensor."
         )
-    if not isinstance(img_embs, Tensor) and any(x is not None for x in (dense, guides, patch_mask)):
+    if isinstance(img_embs, Tensor):
+        check_features("img_embs", img_embs[:1], "images, tokens, width", net.config.embed_size)
+    elif any(x is not None for x in (dense, guides, patch_mask)):
         raise InputError(
             "dense, guides and patch_mask belong to an image tensor; an EncodedImages holds them already, and blocks "
             "carry their own (ImageBlock)."
         )
-    if isinstance(img_embs, Tensor):
-        check_features("img_embs", img_embs[:1], "images, tokens, width", net.config.embed_size)
     if out is not None and out.dtype not in (torch.float32, torch.float64):
         raise InputError(f"out holds {out.dtype}, which would round the scores; make it torch.float32 or float64.")
     if topk is not None and (topk < 1 or out is not None):

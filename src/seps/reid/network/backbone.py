@@ -123,8 +123,7 @@ class OverlappingPatches(VisionEncoder):
     """
 
     def __init__(self, inner: VisionEncoder, stride: int, image_size: tuple[int, int]) -> None:
-        convolution = _patch_convolution(inner) if isinstance(inner, TransformersVision) else None
-        if convolution is None or not isinstance(inner, TransformersVision):
+        if not isinstance(inner, TransformersVision) or (convolution := _patch_convolution(inner)) is None:
             raise ValueError("model.stride can be set for plain ViTs and 'mini', not for this encoder: leave it out.")
         self.patch = int(convolution.kernel_size[0])
         if not 1 <= stride <= self.patch:

@@ -85,18 +85,18 @@ class TextVectors:
 
     @torch.no_grad()
     def _encode(self, texts: Sequence[str]) -> None:
-        if texts and isinstance(self._encoder, str):
-            self._encoder = text_encoder(self._encoder)
-            if self._encoder.width != self.width:
+        if not texts:
+            return
+        if isinstance(encoder := self._encoder, str):
+            self._encoder = encoder = text_encoder(encoder)
+            if encoder.width != self.width:
                 raise ConfigError(
-                    f"model.text_width = {self.width}, but the text encoder has vectors of {self._encoder.width} "
-                    f"numbers: set it to {self._encoder.width}."
+                    f"model.text_width = {self.width}, but the text encoder has vectors of {encoder.width} "
+                    f"numbers: set it to {encoder.width}."
                 )
+        encoder.eval()
         for start in range(0, len(texts), _AT_ONCE):
             part = texts[start : start + _AT_ONCE]
-            encoder = self._encoder
-            assert isinstance(encoder, TextEncoder)
-            encoder.eval()
             batch = encoder.tokenize(part)
             means = F.normalize(masked_mean(encoder(batch.ids, batch.mask), batch.mask), dim=1)
             self._known.update(zip(part, means, strict=True))

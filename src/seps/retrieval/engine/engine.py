@@ -38,6 +38,8 @@ NATS = 25.0
 STRENGTH = 0.5
 """Part of a picture's level over the background queries that is taken off, chosen on dev with `base` and `mini`
 (docs/search-figures.md)."""
+PATCHES = "patches"
+"""The kind of the engine of our models, with torch."""
 UNDESCRIBED = "The store holds no description of this picture: its score is that of its pixels alone."
 
 

@@ -11,20 +11,17 @@ import torch
 from seps.encoders import ViT
 from seps.encoders.compiled import TIP, can_compile, compiled_vision, is_installed, multiplies_bfloat16
 from seps.memory import release_free_memory
-from seps.retrieval.engine.engine import Engine
 from seps.retrieval.engine.patches import PatchEngine, Vision
 from seps.retrieval.engine.queries import Array, as_array
 from seps.retrieval.model import RetrievalModel
 
 
-def faster(engine: Engine) -> Engine:
+def faster(engine: PatchEngine) -> PatchEngine:
     """The engine with its vision encoder in a faster form, or as it is where there is none. It makes a process's own.
 
     On a CPU by OpenVINO where installed, else `half_copy`. Products are of bfloat16, or by OpenVINO of 8 bits, where
     the device has them.
     """
-    if not isinstance(engine, PatchEngine):
-        return engine
     engine.load_pixels()
     vision = fast_vision(engine.model)
     if vision is None:
@@ -32,29 +29,23 @@ def faster(engine: Engine) -> Engine:
     engine.drop_pixels()
     gc.collect()  # a traced module is part of cycles
     release_free_memory()
-    return with_vision(engine, vision)
+    return _with_vision(engine, vision)
 
 
-def exactly_faster(engine: Engine) -> Engine:
+def exactly_faster(engine: PatchEngine) -> PatchEngine:
     """The engine with its vision encoder in a faster form whose tokens differ by the rounding of float32 alone.
 
     On a CPU by OpenVINO where installed; else the engine as it is. Later changes of its weights are not seen.
     """
-    if not isinstance(engine, PatchEngine) or engine.device.type != "cpu" or engine.vision is not None:
+    if engine.device.type != "cpu" or engine.vision is not None:
         return engine
     engine.load_pixels()
     vision = compiled_vision(engine.model.vision, "f32")
-    if vision is None:
-        return engine
-    found = PatchEngine(engine.model)
-    found.vision = vision
-    return found
+    return engine if vision is None else _with_vision(engine, vision)
 
 
-def with_vision(engine: Engine, vision: Vision | None) -> Engine:
-    """An engine of our models with this form of the vision encoder; None: the model's own."""
-    if not isinstance(engine, PatchEngine):
-        raise ValueError("Only an engine of our models has a vision encoder that can be replaced.")
+def _with_vision(engine: PatchEngine, vision: Vision) -> PatchEngine:
+    """The engine with this form of the vision encoder."""
     replaced = PatchEngine(engine.model, digests=engine.digests())
     replaced.vision = vision
     return replaced
@@ -84,9 +75,9 @@ def gpu_multiplies_bfloat16(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-def faster_way(engine: Engine) -> str:
+def faster_way(engine: PatchEngine) -> str:
     """A command that would make indexing faster on this machine; empty where there is none."""
-    if not isinstance(engine, PatchEngine) or engine.device.type != "cpu" or is_installed():
+    if engine.device.type != "cpu" or is_installed():
         return ""
     return TIP if can_compile(engine.model.vision) else ""
 
@@ -94,7 +85,7 @@ def faster_way(engine: Engine) -> str:
 class TorchPixels:
     """Encodes pictures as `LightEngine` does, with torch in its fastest form here."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: PatchEngine) -> None:
         self._engine, self._fast = engine, faster(engine)
 
     @torch.no_grad()

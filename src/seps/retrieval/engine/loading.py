@@ -14,7 +14,7 @@ from seps.memory import release_free_memory
 from seps.plugins import load_plugins
 from seps.retrieval.config import VECTOR
 from seps.retrieval.embedded import EMBEDDED
-from seps.retrieval.engine.engine import Digests, Engine
+from seps.retrieval.engine.engine import PATCHES, Digests, Engine
 from seps.retrieval.engine.layout import Layout
 from seps.retrieval.engine.light import LightEngine, can_compute
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from seps.encoders import TextEncoder
+    from seps.retrieval.engine.patches import PatchEngine
 
 
 @dataclass(frozen=True)
@@ -189,7 +190,12 @@ def size_without_torch(name: str) -> str | None:
 
 def with_torch(engine: Engine) -> Engine:
     """The same model with torch, of an engine without it; any other engine is its own."""
-    return cast(Engine, engine.with_torch()) if isinstance(engine, LightEngine) else engine
+    return cast(Engine, engine.with_torch()) if hasattr(engine, "with_torch") else engine
+
+
+def _ours(engine: Engine) -> PatchEngine | None:
+    """The engine where it is one of our models, with torch; None for another kind."""
+    return cast("PatchEngine", engine) if engine.traits.kind == PATCHES else None
 
 
 def fitting(engine: Engine, layout: Layout) -> Engine:
@@ -211,20 +217,20 @@ def on_device(engine: Engine, device: torch.device | str) -> Engine:
 
 def faster(engine: Engine) -> Engine:
     """The engine as this machine encodes pictures fastest (`seps.retrieval.engine.faster`)."""
-    if isinstance(engine, LightEngine):
+    if (ours := _ours(engine)) is None:
         return engine
-    from seps.retrieval.engine import faster as torch_forms
+    from seps.retrieval.engine import faster as forms
 
-    return torch_forms.faster(engine)
+    return forms.faster(ours)
 
 
 def exactly_faster(engine: Engine) -> Engine:
     """The engine in a faster form with the same tokens within rounding (`seps.retrieval.engine.faster`)."""
-    if isinstance(engine, LightEngine):
+    if (ours := _ours(engine)) is None:
         return engine
-    from seps.retrieval.engine import faster as torch_forms
+    from seps.retrieval.engine import faster as forms
 
-    return torch_forms.exactly_faster(engine)
+    return forms.exactly_faster(ours)
 
 
 def drop_texts(engine: Engine) -> None:
@@ -236,20 +242,23 @@ def drop_texts(engine: Engine) -> None:
 
 def torch_pixels(engine: Engine) -> Engine | None:
     """What encodes many pictures for an engine without torch: torch, in its fastest form. None for any other engine."""
-    if not isinstance(engine, LightEngine) or not is_installed("torch"):
+    if not hasattr(engine, "with_torch") or not is_installed("torch"):
         return None
     from seps.retrieval.engine.faster import TorchPixels
 
-    return cast(Engine, TorchPixels(load_engine(engine.name)))
+    ours = _ours(load_engine(engine.name))  # type: ignore[attr-defined]
+    return None if ours is None else cast(Engine, TorchPixels(ours))
 
 
 def faster_way(engine: Engine) -> str:
     """A command that would make indexing faster on this machine; empty where there is none."""
-    if isinstance(engine, LightEngine):
+    if hasattr(engine, "with_torch"):
         return "" if is_installed("openvino") else install_command("openvino")
-    from seps.retrieval.engine import faster as torch_forms
+    if (ours := _ours(engine)) is None:
+        return ""
+    from seps.retrieval.engine import faster as forms
 
-    return torch_forms.faster_way(engine)
+    return forms.faster_way(ours)
 
 
 def set_description_weight(engine: Engine, weight: float) -> None:

@@ -24,6 +24,7 @@ from seps.retrieval.config import DEFAULT_SIZE, SIZES, VECTOR
 from seps.retrieval.engine.engine import (
     FIT,
     NATS,
+    PATCHES,
     SHORT_BACKGROUND,
     SHORT_FIT,
     STRENGTH,
@@ -60,7 +61,6 @@ from seps.scoring.blocks import scoring_memory
 from seps.scoring.own_texts import can_score, images_at_once, score_own_texts
 from seps.scoring.terms import other_forward
 
-KIND = "patches"
 SCORING_MEMORY = 256 * 2**20
 UNEXPLAINED = "The model's head is {!r}, which selects no patches; explanations need 'slimming' or 'maxsim'."
 UNPAIRED = (
@@ -203,7 +203,7 @@ class PatchEngine:
         selects = net is not None or head.selects_patches
         fast = net is not None and other_forward(net) is None
         return Traits(
-            kind=KIND,
+            kind=PATCHES,
             reads_pixels=head.uses_pixels,
             reads_descriptions=head.uses_description,
             selects_patches=selects,
