@@ -31,14 +31,14 @@ from seps.retrieval.engine.pictures import PatchPictures
 from seps.retrieval.evaluate.run import encode_images
 from seps.retrieval.heads import ImageFeatures
 from seps.retrieval.pretrained import from_pretrained
-from seps.retrieval.ranking.bank import BEST, GOOD, NEAR, bank_of, level, strength_without_labels
-from seps.retrieval.ranking.confidence import STRENGTH, Calibration
+from seps.retrieval.ranking.bank import BEST, GOOD_CONFIDENCE, SCORED_SENTENCES, bank_of, level, strength_without_labels
+from seps.retrieval.ranking.confidence import BACKGROUND_STRENGTH, Calibration
 
 NOTHING = Path(__file__).with_name("nothing_fits.txt")
 KINDS = ("pixels", "descriptions")
 DRAWN = 1600
 """Photos that the random parts of one size have together, at most 40 parts."""
-SHOWN = (0.1, GOOD, 0.5, 0.7, 0.9)
+SHOWN = (0.1, GOOD_CONFIDENCE, 0.5, 0.7, 0.9)
 
 
 @torch.no_grad()
@@ -55,7 +55,7 @@ def score_all(name: str, data: Path) -> dict[str, Tensor]:
     found = {}
     for kind, images in zip(KINDS, (ImageFeatures(tokens), described), strict=True):
         pictures = PatchPictures(images, model.vision.num_prefix_tokens)
-        nearest = (engine.vectors(pictures) @ bank.vectors.T).topk(NEAR, dim=1).indices
+        nearest = (engine.vectors(pictures) @ bank.vectors.T).topk(SCORED_SENTENCES, dim=1).indices
         found[f"{kind} bank"] = engine.score(pictures, bank.texts, chosen=nearest.cpu().numpy())
         for what, texts in (("captions", captions), ("asked", asked), ("nothing", nothing), ("all", every)):
             found[f"{kind} {what}"] = model.score(images, texts)
@@ -112,7 +112,7 @@ def confidence_tables(found: dict[str, Tensor], owner: Tensor) -> None:
     print("| photos by | strength | AUROC, taken out | false answers | AUROC, nothing | false answers |")
     print("|---|---|---|---|---|---|")
     for kind in KINDS:
-        for strength in (0.0, STRENGTH):
+        for strength in (0.0, BACKGROUND_STRENGTH):
             taken = strength * level(found[f"{kind} bank"])[:, None]
             present, absent = best_scores(found[f"{kind} captions"] - taken, owner)
             nothing = (found[f"{kind} nothing"] - taken).amax(dim=0)
@@ -138,13 +138,13 @@ def sizes_table(found: dict[str, Tensor], owner: Tensor, sizes: Sequence[int]) -
     print("| photos by | photos | confidence | AUROC, taken out | false answers | good: there | taken out | nothing |")
     print("|---|---|---|---|---|---|---|---|")
     for kind in KINDS:
-        taken = STRENGTH * level(found[f"{kind} bank"])[:, None]
+        taken = BACKGROUND_STRENGTH * level(found[f"{kind} bank"])[:, None]
         captions, nothing, asked = (found[f"{kind} {what}"] - taken for what in ("captions", "nothing", "asked"))
         for size in [size for size in sizes if size < len(taken)] + [len(taken)]:
             plain, corrected = _parts(captions, nothing, asked, owner, size)
             for name, sure in (("plain", plain), ("corrected", corrected)):
                 there, out = sure[:2]
-                good = (f"{100 * float((some >= GOOD).double().mean()):.1f} %" for some in sure)
+                good = (f"{100 * float((some >= GOOD_CONFIDENCE).double().mean()):.1f} %" for some in sure)
                 figures = f"{auroc(there, out):.3f} | {false_answers(there, out):.1f} % | {' | '.join(good)}"
                 print(f"| {kind} | {size} | {name} | {figures} |", flush=True)
 

@@ -30,7 +30,7 @@ from seps.retrieval.heads import ImageFeatures
 from seps.retrieval.model import RetrievalModel
 from seps.retrieval.pretrained import from_pretrained
 from seps.retrieval.ranking.bank import background, bank_of, description_gap
-from seps.retrieval.ranking.confidence import STRENGTH
+from seps.retrieval.ranking.confidence import BACKGROUND_STRENGTH
 
 Levels = tuple[Tensor, Tensor]
 """(photos,) over the bank: with no photo described, and with all of them."""
@@ -87,7 +87,7 @@ def measure(
     halves: int = 20,
     cutoff: int = 5,
     levels: Levels | None = None,
-    strength: float = STRENGTH,
+    strength: float = BACKGROUND_STRENGTH,
     whole_gap: bool = True,
 ) -> PartlyDescribed:
     """Recall before and after a random `part` of the photos is described, over `halves` draws with seeds 0, 1, ...

@@ -36,7 +36,7 @@ from seps.retrieval.data import RetrievalDataset, load_jsonl
 from seps.retrieval.data.typed import queries_of_captions
 from seps.retrieval.evaluate.run import evaluate_each
 from seps.retrieval.pretrained import from_pretrained
-from seps.retrieval.ranking.bank import GOOD, nouns
+from seps.retrieval.ranking.bank import GOOD_CONFIDENCE, nouns
 
 NOUNS, LANGUAGES = (Path(__file__).with_name(f"typed_{name}.txt") for name in ("nouns", "languages"))
 CHOSEN = 20
@@ -133,7 +133,9 @@ def noun_rows(searcher: Searcher, said: dict[str, set[str]]) -> None:
         noun for noun in nouns() if not any({w, w + "s", w.rstrip("s")} & known for w in words(noun) - {"a", "an"})
     ]
     best = [searcher.search(text, 1)[0] for noun in absent for text in (noun, bare(noun))]
-    share, old = (100 * sum(sure(hit) >= GOOD for hit in best) / len(best) for sure in (confidence, score_alone))
+    share, old = (
+        100 * sum(sure(hit) >= GOOD_CONFIDENCE for hit in best) / len(best) for sure in (confidence, score_alone)
+    )
     print(
         f"\nWords of which no caption speaks: {len(absent)}; with a good match {share:.1f} %, "
         f"by score alone {old:.1f} %"
@@ -187,7 +189,7 @@ def right(hit: Hit, form: set[str], said: dict[str, set[str]]) -> bool:
 
 
 def rates(
-    asked: Sequence[tuple[list[Hit], set[str]]], said: dict[str, set[str]], sure: Sure, line: float = GOOD
+    asked: Sequence[tuple[list[Hit], set[str]]], said: dict[str, set[str]], sure: Sure, line: float = GOOD_CONFIDENCE
 ) -> tuple[float, ...]:
     """Per cent right, of the right good, of the good right; queries without a good match."""
     marks = [(right(hit, form, said), sure(hit) >= line) for hits, form in asked for hit in hits[:10]]
@@ -209,7 +211,7 @@ def sentence_rows(searcher: Searcher, captions: dict[str, str]) -> None:
     for kind, sure in (("confidence", confidence), ("score alone", by_score(searcher))):
         # A caption's photo is "there" whatever its rank: the best hit counts.
         parts = [torch.tensor([sure(hit) for hit in part]) for part in (*zip(*rows, strict=True), nothing)]
-        good = " | ".join(f"{100 * float((part >= GOOD).double().mean()):.1f} %" for part in parts)
+        good = " | ".join(f"{100 * float((part >= GOOD_CONFIDENCE).double().mean()):.1f} %" for part in parts)
         print(f"| {kind} | {auroc(parts[0], parts[1]):.3f} | {auroc(parts[0], parts[2]):.3f} | {good} |")
 
 

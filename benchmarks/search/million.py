@@ -170,14 +170,16 @@ def search_facts(searcher: Searcher, queries: Sequence[str]) -> Facts:
     first = time.perf_counter() - start
     parts = [searcher.part_of_query(searcher.encode(query)) for query in queries]
     vectors = [part.vector for part in parts]
-    columns, prior = [*SHOWN, *searcher.columns], searcher.prior()
-    found = [searcher.store.nearest(vector, CANDIDATES, columns, None, prior) for vector in vectors[:20]]
+    columns, estimate = [*SHOWN, *searcher.columns], searcher.estimate()
+    found = [searcher.store.nearest(vector, CANDIDATES, columns, None, estimate) for vector in vectors[:20]]
     return {
         "first_query_ms": round(first * 1e3),
         "whole": timed(lambda query: searcher.search(query, TEN), queries),
         "text": timed(searcher.encode, queries),
-        "vectors": timed(lambda one: searcher.store.nearest(one, CANDIDATES, ["id"], None, prior), vectors),
-        "vectors_and_states": timed(lambda one: searcher.store.nearest(one, CANDIDATES, columns, None, prior), vectors),
+        "vectors": timed(lambda one: searcher.store.nearest(one, CANDIDATES, ["id"], None, estimate), vectors),
+        "vectors_and_states": timed(
+            lambda one: searcher.store.nearest(one, CANDIDATES, columns, None, estimate), vectors
+        ),
         "scores": timed(lambda both: list(searcher.scored(*both)), list(zip(found, parts, strict=False))),
         "candidates": CANDIDATES,
         "pool": pool(CANDIDATES, len(searcher.store)),
@@ -220,8 +222,8 @@ def recall_facts(searcher: Searcher, queries: Sequence[str]) -> Facts:
     best, whole = found[: len(queries)], found[len(queries) :]
     vectors = searcher.engine.vectors(texts).numpy()
 
-    def recall(count: int, prior: Any) -> float:
-        found = [searcher.store.nearest(vector, count, ["id"], None, prior).values("id") for vector in vectors]
+    def recall(count: int, estimate: Any) -> float:
+        found = [searcher.store.nearest(vector, count, ["id"], None, estimate).values("id") for vector in vectors]
         pairs = zip(found, best, strict=True)
         return round(sum(len(set(some) & set(wanted)) for some, wanted in pairs) / TEN / len(best), 4)
 
@@ -231,13 +233,13 @@ def recall_facts(searcher: Searcher, queries: Sequence[str]) -> Facts:
     by_share, vector_index.LEAST_PROBES = {}, 1
     for share in SHARES:
         vector_index.PROBED_SHARE = share
-        by_share[f"1/{round(1 / share)}"] = recall(CANDIDATES, searcher.prior())
+        by_share[f"1/{round(1 / share)}"] = recall(CANDIDATES, searcher.estimate())
     vector_index.PROBED_SHARE, vector_index.LEAST_PROBES = usual
     return {
         "queries": len(queries),
         "exact_seconds": round(seconds),
         "recall_at_10_of_search": round(same, 4),
-        "by_candidates": {count: recall(count, searcher.prior()) for count in COUNTS},
+        "by_candidates": {count: recall(count, searcher.estimate()) for count in COUNTS},
         "by_probed_share": by_share,
         "by_candidates_vectors_alone": {count: recall(count, None) for count in (*COUNTS, 1600, 6400)},
     }

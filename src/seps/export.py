@@ -57,7 +57,7 @@ def check_packages() -> None:
         )
 
 
-def in_the_way(path: Path) -> ExportError:
+def would_overwrite(path: Path) -> ExportError:
     """The error for a file that an export would overwrite and did not write."""
     return ExportError(
         f"{path} is in the way: no export wrote it, or it was changed since. Nothing was written; move it away, or "

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 Thing = TypeVar("Thing", bound=Callable[..., Any])
-OWN = "own"
+CUSTOM = "own"
 """The name of an idea that came as an object and not by name."""
 BUILT_IN: dict[str, tuple[str, ...]] = {
     "scoring": ("sum", "learned"),
@@ -76,7 +76,7 @@ def register(kind: str, name: str, **about: Any) -> Callable[[Thing], Thing]:
     """
     if callable(name):
         raise RegistryError(f'A {kind} needs a name: write @seps.{_decorator(kind)}("NAME") above {_place(name)[1]}.')
-    if not isinstance(name, str) or not name.strip() or name == OWN:
+    if not isinstance(name, str) or not name.strip() or name == CUSTOM:
         raise RegistryError(f"A {kind} cannot be registered as {name!r}; choose a name that says what it does.")
     if name in BUILT_IN[kind]:
         raise RegistryError(f"The {kind} {name!r} is built in and cannot be replaced; choose another name.")
@@ -152,7 +152,7 @@ def how_to_register(kind: str, name: object) -> str:
 
 def unknown_name(field_name: str, kind: str, name: object) -> str | None:
     """The message for a name that is neither built in nor registered as an idea of that kind; None for one that is."""
-    if isinstance(name, str) and (name == OWN or name in BUILT_IN[kind] or (kind, name) in _IDEAS):
+    if isinstance(name, str) and (name == CUSTOM or name in BUILT_IN[kind] or (kind, name) in _IDEAS):
         return None
     names = ", ".join(map(repr, [*BUILT_IN[kind], *registered(kind)]))
     return f"{field_name} is {name!r}; choose one of {names}. {how_to_register(kind, name)}"

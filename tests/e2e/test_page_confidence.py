@@ -13,7 +13,7 @@ import pytest
 
 from pages import serving
 from seps.photos.search.searcher import Searcher
-from seps.retrieval.ranking.bank import GOOD
+from seps.retrieval.ranking.bank import GOOD_CONFIDENCE
 from stores import few_sentences, gallery, index, model
 
 
@@ -25,7 +25,7 @@ def with_good(searcher: Searcher, text: str, count: int) -> None:
     settings = searcher.store.settings
     values = {**settings.calibration, "scale": 1e-4, "place": between}
     searcher.store.settings = replace(settings, calibration=values)
-    assert sum(bool(hit.good) for hit in searcher.search(text, 6)) == count, GOOD
+    assert sum(bool(hit.good) for hit in searcher.search(text, 6)) == count, GOOD_CONFIDENCE
 
 
 def test_the_line_between_good_matches_and_the_rest(

@@ -44,7 +44,7 @@ from seps.method.precision import float_matmul
 from seps.method.score import combine_scores, cosine_attention, masked_mean
 from seps.method.select import extra_weights, num_kept
 from seps.method.tokens import merge_weights
-from seps.registry import OWN
+from seps.registry import CUSTOM
 
 
 class PatchSlimming(nn.Module):
@@ -87,7 +87,7 @@ class PatchSlimming(nn.Module):
     ) -> None:
         super().__init__()
         given = {"scoring": scoring, "decision": decision, "aggregation": aggregation, "alignment": alignment}
-        objects: dict[str, Any] = {kind: OWN for kind, part in given.items() if part is not None}
+        objects: dict[str, Any] = {kind: CUSTOM for kind, part in given.items() if part is not None}
         self.config = config = replace(config, **objects) if objects else config
         self.sparse_net_cap = make_selector(config, decision)
         if len(config.branches) > 1:

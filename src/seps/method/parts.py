@@ -22,7 +22,7 @@ from seps.method.encoded import Kept
 from seps.method.precision import float_matmul
 from seps.method.select import TokenSparse, kept_counts
 from seps.method.tokens import DualTokenAggregation, TokenAggregation
-from seps.registry import OWN, registered
+from seps.registry import CUSTOM, registered
 
 Component = Callable[..., Any]
 
@@ -35,9 +35,9 @@ def own_component(kind: str, config: SlimmingConfig, given: Component | None) ->
     if given is not None:
         return given
     name = getattr(config, kind)
-    if name == OWN:
+    if name == CUSTOM:
         raise InputError(
-            f"{kind}={OWN!r} requires the component as an object: PatchSlimming(config, {kind}=...), or the whole "
+            f"{kind}={CUSTOM!r} requires the component as an object: PatchSlimming(config, {kind}=...), or the whole "
             "network: from_pretrained(folder, network=...)."
         )
     idea = registered(kind).get(name)

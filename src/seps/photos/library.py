@@ -171,14 +171,14 @@ class Library:
         Where nothing is new no model is loaded, and a store without background queries stays without, unless `always`.
         Raises as `seps.photos.indexing.build.index_folder`.
         """
-        from seps.photos.indexing.build import index_folder, up_to_date
+        from seps.photos.indexing.build import index_folder, report_if_current
         from seps.photos.indexing.opening import IndexOptions, roots_to_read, settings_at
 
         places = list(folders) if self._named is None else [self._named]
         known, options = settings_at(self.location), self._options or IndexOptions()
         roots_to_read(known, self.location, places, options)  # raises for the folders before anything is loaded
         if known is not None and not always:
-            report = up_to_date(places, self.location, options=options)
+            report = report_if_current(places, self.location, options=options)
             if report is not None:
                 return report
             options = replace(options, bank=bool(known.bank))

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from seps.export import OPSET, check_packages, export_onnx, in_the_way, largest_difference
+from seps.export import OPSET, check_packages, export_onnx, largest_difference, would_overwrite
 from seps.files import read_json, replacing, sha256, write_json
 from seps.reid.config import ReidConfig
 from seps.reid.data import ReidDataError, ReidDataset, ReidReader, ReidRecord
@@ -66,7 +66,7 @@ def check_export(folder: Path | str) -> None:
         path = Path(folder) / name
         ours = facts.get("seps_reid_export") == 1
         if os.path.lexists(path) and not (ours and (name == FACTS or sha256(path) == facts.get("sha256"))):
-            raise in_the_way(path)
+            raise would_overwrite(path)
 
 
 def export_reid(

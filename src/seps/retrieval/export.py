@@ -31,8 +31,8 @@ from seps.export import (
     ScorePairs,
     check_packages,
     export_onnx,
-    in_the_way,
     score_inputs,
+    would_overwrite,
 )
 from seps.export import largest_difference as difference
 from seps.files import read_json, sha256, write_json
@@ -252,4 +252,4 @@ def _check_free(folder: Path, names: list[str] | tuple[str, ...]) -> None:
         known = [listed[name] for listed in lists if name in listed]
         mine = bool(lists) if name == FACTS else path.is_file() and bool(known) and sha256(path) in known
         if os.path.lexists(path) and not mine:
-            raise in_the_way(path)
+            raise would_overwrite(path)

@@ -17,7 +17,7 @@ from seps.encoders.vision import HALF, Preprocessing
 from seps.method.config import ConfigError, SlimmingConfig
 from seps.method.network import PatchSlimming
 from seps.products import Linear
-from seps.registry import OWN, registered
+from seps.registry import CUSTOM, registered
 from seps.retrieval.config import ModelConfig, RunConfig
 from seps.retrieval.heads import (
     DescriptionHead,
@@ -59,7 +59,7 @@ class RetrievalModel(nn.Module):
         """Digest of the text side as a release states it, of a model read for sentences alone; empty: computed."""
         if head is not None and network is not None:
             raise ConfigError("Pass either `head` or `network`, not both: a network is part of a slimming head.")
-        config = config if head is None else replace(config, head=OWN)
+        config = config if head is None else replace(config, head=CUSTOM)
         self.config = config
         self.vision = vision or make_vision(config)
         self.text = text or text_encoder(config.text)
@@ -334,9 +334,10 @@ def make_head(kind: str, num_prefix_tokens: int, slimming: SlimmingConfig) -> He
 
     Raises ConfigError where what is registered is no Head, and for "own", the name of a head given as an object.
     """
-    if kind == OWN:
+    if kind == CUSTOM:
         raise ConfigError(
-            f"head={OWN!r} names a head that was passed as an object; pass it again: from_pretrained(folder, head=...)."
+            f"head={CUSTOM!r} names a head that was passed as an object; pass it again: "
+            "from_pretrained(folder, head=...)."
         )
     own = registered("head").get(kind)
     if own is not None:

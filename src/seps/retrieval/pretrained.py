@@ -31,7 +31,7 @@ from seps.method.config import ConfigError
 from seps.method.network import PatchSlimming
 from seps.parsing import as_object
 from seps.plugins import load_plugins
-from seps.registry import OWN, how_to_register, registered
+from seps.registry import CUSTOM, how_to_register, registered
 from seps.retrieval.card import model_card
 from seps.retrieval.config import ModelConfig
 from seps.retrieval.embedded import (
@@ -93,7 +93,7 @@ def save_pretrained(
 
 def _fresh(model: RetrievalModel, vision: VisionEncoder | None) -> RetrievalModel:
     """The model with its pretrained encoders, or `vision`; an own head or network stands in it as it is."""
-    if model.config.head == OWN:
+    if model.config.head == CUSTOM:
         return RetrievalModel(model.config, vision, head=model.head)
     if model.head.own_network:
         return RetrievalModel(model.config, vision, network=model.head.network)
@@ -160,7 +160,7 @@ def own_parts(model: RetrievalModel) -> dict[str, Any]:
         kind = type(getattr(model, part))
         if f"{part} encoder" in named and not ideas[f"{part} encoder"] and kind.__module__.partition(".")[0] != "seps":
             objects[part] = kind
-    if config.head == OWN:
+    if config.head == CUSTOM:
         objects["head"] = type(model.head)
     elif model.head.own_network:
         objects["network"] = type(model.head.network)

@@ -123,13 +123,13 @@ def test_groups_are_those_of_the_slow_twin(
     kind: CopyKind, within: float | None, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gallery = made_up(150, seed)
-    monkeypatch.setattr(likeness, "AT_ONCE", 16)
+    monkeypatch.setattr(likeness, "PICTURES_AT_ONCE", 16)
     monkeypatch.setattr(module, "_sorted", list)  # the twin does not fold the frames of two videos
     wanted = slow_groups(gallery, kind, 0.9, within)
     links = {link for found in wanted.values() for link in found.values()}
     assert len(wanted) > 3 and links == set(likeness.KINDS[: likeness.KINDS.index(kind) + 1])
     assert as_mapping(group(gallery, kind, 0.9, within)) == wanted
-    monkeypatch.setattr(likeness, "AT_ONCE", 1000)
+    monkeypatch.setattr(likeness, "PICTURES_AT_ONCE", 1000)
     assert as_mapping(group(gallery, kind, 0.9, within)) == wanted
 
 

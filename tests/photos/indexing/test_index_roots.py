@@ -12,7 +12,7 @@ import pytest
 from messages import mentions, naming
 from seps.cli.main import main
 from seps.images.sources import DataError
-from seps.photos.indexing.build import IndexOptions, IndexReport, index_folder, up_to_date
+from seps.photos.indexing.build import IndexOptions, IndexReport, index_folder, report_if_current
 from seps.photos.indexing.maintenance import remove_root, status, verify
 from seps.photos.search.explaining import find_image
 from seps.photos.search.searcher import Searcher
@@ -72,7 +72,7 @@ def test_each_folder_is_brought_up_to_date_alone_or_all_at_once(tmp_path: Path) 
     (b / "new.jpg").unlink()
     assert index([b], store).deleted == 1
     assert found_by(store) == files_of(a, b)
-    assert up_to_date([], store) is not None and up_to_date([b], store) is not None
+    assert report_if_current([], store) is not None and report_if_current([b], store) is not None
 
 
 def test_pictures_of_one_name_in_both_folders_are_two(tmp_path: Path) -> None:
@@ -102,16 +102,16 @@ def test_folders_of_a_store_are_named_as_filters_take_them(tmp_path: Path) -> No
 
 
 def test_a_service_goes_on_when_folders_join_and_pictures_are_excluded(tmp_path: Path) -> None:
-    from seps.photos.store.rows import made_by
+    from seps.photos.store.rows import fixed_settings
 
     a, b, store = gallery(tmp_path / "a", 2), tmp_path / "b", tmp_path / "s"
     index([a], store)
-    before = made_by(Store.open(store).settings)
+    before = fixed_settings(Store.open(store).settings)
     paint(b / "x.jpg", 70)
     (b / "bad.jpg").write_bytes(b"no picture")
     index([a, b], store)
     remove_root(store, str(b))
-    assert made_by(Store.open(store).settings) == before
+    assert fixed_settings(Store.open(store).settings) == before
 
 
 def test_a_store_of_one_folder_is_what_it_was(tmp_path: Path) -> None:

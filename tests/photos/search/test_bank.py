@@ -19,7 +19,7 @@ from seps.photos.store.rows import StoreError
 from seps.photos.store.store import Store
 from seps.recent import Recent
 from seps.retrieval.data import load_jsonl
-from seps.retrieval.engine.engine import STRENGTH
+from seps.retrieval.engine.engine import BACKGROUND_STRENGTH
 from seps.retrieval.engine.loading import engine_of
 from seps.retrieval.evaluate.protocol import ProtocolError, view
 from seps.retrieval.evaluate.run import evaluate, score_dataset
@@ -74,7 +74,9 @@ def test_levels_are_the_best_scores_of_all_sentences(photos: Path, searcher: Sea
 
 def test_levels_by_hand() -> None:
     assert level(torch.tensor([[1.0, 5, 3, 2], [0, 0, 4, 0]]), best=2).tolist() == [4.0, 2.0]
-    assert background([2.0, None, 4.0]) == pytest.approx([-STRENGTH * 2, -STRENGTH * 3, -STRENGTH * 4])
+    assert background([2.0, None, 4.0]) == pytest.approx(
+        [-BACKGROUND_STRENGTH * 2, -BACKGROUND_STRENGTH * 3, -BACKGROUND_STRENGTH * 4]
+    )
     assert background([None]) == [0.0]
 
 
@@ -107,7 +109,7 @@ def test_search_takes_off_the_level(searcher: Searcher, photos: Path, exact: boo
     got = {hit.path: hit.score for hit in hits}
     first = dataset.records[0]
     for i, record in enumerate(dataset.records):
-        taken = STRENGTH * stored[record.id] + (1 - STRENGTH) * gap * told[record.id]
+        taken = BACKGROUND_STRENGTH * stored[record.id] + (1 - BACKGROUND_STRENGTH) * gap * told[record.id]
         assert got[record.id] == pytest.approx(float(plain[i]) - taken, abs=2e-5)
         assert got[record.id] - got[first.id] == pytest.approx(float(with_bank[i] - with_bank[0]), abs=1e-3)
 
@@ -190,7 +192,7 @@ def test_strength_without_labels() -> None:
     """The slope of the levels of one half of the sentences on those of the other, by hand; few images count little."""
     torch.manual_seed(0)
     rise = torch.randn(40, 1)
-    prior = PRIOR * STRENGTH
+    prior = PRIOR * BACKGROUND_STRENGTH
     # All scores of an image rise together: 1. The second half knows nothing of the first: 0. Two thirds of it: 2/3.
     assert strength_without_labels(rise + torch.zeros(40, 20)) == pytest.approx((40 + prior) / (40 + PRIOR))
     halves = torch.zeros(40, 20)
@@ -201,7 +203,7 @@ def test_strength_without_labels() -> None:
     # The best scores alone make a level: what the other sentences score changes nothing.
     halves[:, 12:] -= 100 * torch.rand(40, 8)
     assert strength_without_labels(halves) == pytest.approx((40 * 2 / 3 + prior) / (40 + PRIOR))
-    assert strength_without_labels(torch.ones(3, 4)) == STRENGTH == strength_without_labels(torch.rand(1, 4))
+    assert strength_without_labels(torch.ones(3, 4)) == BACKGROUND_STRENGTH == strength_without_labels(torch.rand(1, 4))
     with pytest.raises(ValueError, match="least"):
         strength_without_labels(torch.ones(4, 1))
 
@@ -211,7 +213,11 @@ def test_evaluation_names_the_bank(photos: Path, capsys: pytest.CaptureFixture[s
     dataset = load_jsonl(photos / "data.jsonl")
     plain, corrected = evaluate(model(), dataset), evaluate(model(), dataset, bank=True)
     named = corrected.as_dict()["bank"]
-    assert "bank" not in plain.as_dict() and f"S - {STRENGTH:g} x" in named and f"- {CAPTION_STRENGTH:g} x" in named
+    assert (
+        "bank" not in plain.as_dict()
+        and f"S - {BACKGROUND_STRENGTH:g} x" in named
+        and f"- {CAPTION_STRENGTH:g} x" in named
+    )
     data = ["--data", str(photos / "data.jsonl"), "--model", model_folder(), "--device", "cpu"]
     assert call("eval", [*data, "--bank", "--json", "-"]) == 0
     assert "background" in json.loads(capsys.readouterr().out)["bank"]
@@ -245,7 +251,7 @@ def test_evaluation_takes_levels_off_images_and_captions(photos: Path, monkeypat
         cosines = sorted(sum(a * b for a, b in zip(own, other, strict=True)) for other in background_words)
         ordinary = sum(cosines[-BEST:]) / BEST
         for i in range(len(high)):
-            taken = STRENGTH * high[i] + (1 - STRENGTH) * gap * told[i]
+            taken = BACKGROUND_STRENGTH * high[i] + (1 - BACKGROUND_STRENGTH) * gap * told[i]
             expected = float(plain[i, t]) - taken - CAPTION_STRENGTH * ordinary
             assert float(corrected[i, t]) == pytest.approx(expected, abs=1e-4)
 

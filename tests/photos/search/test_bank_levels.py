@@ -37,7 +37,7 @@ def test_levels_are_those_of_one_sentence_at_a_time(photos: Path, tmp_path: Path
     means = texts.mean_word
     for i, row in enumerate(rows.rows()):
         cosines = (torch.tensor(row["vector"]).float() * means).sum(dim=1).tolist()
-        nearest = sorted(range(len(cosines)), key=cosines.__getitem__, reverse=True)[: bank_module.NEAR]
+        nearest = sorted(range(len(cosines)), key=cosines.__getitem__, reverse=True)[: bank_module.SCORED_SENTENCES]
         side = scorer.side(images.rows(i, i + 1).features)
         with torch.no_grad():
             each = (Texts.of(texts.words[t][texts.mask[t]][None]) for t in nearest)
@@ -67,7 +67,7 @@ def test_known_networks_are_scored_some_images_at_once(photos: Path, monkeypatch
     known = patches.score_own_texts
     monkeypatch.setattr(patches, "score_own_texts", unsafe)
     monkeypatch.setattr(PatchScorer, "score", alone)
-    nearest = (vectors @ bank.vectors.T).topk(bank_module.NEAR, dim=1).indices
+    nearest = (vectors @ bank.vectors.T).topk(bank_module.SCORED_SENTENCES, dim=1).indices
     scores = engine.score(pictures, bank.texts, chosen=nearest.numpy())
     assert asked == [1] and set(scores[9].tolist()) == {9.0}
     others = [i for i in range(12) if i != 9]

@@ -14,12 +14,12 @@ from messages import naming
 from seps.cli.main import call
 from seps.photos import Searcher
 from seps.photos.indexing import maintenance
-from seps.photos.indexing.build import up_to_date
+from seps.photos.indexing.build import report_if_current
 from seps.photos.store.rows import OutdatedStoreError
 from seps.photos.store.store import Store
 from seps.photos.store.tables import Columns
 from seps.retrieval.ranking import bank
-from seps.retrieval.ranking.bank import ASKED, GOOD, sentences
+from seps.retrieval.ranking.bank import ASKED, GOOD_CONFIDENCE, sentences
 from seps.retrieval.ranking.confidence import REFERENCE, Calibration, expected_largest
 from stores import index, model, model_folder
 
@@ -55,7 +55,7 @@ def test_a_small_gallery_is_as_sure_as_a_large_one() -> None:
     assert [expected_largest(n) for n in (1, 2, 10, 100)] == pytest.approx([0, 0.5642, 1.5388, 2.5076], abs=0.03)
 
 
-@pytest.mark.parametrize("constant", ["STRENGTH", "BEST"])
+@pytest.mark.parametrize("constant", ["BACKGROUND_STRENGTH", "BEST"])
 def test_scores_made_in_another_way_are_refused_until_they_are_made_again(
     photos: Path, tmp_path: Path, constant: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -67,13 +67,13 @@ def test_scores_made_in_another_way_are_refused_until_they_are_made_again(
         patch.setattr(bank, constant, getattr(bank, constant) * 2)
         for name in names:
             name.cache_clear()
-        assert up_to_date(photos, tmp_path / "s") is None
+        assert report_if_current(photos, tmp_path / "s") is None
         with pytest.raises(OutdatedStoreError, match=naming("seps index", "--store", f"{tmp_path}/s")):
             Searcher(tmp_path / "s", model())
         assert call("index", ["--store", str(tmp_path / "s"), "--model", model_folder()]) == 0
         assert "0 changed" in (told := capsys.readouterr().out) and "12 of them" in told
         assert Searcher(tmp_path / "s", model()).search("a dog", 1)[0].confidence is not None
-        assert up_to_date(photos, tmp_path / "s") is not None
+        assert report_if_current(photos, tmp_path / "s") is not None
     for name in names:
         name.cache_clear()
     assert index(photos, tmp_path / "s", bank=True).rescored == 12
@@ -96,10 +96,10 @@ def test_a_run_that_ends_while_it_calibrates_leaves_confidences_and_is_made_up_f
         patch.setattr("seps.photos.indexing.maintenance.calibrate", killed)
         index(photos, tmp_path / "s", bank=True)
     assert Searcher(tmp_path / "s", model()).search("a dog", 1)[0].confidence is not None
-    assert up_to_date(photos, tmp_path / "s") is None
+    assert report_if_current(photos, tmp_path / "s") is None
     index(photos, tmp_path / "s", bank=True)
     assert Store.open(tmp_path / "s").settings.calibration == pytest.approx(right, abs=1e-5)
-    assert up_to_date(photos, tmp_path / "s") is not None
+    assert report_if_current(photos, tmp_path / "s") is not None
 
 
 def test_a_calibration_scores_few_images_of_a_large_gallery_exactly(
@@ -123,7 +123,7 @@ def test_a_calibration_scores_few_images_of_a_large_gallery_exactly(
 
 
 def test_confidence_of_hits(searcher: Searcher) -> None:
-    """That of the calibration by hand, from all scores of the background queries; hits are good from `GOOD`."""
+    """That of the calibration by hand, from all scores of the background queries."""
     asked = sentences()[-ASKED:]
     scores = torch.tensor([sorted(hit.score for hit in searcher.search(text, 12)) for text in asked]).T
     calibration = searcher.calibration
@@ -132,7 +132,7 @@ def test_confidence_of_hits(searcher: Searcher) -> None:
     assert calibration.as_dict() == pytest.approx(expected.as_dict(), abs=1e-4)
     best = [searcher.search(text, 1)[0] for text in asked]
     assert [hit.confidence for hit in best] == [calibration.confidence(hit.score) for hit in best]
-    assert all(hit.good == ((hit.confidence or 0) >= GOOD) for hit in best)
+    assert all(hit.good == ((hit.confidence or 0) >= GOOD_CONFIDENCE) for hit in best)
     hits = searcher.search("a dog", 12)
     limit = hits[4].confidence
     assert limit is not None

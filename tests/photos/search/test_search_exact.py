@@ -17,7 +17,7 @@ from seps.photos.search.searcher import Searcher
 from seps.photos.store.filters import Filters
 from seps.photos.store.rows import Row
 from seps.photos.store.store import Store
-from seps.photos.store.tables import Prior, pool
+from seps.photos.store.tables import CandidateEstimate, pool
 
 COPIES = 12
 """Rows that each picture of the gallery gets, with a level and a vector of its own."""
@@ -96,11 +96,11 @@ def test_candidates_are_chosen_by_level_as_well(place: Path) -> None:
 def test_a_prior_takes_the_first_of_equals_and_the_mean_for_a_missing_level() -> None:
     distances = np.array([0.1, 0.2, 0.3, 0.4], np.float32)
     levels = np.array([1.0, np.nan, 1.0, 3.0], np.float32)
-    prior = Prior(slope=0.0, level=-1.0)
-    assert prior.best(distances, levels, 2).tolist() == [0, 2]
-    assert prior.best(distances, levels, 3).tolist() == [0, 1, 2]
-    assert Prior(1.0, 0.0).best(distances, levels, 2).tolist() == [0, 1]
-    assert Prior(1.0, 1.0).best(distances, levels, 9).tolist() == [0, 1, 2, 3]
+    estimate = CandidateEstimate(slope=0.0, level=-1.0)
+    assert estimate.best(distances, levels, 2).tolist() == [0, 2]
+    assert estimate.best(distances, levels, 3).tolist() == [0, 1, 2]
+    assert CandidateEstimate(1.0, 0.0).best(distances, levels, 2).tolist() == [0, 1]
+    assert CandidateEstimate(1.0, 1.0).best(distances, levels, 9).tolist() == [0, 1, 2, 3]
     assert pool(200, 1000) == 400
     assert pool(200, 1_000_000) == 8000
 

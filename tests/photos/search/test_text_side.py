@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from seps.photos import Searcher
-from seps.photos.indexing.build import IndexOptions, index_folder, up_to_date
+from seps.photos.indexing.build import IndexOptions, index_folder, report_if_current
 from seps.photos.search.explaining import StoredExplainer
 from seps.photos.search.searcher import OtherModelError
 from seps.photos.store.store import Store
@@ -117,6 +117,6 @@ def test_a_store_of_a_former_shipped_text_side_is_not_up_to_date(
     few_sentences(monkeypatch)
     photos, place = gallery(tmp_path / "g", 4, 0), tmp_path / "s"
     index_folder(photos, place, model(), model_folder(), options=OPTIONS)
-    assert up_to_date(photos, place, options=OPTIONS) is not None
+    assert report_if_current(photos, place, options=OPTIONS) is not None
     monkeypatch.setattr("seps.photos.indexing.build.stated_text_hash", lambda name: "0" * 32)
-    assert up_to_date(photos, place, options=OPTIONS) is None
+    assert report_if_current(photos, place, options=OPTIONS) is None

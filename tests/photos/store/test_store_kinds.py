@@ -23,7 +23,7 @@ from seps.photos.store import store as stores
 from seps.photos.store.filters import Filters
 from seps.photos.store.rows import MissingStoreError, Row, StoreError, StoreSettings
 from seps.photos.store.store import Store, writer_lock
-from seps.photos.store.tables import Prior
+from seps.photos.store.tables import CandidateEstimate
 from seps.retrieval.engine.mean import MeanLayout
 from stores import TEXTS, few_sentences, gallery, index, model, paint
 
@@ -82,7 +82,9 @@ def answers(store: Store) -> dict[str, object]:
         found[f"{name} count"] = store.count(filters)
         found[f"{name} scan"] = sorted(i for some in store.scan(["path"], filters, 7) for i in some.values("path"))
         found[f"{name} nearest"] = store.nearest(query, 9, ["path"], filters).values("path")
-        found[f"{name} prior"] = store.nearest(query, 9, ["id", "dense"], filters, Prior(1.0, -0.1)).rows()
+        found[f"{name} estimate"] = store.nearest(
+            query, 9, ["id", "dense"], filters, CandidateEstimate(1.0, -0.1)
+        ).rows()
         found[f"{name} among"] = store.among(ids, filters, 11)
     for word in ("über", "STRASSE", "Straße", "café", "dog", "sale", "x' OR 1=1"):
         found[word] = store.containing(word, 50)

@@ -19,7 +19,7 @@ import numpy as np
 
 from seps.images.formats import VIDEO, MissingReader, suffix_of
 
-EVERY = 10.0
+SECONDS_APART = 10.0
 """Seconds between two frames of a video; more in one so long that it would have more than `MOST_FRAMES`."""
 MOST_FRAMES = 40
 LONGEST = 1e6
@@ -56,7 +56,7 @@ def seconds_of(code: str) -> int:
 
 def sampled_times(seconds: float) -> list[str]:
     """The time codes of a video of this length, in order: the middles of equal parts."""
-    count = min(MOST_FRAMES, max(1, math.ceil(seconds / EVERY)))
+    count = min(MOST_FRAMES, max(1, math.ceil(seconds / SECONDS_APART)))
     return list(dict.fromkeys(time_code((part + 0.5) * seconds / count) for part in range(count)))
 
 

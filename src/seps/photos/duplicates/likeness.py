@@ -142,7 +142,7 @@ LAYOUT = 0.4
 """Least correlation of the small pictures of nearly equal ones: models find two dogs on two lawns much alike."""
 NEAR_SHAPE = 0.3
 """Most that the logarithms of width / height of nearly equal pictures differ by: upright and lying ones are two."""
-AT_ONCE = 256
+PICTURES_AT_ONCE = 256
 _FACTS = ["id", "path", "member", "size", "mtime", "sha256", "width", "height"]
 
 
@@ -218,8 +218,8 @@ def joined(
     for place, facts in enumerate(gallery.facts):
         same_bytes[facts["sha256"]].append(place)
     times = np.array([facts["mtime"] for facts in gallery.facts], np.int64)
-    for start in range(0, total, AT_ONCE):
-        block = np.flatnonzero(~taken[start : start + AT_ONCE]) + start
+    for start in range(0, total, PICTURES_AT_ONCE):
+        block = np.flatnonzero(~taken[start : start + PICTURES_AT_ONCE]) + start
         cosines = gallery.vectors[block] @ gallery.vectors[start:].T if kind == "near" else None
         for row, one in enumerate(block.tolist()):
             if taken[one]:
@@ -246,7 +246,7 @@ def joined(
                 taken[[one, *others]] = True
                 yield one, {place: found[place] for place in others}
         if progress is not None:
-            progress(min(total, start + AT_ONCE), total)
+            progress(min(total, start + PICTURES_AT_ONCE), total)
 
 
 def _add(found: dict[int, tuple[CopyKind, float]], kind: CopyKind, places: Array, likeness: Array) -> None:

@@ -26,7 +26,7 @@ from seps.photos.indexing.embedding import (
     prepare_on_cluster,
 )
 from seps.photos.indexing.gallery import Found, Gallery, Problem, walk
-from seps.photos.indexing.maintenance import UNFINISHED, IndexReport, bring_up_to_date
+from seps.photos.indexing.maintenance import UNFINISHED, IndexReport, refresh_background
 from seps.photos.indexing.opening import (
     IndexOptions,
     Root,
@@ -45,7 +45,7 @@ from seps.retrieval.engine.engine import Engine
 from seps.retrieval.engine.loading import engine_of, fitting
 from seps.retrieval.ranking.bank import is_outdated
 
-__all__ = ["IndexOptions", "IndexReport", "index_folder", "up_to_date"]
+__all__ = ["IndexOptions", "IndexReport", "index_folder", "report_if_current"]
 
 COMMIT_ROWS, COMMIT_SECONDS = 512, 15.0
 BAD_BEFORE = "it could not be read before, and has not changed since; seps index tries again"
@@ -115,7 +115,7 @@ def index_folder(
             )
             report.rescored = len(known) if rescored else 0
             changed = bool(len(work) > len(report.unreadable) or gone or excluded)
-            bring_up_to_date(store, engine, changed=changed)
+            refresh_background(store, engine, changed=changed)
         store.tidy()
     report.seconds = time.monotonic() - start
     report.own = time.process_time() - cpu
@@ -124,7 +124,7 @@ def index_folder(
     return report
 
 
-def up_to_date(
+def report_if_current(
     folder: Folders,
     location: str | os.PathLike[str],
     *,

@@ -20,7 +20,7 @@ from seps.photos.search.searcher import Searcher
 from seps.photos.store.rows import StoreError, shown_place
 from seps.photos.store.store import Store, writer_lock
 from seps.photos.store.tables import Columns
-from seps.retrieval.engine.engine import STRENGTH, Engine
+from seps.retrieval.engine.engine import BACKGROUND_STRENGTH, Engine
 from seps.retrieval.engine.queries import as_array
 from seps.retrieval.ranking.bank import (
     bank_of,
@@ -34,7 +34,7 @@ from seps.threads import computing_threads, cores_used
 
 UNFINISHED = -1.0
 """Images of a calibration that is being made."""
-AT_ONCE = 256
+PICTURES_AT_ONCE = 256
 """Images whose levels are written in one commit."""
 CANDIDATES = 16
 """Images that are scored exactly per background query: the best one alone is wanted."""
@@ -83,12 +83,12 @@ class IndexReport:
         return dict(Counter(problem.kind or "not readable" for problem in self.problems).most_common())
 
 
-def bring_up_to_date(store: Store, engine: Engine, *, changed: bool) -> None:
+def refresh_background(store: Store, engine: Engine, *, changed: bool) -> None:
     """Fill in missing levels, and calibrate again where the gallery has `changed`; the caller holds the lock."""
     missing = store.without_level()
-    for start in range(0, len(missing), AT_ONCE):
+    for start in range(0, len(missing), PICTURES_AT_ONCE):
         columns = list(dict.fromkeys(["id", "vector", *store.settings.layout.columns]))
-        images = store.select(missing[start : start + AT_ONCE], columns)
+        images = store.select(missing[start : start + PICTURES_AT_ONCE], columns)
         levels = zip(images.values("id"), stored_levels(engine, images, store.settings.layout), strict=True)
         store.put_levels({identity: value for identity, value in levels if value is not None})
     known = Calibration.from_dict(store.settings.calibration)
@@ -140,7 +140,7 @@ def gallery_strength(store: Store, engine: Engine) -> float:
     """`strength_without_labels` of at most `SAMPLED` images, with the scores of their vectors, nearly the exact."""
     images = _sample(store, ["vector"])
     bank = bank_of(engine)
-    return strength_without_labels(images.vectors() @ as_array(bank.vectors).T) if len(images) else STRENGTH
+    return strength_without_labels(images.vectors() @ as_array(bank.vectors).T) if len(images) else BACKGROUND_STRENGTH
 
 
 def gallery_gap(store: Store) -> float:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from seps.images.dates import local_time
 from seps.photos.search.query import Query, Term
-from seps.retrieval.ranking.bank import GOOD
+from seps.retrieval.ranking.bank import GOOD_CONFIDENCE
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -97,7 +97,7 @@ class Hit:
     @property
     def good(self) -> bool | None:
         """Whether it is a good match and not one of the rest; None without a confidence."""
-        return None if self.confidence is None else self.confidence >= GOOD
+        return None if self.confidence is None else self.confidence >= GOOD_CONFIDENCE
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""

@@ -23,7 +23,7 @@ from seps.photos.search.results import SHOWN, Hit
 from seps.photos.store.filters import Filters
 from seps.photos.store.rows import OTHER_WORDS, OtherModelError, OutdatedStoreError, StoreError
 from seps.photos.store.store import Store
-from seps.photos.store.tables import Columns, Prior
+from seps.photos.store.tables import CandidateEstimate, Columns
 from seps.retrieval.engine.engine import Engine
 from seps.retrieval.engine.loading import engine_of, load_engine
 from seps.retrieval.engine.queries import Array, Queries, as_array
@@ -306,14 +306,14 @@ class Searcher:
         settings = self.store.settings
         return (*settings.layout.columns, "bank") if settings.bank else settings.layout.columns
 
-    def prior(self, sentences: float = 1) -> Prior | None:
+    def estimate(self, sentences: float = 1) -> CandidateEstimate | None:
         """The estimate of a score by which candidates are chosen; None without a bank, where the vectors decide alone.
 
         The product of vectors times twice the weight of the pooled cosine (the alignment of words grows about as fast
         with it), minus the level over the bank times `sentences`, the sum of their factors and strengths."""
         if not sentences or not self.store.settings.bank:
             return None
-        return Prior(self.slope, -self.strength * sentences)
+        return CandidateEstimate(self.slope, -self.strength * sentences)
 
     @property
     def slope(self) -> float:
@@ -325,8 +325,8 @@ class Searcher:
     ) -> Iterable[Columns]:
         """The images nearest by vector, then those among the rest whose descriptions have most of the query's words."""
         vector = cast(Array, sum(part.factor * part.vector for part in parts))
-        prior = self.prior(sum(part.factor * part.strength for part in parts if part.described))
-        near = self.store.nearest(vector, count, columns, filters, prior)
+        estimate = self.estimate(sum(part.factor * part.strength for part in parts if part.described))
+        near = self.store.nearest(vector, count, columns, filters, estimate)
         yield near
         known = set(near.values("id"))
         for part in parts:

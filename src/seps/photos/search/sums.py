@@ -72,8 +72,8 @@ def _sample(searcher: Searcher, parts: Sequence[Part]) -> Iterator[Columns]:
     store, every = searcher.store, searcher.store.allowed(None)
     ids: set[str] = set()
     for part in parts:
-        prior = searcher.prior(part.strength) if part.described else None
-        ids.update(store.nearest(part.vector, SAMPLE, ["id"], every, prior).values("id"))
+        estimate = searcher.estimate(part.strength) if part.described else None
+        ids.update(store.nearest(part.vector, SAMPLE, ["id"], every, estimate).values("id"))
         ids.update(store.among(part.matches.best(SAMPLE), every))
     return store.parts(sorted(ids), ["id", *searcher.columns])
 

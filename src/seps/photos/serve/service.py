@@ -33,7 +33,7 @@ from seps.photos.serve.originals import NoPictureError, original
 from seps.photos.serve.uploads import UPLOADED, Sent, Uploads, encode_upload
 from seps.photos.store.filters import Filters
 from seps.photos.store.places import EmptyFolderError, check_folder
-from seps.photos.store.rows import StoreError, made_by
+from seps.photos.store.rows import StoreError, fixed_settings
 from seps.photos.store.store import Store, has_table, is_remote
 from seps.recent import Recent
 from seps.retrieval.explain.explanation import Explanation
@@ -123,7 +123,7 @@ class Service:
         except StoreError as error:
             log.warning("The store cannot be read (%s): %s", reason, error)
             raise StoreError(f"The store {name} cannot be read any more: its files are damaged or gone.") from error
-        if made_by(fresh.settings) != made_by(self.searcher.store.settings):
+        if fixed_settings(fresh.settings) != fixed_settings(self.searcher.store.settings):
             raise StoreError(f"The store {name} was rebuilt with other settings. Restart the service.")
         self.searcher.store = fresh
 

@@ -264,7 +264,7 @@ ERRORS = (ValueError, RuntimeError, OSError, sqlite3.Error)
 """What Lance and SQLite raise."""
 
 
-def made_by(settings: StoreSettings) -> StoreSettings:
+def fixed_settings(settings: StoreSettings) -> StoreSettings:
     """What must stay the same while a store is open; its folders, levels, exclusions and calibration may change."""
     return replace(
         settings,
@@ -283,10 +283,10 @@ def made_by(settings: StoreSettings) -> StoreSettings:
 def newest_settings(table: Any, known: StoreSettings, where: str) -> StoreSettings:
     """What a table says of itself now, where it is still of the same model and state as `known` says; else `known`."""
     try:
-        found = StoreSettings.from_json(table.said, where)
+        found = StoreSettings.from_json(table.settings, where)
     except (StoreError, KeyError, TypeError):
         return known
-    return found if made_by(found) == made_by(known) else known
+    return found if fixed_settings(found) == fixed_settings(known) else known
 
 
 def is_remote(location: str) -> bool:

@@ -35,18 +35,18 @@ from seps.photos.store.rows import (
     is_remote,
     newest_settings,
 )
-from seps.photos.store.tables import Columns, Prior, Table
+from seps.photos.store.tables import CandidateEstimate, Columns, Table
 from seps.photos.store.writing import REMOTE_LOCKS, writer_lock
 from seps.retrieval.config import VECTOR
 
 if TYPE_CHECKING:
     from seps.photos.store.lance.table import LanceTable
 
-__all__ = ["AT_ONCE", "Store", "is_remote", "writer_lock"]
+__all__ = ["IDS_AT_ONCE", "Store", "is_remote", "writer_lock"]
 
 RESTARTS = 8
 """How often reading the whole table starts again because a writer removed what was being read."""
-AT_ONCE = 1000
+IDS_AT_ONCE = 1000
 """Ids in one condition."""
 _ID = re.compile(r"[0-9a-f]{20}")
 _PLAIN_WORD = re.compile(r"\w+")
@@ -73,7 +73,7 @@ class Store:
             raise MissingStoreError(f"There is no store {place}. Make one: seps index FOLDER --store {place}")
         try:
             table = open_table(place)
-            found = table.said
+            found = table.settings
         except MissingPackage as error:
             raise StoreError(str(error)) from error
         except (KeyError, *ERRORS) as error:
@@ -157,9 +157,9 @@ class Store:
 
     def delete(self, ids: Sequence[str]) -> None:
         """Take images out."""
-        for start in range(0, len(ids), AT_ONCE):
+        for start in range(0, len(ids), IDS_AT_ONCE):
             with self._failing("removed"):
-                self.table.delete(_among(ids[start : start + AT_ONCE]))
+                self.table.delete(_among(ids[start : start + IDS_AT_ONCE]))
 
     def select(self, ids: Sequence[str], columns: Sequence[str], filters: Filters | None = None) -> Columns:
         """Some columns of the images with these ids, in any order; ids that are not there are left out."""
@@ -169,16 +169,16 @@ class Store:
 
     def parts(self, ids: Sequence[str], columns: Sequence[str]) -> Iterator[Columns]:
         """`select` of any number of ids, some at a time."""
-        for start in range(0, len(ids), AT_ONCE):
-            yield self.select(ids[start : start + AT_ONCE], columns)
+        for start in range(0, len(ids), IDS_AT_ONCE):
+            yield self.select(ids[start : start + IDS_AT_ONCE], columns)
 
     def among(self, ids: Sequence[str], filters: Filters | None, most: int | None = None) -> list[str]:
         """Those of the ids whose images the filters let through, in their order; at most the first `most`."""
         if filters is None or filters.clause() is None:
             return list(ids[:most])
         found: list[str] = []
-        for start in range(0, len(ids), AT_ONCE):
-            some = ids[start : start + AT_ONCE]
+        for start in range(0, len(ids), IDS_AT_ONCE):
+            some = ids[start : start + IDS_AT_ONCE]
             allowed = set(self.select(some, ["id"], filters).values("id"))
             found += [identity for identity in some if identity in allowed]
             if most is not None and len(found) >= most:
@@ -231,13 +231,13 @@ class Store:
         count: int,
         columns: Sequence[str],
         filters: Filters | None = None,
-        prior: Prior | None = None,
+        estimate: CandidateEstimate | None = None,
     ) -> Columns:
-        """The `count` images whose vectors have the largest dot product with `vector`, best first; with `prior`, of a
-        store with levels, those with the best prior, of several times as many that are near."""
+        """The `count` images whose vectors have the largest product with `vector`, best first; with `estimate`, of a
+        store with levels, those with the best estimate, of several times as many that are near."""
         where = None if filters is None else filters.clause()
         query = np.asarray(vector, np.float32)
-        return self._read(lambda table: table.nearest(query, count, columns, where, prior))
+        return self._read(lambda table: table.nearest(query, count, columns, where, estimate))
 
     def scan(self, columns: Sequence[str], filters: Filters | None = None, batch_size: int = 256) -> Iterator[Columns]:
         """Some columns of all images, in batches, each image once.
@@ -277,9 +277,9 @@ class Store:
         return sorted(found)
 
     def set_settings(self, settings: StoreSettings) -> None:
-        """Change what the table says of itself."""
+        """Change the settings that the table holds."""
         with self._failing("changed"):
-            self.table.say(settings.to_json())
+            self.table.write_settings(settings.to_json())
         self.settings = settings
 
     def tidy(self, *, always: bool = False) -> None:

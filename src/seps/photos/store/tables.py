@@ -15,8 +15,8 @@ from seps.photos.store.rows import Row, StoreSettings
 from seps.retrieval.engine.packing import Array
 
 POOL = 8
-"""Times the square root of the rows: images found by their vectors from which the candidates are chosen by `Prior`. The
-best by the whole score lie among more of the nearest in a larger store, though not among a constant part of them."""
+"""Times the square root of the rows: images found by their vectors from which a `CandidateEstimate` chooses. The best
+by the whole score lie among more of the nearest in a larger store, though not among a constant part of them."""
 
 
 class Columns:
@@ -65,7 +65,7 @@ class Columns:
 
 
 @dataclass(frozen=True)
-class Prior:
+class CandidateEstimate:
     """What is known of an image's score before it is computed: `slope * product of vectors + level * bank`."""
 
     slope: float
@@ -88,12 +88,12 @@ class Prior:
 
 
 def pool(count: int, rows: int) -> int:
-    """Images to find by their vectors where `count` candidates are chosen by a `Prior`."""
+    """Images to find by their vectors where `count` candidates are chosen by a `CandidateEstimate`."""
     return max(2 * count, int(POOL * rows**0.5))
 
 
 class Table(Protocol):
-    """The rows of a store, and what the store says of itself (`said`).
+    """The rows of a store, and its settings.
 
     Reading is of the version that was opened, or of a later one; `again` opens the newest. Each write is one commit,
     all of it or nothing. Conditions are SQL over the columns. A table raises what its database raises (`rows.ERRORS`).
@@ -105,8 +105,8 @@ class Table(Protocol):
         ...
 
     @property
-    def said(self) -> str:
-        """The settings, as they were written. Raises KeyError without any."""
+    def settings(self) -> str:
+        """As `write_settings` got them. Raises KeyError without any."""
         ...
 
     def again(self) -> Table:
@@ -126,9 +126,9 @@ class Table(Protocol):
         ...
 
     def nearest(
-        self, query: Array, count: int, columns: Sequence[str], where: str | None, prior: Prior | None
+        self, query: Array, count: int, columns: Sequence[str], where: str | None, estimate: CandidateEstimate | None
     ) -> Columns:
-        """Rows whose vectors have the largest products with `query` (C,), best first; with `prior`, of several times
+        """Rows whose vectors have the largest products with `query` (C,), best first; with `estimate`, of several times
         as many those that it finds best."""
         ...
 
@@ -164,8 +164,8 @@ class Table(Protocol):
         """Take rows out."""
         ...
 
-    def say(self, text: str) -> None:
-        """Change what the store says of itself."""
+    def write_settings(self, text: str) -> None:
+        """Keep these settings from now on."""
         ...
 
     def tidy(self, *, always: bool) -> None:

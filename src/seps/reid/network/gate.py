@@ -24,12 +24,12 @@ from seps.method.precision import float_apply
 from seps.method.select import hard_topk, num_kept, rank_patches
 from seps.training import distributed as processes
 
-EVERY = slice(None)
+ALL_SENSORS = slice(None)
 WIDTH = 64
 _MOMENTUM = 0.1
 
 
-class Look(nn.Module):
+class PatchMLP(nn.Module):
     """A patch and its place to some numbers: (B, N, F) -> (B, N, outputs)."""
 
     def __init__(self, features: int, patches: int, width: int, outputs: int) -> None:
@@ -81,7 +81,7 @@ class Standardise(nn.Module):
         self.mean += share * shift
         self.variance.lerp_(variance, share.expand_as(variance))
 
-    def forward(self, early: Tensor, sensors: slice = EVERY) -> Tensor:
+    def forward(self, early: Tensor, sensors: slice = ALL_SENSORS) -> Tensor:
         """(B, M, N, F) of `sensors` -> (B, M, N, F) float32."""
         return (early.float() - self.mean[sensors]) / (self.variance[sensors] + 1e-6).sqrt()
 
@@ -98,18 +98,18 @@ class PatchGate(nn.Module):
     def __init__(self, sensors: int, patches: int, features: int, identities: int, width: int = WIDTH) -> None:
         super().__init__()
         self.standardise = Standardise(sensors, features)
-        self.weights = nn.ModuleList(Look(features, patches, width, 1) for _ in range(sensors))
-        self.values = nn.ModuleList(Look(features, patches, width, width) for _ in range(sensors))
+        self.weights = nn.ModuleList(PatchMLP(features, patches, width, 1) for _ in range(sensors))
+        self.values = nn.ModuleList(PatchMLP(features, patches, width, width) for _ in range(sensors))
         self.classifier = nn.Linear(sensors * width, identities)
 
-    def forward(self, early: Tensor, sensors: slice = EVERY) -> Tensor:
+    def forward(self, early: Tensor, sensors: slice = ALL_SENSORS) -> Tensor:
         """Patches by themselves (B, M, N, F) of `sensors` -> a (B, M, N), float32 under autocast too: it decides."""
         seen = self.standardise(early.detach(), sensors)
         looks = list(self.weights)[sensors]
         return torch.stack([float_apply(look, seen[:, m])[..., 0] for m, look in enumerate(looks)], dim=1)
 
     @torch.no_grad()
-    def keep(self, early: Tensor, ratio: float, sensors: slice = EVERY) -> Tensor:
+    def keep(self, early: Tensor, ratio: float, sensors: slice = ALL_SENSORS) -> Tensor:
         """D (B, M, N) of `ratio` of each sensor's patches."""
         return hard_topk(self(early, sensors), ratio)
 

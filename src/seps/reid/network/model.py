@@ -26,7 +26,7 @@ from seps.method.config import ConfigError
 from seps.method.sensors import MultiModalSDTPS
 from seps.reid.config import Missing, ReidModelConfig
 from seps.reid.network.backbone import build_backbone
-from seps.reid.network.gate import EVERY, PatchGate, kept_tokens
+from seps.reid.network.gate import ALL_SENSORS, PatchGate, kept_tokens
 from seps.reid.network.heads import GlobalLocal, Neck
 from seps.reid.network.text import BLOCK, ShotTexts, TextHead, shot_vectors
 
@@ -295,7 +295,7 @@ class ReidModel(nn.Module):
         elif self.config.select_at == "end":
             found, *seen = backbone.forward_with_early(*inputs)
         else:
-            sensors = EVERY if len(self.backbones) == 1 else slice(number, number + 1)
+            sensors = ALL_SENSORS if len(self.backbones) == 1 else slice(number, number + 1)
             found, *seen = kept_tokens(self.patch_gate, backbone, sensors, self.config.sparse_ratio, *inputs)
         tokens = self.projections[number](found)
         prefix = int(backbone.num_prefix_tokens)

@@ -26,7 +26,7 @@ from seps.reid.data import ReidReader, ReidRecord
 BLOCK = "text"
 """The name of the text's block of the feature."""
 SCALE = 1 / 0.07
-_AT_ONCE = 64
+_TEXTS_AT_ONCE = 64
 
 
 class ShotReader(ReidReader):
@@ -95,8 +95,8 @@ class TextVectors:
                     f"numbers: set it to {encoder.width}."
                 )
         encoder.eval()
-        for start in range(0, len(texts), _AT_ONCE):
-            part = texts[start : start + _AT_ONCE]
+        for start in range(0, len(texts), _TEXTS_AT_ONCE):
+            part = texts[start : start + _TEXTS_AT_ONCE]
             batch = encoder.tokenize(part)
             means = F.normalize(masked_mean(encoder(batch.ids, batch.mask), batch.mask), dim=1)
             self._known.update(zip(part, means, strict=True))

@@ -32,10 +32,10 @@ and half of dev (docs/search-figures.md)."""
 SHORT_FIT = 2.5
 """The same where short queries have a projection of their own (docs/search-figures.md)."""
 SHORT_BACKGROUND = 0.5
-"""Part of `STRENGTH` for short queries with a projection of their own, chosen on dev (docs/search-figures.md)."""
+"""Part of `BACKGROUND_STRENGTH` for short queries with another projection, chosen on dev (docs/search-figures.md)."""
 NATS = 25.0
 """The score range of our models is about this many nats: 28 for the embedded one on dev."""
-STRENGTH = 0.5
+BACKGROUND_STRENGTH = 0.5
 """Part of a picture's level over the background queries that is taken off, chosen on dev with `base` and `mini`
 (docs/search-figures.md)."""
 PATCHES = "patches"

@@ -21,11 +21,11 @@ from seps.extras import install_command, is_installed, require
 from seps.retrieval.config import VECTOR, ModelConfig
 from seps.retrieval.embedded import embedded_folder, stated_facts
 from seps.retrieval.engine.engine import (
+    BACKGROUND_STRENGTH,
     FIT,
     NATS,
     SHORT_BACKGROUND,
     SHORT_FIT,
-    STRENGTH,
     Digests,
     Photo,
     Processor,
@@ -94,7 +94,7 @@ class LightEngine:
             score_range=2.0 + pooled,
             vector_slope=self._layout.slope,
             word_fit=SHORT_FIT if config.short_queries else FIT,
-            background_weight=STRENGTH,
+            background_weight=BACKGROUND_STRENGTH,
             short_background=SHORT_BACKGROUND if config.short_queries else None,
             sizes=(VECTOR,),
             default_size=VECTOR,

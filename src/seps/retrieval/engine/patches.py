@@ -22,12 +22,12 @@ from seps.method.network import PatchSlimming
 from seps.method.select import num_kept
 from seps.retrieval.config import DEFAULT_SIZE, SIZES, VECTOR
 from seps.retrieval.engine.engine import (
+    BACKGROUND_STRENGTH,
     FIT,
     NATS,
     PATCHES,
     SHORT_BACKGROUND,
     SHORT_FIT,
-    STRENGTH,
     UNDESCRIBED,
     Digests,
     Photo,
@@ -216,7 +216,7 @@ class PatchEngine:
             score_range=head.score_range,
             vector_slope=1.0 if net is None else 2 * net.config.pooled or 1.0,
             word_fit=SHORT_FIT if model.config.short_queries else FIT,
-            background_weight=STRENGTH,
+            background_weight=BACKGROUND_STRENGTH,
             short_background=SHORT_BACKGROUND if model.config.short_queries else None,
             sizes=(VECTOR, *SIZES),
             default_size=DEFAULT_SIZE if fast else "full",

@@ -14,7 +14,7 @@ import numpy as np
 
 from seps.retrieval.experiments.report import Result, key_order, table_row
 
-DRAWS, _AT_ONCE = 10_000, 250
+DRAWS, _DRAWS_AT_ONCE = 10_000, 250
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ def difference(results: Sequence[Result], row: str, other: str, key: str) -> Dif
         return None
     gaps = np.mean([np.subtract(ours[seed], theirs[seed]) for seed in seeds], axis=0)
     generator = np.random.default_rng(0)
-    sizes = (_AT_ONCE, len(gaps))
+    sizes = (_DRAWS_AT_ONCE, len(gaps))
     means = np.concatenate(
-        [gaps[generator.integers(0, len(gaps), sizes)].mean(axis=1) for _ in range(DRAWS // _AT_ONCE)]
+        [gaps[generator.integers(0, len(gaps), sizes)].mean(axis=1) for _ in range(DRAWS // _DRAWS_AT_ONCE)]
     )
     tail = min(float((means <= 0).mean()), float((means >= 0).mean()))
     return Difference(float(gaps.mean()), float(means.std()), min(1.0, max(2 * tail, 1 / DRAWS)), len(seeds))

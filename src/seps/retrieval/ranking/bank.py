@@ -25,7 +25,7 @@ import numpy as np
 
 from seps.memory import release_free_memory
 from seps.recent import Recent
-from seps.retrieval.engine.engine import STRENGTH, Digests, Engine, Pictures
+from seps.retrieval.engine.engine import BACKGROUND_STRENGTH, Digests, Engine, Pictures
 from seps.retrieval.engine.queries import Array, Queries, as_array, cut_arrays, joined, packed_queries
 from seps.retrieval.ranking import text_cache
 from seps.retrieval.ranking.confidence import REFERENCE, Calibration
@@ -37,15 +37,15 @@ if TYPE_CHECKING:
 Scores = TypeVar("Scores", "Tensor", Array)
 BEST = 10
 """Best scores whose mean is an image's level."""
-NEAR = 40
+SCORED_SENTENCES = 40
 """Sentences per image that are scored exactly, found by their vectors: the best are among them."""
 ASKED = 64
 """Sentences at the end of the bank that calibrate the confidence and take no part in levels."""
 CAPTION_STRENGTH = 1.0
 """Part of a caption's level that is taken off where images ask for captions, chosen on dev (docs/search-figures.md)."""
 PRIOR = 10
-"""Images that `STRENGTH` counts for where a gallery's own strength is found without labels."""
-GOOD = 0.3
+"""Images that `BACKGROUND_STRENGTH` counts for where a gallery's own strength is found without labels."""
+GOOD_CONFIDENCE = 0.3
 """Confidence from which a hit counts as a good match, chosen on dev (docs/search-figures.md)."""
 NO_BANK = (
     "The store {} was made without the bank of background queries, so its results have no confidence and described "
@@ -60,7 +60,7 @@ CALIBRATION = 1
 """Version of the formulas of a calibration."""
 KEPT_BANKS = 2
 """Encoded banks that a process keeps: 30 MB each at width 384."""
-AT_ONCE = 128
+SENTENCES_AT_ONCE = 128
 """Sentences that are padded together."""
 _LOCK = threading.Lock()
 
@@ -75,14 +75,14 @@ def sentences() -> tuple[str, ...]:
 @functools.cache
 def bank_name() -> str:
     """A tag of the sentences and of how a level is made of them: levels under one tag can be compared."""
-    return hashlib.sha256("\n".join([f"{BEST} {NEAR} {ASKED}", *sentences()]).encode()).hexdigest()[:16]
+    return hashlib.sha256("\n".join([f"{BEST} {SCORED_SENTENCES} {ASKED}", *sentences()]).encode()).hexdigest()[:16]
 
 
 @functools.cache
 def calibration_name() -> str:
     """A tag of how a calibration is made. Raise `CALIBRATION` where a formula changes and no constant does."""
     names = sorted(part.name for part in fields(Calibration))
-    made = [CALIBRATION, STRENGTH, REFERENCE, PRIOR, ASKED, *names]
+    made = [CALIBRATION, BACKGROUND_STRENGTH, REFERENCE, PRIOR, ASKED, *names]
     return hashlib.sha256("\n".join(map(str, made)).encode()).hexdigest()[:16]
 
 
@@ -94,7 +94,7 @@ def is_outdated(bank: str, calibrated: str | None) -> bool:
     return bool(bank) and (bank != bank_name() or calibrated not in (None, calibration_name()))
 
 
-def bank_words(strength: str = f"{STRENGTH:g}", captions: float = 0.0) -> str:
+def bank_words(strength: str = f"{BACKGROUND_STRENGTH:g}", captions: float = 0.0) -> str:
     """The correction in words, for figures; `captions` is the strength of the captions' levels."""
     both = f" - {captions:g} x the mean of the caption's {BEST} largest cosines with them" if captions else ""
     gap = ", for described images with all that descriptions raise it by"
@@ -116,7 +116,10 @@ class Bank:
     def of(cls, engine: Engine, values: Mapping[str, Array]) -> Bank:
         """The bank of an engine, from the arrays of all sentences as it encodes them (`Queries.arrays`)."""
         count, device = len(values["counts"] if "counts" in values else values["vectors"]) - ASKED, engine.device
-        some = (cut_arrays(values, start, min(count, start + AT_ONCE)) for start in range(0, count, AT_ONCE))
+        some = (
+            cut_arrays(values, start, min(count, start + SENTENCES_AT_ONCE))
+            for start in range(0, count, SENTENCES_AT_ONCE)
+        )
         vectors = [engine.vectors(Queries.of_arrays(part).to(device)) for part in some]
         asked = Queries.of_arrays(cut_arrays(values, count, count + ASKED)).to(device)
         return cls(packed_queries(cut_arrays(values, 0, count), device), asked, joined(vectors))
@@ -140,7 +143,7 @@ class Bank:
         # time of all the rest.
         rows = own if isinstance(self.vectors, np.ndarray) else self.vectors.new_tensor(own)
         pooled = as_array(rows @ self.vectors.T)
-        nearest = np.argsort(-pooled, axis=1, kind="stable")[:, :NEAR].copy()
+        nearest = np.argsort(-pooled, axis=1, kind="stable")[:, :SCORED_SENTENCES].copy()
         return level(as_array(engine.score(pictures, self.texts, chosen=nearest, memory=memory)))
 
 
@@ -234,8 +237,8 @@ def strength_without_labels(scores_BT: Tensor | Array, best: int = BEST) -> floa
 
     Two levels are made of each image, one of the even sentences and one of the others. The strength is the slope,
     within [0, 1], with which the second grows with the first: what a level says about queries that it was not made of.
-    It counts as much as there are images, beside `PRIOR` images with `STRENGTH`, which is what it gives for our own
-    models (docs/search-figures.md). It is that of zero-shot models, and not measured on real weights of any.
+    It counts as much as there are images, beside `PRIOR` images with `BACKGROUND_STRENGTH`, which is what it gives for
+    our own models (docs/search-figures.md). It is that of zero-shot models, and not measured on real weights of any.
     Raises ValueError for fewer than two sentences.
     """
     scores = as_array(scores_BT).astype(np.float64)
@@ -246,9 +249,9 @@ def strength_without_labels(scores_BT: Tensor | Array, best: int = BEST) -> floa
     spread = first - first.mean()
     variance = float((spread * spread).sum())
     if not variance:  # no image, one, or all alike
-        return STRENGTH
+        return BACKGROUND_STRENGTH
     slope = min(1.0, max(0.0, float((spread * (second - second.mean())).sum()) / variance))
-    return float((images * slope + PRIOR * STRENGTH) / (images + PRIOR))
+    return float((images * slope + PRIOR * BACKGROUND_STRENGTH) / (images + PRIOR))
 
 
 def description_gap(described: Sequence[float], others: Sequence[float]) -> float:
@@ -264,7 +267,7 @@ def description_gap(described: Sequence[float], others: Sequence[float]) -> floa
 
 def background(
     levels: Sequence[float | None],
-    strength: float = STRENGTH,
+    strength: float = BACKGROUND_STRENGTH,
     described: Sequence[bool] | None = None,
     gap: float = 0.0,
 ) -> list[float]:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from seps.retrieval.engine.engine import FIT, STRENGTH
+from seps.retrieval.engine.engine import BACKGROUND_STRENGTH, FIT
 from seps.retrieval.engine.queries import as_array
 from seps.retrieval.languages import content_words
 
@@ -96,13 +96,15 @@ class Calibration:
     scale: float
     images: float
     """How many images it was made with."""
-    strength: float = STRENGTH
-    """Part of the level that searches take off: `STRENGTH`, or what `strength_without_labels` gave."""
+    strength: float = BACKGROUND_STRENGTH
+    """Part of the level that searches take off: `BACKGROUND_STRENGTH`, or what `strength_without_labels` gave."""
     gap: float = 0.0
     """How much higher the levels of described images are (`seps.retrieval.ranking.bank.description_gap`)."""
 
     @classmethod
-    def of(cls, best: Sequence[float], images: int, strength: float = STRENGTH, spread: float = 0.0) -> Calibration:
+    def of(
+        cls, best: Sequence[float], images: int, strength: float = BACKGROUND_STRENGTH, spread: float = 0.0
+    ) -> Calibration:
         """Fitted by moments to the `best` scores of the background queries. Raises ValueError without any.
 
         `spread` is the standard deviation of one query's scores over the images. In a gallery of fewer than `REFERENCE`
@@ -115,7 +117,7 @@ class Calibration:
         return cls(fmean(best) + gain - _EULER * scale, scale, float(images), strength)
 
     @classmethod
-    def of_scores(cls, scores_BT: Tensor | Array, strength: float = STRENGTH) -> Calibration:
+    def of_scores(cls, scores_BT: Tensor | Array, strength: float = BACKGROUND_STRENGTH) -> Calibration:
         """From the scores of all images of a gallery with the background queries."""
         scores, images = as_array(scores_BT).astype(np.float64), len(scores_BT)
         best = scores.max(axis=0).tolist()

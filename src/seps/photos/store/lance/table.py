@@ -25,7 +25,7 @@ from seps.photos.store.rows import (
     is_remote,
     word_condition,
 )
-from seps.photos.store.tables import Columns, Prior
+from seps.photos.store.tables import CandidateEstimate, Columns
 from seps.retrieval.engine.packing import Array
 from seps.retrieval.languages import is_unspaced
 
@@ -177,7 +177,7 @@ class LanceTable:
         return int(self.dataset.version)
 
     @property
-    def said(self) -> str:
+    def settings(self) -> str:
         """See `Table`."""
         return str((self.dataset.schema.metadata or {})[b"seps"].decode("utf-8", "replace"))
 
@@ -195,10 +195,10 @@ class LanceTable:
         return map(ArrowColumns, found)
 
     def nearest(
-        self, query: Array, count: int, columns: Sequence[str], where: str | None, prior: Prior | None
+        self, query: Array, count: int, columns: Sequence[str], where: str | None, estimate: CandidateEstimate | None
     ) -> Columns:
         """See `Table`."""
-        return ArrowColumns(vector_index.nearest(self.dataset, query, count, columns, where, prior))
+        return ArrowColumns(vector_index.nearest(self.dataset, query, count, columns, where, estimate))
 
     def containing(self, word: str, limit: int) -> set[str]:
         """See `Table`; words of an indexed column are looked up, others are read."""
@@ -260,7 +260,7 @@ class LanceTable:
         """See `Table`."""
         self.newest.delete(where)
 
-    def say(self, text: str) -> None:
+    def write_settings(self, text: str) -> None:
         """See `Table`."""
         self.newest.update_schema_metadata({"seps": text})
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from seps.photos.store.tables import Prior, pool
+from seps.photos.store.tables import CandidateEstimate, pool
 from seps.retrieval.engine.packing import Array
 
 PROBED_SHARE = 1 / 8
@@ -67,21 +67,26 @@ def build(dataset: Any, rows: int) -> None:
 
 
 def nearest(
-    dataset: Any, query: Array, count: int, columns: Sequence[str], where: str | None, prior: Prior | None = None
+    dataset: Any,
+    query: Array,
+    count: int,
+    columns: Sequence[str],
+    where: str | None,
+    estimate: CandidateEstimate | None = None,
 ) -> Any:
     """An Arrow table of the `count` rows of a Lance dataset whose vectors have the largest products with `query`, best
-    first; with `prior` of those that it finds best, of several times as many rows. `where` is a condition in SQL."""
+    first; with `estimate` of those that it finds best, of several times as many rows. `where` is a condition in SQL."""
     rows = dataset.count_rows()
     # No effort beyond the least number of partitions, and no largest one: that would make a condition lose rows.
     effort = {"minimum_nprobes": probes(rows), "search_effort": 0.0}
     asked = {"column": "vector", "q": query, "k": count, "metric": "dot", **effort}
     more: dict[str, Any] = {"filter": where, "prefilter": True}
-    if prior is None:
+    if estimate is None:
         return dataset.to_table(nearest=asked, columns=[*columns, "_distance"], **more)
     asked["k"] = pool(count, rows)
     near = dataset.to_table(nearest=asked, columns=["bank", "_distance"], with_row_id=True, **more)
     distances, levels = (near.column(name).to_numpy().astype("float32") for name in ("_distance", "bank"))
-    return _rows(dataset, near.column("_rowid").to_numpy()[prior.best(distances, levels, count)], columns)
+    return _rows(dataset, near.column("_rowid").to_numpy()[estimate.best(distances, levels, count)], columns)
 
 
 def _rows(dataset: Any, chosen: Array, columns: Sequence[str]) -> Any:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from seps.photos.store.rows import DESCRIBED, TABLE, Row, StoreSettings, word_condition
-from seps.photos.store.tables import Columns, Prior, pool
+from seps.photos.store.tables import CandidateEstimate, Columns, pool
 from seps.retrieval.engine.layout import PACKED
 from seps.retrieval.engine.packing import Array
 
@@ -51,7 +51,7 @@ _FACTS = {
 }
 _BLOBS = {"vectors": ("vector", *PACKED), "thumbnails": ("thumbnail",)}
 """The other tables, and their columns."""
-_AT_ONCE = 1000
+_IDS_AT_ONCE = 1000
 _BLOCK = 8192
 """Vectors that are made float32 at a time."""
 
@@ -62,8 +62,8 @@ class SqliteTable:
     def __init__(self, place: Path) -> None:
         self.place = place
         with self._reading() as database:
-            self._version, said = database.execute("SELECT version, said FROM store").fetchone()
-        self._said = str(said)
+            self._version, settings = database.execute("SELECT version, settings FROM store").fetchone()
+        self._settings = str(settings)
         self._loading = threading.Lock()
         self._loaded: tuple[Array, Array, Array] | None = None
 
@@ -78,7 +78,7 @@ class SqliteTable:
         place = _place(location)
         facts = ", ".join(f"{name} {kind}" for name, kind in _FACTS.items())
         with _connected(place, "rwc") as database, _transaction(database):
-            database.execute("CREATE TABLE store (version INTEGER, said TEXT)")
+            database.execute("CREATE TABLE store (version INTEGER, settings TEXT)")
             database.execute("INSERT INTO store VALUES (1, ?)", (settings.to_json(),))
             database.execute(f"CREATE TABLE images (key INTEGER PRIMARY KEY, {facts})")
             for table, names in _BLOBS.items():
@@ -98,9 +98,9 @@ class SqliteTable:
         return int(self._version)
 
     @property
-    def said(self) -> str:
+    def settings(self) -> str:
         """See `Table`."""
-        return self._said
+        return self._settings
 
     def count(self, where: str | None = None) -> int:
         """See `Table`."""
@@ -125,7 +125,7 @@ class SqliteTable:
             yield _columns(columns, [row[:-1] for row in rows])
 
     def nearest(
-        self, query: Array, count: int, columns: Sequence[str], where: str | None, prior: Prior | None
+        self, query: Array, count: int, columns: Sequence[str], where: str | None, estimate: CandidateEstimate | None
     ) -> Columns:
         """See `Table`: compares all vectors."""
         keys, vectors, levels = self._vectors()
@@ -137,14 +137,14 @@ class SqliteTable:
         asked = np.asarray(query, np.float32)
         blocks = [vectors[start : start + _BLOCK].astype(np.float32) for start in range(0, len(vectors), _BLOCK)]
         products = np.concatenate([block @ asked for block in blocks] or [np.empty(0, np.float32)])
-        order = np.argsort(-products, kind="stable")[: count if prior is None else pool(count, len(products))]
-        if prior is not None:
-            order = order[prior.best(1 - products[order], levels[order], count)]
+        order = np.argsort(-products, kind="stable")[: count if estimate is None else pool(count, len(products))]
+        if estimate is not None:
+            order = order[estimate.best(1 - products[order], levels[order], count)]
         chosen = keys[order].tolist()
         rows: dict[int, tuple[Any, ...]] = {}
         with self._reading() as database:
-            for start in range(0, len(chosen), _AT_ONCE):
-                named = f"images.key IN ({', '.join(map(str, chosen[start : start + _AT_ONCE]))})"
+            for start in range(0, len(chosen), _IDS_AT_ONCE):
+                named = f"images.key IN ({', '.join(map(str, chosen[start : start + _IDS_AT_ONCE]))})"
                 rows |= {row[-1]: row[:-1] for row in database.execute(_select([*columns, "key"], named))}
         return _columns(columns, [rows[key] for key in chosen if key in rows])
 
@@ -198,10 +198,10 @@ class SqliteTable:
                 database.execute(f"DELETE FROM {table} WHERE key IN (SELECT key FROM images WHERE {where})")
             database.execute(f"DELETE FROM images WHERE {where}")
 
-    def say(self, text: str) -> None:
+    def write_settings(self, text: str) -> None:
         """See `Table`."""
         with self._writing() as database:
-            database.execute("UPDATE store SET said = ?", (text,))
+            database.execute("UPDATE store SET settings = ?", (text,))
 
     def tidy(self, *, always: bool) -> None:
         """See `Table`: takes out the room of deleted rows."""
