@@ -16,13 +16,15 @@ differs.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -51,6 +53,18 @@ def is_chosen(key: str, only: list[str]) -> bool:
     return not only or any(key == choice or key.startswith(f"{choice}/") or choice == key for choice in only)
 
 
+@contextlib.contextmanager
+def scratch_folder(area: str) -> Iterator[Path]:
+    """An empty folder with the same path in every run, because ids of pictures and stores depend on paths."""
+    folder = Path(tempfile.gettempdir()).resolve() / f"seps-identity-{area}"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(mode=0o700)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def record_area(area: str, only: list[str], tree: Path, out: Path) -> None:
     """Run the probes of one area in this process, with one thread, and write what they return."""
     sys.path[:0] = [str(tree / "src"), str(ROOT / "tests")]
@@ -60,8 +74,7 @@ def record_area(area: str, only: list[str], tree: Path, out: Path) -> None:
 
     torch.set_num_threads(1)
     record: dict[str, Leaf] = {}
-    with tempfile.TemporaryDirectory(prefix="seps-identity-") as folder:
-        home = Path(folder).resolve()
+    with scratch_folder(area) as home:
         os.environ.update(HOME=str(home), XDG_DATA_HOME=str(home / "data"), XDG_CACHE_HOME=str(home / "cache"))
         bench = Bench(tree, home)
         wanted = [choice for choice in only if choice.startswith(f"{area}/")]
