@@ -26,8 +26,10 @@ def search(bench: Bench, family: str) -> dict[str, Any]:
 @probe("dual", each=FAMILIES)
 def figures(bench: Bench, family: str) -> Any:
     """`seps eval`, with and without the correction by background queries."""
-    words = ("--model", dual(family), "--data", scenes(bench)[1], "--device", "cpu", "--json", "-", "--protocol", "none")
-    found = {"plain": bench.seps("eval", *words).json(), "bank": bench.seps("eval", *words, "--bank").json()}
+    words = ("eval", "--model", dual(family), "--data", scenes(bench)[1], "--device", "cpu", "--protocol", "none")
+    found = {
+        name: bench.seps(*words, *more, "--json", "-").json() for name, more in (("plain", ()), ("bank", ("--bank",)))
+    }
     for one in found.values():
         del one["model"]  # a folder with another name in every run
     return found
