@@ -48,7 +48,7 @@ from seps.retrieval.ranking.bank import is_outdated
 __all__ = ["IndexOptions", "IndexReport", "index_folder", "report_if_current"]
 
 COMMIT_ROWS, COMMIT_SECONDS = 256, 15.0
-"""Rows and seconds after which a commit follows. Its rows are in memory about three times: 50 MB at the default size."""
+"""Rows and seconds after which a commit follows. Rows are in memory about three times while they are written."""
 BAD_BEFORE = "it could not be read before, and has not changed since; seps index tries again"
 Folders = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
