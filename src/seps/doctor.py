@@ -148,7 +148,7 @@ def store_works() -> str:
         made = Store.create(folder, StoreSettings(folder, "base", "", MeanLayout(4, (1, 1), 1.0)))
         expect(Store.open(folder).settings == made.settings, "a store does not hold what was written")
         kind = type(made.table).__name__.removesuffix("Table")
-    return f"new stores are of {kind}"
+    return f"new stores are in {kind}"
 
 
 def fast_works() -> str:

@@ -42,8 +42,8 @@ from seps.scoring.terms import (
 _LOSS = 32.0
 """How much larger than their sum the terms of a norm may be: that costs one of a float's seven digits."""
 _LEAST, _MOST, _CELLS = 8, 64, 2**16
-"""Pairs whose changed patches are filled up to one number: so few, so many, and as many between as have so many cells
-of the Gram matrix, which a core's cache holds."""
+"""Pairs that are filled up to the same number of changed patches: at least 8, at most 64, and between these as many as
+have 65,536 cells of the Gram matrix, which fit into a core's cache."""
 _FULL = 128
 """Merged patches that are summed patch by patch are filled up to a multiple of this (`linear`)."""
 

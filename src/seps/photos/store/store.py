@@ -353,9 +353,9 @@ def has_table(location: str) -> bool:
 def open_table(location: str) -> Table:
     """The table of a store. Raises MissingPackage for one of Lance without it, and what the database raises."""
     if _is_sqlite(location):
-        from seps.photos.store.sqlite.table import SqliteTable
+        from seps.photos.store.sqlite.table import SQLiteTable
 
-        return SqliteTable.open(location)
+        return SQLiteTable.open(location)
     if not is_remote(location) and not has_table(location):
         raise FileNotFoundError(f"it has no table {TABLE}.lance or {TABLE}.sqlite")
     return _lance(f"The store {location}").open(location)
@@ -371,9 +371,9 @@ def create_table(location: str, settings: StoreSettings) -> Table:
         return _lance("").create(location, settings)
     if settings.layout.size != VECTOR:
         return _lance(f"A store of the size {settings.layout.size!r}").create(location, settings)
-    from seps.photos.store.sqlite.table import SqliteTable
+    from seps.photos.store.sqlite.table import SQLiteTable
 
-    return SqliteTable.create(location, settings)
+    return SQLiteTable.create(location, settings)
 
 
 def prefers_lance() -> bool:

@@ -56,7 +56,7 @@ _BLOCK = 8192
 """Vectors that are made float32 at a time."""
 
 
-class SqliteTable:
+class SQLiteTable:
     """See `seps.photos.store.tables.Table`."""
 
     def __init__(self, place: Path) -> None:
@@ -68,12 +68,12 @@ class SqliteTable:
         self._loaded: tuple[Array, Array, Array] | None = None
 
     @classmethod
-    def open(cls, location: str) -> SqliteTable:
+    def open(cls, location: str) -> SQLiteTable:
         """The table of a store at its newest commit."""
         return cls(_place(location))
 
     @classmethod
-    def create(cls, location: str, settings: StoreSettings) -> SqliteTable:
+    def create(cls, location: str, settings: StoreSettings) -> SQLiteTable:
         """An empty table. Raises sqlite3.Error where there is one."""
         place = _place(location)
         facts = ", ".join(f"{name} {kind}" for name, kind in _FACTS.items())
@@ -85,9 +85,9 @@ class SqliteTable:
                 database.execute(f"CREATE TABLE {table} (key INTEGER PRIMARY KEY, {', '.join(names)})")
         return cls(place)
 
-    def again(self) -> SqliteTable:
+    def again(self) -> SQLiteTable:
         """See `Table`."""
-        found = SqliteTable(self.place)
+        found = SQLiteTable(self.place)
         if found.version == self.version:
             found._loaded = self._loaded
         return found
